@@ -1,0 +1,1 @@
+//! Builds every part from the leaves up.

@@ -1,0 +1,123 @@
+//! Jobs and batches. A *job* is a caller's request in the queue; an *item* is one row of it along the batch axis; a
+//! *batch* is what a device runs, made of parts of one or more jobs of one lane.
+//!
+//! - [`lanes`]: what waits, by model and item shape, most urgent first. Pure.
+//! - [`policy`]: from what waits, the time and the limits to `Run`, `SleepUntil` or `Sleep`. Pure.
+//! - [`queue`]: the lock around both, the jobs themselves, and their answers.
+//! - `sim`: the real lanes and policy on a virtual clock, through thousands of seeds.
+
+pub mod lanes;
+pub mod policy;
+pub mod queue;
+#[cfg(test)]
+mod sim;
+
+use crate::engine::{EngineError, Tensor};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+pub use queue::{Load, Queue, QueueLimits, Ticket};
+
+/// One loaded version of one model. Keys are never used again, so a stale one finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelKey(pub u64);
+
+/// One accepted job; unique for the life of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobKey(pub u64);
+
+/// How a model's items may be put together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rules {
+    /// Sizes a batch is padded to, ascending; the last is the largest batch. `[1]` for a model that does not batch.
+    pub sizes: Vec<usize>,
+    /// How long a batch that is not full may wait for company while a device is idle. Zero: never.
+    pub wait_max: Duration,
+    /// Share of device time against other models when all have work; 1.0 is the default.
+    pub weight: f64,
+}
+
+/// A caller's request, decoded and ready to run.
+#[derive(Debug)]
+pub struct Job {
+    /// The model that it is for.
+    pub model: ModelKey,
+    /// In the order of the model's inputs. `shape[0]` is `items` in each for a model that batches; a model that does
+    /// not batch has `items == 1` and takes the tensors whole.
+    pub inputs: Vec<Tensor>,
+    /// Rows along the batch axis, at least 1.
+    pub items: usize,
+    /// 0 is the most urgent.
+    pub priority: u8,
+    /// When the answer is worth nothing any more.
+    pub deadline: Option<Instant>,
+    /// When the request reached us.
+    pub arrived: Instant,
+}
+
+/// What a job gets.
+#[derive(Debug)]
+pub struct Answer {
+    /// In the order of the model's outputs, all items in the order they were sent.
+    pub outputs: Vec<Tensor>,
+    /// The device that ran it (the last one, if several did).
+    pub device: Arc<str>,
+    /// Items in the batch that it ran in (the largest, if several).
+    pub batch_items: usize,
+    /// Where the time went.
+    pub timing: Timing,
+}
+
+/// Where a job's time went. For a job split over batches: the first wait, and the sums of the rest.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timing {
+    /// From push to being taken.
+    pub queue: Duration,
+    /// Putting the batch together.
+    pub stage: Duration,
+    /// Running the engine.
+    pub compute: Duration,
+}
+
+/// What a worker runs: at most the largest size of the model's rules.
+#[derive(Debug)]
+pub struct Batch {
+    /// The model to run.
+    pub model: ModelKey,
+    /// In the order of their rows in the batch.
+    pub parts: Vec<Part>,
+    /// Sum of the rows of all parts.
+    pub items: usize,
+    /// The size to pad to: `items` or more.
+    pub size: usize,
+    /// When it was taken from the queue.
+    pub taken: Instant,
+}
+
+/// Consecutive rows of one job.
+#[derive(Debug)]
+pub struct Part {
+    /// Whose rows.
+    pub job: JobKey,
+    /// Which rows of the job.
+    pub rows: Range<usize>,
+    /// Those rows of each of the job's inputs.
+    pub inputs: Vec<Tensor>,
+}
+
+/// What running a batch gave: outputs with at least `items` rows (padding rows are ignored), and how long it took.
+#[derive(Debug)]
+pub struct Ran {
+    /// In the order of the model's outputs.
+    pub outputs: Vec<Tensor>,
+    /// Putting the batch together.
+    pub stage: Duration,
+    /// Running the engine.
+    pub compute: Duration,
+}
+
+/// A batch's end, handed to [`Queue::finish`].
+pub type RunResult = Result<Ran, EngineError>;

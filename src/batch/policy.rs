@@ -1,0 +1,1 @@
+//! From what waits to a decision.

@@ -1,0 +1,79 @@
+//! What a model takes and gives: names, types and shapes of its tensors.
+
+use super::tensor::DataType;
+
+/// One extent of a shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dim {
+    /// Always this many.
+    Fixed(usize),
+    /// Chosen by the caller (or by the model, for outputs).
+    Free,
+}
+
+impl Dim {
+    /// Whether an extent of `n` fits.
+    pub fn takes(self, n: usize) -> bool {
+        match self {
+            Dim::Fixed(fixed) => fixed == n,
+            Dim::Free => true,
+        }
+    }
+
+    /// The protocol's number: -1 when free.
+    pub fn number(self) -> i64 {
+        match self {
+            Dim::Fixed(n) => n as i64,
+            Dim::Free => -1,
+        }
+    }
+}
+
+/// One input or output. `shape` includes the batch axis, if there is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The name in the model file.
+    pub name: String,
+    /// Element type.
+    pub datatype: DataType,
+    /// Extents, outermost first.
+    pub shape: Vec<Dim>,
+}
+
+/// How a model treats its first axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batching {
+    /// Free in all inputs and outputs: any number of items in one run.
+    Dynamic,
+    /// Fixed at one in all inputs: items run one by one.
+    One,
+    /// Not a batch axis: a request is one run, whole.
+    Whole,
+}
+
+/// What a model takes and gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signature {
+    /// What runs it, as `/v2` metadata names it, such as `onnxruntime_onnx`.
+    pub platform: &'static str,
+    /// Inputs, in the model's order.
+    pub inputs: Vec<TensorSpec>,
+    /// Outputs, in the model's order.
+    pub outputs: Vec<TensorSpec>,
+}
+
+impl Signature {
+    /// How the model treats its first axis, from its shapes.
+    pub fn batching(&self) -> Batching {
+        let first = |specs: &[TensorSpec], dim| {
+            !specs.is_empty() && specs.iter().all(|s| s.shape.first() == Some(&dim))
+        };
+        if first(&self.inputs, Dim::Free) && first(&self.outputs, Dim::Free) {
+            Batching::Dynamic
+        } else if first(&self.inputs, Dim::Fixed(1)) && first(&self.outputs, Dim::Fixed(1)) {
+            Batching::One
+        } else {
+            Batching::Whole
+        }
+    }
+}

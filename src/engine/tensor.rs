@@ -1,0 +1,169 @@
+//! A tensor: a data type, a shape and bytes. The one currency between wire, queue and engines.
+
+use bytes::Bytes;
+use std::fmt;
+
+/// Element types, named as the Open Inference Protocol names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DataType {
+    /// One byte, 0 or 1.
+    Bool,
+    /// 8-bit unsigned.
+    Uint8,
+    /// 16-bit unsigned.
+    Uint16,
+    /// 32-bit unsigned.
+    Uint32,
+    /// 64-bit unsigned.
+    Uint64,
+    /// 8-bit signed.
+    Int8,
+    /// 16-bit signed.
+    Int16,
+    /// 32-bit signed.
+    Int32,
+    /// 64-bit signed.
+    Int64,
+    /// IEEE half.
+    Fp16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE single.
+    Fp32,
+    /// IEEE double.
+    Fp64,
+    /// Byte strings: on the wire each is a 32-bit little-endian length and its bytes.
+    Bytes,
+}
+
+impl DataType {
+    /// All of them, in the protocol's order.
+    pub const ALL: [DataType; 14] = [
+        DataType::Bool,
+        DataType::Uint8,
+        DataType::Uint16,
+        DataType::Uint32,
+        DataType::Uint64,
+        DataType::Int8,
+        DataType::Int16,
+        DataType::Int32,
+        DataType::Int64,
+        DataType::Fp16,
+        DataType::Bf16,
+        DataType::Fp32,
+        DataType::Fp64,
+        DataType::Bytes,
+    ];
+
+    /// Bytes per element; `None` for [`DataType::Bytes`], whose elements vary.
+    pub fn size(self) -> Option<usize> {
+        match self {
+            DataType::Bool | DataType::Uint8 | DataType::Int8 => Some(1),
+            DataType::Uint16 | DataType::Int16 | DataType::Fp16 | DataType::Bf16 => Some(2),
+            DataType::Uint32 | DataType::Int32 | DataType::Fp32 => Some(4),
+            DataType::Uint64 | DataType::Int64 | DataType::Fp64 => Some(8),
+            DataType::Bytes => None,
+        }
+    }
+
+    /// The protocol's name, such as `FP32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataType::Bool => "BOOL",
+            DataType::Uint8 => "UINT8",
+            DataType::Uint16 => "UINT16",
+            DataType::Uint32 => "UINT32",
+            DataType::Uint64 => "UINT64",
+            DataType::Int8 => "INT8",
+            DataType::Int16 => "INT16",
+            DataType::Int32 => "INT32",
+            DataType::Int64 => "INT64",
+            DataType::Fp16 => "FP16",
+            DataType::Bf16 => "BF16",
+            DataType::Fp32 => "FP32",
+            DataType::Fp64 => "FP64",
+            DataType::Bytes => "BYTES",
+        }
+    }
+
+    /// The type with this protocol name.
+    pub fn from_name(name: &str) -> Option<DataType> {
+        DataType::ALL
+            .into_iter()
+            .find(|datatype| datatype.name() == name)
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A dense row-major tensor. Numbers are little-endian; [`DataType::Bytes`] elements are length-prefixed.
+///
+/// `data` may be a slice of a network buffer, of a staging slab or of a batch's output: cloning copies no element.
+/// Nothing is promised about its alignment.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    /// Element type.
+    pub datatype: DataType,
+    /// Extents, outermost first. For a model that batches, `shape[0]` counts items.
+    pub shape: Vec<usize>,
+    /// The elements.
+    pub data: Bytes,
+}
+
+impl Tensor {
+    /// Number of elements the shape spans.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Rows `start..end` along the first axis, sharing memory. Not for [`DataType::Bytes`].
+    ///
+    /// # Panics
+    /// If the range is outside the first axis: a bug of ours, since callers take ranges from the shape.
+    pub fn rows(&self, start: usize, end: usize) -> Tensor {
+        assert!(
+            start <= end && end <= self.shape[0],
+            "rows {start}..{end} of {:?}",
+            self.shape
+        );
+        let row = self.data.len() / self.shape[0].max(1);
+        let mut shape = self.shape.clone();
+        shape[0] = end - start;
+        Tensor {
+            datatype: self.datatype,
+            shape,
+            data: self.data.slice(start * row..end * row),
+        }
+    }
+
+    /// The elements as `f32`, converted from any numeric type; `None` for [`DataType::Bytes`].
+    pub fn to_f32(&self) -> Option<Vec<f32>> {
+        fn read<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+            data.as_chunks::<N>()
+                .0
+                .iter()
+                .map(|chunk| number(*chunk))
+                .collect()
+        }
+        let data = &self.data[..];
+        Some(match self.datatype {
+            DataType::Bool | DataType::Uint8 => read(data, |[b]| f32::from(b)),
+            DataType::Int8 => read(data, |[b]| f32::from(b as i8)),
+            DataType::Uint16 => read(data, |b| f32::from(u16::from_le_bytes(b))),
+            DataType::Int16 => read(data, |b| f32::from(i16::from_le_bytes(b))),
+            DataType::Uint32 => read(data, |b| u32::from_le_bytes(b) as f32),
+            DataType::Int32 => read(data, |b| i32::from_le_bytes(b) as f32),
+            DataType::Uint64 => read(data, |b| u64::from_le_bytes(b) as f32),
+            DataType::Int64 => read(data, |b| i64::from_le_bytes(b) as f32),
+            DataType::Fp16 => read(data, |b| half::f16::from_le_bytes(b).to_f32()),
+            DataType::Bf16 => read(data, |b| half::bf16::from_le_bytes(b).to_f32()),
+            DataType::Fp32 => read(data, f32::from_le_bytes),
+            DataType::Fp64 => read(data, |b| f64::from_le_bytes(b) as f32),
+            DataType::Bytes => return None,
+        })
+    }
+}

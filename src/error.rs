@@ -1,0 +1,95 @@
+//! Why a request has no answer: one variant per thing the caller can do about it.
+//!
+//! `http::reject` holds the only table from variant to status. Causes that only an operator can use go to the log.
+
+use std::time::Duration;
+
+/// Why a request, or one item of it, has no answer.
+///
+/// Messages are lower case, without a full stop, and carry the value and the limit.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum InferError {
+    /// The request itself is malformed: JSON, tensor names, shapes, types, parameters. 400.
+    #[error("{0}")]
+    BadRequest(String),
+    /// The bytes are not an image that we can decode; says what was tried. 400.
+    #[error("{0}")]
+    Decode(String),
+    /// Over a limit: body bytes, pixels, frames, parts, items. 413.
+    #[error("{what} is {got}, more than the limit of {limit}; raise it with {option}")]
+    TooLarge {
+        /// What was measured, with its unit.
+        what: &'static str,
+        /// Its value.
+        got: u64,
+        /// The limit.
+        limit: u64,
+        /// The option that raises the limit.
+        option: &'static str,
+    },
+    /// A content type that no route takes. 415.
+    #[error("content type {got:?} is not supported; send {accepted}")]
+    UnsupportedMedia {
+        /// What the request said.
+        got: String,
+        /// What it may say.
+        accepted: &'static str,
+    },
+    /// No such model or version; `nearest` holds the closest names. 404.
+    #[error("unknown model {name:?}{}", did_you_mean(nearest))]
+    UnknownModel {
+        /// What was asked for.
+        name: String,
+        /// The closest names, best first.
+        nearest: Vec<String>,
+    },
+    /// The model is known but cannot be served now. 503.
+    #[error("model {name:?} is unavailable: {reason}")]
+    ModelUnavailable {
+        /// The model's name.
+        name: String,
+        /// Why, in words for the caller.
+        reason: String,
+    },
+    /// A queue or the admission budget is full. 429.
+    #[error("{what} is full ({limit}); retry after {} s", seconds_up(*retry_after))]
+    Full {
+        /// Which bound was met.
+        what: &'static str,
+        /// The bound.
+        limit: u64,
+        /// When there should be room, from the measured service rate.
+        retry_after: Duration,
+    },
+    /// The server is going away. 503.
+    #[error("the server is draining; retry elsewhere")]
+    Draining {
+        /// When a replacement can be expected.
+        retry_after: Duration,
+    },
+    /// The deadline passed, or cannot be met by the measured service rate. 504.
+    #[error("{0}")]
+    Late(String),
+    /// The engine refused this input (not the batch it ran in). 400.
+    #[error("the model refused the input: {0}")]
+    Input(String),
+    /// No device could run it. 503.
+    #[error("no device could run the request: {0}")]
+    Device(String),
+    /// Our own fault. 500.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// Whole seconds, rounded up, at least one: what `Retry-After` carries.
+pub fn seconds_up(duration: Duration) -> u64 {
+    (duration.as_millis() as u64).div_ceil(1000).max(1)
+}
+
+fn did_you_mean(nearest: &[String]) -> String {
+    if nearest.is_empty() {
+        String::new()
+    } else {
+        format!("; nearest: {}", nearest.join(", "))
+    }
+}

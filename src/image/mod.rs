@@ -1,0 +1,1 @@
+//! Bytes to frames to model input.

@@ -1,0 +1,2 @@
+//! Parses, runs, and turns the result into an exit code.
+fn main() {}

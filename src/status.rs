@@ -1,0 +1,1 @@
+//! What the process knows about itself.

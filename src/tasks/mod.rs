@@ -1,0 +1,1 @@
+//! Engine outputs to answers.
