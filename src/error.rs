@@ -87,9 +87,5 @@ pub fn seconds_up(duration: Duration) -> u64 {
 }
 
 fn did_you_mean(nearest: &[String]) -> String {
-    if nearest.is_empty() {
-        String::new()
-    } else {
-        format!("; nearest: {}", nearest.join(", "))
-    }
+    if nearest.is_empty() { String::new() } else { format!("; nearest: {}", nearest.join(", ")) }
 }

@@ -11,7 +11,7 @@ pub mod staging;
 pub mod tensor;
 
 pub use signature::{Batching, Dim, Signature, TensorSpec};
-pub use tensor::{DataType, Tensor};
+pub use tensor::{DataType, Tensor, TensorView};
 
 /// Why an engine did not answer: two kinds, because two things can follow.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -34,5 +34,5 @@ pub trait Engine {
     ///
     /// # Errors
     /// [`EngineError::Input`] where another batch may succeed, [`EngineError::Device`] where none will.
-    fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EngineError>;
+    fn run(&mut self, inputs: &[TensorView<'_>]) -> Result<Vec<Tensor>, EngineError>;
 }

@@ -88,9 +88,7 @@ impl DataType {
 
     /// The type with this protocol name.
     pub fn from_name(name: &str) -> Option<DataType> {
-        DataType::ALL
-            .into_iter()
-            .find(|datatype| datatype.name() == name)
+        DataType::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 }
 
@@ -125,29 +123,17 @@ impl Tensor {
     /// # Panics
     /// If the range is outside the first axis: a bug of ours, since callers take ranges from the shape.
     pub fn rows(&self, start: usize, end: usize) -> Tensor {
-        assert!(
-            start <= end && end <= self.shape[0],
-            "rows {start}..{end} of {:?}",
-            self.shape
-        );
+        assert!(start <= end && end <= self.shape[0], "rows {start}..{end} of {:?}", self.shape);
         let row = self.data.len() / self.shape[0].max(1);
         let mut shape = self.shape.clone();
         shape[0] = end - start;
-        Tensor {
-            datatype: self.datatype,
-            shape,
-            data: self.data.slice(start * row..end * row),
-        }
+        Tensor { datatype: self.datatype, shape, data: self.data.slice(start * row..end * row) }
     }
 
     /// The elements as `f32`, converted from any numeric type; `None` for [`DataType::Bytes`].
     pub fn to_f32(&self) -> Option<Vec<f32>> {
         fn read<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-            data.as_chunks::<N>()
-                .0
-                .iter()
-                .map(|chunk| number(*chunk))
-                .collect()
+            data.as_chunks::<N>().0.iter().map(|chunk| number(*chunk)).collect()
         }
         let data = &self.data[..];
         Some(match self.datatype {
@@ -165,5 +151,42 @@ impl Tensor {
             DataType::Fp64 => read(data, |b| f64::from_le_bytes(b) as f32),
             DataType::Bytes => return None,
         })
+    }
+}
+
+/// A tensor in memory that somebody else owns, aligned for its type: what an engine reads.
+#[derive(Debug, Clone)]
+pub struct TensorView<'a> {
+    /// Element type.
+    pub datatype: DataType,
+    /// Extents, outermost first.
+    pub shape: Vec<usize>,
+    /// The elements; as many as `shape` spans.
+    pub data: &'a [u8],
+}
+
+impl<'a> TensorView<'a> {
+    /// The elements of a [`DataType::Bytes`] tensor as text.
+    ///
+    /// # Errors
+    /// If a length prefix leads out of the data, an element is not UTF-8, or the count is not the shape's.
+    pub fn strings(&self) -> Result<Vec<&'a str>, String> {
+        let expected: usize = self.shape.iter().product();
+        let mut strings = Vec::new();
+        let mut rest = self.data;
+        while let Some((length, tail)) = rest.split_first_chunk::<4>() {
+            let length = u32::from_le_bytes(*length) as usize;
+            let (element, tail) = tail.split_at_checked(length).ok_or_else(|| {
+                format!("string {} says it has {length} bytes, but {} are left", strings.len(), tail.len())
+            })?;
+            strings.push(
+                std::str::from_utf8(element).map_err(|_| format!("string {} is not UTF-8", strings.len()))?,
+            );
+            rest = tail;
+        }
+        if !rest.is_empty() || strings.len() != expected {
+            return Err(format!("{} strings in the data, {expected} in the shape", strings.len()));
+        }
+        Ok(strings)
     }
 }

@@ -1,0 +1,144 @@
+//! ONNX Runtime through the `ort` crate, loaded at run time: one shared library, one environment per process.
+//!
+//! - [`Runtime`]: the library and its environment.
+//! - [`OnnxEngine`]: one session.
+//! - [`value`]: tensors in and out of it without a copy.
+
+mod value;
+
+use super::{Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView};
+use ort::{
+    environment::Environment,
+    logging::LogLevel,
+    session::{Session, builder::GraphOptimizationLevel},
+    value::ValueType,
+};
+use std::{path::Path, sync::Arc};
+
+/// The loaded library. Cloning is cheap; the library stays for the life of the process.
+#[derive(Clone)]
+pub struct Runtime {
+    environment: Environment,
+}
+
+impl Runtime {
+    /// Loads the shared library at `path` and makes the process's environment.
+    ///
+    /// Must come before any other use of `ort`, whose error type already needs the library.
+    ///
+    /// # Errors
+    /// If the library is missing, too old, or one is already loaded. Words for an operator.
+    pub fn load(path: &Path) -> Result<Runtime, String> {
+        let advice = "run `make serve` once, which fetches it, or set ORT_DYLIB_PATH to libonnxruntime.so";
+        let builder = ort::init_from(path).map_err(|error| {
+            format!("cannot load ONNX Runtime from {}: {error}; {advice}", path.display())
+        })?;
+        let environment = builder
+            .with_name("ocelli")
+            .with_telemetry(false)
+            .with_logger(Arc::new(log))
+            .build()
+            .map_err(|error| format!("cannot start ONNX Runtime: {error}"))?;
+        Ok(Runtime { environment })
+    }
+
+    /// The library's own build description: version, commit, flags.
+    pub fn description(&self) -> String {
+        ort::info().to_owned()
+    }
+
+    /// Loads a model for the CPU.
+    ///
+    /// `threads` is the number of threads that share one operator, the calling one included.
+    ///
+    /// # Errors
+    /// If the file is no model that ONNX Runtime takes, or has inputs or outputs other than tensors.
+    pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
+        self.session(path, threads).map_err(|error| first_line(error.message())).and_then(OnnxEngine::new)
+    }
+
+    fn session(&self, path: &Path, threads: usize) -> ort::Result<Session> {
+        Session::builder(&self.environment)?
+            .with_optimization_level(GraphOptimizationLevel::All)?
+            .with_intra_threads(threads)?
+            // Idle threads that spin would take the cores from decoding and from the front.
+            .with_intra_op_spinning(false)?
+            .commit_from_file(path)
+    }
+}
+
+/// ONNX Runtime's own log lines, at the level they have there; its informational lines are noise at our level.
+fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
+    match level {
+        LogLevel::Verbose | LogLevel::Info => {
+            tracing::trace!(target: "onnxruntime", category, location, "{message}")
+        }
+        LogLevel::Warning => {
+            tracing::debug!(target: "onnxruntime", category, location, "{message}")
+        }
+        // Failed runs come back as errors too and are answered; here they are detail.
+        LogLevel::Error => tracing::info!(target: "onnxruntime", category, location, "{message}"),
+        LogLevel::Fatal => tracing::error!(target: "onnxruntime", category, location, "{message}"),
+    }
+}
+
+/// One session on the CPU provider.
+pub struct OnnxEngine {
+    session: Session,
+    signature: Signature,
+}
+
+impl OnnxEngine {
+    fn new(session: Session) -> Result<OnnxEngine, String> {
+        let signature = Signature {
+            platform: "onnxruntime_onnx",
+            inputs: session
+                .inputs()
+                .iter()
+                .map(|i| spec("input", i.name(), i.dtype()))
+                .collect::<Result<_, _>>()?,
+            outputs: session
+                .outputs()
+                .iter()
+                .map(|o| spec("output", o.name(), o.dtype()))
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(OnnxEngine { session, signature })
+    }
+}
+
+impl Engine for OnnxEngine {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// On the CPU provider every failure is the batch's own: an operator refused its input.
+    fn run(&mut self, inputs: &[TensorView<'_>]) -> Result<Vec<Tensor>, EngineError> {
+        let input = |error: ort::Error| EngineError::Input(first_line(error.message()));
+        let mut values = Vec::with_capacity(inputs.len());
+        for view in inputs {
+            values.push(value::lend(view)?);
+        }
+        let outputs = self.session.run(values.as_slice()).map_err(input)?;
+        outputs.into_iter().map(|(_, output)| value::take(output)).collect()
+    }
+}
+
+fn spec(kind: &str, name: &str, dtype: &ValueType) -> Result<TensorSpec, String> {
+    match dtype {
+        ValueType::Tensor { ty, shape, .. } => Ok(TensorSpec {
+            name: name.to_owned(),
+            datatype: value::datatype(*ty)
+                .ok_or_else(|| format!("{kind} {name:?} has element type {ty}, which is not supported"))?,
+            shape: shape.iter().map(|&n| usize::try_from(n).map_or(Dim::Free, Dim::Fixed)).collect(),
+        }),
+        other => Err(format!(
+            "{kind} {name:?} is {other}; only tensors are supported (export without sequences, maps and optionals)"
+        )),
+    }
+}
+
+/// ONNX Runtime's messages may carry a stack trace below the first line.
+fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,118 @@
+//! Tensors into ONNX Runtime without a copy, and its results out of it without a copy.
+#![allow(unsafe_code)]
+
+use crate::engine::{DataType, EngineError, Tensor, TensorView};
+use bytes::Bytes;
+use ort::{
+    memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType},
+    session::SessionInputValue,
+    value::{
+        DynTensor, DynTensorValueType, DynValue, Shape, Tensor as OrtTensor, TensorElementType, TensorRefMut,
+    },
+};
+
+/// Our name for ONNX Runtime's element type; `None` for the few that we do not carry (complex, 4- and 8-bit floats).
+pub(super) fn datatype(element: TensorElementType) -> Option<DataType> {
+    Some(match element {
+        TensorElementType::Bool => DataType::Bool,
+        TensorElementType::Uint8 => DataType::Uint8,
+        TensorElementType::Uint16 => DataType::Uint16,
+        TensorElementType::Uint32 => DataType::Uint32,
+        TensorElementType::Uint64 => DataType::Uint64,
+        TensorElementType::Int8 => DataType::Int8,
+        TensorElementType::Int16 => DataType::Int16,
+        TensorElementType::Int32 => DataType::Int32,
+        TensorElementType::Int64 => DataType::Int64,
+        TensorElementType::Float16 => DataType::Fp16,
+        TensorElementType::Bfloat16 => DataType::Bf16,
+        TensorElementType::Float32 => DataType::Fp32,
+        TensorElementType::Float64 => DataType::Fp64,
+        TensorElementType::String => DataType::Bytes,
+        _ => return None,
+    })
+}
+
+/// Lends a tensor's memory to a session for one run. Byte strings are copied, since ONNX Runtime keeps its own.
+pub(super) fn lend<'a>(view: &TensorView<'a>) -> Result<SessionInputValue<'a>, EngineError> {
+    let bad = |error: ort::Error| EngineError::Input(super::first_line(error.message()));
+    let shape = Shape::new(view.shape.iter().map(|&n| n as i64));
+    if view.datatype == DataType::Bytes {
+        let strings: Vec<String> =
+            view.strings().map_err(EngineError::Input)?.into_iter().map(str::to_owned).collect();
+        let copy = OrtTensor::from_string_array((shape, strings.as_slice())).map_err(bad)?;
+        return Ok(SessionInputValue::Owned(copy.into_dyn()));
+    }
+    let info =
+        MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::Default).map_err(bad)?;
+    let data = view.data.as_ptr().cast_mut().cast();
+    macro_rules! lend {
+        ($element:ty) => {{
+            debug_assert_eq!(view.data.as_ptr().align_offset(align_of::<$element>()), 0, "staging aligns its views");
+            // SAFETY: the memory lives for 'a, spans the shape (checked when the view was made) and is aligned; a
+            // session reads its inputs and never writes them.
+            let tensor = unsafe { TensorRefMut::<'a, $element>::from_raw(info, data, shape) }.map_err(bad)?;
+            tensor.into()
+        }};
+    }
+    Ok(match view.datatype {
+        DataType::Bool => lend!(bool),
+        DataType::Uint8 => lend!(u8),
+        DataType::Uint16 => lend!(u16),
+        DataType::Uint32 => lend!(u32),
+        DataType::Uint64 => lend!(u64),
+        DataType::Int8 => lend!(i8),
+        DataType::Int16 => lend!(i16),
+        DataType::Int32 => lend!(i32),
+        DataType::Int64 => lend!(i64),
+        DataType::Fp16 => lend!(half::f16),
+        DataType::Bf16 => lend!(half::bf16),
+        DataType::Fp32 => lend!(f32),
+        DataType::Fp64 => lend!(f64),
+        DataType::Bytes => unreachable!("byte strings returned above"),
+    })
+}
+
+/// A session's output with its memory, which goes back to ONNX Runtime when the last slice of it is dropped.
+struct Output {
+    tensor: DynTensor,
+    bytes: usize,
+}
+
+impl AsRef<[u8]> for Output {
+    fn as_ref(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[]; // ONNX Runtime may give a null pointer for these
+        }
+        // SAFETY: the tensor is on the CPU and owns `bytes` bytes from here, which nobody writes any more.
+        unsafe { std::slice::from_raw_parts(self.tensor.data_ptr().cast(), self.bytes) }
+    }
+}
+
+/// Takes a session's output over.
+pub(super) fn take(output: DynValue) -> Result<Tensor, EngineError> {
+    let tensor: DynTensor = output
+        .downcast::<DynTensorValueType>()
+        .map_err(|_| EngineError::Input("the model gave an output that is not a tensor".into()))?;
+    let datatype = datatype(*tensor.data_type()).ok_or_else(|| {
+        EngineError::Input(format!("the model gave an output of type {}", tensor.data_type()))
+    })?;
+    let shape: Vec<usize> = tensor.shape().iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
+    let data = match datatype.size() {
+        Some(size) => {
+            let bytes = shape.iter().product::<usize>() * size;
+            Bytes::from_owner(Output { tensor, bytes })
+        }
+        None => {
+            let (_, strings) = tensor
+                .try_extract_strings()
+                .map_err(|error| EngineError::Input(error.message().to_owned()))?;
+            let mut data = Vec::new();
+            for string in strings {
+                data.extend_from_slice(&(string.len() as u32).to_le_bytes());
+                data.extend_from_slice(string.as_bytes());
+            }
+            data.into()
+        }
+    };
+    Ok(Tensor { datatype, shape, data })
+}
