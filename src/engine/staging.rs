@@ -148,7 +148,10 @@ impl Staging {
                     self.pool.bytes.fetch_add(block.layout.size(), Ordering::Relaxed);
                     block
                 });
-                (Arc::new(Slab { block: Some(block), pool: Arc::downgrade(&self.pool) }), 0)
+                let slab = Arc::new(Slab { block: Some(block), pool: Arc::downgrade(&self.pool) });
+                state.slabs.retain(|slab| slab.strong_count() > 0);
+                state.slabs.push(Arc::downgrade(&slab));
+                (slab, 0)
             }
         };
         if index + 1 < self.pool.slots {
