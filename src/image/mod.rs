@@ -1,1 +1,307 @@
-//! Bytes to frames to model input.
+//! Bytes to frames to model input. Pure: no clock, no thread, no file, no network.
+//!
+//! - [`format`]: which of the formats some bytes are in.
+//! - [`header`] and [`decode`]: sizes are checked against [`Limits`] by what the headers say, before pixels are allocated;
+//!   then one strict decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, upright as a
+//!   person sees them. A truncated file is refused, whatever the format.
+//! - [`preprocess`]: from a frame to a model's input (resize, crop, colour, normalisation), written straight into the
+//!   caller's memory, and a [`Placement`] that leads from there back to the pixels that were posted.
+
+mod bmp;
+#[cfg(test)]
+mod corpus;
+mod error;
+pub mod format;
+mod gif;
+mod jpeg;
+mod normalize;
+mod orient;
+mod placement;
+mod png;
+pub mod preprocess;
+mod tiff;
+mod webp;
+
+pub use error::DecodeError;
+pub use format::Format;
+pub use placement::Placement;
+pub use preprocess::{Color, Filter, Layout, Preprocess, Resize, Scratch};
+
+use orient::Orientation;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a decoder may allocate for metadata (palettes, profiles, tags), in bytes. Orientation needs a few hundred.
+const METADATA_BYTES_MAX: usize = 1 << 20;
+
+/// How large an image may be; checked against headers, so that a lie costs nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Width and height of a frame, in pixels.
+    pub side_max: u32,
+    /// Pixels of all frames of one image together.
+    pub pixels_max: u64,
+    /// Frames of one image (pages of a TIFF).
+    pub frames_max: usize,
+}
+
+impl Limits {
+    fn check_side(&self, width: u32, height: u32) -> Result<(), DecodeError> {
+        for (what, got) in [
+            ("image width in pixels", width),
+            ("image height in pixels", height),
+        ] {
+            if got > self.side_max {
+                return Err(DecodeError::TooLarge {
+                    what,
+                    got: u64::from(got),
+                    limit: u64::from(self.side_max),
+                    option: "image_side_max",
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pixels(&self, pixels: u64) -> Result<(), DecodeError> {
+        if pixels > self.pixels_max {
+            return Err(DecodeError::TooLarge {
+                what: "image size in pixels, all frames together,",
+                got: pixels,
+                limit: self.pixels_max,
+                option: "image_pixels_max",
+            });
+        }
+        Ok(())
+    }
+
+    fn check_frames(&self, frames: usize) -> Result<(), DecodeError> {
+        if frames > self.frames_max {
+            return Err(DecodeError::TooLarge {
+                what: "number of frames in the image",
+                got: frames as u64,
+                limit: self.frames_max as u64,
+                option: "image_frames_max",
+            });
+        }
+        Ok(())
+    }
+
+    /// For formats of which one frame is read.
+    fn check_one(&self, width: u32, height: u32) -> Result<(), DecodeError> {
+        self.check_frames(1)?;
+        self.check_side(width, height)?;
+        self.check_pixels(u64::from(width) * u64::from(height))
+    }
+}
+
+/// Which size is enough for whoever asked: from the size of the posted image to the size that it will be resized to, or
+/// `None` when every pixel is wanted. [`Preprocess::enough`] is one.
+pub type Enough<'a> = &'a dyn Fn(u32, u32) -> Option<(u32, u32)>;
+
+/// What an image says about itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Header {
+    /// Its format.
+    pub format: Format,
+    /// Width of the first frame as a person sees it, after orientation.
+    pub width: u32,
+    /// Height of the first frame as a person sees it, after orientation.
+    pub height: u32,
+    /// Frames that [`decode`] will return.
+    pub frames: usize,
+    /// Samples per pixel of the first decoded frame: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
+    pub channels: u8,
+    /// Bits per decoded sample: 8 or 16.
+    pub bits: u8,
+    orientation: Orientation,
+    /// Bytes of all decoded frames at their full size.
+    frame_bytes: u64,
+    /// Bytes that the decoder holds beside them, at most.
+    work_bytes: u64,
+}
+
+impl Header {
+    /// The header of an image of one frame.
+    fn single(
+        format: Format,
+        (width, height): (u32, u32),
+        channels: u8,
+        bits: u8,
+        orientation: Orientation,
+    ) -> Header {
+        let (seen_width, seen_height) = orientation.size(width, height);
+        let samples = u64::from(width) * u64::from(height) * u64::from(channels);
+        Header {
+            format,
+            width: seen_width,
+            height: seen_height,
+            frames: 1,
+            channels,
+            bits,
+            orientation,
+            frame_bytes: samples * u64::from(bits.div_ceil(8)),
+            work_bytes: 0,
+        }
+    }
+
+    /// Memory that decoding at full size takes, in bytes: the frames, a second copy where they are turned, and what the
+    /// decoder works with. For a budget that the caller keeps; metadata and rows (about 1 MiB) are not counted.
+    pub fn decoded_bytes(&self) -> u64 {
+        self.decoded_bytes_for(&|_, _| None)
+    }
+
+    /// As [`decoded_bytes`](Header::decoded_bytes), for a decode that may be scaled because `enough` asks for less.
+    pub fn decoded_bytes_for(&self, enough: Enough<'_>) -> u64 {
+        let mut bytes = self.frame_bytes;
+        if self.format == Format::Jpeg {
+            let eighths = jpeg::eighths((self.width, self.height), enough);
+            let scaled = |side: u32| u64::from(jpeg::scaled(side, eighths));
+            bytes = scaled(self.width) * scaled(self.height) * u64::from(self.channels);
+        }
+        let copies = if self.orientation == Orientation::UPRIGHT {
+            1
+        } else {
+            2
+        };
+        bytes * copies + self.work_bytes
+    }
+}
+
+/// Samples of one frame, row-major, channels interleaved.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Samples {
+    /// 0 to 255.
+    U8(Vec<u8>),
+    /// 0 to 65535.
+    U16(Vec<u16>),
+}
+
+impl Samples {
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        match self {
+            Samples::U8(samples) => samples.len(),
+            Samples::U16(samples) => samples.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A rectangle in pixels; the top left corner of the top left pixel is (0, 0).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Region {
+    /// Left edge.
+    pub left: f64,
+    /// Top edge.
+    pub top: f64,
+    /// Extent to the right.
+    pub width: f64,
+    /// Extent downward.
+    pub height: f64,
+}
+
+/// One decoded image plane, upright.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    /// Width in pixels.
+    pub width: u32,
+    /// Height in pixels.
+    pub height: u32,
+    /// 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Alpha is not premultiplied.
+    pub channels: u8,
+    /// `width × height × channels` samples.
+    pub samples: Samples,
+    /// Width and height of the posted image after orientation: larger than the frame's when a JPEG was decoded scaled.
+    pub source: (u32, u32),
+    /// Where the posted image lies in the frame. A scaled JPEG's last column and row are only partly covered when its
+    /// size is not a multiple of the scale; everything else covers the whole frame.
+    pub covered: Region,
+}
+
+impl Frame {
+    /// A frame whose samples were stored under `orientation`, decoded at full size.
+    fn upright(
+        orientation: Orientation,
+        (width, height): (u32, u32),
+        channels: u8,
+        samples: Samples,
+    ) -> Frame {
+        let (seen_width, seen_height) = orientation.size(width, height);
+        Frame {
+            width: seen_width,
+            height: seen_height,
+            channels,
+            samples: orientation.turn(samples, width, height, channels),
+            source: (seen_width, seen_height),
+            covered: Region {
+                left: 0.0,
+                top: 0.0,
+                width: f64::from(seen_width),
+                height: f64::from(seen_height),
+            },
+        }
+    }
+}
+
+/// What `bytes` says about itself, checked against `limits`. No pixel is decoded.
+///
+/// # Errors
+/// [`DecodeError`]: unknown format, a kind that is not supported, damage that shows in the headers, or over a limit.
+pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
+    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::unknown(bytes))?;
+    guarded(format, || match format {
+        Format::Jpeg => jpeg::header(bytes, limits),
+        Format::Png => png::header(bytes, limits),
+        Format::WebP => webp::header(bytes, limits),
+        Format::Bmp => bmp::header(bytes, limits),
+        Format::Gif => gif::header(bytes, limits),
+        Format::Tiff => tiff::header(bytes, limits),
+    })
+}
+
+/// Decodes all frames of an image, upright: the pages of a TIFF, one frame of everything else.
+///
+/// `enough` lets a JPEG be decoded at a fraction of its size, by the smallest of the scales that leave at least twice
+/// what it asks for along both axes; it is given and gives sizes after orientation.
+///
+/// # Errors
+/// As [`header`], and [`DecodeError::Corrupt`] for truncated or damaged pixel data.
+pub fn decode(
+    bytes: &[u8],
+    limits: &Limits,
+    enough: Enough<'_>,
+) -> Result<Vec<Frame>, DecodeError> {
+    let format = Format::sniff(bytes).ok_or_else(|| DecodeError::unknown(bytes))?;
+    guarded(format, || decode_as(format, bytes, limits, enough))
+}
+
+fn decode_as(
+    format: Format,
+    bytes: &[u8],
+    limits: &Limits,
+    enough: Enough<'_>,
+) -> Result<Vec<Frame>, DecodeError> {
+    let frame = match format {
+        Format::Jpeg => jpeg::decode(bytes, limits, enough),
+        Format::Png => png::decode(bytes, limits),
+        Format::WebP => webp::decode(bytes, limits),
+        Format::Bmp => bmp::decode(bytes, limits),
+        Format::Gif => gif::decode(bytes, limits),
+        Format::Tiff => return tiff::decode(bytes, limits),
+    };
+    frame.map(|frame| vec![frame])
+}
+
+/// A decoder's panic on hostile bytes costs one image, not the thread. The tests call the decoders without this, so that
+/// a panic is found there.
+fn guarded<T>(
+    format: Format,
+    work: impl FnOnce() -> Result<T, DecodeError>,
+) -> Result<T, DecodeError> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(DecodeError::corrupt(format, "the decoder gave up on it")))
+}

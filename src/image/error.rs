@@ -1,0 +1,115 @@
+//! Why bytes did not become frames, in words for whoever posted them.
+
+use super::format::Format;
+use crate::error::InferError;
+use std::fmt::Write as _;
+
+/// How many of the first bytes an error shows.
+const SHOWN_BYTES: usize = 12;
+
+/// Why bytes did not become frames.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DecodeError {
+    /// None of the formats begins like this.
+    #[error(
+        "not an image: tried {}, but the body {}",
+        formats(),
+        begins(first)
+    )]
+    Unknown {
+        /// The first bytes, at most twelve.
+        first: Vec<u8>,
+    },
+    /// A kind of image that we know but do not decode.
+    #[error("{format} with {what} is not supported; {instead}")]
+    Unsupported {
+        /// Its format.
+        format: Format,
+        /// What is special about it.
+        what: String,
+        /// What to do.
+        instead: &'static str,
+    },
+    /// Truncated or damaged.
+    #[error("the {format} is corrupt or truncated: {reason}")]
+    Corrupt {
+        /// Its format.
+        format: Format,
+        /// The decoder's words.
+        reason: String,
+    },
+    /// Over a limit, by what the headers say.
+    #[error("{what} is {got}, more than the limit of {limit}; raise it with {option}")]
+    TooLarge {
+        /// What was measured, with its unit.
+        what: &'static str,
+        /// Its value.
+        got: u64,
+        /// The limit.
+        limit: u64,
+        /// The option that raises the limit.
+        option: &'static str,
+    },
+}
+
+impl DecodeError {
+    pub(super) fn unknown(bytes: &[u8]) -> DecodeError {
+        DecodeError::Unknown {
+            first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec(),
+        }
+    }
+
+    pub(super) fn corrupt(format: Format, reason: impl ToString) -> DecodeError {
+        DecodeError::Corrupt {
+            format,
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(super) fn unsupported(
+        format: Format,
+        what: impl ToString,
+        instead: &'static str,
+    ) -> DecodeError {
+        DecodeError::Unsupported {
+            format,
+            what: what.to_string(),
+            instead,
+        }
+    }
+}
+
+impl From<DecodeError> for InferError {
+    fn from(error: DecodeError) -> InferError {
+        match error {
+            DecodeError::TooLarge {
+                what,
+                got,
+                limit,
+                option,
+            } => InferError::TooLarge {
+                what,
+                got,
+                limit,
+                option,
+            },
+            other => InferError::Decode(other.to_string()),
+        }
+    }
+}
+
+fn formats() -> String {
+    Format::ALL.map(Format::name).join(", ")
+}
+
+fn begins(first: &[u8]) -> String {
+    if first.is_empty() {
+        return "is empty".to_owned();
+    }
+    let mut text = "begins with".to_owned();
+    for byte in first {
+        // Writing to a string cannot fail.
+        let _ = write!(text, " {byte:02x}");
+    }
+    text
+}

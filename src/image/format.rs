@@ -1,0 +1,106 @@
+//! Which image format some bytes are in, by their first bytes alone: names and content types are not believed.
+
+use std::fmt;
+
+/// The formats that are decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Baseline and progressive, 8 bits: grey, YCbCr, RGB, CMYK, YCCK.
+    Jpeg,
+    /// 1 to 16 bits, palettes, transparency, interlacing; of an animation, its default image.
+    Png,
+    /// Lossy and lossless, with and without alpha; of an animation, its first frame.
+    WebP,
+    /// Uncompressed, run-length and bit-field bitmaps.
+    Bmp,
+    /// The first frame.
+    Gif,
+    /// Any number of pages of 8 or 16 bits (and fewer, for grey and palettes), classic and BigTIFF.
+    Tiff,
+}
+
+impl Format {
+    /// All of them, in the order in which they are tried.
+    pub const ALL: [Format; 6] = [
+        Format::Jpeg,
+        Format::Png,
+        Format::WebP,
+        Format::Bmp,
+        Format::Gif,
+        Format::Tiff,
+    ];
+
+    /// The format whose magic bytes `bytes` begins with.
+    pub fn sniff(bytes: &[u8]) -> Option<Format> {
+        Format::ALL
+            .into_iter()
+            .find(|format| format.begins(bytes))
+    }
+
+    fn begins(self, bytes: &[u8]) -> bool {
+        let begins = |magic: &[u8]| bytes.starts_with(magic);
+        match self {
+            Format::Jpeg => begins(b"\xff\xd8\xff"),
+            Format::Png => begins(b"\x89PNG\r\n\x1a\n"),
+            Format::WebP => begins(b"RIFF") && bytes.get(8..12) == Some(b"WEBP"),
+            // Two letters are little evidence, so the reserved bytes must be zero as well.
+            Format::Bmp => begins(b"BM") && bytes.get(6..10) == Some(&[0; 4]),
+            Format::Gif => begins(b"GIF87a") || begins(b"GIF89a"),
+            Format::Tiff => [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"]
+                .into_iter()
+                .any(|magic| begins(magic)),
+        }
+    }
+
+    /// The media type that HTTP uses, such as `image/jpeg`.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Format::Jpeg => "image/jpeg",
+            Format::Png => "image/png",
+            Format::WebP => "image/webp",
+            Format::Bmp => "image/bmp",
+            Format::Gif => "image/gif",
+            Format::Tiff => "image/tiff",
+        }
+    }
+
+    /// What people call it, such as `JPEG`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Jpeg => "JPEG",
+            Format::Png => "PNG",
+            Format::WebP => "WebP",
+            Format::Bmp => "BMP",
+            Format::Gif => "GIF",
+            Format::Tiff => "TIFF",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Format;
+
+    #[test]
+    fn formats_are_known_by_their_first_bytes() {
+        for (bytes, format) in [
+            (&b"\xff\xd8\xff\xe0"[..], Some(Format::Jpeg)),
+            (b"\x89PNG\r\n\x1a\n....", Some(Format::Png)),
+            (b"RIFF\x10\0\0\0WEBPVP8 ", Some(Format::WebP)),
+            (b"RIFF\x10\0\0\0WAVEfmt ", None),
+            (b"BM\x10\0\0\0\0\0\0\0", Some(Format::Bmp)),
+            (b"BMW is a car maker", None),
+            (b"GIF89a", Some(Format::Gif)),
+            (b"MM\0+", Some(Format::Tiff)),
+            (b"", None),
+        ] {
+            assert_eq!(Format::sniff(bytes), format, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! JPEG by libjpeg-turbo, strict: its warnings (truncation, bad codes, stray bytes) are errors.
+//!
+//! The markers are read here first: size, precision and orientation are known, and checked, before the library is called.
+
+use super::{DecodeError, Enough, Format, Frame, Header, Limits, Orientation, Region, Samples};
+use turbojpeg::{Colorspace, Decompressor, Image, PixelFormat, ScalingFactor};
+
+/// More scans than any encoder writes; each costs a pass over all coefficients.
+const SCANS_MAX: u32 = 100;
+
+/// DCT scales in eighths, smallest first: those for which libjpeg-turbo has fast inverse transforms.
+const EIGHTHS: [u32; 4] = [1, 2, 4, 8];
+
+/// How many times the wanted size a scaled image must be, so that what is lost is far below one grey level.
+const OVERSAMPLING: u32 = 2;
+
+/// What the markers before the first scan say.
+pub(super) struct Markers {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    components: u8,
+    precision: u8,
+    progressive: bool,
+    lossless: bool,
+    orientation: Orientation,
+}
+
+/// Reads markers up to the first scan. Also for the JPEG streams inside a TIFF.
+pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
+    let corrupt = |reason: &str| DecodeError::corrupt(Format::Jpeg, reason);
+    let mut orientation = Orientation::UPRIGHT;
+    let mut frame = None;
+    let mut rest = bytes.get(2..).unwrap_or_default();
+    loop {
+        let [0xff, marker, after @ ..] = rest else {
+            return Err(corrupt("a marker is missing before the first scan"));
+        };
+        match marker {
+            // Fill bytes may precede any marker.
+            0xff => {
+                rest = &rest[1..];
+                continue;
+            }
+            0x01 | 0xd0..=0xd7 => {
+                rest = after;
+                continue;
+            }
+            0xd9 => return Err(corrupt("it ends before the first scan")),
+            _ => {}
+        }
+        let length = match after {
+            [high, low, ..] => usize::from(u16::from_be_bytes([*high, *low])),
+            _ => 0,
+        };
+        let Some(segment) = after.get(2..length) else {
+            return Err(corrupt("it ends inside a header segment"));
+        };
+        match marker {
+            0xc0..=0xcf if ![0xc4, 0xc8, 0xcc].contains(marker) => {
+                let &[precision, h1, h0, w1, w0, components, ..] = segment else {
+                    return Err(corrupt("the frame header is too short"));
+                };
+                if frame.is_some() {
+                    return Err(corrupt("it has two frame headers"));
+                }
+                frame = Some(Markers {
+                    width: u32::from(u16::from_be_bytes([w1, w0])),
+                    height: u32::from(u16::from_be_bytes([h1, h0])),
+                    components,
+                    precision,
+                    progressive: matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce),
+                    lossless: matches!(marker, 0xc3 | 0xc7 | 0xcb | 0xcf),
+                    orientation,
+                });
+            }
+            0xe1 => {
+                if let Some(exif) = segment.strip_prefix(b"Exif\0\0") {
+                    orientation = Orientation::from_exif(exif);
+                }
+            }
+            0xda => break,
+            _ => {}
+        }
+        rest = &after[length..];
+    }
+    let mut frame = frame.ok_or_else(|| corrupt("no frame header comes before the first scan"))?;
+    frame.orientation = orientation;
+    Ok(frame)
+}
+
+fn checked(bytes: &[u8], limits: &Limits) -> Result<Markers, DecodeError> {
+    let markers = markers(bytes)?;
+    if markers.width == 0 || markers.height == 0 {
+        return Err(DecodeError::corrupt(
+            Format::Jpeg,
+            format!("its size is {} × {}", markers.width, markers.height),
+        ));
+    }
+    limits.check_one(markers.width, markers.height)?;
+    if markers.precision != 8 {
+        return Err(DecodeError::unsupported(
+            Format::Jpeg,
+            format!("{} bits per sample", markers.precision),
+            "post an 8-bit JPEG, or a PNG or TIFF with 16 bits",
+        ));
+    }
+    if !matches!(markers.components, 1 | 3 | 4) {
+        return Err(DecodeError::unsupported(
+            Format::Jpeg,
+            format!("{} components", markers.components),
+            "post it as grey, RGB or CMYK",
+        ));
+    }
+    Ok(markers)
+}
+
+/// The scale, in eighths, at which an image of this size (after orientation) is decoded.
+pub(super) fn eighths((width, height): (u32, u32), enough: Enough<'_>) -> u32 {
+    let Some((wanted_width, wanted_height)) = enough(width, height) else {
+        return 8;
+    };
+    EIGHTHS
+        .into_iter()
+        .find(|&eighths| {
+            scaled(width, eighths) >= wanted_width.saturating_mul(OVERSAMPLING)
+                && scaled(height, eighths) >= wanted_height.saturating_mul(OVERSAMPLING)
+        })
+        .unwrap_or(8)
+}
+
+/// A side after DCT scaling: the library rounds up.
+pub(super) fn scaled(side: u32, eighths: u32) -> u32 {
+    (u64::from(side) * u64::from(eighths)).div_ceil(8) as u32
+}
+
+pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
+    let markers = checked(bytes, limits)?;
+    let size = (markers.width, markers.height);
+    let channels = if markers.components == 1 { 1 } else { 3 };
+    let mut header = Header::single(Format::Jpeg, size, channels, 8, markers.orientation);
+    let pixels = u64::from(markers.width) * u64::from(markers.height);
+    if markers.progressive {
+        // All coefficients are held, 16 bits each, until the last scan.
+        header.work_bytes += pixels * u64::from(markers.components) * 2;
+    }
+    if markers.components == 4 {
+        header.work_bytes += pixels * 4;
+    }
+    Ok(header)
+}
+
+pub(super) fn decode(
+    bytes: &[u8],
+    limits: &Limits,
+    enough: Enough<'_>,
+) -> Result<Frame, DecodeError> {
+    let corrupt = |error: turbojpeg::Error| DecodeError::corrupt(Format::Jpeg, words(&error));
+    let markers = checked(bytes, limits)?;
+    let orientation = markers.orientation;
+    let source = orientation.size(markers.width, markers.height);
+
+    let mut decompressor = Decompressor::new().map_err(corrupt)?;
+    decompressor.set_scan_limit(SCANS_MAX).map_err(corrupt)?;
+    let header = decompressor.read_header(bytes).map_err(corrupt)?;
+    if (header.width, header.height) != (markers.width as usize, markers.height as usize) {
+        return Err(DecodeError::corrupt(
+            Format::Jpeg,
+            "its headers disagree about its size",
+        ));
+    }
+    let eighths = if markers.lossless {
+        8
+    } else {
+        eighths(source, enough)
+    };
+    decompressor
+        .set_scaling_factor(ScalingFactor::new(eighths as usize, 8))
+        .map_err(corrupt)?;
+
+    let (width, height) = (
+        scaled(markers.width, eighths),
+        scaled(markers.height, eighths),
+    );
+    let (format, channels) = match header.colorspace {
+        Colorspace::Gray => (PixelFormat::GRAY, 1),
+        Colorspace::CMYK | Colorspace::YCCK => (PixelFormat::CMYK, 3),
+        Colorspace::RGB | Colorspace::YCbCr => (PixelFormat::RGB, 3),
+    };
+    let pitch = width as usize * format.size();
+    let mut pixels = vec![0; pitch * height as usize];
+    let image = Image {
+        pixels: &mut pixels[..],
+        width: width as usize,
+        pitch,
+        height: height as usize,
+        format,
+    };
+    decompressor.decompress(bytes, image).map_err(corrupt)?;
+    if format == PixelFormat::CMYK {
+        pixels = rgb_from_inverted_cmyk(&pixels);
+    }
+
+    let covered = Region {
+        left: 0.0,
+        top: 0.0,
+        width: f64::from(markers.width) * f64::from(eighths) / 8.0,
+        height: f64::from(markers.height) * f64::from(eighths) / 8.0,
+    };
+    let (seen_width, seen_height) = orientation.size(width, height);
+    Ok(Frame {
+        width: seen_width,
+        height: seen_height,
+        channels,
+        samples: orientation.turn(Samples::U8(pixels), width, height, channels),
+        source,
+        covered: orientation.turn_region(covered, width, height),
+    })
+}
+
+/// CMYK in a JPEG is stored as Adobe does it: 255 is no ink.
+fn rgb_from_inverted_cmyk(pixels: &[u8]) -> Vec<u8> {
+    let (cmyk, _) = pixels.as_chunks::<4>();
+    cmyk.iter()
+        .flat_map(|&[c, m, y, k]| {
+            [c, m, y].map(|ink| ((u32::from(ink) * u32::from(k) + 127) / 255) as u8)
+        })
+        .collect()
+}
+
+fn words(error: &turbojpeg::Error) -> String {
+    match error {
+        turbojpeg::Error::TurboJpegError(words) => words.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,163 @@
+//! Pixels to a model's numbers: channel order, layout, scale, mean, deviation and element type in one pass.
+
+use super::preprocess::{Color, Layout, Preprocess};
+use crate::engine::DataType;
+use bytemuck::Pod;
+use half::f16;
+
+/// 16-bit samples per 8-bit step: 65535 / 255.
+const STEPS: f32 = 257.0;
+
+/// The part of a model's input that an image fills, in input pixels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Window {
+    pub(super) left: usize,
+    pub(super) top: usize,
+    pub(super) width: usize,
+    pub(super) height: usize,
+}
+
+/// Samples to be written: `channels` (1 or 3, RGB) interleaved, as large as the window.
+#[derive(Clone, Copy)]
+pub(super) enum Pixels<'a> {
+    /// 0 to 255.
+    U8(&'a [u8]),
+    /// 0 to 65535.
+    U16(&'a [u16]),
+}
+
+/// Fills `out` with the normalised pixels in `window` and `pad` (0 to 255) around it.
+///
+/// `spare` is used when `out` is not aligned for its elements.
+pub(super) fn write(
+    to: &Preprocess,
+    pixels: Pixels<'_>,
+    channels: usize,
+    window: Window,
+    pad: u8,
+    out: &mut [u8],
+    spare: &mut Vec<u32>,
+) {
+    let number = |channel: usize, value: f32| {
+        (value * to.scale - to.mean[channel]) / to.std[channel]
+    };
+    match to.datatype {
+        DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| {
+            fill(to, pixels, channels, window, pad, out, number);
+        }),
+        DataType::Fp16 => aligned(out, spare, |out: &mut [f16]| {
+            fill(to, pixels, channels, window, pad, out, |channel, value| {
+                f16::from_f32(number(channel, value))
+            });
+        }),
+        _ => fill(to, pixels, channels, window, pad, out, |_, value| {
+            // Conversion to an integer saturates.
+            value.round() as u8
+        }),
+    }
+}
+
+/// Runs `work` on `out` as elements, in place where its alignment allows.
+fn aligned<T: Pod>(out: &mut [u8], spare: &mut Vec<u32>, work: impl FnOnce(&mut [T])) {
+    if let Ok(elements) = bytemuck::try_cast_slice_mut(out) {
+        work(elements);
+    } else {
+        spare.resize(out.len().div_ceil(size_of::<u32>()), 0);
+        let bytes = &mut bytemuck::cast_slice_mut(spare)[..out.len()];
+        work(bytemuck::cast_slice_mut(bytes));
+        out.copy_from_slice(bytes);
+    }
+}
+
+fn fill<T: Copy>(
+    to: &Preprocess,
+    pixels: Pixels<'_>,
+    channels: usize,
+    window: Window,
+    pad: u8,
+    out: &mut [T],
+    number: impl Fn(usize, f32) -> T,
+) {
+    let padding: [T; 3] = std::array::from_fn(|channel| number(channel, f32::from(pad)));
+    match pixels {
+        Pixels::U8(pixels) => {
+            // 256 values are few, so each is computed once, by the formula itself.
+            let tables: [[T; 256]; 3] = std::array::from_fn(|channel| {
+                std::array::from_fn(|value| number(channel, value as f32))
+            });
+            arrange(to, pixels, channels, window, padding, out, |channel, v| {
+                tables[channel][usize::from(v)]
+            });
+        }
+        Pixels::U16(pixels) => {
+            arrange(to, pixels, channels, window, padding, out, |channel, v| {
+                number(channel, f32::from(v) / STEPS)
+            });
+        }
+    }
+}
+
+/// Puts every sample where the layout wants it.
+fn arrange<S: Copy, T: Copy>(
+    to: &Preprocess,
+    pixels: &[S],
+    channels: usize,
+    window: Window,
+    padding: [T; 3],
+    out: &mut [T],
+    number: impl Fn(usize, S) -> T,
+) {
+    // Which sample of a pixel is the model's channel `k`.
+    let sample = |k: usize| match (channels, to.color) {
+        (1, _) => 0,
+        (_, Color::Bgr) => 2 - k,
+        _ => k,
+    };
+    let depth = to.color.channels();
+    let (width, height) = (to.width as usize, to.height as usize);
+    let whole = window.width == width && window.height == height;
+    let row_samples = window.width * channels;
+    match to.layout {
+        Layout::Nchw => {
+            for (k, plane) in out.chunks_exact_mut(width * height).enumerate() {
+                if !whole {
+                    plane.fill(padding[k]);
+                }
+                let rows = plane.chunks_exact_mut(width).skip(window.top);
+                for (row, pixels) in rows.zip(pixels.chunks_exact(row_samples)) {
+                    let row = &mut row[window.left..window.left + window.width];
+                    let from = sample(k);
+                    if channels == 1 {
+                        for (out, v) in row.iter_mut().zip(pixels) {
+                            *out = number(k, *v);
+                        }
+                    } else {
+                        let (pixels, _) = pixels.as_chunks::<3>();
+                        for (out, pixel) in row.iter_mut().zip(pixels) {
+                            *out = number(k, pixel[from]);
+                        }
+                    }
+                }
+            }
+        }
+        Layout::Nhwc => {
+            if !whole {
+                for pixel in out.chunks_exact_mut(depth) {
+                    pixel.copy_from_slice(&padding[..depth]);
+                }
+            }
+            let rows = out.chunks_exact_mut(width * depth).skip(window.top);
+            for (row, pixels) in rows.zip(pixels.chunks_exact(row_samples)) {
+                let row = &mut row[window.left * depth..(window.left + window.width) * depth];
+                for (out, pixel) in row
+                    .chunks_exact_mut(depth)
+                    .zip(pixels.chunks_exact(channels))
+                {
+                    for (k, out) in out.iter_mut().enumerate() {
+                        *out = number(k, pixel[sample(k)]);
+                    }
+                }
+            }
+        }
+    }
+}

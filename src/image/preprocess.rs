@@ -1,0 +1,568 @@
+//! From a frame to a model's input: colour, resize, crop or padding, normalisation; as torchvision and Pillow do it.
+//!
+//! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits); only the pixels that survive the crop
+//! are computed. The last pass normalises straight into the caller's memory.
+
+use super::{
+    Frame, Placement, Samples,
+    normalize::{self, Pixels, Window},
+};
+use crate::{engine::DataType, error::InferError};
+use bytemuck::Pod;
+use fast_image_resize::{
+    FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer,
+    images::{Image, ImageRef},
+};
+
+/// Sides of a model's input are at most this, in pixels.
+const SIDE_MAX: u32 = 1 << 15;
+
+/// A scratch buffer that has grown beyond this many bytes is given back after use.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+
+/// How an image is made as large as the model's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resize {
+    /// The shorter side becomes this long and the longer one keeps the aspect ratio (rounded down); then the centre is cut
+    /// out, with black around it where the image is smaller: torchvision's `Resize(n)` and `CenterCrop`.
+    Shorter(u32),
+    /// Both sides become the input's; the aspect ratio is lost.
+    Stretch,
+    /// As large as fits with the aspect ratio kept, centred, with [`Preprocess::pad`] around it.
+    Letterbox,
+    /// Not at all: an image of another size is refused.
+    Exact,
+}
+
+/// The kernel of the resize. All but [`Filter::Nearest`] are antialiased: widened by the factor of reduction, as Pillow
+/// does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filter {
+    /// The pixel under the centre.
+    Nearest,
+    /// The mean of what a pixel covers.
+    Box,
+    /// A triangle.
+    Bilinear,
+    /// Cubic convolution with a = -0.5.
+    Bicubic,
+    /// A windowed sinc of three lobes.
+    Lanczos3,
+}
+
+/// The channels of the model's input, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Color {
+    /// Red, green, blue.
+    Rgb,
+    /// Blue, green, red.
+    Bgr,
+    /// Luma (ITU-R 601: 0.299 R + 0.587 G + 0.114 B).
+    Gray,
+}
+
+impl Color {
+    /// How many there are.
+    pub fn channels(self) -> usize {
+        match self {
+            Color::Rgb | Color::Bgr => 3,
+            Color::Gray => 1,
+        }
+    }
+}
+
+/// The order of an item's axes in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Channel, row, column.
+    Nchw,
+    /// Row, column, channel.
+    Nhwc,
+}
+
+/// What turns a frame into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
+/// (16-bit samples are divided by 257, without rounding).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Preprocess {
+    /// Width of the input in pixels.
+    pub width: u32,
+    /// Height of the input in pixels.
+    pub height: u32,
+    /// How the image gets that size.
+    pub resize: Resize,
+    /// The kernel of the resize.
+    pub filter: Filter,
+    /// Channels and their order.
+    pub color: Color,
+    /// What shines through where the image is transparent: red, green, blue.
+    pub background: [u8; 3],
+    /// The pixel value around a letterboxed image, all channels.
+    pub pad: u8,
+    /// Multiplies pixels, usually 1/255.
+    pub scale: f32,
+    /// Subtracted after scaling; in the order of the input's channels, of which grey has only the first.
+    pub mean: [f32; 3],
+    /// Divides what remains; in the order of the input's channels.
+    pub std: [f32; 3],
+    /// Order of the axes.
+    pub layout: Layout,
+    /// `FP32`, `FP16`, or `UINT8`: the pixels themselves, rounded, without scale, mean and std.
+    pub datatype: DataType,
+}
+
+impl Preprocess {
+    /// A stretched RGB image of this size, pixels from 0 to 1, `FP32`, channels first.
+    pub fn new(width: u32, height: u32) -> Preprocess {
+        Preprocess {
+            width,
+            height,
+            resize: Resize::Stretch,
+            filter: Filter::Bilinear,
+            color: Color::Rgb,
+            background: [0; 3],
+            pad: 114,
+            scale: 1.0 / 255.0,
+            mean: [0.0; 3],
+            std: [1.0; 3],
+            layout: Layout::Nchw,
+            datatype: DataType::Fp32,
+        }
+    }
+
+    /// Whether this can be carried out. The other methods rely on it.
+    ///
+    /// # Errors
+    /// What is wrong, with its value and what would be right.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, side) in [("width", self.width), ("height", self.height)] {
+            if !(1..=SIDE_MAX).contains(&side) {
+                return Err(format!("{name} is {side}, but must be 1 to {SIDE_MAX}"));
+            }
+        }
+        if let Resize::Shorter(side) = self.resize
+            && !(1..=SIDE_MAX).contains(&side)
+        {
+            return Err(format!(
+                "the shorter side is {side}, but must be 1 to {SIDE_MAX}"
+            ));
+        }
+        let depth = self.color.channels();
+        let (mean, std) = (&self.mean[..depth], &self.std[..depth]);
+        if !self.scale.is_finite() || self.scale == 0.0 {
+            return Err(format!(
+                "scale is {}, but must be finite and not zero",
+                self.scale
+            ));
+        }
+        if let Some(mean) = mean.iter().find(|mean| !mean.is_finite()) {
+            return Err(format!("mean holds {mean}, but must be finite"));
+        }
+        if let Some(std) = std.iter().find(|std| !std.is_finite() || **std == 0.0) {
+            return Err(format!("std holds {std}, but must be finite and not zero"));
+        }
+        match self.datatype {
+            DataType::Fp32 | DataType::Fp16 => Ok(()),
+            DataType::Uint8 => {
+                let plain = self.scale == 1.0
+                    && mean.iter().all(|mean| *mean == 0.0)
+                    && std.iter().all(|std| *std == 1.0);
+                if plain {
+                    Ok(())
+                } else {
+                    Err(
+                        "UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1"
+                            .to_owned(),
+                    )
+                }
+            }
+            other => Err(format!(
+                "images cannot become {other}; FP32, FP16 and UINT8 are possible"
+            )),
+        }
+    }
+
+    /// Extents of one item, in the order of the layout.
+    pub fn shape(&self) -> [usize; 3] {
+        let (width, height) = (self.width as usize, self.height as usize);
+        let depth = self.color.channels();
+        match self.layout {
+            Layout::Nchw => [depth, height, width],
+            Layout::Nhwc => [height, width, depth],
+        }
+    }
+
+    /// Bytes of one item.
+    pub fn out_bytes(&self) -> usize {
+        let element = self.datatype.size().unwrap_or(1);
+        self.shape().into_iter().product::<usize>() * element
+    }
+
+    /// The size that an image of `width` × `height` is resized to, for [`decode`](super::decode): less detail than that
+    /// is not needed. `None` where every pixel counts.
+    pub fn enough(&self, width: u32, height: u32) -> Option<(u32, u32)> {
+        match (self.resize, self.filter) {
+            (Resize::Exact, _) | (_, Filter::Nearest) => None,
+            _ => Some(self.placement(width, height).resized),
+        }
+    }
+
+    /// Where an image of `width` × `height` lies in the input.
+    fn placement(&self, width: u32, height: u32) -> Placement {
+        let (width, height) = (width.max(1), height.max(1));
+        let resized = match self.resize {
+            Resize::Exact => (width, height),
+            Resize::Stretch => (self.width, self.height),
+            Resize::Shorter(side) => {
+                let long = |long: u32, short: u32| {
+                    let long = u64::from(side) * u64::from(long) / u64::from(short);
+                    u32::try_from(long).unwrap_or(u32::MAX)
+                };
+                if width <= height {
+                    (side, long(height, width))
+                } else {
+                    (long(width, height), side)
+                }
+            }
+            Resize::Letterbox => {
+                let ratio = (f64::from(self.width) / f64::from(width))
+                    .min(f64::from(self.height) / f64::from(height));
+                let side = |side: u32, limit: u32| {
+                    let side = (f64::from(side) * ratio).round() as u32;
+                    side.clamp(1, limit)
+                };
+                (side(width, self.width), side(height, self.height))
+            }
+        };
+        Placement {
+            source: (width, height),
+            resized,
+            offset: (
+                centred(self.width, resized.0),
+                centred(self.height, resized.1),
+            ),
+        }
+    }
+
+    /// Writes `frame` as one item into `out`, and says where in it the image lies.
+    ///
+    /// # Errors
+    /// [`InferError::BadRequest`] when the image must have the input's size and has another.
+    ///
+    /// # Panics
+    /// If `out` is not [`out_bytes`](Preprocess::out_bytes) long.
+    pub fn apply(
+        &self,
+        frame: &Frame,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) -> Result<Placement, InferError> {
+        assert_eq!(out.len(), self.out_bytes(), "bytes of one item");
+        let (width, height) = frame.source;
+        let placement = self.placement(width, height);
+        if self.resize == Resize::Exact && frame.source != (self.width, self.height) {
+            return Err(InferError::BadRequest(format!(
+                "the image is {width} × {height} pixels, but the model takes exactly {} × {}",
+                self.width, self.height
+            )));
+        }
+        match &frame.samples {
+            Samples::U8(samples) => {
+                let mut buffers = std::mem::take(&mut scratch.u8s);
+                let pixels = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
+                self.finish(Pixels::U8(pixels.0), pixels.1, &placement, scratch, out);
+                scratch.u8s = buffers.kept();
+            }
+            Samples::U16(samples) => {
+                let mut buffers = std::mem::take(&mut scratch.u16s);
+                let pixels = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
+                self.finish(Pixels::U16(pixels.0), pixels.1, &placement, scratch, out);
+                scratch.u16s = buffers.kept();
+            }
+        }
+        if scratch.resizer.size_of_internal_buffers() > KEPT_BYTES_MAX {
+            scratch.resizer.reset_internal_buffers();
+        }
+        Ok(placement)
+    }
+
+    fn finish(
+        &self,
+        pixels: Pixels<'_>,
+        channels: usize,
+        placement: &Placement,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) {
+        let pad = match self.resize {
+            Resize::Letterbox => self.pad,
+            _ => 0,
+        };
+        let window = self.window(placement);
+        let spare = &mut scratch.elements;
+        normalize::write(self, pixels, channels, window, pad, out, spare);
+    }
+
+    /// The part of the input that the image fills.
+    fn window(&self, placement: &Placement) -> Window {
+        let axis = |offset: i64, resized: u32, side: u32| {
+            let start = offset.max(0);
+            let end = (offset + i64::from(resized)).min(i64::from(side));
+            (start as usize, (end - start).max(0) as usize)
+        };
+        let (left, width) = axis(placement.offset.0, placement.resized.0, self.width);
+        let (top, height) = axis(placement.offset.1, placement.resized.1, self.height);
+        Window {
+            left,
+            top,
+            width,
+            height,
+        }
+    }
+
+    /// The pixels of the window with one or three channels.
+    fn resized<'a, T: Sample>(
+        &self,
+        frame: &Frame,
+        samples: &'a [T],
+        placement: &Placement,
+        scratch: &mut Scratch,
+        buffers: &'a mut Buffers<T>,
+    ) -> Result<(&'a [T], usize), InferError> {
+        let Buffers { flat, resized } = buffers;
+        let (flat, channels) = self.flatten(samples, frame.channels, flat);
+
+        let window = self.window(placement);
+        let covered = frame.covered;
+        // The window, in pixels of the frame: fractions matter, as does the neighbourhood beyond its edges, which the
+        // resizer sees too. So the result is that of resizing everything and then cutting.
+        let axis = |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
+            let scale = span / f64::from(resized);
+            let start = (start as i64 - offset) as f64 * scale;
+            (from + start, length as f64 * scale)
+        };
+        let (left, width) = axis(
+            window.left,
+            window.width,
+            placement.offset.0,
+            placement.resized.0,
+            covered.left,
+            covered.width,
+        );
+        let (top, height) = axis(
+            window.top,
+            window.height,
+            placement.offset.1,
+            placement.resized.1,
+            covered.top,
+            covered.height,
+        );
+        let same = (left, top) == (0.0, 0.0)
+            && (frame.width as usize, frame.height as usize) == (window.width, window.height)
+            && (width, height) == (window.width as f64, window.height as f64);
+        if same {
+            return Ok((flat, channels));
+        }
+
+        let kind = T::pixel_type(channels);
+        let internal = |error: &dyn std::fmt::Display| {
+            InferError::Internal(format!("an image could not be resized: {error}"))
+        };
+        resized.resize(window.width * window.height * channels, T::default());
+        let from = ImageRef::new(
+            frame.width,
+            frame.height,
+            bytemuck::cast_slice(flat),
+            kind,
+        )
+        .map_err(|error| internal(&error))?;
+        let mut to = Image::from_slice_u8(
+            window.width as u32,
+            window.height as u32,
+            bytemuck::cast_slice_mut(resized),
+            kind,
+        )
+        .map_err(|error| internal(&error))?;
+        // Rounding may have pushed the far edges out by a few ulp.
+        let options = ResizeOptions::new()
+            .resize_alg(self.filter.algorithm())
+            .crop(
+                left,
+                top,
+                width.min(f64::from(frame.width) - left),
+                height.min(f64::from(frame.height) - top),
+            );
+        scratch
+            .resizer
+            .resize(&from, &mut to, &options)
+            .map_err(|error| internal(&error))?;
+        Ok((resized, channels))
+    }
+
+    /// Puts the background behind transparent pixels, and turns colour into grey where grey is wanted.
+    fn flatten<'a, T: Sample>(
+        &self,
+        samples: &'a [T],
+        channels: u8,
+        buffer: &'a mut Vec<T>,
+    ) -> (&'a [T], usize) {
+        let background = self.background.map(T::from_u8);
+        let gray = self.color == Color::Gray;
+        let plain = background.iter().all(|c| *c == background[0]);
+        buffer.clear();
+        let channels = match (channels, gray) {
+            (1, _) => return (samples, 1),
+            (3, false) => return (samples, 3),
+            (2, _) if gray || plain => {
+                let (pixels, _) = samples.as_chunks::<2>();
+                let behind = luma(background);
+                buffer.extend(pixels.iter().map(|&[v, a]| over(v, a, behind)));
+                1
+            }
+            (2, _) => {
+                let (pixels, _) = samples.as_chunks::<2>();
+                buffer.extend(
+                    pixels
+                        .iter()
+                        .flat_map(|&[v, a]| background.map(|behind| over(v, a, behind))),
+                );
+                3
+            }
+            (3, true) => {
+                let (pixels, _) = samples.as_chunks::<3>();
+                buffer.extend(pixels.iter().map(|&pixel| luma(pixel)));
+                1
+            }
+            (_, wants_gray) => {
+                let (pixels, _) = samples.as_chunks::<4>();
+                let flat = |[r, g, b, a]: [T; 4]| {
+                    let [behind_r, behind_g, behind_b] = background;
+                    [
+                        over(r, a, behind_r),
+                        over(g, a, behind_g),
+                        over(b, a, behind_b),
+                    ]
+                };
+                if wants_gray {
+                    buffer.extend(pixels.iter().map(|&pixel| luma(flat(pixel))));
+                    1
+                } else {
+                    buffer.extend(pixels.iter().flat_map(|&pixel| flat(pixel)));
+                    3
+                }
+            }
+        };
+        (buffer, channels)
+    }
+}
+
+impl Filter {
+    fn algorithm(self) -> ResizeAlg {
+        ResizeAlg::Convolution(match self {
+            Filter::Nearest => return ResizeAlg::Nearest,
+            Filter::Box => FilterType::Box,
+            Filter::Bilinear => FilterType::Bilinear,
+            Filter::Bicubic => FilterType::CatmullRom,
+            Filter::Lanczos3 => FilterType::Lanczos3,
+        })
+    }
+}
+
+/// Where something `inner` long begins when it is centred in `outer`. What is too much is cut with Python's `round`, to
+/// even numbers; what is missing is padded with the smaller half first: so does torchvision.
+fn centred(outer: u32, inner: u32) -> i64 {
+    let difference = i64::from(inner) - i64::from(outer);
+    if difference <= 0 {
+        return -difference / 2;
+    }
+    let half = difference / 2;
+    -(half + (difference & half & 1))
+}
+
+/// What one thread reuses from image to image. Buffers that a large image has blown up are given back.
+#[derive(Default)]
+pub struct Scratch {
+    resizer: Resizer,
+    u8s: Buffers<u8>,
+    u16s: Buffers<u16>,
+    /// For output that is not aligned.
+    elements: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Buffers<T> {
+    flat: Vec<T>,
+    resized: Vec<T>,
+}
+
+impl<T> Buffers<T> {
+    fn kept(mut self) -> Buffers<T> {
+        for buffer in [&mut self.flat, &mut self.resized] {
+            if buffer.capacity() * size_of::<T>() > KEPT_BYTES_MAX {
+                *buffer = Vec::new();
+            }
+        }
+        self
+    }
+}
+
+/// A sample of 8 or 16 bits.
+trait Sample: Pod + Default + PartialEq + Into<u32> {
+    const WHITE: u32;
+    fn pixel_type(channels: usize) -> PixelType;
+    fn from_u8(value: u8) -> Self;
+    /// From a number that fits.
+    fn from_u32(value: u32) -> Self;
+}
+
+impl Sample for u8 {
+    const WHITE: u32 = u8::MAX as u32;
+
+    fn pixel_type(channels: usize) -> PixelType {
+        if channels == 1 {
+            PixelType::U8
+        } else {
+            PixelType::U8x3
+        }
+    }
+
+    fn from_u8(value: u8) -> u8 {
+        value
+    }
+
+    fn from_u32(value: u32) -> u8 {
+        value as u8
+    }
+}
+
+impl Sample for u16 {
+    const WHITE: u32 = u16::MAX as u32;
+
+    fn pixel_type(channels: usize) -> PixelType {
+        if channels == 1 {
+            PixelType::U16
+        } else {
+            PixelType::U16x3
+        }
+    }
+
+    fn from_u8(value: u8) -> u16 {
+        u16::from(value) * 257
+    }
+
+    fn from_u32(value: u32) -> u16 {
+        value as u16
+    }
+}
+
+/// `value` with opacity `alpha` over `behind`, rounded. The sums fit 32 bits: both weights together are white.
+fn over<T: Sample>(value: T, alpha: T, behind: T) -> T {
+    let (value, alpha, behind): (u32, u32, u32) = (value.into(), alpha.into(), behind.into());
+    let sum = value * alpha + behind * (T::WHITE - alpha);
+    T::from_u32((sum + T::WHITE / 2) / T::WHITE)
+}
+
+/// ITU-R 601 luma in 16-bit fixed point, as Pillow rounds it. The weights add up to one, so the sum fits 32 bits.
+fn luma<T: Sample>([r, g, b]: [T; 3]) -> T {
+    let (r, g, b): (u32, u32, u32) = (r.into(), g.into(), b.into());
+    T::from_u32((19_595 * r + 38_470 * g + 7_471 * b + (1 << 15)) >> 16)
+}

@@ -1,0 +1,297 @@
+//! TIFF: one or many pages, strips or tiles, 8 and 16 bits (1 to 4 for grey and palettes), classic and BigTIFF.
+//!
+//! All directories are walked and checked before any pixel is read. The conversion of what the decoder gives into grey
+//! or RGB is in `samples`. Reduced copies and masks (by the subfile type) are no pages.
+
+mod samples;
+mod source;
+
+use super::{
+    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, jpeg,
+};
+use samples::{Kind, Page};
+use source::Source;
+use tiff::{
+    TiffError,
+    decoder::{Decoder, DecodingSampleType},
+    tags::Tag,
+};
+
+/// More samples per pixel than any kind that is decoded.
+const SAMPLES_MAX: u16 = 8;
+
+/// Bits of the subfile type: a reduced copy, a transparency mask.
+const NO_PAGE: u32 = 0b101;
+
+/// The value of the compression tag for JPEG streams.
+const COMPRESSION_JPEG: u16 = 7;
+
+fn corrupt(reason: impl ToString) -> DecodeError {
+    DecodeError::corrupt(Format::Tiff, reason)
+}
+
+fn unsupported(what: impl ToString) -> DecodeError {
+    DecodeError::unsupported(
+        Format::Tiff,
+        what,
+        "post it as grey or RGB with 8 or 16 bits per sample",
+    )
+}
+
+fn from_tiff(error: TiffError) -> DecodeError {
+    match error {
+        TiffError::UnsupportedError(kind) => unsupported(kind),
+        TiffError::LimitsExceeded => corrupt("it wants more memory than its size explains"),
+        other => corrupt(other),
+    }
+}
+
+/// Every page that will be decoded, in order, with its place in the chain of directories.
+struct Pages {
+    pages: Vec<(usize, Page)>,
+    /// Of a single page; a stack is never turned.
+    orientation: Orientation,
+}
+
+/// Walks the directories.
+fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
+    let source = Source::new(bytes, Vec::new());
+    let mut memory = tiff::decoder::Limits::default();
+    memory.ifd_value_size = METADATA_BYTES_MAX;
+    let mut decoder = Decoder::new(source)
+        .map_err(from_tiff)?
+        .with_limits(memory);
+    let mut pages = Vec::new();
+    let mut pixels = 0;
+    let mut orientation = Orientation::UPRIGHT;
+    for index in 0.. {
+        // Copies and masks are bounded too: a page may have several.
+        limits.check_frames(index / 8)?;
+        let kind = find::<u32>(&mut decoder, Tag::NewSubfileType)?.unwrap_or(0);
+        if pages.is_empty() || kind & NO_PAGE == 0 {
+            limits.check_frames(pages.len() + 1)?;
+            let (width, height) = decoder.dimensions().map_err(from_tiff)?;
+            limits.check_side(width, height)?;
+            pixels += u64::from(width) * u64::from(height);
+            limits.check_pixels(pixels)?;
+            if pages.is_empty() {
+                let number = find::<u64>(&mut decoder, Tag::Orientation)?.unwrap_or(1);
+                orientation = Orientation::new(number);
+            }
+            pages.push((index, page(bytes, &mut decoder, (width, height))?));
+        }
+        if !decoder.more_images() {
+            break;
+        }
+        decoder.next_image().map_err(from_tiff)?;
+    }
+    if pages.len() > 1 {
+        orientation = Orientation::UPRIGHT;
+    }
+    Ok(Pages { pages, orientation })
+}
+
+fn find<T: TryFrom<u64>>(
+    decoder: &mut Decoder<Source<'_>>,
+    tag: Tag,
+) -> Result<Option<T>, DecodeError> {
+    decoder.find_tag_unsigned(tag).map_err(from_tiff)
+}
+
+fn find_all<T: TryFrom<u64>>(
+    decoder: &mut Decoder<Source<'_>>,
+    tag: Tag,
+) -> Result<Vec<T>, DecodeError> {
+    let values = decoder.find_tag_unsigned_vec(tag).map_err(from_tiff)?;
+    Ok(values.unwrap_or_default())
+}
+
+/// Reads the current directory.
+fn page(
+    bytes: &[u8],
+    decoder: &mut Decoder<Source<'_>>,
+    (width, height): (u32, u32),
+) -> Result<Page, DecodeError> {
+    let photometric: u16 = find(decoder, Tag::PhotometricInterpretation)?.unwrap_or(1);
+    let bits: u8 = find_all(decoder, Tag::BitsPerSample)?
+        .first()
+        .copied()
+        .unwrap_or(1);
+    let count: u16 = find(decoder, Tag::SamplesPerPixel)?.unwrap_or(1);
+    let extra: Vec<u16> = find_all(decoder, Tag::ExtraSamples)?;
+    match find_all::<u16>(decoder, Tag::SampleFormat)?.first() {
+        None | Some(1 | 4) => {}
+        Some(2) => return Err(unsupported("signed samples")),
+        Some(3) => return Err(unsupported("floating-point samples")),
+        Some(other) => return Err(unsupported(format!("sample format {other}"))),
+    }
+    if count > SAMPLES_MAX {
+        return Err(unsupported(format!("{count} samples per pixel")));
+    }
+    let alpha = matches!(extra.first(), Some(1 | 2));
+    let kind = match (photometric, count, bits) {
+        (0 | 1, 1, 1 | 2 | 4 | 8 | 16) => Kind::Gray,
+        (1, 2, 8 | 16) if alpha => Kind::GrayAlpha,
+        (2, 3, 8 | 16) => Kind::Rgb,
+        // A fourth sample that says nothing of itself is taken as alpha, as other readers do.
+        (2, 4, 8 | 16) if alpha || extra.is_empty() => Kind::Rgba,
+        (2, 4.., 8 | 16) => Kind::Rgb,
+        (3, 1, 1 | 2 | 4 | 8) => {
+            let map: Vec<u16> = find_all(decoder, Tag::ColorMap)?;
+            if map.len() != 3 << bits {
+                return Err(corrupt(format!(
+                    "its palette has {} numbers instead of {}",
+                    map.len(),
+                    3 << bits
+                )));
+            }
+            Kind::Palette(map)
+        }
+        (5, 4, 8 | 16) => Kind::Cmyk,
+        (6, 3, 8) => Kind::YCbCr,
+        (0 | 1, 1, _) | (2, 3 | 4, _) | (3, 1, _) | (5, 4, _) | (6, 3, _) => {
+            return Err(unsupported(format!("{bits} bits per sample")));
+        }
+        _ => {
+            return Err(unsupported(format!(
+                "{count} samples per pixel under colour interpretation {photometric}"
+            )));
+        }
+    };
+    let patch = match kind {
+        Kind::Palette(_) => {
+            let directory = decoder
+                .ifd_pointer()
+                .ok_or_else(|| corrupt("it has no directory"))?;
+            let at = source::photometric_at(bytes, directory.0)
+                .ok_or_else(|| corrupt("its colour interpretation is not a number"))?;
+            Some(at)
+        }
+        _ => None,
+    };
+    check_chunks(bytes, decoder)?;
+    Ok(Page {
+        width,
+        height,
+        kind,
+        bits,
+        count,
+        planar: find::<u16>(decoder, Tag::PlanarConfiguration)? == Some(2) && count > 1,
+        premultiplied: extra.first() == Some(&1),
+        patch,
+    })
+}
+
+/// Strips or tiles must lie inside the file; JPEG streams must not be larger than the strip or tile that they are for.
+fn check_chunks(bytes: &[u8], decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
+    let tiled = decoder
+        .find_tag(Tag::TileOffsets)
+        .map_err(from_tiff)?
+        .is_some();
+    let (offsets, counts) = if tiled {
+        (Tag::TileOffsets, Tag::TileByteCounts)
+    } else {
+        (Tag::StripOffsets, Tag::StripByteCounts)
+    };
+    let offsets: Vec<u64> = find_all(decoder, offsets)?;
+    let counts: Vec<u64> = find_all(decoder, counts)?;
+    let jpeg = find::<u16>(decoder, Tag::Compression)? == Some(COMPRESSION_JPEG);
+    let mut total = 0u64;
+    for (&offset, &count) in offsets.iter().zip(&counts) {
+        let chunk = usize::try_from(offset)
+            .ok()
+            .zip(usize::try_from(count).ok())
+            .and_then(|(offset, count)| bytes.get(offset..offset.checked_add(count)?))
+            .ok_or_else(|| corrupt("pixel data lies beyond its end"))?;
+        if !jpeg {
+            continue;
+        }
+        // These streams are read whole and by their own word on their size.
+        total += count;
+        if total > bytes.len() as u64 {
+            return Err(corrupt("its JPEG streams overlap"));
+        }
+        let markers = jpeg::markers(chunk)?;
+        let (width, height) = decoder.chunk_dimensions();
+        if markers.width > width || markers.height > height {
+            return Err(corrupt("a JPEG stream in it is larger than its place"));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
+    let Pages { pages, orientation } = walk(bytes, limits)?;
+    let (_, first) = &pages[0];
+    let size = (first.width, first.height);
+    let mut header = Header::single(
+        Format::Tiff,
+        size,
+        first.kind.channels(),
+        first.decoded_bits(),
+        orientation,
+    );
+    header.frames = pages.len();
+    header.frame_bytes = pages.iter().map(|(_, page)| page.decoded_bytes()).sum();
+    header.work_bytes = pages
+        .iter()
+        .map(|(_, page)| page.raw_bytes())
+        .max()
+        .unwrap_or(0);
+    Ok(header)
+}
+
+pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, DecodeError> {
+    let Pages { pages, orientation } = walk(bytes, limits)?;
+    let patches = pages.iter().filter_map(|(_, page)| page.patch).collect();
+    let mut decoder = Decoder::new(Source::new(bytes, patches)).map_err(from_tiff)?;
+    let mut frames = Vec::with_capacity(pages.len());
+    let mut at = 0;
+    for (index, page) in pages {
+        while at < index {
+            decoder.next_image().map_err(from_tiff)?;
+            at += 1;
+        }
+        let mut memory = tiff::decoder::Limits::default();
+        memory.decoding_buffer_size = page.raw_bytes() as usize;
+        memory.intermediate_buffer_size = bytes.len();
+        memory.ifd_value_size = METADATA_BYTES_MAX;
+        decoder = decoder.with_limits(memory);
+        let raw = read(&mut decoder, &page)?;
+        let samples = page.convert(raw);
+        let size = (page.width, page.height);
+        frames.push(Frame::upright(
+            orientation,
+            size,
+            page.kind.channels(),
+            samples,
+        ));
+    }
+    Ok(frames)
+}
+
+/// Reads the current page as the file has it, all planes.
+fn read(
+    decoder: &mut Decoder<Source<'_>>,
+    page: &Page,
+) -> Result<super::Samples, DecodeError> {
+    let layout = decoder.image_buffer_layout().map_err(from_tiff)?;
+    let same = decoder.dimensions().map_err(from_tiff)? == (page.width, page.height)
+        && layout.complete_len as u64 == page.raw_bytes();
+    let wide = page.bits == 16;
+    let kind = layout.sample_type;
+    if !same || (kind == Some(DecodingSampleType::U16)) != wide {
+        return Err(corrupt("its headers disagree about its size"));
+    }
+    if wide {
+        let mut samples = vec![0u16; layout.complete_len / 2];
+        decoder
+            .read_image_bytes(bytemuck::cast_slice_mut(&mut samples))
+            .map_err(from_tiff)?;
+        Ok(super::Samples::U16(samples))
+    } else {
+        let mut samples = vec![0u8; layout.complete_len];
+        decoder.read_image_bytes(&mut samples).map_err(from_tiff)?;
+        Ok(super::Samples::U8(samples))
+    }
+}

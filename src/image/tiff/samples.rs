@@ -1,0 +1,209 @@
+//! What a TIFF page holds, and its conversion into grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
+
+use crate::image::Samples;
+
+/// How the samples of a page are to be read.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Kind {
+    /// One sample, 0 is black (the decoder inverts white-is-zero).
+    Gray,
+    /// Grey, then alpha.
+    GrayAlpha,
+    /// Three samples; more are dropped by the decoder.
+    Rgb,
+    /// RGB, then alpha.
+    Rgba,
+    /// Indices into all reds, then all greens, then all blues, 16 bits each.
+    Palette(Vec<u16>),
+    /// Inks, 0 is none.
+    Cmyk,
+    /// Full-range BT.601, as JPEG has it.
+    YCbCr,
+}
+
+impl Kind {
+    /// Channels after conversion.
+    pub(super) fn channels(&self) -> u8 {
+        match self {
+            Kind::Gray => 1,
+            Kind::GrayAlpha => 2,
+            Kind::Rgb | Kind::Palette(_) | Kind::Cmyk | Kind::YCbCr => 3,
+            Kind::Rgba => 4,
+        }
+    }
+}
+
+/// One page, from its directory.
+pub(super) struct Page {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) kind: Kind,
+    /// Bits per stored sample: 1, 2, 4, 8 or 16.
+    pub(super) bits: u8,
+    /// Stored samples per pixel.
+    pub(super) count: u16,
+    /// Whether each channel is stored as a plane of its own.
+    pub(super) planar: bool,
+    /// Whether colours are stored multiplied with alpha.
+    pub(super) premultiplied: bool,
+    /// Where the file says "palette".
+    pub(super) patch: Option<u64>,
+}
+
+impl Page {
+    /// Bits per sample after conversion.
+    pub(super) fn decoded_bits(&self) -> u8 {
+        if self.bits == 16 { 16 } else { 8 }
+    }
+
+    /// Bytes after conversion.
+    pub(super) fn decoded_bytes(&self) -> u64 {
+        let pixels = u64::from(self.width) * u64::from(self.height);
+        pixels * u64::from(self.kind.channels()) * u64::from(self.decoded_bits() / 8)
+    }
+
+    /// Samples per pixel as the decoder gives them.
+    fn given(&self) -> u64 {
+        match self.kind {
+            // Without planes it leaves out what is beyond RGB; planes come all.
+            Kind::Rgb if !self.planar => 3,
+            _ => u64::from(self.count),
+        }
+    }
+
+    /// Bytes as the decoder gives them: rows padded to whole bytes.
+    pub(super) fn raw_bytes(&self) -> u64 {
+        let (interleaved, planes) = if self.planar {
+            (1, self.given())
+        } else {
+            (self.given(), 1)
+        };
+        let row = (u64::from(self.width) * interleaved * u64::from(self.bits)).div_ceil(8);
+        row * u64::from(self.height) * planes
+    }
+
+    /// Turns what the decoder gave into grey or RGB.
+    pub(super) fn convert(&self, raw: Samples) -> Samples {
+        match raw {
+            Samples::U8(raw) => Samples::U8(self.convert_u8(raw)),
+            Samples::U16(raw) => Samples::U16(self.convert_any(raw, u32::from(u16::MAX))),
+        }
+    }
+
+    fn convert_u8(&self, raw: Vec<u8>) -> Vec<u8> {
+        let raw = if self.bits < 8 { self.unpack(&raw) } else { raw };
+        match &self.kind {
+            Kind::Palette(map) => self.look_up(&raw, map),
+            Kind::Gray if self.bits < 8 => {
+                let white = (1 << self.bits) - 1;
+                raw.into_iter().map(|v| v * (255 / white)).collect()
+            }
+            Kind::YCbCr => {
+                let (pixels, _) = raw.as_chunks::<3>();
+                pixels.iter().copied().flat_map(rgb_from_ycbcr).collect()
+            }
+            _ => self.convert_any(raw, u32::from(u8::MAX)),
+        }
+    }
+
+    /// One byte per sample, from rows of packed bits that begin at whole bytes.
+    fn unpack(&self, raw: &[u8]) -> Vec<u8> {
+        let (width, bits) = (self.width as usize, usize::from(self.bits));
+        let row_bytes = (width * bits).div_ceil(8).max(1);
+        let mask = ((1u16 << bits) - 1) as u8;
+        let mut samples = Vec::with_capacity(width * self.height as usize);
+        for row in raw.chunks_exact(row_bytes) {
+            samples.extend((0..width).map(|x| {
+                let bit = x * bits;
+                row[bit / 8] >> (8 - bits - bit % 8) & mask
+            }));
+        }
+        samples
+    }
+
+    fn look_up(&self, indices: &[u8], map: &[u16]) -> Vec<u8> {
+        let colors = 1 << self.bits;
+        // The standard says 16 bits, but some writers store 8.
+        let shift = if map.iter().all(|&v| v < 256) { 0 } else { 8 };
+        let channel = |c: usize, index: u8| (map[c * colors + usize::from(index)] >> shift) as u8;
+        indices
+            .iter()
+            .flat_map(|&index| [0, 1, 2].map(|c| channel(c, index)))
+            .collect()
+    }
+
+    fn convert_any<T: Sample>(&self, mut raw: Vec<T>, white: u32) -> Vec<T> {
+        if self.planar {
+            let plane = self.width as usize * self.height as usize;
+            let channels = match self.kind {
+                Kind::Cmyk => 4,
+                _ => usize::from(self.kind.channels()),
+            };
+            raw = (0..plane)
+                .flat_map(|i| (0..channels).map(move |c| (i, c)))
+                .map(|(i, c)| raw[c * plane + i])
+                .collect();
+        }
+        match self.kind {
+            Kind::Cmyk => {
+                let (pixels, _) = raw.as_chunks::<4>();
+                let light = |ink: T, k: T| {
+                    let paper = u64::from(white - ink.into()) * u64::from(white - k.into());
+                    T::from_u32(((paper + u64::from(white / 2)) / u64::from(white)) as u32)
+                };
+                pixels
+                    .iter()
+                    .flat_map(|&[c, m, y, k]| [c, m, y].map(|ink| light(ink, k)))
+                    .collect()
+            }
+            Kind::GrayAlpha if self.premultiplied => unmultiply::<T, 2>(raw, white),
+            Kind::Rgba if self.premultiplied => unmultiply::<T, 4>(raw, white),
+            _ => raw,
+        }
+    }
+}
+
+/// A sample of 8 or 16 bits.
+trait Sample: Copy + Into<u32> {
+    /// From a number that fits.
+    fn from_u32(value: u32) -> Self;
+}
+
+impl Sample for u8 {
+    fn from_u32(value: u32) -> u8 {
+        value as u8
+    }
+}
+
+impl Sample for u16 {
+    fn from_u32(value: u32) -> u16 {
+        value as u16
+    }
+}
+
+/// Divides colours by alpha, the last of `C` channels.
+fn unmultiply<T: Sample, const C: usize>(mut samples: Vec<T>, white: u32) -> Vec<T> {
+    let (pixels, _) = samples.as_chunks_mut::<C>();
+    for pixel in pixels {
+        let alpha: u32 = pixel[C - 1].into();
+        for color in &mut pixel[..C - 1] {
+            let value: u32 = (*color).into();
+            let value = u64::from(value) * u64::from(white) + u64::from(alpha / 2);
+            let value = value.checked_div(u64::from(alpha)).unwrap_or(0);
+            *color = T::from_u32(value.min(u64::from(white)) as u32);
+        }
+    }
+    samples
+}
+
+/// JFIF's full-range BT.601.
+fn rgb_from_ycbcr([y, cb, cr]: [u8; 3]) -> [u8; 3] {
+    let (y, cb, cr) = (f32::from(y), f32::from(cb) - 128.0, f32::from(cr) - 128.0);
+    // Conversion to an integer saturates.
+    [
+        y + 1.402 * cr,
+        y - 0.344_136 * cb - 0.714_136 * cr,
+        y + 1.772 * cb,
+    ]
+    .map(|value| value.round() as u8)
+}

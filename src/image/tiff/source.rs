@@ -1,0 +1,106 @@
+//! The bytes of a TIFF as its decoder reads them: with a budget, and with palettes disguised as grey.
+//!
+//! The decoder refuses palettes, whose samples are stored exactly as grey ones are. So the number that says "palette" is
+//! replaced as it is read, and the indices come out.
+
+use std::io::{Error, Read, Result, Seek, SeekFrom};
+
+/// Bytes that may be read, as a multiple of the file, beside [`READ_BYTES_BASE`]: many strips over the same bytes, each
+/// inflated again, would cost far more time than the file's size explains.
+const READ_FILES_MAX: u64 = 16;
+/// As above; the decompressors read ahead of each strip.
+const READ_BYTES_BASE: u64 = 256 << 20;
+
+/// Tag of the colour interpretation, the value that it has for palettes, and the one for grey.
+const PHOTOMETRIC: u16 = 262;
+const BLACK_IS_ZERO: u8 = 1;
+
+/// A reader over the file.
+pub(super) struct Source<'a> {
+    bytes: &'a [u8],
+    position: u64,
+    /// Where to read [`BLACK_IS_ZERO`], ascending.
+    patches: Vec<u64>,
+    budget: u64,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(bytes: &'a [u8], mut patches: Vec<u64>) -> Source<'a> {
+        patches.sort_unstable();
+        Source {
+            bytes,
+            position: 0,
+            patches,
+            budget: READ_BYTES_BASE.saturating_add(READ_FILES_MAX * bytes.len() as u64),
+        }
+    }
+}
+
+impl Read for Source<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let start = self.position.min(self.bytes.len() as u64);
+        let rest = &self.bytes[start as usize..];
+        let count = rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&rest[..count]);
+        let end = start + count as u64;
+        let first = self.patches.partition_point(|&at| at < start);
+        for at in self.patches[first..].iter().take_while(|&&at| at < end) {
+            buffer[(at - start) as usize] = BLACK_IS_ZERO;
+        }
+        self.position = end;
+        self.budget = self
+            .budget
+            .checked_sub(count as u64)
+            .ok_or_else(|| Error::other("its parts are read again and again"))?;
+        Ok(count)
+    }
+}
+
+impl Seek for Source<'_> {
+    fn seek(&mut self, to: SeekFrom) -> Result<u64> {
+        let position = match to {
+            SeekFrom::Start(position) => Some(position),
+            SeekFrom::End(offset) => (self.bytes.len() as u64).checked_add_signed(offset),
+            SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
+        };
+        self.position = position.ok_or_else(|| Error::other("a seek before the start"))?;
+        Ok(self.position)
+    }
+}
+
+/// Where in the file the low byte of the colour interpretation stands, for the directory at `directory`.
+pub(super) fn photometric_at(bytes: &[u8], directory: u64) -> Option<u64> {
+    let little = bytes.starts_with(b"II");
+    let number = |at: usize, size: usize| -> Option<u64> {
+        let bytes = bytes.get(at..at.checked_add(size)?)?;
+        let mut number = 0;
+        for i in 0..size {
+            let byte = if little { bytes[size - 1 - i] } else { bytes[i] };
+            number = number << 8 | u64::from(byte);
+        }
+        Some(number)
+    };
+    // A classic entry is tag, type, count, value in 2, 2, 4, 4 bytes; in BigTIFF the last two have 8.
+    let (count_bytes, entry_bytes, value_at) = match number(2, 2)? {
+        43 => (8, 20, 12),
+        _ => (2, 12, 8),
+    };
+    let start = usize::try_from(directory).ok()?;
+    let entries = usize::try_from(number(start, count_bytes)?).ok()?;
+    let mut found = None;
+    // Tags are 16 bits, so more entries are not needed to find one.
+    for index in 0..entries.min(1 << 16) {
+        let entry = start + count_bytes + index * entry_bytes;
+        if number(entry, 2)? == u64::from(PHOTOMETRIC) {
+            let size = match number(entry + 2, 2)? {
+                3 => 2,
+                4 => 4,
+                _ => return None,
+            };
+            let low = if little { 0 } else { size - 1 };
+            // Where a tag is given twice, the decoder takes the last.
+            found = Some((entry + value_at + low) as u64);
+        }
+    }
+    found
+}
