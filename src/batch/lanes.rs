@@ -1,1 +1,421 @@
-//! What waits.
+//! What waits for one model, by item shape, most urgent first. Pure: no clock, no lock; the time is passed in.
+//!
+//! A lane holds jobs whose items can stand in one batch: the same types and shapes without the batch axis. Lanes appear
+//! with their first job and go with their last, so that an odd shape holds up nobody else.
+//!
+//! **Order.** By level, then deadline (none comes last), then arrival. A job starts at the level of its priority and
+//! climbs one level for every [`AGE_STEP`] since it arrived. Level 0 is the top for a job with a deadline, which ends
+//! its wait; one without climbs one level further, so it cannot wait for ever behind others that have one. Jobs that come
+//! back from a failed batch stand ahead of all that never ran.
+
+use super::JobKey;
+use crate::engine::{DataType, Tensor};
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A waiting job climbs one priority level for each of these. Long against the waits of a healthy queue, so that
+/// priorities hold; short against what a caller takes for forgotten.
+pub const AGE_STEP: Duration = Duration::from_secs(5);
+
+/// The level of jobs that come back from a failed batch.
+const LEVEL_AGAIN: i16 = -2;
+/// The highest level that a job without a deadline climbs to.
+const LEVEL_OVERDUE: i16 = -1;
+
+/// Types and shapes of all inputs of an item, without the batch axis: what a lane has in common.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ItemShape(Vec<(DataType, Vec<usize>)>);
+
+impl ItemShape {
+    /// The shape of the items in these inputs; `whole` says that there is no batch axis to leave out.
+    pub fn of(inputs: &[Tensor], whole: bool) -> ItemShape {
+        let skip = usize::from(!whole);
+        ItemShape(
+            inputs
+                .iter()
+                .map(|tensor| {
+                    let item = tensor.shape.get(skip..).unwrap_or_default();
+                    (tensor.datatype, item.to_vec())
+                })
+                .collect(),
+        )
+    }
+}
+
+/// What decides when a job runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Urgency {
+    /// 0 is the most urgent.
+    pub priority: u8,
+    /// When the answer is worth nothing any more.
+    pub deadline: Option<Instant>,
+    /// When the request reached us.
+    pub arrived: Instant,
+}
+
+impl Urgency {
+    /// The highest level that age can bring it to.
+    fn top(&self) -> i16 {
+        if self.deadline.is_some() {
+            0
+        } else {
+            LEVEL_OVERDUE
+        }
+    }
+
+    fn level(&self, now: Instant) -> i16 {
+        let waited = now.saturating_duration_since(self.arrived).as_nanos();
+        let steps = (waited / AGE_STEP.as_nanos()).min(256) as i16;
+        (i16::from(self.priority) - steps).max(self.top())
+    }
+
+    /// When it leaves this level for the next.
+    fn climbs_at(&self, level: i16) -> Option<Instant> {
+        let steps = i16::from(self.priority) - level + 1;
+        (level > self.top()).then(|| self.arrived + AGE_STEP * steps.unsigned_abs().into())
+    }
+
+    fn rank(&self, level: i16, job: JobKey) -> Rank {
+        Rank {
+            level,
+            due: self.deadline.map_or(Due::Never, Due::At),
+            arrived: self.arrived,
+            job,
+        }
+    }
+}
+
+/// A job's place in the order; smaller runs first. The fields compare from the top down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank {
+    level: i16,
+    due: Due,
+    arrived: Instant,
+    job: JobKey,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    At(Instant),
+    Never,
+}
+
+/// Rows of one job that wait.
+#[derive(Debug)]
+struct Waiting {
+    urgency: Urgency,
+    /// Ascending, not touching; more than one range only after part of a job failed.
+    rows: Vec<Range<usize>>,
+    /// Shares a batch with no other job.
+    alone: bool,
+    rank: Rank,
+}
+
+/// The start of a lane: what the next batch would be made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Front {
+    /// Rows, at most the number asked for.
+    pub items: usize,
+    /// The earliest arrival among them.
+    pub oldest: Instant,
+    /// The earliest deadline among them.
+    pub deadline: Option<Instant>,
+    /// No other job may join, however long one waits.
+    pub shut: bool,
+}
+
+/// Jobs of one model and one item shape.
+#[derive(Debug, Default)]
+pub struct Lane {
+    jobs: HashMap<JobKey, Waiting>,
+    order: BTreeSet<Rank>,
+    climbs: BTreeSet<(Instant, JobKey)>,
+    deadlines: BTreeSet<(Instant, JobKey)>,
+}
+
+impl Lane {
+    fn insert(&mut self, job: JobKey, waiting: Waiting) {
+        self.order.insert(waiting.rank);
+        if let Some(deadline) = waiting.urgency.deadline {
+            self.deadlines.insert((deadline, job));
+        }
+        if let Some(at) = waiting.urgency.climbs_at(waiting.rank.level) {
+            self.climbs.insert((at, job));
+        }
+        self.jobs.insert(job, waiting);
+    }
+
+    fn remove(&mut self, job: JobKey) -> Option<Waiting> {
+        let waiting = self.jobs.remove(&job)?;
+        self.order.remove(&waiting.rank);
+        if let Some(deadline) = waiting.urgency.deadline {
+            self.deadlines.remove(&(deadline, job));
+        }
+        if let Some(at) = waiting.urgency.climbs_at(waiting.rank.level) {
+            self.climbs.remove(&(at, job));
+        }
+        Some(waiting)
+    }
+
+    /// Lets jobs climb to the level of their age.
+    fn age(&mut self, now: Instant) {
+        while let Some(&(at, job)) = self.climbs.first()
+            && at <= now
+        {
+            let mut waiting = self.remove(job).expect("whoever climbs is waiting");
+            waiting.rank.level = waiting.urgency.level(now);
+            self.insert(job, waiting);
+        }
+    }
+
+    /// Removes jobs whose deadline has passed.
+    fn expire(&mut self, now: Instant, late: &mut Vec<JobKey>) {
+        while let Some(&(deadline, job)) = self.deadlines.first()
+            && deadline <= now
+        {
+            self.remove(job);
+            late.push(job);
+        }
+    }
+
+    /// The rank of its most urgent job, as of the last [`Lanes::refresh`].
+    pub fn head(&self) -> Option<Rank> {
+        self.order.first().copied()
+    }
+
+    /// What a batch of at most `items_max` rows would be made of; `None` if nothing waits.
+    pub fn front(&self, items_max: usize) -> Option<Front> {
+        let mut front: Option<Front> = None;
+        for rank in &self.order {
+            let waiting = &self.jobs[&rank.job];
+            let items: usize = waiting.rows.iter().map(Range::len).sum();
+            let urgency = &waiting.urgency;
+            let front = match &mut front {
+                None => front.insert(Front {
+                    items,
+                    oldest: urgency.arrived,
+                    deadline: urgency.deadline,
+                    shut: waiting.alone,
+                }),
+                Some(front) if waiting.alone => {
+                    front.shut = true;
+                    break;
+                }
+                Some(front) => {
+                    front.items += items;
+                    front.oldest = front.oldest.min(urgency.arrived);
+                    front.deadline = front.deadline.into_iter().chain(urgency.deadline).min();
+                    front
+                }
+            };
+            if front.shut || front.items >= items_max {
+                front.items = front.items.min(items_max);
+                break;
+            }
+        }
+        front
+    }
+
+    /// Takes at most `items` rows, most urgent first; says who has none left waiting.
+    fn take(&mut self, items: usize) -> Vec<Piece> {
+        let mut left = items;
+        let mut pieces = Vec::new();
+        while left > 0
+            && let Some(rank) = self.head()
+        {
+            let job = rank.job;
+            let waiting = self.jobs.get_mut(&job).expect("ordered jobs are waiting");
+            if waiting.alone && !pieces.is_empty() {
+                break;
+            }
+            while left > 0
+                && let Some(first) = waiting.rows.first_mut()
+            {
+                let end = first.end.min(first.start + left);
+                let rows = first.start..end;
+                left -= rows.len();
+                first.start = end;
+                if first.start == first.end {
+                    waiting.rows.remove(0);
+                }
+                let last = waiting.rows.is_empty();
+                pieces.push(Piece { job, rows, last });
+            }
+            let alone = waiting.alone;
+            if waiting.rows.is_empty() {
+                self.remove(job);
+            }
+            if alone {
+                break;
+            }
+        }
+        pieces
+    }
+}
+
+/// Rows taken from a lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Whose rows.
+    pub job: JobKey,
+    /// Which.
+    pub rows: Range<usize>,
+    /// Nothing of the job waits any more.
+    pub last: bool,
+}
+
+/// All lanes of one model.
+#[derive(Debug, Default)]
+pub struct Lanes {
+    lanes: HashMap<Arc<ItemShape>, Lane>,
+    jobs: usize,
+}
+
+impl Lanes {
+    /// Lets all rows of a new job wait.
+    pub fn push(
+        &mut self,
+        shape: &Arc<ItemShape>,
+        job: JobKey,
+        urgency: Urgency,
+        items: usize,
+        now: Instant,
+    ) {
+        let waiting = Waiting {
+            urgency,
+            rows: std::iter::once(0..items).collect(),
+            alone: false,
+            rank: urgency.rank(urgency.level(now), job),
+        };
+        self.lane(shape).insert(job, waiting);
+        self.jobs += 1;
+    }
+
+    /// Lets rows that were taken wait again, ahead of all that never ran; says whether nothing of the job waited until
+    /// now. `alone` jobs get batches to themselves from here on.
+    pub fn put_back(
+        &mut self,
+        shape: &Arc<ItemShape>,
+        job: JobKey,
+        urgency: Urgency,
+        rows: Range<usize>,
+        alone: bool,
+    ) -> bool {
+        let lane = self.lane(shape);
+        let before = lane.remove(job);
+        let new = before.is_none();
+        let mut waiting = before.unwrap_or(Waiting {
+            urgency,
+            rows: Vec::new(),
+            alone: false,
+            rank: urgency.rank(LEVEL_AGAIN, job),
+        });
+        waiting.rank.level = LEVEL_AGAIN;
+        waiting.alone |= alone;
+        waiting.rows.push(rows);
+        waiting.rows.sort_by_key(|rows| rows.start);
+        waiting.rows.dedup_by(|next, rows| {
+            let touch = rows.end == next.start;
+            if touch {
+                rows.end = next.end;
+            }
+            touch
+        });
+        lane.insert(job, waiting);
+        self.jobs += usize::from(new);
+        new
+    }
+
+    /// Takes a job out; false if nothing of it waits.
+    pub fn remove(&mut self, shape: &Arc<ItemShape>, job: JobKey) -> bool {
+        let found = self
+            .lanes
+            .get_mut(shape)
+            .is_some_and(|lane| lane.remove(job).is_some());
+        self.jobs -= usize::from(found);
+        self.sweep(shape);
+        found
+    }
+
+    /// Lets jobs climb to the level of their age, and takes out those whose deadline has passed.
+    pub fn refresh(&mut self, now: Instant) -> Vec<JobKey> {
+        let mut late = Vec::new();
+        for lane in self.lanes.values_mut() {
+            lane.age(now);
+            lane.expire(now, &mut late);
+        }
+        if !late.is_empty() {
+            self.jobs -= late.len();
+            self.lanes.retain(|_, lane| !lane.jobs.is_empty());
+        }
+        late
+    }
+
+    /// Takes at most `items` rows from the start of one lane, most urgent first.
+    pub fn take(&mut self, shape: &Arc<ItemShape>, items: usize) -> Vec<Piece> {
+        let Some(lane) = self.lanes.get_mut(shape) else {
+            return Vec::new();
+        };
+        let pieces = lane.take(items);
+        self.jobs -= pieces.iter().filter(|piece| piece.last).count();
+        self.sweep(shape);
+        pieces
+    }
+
+    /// Rows that would run before a new job of this lane.
+    pub fn ahead(&self, shape: &Arc<ItemShape>, urgency: Urgency, now: Instant) -> usize {
+        let rank = urgency.rank(urgency.level(now), JobKey(u64::MAX));
+        let lane = self.lanes.get(shape);
+        lane.into_iter()
+            .flat_map(|lane| lane.order.range(..rank).map(|r| &lane.jobs[&r.job].rows))
+            .flatten()
+            .map(Range::len)
+            .sum()
+    }
+
+    /// All lanes, in no order; none is empty.
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<ItemShape>, &Lane)> {
+        self.lanes.iter()
+    }
+
+    /// Jobs of which something waits.
+    pub fn jobs(&self) -> impl Iterator<Item = JobKey> {
+        self.lanes
+            .values()
+            .flat_map(|lane| lane.jobs.keys().copied())
+    }
+
+    /// How many jobs have something waiting.
+    pub fn len(&self) -> usize {
+        self.jobs
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.jobs == 0
+    }
+
+    /// The earliest arrival of all that waits.
+    pub fn oldest(&self) -> Option<Instant> {
+        let jobs = self.lanes.values().flat_map(|lane| lane.jobs.values());
+        jobs.map(|waiting| waiting.urgency.arrived).min()
+    }
+
+    fn lane(&mut self, shape: &Arc<ItemShape>) -> &mut Lane {
+        self.lanes.entry(Arc::clone(shape)).or_default()
+    }
+
+    fn sweep(&mut self, shape: &Arc<ItemShape>) {
+        if self
+            .lanes
+            .get(shape)
+            .is_some_and(|lane| lane.jobs.is_empty())
+        {
+            self.lanes.remove(shape);
+        }
+    }
+}

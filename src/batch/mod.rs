@@ -3,12 +3,21 @@
 //!
 //! - [`lanes`]: what waits, by model and item shape, most urgent first. Pure.
 //! - [`policy`]: from what waits, the time and the limits to `Run`, `SleepUntil` or `Sleep`. Pure.
-//! - [`queue`]: the lock around both, the jobs themselves, and their answers.
-//! - `sim`: the real lanes and policy on a virtual clock, through thousands of seeds.
+//! - `shares`: which model is next, by a fair share of device time. Pure.
+//! - `rates`: measured speed: what a batch costs, when to retry, which deadlines are hopeless. Pure.
+//! - `book`: the jobs from push to answer: bounds, splitting, retries, who is answered when. Pure.
+//!   `entry` is one job of it, `rows` cuts and joins tensors.
+//! - [`queue`]: the lock around the book, the threads that wait for work, the callers that wait for answers.
+//! - `sim`: the real book, lanes and policy on a virtual clock, through thousands of seeds.
 
+pub mod book;
+pub mod entry;
 pub mod lanes;
 pub mod policy;
 pub mod queue;
+pub mod rates;
+pub mod rows;
+pub mod shares;
 #[cfg(test)]
 mod sim;
 
@@ -19,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use queue::{Load, Queue, QueueLimits, Ticket};
+pub use queue::{Load, Queue, QueueLimits, Running, Taken, Ticket, Worker};
 
 /// One loaded version of one model. Keys are never used again, so a stale one finds nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,6 +43,9 @@ pub struct JobKey(pub u64);
 pub struct Rules {
     /// Sizes a batch is padded to, ascending; the last is the largest batch. `[1]` for a model that does not batch.
     pub sizes: Vec<usize>,
+    /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
+    /// Otherwise the first axis of every input and output counts items, which is checked.
+    pub whole: bool,
     /// How long a batch that is not full may wait for company while a device is idle. Zero: never.
     pub wait_max: Duration,
     /// Share of device time against other models when all have work; 1.0 is the default.
@@ -119,5 +131,5 @@ pub struct Ran {
     pub compute: Duration,
 }
 
-/// A batch's end, handed to [`Queue::finish`].
+/// A batch's end, handed to [`Running::finish`].
 pub type RunResult = Result<Ran, EngineError>;

@@ -1,9 +1,408 @@
-//! The lock around lanes and policy.
-/// x
-pub struct Load;
-/// x
-pub struct Queue;
-/// x
-pub struct QueueLimits;
-/// x
-pub struct Ticket;
+//! The lock around the book: callers that wait for answers, worker threads that wait for work.
+//!
+//! Callers [`push`](Queue::push) and await their [`Ticket`]; dropping it takes the job out. Worker threads
+//! [`attach`](Queue::attach) and [`take`](Worker::take); a worker sleeps on a bell of its own, so that a push wakes
+//! exactly one worker that serves the model, and that one wakes the next if work is left. Answers are put together, sent and
+//! their memory given back after the lock is released.
+
+#[cfg(test)]
+mod tests;
+
+pub use super::book::{Load, QueueLimits};
+
+use super::{
+    Answer, Batch, Job, JobKey, ModelKey, Rules, RunResult,
+    book::{Book, Pick, Receipt, WorkerKey},
+    entry::Pieces,
+};
+use crate::{engine::EngineError, error::InferError};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Deref,
+    pin::Pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tokio::sync::oneshot;
+
+type Reply = Result<Answer, InferError>;
+
+/// All jobs of the process, between the callers that push them and the workers that take them.
+#[derive(Debug)]
+pub struct Queue {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    book: Book,
+    replies: HashMap<JobKey, oneshot::Sender<Reply>>,
+    /// One per attached worker.
+    bells: HashMap<WorkerKey, Arc<Condvar>>,
+    /// Workers that are to look at their own mail.
+    woken: HashSet<WorkerKey>,
+    /// Workers that sleep, and were not rung for since.
+    parked: Vec<Parked>,
+}
+
+#[derive(Debug)]
+struct Parked {
+    worker: WorkerKey,
+    serves: Vec<ModelKey>,
+}
+
+impl State {
+    /// Who is to be rung: one sleeper that serves something that waits.
+    fn ring_one(&mut self) -> Option<Arc<Condvar>> {
+        let book = &self.book;
+        let useful = |parked: &Parked| parked.serves.iter().any(|&model| book.waits(model));
+        // The last to fall asleep has the warmest caches.
+        let i = self.parked.iter().rposition(useful)?;
+        let parked = self.parked.remove(i);
+        self.bells.get(&parked.worker).cloned()
+    }
+
+    /// Who is to be rung when everybody shall look again.
+    fn ring_all(&mut self) -> Vec<Arc<Condvar>> {
+        let parked = self.parked.drain(..);
+        parked
+            .filter_map(|parked| self.bells.get(&parked.worker).cloned())
+            .collect()
+    }
+}
+
+impl Queue {
+    /// An empty queue.
+    pub fn new(limits: QueueLimits) -> Arc<Queue> {
+        let state = State {
+            book: Book::new(limits),
+            replies: HashMap::new(),
+            bells: HashMap::new(),
+            woken: HashSet::new(),
+            parked: Vec::new(),
+        };
+        Arc::new(Queue {
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Lets jobs for a model in. `name` is for messages. A key that is known already keeps its rules.
+    pub fn register(&self, model: ModelKey, name: &str, rules: Rules) {
+        self.lock().book.register(model, name, rules);
+    }
+
+    /// Lets no more jobs for a model in; what waits still runs. When the last of it has ended, or if no worker serves the
+    /// model, it is forgotten, and all workers get [`Taken::Woken`].
+    pub fn retire(&self, model: ModelKey) {
+        let mut state = self.lock();
+        state.book.retire(model, Instant::now());
+        self.leave(state);
+    }
+
+    /// Whether jobs of this model can still come or come back: registered, and not both retired and empty. A worker may
+    /// unload the model when not.
+    pub fn knows(&self, model: ModelKey) -> bool {
+        self.lock().book.knows(model)
+    }
+
+    /// Accepts a job; the ticket is its answer to come.
+    ///
+    /// # Errors
+    /// [`InferError::Draining`] once closed, [`InferError::ModelUnavailable`] once the model is retired,
+    /// [`InferError::TooLarge`] for what could never fit, [`InferError::Full`] for what does not fit now, [`InferError::Late`]
+    /// for a deadline that has passed or clearly cannot be met by the measured rate, [`InferError::Internal`] for
+    /// tensors that are not what they say.
+    pub fn push(self: &Arc<Queue>, job: Job) -> Result<Ticket, InferError> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.lock();
+        let job = state.book.push(job, Instant::now())?;
+        state.replies.insert(job, sender);
+        self.leave(state);
+        Ok(Ticket {
+            job,
+            reply: receiver,
+            queue: Some(Arc::clone(self)),
+        })
+    }
+
+    /// Adds a worker: one thread that runs batches on `device`.
+    pub fn attach(self: &Arc<Queue>, device: &Arc<str>) -> Worker {
+        let mut state = self.lock();
+        let key = state.book.attach();
+        let bell = Arc::new(Condvar::new());
+        state.bells.insert(key, Arc::clone(&bell));
+        Worker {
+            key,
+            bell,
+            device: Arc::clone(device),
+            queue: Arc::clone(self),
+        }
+    }
+
+    /// Makes the current or next [`Worker::take`] of every worker return [`Taken::Woken`].
+    pub fn wake(&self) {
+        let mut state = self.lock();
+        let State { bells, woken, .. } = &mut *state;
+        woken.extend(bells.keys());
+        let bells = state.ring_all();
+        drop(state);
+        bells.iter().for_each(|bell| bell.notify_one());
+    }
+
+    /// Lets no more jobs in. What there is still runs, without waiting for company; what no worker serves is answered
+    /// with an error. Workers get [`Taken::Closed`] when nothing is left for them.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.book.close(Instant::now());
+        self.leave(state);
+    }
+
+    /// Closes, and answers every job that waits or runs with `error`; says how many. For the end of a drain's patience.
+    pub fn abort(&self, error: &InferError) -> usize {
+        let mut state = self.lock();
+        let count = state.book.abort(error, Instant::now());
+        self.leave(state);
+        count
+    }
+
+    /// What waits and runs.
+    pub fn load(&self) -> Load {
+        self.lock().book.load(Instant::now())
+    }
+
+    fn cancel(&self, job: JobKey) {
+        let mut state = self.lock();
+        let reply = state.replies.remove(&job);
+        state.book.cancel(job, Instant::now());
+        self.leave(state);
+        drop(reply);
+    }
+
+    fn finish(&self, batch: &Batch, receipt: &Receipt, device: &Arc<str>, result: RunResult) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        state.book.finish(batch, receipt, device, result, now);
+        self.leave(state);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases the lock, then does what came of the calls under it.
+    fn leave(&self, mut state: MutexGuard<'_, State>) {
+        let settled = state.book.settle();
+        if !settled.forgotten.is_empty() {
+            let State { bells, woken, .. } = &mut *state;
+            woken.extend(bells.keys());
+        }
+        let answers: Vec<(oneshot::Sender<Reply>, Result<Pieces, InferError>)> = settled
+            .done
+            .into_iter()
+            .filter_map(|done| Some((state.replies.remove(&done.job)?, done.result)))
+            .collect();
+        let bells = if state.book.is_closed() || !settled.forgotten.is_empty() {
+            state.ring_all()
+        } else {
+            state.ring_one().into_iter().collect()
+        };
+        drop(state);
+        bells.iter().for_each(|bell| bell.notify_one());
+        for (sender, result) in answers {
+            // Whoever dropped the ticket meanwhile does not want it.
+            let _ = sender.send(result.and_then(Pieces::join));
+        }
+    }
+}
+
+/// A job's answer to come. Dropping it takes the job out of the queue: what of it waits never runs.
+#[derive(Debug)]
+#[must_use = "dropping a ticket cancels its job"]
+pub struct Ticket {
+    job: JobKey,
+    reply: oneshot::Receiver<Reply>,
+    /// Until the answer is here.
+    queue: Option<Arc<Queue>>,
+}
+
+impl Ticket {
+    /// The job's key, for logs.
+    pub fn job(&self) -> JobKey {
+        self.job
+    }
+}
+
+impl Future for Ticket {
+    type Output = Reply;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
+        let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context));
+        self.queue = None;
+        Poll::Ready(reply.unwrap_or_else(|_| {
+            Err(InferError::Internal(
+                "the queue lost the request before it was answered".into(),
+            ))
+        }))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.queue {
+            queue.cancel(self.job);
+        }
+    }
+}
+
+/// What a worker got.
+#[derive(Debug)]
+pub enum Taken {
+    /// Run this.
+    Batch(Running),
+    /// Look at your own mail, and come back.
+    Woken,
+    /// There will be no more work; go home.
+    Closed,
+}
+
+/// A worker's place at the queue; dropping it says that the worker is gone.
+#[derive(Debug)]
+pub struct Worker {
+    key: WorkerKey,
+    bell: Arc<Condvar>,
+    device: Arc<str>,
+    queue: Arc<Queue>,
+}
+
+impl Worker {
+    /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
+    pub fn take(&self, serves: &[ModelKey]) -> Taken {
+        loop {
+            let mut state = self.queue.lock();
+            if state.woken.remove(&self.key) {
+                // Somebody else may have to do what this worker was rung for.
+                self.queue.leave(state);
+                return Taken::Woken;
+            }
+            let now = Instant::now();
+            let until = match state.book.pick(self.key, serves, now) {
+                Pick::Run(batch, receipt) => {
+                    self.queue.leave(state);
+                    return Taken::Batch(self.running(batch, receipt));
+                }
+                Pick::Closed => {
+                    self.queue.leave(state);
+                    return Taken::Closed;
+                }
+                Pick::SleepUntil(until) => Some(until),
+                Pick::Sleep => None,
+            };
+            if state.book.is_settled() {
+                self.sleep(
+                    state,
+                    serves,
+                    until.map(|until| until.saturating_duration_since(now)),
+                );
+            } else {
+                // Late jobs are answered before anybody sleeps.
+                self.queue.leave(state);
+            }
+        }
+    }
+
+    /// A batch, if there is one now: for a worker that stages the next batch while one runs.
+    pub fn try_take(&self, serves: &[ModelKey]) -> Option<Running> {
+        let mut state = self.queue.lock();
+        let pick = state.book.pick(self.key, serves, Instant::now());
+        self.queue.leave(state);
+        match pick {
+            Pick::Run(batch, receipt) => Some(self.running(batch, receipt)),
+            Pick::SleepUntil(_) | Pick::Sleep | Pick::Closed => None,
+        }
+    }
+
+    fn running(&self, batch: Batch, receipt: Receipt) -> Running {
+        Running {
+            batch,
+            receipt: Some(receipt),
+            device: Arc::clone(&self.device),
+            queue: Arc::clone(&self.queue),
+        }
+    }
+
+    fn sleep(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        serves: &[ModelKey],
+        limit: Option<Duration>,
+    ) {
+        state.parked.push(Parked {
+            worker: self.key,
+            serves: serves.to_vec(),
+        });
+        let mut state = match limit {
+            None => self
+                .bell
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let waited = self.bell.wait_timeout(state, limit);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.parked.retain(|parked| parked.worker != self.key);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let mut state = self.queue.lock();
+        state.bells.remove(&self.key);
+        state.woken.remove(&self.key);
+        state.book.detach(self.key, Instant::now());
+        self.queue.leave(state);
+    }
+}
+
+/// A batch in a worker's hands. Dropping it unfinished (a panic, an early return) counts as a failure of the device, so
+/// that its jobs are run elsewhere or answered.
+#[derive(Debug)]
+#[must_use = "dropping a batch fails it"]
+pub struct Running {
+    batch: Batch,
+    /// Until it is finished.
+    receipt: Option<Receipt>,
+    device: Arc<str>,
+    queue: Arc<Queue>,
+}
+
+impl Running {
+    /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of
+    /// error allows it.
+    pub fn finish(mut self, result: RunResult) {
+        if let Some(receipt) = self.receipt.take() {
+            self.queue
+                .finish(&self.batch, &receipt, &self.device, result);
+        }
+    }
+}
+
+impl Deref for Running {
+    type Target = Batch;
+
+    fn deref(&self) -> &Batch {
+        &self.batch
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(receipt) = self.receipt.take() {
+            let error = format!("the worker on {} stopped in the middle of it", self.device);
+            let result = Err(EngineError::Device(error));
+            self.queue
+                .finish(&self.batch, &receipt, &self.device, result);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What the book lets in: bounds, deadlines that can be met, tensors that are what they say.
+
+use super::Book;
+use crate::{
+    batch::{
+        Job, JobKey,
+        entry::Entry,
+        lanes::{ItemShape, Urgency},
+        policy, rows,
+    },
+    error::InferError,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// When a caller may come back to a server that is going away: others take over about then.
+const DRAINING_RETRY: Duration = Duration::from_secs(5);
+
+/// A deadline is refused at the door only if the fewest seconds that the work ahead can take are so many times the
+/// time left: measurements are noisy, and a refusal in error is worse than a late answer.
+const LATE_MARGIN: f64 = 1.5;
+
+impl Book {
+    /// Accepts a job, or says why not.
+    ///
+    /// # Errors
+    /// [`InferError::Draining`] once closed, [`InferError::ModelUnavailable`] once retired, [`InferError::TooLarge`] for
+    /// what could never fit, [`InferError::Full`] for what does not fit now, [`InferError::Late`] for a deadline that has passed or
+    /// cannot be met, [`InferError::Internal`] for tensors that are not what they say.
+    pub fn push(&mut self, job: Job, now: Instant) -> Result<JobKey, InferError> {
+        if self.closed {
+            let retry_after = DRAINING_RETRY;
+            return Err(InferError::Draining { retry_after });
+        }
+        let model = match self.models.get(&job.model) {
+            Some(model) if !model.retired => model,
+            gone => {
+                return Err(InferError::ModelUnavailable {
+                    name: gone.map_or_else(String::new, |model| model.name.to_string()),
+                    reason: "it was unloaded while the request was on its way; send it again"
+                        .into(),
+                });
+            }
+        };
+        let whole = model.rules.whole;
+        check(&job, whole)?;
+        let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
+        let shape = Arc::new(ItemShape::of(&job.inputs, whole));
+        self.admit(job.items, bytes, now)?;
+        let urgency = Urgency {
+            priority: job.priority,
+            deadline: job.deadline,
+            arrived: job.arrived,
+        };
+        self.in_time(&job, &shape, urgency, now)?;
+
+        let key = JobKey(self.new_key());
+        let model = self.models.get_mut(&job.model).expect("looked up above");
+        model.lanes.push(&shape, key, urgency, job.items, now);
+        model.items += job.items;
+        self.items += job.items;
+        self.bytes += bytes;
+        self.shares.set_waiting(job.model, true);
+        self.jobs.insert(key, Entry::new(job, shape, bytes, now));
+        self.throughput.busy(true, now);
+        Ok(key)
+    }
+
+    /// Bounds in items and bytes.
+    fn admit(&mut self, items: usize, bytes: usize, now: Instant) -> Result<(), InferError> {
+        let limits = self.limits;
+        let too_large = |what, got: usize, limit: usize, option| InferError::TooLarge {
+            what,
+            got: got as u64,
+            limit: limit as u64,
+            option,
+        };
+        if items > limits.items_max {
+            let (what, option) = ("items in the request", "queue_items_max");
+            return Err(too_large(what, items, limits.items_max, option));
+        }
+        if bytes > limits.bytes_max {
+            let (what, option) = ("bytes of model input in the request", "queue_bytes_max");
+            return Err(too_large(what, bytes, limits.bytes_max, option));
+        }
+        if items > limits.items_max - self.items {
+            return Err(InferError::Full {
+                what: "the queue of items",
+                limit: limits.items_max as u64,
+                retry_after: self.throughput.retry_items(self.items, now),
+            });
+        }
+        if bytes > limits.bytes_max - self.bytes {
+            return Err(InferError::Full {
+                what: "the queue of input bytes",
+                limit: limits.bytes_max as u64,
+                retry_after: self.throughput.retry_bytes(self.bytes, now),
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses a deadline that has passed, or that the work ahead in its lane clearly makes impossible. Nothing ahead: never,
+    /// so that a wrong measurement is always put right by the next batch.
+    fn in_time(
+        &self,
+        job: &Job,
+        shape: &Arc<ItemShape>,
+        urgency: Urgency,
+        now: Instant,
+    ) -> Result<(), InferError> {
+        let Some(deadline) = job.deadline else {
+            return Ok(());
+        };
+        let left = deadline.saturating_duration_since(now);
+        if left.is_zero() {
+            return Err(InferError::Late(format!(
+                "the deadline passed {} ms before the request was queued",
+                now.saturating_duration_since(deadline).as_millis()
+            )));
+        }
+        let model = &self.models[&job.model];
+        let largest = policy::largest(&model.rules.sizes);
+        let seconds = |items| {
+            let seconds = model.costs.fewest_seconds(items, largest)?;
+            Some(seconds / model.running_peak.max(1) as f64)
+        };
+        let hopeless = |seconds: f64| seconds > LATE_MARGIN * left.as_secs_f64();
+        // All items of the model are a quick upper bound; only then is it worth counting those ahead.
+        if !seconds(model.items + job.items).is_some_and(hopeless) {
+            return Ok(());
+        }
+        let ahead = model.lanes.ahead(shape, urgency, now);
+        match seconds(ahead + job.items) {
+            Some(seconds) if ahead > 0 && hopeless(seconds) => Err(InferError::Late(format!(
+                "the deadline cannot be met: {} ms are left, and {ahead} items ahead make it {:.0} ms at the least",
+                left.as_millis(),
+                seconds * 1000.0
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A job's tensors are what they say. What callers send was checked where it was read: this finds our own bugs before
+/// they can tear down a worker.
+fn check(job: &Job, whole: bool) -> Result<(), InferError> {
+    let rows = (!whole).then_some(job.items);
+    let tensors = job
+        .inputs
+        .iter()
+        .try_for_each(|input| rows::check(input, rows));
+    let items = match (whole, job.items) {
+        (_, 0) => Err("0 items".into()),
+        (true, 2..) => Err(format!(
+            "{} items for a model without a batch axis",
+            job.items
+        )),
+        _ => Ok(()),
+    };
+    items
+        .and(tensors)
+        .map_err(|error| InferError::Internal(format!("a job that cannot be queued: {error}")))
+}

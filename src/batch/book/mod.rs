@@ -1,0 +1,372 @@
+//! The book-keeping of the queue: which jobs there are, what of them waits, runs or is done, and what bounds them. Pure:
+//! `queue` puts a lock and the callers' channels around it, `sim` drives it on a virtual clock.
+//!
+//! A job enters with [`Book::push`]; its rows wait in a lane, leave it in the parts of one or more batches
+//! ([`Book::pick`]) and come back done or failed ([`Book::finish`]). Exactly one [`Done`] comes out for each job that is
+//! not cancelled. Its share of the bounds is given back with it, or with its last running part if that ends later:
+//! until then its memory is in use.
+
+mod admit;
+mod run;
+#[cfg(test)]
+mod tests;
+
+use super::{
+    Batch, JobKey, ModelKey, Rules,
+    entry::{Entry, Pieces},
+    lanes::Lanes,
+    rates::{Costs, Throughput},
+    shares::Shares,
+};
+use crate::{engine::Tensor, error::InferError};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Bounds over everything that waits or runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Items (option `queue_items_max`).
+    pub items_max: usize,
+    /// Bytes of inputs (option `queue_bytes_max`).
+    pub bytes_max: usize,
+}
+
+/// One worker, from attach to detach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WorkerKey(u64);
+
+#[derive(Debug, Default)]
+struct Worker {
+    /// As of its last pick; until then it may serve anything.
+    serves: Option<Vec<ModelKey>>,
+    running: usize,
+}
+
+impl Worker {
+    fn serves(&self, model: ModelKey) -> bool {
+        self.serves.as_ref().is_none_or(|s| s.contains(&model))
+    }
+}
+
+#[derive(Debug)]
+struct Model {
+    name: Arc<str>,
+    rules: Rules,
+    lanes: Lanes,
+    costs: Costs,
+    /// Batches running, and the most that ever ran at once: how many devices share its work, at best.
+    running: usize,
+    running_peak: usize,
+    /// Items that wait or run.
+    items: usize,
+    retired: bool,
+}
+
+/// What a worker does next.
+#[derive(Debug)]
+pub enum Pick {
+    /// Run this, and hand it to [`Book::finish`].
+    Run(Batch, Receipt),
+    /// Ask again then, or when more arrives.
+    SleepUntil(Instant),
+    /// Ask again when more arrives.
+    Sleep,
+    /// There will never be anything again.
+    Closed,
+}
+
+/// Who runs a batch, and what was charged for it.
+#[derive(Debug)]
+pub struct Receipt {
+    worker: WorkerKey,
+    estimate: f64,
+}
+
+/// The end of a job.
+#[derive(Debug)]
+pub struct Done {
+    /// Whose.
+    pub job: JobKey,
+    /// Its outputs, or why there are none.
+    pub result: Result<Pieces, InferError>,
+}
+
+/// What came of a call, to be dealt with outside the lock.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// Jobs to answer.
+    pub done: Vec<Done>,
+    /// Memory to give back.
+    pub inputs: Vec<Vec<Tensor>>,
+    /// Retired models that are empty now: workers may unload them.
+    pub forgotten: Vec<ModelKey>,
+}
+
+/// What waits and runs, for metrics.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Load {
+    /// Items that wait or run.
+    pub items: usize,
+    /// Bytes of inputs that wait or run.
+    pub bytes: usize,
+    /// Jobs of which something waits.
+    pub waiting: usize,
+    /// Batches that run.
+    pub running: usize,
+    /// How long ago the oldest waiting job arrived.
+    pub oldest: Option<Duration>,
+    /// Items that wait or run, by model, in the order of registration.
+    pub models: Vec<(ModelKey, usize)>,
+}
+
+/// All jobs, models and workers.
+#[derive(Debug)]
+pub struct Book {
+    limits: QueueLimits,
+    models: HashMap<ModelKey, Model>,
+    jobs: HashMap<JobKey, Entry>,
+    workers: HashMap<WorkerKey, Worker>,
+    shares: Shares,
+    throughput: Throughput,
+    settled: Settled,
+    next_key: u64,
+    items: usize,
+    bytes: usize,
+    closed: bool,
+    aborted: bool,
+}
+
+impl Book {
+    /// An empty book.
+    pub fn new(limits: QueueLimits) -> Book {
+        Book {
+            limits,
+            models: HashMap::new(),
+            jobs: HashMap::new(),
+            workers: HashMap::new(),
+            shares: Shares::default(),
+            throughput: Throughput::default(),
+            settled: Settled::default(),
+            next_key: 0,
+            items: 0,
+            bytes: 0,
+            closed: false,
+            aborted: false,
+        }
+    }
+
+    /// Lets jobs for a model in. A key that is known already keeps its rules.
+    pub fn register(&mut self, key: ModelKey, name: &str, rules: Rules) {
+        if self.models.contains_key(&key) {
+            return;
+        }
+        let mut rules = rules;
+        rules.sizes.retain(|&size| size > 0);
+        rules.sizes.sort_unstable();
+        rules.sizes.dedup();
+        if rules.whole || rules.sizes.is_empty() {
+            rules.sizes = vec![1];
+        }
+        self.shares.add(key, rules.weight);
+        self.models.insert(
+            key,
+            Model {
+                name: name.into(),
+                rules,
+                lanes: Lanes::default(),
+                costs: Costs::default(),
+                running: 0,
+                running_peak: 0,
+                items: 0,
+                retired: false,
+            },
+        );
+    }
+
+    /// Lets no more jobs for a model in. What waits still runs, if a worker serves it; then the model is forgotten.
+    pub fn retire(&mut self, key: ModelKey, now: Instant) {
+        if let Some(model) = self.models.get_mut(&key) {
+            model.retired = true;
+        }
+        self.strand(now);
+        self.forget(key);
+    }
+
+    /// Whether the model is known: registered, and not yet both retired and empty.
+    pub fn knows(&self, key: ModelKey) -> bool {
+        self.models.contains_key(&key)
+    }
+
+    /// Adds a worker.
+    pub fn attach(&mut self) -> WorkerKey {
+        let key = WorkerKey(self.new_key());
+        self.workers.insert(key, Worker::default());
+        key
+    }
+
+    /// Removes a worker. Its batches can still finish.
+    pub fn detach(&mut self, worker: WorkerKey, now: Instant) {
+        self.workers.remove(&worker);
+        self.strand(now);
+    }
+
+    /// Lets no more jobs in; what there is still runs.
+    pub fn close(&mut self, now: Instant) {
+        self.closed = true;
+        self.strand(now);
+    }
+
+    /// Whether [`Book::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Closes, and answers every job that waits or runs with `error`; says how many. Workers are sent home.
+    pub fn abort(&mut self, error: &InferError, now: Instant) -> usize {
+        self.closed = true;
+        self.aborted = true;
+        let keys: Vec<JobKey> = self.jobs.keys().copied().collect();
+        let mut count = 0;
+        for key in keys {
+            if !self.jobs[&key].over {
+                count += 1;
+                self.end(key, Some(Err(error.clone())), now);
+            }
+        }
+        count
+    }
+
+    /// Nobody waits for this job any more. What waits of it goes at once; what runs is dropped when it is done.
+    pub fn cancel(&mut self, job: JobKey, now: Instant) {
+        self.end(job, None, now);
+    }
+
+    /// Answers jobs whose deadline passed while they waited.
+    fn expire(&mut self, key: ModelKey, now: Instant) {
+        let Some(model) = self.models.get_mut(&key) else {
+            return;
+        };
+        for job in model.lanes.refresh(now) {
+            let waited = self.jobs.get(&job).map_or(0, |entry| {
+                now.saturating_duration_since(entry.job.arrived).as_millis()
+            });
+            let error = format!("the deadline passed in the queue, after {waited} ms");
+            self.end(job, Some(Err(InferError::Late(error))), now);
+        }
+    }
+
+    /// Answers jobs that no worker will ever run: of retired models (of all, once closed) that no worker serves.
+    fn strand(&mut self, now: Instant) {
+        let Book {
+            models,
+            workers,
+            closed,
+            ..
+        } = self;
+        let stranded = models.iter().filter(|(key, model)| {
+            (*closed || model.retired)
+                && !model.lanes.is_empty()
+                && !workers.values().any(|worker| worker.serves(**key))
+        });
+        let jobs: Vec<JobKey> = stranded.flat_map(|(_, model)| model.lanes.jobs()).collect();
+        for job in jobs {
+            let error = "no device serves the model any more".into();
+            self.end(job, Some(Err(InferError::Device(error))), now);
+        }
+    }
+
+    /// Ends a job, once: answers it (if anybody waits), takes what waits of it out of its lane, and gives back its bounds if
+    /// nothing of it runs.
+    fn end(&mut self, key: JobKey, result: Option<Result<Pieces, InferError>>, now: Instant) {
+        let Some(entry) = self.jobs.get_mut(&key).filter(|entry| !entry.over) else {
+            return;
+        };
+        entry.over = true;
+        let (model_key, shape) = (entry.job.model, Arc::clone(&entry.shape));
+        if let Some(result) = result {
+            self.settled.done.push(Done { job: key, result });
+        }
+        if let Some(model) = self.models.get_mut(&model_key) {
+            model.lanes.remove(&shape, key);
+            let waiting = !model.lanes.is_empty();
+            self.shares.set_waiting(model_key, waiting);
+        }
+        self.release(key, now);
+    }
+
+    /// Gives back the bounds of a job that is over, when nothing of it runs any more.
+    fn release(&mut self, key: JobKey, now: Instant) {
+        if self
+            .jobs
+            .get(&key)
+            .is_none_or(|entry| !entry.over || entry.running > 0)
+        {
+            return;
+        }
+        let entry = self.jobs.remove(&key).expect("looked up above");
+        self.items -= entry.job.items;
+        self.bytes -= entry.bytes;
+        if let Some(model) = self.models.get_mut(&entry.job.model) {
+            model.items -= entry.job.items;
+        }
+        self.forget(entry.job.model);
+        self.settled.inputs.push(entry.job.inputs);
+        self.throughput.busy(!self.jobs.is_empty(), now);
+    }
+
+    fn forget(&mut self, key: ModelKey) {
+        let empty = |m: &Model| m.retired && m.items == 0 && m.running == 0;
+        if self.models.get(&key).is_some_and(empty) {
+            self.models.remove(&key);
+            self.shares.remove(key);
+            self.settled.forgotten.push(key);
+        }
+    }
+
+    /// What came of the calls since the last time.
+    pub fn settle(&mut self) -> Settled {
+        std::mem::take(&mut self.settled)
+    }
+
+    /// Whether nothing came of the calls since the last [`Book::settle`].
+    pub fn is_settled(&self) -> bool {
+        let Settled {
+            done,
+            inputs,
+            forgotten,
+        } = &self.settled;
+        done.is_empty() && inputs.is_empty() && forgotten.is_empty()
+    }
+
+    /// Whether something waits for this model.
+    pub fn waits(&self, key: ModelKey) -> bool {
+        self.models.get(&key).is_some_and(|m| !m.lanes.is_empty())
+    }
+
+    /// What waits and runs.
+    pub fn load(&self, now: Instant) -> Load {
+        let models = self.models.values();
+        let oldest = models
+            .clone()
+            .filter_map(|model| model.lanes.oldest())
+            .min();
+        let mut items: Vec<_> = self.models.iter().map(|(key, m)| (*key, m.items)).collect();
+        items.sort_unstable();
+        Load {
+            items: self.items,
+            bytes: self.bytes,
+            waiting: models.clone().map(|model| model.lanes.len()).sum(),
+            running: models.map(|model| model.running).sum(),
+            oldest: oldest.map(|oldest| now.saturating_duration_since(oldest)),
+            models: items,
+        }
+    }
+
+    fn new_key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+}

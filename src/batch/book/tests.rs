@@ -1,0 +1,1 @@
+//! What the book promises, without a clock.

@@ -1,0 +1,146 @@
+//! One accepted job from push to answer, and its outputs on the way. Pure.
+
+use super::{
+    Answer, Job, JobKey, Part, Timing,
+    lanes::{ItemShape, Urgency},
+    rows,
+};
+use crate::{engine::Tensor, error::InferError};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A job in the book.
+#[derive(Debug)]
+pub struct Entry {
+    /// As it was pushed. Inputs are kept until the answer, in case that a batch fails.
+    pub job: Job,
+    /// Its lane.
+    pub shape: Arc<ItemShape>,
+    /// Of all inputs.
+    pub bytes: usize,
+    /// Parts that are running.
+    pub running: usize,
+    /// Nobody waits for it any more: answered or cancelled. It stays until its last running part ends.
+    pub over: bool,
+    /// Came back once from a failed device.
+    pub failed: bool,
+    /// Was in a batch that the engine refused: shares no batch from then on.
+    pub alone: bool,
+    pushed: Instant,
+    taken: bool,
+    done: Pieces,
+}
+
+impl Entry {
+    /// A job that was just accepted.
+    pub fn new(job: Job, shape: Arc<ItemShape>, bytes: usize, pushed: Instant) -> Entry {
+        Entry {
+            job,
+            shape,
+            bytes,
+            running: 0,
+            over: false,
+            failed: false,
+            alone: false,
+            pushed,
+            taken: false,
+            done: Pieces::default(),
+        }
+    }
+
+    /// What decides when it runs.
+    pub fn urgency(&self) -> Urgency {
+        Urgency {
+            priority: self.job.priority,
+            deadline: self.job.deadline,
+            arrived: self.job.arrived,
+        }
+    }
+
+    /// Those rows as part of a batch. All rows of a job are its inputs as they are, so that a model without a batch
+    /// axis gets them whole.
+    pub fn part(&mut self, key: JobKey, range: Range<usize>, now: Instant) -> Part {
+        if !self.taken {
+            self.taken = true;
+            self.done.timing.queue = now.saturating_duration_since(self.pushed);
+        }
+        self.running += 1;
+        let inputs = if range.len() == self.job.items {
+            self.job.inputs.clone()
+        } else {
+            let inputs = self.job.inputs.iter();
+            inputs
+                .map(|input| rows::cut(input, range.start, range.end))
+                .collect()
+        };
+        Part {
+            job: key,
+            rows: range,
+            inputs,
+        }
+    }
+
+    /// Keeps the outputs of some rows; hands all of them over with the last.
+    pub fn collect(
+        &mut self,
+        range: Range<usize>,
+        outputs: Vec<Tensor>,
+        device: &Arc<str>,
+        batch_items: usize,
+        (stage, compute): (Duration, Duration),
+    ) -> Option<Pieces> {
+        let done = &mut self.done;
+        done.items += range.len();
+        done.outputs.push((range.start, outputs));
+        done.device = Some(Arc::clone(device));
+        done.batch_items = done.batch_items.max(batch_items);
+        done.timing.stage += stage;
+        done.timing.compute += compute;
+        (done.items >= self.job.items).then(|| std::mem::take(done))
+    }
+}
+
+/// The outputs of a job, as they came from its batches.
+#[derive(Debug, Default)]
+pub struct Pieces {
+    items: usize,
+    /// By first row.
+    outputs: Vec<(usize, Vec<Tensor>)>,
+    device: Option<Arc<str>>,
+    batch_items: usize,
+    timing: Timing,
+}
+
+impl Pieces {
+    /// Puts the outputs together in the order of the job's rows. Copies only what came from several batches; meant to
+    /// be called without a lock.
+    ///
+    /// # Errors
+    /// [`InferError::Internal`] if outputs of different batches do not fit together.
+    pub fn join(mut self) -> Result<Answer, InferError> {
+        self.outputs.sort_by_key(|(start, _)| *start);
+        let outputs = if self.outputs.len() == 1 {
+            self.outputs.remove(0).1
+        } else {
+            let count = self.outputs.iter().map(|(_, outputs)| outputs.len()).min();
+            (0..count.unwrap_or(0))
+                .map(|i| {
+                    let parts: Vec<&Tensor> = self.outputs.iter().map(|(_, o)| &o[i]).collect();
+                    rows::join(&parts)
+                })
+                .collect::<Result<_, _>>()
+                .map_err(|error| {
+                    InferError::Internal(format!("the model's outputs of several batches: {error}"))
+                })?
+        };
+        Ok(Answer {
+            outputs,
+            device: self.device.unwrap_or_else(|| "".into()),
+            batch_items: self.batch_items,
+            timing: self.timing,
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! How fast work gets done: seconds per batch of each size, and items and bytes per second of the whole queue. Pure.
+
+use std::time::{Duration, Instant};
+
+/// Weight of a new measurement: heavy enough to follow a device that slows down within a few batches.
+const NEW_WEIGHT: f64 = 0.3;
+/// What a batch is taken to cost before any was measured; corrected as soon as it ends.
+const SECONDS_UNMEASURED: f64 = 0.01;
+
+/// Measured seconds of compute per padded batch size of one model.
+#[derive(Debug, Default)]
+pub struct Costs {
+    /// Ascending by size: exponentially weighted means.
+    by_size: Vec<(usize, f64)>,
+}
+
+impl Costs {
+    /// Takes in a measurement.
+    pub fn record(&mut self, size: usize, seconds: f64) {
+        match self.by_size.binary_search_by_key(&size, |&(size, _)| size) {
+            Ok(i) => self.by_size[i].1 += NEW_WEIGHT * (seconds - self.by_size[i].1),
+            Err(i) => self.by_size.insert(i, (size, seconds)),
+        }
+    }
+
+    /// Seconds for a batch of this size; `None` if none was measured.
+    pub fn measured(&self, size: usize) -> Option<f64> {
+        let i = self.by_size.binary_search_by_key(&size, |&(size, _)| size);
+        i.ok().map(|i| self.by_size[i].1)
+    }
+
+    /// Seconds for a batch of this size, scaled from the nearest measured size if need be.
+    pub fn estimate(&self, size: usize) -> f64 {
+        self.by_size
+            .iter()
+            .min_by_key(|(measured, _)| measured.abs_diff(size))
+            .map_or(SECONDS_UNMEASURED, |&(measured, seconds)| {
+                seconds * size as f64 / measured as f64
+            })
+    }
+
+    /// The fewest seconds in which one device could run so many items, in batches up to `size_max`; `None` if nothing
+    /// was measured. A size above all measured ones is taken to cost no more than the largest of those.
+    pub fn fewest_seconds(&self, items: usize, size_max: usize) -> Option<f64> {
+        let &(largest, seconds) = self.by_size.last()?;
+        let unmeasured = seconds / size_max.max(largest) as f64;
+        let per_item = self
+            .by_size
+            .iter()
+            .map(|&(size, seconds)| seconds / size as f64)
+            .fold(unmeasured, f64::min);
+        Some(per_item * items as f64)
+    }
+}
+
+/// Time over which throughput is averaged.
+const WINDOW_SECONDS: f64 = 10.0;
+/// What `Retry-After` says before anything was measured.
+const RETRY_UNMEASURED: Duration = Duration::from_secs(1);
+/// The bounds of what it says after.
+const RETRY_RANGE: (f64, f64) = (1.0, 60.0);
+
+/// Items and bytes finished per second while there was something to do, exponentially weighted.
+#[derive(Debug, Default)]
+pub struct Throughput {
+    busy_since: Option<Instant>,
+    seconds: f64,
+    items: f64,
+    bytes: f64,
+}
+
+impl Throughput {
+    /// There is (or is not) something to do from now on.
+    pub fn busy(&mut self, busy: bool, now: Instant) {
+        match (self.busy_since, busy) {
+            (None, true) => self.busy_since = Some(now),
+            (Some(_), false) => {
+                self.advance(now);
+                self.busy_since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Counts finished work.
+    pub fn record(&mut self, items: usize, bytes: usize, now: Instant) {
+        self.advance(now);
+        self.items += items as f64;
+        self.bytes += bytes as f64;
+    }
+
+    fn advance(&mut self, now: Instant) {
+        if let Some(since) = self.busy_since {
+            let seconds = now.saturating_duration_since(since).as_secs_f64();
+            let keep = (-seconds / WINDOW_SECONDS).exp();
+            self.seconds = self.seconds * keep + seconds;
+            self.items *= keep;
+            self.bytes *= keep;
+            self.busy_since = Some(now);
+        }
+    }
+
+    /// When so many items are done, from the measured rate, within 1 to 60 s.
+    pub fn retry_items(&mut self, ahead: usize, now: Instant) -> Duration {
+        self.advance(now);
+        self.retry(ahead, self.items)
+    }
+
+    /// When so many bytes are done, from the measured rate, within 1 to 60 s.
+    pub fn retry_bytes(&mut self, ahead: usize, now: Instant) -> Duration {
+        self.advance(now);
+        self.retry(ahead, self.bytes)
+    }
+
+    fn retry(&self, ahead: usize, done: f64) -> Duration {
+        if done <= 0.0 || self.seconds <= 0.0 {
+            return RETRY_UNMEASURED;
+        }
+        let seconds = ahead as f64 * self.seconds / done;
+        Duration::from_secs_f64(seconds.clamp(RETRY_RANGE.0, RETRY_RANGE.1))
+    }
+}

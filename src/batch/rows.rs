@@ -1,0 +1,155 @@
+//! Rows of tensors along the batch axis: checking, cutting and joining. Pure.
+
+use crate::engine::{DataType, Tensor};
+use bytes::{Bytes, BytesMut};
+
+/// Checks that a tensor's bytes are what its shape and type say, and that its first axis (if asked for) has `rows`.
+///
+/// # Errors
+/// What differs, in words.
+pub fn check(tensor: &Tensor, rows: Option<usize>) -> Result<(), String> {
+    let shape = &tensor.shape;
+    if let Some(rows) = rows
+        && shape.first() != Some(&rows)
+    {
+        return Err(format!("shape {shape:?} instead of {rows} rows"));
+    }
+    let elements = shape
+        .iter()
+        .try_fold(1_usize, |product, &extent| product.checked_mul(extent));
+    let fits = match (elements, tensor.datatype.size()) {
+        (Some(elements), Some(size)) => elements.checked_mul(size) == Some(tensor.data.len()),
+        (Some(elements), None) => skip_strings(&tensor.data, elements) == Some(tensor.data.len()),
+        (None, _) => false,
+    };
+    if fits {
+        Ok(())
+    } else {
+        let (datatype, bytes) = (tensor.datatype, tensor.data.len());
+        Err(format!("{bytes} bytes for {datatype} of shape {shape:?}"))
+    }
+}
+
+/// Rows `start..end` of a tensor that passed [`check`], sharing its memory.
+pub fn cut(tensor: &Tensor, start: usize, end: usize) -> Tensor {
+    if tensor.datatype != DataType::Bytes {
+        return tensor.rows(start, end);
+    }
+    let per_row: usize = tensor.shape[1..].iter().product();
+    let offset = |row: usize| {
+        skip_strings(&tensor.data, row * per_row).expect("strings were counted by `check`")
+    };
+    let mut shape = tensor.shape.clone();
+    shape[0] = end - start;
+    Tensor {
+        datatype: tensor.datatype,
+        shape,
+        data: tensor.data.slice(offset(start)..offset(end)),
+    }
+}
+
+/// Puts tensors together along the first axis, in the order given.
+///
+/// # Errors
+/// If there is none, or if they differ in type or in another axis: a model whose output shape depends on its input.
+pub fn join(parts: &[&Tensor]) -> Result<Tensor, String> {
+    let Some((first, rest)) = parts.split_first() else {
+        return Err("nothing to put together".into());
+    };
+    let alike = |t: &Tensor| {
+        t.datatype == first.datatype && !t.shape.is_empty() && t.shape[1..] == first.shape[1..]
+    };
+    if first.shape.is_empty() || !rest.iter().all(|tensor| alike(tensor)) {
+        let shapes: Vec<_> = parts.iter().map(|tensor| &tensor.shape).collect();
+        return Err(format!(
+            "shapes {shapes:?} do not fit together; send fewer items in one request"
+        ));
+    }
+    if rest.is_empty() {
+        return Ok((*first).clone());
+    }
+    let mut data = BytesMut::with_capacity(parts.iter().map(|tensor| tensor.data.len()).sum());
+    for tensor in parts {
+        data.extend_from_slice(&tensor.data);
+    }
+    let mut shape = first.shape.clone();
+    shape[0] = parts.iter().map(|tensor| tensor.shape[0]).sum();
+    Ok(Tensor {
+        datatype: first.datatype,
+        shape,
+        data: data.freeze(),
+    })
+}
+
+/// The offset after `count` length-prefixed strings; `None` if there are fewer.
+fn skip_strings(data: &Bytes, count: usize) -> Option<usize> {
+    let mut offset = 0_usize;
+    for _ in 0..count {
+        let prefix = data.get(offset..)?.first_chunk::<4>()?;
+        let length = usize::try_from(u32::from_le_bytes(*prefix)).ok()?;
+        offset = offset.checked_add(4)?.checked_add(length)?;
+        if offset > data.len() {
+            return None;
+        }
+    }
+    Some(offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(rows: &[&[&str]]) -> Tensor {
+        let mut data = BytesMut::new();
+        for string in rows.iter().copied().flatten() {
+            data.extend_from_slice(&(string.len() as u32).to_le_bytes());
+            data.extend_from_slice(string.as_bytes());
+        }
+        Tensor {
+            datatype: DataType::Bytes,
+            shape: vec![rows.len(), rows[0].len()],
+            data: data.freeze(),
+        }
+    }
+
+    fn numbers(shape: &[usize], bytes: usize) -> Tensor {
+        Tensor {
+            datatype: DataType::Uint16,
+            shape: shape.to_vec(),
+            data: (0..bytes as u8).collect::<Vec<_>>().into(),
+        }
+    }
+
+    #[test]
+    fn rows_that_were_cut_and_joined_are_the_same_again() {
+        for tensor in [
+            numbers(&[3, 2], 12),
+            numbers(&[3, 0], 0),
+            strings(&[&["a", "bc"], &["", "d"], &["efg", "h"]]),
+        ] {
+            assert_eq!(check(&tensor, Some(3)), Ok(()));
+            let (head, tail) = (cut(&tensor, 0, 1), cut(&tensor, 1, 3));
+            assert_eq!(check(&head, Some(1)), Ok(()));
+            assert_eq!(check(&tail, Some(2)), Ok(()));
+            let again = join(&[&head, &tail]).unwrap();
+            assert_eq!((again.shape, again.data), (tensor.shape, tensor.data));
+        }
+    }
+
+    #[test]
+    fn bytes_that_do_not_fill_the_shape_are_refused() {
+        assert!(check(&numbers(&[3, 2], 11), Some(3)).is_err());
+        assert!(check(&numbers(&[3, 2], 12), Some(2)).is_err());
+        assert!(check(&numbers(&[usize::MAX, 4], 12), None).is_err());
+        let mut cut_off = strings(&[&["abc"]]);
+        cut_off.data = cut_off.data.slice(..6);
+        assert!(check(&cut_off, None).is_err());
+    }
+
+    #[test]
+    fn outputs_whose_other_axes_differ_are_not_joined() {
+        let error = join(&[&numbers(&[1, 2], 4), &numbers(&[1, 3], 6)]).unwrap_err();
+        assert!(error.contains("[[1, 2], [1, 3]]"), "{error}");
+        assert!(join(&[]).is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! A fair share of device time for each model: start-time fair queueing over virtual seconds. Pure.
+//!
+//! A model's virtual time advances by the compute seconds of its batches divided by its weight: by an estimate when a batch
+//! is taken, by the rest when it is measured. A free worker serves, of the models that it serves at all, the one that is
+//! furthest behind. Priorities and deadlines order the work *within* a model and say nothing here: an urgent job jumps
+//! the queue of its own model, at the expense of that model's share alone.
+//!
+//! A model that has work again after a pause starts where the furthest behind of the busy models stands (the start of its
+//! running batch, if it has one), so idle time is not saved up; after a pause of all, everybody starts at the latest
+//! time of all. Both are taken over the models that the asking worker serves: models that share no device are not
+//! compared. When devices come or go and models meet whose times have drifted apart, a model is held to owe at most two
+//! of the longest batches and a second ([`DEBT_SECONDS`]).
+
+use super::ModelKey;
+use std::collections::HashMap;
+
+/// How far ahead of the others a model may be held to stand, beyond two batches.
+const DEBT_SECONDS: f64 = 1.0;
+
+#[derive(Debug)]
+struct Share {
+    weight: f64,
+    /// Seconds of compute had, divided by the weight.
+    virtual_time: f64,
+    /// The virtual time at which the last batch was taken.
+    start: f64,
+    /// The last batch, in virtual seconds.
+    cost: f64,
+    /// Batches running.
+    running: usize,
+    waiting: bool,
+    /// Has work again, and has not been placed among the others since.
+    fresh: bool,
+}
+
+/// The virtual times of all models.
+#[derive(Debug, Default)]
+pub struct Shares {
+    models: HashMap<ModelKey, Share>,
+}
+
+impl Shares {
+    /// Adds a model. A weight that is not a positive number counts as 1.
+    pub fn add(&mut self, model: ModelKey, weight: f64) {
+        let usable = weight.is_finite() && weight > 0.0;
+        self.models.insert(
+            model,
+            Share {
+                weight: if usable { weight } else { 1.0 },
+                virtual_time: 0.0,
+                start: 0.0,
+                cost: 0.0,
+                running: 0,
+                waiting: false,
+                fresh: false,
+            },
+        );
+    }
+
+    /// Forgets a model.
+    pub fn remove(&mut self, model: ModelKey) {
+        self.models.remove(&model);
+    }
+
+    /// Says whether a model has work waiting.
+    pub fn set_waiting(&mut self, model: ModelKey, waiting: bool) {
+        if let Some(share) = self.models.get_mut(&model) {
+            share.fresh = waiting && (share.fresh || !share.waiting);
+            share.waiting = waiting;
+        }
+    }
+
+    /// The models with work waiting among those served, the one furthest behind first.
+    pub fn order(&mut self, serves: &[ModelKey]) -> Vec<ModelKey> {
+        let served = || serves.iter().filter_map(|key| self.models.get(key));
+        if !served().any(|share| share.waiting) {
+            return Vec::new();
+        }
+        let floor = served()
+            .filter_map(|share| match share {
+                share if share.running > 0 => Some(share.start),
+                share if share.waiting && !share.fresh => Some(share.virtual_time),
+                _ => None,
+            })
+            .min_by(f64::total_cmp)
+            .or_else(|| served().map(|s| s.virtual_time).max_by(f64::total_cmp))
+            .unwrap_or(0.0);
+        let longest = served().map(|share| share.cost).fold(0.0, f64::max);
+        let mut order: Vec<(f64, ModelKey)> = Vec::with_capacity(serves.len());
+        for &key in serves {
+            if let Some(share) = self.models.get_mut(&key).filter(|share| share.waiting) {
+                if share.fresh {
+                    share.fresh = false;
+                    share.virtual_time = share.virtual_time.max(floor);
+                }
+                let debt_max = floor + DEBT_SECONDS + 2.0 * longest;
+                share.virtual_time = share.virtual_time.min(debt_max);
+                order.push((share.virtual_time, key));
+            }
+        }
+        order.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        order.dedup_by_key(|(_, key)| *key);
+        order.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// Charges a batch that was taken now, by its estimated seconds.
+    pub fn charge(&mut self, model: ModelKey, estimate: f64) {
+        if let Some(share) = self.models.get_mut(&model) {
+            share.running += 1;
+            share.start = share.virtual_time;
+            share.cost = estimate / share.weight;
+            share.virtual_time += share.cost;
+        }
+    }
+
+    /// Puts the measured seconds of a batch in the place of what was charged for it.
+    pub fn correct(&mut self, model: ModelKey, estimate: f64, measured: f64) {
+        if let Some(share) = self.models.get_mut(&model) {
+            share.running = share.running.saturating_sub(1);
+            share.cost = measured / share.weight;
+            share.virtual_time += (measured - estimate) / share.weight;
+        }
+    }
+}

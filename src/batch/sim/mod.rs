@@ -1,0 +1,84 @@
+//! The real book, lanes, shares and policy on a virtual clock, through thousands of seeds.
+//!
+//! Each seed makes a small world: models, workers, limits, and a stream of jobs with bursts, deadlines, priorities,
+//! cancels, poisoned inputs, failing and vanishing workers, retired models and a close ([`world`]). Beside it stands
+//! [`truth`], which keeps its own and much simpler account of every job and checks each step against it. [`fairness`] saturates
+//! models and compares the device time they got. A failing seed is printed; `OCELLI_SIM_SEED=n` runs that one alone.
+
+mod fairness;
+mod truth;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+const SEEDS: u64 = 10_000;
+/// Saturated runs are longer; this many show the same.
+const SEEDS_FAIRNESS: u64 = 1_000;
+
+/// Splitmix64: small, seedable, good enough to make worlds.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to `n - 1`.
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    /// From `low` to `high`, both included.
+    fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low + 1)
+    }
+
+    fn percent(&mut self, chance: u64) -> bool {
+        self.next() % 100 < chance
+    }
+
+    fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len())]
+    }
+}
+
+fn run(seeds: u64, world: impl Fn(u64)) {
+    let one = std::env::var("OCELLI_SIM_SEED").ok();
+    let range = match one.map(|seed| seed.parse::<u64>().expect("OCELLI_SIM_SEED is a number")) {
+        Some(seed) => seed..seed + 1,
+        None => 0..seeds,
+    };
+    for seed in range {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world(seed))) {
+            eprintln!("the simulation fails with OCELLI_SIM_SEED={seed}");
+            resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn every_job_is_answered_once_and_rightly_whatever_happens() {
+    let total = std::cell::RefCell::new(truth::Tally::default());
+    run(SEEDS, |seed| total.borrow_mut().add(&world::run(seed)));
+    let total = total.into_inner();
+    println!("{total:?}");
+    if std::env::var_os("OCELLI_SIM_SEED").is_none() {
+        total.assert_everything_happened();
+    }
+}
+
+#[test]
+fn saturated_models_share_the_devices_by_weight() {
+    let worst = std::cell::Cell::new(0.0_f64);
+    run(SEEDS_FAIRNESS, |seed| {
+        worst.set(worst.get().max(fairness::run(seed)));
+    });
+    println!(
+        "largest difference, as a part of what is allowed: {:.2}",
+        worst.get()
+    );
+}

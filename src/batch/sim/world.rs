@@ -1,0 +1,408 @@
+//! One small world per seed: its events in the order of a virtual clock.
+
+use super::{
+    Random,
+    truth::{State, Tally, Truth, tagged},
+};
+use crate::{
+    batch::{
+        Batch, Job, ModelKey, Ran, Rules, RunResult,
+        book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
+        rows,
+    },
+    engine::{EngineError, Tensor},
+};
+use bytes::BytesMut;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Times are microseconds of the virtual clock.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrive,
+    Cancel(usize),
+    Finish {
+        worker: usize,
+        life: usize,
+    },
+    Vanish(usize),
+    Return(usize),
+    Retire(ModelKey),
+    Close,
+    /// A window of waiting for company ends.
+    Look,
+}
+
+struct SimWorker {
+    /// None while it is away.
+    key: Option<WorkerKey>,
+    serves: Vec<ModelKey>,
+    /// Times slower than the cost says.
+    slow: u64,
+    fails_percent: u64,
+    /// Counts batches and absences, so that the end of a lost batch finds nothing.
+    life: usize,
+    running: Option<(Batch, Receipt)>,
+    home: bool,
+}
+
+struct World {
+    random: Random,
+    base: Instant,
+    now: u64,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    sequence: u64,
+    book: Book,
+    truth: Truth,
+    workers: Vec<SimWorker>,
+    /// Microseconds per batch and per row.
+    costs: HashMap<ModelKey, (u64, u64)>,
+    to_come: usize,
+    pace: u64,
+    device: Arc<str>,
+}
+
+/// Runs one seed to its end, checking every step.
+pub(super) fn run(seed: u64) -> Tally {
+    let mut world = World::new(seed);
+    while let Some(Reverse((at, _, event))) = world.events.pop() {
+        world.now = at;
+        world.step(event);
+        world.settle();
+        world.serve();
+        let load = world.book.load(world.at());
+        world.truth.check_load(&load);
+    }
+    let now = world.at();
+    world.truth.check_rest(&world.book.load(now));
+    if world.truth.closed {
+        assert!(
+            world.workers.iter().all(|w| w.home || w.key.is_none()),
+            "all go home"
+        );
+    }
+    let models: Vec<_> = world.truth.models.keys().copied().collect();
+    for model in models {
+        world.book.retire(model, now);
+        assert!(!world.book.knows(model), "an empty model is forgotten");
+    }
+    world.truth.tally
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut random = Random(seed);
+        let limits = QueueLimits {
+            items_max: random.between(6, 120) as usize,
+            bytes_max: random.between(60, 1200) as usize,
+        };
+        let mut book = Book::new(limits);
+        let scale = *random.of(&[1, 1, 1, 60]);
+        let (mut models, mut costs) = (HashMap::new(), HashMap::new());
+        for i in 0..random.between(1, 3) {
+            let sizes: &[&[usize]] = &[&[1], &[1, 2, 4], &[1, 2, 4, 8], &[4], &[3, 5]];
+            let whole = random.percent(15);
+            let sizes = if whole { &[1] } else { *random.of(sizes) };
+            let waits = random.percent(30);
+            let wait_max = random.between(1, 200_000) * u64::from(waits);
+            let rules = Rules {
+                sizes: sizes.to_vec(),
+                whole,
+                wait_max: Duration::from_micros(wait_max),
+                weight: *random.of(&[0.5, 1.0, 1.0, 3.0]),
+            };
+            let key = ModelKey(i);
+            book.register(key, "model", rules.clone());
+            models.insert(key, rules);
+            let cost = (
+                random.between(500, 20_000) * scale,
+                random.between(100, 8_000) * scale,
+            );
+            costs.insert(key, cost);
+        }
+        let all: Vec<ModelKey> = (0..models.len() as u64).map(ModelKey).collect();
+        let mut truth = Truth::new(models, limits);
+        let fails_percent = *random.of(&[0, 0, 5, 30]);
+        let workers = (0..random.between(1, 3) as usize).map(|i| {
+            // The first serves everything and comes back for sure: whatever is accepted can end.
+            let mut serves = all.clone();
+            serves.retain(|_| i == 0 || random.percent(60));
+            truth.serving.insert(i, serves.clone());
+            SimWorker {
+                key: Some(book.attach()),
+                serves,
+                slow: *random.of(&[1, 1, 2, 10]),
+                fails_percent,
+                life: 0,
+                running: None,
+                home: false,
+            }
+        });
+        let workers = workers.collect();
+        let mut world = World {
+            to_come: random.between(5, 45) as usize,
+            pace: *random.of(&[2_000, 20_000, 100_000, 400_000]),
+            random,
+            base: Instant::now(),
+            now: 0,
+            events: BinaryHeap::new(),
+            sequence: 0,
+            book,
+            truth,
+            workers,
+            costs,
+            device: "sim".into(),
+        };
+        world.plan(0, Event::Arrive);
+        let span = world.pace * world.to_come as u64;
+        if world.random.percent(25) {
+            let at = world.random.between(0, span);
+            world.plan(at, Event::Close);
+        }
+        if world.random.percent(20) {
+            let at = world.random.between(0, span);
+            let model = *world.random.of(&all);
+            world.plan(at, Event::Retire(model));
+        }
+        if world.random.percent(20) {
+            let at = world.random.between(0, span);
+            let worker = world.random.below(world.workers.len());
+            world.plan(at, Event::Vanish(worker));
+        }
+        world
+    }
+
+    fn at(&self) -> Instant {
+        self.base + Duration::from_micros(self.now)
+    }
+
+    fn plan(&mut self, after: u64, event: Event) {
+        self.sequence += 1;
+        self.events
+            .push(Reverse((self.now + after, self.sequence, event)));
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = self.at();
+        match event {
+            Event::Arrive => self.arrive(),
+            Event::Cancel(index) => {
+                let job = &self.truth.jobs[index];
+                if job.state == State::Live {
+                    self.book.cancel(job.key, now);
+                    self.truth.cancelled(index);
+                }
+            }
+            Event::Finish { worker, life } if self.workers[worker].life == life => {
+                self.finish(worker)
+            }
+            Event::Vanish(worker) => self.vanish(worker),
+            Event::Return(worker) => {
+                let key = self.book.attach();
+                let worker_state = &mut self.workers[worker];
+                worker_state.key = Some(key);
+                worker_state.home = false;
+                let serves = worker_state.serves.clone();
+                self.truth.serving.insert(worker, serves);
+            }
+            Event::Retire(model) => {
+                self.truth.retired.push(model);
+                self.book.retire(model, now);
+            }
+            Event::Close => {
+                self.truth.closed = true;
+                self.book.close(now);
+            }
+            Event::Finish { .. } | Event::Look => {}
+        }
+    }
+
+    fn arrive(&mut self) {
+        let (now, random) = (self.at(), &mut self.random);
+        let model = ModelKey(random.below(self.truth.models.len()) as u64);
+        let rules = &self.truth.models[&model];
+        let tag = self.to_come;
+        let (items, input) = if rules.whole {
+            (1, tagged(tag, vec![3, 8], 3))
+        } else {
+            let largest = *rules.sizes.last().unwrap() as u64;
+            let most = *random.of(&[1, 2, largest, 3 * largest, 20]);
+            let items = random.between(1, most) as usize;
+            let item: &[usize] = if random.percent(70) { &[8] } else { &[2, 4] };
+            let shape = [&[items], item].concat();
+            (items, tagged(tag, shape, items))
+        };
+        let deadline = random.percent(40).then(|| {
+            let most = *random.of(&[self.pace, 50_000, 20_000_000]);
+            now + Duration::from_micros(random.between(0, most))
+        });
+        let decoded = Duration::from_micros(random.between(0, 1000).min(self.now));
+        let job = Job {
+            model,
+            inputs: vec![input],
+            items,
+            priority: random.below(3) as u8,
+            deadline,
+            arrived: now - decoded,
+        };
+        let copy = Job {
+            inputs: job.inputs.clone(),
+            ..job
+        };
+        let poisoned = random.percent(4);
+        let result = self.book.push(copy, now);
+        let accepted = result.is_ok();
+        self.truth.pushed(job, poisoned, result, now);
+        if accepted && self.random.percent(15) {
+            let after = self.random.between(0, 2 * self.pace);
+            self.plan(after, Event::Cancel(self.truth.jobs.len() - 1));
+        }
+        self.to_come -= 1;
+        if self.to_come > 0 {
+            let pause = match self.random.below(20) {
+                0..=8 => 0,
+                9 => 20 * self.pace,
+                _ => self.random.between(0, self.pace),
+            };
+            self.plan(pause, Event::Arrive);
+        }
+    }
+
+    /// Every idle worker asks, in a random order.
+    fn serve(&mut self) {
+        let start = self.random.below(self.workers.len());
+        for i in 0..self.workers.len() {
+            let index = (start + i) % self.workers.len();
+            let worker = &self.workers[index];
+            let (Some(key), None, false) = (worker.key, &worker.running, worker.home) else {
+                continue;
+            };
+            let now = self.at();
+            let serves = worker.serves.clone();
+            let pick = self.book.pick(key, &serves, now);
+            self.settle();
+            match pick {
+                Pick::Run(batch, receipt) => {
+                    self.truth.taken(&batch, &serves, now);
+                    let (base, per_row) = self.costs[&batch.model];
+                    let worker = &mut self.workers[index];
+                    let cost = (base + per_row * batch.size as u64) * worker.slow;
+                    worker.life += 1;
+                    worker.running = Some((batch, receipt));
+                    let life = worker.life;
+                    self.plan(
+                        cost,
+                        Event::Finish {
+                            worker: index,
+                            life,
+                        },
+                    );
+                }
+                Pick::SleepUntil(until) => {
+                    self.truth.may_sleep(&serves, now, false);
+                    assert!(until > now);
+                    let after = until.duration_since(now).as_nanos().div_ceil(1000) as u64;
+                    self.plan(after, Event::Look);
+                }
+                Pick::Sleep => self.truth.may_sleep(&serves, now, false),
+                Pick::Closed => {
+                    assert!(self.truth.closed);
+                    self.truth.may_sleep(&serves, now, true);
+                    self.workers[index].home = true;
+                    if self.random.percent(50) {
+                        self.book.detach(key, now);
+                        self.workers[index].key = None;
+                        self.truth.serving.remove(&index);
+                        self.settle();
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, worker: usize) {
+        let fails = self.random.percent(self.workers[worker].fails_percent);
+        let Some((batch, receipt)) = self.workers[worker].running.take() else {
+            return;
+        };
+        let now = self.at();
+        let poisoned = batch.parts.iter().any(|part| {
+            let mut jobs = self.truth.jobs.iter();
+            jobs.any(|job| job.key == part.job && job.poisoned)
+        });
+        let result = if fails {
+            self.truth.broke(&batch, now);
+            Err(EngineError::Device("it broke".into()))
+        } else if poisoned {
+            self.truth.refused(&batch);
+            Err(EngineError::Input("poison".into()))
+        } else {
+            self.truth.ran(&batch);
+            self.echo(&batch)
+        };
+        self.book
+            .finish(&batch, &receipt, &self.device, result, now);
+        if fails && self.random.percent(50) {
+            self.vanish(worker);
+        }
+    }
+
+    /// The engine: gives back what it got, and padding after it.
+    fn echo(&self, batch: &Batch) -> RunResult {
+        let whole = self.truth.models[&batch.model].whole;
+        let inputs: Vec<&Tensor> = batch.parts.iter().map(|part| &part.inputs[0]).collect();
+        let mut output = rows::join(&inputs).unwrap();
+        if !whole {
+            let mut data = BytesMut::from(&output.data[..]);
+            data.resize(batch.size * 8, 0xff);
+            output.data = data.freeze();
+            output.shape[0] = batch.size;
+        }
+        Ok(Ran {
+            outputs: vec![output],
+            stage: Duration::ZERO,
+            compute: self.at() - batch.taken,
+        })
+    }
+
+    fn vanish(&mut self, worker: usize) {
+        let Some(key) = self.workers[worker].key.take() else {
+            return;
+        };
+        let now = self.at();
+        let running = self.workers[worker].running.take();
+        self.workers[worker].life += 1;
+        let mut detach = Some(key).filter(|_| self.random.percent(50));
+        if detach.is_none() {
+            self.truth.serving.remove(&worker);
+            self.book.detach(key, now);
+            self.settle();
+        }
+        if let Some((batch, receipt)) = running {
+            self.truth.broke(&batch, now);
+            let result = Err(EngineError::Device("it vanished".into()));
+            self.book
+                .finish(&batch, &receipt, &self.device, result, now);
+            self.settle();
+        }
+        if let Some(key) = detach.take() {
+            self.truth.serving.remove(&worker);
+            self.book.detach(key, now);
+            self.settle();
+        }
+        let back = self.random.between(0, 5 * self.pace);
+        self.plan(back, Event::Return(worker));
+    }
+
+    /// Answers go out.
+    fn settle(&mut self) {
+        let now = self.at();
+        for done in self.book.settle().done {
+            self.truth.answered(done, now);
+        }
+    }
+}
