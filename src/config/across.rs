@@ -1,0 +1,113 @@
+//! What must hold between options: each alone may be fine and both together not.
+
+use super::{
+    Config, Setting,
+    kind::bytes_text,
+    mistake::{Mistake, Origin},
+};
+
+/// A rule between two options.
+struct Rule {
+    /// The two, as the table names them.
+    between: [&'static str; 2],
+    holds: fn(&Config) -> bool,
+    /// What must be, and why.
+    must: fn(&Config) -> String,
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        between: ["admin_listen", "listen"],
+        holds: |config| {
+            let Some(admin) = config.admin_listen else {
+                return true;
+            };
+            let listen = config.listen;
+            // Port 0 becomes a free one. An unspecified address takes the port on all of them.
+            let same_address = admin.ip() == listen.ip()
+                || admin.ip().is_unspecified()
+                || listen.ip().is_unspecified();
+            admin.port() == 0 || admin.port() != listen.port() || !same_address
+        },
+        must: |_| "admin_listen must differ from listen (or be empty, for none)".into(),
+    },
+    Rule {
+        between: ["header_timeout_ms", "idle_timeout_ms"],
+        holds: |config| config.header_timeout_ms < config.idle_timeout_ms,
+        must: |_| {
+            "header_timeout_ms must be less than idle_timeout_ms, or idle connections would be closed first".into()
+        },
+    },
+    Rule {
+        between: ["body_bytes_max", "in_flight_bytes_max"],
+        holds: |config| config.body_bytes_max <= config.in_flight_bytes_max,
+        must: |_| {
+            "body_bytes_max must be at most in_flight_bytes_max, or the largest body could never be let in".into()
+        },
+    },
+    Rule {
+        between: ["body_bytes_max", "queue_bytes_max"],
+        holds: |config| config.body_bytes_max <= config.queue_bytes_max,
+        must: |_| {
+            "body_bytes_max must be at most queue_bytes_max, or the largest request could never be queued".into()
+        },
+    },
+    Rule {
+        between: ["image_pixels_max", "decode_bytes_max"],
+        holds: |config| decoded_bytes(config) <= config.decode_bytes_max,
+        must: |config| {
+            format!(
+                "decode_bytes_max must be at least 4 bytes for each of image_pixels_max ({}), or the largest image could never be decoded",
+                bytes_text(decoded_bytes(config))
+            )
+        },
+    },
+    Rule {
+        between: ["timeout_ms", "timeout_ms_max"],
+        holds: |config| config.timeout_ms <= config.timeout_ms_max,
+        must: |_| "timeout_ms must be at most timeout_ms_max".into(),
+    },
+];
+
+/// One image of the largest size at 4 bytes a pixel.
+fn decoded_bytes(config: &Config) -> u64 {
+    config.image_pixels_max.saturating_mul(4)
+}
+
+/// Adds a mistake for each rule that does not hold. Rules about an option that is `broken` by itself wait until that
+/// one is mended.
+pub(super) fn check(
+    config: &Config,
+    settings: &[Setting],
+    broken: &[&str],
+    mistakes: &mut Vec<Mistake>,
+) {
+    for rule in RULES {
+        if rule.between.iter().any(|name| broken.contains(name)) || (rule.holds)(config) {
+            continue;
+        }
+        let find = |name: &str| {
+            settings
+                .iter()
+                .find(|setting| setting.spec.name == name)
+                .expect("rules name options of the table")
+        };
+        let [a, b] = rule.between.map(find);
+        // Blame what somebody set, and of two settings the one that is easier to change.
+        let (blamed, other) = if b.origin > a.origin { (b, a) } else { (a, b) };
+        let from = match &other.origin {
+            Origin::Default => "the default".to_string(),
+            origin => format!("from {origin}"),
+        };
+        mistakes.push(Mistake {
+            origin: blamed.origin.clone(),
+            found: format!("{} = {:?}", blamed.spec.name, blamed.text),
+            reason: format!(
+                "{}; {} is {:?}, {from}",
+                (rule.must)(config),
+                other.spec.name,
+                other.text
+            ),
+        });
+    }
+}

@@ -1,0 +1,343 @@
+//! The kinds of values that options take: what is allowed, how text becomes a value, how a value is written.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use tracing_subscriber::EnvFilter;
+
+/// What an option takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// An IP address and a port; with `off`, an empty text means none.
+    Address {
+        /// Whether the empty text is allowed.
+        off: bool,
+    },
+    /// A path; with `empty`, an empty text is allowed and means what the option's text says.
+    Path {
+        /// Whether the empty text is allowed.
+        empty: bool,
+    },
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A whole number in a range.
+    Count {
+        /// The least allowed.
+        min: u64,
+        /// The most allowed.
+        max: u64,
+    },
+    /// A number of bytes in a range, written as a number or with a unit, such as `256MiB`.
+    Bytes {
+        /// The least allowed.
+        min: u64,
+        /// The most allowed.
+        max: u64,
+    },
+    /// Whole milliseconds in a range.
+    Millis {
+        /// The least allowed.
+        min: u64,
+        /// The most allowed.
+        max: u64,
+    },
+    /// A number of threads up to a maximum; 0 means one per core.
+    Threads {
+        /// The most allowed.
+        max: u64,
+    },
+    /// A log filter as `tracing_subscriber::EnvFilter` writes it.
+    Filter,
+}
+
+/// A checked value.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Value {
+    Address(Option<SocketAddr>),
+    Path(PathBuf),
+    Number(u64),
+    Duration(Duration),
+    Text(String),
+}
+
+impl Kind {
+    /// What is allowed, as the end of the sentence "must be …".
+    pub fn allowed(&self) -> String {
+        match self {
+            Kind::Address { off } => {
+                let or = if *off { ", or empty for none" } else { "" };
+                format!("an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000{or}")
+            }
+            Kind::Path { empty: false } => "a path".into(),
+            Kind::Path { empty: true } => "a path, or empty".into(),
+            Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            Kind::Count { min, max } => format!("a whole number from {min} to {max}"),
+            Kind::Bytes { min, max } => format!(
+                "a number of bytes from {} to {}, plain or with a unit, such as 256MiB",
+                bytes_text(*min),
+                bytes_text(*max)
+            ),
+            Kind::Millis { min, max } => format!("whole milliseconds from {min} to {max}"),
+            Kind::Threads { max } => {
+                format!("a number of threads up to {max}, or 0 for one per core")
+            }
+            Kind::Filter => {
+                "a log filter, such as info or warn,ocelli=debug (levels: error, warn, info, debug, trace, off)".into()
+            }
+        }
+    }
+
+    /// What stands for the value in usage lines.
+    pub fn placeholder(&self) -> &'static str {
+        match self {
+            Kind::Address { .. } => "ADDRESS",
+            Kind::Path { .. } => "PATH",
+            Kind::Choice(_) => "WORD",
+            Kind::Count { .. } | Kind::Threads { .. } => "N",
+            Kind::Bytes { .. } => "BYTES",
+            Kind::Millis { .. } => "MS",
+            Kind::Filter => "FILTER",
+        }
+    }
+
+    /// Whether the file writes this kind without quotes. A number of bytes may be written both ways.
+    pub(crate) fn is_number(&self) -> bool {
+        matches!(
+            self,
+            Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. }
+        )
+    }
+
+    /// The value that `text` stands for, with `cores` for a thread count of 0; or what is wrong, such as
+    /// "must be one of auto, cpu, gpu".
+    pub(crate) fn parse(&self, text: &str, cores: usize) -> Result<Value, String> {
+        let refused = || format!("must be {}", self.allowed());
+        let within = |number: u64, min: u64, max: u64| {
+            if (min..=max).contains(&number) {
+                Ok(number)
+            } else {
+                Err(refused())
+            }
+        };
+        let whole = || text.parse::<u64>().map_err(|_| refused());
+        match self {
+            Kind::Address { off: true } if text.is_empty() => Ok(Value::Address(None)),
+            Kind::Address { .. } => match text.parse() {
+                Ok(address) => Ok(Value::Address(Some(address))),
+                Err(_) => Err(refused()),
+            },
+            Kind::Path { empty } => {
+                // A NUL ends a path early for the operating system: such text is never what was meant.
+                if (text.is_empty() && !empty) || text.contains('\0') {
+                    return Err(refused());
+                }
+                Ok(Value::Path(text.into()))
+            }
+            Kind::Choice(words) if words.contains(&text) => Ok(Value::Text(text.into())),
+            Kind::Choice(_) => Err(refused()),
+            Kind::Count { min, max } => Ok(Value::Number(within(whole()?, *min, *max)?)),
+            Kind::Bytes { min, max } => {
+                let bytes = parse_bytes(text).ok_or_else(refused)?;
+                Ok(Value::Number(within(bytes, *min, *max)?))
+            }
+            Kind::Millis { min, max } => Ok(Value::Duration(Duration::from_millis(within(
+                whole()?,
+                *min,
+                *max,
+            )?))),
+            Kind::Threads { max } => match within(whole()?, 0, *max)? {
+                0 => Ok(Value::Number(cores as u64)),
+                threads => Ok(Value::Number(threads)),
+            },
+            Kind::Filter => match filter_mistake(text) {
+                Some(mistake) => Err(format!("{mistake}; must be {}", self.allowed())),
+                None => Ok(Value::Text(text.into())),
+            },
+        }
+    }
+}
+
+/// Units of byte sizes with their factors, longest suffix first so that none hides another.
+const UNITS: [(&str, u64); 9] = [
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("kB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("B", 1),
+];
+
+/// `1073741824`, `1GiB`, `1 GiB` and `1gib` are the same; `1GB` is 10⁹. `None` if it is none of these or too large.
+fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = text.split_at(digits.unwrap_or(text.len()));
+    let unit = unit.trim_start_matches(' ');
+    let factor = match unit {
+        "" => 1,
+        unit => {
+            UNITS
+                .iter()
+                .find(|(name, _)| name.eq_ignore_ascii_case(unit))?
+                .1
+        }
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// Bytes in the largest binary unit that divides them: `256MiB`, `1500`.
+pub fn bytes_text(bytes: u64) -> String {
+    let unit = UNITS[..4]
+        .iter()
+        .rev()
+        .find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
+    match unit {
+        Some((name, factor)) => format!("{}{name}", bytes / factor),
+        None => bytes.to_string(),
+    }
+}
+
+/// What is wrong with a log filter. `EnvFilter` itself takes any lone word for a target, so that `inof` would be
+/// a filter that shows nothing: a lone word that looks like a level is refused here.
+fn filter_mistake(text: &str) -> Option<String> {
+    const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+    if text.trim().is_empty() {
+        return Some("is empty".into());
+    }
+    if let Err(error) = EnvFilter::builder().parse(text) {
+        return Some(error.to_string());
+    }
+    let words = text.split(',').map(str::trim).filter(|word| {
+        !word.is_empty() && word.chars().all(char::is_alphanumeric) && word.parse::<u8>().is_err()
+    });
+    for word in words {
+        let lower = word.to_lowercase();
+        let level = LEVELS.iter().find(|level| {
+            strsim::osa_distance(&lower, level) == 1
+                || (lower.starts_with(*level) && lower != **level)
+        });
+        if let Some(level) = level {
+            return Some(format!(
+                "{word:?} is not a level; nearest: {level} (for a target of that name, write {word}=trace)"
+            ));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(kind: Kind, text: &str, expected: Option<Value>) {
+        let got = kind.parse(text, 6);
+        match &expected {
+            Some(value) => assert_eq!(got.as_ref(), Ok(value), "{text:?}"),
+            None => {
+                let message = got.expect_err(text);
+                assert!(
+                    message.contains(&kind.allowed()),
+                    "{message:?} does not say what is allowed"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_plain_or_with_a_unit() {
+        let kind = Kind::Bytes {
+            min: 1,
+            max: u64::MAX,
+        };
+        for (text, bytes) in [
+            ("1500", 1500),
+            ("1KiB", 1024),
+            ("256MiB", 256 << 20),
+            ("256 mib", 256 << 20),
+            ("2GiB", 2 << 30),
+            ("1TiB", 1 << 40),
+            ("3kB", 3000),
+            ("3GB", 3_000_000_000),
+            ("7B", 7),
+        ] {
+            check(kind, text, Some(Value::Number(bytes)));
+        }
+        for text in [
+            "",
+            "GiB",
+            "-1",
+            "1.5GiB",
+            "1GiBs",
+            "0x10",
+            "1 000",
+            "99999999999TiB",
+            "١KiB",
+            "0",
+        ] {
+            check(kind, text, None);
+        }
+    }
+
+    #[test]
+    fn bytes_are_written_so_that_they_read_back() {
+        for bytes in [1, 1000, 1024, 1536, 1 << 20, 5 << 30, (1 << 40) + 1] {
+            assert_eq!(parse_bytes(&bytes_text(bytes)), Some(bytes));
+        }
+        assert_eq!(bytes_text(256 << 20), "256MiB");
+    }
+
+    #[test]
+    fn numbers_outside_their_range_are_refused_at_both_ends() {
+        let kind = Kind::Count { min: 2, max: 9 };
+        check(kind, "2", Some(Value::Number(2)));
+        check(kind, "9", Some(Value::Number(9)));
+        for text in ["1", "10", "-3", "", "2.0", "two", "99999999999999999999"] {
+            check(kind, text, None);
+        }
+        let kind = Kind::Millis { min: 0, max: 10 };
+        check(kind, "10", Some(Value::Duration(Duration::from_millis(10))));
+        check(kind, "11", None);
+        check(kind, "10ms", None);
+    }
+
+    #[test]
+    fn no_threads_means_one_per_core() {
+        let kind = Kind::Threads { max: 64 };
+        check(kind, "0", Some(Value::Number(6)));
+        check(kind, "3", Some(Value::Number(3)));
+        check(kind, "65", None);
+    }
+
+    #[test]
+    fn an_empty_address_is_only_allowed_where_it_means_off() {
+        check(Kind::Address { off: true }, "", Some(Value::Address(None)));
+        check(Kind::Address { off: false }, "", None);
+        for text in [
+            "localhost:80",
+            ":8000",
+            "127.0.0.1",
+            "1.2.3.4:70000",
+            "::1:80",
+        ] {
+            check(Kind::Address { off: true }, text, None);
+        }
+    }
+
+    #[test]
+    fn a_level_with_a_typing_mistake_is_refused_but_a_target_is_not() {
+        for text in [
+            "info",
+            "warn,ocelli=debug",
+            "ocelli::batch=trace",
+            "off",
+            "INFO",
+            "hyper",
+            "ocelli[request{id=7}]=debug",
+        ] {
+            check(Kind::Filter, text, Some(Value::Text(text.into())));
+        }
+        for text in ["", "inof", "warning", "ocelli=loud", "debgu,hyper=warn"] {
+            check(Kind::Filter, text, None);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Where values come from, and the mistakes in them, collected so that all can be reported at once.
+
+use std::{fmt, path::PathBuf};
+
+/// Where a value comes from. Later variants win over earlier ones.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// The configuration file.
+    File {
+        /// As it was given.
+        path: PathBuf,
+        /// Counted from 1; 0 for the file as a whole.
+        line: usize,
+    },
+    /// An environment variable.
+    Variable(String),
+    /// A flag, with its dashes.
+    Flag(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File { path, line: 0 } => write!(f, "{}", path.display()),
+            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::Variable(name) | Origin::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// Where it stands.
+    pub origin: Origin,
+    /// What stands there, such as `queue_items_max = "lots"`; empty where the origin says it all.
+    pub found: String,
+    /// What is wrong, what is allowed, what to do.
+    pub reason: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", printable(&self.origin.to_string()))?;
+        if !self.found.is_empty() {
+            write!(f, "{}: ", self.found)?;
+        }
+        f.write_str(&self.reason)
+    }
+}
+
+/// The text with control characters escaped: a name from outside must not forge lines on a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            c if c.is_control() => c.escape_default().to_string(),
+            c => c.to_string(),
+        })
+        .collect()
+}
+
+/// Every mistake in the configuration, in the order file, environment, flags, then those between options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// At least one.
+    pub mistakes: Vec<Mistake>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.mistakes.len() {
+            1 => f.write_str("1 mistake in the configuration:")?,
+            n => write!(f, "{n} mistakes in the configuration:")?,
+        }
+        for mistake in &self.mistakes {
+            write!(f, "\n  {mistake}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}

@@ -1,0 +1,188 @@
+//! Options: file, environment and flags in, one checked and immutable [`Config`] out.
+//!
+//! Flags win over the environment, the environment over the file, the file over the defaults. Every source is checked
+//! even where another one wins, and all mistakes are reported together ([`ConfigError`]).
+//!
+//! - `table`: every option, its type and what there is to say about it.
+//! - `kind`: what values are allowed and how text becomes a value.
+//! - `sources`: the file, the environment and the flags.
+//! - `mistake`: where values come from and what is wrong with them.
+//! - `across`: what must hold between options.
+//! - `render`: the table as `deploy/ocelli.toml` and `docs/options.md`.
+
+mod across;
+mod kind;
+mod mistake;
+mod render;
+mod sources;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use kind::{Kind, bytes_text};
+pub use mistake::{ConfigError, Mistake, Origin};
+pub use render::{options_md, toml_defaults};
+pub use table::{Backend, Config, LogFormat, OPTIONS, Spec};
+
+use kind::Value;
+use std::{
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+    thread::available_parallelism,
+};
+
+/// The library that is loaded where nothing names one: the system's.
+const ONNX_RUNTIME_SYSTEM: &str = "libonnxruntime.so";
+
+/// What a [`Config`] is made of.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The file that a flag named; wins over `OCELLI_CONFIG`.
+    pub file: Option<PathBuf>,
+    /// The environment.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Names of options, as in the table, and the values that flags gave them.
+    pub flags: Vec<(&'static str, OsString)>,
+    /// What a thread count of 0 stands for; at least 1.
+    pub cores: usize,
+}
+
+impl Sources {
+    /// This process's environment and cores, with the flags that it was given.
+    pub fn of_process(file: Option<PathBuf>, flags: Vec<(&'static str, OsString)>) -> Sources {
+        Sources {
+            file,
+            environment: std::env::vars_os().collect(),
+            flags,
+            cores: cores(),
+        }
+    }
+
+    fn variable(&self, name: &str) -> Option<&OsStr> {
+        let found = self.environment.iter().find(|(key, _)| key == name);
+        found
+            .map(|(_, value)| value.as_os_str())
+            .filter(|value| !value.is_empty())
+    }
+}
+
+/// One option as it is in effect.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// The option.
+    pub spec: &'static Spec,
+    /// Its value as it was written.
+    pub text: String,
+    /// Who wrote it.
+    pub origin: Origin,
+}
+
+/// A checked configuration and where each of its values comes from.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The values.
+    pub config: Config,
+    /// In the order of [`OPTIONS`].
+    pub settings: Vec<Setting>,
+}
+
+/// Reads and checks all sources. Touches no file but the configuration itself.
+///
+/// # Errors
+/// All mistakes of all sources, together.
+pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
+    let mut mistakes = Vec::new();
+    let mut given = Vec::new();
+    let named = sources.variable("OCELLI_CONFIG").map(PathBuf::from);
+    if let Some(path) = sources.file.clone().or(named) {
+        sources::file(&path, &mut given, &mut mistakes);
+    }
+    sources::environment(&sources.environment, &mut given, &mut mistakes);
+    sources::flags(&sources.flags, &mut given, &mut mistakes);
+
+    let (mut settings, mut values) = defaults(sources.cores);
+    let mut broken = Vec::new();
+    // From the weakest source to the strongest: the last one wins.
+    for given in given {
+        let spec = &OPTIONS[given.option];
+        match spec.kind.parse(&given.text, sources.cores) {
+            Ok(value) => {
+                values[given.option] = value;
+                settings[given.option].text = given.text;
+                settings[given.option].origin = given.origin;
+            }
+            Err(reason) => {
+                broken.push(spec.name);
+                mistakes.push(Mistake {
+                    origin: given.origin,
+                    found: format!("{} = {:?}", spec.name, given.text),
+                    reason,
+                });
+            }
+        }
+    }
+    onnx_runtime(sources, &mut settings, &mut values);
+    let config = Config::from_values(values);
+    // In the order of the sources, whichever step found them.
+    mistakes.sort_by(|a, b| a.origin.cmp(&b.origin));
+    across::check(&config, &settings, &broken, &mut mistakes);
+    if mistakes.is_empty() {
+        Ok(Loaded { config, settings })
+    } else {
+        Err(ConfigError { mistakes })
+    }
+}
+
+impl Default for Config {
+    /// All defaults, whatever the environment says.
+    fn default() -> Config {
+        let (mut settings, mut values) = defaults(cores());
+        let nowhere = Sources {
+            file: None,
+            environment: Vec::new(),
+            flags: Vec::new(),
+            cores: cores(),
+        };
+        onnx_runtime(&nowhere, &mut settings, &mut values);
+        Config::from_values(values)
+    }
+}
+
+fn cores() -> usize {
+    available_parallelism().map_or(1, usize::from)
+}
+
+fn defaults(cores: usize) -> (Vec<Setting>, Vec<Value>) {
+    OPTIONS
+        .iter()
+        .map(|spec| {
+            let setting = Setting {
+                spec,
+                text: spec.default.into(),
+                origin: Origin::Default,
+            };
+            let value = spec.kind.parse(spec.default, cores);
+            (setting, value.expect("a test holds defaults to their kind"))
+        })
+        .unzip()
+}
+
+/// Where nothing names the library: `ORT_DYLIB_PATH`, as other programs have it, or the system's.
+fn onnx_runtime(sources: &Sources, settings: &mut [Setting], values: &mut [Value]) {
+    let option = OPTIONS
+        .iter()
+        .position(|spec| spec.name == "onnx_runtime")
+        .expect("the table has it");
+    if !settings[option].text.is_empty() {
+        return;
+    }
+    let path = match sources.variable("ORT_DYLIB_PATH") {
+        Some(path) => {
+            settings[option].origin = Origin::Variable("ORT_DYLIB_PATH".into());
+            settings[option].text = path.to_string_lossy().into();
+            PathBuf::from(path)
+        }
+        None => ONNX_RUNTIME_SYSTEM.into(),
+    };
+    values[option] = Value::Path(path);
+}

@@ -1,0 +1,263 @@
+//! The table of options: name, type, kind, default, one line, and more. Everything that is said about an option
+//! anywhere (the fields of [`Config`], flags and their help, variables, `deploy/ocelli.toml`, `docs/options.md`) is
+//! made from its row here.
+
+use super::kind::{Kind, Value};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+/// One option.
+#[derive(Debug, Clone, Copy)]
+pub struct Spec {
+    /// The heading that it stands under.
+    pub section: &'static str,
+    /// Its name in the file, units last.
+    pub name: &'static str,
+    /// What it takes.
+    pub kind: Kind,
+    /// Its default, written as in the environment.
+    pub default: &'static str,
+    /// One line.
+    pub doc: &'static str,
+    /// The rest of what there is to say.
+    pub more: &'static str,
+}
+
+impl Spec {
+    /// The name of the environment variable, such as `OCELLI_QUEUE_ITEMS_MAX`.
+    pub fn variable(&self) -> String {
+        format!("OCELLI_{}", self.name.to_ascii_uppercase())
+    }
+
+    /// The name of the flag without its dashes, such as `queue-items-max`.
+    pub fn flag(&self) -> String {
+        self.name.replace('_', "-")
+    }
+}
+
+/// What the models run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// A GPU where there is one that is free, else the CPU.
+    Auto,
+    /// The CPU, even where there is a GPU.
+    Cpu,
+    /// A GPU, or nothing.
+    Gpu,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people on a terminal, JSON elsewhere.
+    Auto,
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+macro_rules! options {
+    ($( section $section:literal { $(
+        $name:ident: $type:ty, $kind:expr, $default:literal, $doc:literal, $more:literal;
+    )* } )*) => {
+        /// The options, checked. Made by [`load`](super::load) and never changed after.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Config {
+            $( $(
+                #[doc = $doc]
+                #[doc = ""]
+                #[doc = $more]
+                pub $name: $type,
+            )* )*
+        }
+
+        /// Every option, in the order in which they are shown.
+        pub const OPTIONS: &[Spec] = &[
+            $( $( Spec {
+                section: $section,
+                name: stringify!($name),
+                kind: $kind,
+                default: $default,
+                doc: $doc,
+                more: $more,
+            }, )* )*
+        ];
+
+        impl Config {
+            /// From the values of all options, in the order of [`OPTIONS`].
+            pub(super) fn from_values(values: impl IntoIterator<Item = Value>) -> Config {
+                let mut values = values.into_iter();
+                let mut next = || values.next().expect("there is a value for each option");
+                // Fields are initialised in the order in which they are written, which is the table's.
+                Config { $( $( $name: FromValue::from_value(next()), )* )* }
+            }
+        }
+    };
+}
+
+use Kind::{Address, Bytes, Choice, Count, Filter, Millis, Path, Threads};
+
+const KIB: u64 = 1 << 10;
+const TIB: u64 = 1 << 40;
+const DAY_MS: u64 = 86_400_000;
+
+options! {
+    section "Listening" {
+        listen: SocketAddr, Address { off: false }, "127.0.0.1:8000",
+            "Where the API listens.",
+            "0.0.0.0:8000 or [::]:8000 listens on every interface. Port 0 takes any free port, which the log then names.";
+        admin_listen: Option<SocketAddr>, Address { off: true }, "127.0.0.1:8002",
+            "Where health, metrics and control are served apart from the API; empty for not at all.",
+            "This listener has its own thread, so that a jammed data path cannot fail a probe. Whoever reaches it may control devices and models: keep it off public interfaces.";
+    }
+    section "Models and devices" {
+        models: PathBuf, Path { empty: false }, "models",
+            "The folder that holds the models, one folder each.",
+            "A relative path counts from the folder in which the server was started.";
+        backend: Backend, Choice(&["auto", "cpu", "gpu"]), "auto",
+            "What the models run on.",
+            "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
+        onnx_runtime: PathBuf, Path { empty: true }, "",
+            "The ONNX Runtime shared library (libonnxruntime.so).",
+            "Empty means the value of ORT_DYLIB_PATH and, where that is not set either, the system's libonnxruntime.so.";
+    }
+    section "Connections and requests" {
+        connections_max: usize, Count { min: 1, max: 1_000_000 }, "8192",
+            "Open connections on the API listener; more are refused.",
+            "Each needs a file descriptor: keep it below the process's limit on open files.";
+        requests_in_flight_max: usize, Count { min: 1, max: 1_000_000 }, "1024",
+            "Requests being worked on at once; more are answered with 429.",
+            "A request counts from its headers until its reply has been sent.";
+        in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
+            "Bytes of request bodies held at once; more are answered with 429.",
+            "A body counts with its announced length, one without a length with body_bytes_max, before any of it is read.";
+        body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
+            "The largest request body; a larger one is answered with 413.",
+            "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
+        parts_max: usize, Count { min: 1, max: 100_000 }, "256",
+            "Parts of one multipart body; more are answered with 413.",
+            "Each file is a part.";
+        header_timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "10000",
+            "How long a request's headers may take, from their first byte.",
+            "The connection is closed afterwards. Less than idle_timeout_ms.";
+        idle_timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "75000",
+            "How long a connection may stay open without a request.",
+            "Longer than a load balancer in front keeps its connections (often 60 s): otherwise it may send a request just as the connection is closed.";
+        body_timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "120000",
+            "How long a request's body may take.",
+            "Counted from the first read of the body.";
+        body_rate_bytes_min: u64, Bytes { min: 0, max: TIB }, "1024",
+            "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
+            "Acts after 5 s, so that a slow start fails nobody.";
+    }
+    section "Images" {
+        image_side_max: u32, Count { min: 1, max: 1_000_000 }, "32768",
+            "The longest side of an image, in pixels.",
+            "Read from the header before anything is allocated, as are the next two.";
+        image_pixels_max: u64, Count { min: 1, max: 1 << 40 }, "67108864",
+            "The largest image, in pixels (width times height) of one frame.",
+            "The default is 64 Mi pixels, such as 8192 x 8192.";
+        image_frames_max: usize, Count { min: 1, max: 10_000_000 }, "4096",
+            "Frames of one image, such as the pages of a TIFF.",
+            "Formats of which only the first frame is used count as one.";
+        decode_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
+            "Memory for decoded images, all decodes together.",
+            "A decode waits until its share is free. At least 4 bytes for each of image_pixels_max, so that one image of the largest size fits.";
+    }
+    section "Queue" {
+        queue_items_max: usize, Count { min: 1, max: 100_000_000 }, "8192",
+            "Items waiting for a device; more are answered with 429.",
+            "An item is one row of a batch: mostly one image.";
+        queue_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "2GiB",
+            "Bytes of model input waiting for a device; more are answered with 429.",
+            "At least body_bytes_max, so that one tensor request of the largest size fits.";
+        timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
+            "How long a request may take where neither it nor its model says.",
+            "At most timeout_ms_max. A request that is late is answered with 504 and not run.";
+        timeout_ms_max: Duration, Millis { min: 1, max: DAY_MS }, "600000",
+            "The longest time that a request or a model may ask for.",
+            "More is cut to this.";
+    }
+    section "Threads" {
+        http_threads: usize, Threads { max: 1024 }, "0",
+            "Threads that read requests and write replies; 0 for one per core.",
+            "Cores are those that the process may use, counting a container's CPU limit.";
+        decode_threads: usize, Threads { max: 1024 }, "0",
+            "Threads that decode and resize images; 0 for one per core.",
+            "As many images are decoded at once.";
+        compute_threads: usize, Threads { max: 1024 }, "0",
+            "Threads that run a model on the CPU; 0 for one per core.",
+            "One batch uses all of them.";
+    }
+    section "Shutdown" {
+        drain_delay_ms: Duration, Millis { min: 0, max: 3_600_000 }, "5000",
+            "How long requests are still taken after SIGTERM, while readiness already says no.",
+            "Gives load balancers the time to look elsewhere.";
+        drain_timeout_ms: Duration, Millis { min: 0, max: 3_600_000 }, "25000",
+            "How long accepted requests may take to finish after that; what is left then is dropped and counted.",
+            "Under Kubernetes, terminationGracePeriodSeconds must be more than both together.";
+    }
+    section "Logs" {
+        log_format: LogFormat, Choice(&["auto", "human", "json"]), "auto",
+            "How log lines are written.",
+            "auto writes for people on a terminal and one JSON object a line elsewhere. Logs go to the standard error.";
+        log_filter: String, Filter, "info",
+            "Which log lines are written.",
+            "A level, or levels by target, such as warn,ocelli=debug, as tracing's EnvFilter reads them.";
+        log_dir: Option<PathBuf>, Path { empty: true }, "",
+            "A folder for one log file per model, as JSON lines; empty for none.",
+            "MODEL.log is a link to the current day's file; 14 days are kept.";
+    }
+}
+
+/// From a checked value to a field's type. The table pairs kinds with types; [`Config::default`] runs through all.
+trait FromValue {
+    fn from_value(value: Value) -> Self;
+}
+
+macro_rules! from_value {
+    ($( $type:ty: $pattern:pat => $made:expr; )*) => { $(
+        impl FromValue for $type {
+            fn from_value(value: Value) -> Self {
+                match value {
+                    $pattern => $made,
+                    other => unreachable!("the table pairs {} with {other:?}", stringify!($type)),
+                }
+            }
+        }
+    )* };
+}
+
+from_value! {
+    SocketAddr: Value::Address(Some(address)) => address;
+    Option<SocketAddr>: Value::Address(address) => address;
+    PathBuf: Value::Path(path) => path;
+    Option<PathBuf>: Value::Path(path) => (!path.as_os_str().is_empty()).then_some(path);
+    u64: Value::Number(number) => number;
+    u32: Value::Number(number) => u32::try_from(number).expect("the kind's range fits the type");
+    usize: Value::Number(number) => usize::try_from(number).expect("the kind's range fits the type");
+    Duration: Value::Duration(duration) => duration;
+    String: Value::Text(text) => text;
+}
+
+impl FromValue for Backend {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "auto" => Backend::Auto,
+            Value::Text(word) if word == "cpu" => Backend::Cpu,
+            Value::Text(word) if word == "gpu" => Backend::Gpu,
+            other => unreachable!("the table's words are auto, cpu and gpu, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for LogFormat {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "auto" => LogFormat::Auto,
+            Value::Text(word) if word == "human" => LogFormat::Human,
+            Value::Text(word) if word == "json" => LogFormat::Json,
+            other => unreachable!("the table's words are auto, human and json, not {other:?}"),
+        }
+    }
+}
