@@ -3,7 +3,7 @@
 
     python tools/make_models.py FOLDER [NAME...]      # all of them without names
 
-Needs numpy and onnx (tests/clients/requirements.txt). Weights come from fixed seeds: the same script gives the same
+Needs numpy, onnx and Pillow (tests/clients/requirements.txt). Weights come from fixed seeds: the same script gives the same
 files. None of these models knows anything about the world.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto, checker, helper, numpy_helper
+from PIL import Image
 
 OPSET = 17
 IR_VERSION = 8
@@ -93,15 +94,12 @@ def picture(rng, width, height):
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     out = np.empty((height, width, 3), np.float32)
     out[:] = rng.uniform(40, 215, 3)
-    for cells in (2, 5, 12, 30, 75):  # value noise, its strength falling with its scale
-        grid = rng.standard_normal((cells + 2, cells + 2, 3)).astype(np.float32)
-        gy, gx = y * (cells / height), x * (cells / width)
-        y0, x0 = gy.astype(int), gx.astype(int)
-        fy, fx = (gy - y0)[..., None], (gx - x0)[..., None]
-        fy, fx = fy * fy * (3 - 2 * fy), fx * fx * (3 - 2 * fx)
-        top = grid[y0, x0] * (1 - fx) + grid[y0, x0 + 1] * fx
-        bottom = grid[y0 + 1, x0] * (1 - fx) + grid[y0 + 1, x0 + 1] * fx
-        out += (top * (1 - fy) + bottom * fy) * (rng.uniform(40, 110) / cells**0.6)
+    for cells in (2, 5, 12, 30, 75):  # value noise: its strength falls with its scale, and little of it is colour
+        grid = rng.standard_normal((cells + 2, cells + 2, 1)) + 0.4 * rng.standard_normal((cells + 2, cells + 2, 3))
+        strength = rng.uniform(40, 110) / cells**0.6
+        for channel in range(3):
+            plane = Image.fromarray(floats(grid[..., channel] * strength))
+            out[..., channel] += np.asarray(plane.resize((width, height), Image.Resampling.BICUBIC))
     for _ in range(int(rng.integers(2, 7))):  # discs and stripes
         cx, cy, r = rng.uniform(0, width), rng.uniform(0, height), rng.uniform(0.05, 0.3) * min(width, height)
         inside = (x - cx) ** 2 + (y - cy) ** 2 < r * r
