@@ -1,7 +1,7 @@
 """Trains the example detector `models/digits-detector` and writes its whole folder, with pictures to post.
 
     pip install -r examples/requirements.txt
-    python examples/train_detector.py          # about a quarter of an hour on one core
+    python examples/train_detector.py          # about ten minutes on one core
 
 The pictures are composed from the same handwritten digits as the classifier's: one to six digits of any size and
 place on a noisy grey background. The digits in the held-out pictures are held out too. What is reported is measured

@@ -1,7 +1,7 @@
 """Trains the example classifier `models/digits` and writes its whole folder, with pictures to post.
 
     pip install -r examples/requirements.txt
-    python examples/train_digits.py            # about two minutes on one core
+    python examples/train_digits.py            # about a minute on one core
 
 The network sees what the server will give it: the accuracy is measured with ONNX Runtime on held-out PNG files,
 decoded and resized by Pillow as `model.toml` says.
