@@ -1,0 +1,98 @@
+# Two commands matter: `make serve` and `make test`. Both fetch what is missing, say what they do, and need a network
+# only the first time. Options of the server travel as OCELLI_*, from the environment or from here:
+#
+#     make serve OCELLI_LISTEN=0.0.0.0:9000 OCELLI_MODELS=/srv/models
+
+CARGO  ?= cargo
+PYTHON ?= python3
+
+ORT_LIBRARY := $(CURDIR)/.lib/libonnxruntime.so.1.31.1
+TARGET      := $(or $(CARGO_TARGET_DIR),target)
+
+# The build's own tools come after those of the machine.
+export PATH := $(PATH):$(CURDIR)/.venv/build/bin
+
+# A configuration file may name the models; without one they are the examples.
+ifndef OCELLI_CONFIG
+serve: export OCELLI_MODELS := $(or $(OCELLI_MODELS),examples/models)
+endif
+
+# A library of the user's own is taken as it is, and nothing is fetched.
+ifndef ORT_DYLIB_PATH
+ORT := ort
+export ORT_DYLIB_PATH := $(ORT_LIBRARY)
+endif
+
+say = @printf '\n== %s\n' "$(1)"
+
+.NOTPARALLEL:
+.PHONY: help serve test build bench ort tools format lint test-rust test-licences test-clients clean-venv clean-lib clean
+
+help:
+	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
+	@echo "make test         all checks: format, lints, Rust tests, licences, Python client tests with schemathesis"
+	@echo "make build        the release binary, $(TARGET)/release/ocelli"
+	@echo "make bench        what the server costs over the engine it runs (minutes)"
+	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
+
+serve: $(ORT) build
+	$(call say,serving $(if $(OCELLI_MODELS),$(OCELLI_MODELS),examples/models) on $(or $(OCELLI_LISTEN),127.0.0.1:8000); ctrl-c drains and stops)
+	@exec $(TARGET)/release/ocelli serve
+
+build: tools
+	$(call say,building in release mode (the first time takes minutes))
+	$(CARGO) build --release --locked
+
+test: format lint test-rust test-licences test-clients
+	$(call say,all checks passed)
+
+format:
+	$(call say,checking the format)
+	@$(CARGO) fmt --version >/dev/null 2>&1 || { echo "rustfmt is missing: rustup component add rustfmt"; exit 1; }
+	$(CARGO) fmt --check
+
+lint: tools
+	$(call say,linting all targets)
+	@$(CARGO) clippy --version >/dev/null 2>&1 || { echo "clippy is missing: rustup component add clippy"; exit 1; }
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+
+test-rust: tools $(ORT)
+	$(call say,unit and integration tests)
+	$(CARGO) test --locked
+
+test-licences:
+	$(call say,checking licences and advisories)
+	@if $(CARGO) deny --version >/dev/null 2>&1; then echo "$(CARGO) deny check"; $(CARGO) deny check; \
+	else echo "cargo-deny is not installed, so this check is left out: cargo install --locked cargo-deny"; fi
+
+# With the binary that test-rust has built; SERVER_BINARY names another one.
+test-clients: tools $(ORT)
+	$(call say,Python client tests)
+	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
+	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
+	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(PYTEST)
+
+bench: $(ORT) build
+	$(call say,measuring what the server costs over the engine)
+	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
+	SERVER_BINARY=$(TARGET)/release/ocelli .venv/test/bin/python benches/overhead.py $(BENCH)
+
+ort:
+	@$(PYTHON) tools/fetch_onnxruntime.py
+
+# The JPEG decoder is C and built with CMake; its fast paths are assembled by nasm.
+tools:
+	@command -v $(CARGO) >/dev/null || { echo "Rust is missing: see https://rustup.rs"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3 is missing: apt-get install python3 python3-pip (or its like)"; exit 1; }
+	@command -v c++ >/dev/null || command -v "$${CXX:-g++}" >/dev/null || { echo "a C++ compiler is missing: apt-get install g++ (or its like)"; exit 1; }
+	@command -v cmake >/dev/null || { $(PYTHON) tools/make_venv.py .venv/build tools/requirements.txt && .venv/build/bin/cmake --version | head -n 1; }
+	@[ "$$(uname -m)" != x86_64 ] || command -v nasm >/dev/null || echo "nasm is missing: JPEG decoding will be about 3 times slower; apt-get install nasm (or its like) before the first build mends that"
+
+clean:
+	$(CARGO) clean
+
+clean-venv:
+	rm -rf .venv
+
+clean-lib:
+	rm -rf .lib

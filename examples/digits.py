@@ -1,0 +1,130 @@
+"""What both training scripts share: the data, the pictures, an optimiser and the way to ONNX.
+
+The data are scikit-learn's bundled handwritten digits: 1797 pictures of 8x8 pixels with 17 grey levels, part of
+"Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998, UCI Machine Learning Repository). Their
+polarity is kept: ink is bright (16), paper is black (0).
+"""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from sklearn.datasets import load_digits
+
+OPSET = 17
+IR_VERSION = 8
+HELD_OUT = 360  # of 1797 pictures, the same ones in both scripts
+
+
+def split(seed):
+    """The pictures as 8x8 uint8 (0..255) and their digits: `(train, train_digits, held_out, held_out_digits)`."""
+    bunch = load_digits()
+    pictures = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+    order = np.random.default_rng(seed).permutation(len(pictures))
+    held_out, train = order[:HELD_OUT], order[HELD_OUT:]
+    return pictures[train], bunch.target[train], pictures[held_out], bunch.target[held_out]
+
+
+def png(array):
+    """A grey `[height, width]` uint8 array as the bytes of a PNG file."""
+    out = io.BytesIO()
+    Image.fromarray(array).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def read_grey(data):
+    """The bytes of an image file as a Pillow image of one 8-bit grey channel."""
+    return Image.open(io.BytesIO(data)).convert("L")
+
+
+# --- Training -------------------------------------------------------------------------------------------------------
+
+
+def conv_init(key, size, channels_in, channels_out, gain=2.0):
+    """He initialisation: weights `[height, width, in, out]` and zero biases."""
+    scale = np.sqrt(gain / (size * size * channels_in))
+    return {
+        "w": jax.random.normal(key, (size, size, channels_in, channels_out)) * scale,
+        "b": jnp.zeros(channels_out),
+    }
+
+
+def conv(x, layer, stride=1, pad=1):
+    """A convolution of `x` `[n, height, width, channels]` with the same padding on all four sides, as ONNX writes it."""
+    y = jax.lax.conv_general_dilated(
+        x, layer["w"], (stride, stride), [(pad, pad), (pad, pad)], dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return y + layer["b"]
+
+
+def adam_init(parameters):
+    """The state of `adam`: first and second moments, all zero."""
+    zeros = jax.tree.map(jnp.zeros_like, parameters)
+    return zeros, zeros
+
+
+def adam(parameters, gradients, state, step, rate, decay=1e-4):
+    """One step of Adam with decoupled weight decay (Kingma and Ba 2015; Loshchilov and Hutter 2019); `step` from 1."""
+    first, second = state
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
+    second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, gradients)
+
+    def update(p, m, v):
+        m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
+        return p - rate * (m_hat / (jnp.sqrt(v_hat) + 1e-8) + decay * p)
+
+    return jax.tree.map(update, parameters, first, second), (first, second)
+
+
+def cosine(step, steps, peak, warm_up):
+    """Learning rate: a linear start over `warm_up` steps, then half a cosine down to zero."""
+    rising = step / warm_up
+    falling = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((step - warm_up) / (steps - warm_up), 0, 1)))
+    return peak * jnp.where(step < warm_up, rising, falling)
+
+
+# --- ONNX -----------------------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """Collects nodes and weights of an ONNX graph whose tensors are named as they are made."""
+
+    def __init__(self):
+        self.nodes, self.weights = [], []
+
+    def node(self, op, inputs, output, **attributes):
+        """Adds a node; returns the name of its output."""
+        self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+        return output
+
+    def weight(self, name, array):
+        """Adds a constant; returns its name."""
+        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def conv(self, x, layer, output, stride=1, pad=1):
+        """Adds a convolution with the weights of one of our layers (`[height, width, in, out]` there)."""
+        w = np.ascontiguousarray(np.asarray(layer["w"], np.float32).transpose(3, 2, 0, 1))
+        inputs = [x, self.weight(f"{output}.w", w), self.weight(f"{output}.b", np.asarray(layer["b"], np.float32))]
+        return self.node("Conv", inputs, output, strides=[stride, stride], pads=[pad] * 4, kernel_shape=list(w.shape[2:]))
+
+    def conv_relu(self, x, layer, output, stride=1, pad=1):
+        """A convolution and its activation."""
+        return self.node("Relu", [self.conv(x, layer, f"{output}.conv", stride, pad)], output)
+
+    def save(self, path, inputs, outputs, doc):
+        """Writes the model; `inputs` and `outputs` map names to shapes, all float32."""
+        from onnx import checker
+
+        def values(named):
+            return [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in named.items()]
+
+        graph = helper.make_graph(self.nodes, path.parent.name, values(inputs), values(outputs), self.weights)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, doc_string=doc
+        )
+        checker.check_model(model, full_check=True)
+        path.write_bytes(model.SerializeToString())

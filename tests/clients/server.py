@@ -1,0 +1,110 @@
+"""Runs the server under test: starts it on free ports, waits until it is ready, ends it, keeps its log."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import requests
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("SERVER_BINARY", ROOT / "target" / "debug" / "ocelli"))
+LIBRARY = ROOT / ".lib" / "libonnxruntime.so.1.31.1"
+READY_SECONDS_MAX = 120  # the dev profile loads and warms every model on a busy machine
+STOP_SECONDS_MAX = 60
+
+
+def until(holds, seconds_max, what):
+    """Asks `holds` again and again until it is true; what it gave. Fails after `seconds_max`."""
+    deadline = time.monotonic() + seconds_max
+    while not (result := holds()):
+        assert time.monotonic() < deadline, f"not after {seconds_max} s: {what}"
+        time.sleep(0.02)
+    return result
+
+
+def free_ports(count):
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Server:
+    """A running server. `options` are settings by their names in the configuration file, such as `queue_items_max`."""
+
+    def __init__(self, models, log, **options):
+        self.log = log
+        self.port, self.admin_port = free_ports(2)
+        self.url, self.admin_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.admin_port}"
+        settings = {
+            "listen": f"127.0.0.1:{self.port}",
+            "admin_listen": f"127.0.0.1:{self.admin_port}",
+            "models": models,
+            "backend": "cpu",
+            "log_format": "human",
+            "drain_delay_ms": 0,
+            **options,
+        }
+        # Nothing of the caller's own settings reaches the server under test.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("OCELLI_", "MAKEFLAGS"))}
+        environment |= {f"OCELLI_{name.upper()}": str(value) for name, value in settings.items()}
+        environment.setdefault("ORT_DYLIB_PATH", str(LIBRARY))
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen(
+                [BINARY, "serve"], env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    def wait_ready(self):
+        """Returns once the server says that it is ready."""
+
+        def ready():
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log_text()}"
+            return self.status("/v2/health/ready") == 200
+
+        try:
+            until(ready, READY_SECONDS_MAX, "the server is ready")
+        except AssertionError:
+            self.kill()
+            print(self.log_text())
+            raise
+        return self
+
+    def status(self, path):
+        """The status of a GET over a connection of its own; None where there is no answer."""
+        try:
+            return requests.get(self.url + path, timeout=10, headers={"Connection": "close"}).status_code
+        except requests.RequestException:
+            return None
+
+    def log_text(self):
+        """What the server has logged so far, at most the last 20,000 characters."""
+        return Path(self.log).read_text(errors="replace")[-20_000:]
+
+    def terminate(self):
+        """SIGTERM; does not wait."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait_exit(self, seconds_max=STOP_SECONDS_MAX):
+        """The exit code."""
+        return self.process.wait(timeout=seconds_max)
+
+    def stop(self):
+        """Ends the server in the orderly way; the exit code."""
+        if self.process.poll() is None:
+            self.terminate()
+        try:
+            return self.wait_exit()
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self):
+        """Ends the server at once, if it runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

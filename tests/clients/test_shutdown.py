@@ -1,0 +1,48 @@
+"""SIGTERM: readiness goes first, requests are answered until the end, and the exit code is 0."""
+
+import requests
+import wire
+from server import until
+
+
+def test_a_drained_server_says_so_first_and_loses_no_request(start_server, only_digits, digits):
+    server = start_server(only_digits, drain_delay_ms=3000, drain_timeout_ms=20_000)
+    _, data, digit = digits[5]
+    kept_alive = requests.Session()
+    classes, _ = wire.one(wire.post_image(server, "digits", data, session=kept_alive), "classify")
+    server.terminate()
+    until(lambda: server.status("/v2/health/ready") == 503, 20, "ready is 503")
+    # The listener stays open for the delay: neither the live probe nor a caller that has not looked yet is refused.
+    assert server.status("/v2/health/live") == 200
+    for session in (kept_alive, requests):
+        classes, _ = wire.one(wire.post_image(server, "digits", data, session=session), "classify")
+        assert wire.best(classes) == digit
+    # Until the listener closes, every answer is a full one.
+    answered = 0
+    while server.process.poll() is None:
+        try:
+            response = wire.post_image(server, "digits", data, headers={"Connection": "close"})
+        except requests.ConnectionError:
+            break
+        wire.one(response, "classify")
+        answered += 1
+    print(f"{answered} more requests were answered before the listener closed")
+    assert answered > 0
+    assert server.wait_exit() == 0, server.log_text()
+
+
+def test_an_idle_connection_does_not_hold_the_server_up(start_server, only_digits):
+    server = start_server(only_digits, drain_delay_ms=0, drain_timeout_ms=600_000)
+    idle = requests.Session()
+    assert idle.get(server.url + "/v2/health/live", timeout=wire.TIMEOUT).status_code == 200
+    server.terminate()
+    assert server.wait_exit() == 0, server.log_text()
+    idle.close()
+
+
+def test_a_second_signal_means_now(start_server, only_digits):
+    server = start_server(only_digits, drain_delay_ms=3_600_000)
+    server.terminate()
+    until(lambda: server.status("/v2/health/ready") == 503, 20, "ready is 503")
+    server.terminate()
+    server.wait_exit()

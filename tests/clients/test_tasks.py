@@ -1,0 +1,102 @@
+"""What comes back for detectors, segmenters and embedders: in pixels of the picture that was posted."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import reference
+import requests
+import wire
+from conftest import EXAMPLES
+from PIL import Image
+
+RED, GREEN, BLUE, DARK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (0, 0, 0)
+
+
+def test_the_example_detector_finds_the_digits_where_they_are(server):
+    folder = EXAMPLES / "images" / "digits-detector"
+    true_boxes, hits, found = 0, 0, 0
+    for file, truths in json.loads((folder / "truth.json").read_text()).items():
+        data = (folder / file).read_bytes()
+        detections, reply = wire.one(wire.post_image(server, "digits-detector", data), "detect")
+        width, height = Image.open(io.BytesIO(data)).size
+        assert reply["image"] == {"width": width, "height": height}
+        for d in detections:
+            x0, y0, x1, y1 = d["box"]
+            assert 0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height and 0.4 <= d["score"] <= 1, d
+        scores = [d["score"] for d in detections]
+        assert scores == sorted(scores, reverse=True)
+        true_boxes, found = true_boxes + len(truths), found + len(detections)
+        hits += sum(
+            any(d["label"] == t["label"] and reference.iou(d["box"], t["box"]) >= 0.5 for d in detections)
+            for t in truths
+        )
+    print(f"{hits} of {true_boxes} digits found, {found} detections")
+    assert hits >= 0.9 * true_boxes and hits >= 0.9 * found
+
+
+def test_boxes_are_in_pixels_of_the_posted_picture(server):
+    white = reference.png(np.full((320, 640, 3), 255, np.uint8))  # ten times 64 wide, five times 64 high
+    detections, _ = wire.one(wire.post_image(server, "boxes", white), "detect")
+    # The second box hides behind the first of its class; the fourth overlaps another class only and stays.
+    expected = [
+        ("cat", 0.9, [80, 40, 240, 120]),
+        ("dog", 0.7, [400, 20, 600, 180]),
+        ("cat", 0.6, [410, 25, 590, 185]),
+        ("floor", 0.5, [0, 240, 640, 320]),
+    ]
+    assert [d["label"] for d in detections] == [label for label, _, _ in expected], detections
+    for d, (_, score, box) in zip(detections, expected):
+        assert abs(d["score"] - score) < 1e-3 and np.abs(np.subtract(d["box"], box)).max() < 0.1, (d, box)
+
+
+def test_nothing_found_is_an_empty_list(server):
+    black = reference.png(np.zeros((100, 50, 3), np.uint8))
+    detections, _ = wire.one(wire.post_image(server, "boxes", black), "detect")
+    assert detections == []
+
+
+def quarters(width=200, height=120):
+    """Four colours, one in each quarter, and the class of each pixel."""
+    image = np.zeros((height, width, 3), np.uint8)
+    classes = np.zeros((height, width), np.uint8)
+    for (y, x), colour, index in (((0, 0), DARK, 0), ((0, 1), RED, 1), ((1, 0), GREEN, 2), ((1, 1), BLUE, 3)):
+        part = np.s_[y * height // 2 : (y + 1) * height // 2, x * width // 2 : (x + 1) * width // 2]
+        image[part], classes[part] = colour, index
+    return reference.png(image), classes
+
+
+def test_a_mask_has_the_size_of_the_posted_picture_and_its_classes(server):
+    data, classes = quarters()
+    for model in ("segment", "segment-any"):
+        mask, _ = wire.one(wire.post_image(server, model, data), "segment")
+        assert (mask["width"], mask["height"]) == (200, 120), mask
+        got = np.asarray(Image.open(io.BytesIO(base64.b64decode(mask["png"]))))
+        agree = (got == classes).mean()
+        print(f"{model}: {agree:.2%} of the pixels")
+        assert got.shape == classes.shape and agree > 0.97, agree  # the edges are a resize apart
+
+
+def test_a_mask_comes_as_a_picture_or_as_runs(server):
+    data, classes = quarters()
+    response = wire.post_image(server, "segment-any", data, headers={"Accept": "image/png"})
+    assert response.status_code == 200 and response.headers["Content-Type"] == "image/png"
+    assert (np.asarray(Image.open(io.BytesIO(response.content))) == classes).mean() > 0.97
+    mask, _ = wire.one(wire.post_image(server, "segment-any", data, query={"mask": "rle"}), "segment")
+    assert mask["rle"] and "png" not in mask
+
+
+def test_an_embedding_agrees_with_onnx_runtime(server, models):
+    session = reference.session(models / "embed" / "model.onnx")
+    data, _ = quarters(32, 32)
+    vector, _ = wire.one(wire.post_image(server, "embed", data), "embed")
+    expected = session.run(None, {"image": reference.stretched(data, 32, "RGB")[None]})[0][0]
+    largest = np.abs(np.subtract(vector, expected)).max()
+    print(f"largest difference {largest:.2e}")
+    assert len(vector) == 8 and largest < 1e-4
+
+
+def test_the_interface_is_described(server):
+    response = requests.get(server.url + "/openapi.yaml", timeout=wire.TIMEOUT)
+    assert response.status_code == 200 and response.text.lstrip().startswith("openapi: 3.1"), response.text[:100]

@@ -1,0 +1,91 @@
+"""The Open Inference Protocol: metadata, health, and tensors against ONNX Runtime in Python."""
+
+import numpy as np
+import reference
+import requests
+import wire
+
+SEED = 7
+
+
+def get(server, path):
+    return requests.get(server.url + path, timeout=wire.TIMEOUT)
+
+
+def test_health_says_live_and_ready(server):
+    for path in ("/v2/health/live", "/v2/health/ready", "/ping", "/v2/models/digits/ready"):
+        assert get(server, path).status_code == 200, path
+    for path in ("/v2/health/live", "/v2/health/ready", "/metrics"):
+        assert requests.get(server.admin_url + path, timeout=wire.TIMEOUT).status_code == 200, path
+
+
+def test_the_server_describes_itself(server):
+    reply = wire.ok(get(server, "/v2"))
+    assert reply["name"] == "ocelli" and reply["version"] and isinstance(reply["extensions"], list), reply
+
+
+def test_a_model_describes_its_tensors(server):
+    reply = wire.ok(get(server, "/v2/models/digits"))
+    assert reply["name"] == "digits" and reply["versions"] and reply["platform"], reply
+    assert reply["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 32, 32]}], reply
+    assert reply["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 10]}], reply
+
+
+def test_a_bare_model_is_served_from_its_own_metadata(server):
+    reply = wire.ok(get(server, "/v2/models/add"))
+    assert [i["name"] for i in reply["inputs"]] == ["a", "b"] and reply["outputs"][0]["name"] == "sum", reply
+
+
+def test_metrics_are_counted_per_model(server, digits):
+    wire.ok(wire.post_image(server, "digits", digits[0][1]))
+    text = get(server, "/metrics").text
+    assert any(line.startswith("ocelli_") and 'model="digits"' in line for line in text.splitlines()), text[:2000]
+
+
+def test_json_tensors_agree_with_onnx_runtime(server, models):
+    rng = np.random.default_rng(SEED)
+    worst = 0.0
+    for model, output, shape in (
+        ("digits", "logits", (1, 32, 32)),
+        ("digits-detector", "detections", (1, 128, 128)),
+        ("embed", "embedding", (3, 32, 32)),
+        ("segment-any", "scores", (3, 20, 33)),
+    ):
+        session = reference.session(models / model / "model.onnx")
+        for count in (1, 3, 5):
+            x = rng.random((count, *shape), np.float32)
+            expected = session.run([output], {"image": x})[0]
+            got = wire.infer(server, model, {"image": x})[output]
+            assert got.shape == expected.shape
+            # Batches are padded and kernels chosen by size, so sums may round differently.
+            largest = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
+            worst = max(worst, largest)
+            assert largest < 1e-4, (model, count, largest)
+    print(f"seed {SEED}: largest difference from ONNX Runtime in Python {worst:.2e}, relative where above 1")
+
+
+def test_more_items_than_a_batch_holds_come_back_whole_and_in_order(server):
+    x = np.arange(1000 * 16, dtype=np.float32).reshape(1000, 16)
+    assert (wire.infer(server, "identity", {"x": x})["y"] == x).all()
+
+
+def test_several_inputs_are_matched_by_name(server):
+    a, b = np.float32([[1, 2, 3, 4]]), np.float32([[10, 20, 30, 40]])
+    for inputs in ({"a": a, "b": b}, {"b": b, "a": a}):
+        assert (wire.infer(server, "add", inputs)["sum"] == a + b).all()
+
+
+def test_a_model_of_a_static_batch_is_served(server):
+    x = np.float32([[1, -2, 3, 0.5]])
+    assert (wire.infer(server, "fixed1", {"x": x})["y"] == 2 * x).all()
+
+
+def test_nested_data_and_an_id_are_taken(server):
+    given = {"name": "x", "shape": [2, 16], "datatype": "FP32", "data": [list(range(16)), list(range(16, 32))]}
+    reply = wire.ok(wire.post_infer(server, "identity", [given], id="mine", outputs=[{"name": "y"}]))
+    assert reply["id"] == "mine" and np.ravel(reply["outputs"][0]["data"]).tolist() == list(range(32))
+
+
+def test_a_tensors_task_gives_the_outputs_of_a_posted_image(server, digits):
+    outputs, _ = wire.one(wire.post_image(server, "image-identity", digits[0][1]), "tensors")
+    assert wire.arrays(outputs)["pixels"].size == 3 * 224 * 224

@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Makes a virtual environment from a requirements file, or does nothing when it is there and up to date.
+
+    python3 tools/make_venv.py FOLDER REQUIREMENTS
+
+Works without ensurepip (Debian without python3-venv): the environment is made without pip and filled by the pip that
+runs this script.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PYTHON_MIN = (3, 11)
+
+
+def fail(why):
+    """Ends the script with one line."""
+    sys.exit(f"make_venv: {why}")
+
+
+def pip_version():
+    """Major and minor version of pip, or None where there is none."""
+    done = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True)
+    found = re.match(r"pip (\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def main():
+    if len(sys.argv) != 3:
+        fail("usage: make_venv.py FOLDER REQUIREMENTS")
+    folder, requirements = Path(sys.argv[1]), Path(sys.argv[2])
+    if sys.version_info < PYTHON_MIN:
+        fail(f"Python {sys.version.split()[0]} is too old; run make with PYTHON=python3.11 or newer")
+    # The interpreter is part of the stamp: an environment does not survive the removal of its Python.
+    text = f"{os.path.realpath(sys.executable)} {sys.version}\n".encode() + requirements.read_bytes()
+    stamp, wanted = folder / "made-from.sha256", hashlib.sha256(text).hexdigest()
+    python = folder / "bin" / "python"
+    if python.exists() and stamp.is_file() and stamp.read_text() == wanted:
+        print(f"make_venv: {folder} is up to date", flush=True)
+        return
+
+    print(f"make_venv: making {folder} from {requirements} (the first time needs a network)", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
+    version = pip_version()
+    if version is None:
+        fail("pip is missing; install it (Debian, Ubuntu: apt-get install python3-pip) and run again")
+    without_pip = version >= (22, 3)  # the first that can install into another environment
+    made = subprocess.run([sys.executable, "-m", "venv", *(["--without-pip"] if without_pip else []), str(folder)])
+    if made.returncode != 0:
+        fail("cannot make a virtual environment; apt-get install python3-venv (or its like) and run again")
+    pip = [sys.executable, "-m", "pip", "--python", str(python)] if without_pip else [str(python), "-m", "pip"]
+    if subprocess.run([*pip, "install", *quiet, "-r", str(requirements)]).returncode != 0:
+        fail(f"pip could not install {requirements} (see above); check the network and run again")
+    stamp.write_text(wanted)
+    print(f"make_venv: {folder} is ready", flush=True)
+
+
+if __name__ == "__main__":
+    main()
