@@ -27,6 +27,20 @@ pub enum InferError {
         /// The option that raises the limit.
         option: &'static str,
     },
+    /// The body came too slowly: over its deadline, or under the minimum rate. 408.
+    #[error("{0}")]
+    SlowBody(String),
+    /// The caller went away before the request was complete: nobody reads the answer. 499, for logs and metrics.
+    #[error("the caller went away")]
+    Cancelled,
+    /// No form of the answer that the caller accepts. 406.
+    #[error("{got:?} is not a form of this answer; accept {accepted}")]
+    NotAcceptable {
+        /// What the request said.
+        got: String,
+        /// What it may say.
+        accepted: &'static str,
+    },
     /// A content type that no route takes. 415.
     #[error("content type {got:?} is not supported; send {accepted}")]
     UnsupportedMedia {

@@ -1,0 +1,367 @@
+//! What one connection is doing, and from that when it must be ended. Reads no clock: the time is passed in.
+//!
+//! hyper's own header timer also runs while a kept-alive connection is idle, so that a short one closes connections
+//! which a load balancer still means to use. Here the header clock starts with the first byte of a request.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// What opens an HTTP/2 connection.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A client that reads slowly must take at least this much in each [`Clocks::write_stall`].
+const STALL_BYTES_MIN: usize = 64 * 1024;
+
+/// How long a connection may stay in each of its states.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clocks {
+    /// Between requests. Must exceed the idle time of the load balancer in front, or its requests meet closed sockets.
+    pub idle: Duration,
+    /// From the first byte of a request to the end of its header.
+    pub header: Duration,
+    /// For a client that does not take its answer: how long 64 KiB of it (or its rest) may take.
+    pub write_stall: Duration,
+}
+
+impl Clocks {
+    /// The longest that a connection may go unobserved: no state that begins in this time can be over by its end.
+    fn shortest(&self) -> Duration {
+        self.idle.min(self.header).min(self.write_stall)
+    }
+}
+
+/// Why a connection is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// No request for [`Clocks::idle`].
+    Idle,
+    /// A header longer under way than [`Clocks::header`].
+    Header,
+    /// An answer that the client does not take.
+    Stalled,
+}
+
+/// What to do with a connection now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Its time is over.
+    End(Reason),
+    /// Look again then.
+    LookAt(Instant),
+}
+
+/// What a connection is doing, for tests and for the count of what a drain dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Waiting for the first byte of a request.
+    Idle(Instant),
+    /// In the header of a request since then.
+    Header(Instant),
+    /// A request is being read or answered.
+    Busy,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// Bytes of the HTTP/2 preface seen so far; `None` when it cannot be one any more.
+    preface: Option<usize>,
+    http2: bool,
+    requests: u64,
+    /// Answers under way. The instant is set while something of an answer waits for the client to take it.
+    answers: HashMap<u64, Option<Instant>>,
+    /// Since when the socket takes no more, and what it took since.
+    blocked: Option<(Instant, usize)>,
+    end_seen: bool,
+    body_left: bool,
+}
+
+/// One connection, as its socket and its requests report it.
+#[derive(Debug)]
+pub struct Watch {
+    state: Mutex<State>,
+}
+
+impl Watch {
+    /// A connection accepted `now`.
+    pub fn new(now: Instant) -> Watch {
+        Watch {
+            state: Mutex::new(State {
+                phase: Phase::Idle(now),
+                preface: Some(0),
+                http2: false,
+                requests: 0,
+                answers: HashMap::new(),
+                blocked: None,
+                end_seen: false,
+                body_left: false,
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes came in; none means that the client has ended its side.
+    pub fn read(&self, bytes: &[u8], now: Instant) {
+        let mut state = self.state();
+        state.end_seen |= bytes.is_empty();
+        if bytes.is_empty() || state.http2 {
+            return;
+        }
+        if let Phase::Idle(_) = state.phase {
+            state.phase = Phase::Header(now);
+        }
+        if let Some(seen) = state.preface {
+            let more = bytes.len().min(PREFACE.len() - seen);
+            let same = bytes[..more] == PREFACE[seen..seen + more];
+            state.preface = same.then_some(seen + more);
+            if state.preface == Some(PREFACE.len()) {
+                // From here on a connection without a request is idle: proxies open them ahead of need.
+                state.http2 = true;
+                state.phase = Phase::Idle(now);
+            }
+        }
+    }
+
+    /// The socket takes nothing now.
+    pub fn write_blocked(&self, now: Instant) {
+        self.state().blocked.get_or_insert((now, 0));
+    }
+
+    /// The socket took `count` bytes.
+    pub fn wrote(&self, count: usize, now: Instant) {
+        if let Some((since, taken)) = &mut self.state().blocked {
+            *taken += count;
+            if *taken >= STALL_BYTES_MIN {
+                (*since, *taken) = (now, 0);
+            }
+        }
+    }
+
+    /// Everything written so far has gone to the socket.
+    pub fn flushed(&self, now: Instant) {
+        let mut state = self.state();
+        if state.blocked.take().is_some() {
+            // The client was busy with the answer; its time to ask again begins now.
+            state.phase = match state.phase {
+                Phase::Idle(_) => Phase::Idle(now),
+                Phase::Header(_) => Phase::Header(now),
+                Phase::Busy => Phase::Busy,
+            };
+        }
+    }
+
+    /// A header is complete. The number names the request in the calls below.
+    pub fn request_begins(&self) -> u64 {
+        let mut state = self.state();
+        state.requests += 1;
+        state.phase = Phase::Busy;
+        let request = state.requests;
+        state.answers.insert(request, None);
+        request
+    }
+
+    /// Something of the answer waits for the client since `since`, or nothing does.
+    pub fn answer_waits(&self, request: u64, since: Option<Instant>) {
+        if let Some(answer) = self.state().answers.get_mut(&request) {
+            *answer = since;
+        }
+    }
+
+    /// The answer has ended, or nobody wants it any more.
+    pub fn request_ends(&self, request: u64, now: Instant) {
+        let mut state = self.state();
+        state.answers.remove(&request);
+        if state.answers.is_empty() {
+            state.phase = Phase::Idle(now);
+        }
+    }
+
+    /// A request was answered before its body had been read.
+    pub fn body_left(&self) {
+        self.state().body_left = true;
+    }
+
+    /// Whether the client may still be sending a body that nobody reads.
+    pub fn may_still_send(&self) -> bool {
+        let state = self.state();
+        state.body_left && !state.end_seen
+    }
+
+    /// Whether the connection speaks HTTP/2.
+    pub fn is_http2(&self) -> bool {
+        self.state().http2
+    }
+
+    /// Requests begun so far.
+    pub fn requests(&self) -> u64 {
+        self.state().requests
+    }
+
+    /// Requests that have not been answered completely.
+    pub fn requests_open(&self) -> usize {
+        self.state().answers.len()
+    }
+
+    /// What the connection is doing.
+    pub fn phase(&self) -> Phase {
+        self.state().phase
+    }
+
+    /// Whether to end the connection, or when to look again.
+    pub fn verdict(&self, clocks: &Clocks, now: Instant) -> Verdict {
+        let state = self.state();
+        let not_taken = state.answers.values().flatten().min().copied();
+        let stalled = [state.blocked.map(|(since, _)| since), not_taken];
+        let (since, clock, reason) = if let Some(since) = stalled.into_iter().flatten().min() {
+            (since, clocks.write_stall, Reason::Stalled)
+        } else {
+            match state.phase {
+                Phase::Idle(since) => (since, clocks.idle, Reason::Idle),
+                Phase::Header(since) => (since, clocks.header, Reason::Header),
+                Phase::Busy => return Verdict::LookAt(now + clocks.shortest()),
+            }
+        };
+        if now >= since + clock {
+            Verdict::End(reason)
+        } else {
+            Verdict::LookAt((since + clock).min(now + clocks.shortest()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLOCKS: Clocks = Clocks {
+        idle: Duration::from_secs(75),
+        header: Duration::from_secs(10),
+        write_stall: Duration::from_secs(30),
+    };
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// Plays `events` on a connection accepted at zero; then it must be ended at `end` and not a second before.
+    fn check(events: impl Fn(&Watch, Instant), end: u64, reason: Reason) {
+        let zero = Instant::now();
+        let watch = Watch::new(zero);
+        events(&watch, zero);
+        let before = watch.verdict(&CLOCKS, zero + s(end - 1));
+        assert!(matches!(before, Verdict::LookAt(at) if at <= zero + s(end)), "{before:?}");
+        assert_eq!(watch.verdict(&CLOCKS, zero + s(end)), Verdict::End(reason));
+    }
+
+    #[test]
+    fn a_new_connection_may_stay_silent_for_the_idle_time() {
+        check(|_, _| (), 75, Reason::Idle);
+    }
+
+    #[test]
+    fn the_header_clock_starts_with_the_first_byte_and_more_bytes_do_not_reset_it() {
+        check(
+            |watch, zero| {
+                watch.read(b"G", zero + s(5));
+                watch.read(b"ET / HT", zero + s(14));
+            },
+            15,
+            Reason::Header,
+        );
+    }
+
+    #[test]
+    fn after_an_answer_only_the_idle_clock_runs() {
+        check(
+            |watch, zero| {
+                watch.read(b"GET / HTTP/1.1\r\n\r\n", zero);
+                let request = watch.request_begins();
+                watch.request_ends(request, zero + s(40));
+            },
+            115,
+            Reason::Idle,
+        );
+    }
+
+    #[test]
+    fn a_request_at_work_has_no_clock_here() {
+        let zero = Instant::now();
+        let watch = Watch::new(zero);
+        watch.request_begins();
+        let verdict = watch.verdict(&CLOCKS, zero + s(3600));
+        assert_eq!(verdict, Verdict::LookAt(zero + s(3610)));
+    }
+
+    #[test]
+    fn an_http2_connection_without_a_request_is_idle_and_a_half_preface_is_a_half_header() {
+        check(
+            |watch, zero| {
+                watch.read(&PREFACE[..10], zero);
+                watch.read(&PREFACE[10..], zero + s(1));
+                watch.read(b"settings", zero + s(2));
+            },
+            76,
+            Reason::Idle,
+        );
+        check(|watch, zero| watch.read(&PREFACE[..10], zero), 10, Reason::Header);
+    }
+
+    #[test]
+    fn a_client_that_takes_a_byte_now_and_then_is_stalled_and_one_that_takes_enough_is_not() {
+        check(
+            |watch, zero| {
+                watch.request_begins();
+                watch.write_blocked(zero);
+                watch.wrote(100, zero + s(20));
+                watch.write_blocked(zero + s(20));
+            },
+            30,
+            Reason::Stalled,
+        );
+        check(
+            |watch, zero| {
+                watch.request_begins();
+                watch.write_blocked(zero);
+                watch.wrote(STALL_BYTES_MIN, zero + s(20));
+                watch.write_blocked(zero + s(20));
+            },
+            50,
+            Reason::Stalled,
+        );
+    }
+
+    #[test]
+    fn the_idle_time_begins_when_the_last_byte_has_gone_out() {
+        check(
+            |watch, zero| {
+                let request = watch.request_begins();
+                watch.write_blocked(zero);
+                watch.request_ends(request, zero + s(1));
+                watch.wrote(10, zero + s(25));
+                watch.flushed(zero + s(25));
+            },
+            100,
+            Reason::Idle,
+        );
+    }
+
+    #[test]
+    fn an_answer_that_a_zero_window_holds_back_is_stalled_but_one_that_is_still_being_made_is_not() {
+        check(
+            |watch, zero| {
+                let first = watch.request_begins();
+                let second = watch.request_begins();
+                watch.answer_waits(first, Some(zero + s(3)));
+                watch.answer_waits(second, None);
+            },
+            33,
+            Reason::Stalled,
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! The socket as hyper sees it, reporting to the connection's [`Watch`].
+
+use super::clocks::Watch;
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Instant,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+/// Where the socket is left when hyper is done with it.
+pub(super) type LeftAt = Arc<Mutex<Option<TcpStream>>>;
+
+pub(super) struct Io {
+    /// Present until dropped.
+    stream: Option<TcpStream>,
+    watch: Arc<Watch>,
+    left_at: LeftAt,
+}
+
+impl Io {
+    pub(super) fn new(stream: TcpStream, watch: Arc<Watch>, left_at: LeftAt) -> Io {
+        Io {
+            stream: Some(stream),
+            watch,
+            left_at,
+        }
+    }
+
+    fn stream(&mut self) -> Pin<&mut TcpStream> {
+        Pin::new(self.stream.as_mut().expect("taken only when dropped"))
+    }
+
+    /// Notes how a write went.
+    fn wrote(&self, written: &Poll<io::Result<usize>>) {
+        match written {
+            Poll::Pending => self.watch.write_blocked(Instant::now()),
+            Poll::Ready(Ok(count)) => self.watch.wrote(*count, Instant::now()),
+            Poll::Ready(Err(_)) => (),
+        }
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        let mut left_at = self.left_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *left_at = self.stream.take();
+    }
+}
+
+impl AsyncRead for Io {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(self.stream().poll_read(context, buffer))?;
+        self.watch.read(&buffer.filled()[before..], Instant::now());
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = self.stream().poll_write(context, bytes);
+        self.wrote(&written);
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = self.stream().poll_write_vectored(context, slices);
+        self.wrote(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// hyper flushes when its own buffers are empty.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.stream().poll_flush(context))?;
+        self.watch.flushed(Instant::now());
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(context)
+    }
+}

@@ -1,0 +1,298 @@
+//! Who may come in, decided on the head alone: requests in flight, and bytes in flight. A full server says so at once,
+//! before it reads a body.
+//!
+//! A permit is shared by the request (its extensions, as `Arc<Permit>`) and the reply's body, and is given back when the
+//! last of both is gone: until then the request takes memory. (A concurrency layer of the usual kind gives it back when
+//! the head of the reply is ready.)
+
+use super::guard::announced;
+use crate::error::InferError;
+use axum::{
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::Response,
+    middleware::Next,
+    response::IntoResponse,
+};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+/// `Retry-After` stays within these, whatever was measured.
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+/// How much may be in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdmissionLimits {
+    /// Requests, from their head to the end of their reply.
+    pub requests_in_flight_max: u64,
+    /// Bytes of their bodies.
+    pub bytes_in_flight_max: u64,
+    /// What a body of unknown length may become, and is counted as until its length is known.
+    pub body_bytes_max: u64,
+}
+
+/// What is in flight, and what was refused.
+#[derive(Debug)]
+pub struct Admission {
+    limits: AdmissionLimits,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    refused_requests: AtomicU64,
+    refused_bytes: AtomicU64,
+    /// Moving mean of how long a request is in flight, in microseconds.
+    held_us: AtomicU64,
+}
+
+/// Counts of an [`Admission`] at one time, for metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InFlight {
+    /// Requests now.
+    pub requests: u64,
+    /// Bytes set aside now.
+    pub bytes: u64,
+    /// Refused so far for the number of requests.
+    pub refused_requests: u64,
+    /// Refused so far for the bytes.
+    pub refused_bytes: u64,
+}
+
+impl Admission {
+    /// Nothing in flight yet.
+    pub fn new(limits: AdmissionLimits) -> Arc<Admission> {
+        Arc::new(Admission {
+            limits,
+            requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            refused_requests: AtomicU64::new(0),
+            refused_bytes: AtomicU64::new(0),
+            held_us: AtomicU64::new(0),
+        })
+    }
+
+    /// Lets a request in whose body has `announced` bytes, or is of unknown length.
+    ///
+    /// # Errors
+    /// [`InferError::Full`], with `retry_after` from how long requests have been in flight lately.
+    pub fn admit(self: &Arc<Self>, announced: Option<u64>) -> Result<Permit, InferError> {
+        let limits = &self.limits;
+        let bytes = announced.unwrap_or(limits.body_bytes_max.min(limits.bytes_in_flight_max));
+        if !take(&self.requests, 1, limits.requests_in_flight_max) {
+            self.refused_requests.fetch_add(1, Ordering::Relaxed);
+            return Err(self.full("the number of requests in flight", limits.requests_in_flight_max));
+        }
+        if !take(&self.bytes, bytes, limits.bytes_in_flight_max) {
+            self.requests.fetch_sub(1, Ordering::AcqRel);
+            self.refused_bytes.fetch_add(1, Ordering::Relaxed);
+            return Err(self.full("the budget for bytes in flight", limits.bytes_in_flight_max));
+        }
+        Ok(Permit {
+            admission: Arc::clone(self),
+            bytes: AtomicU64::new(bytes),
+            since: Instant::now(),
+        })
+    }
+
+    /// The counts now.
+    pub fn in_flight(&self) -> InFlight {
+        InFlight {
+            requests: self.requests.load(Ordering::Acquire),
+            bytes: self.bytes.load(Ordering::Acquire),
+            refused_requests: self.refused_requests.load(Ordering::Relaxed),
+            refused_bytes: self.refused_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    fn full(&self, what: &'static str, limit: u64) -> InferError {
+        // With everything taken, the mean time in flight is about when half of it is free again.
+        let held = Duration::from_micros(self.held_us.load(Ordering::Relaxed));
+        InferError::Full {
+            what,
+            limit,
+            retry_after: held.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX),
+        }
+    }
+}
+
+/// Adds `count` unless that would exceed `max`.
+fn take(counter: &AtomicU64, count: u64, max: u64) -> bool {
+    counter
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            now.checked_add(count).filter(|sum| *sum <= max)
+        })
+        .is_ok()
+}
+
+/// A place in flight, given back when dropped.
+#[derive(Debug)]
+pub struct Permit {
+    admission: Arc<Admission>,
+    bytes: AtomicU64,
+    since: Instant,
+}
+
+impl Permit {
+    /// The body turned out to have `bytes`: gives back what was set aside beyond them. Never takes more.
+    pub fn trim(&self, bytes: u64) {
+        let before = self.bytes.fetch_min(bytes, Ordering::AcqRel);
+        let beyond = before.saturating_sub(bytes);
+        self.admission.bytes.fetch_sub(beyond, Ordering::AcqRel);
+    }
+
+    /// Bytes set aside.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let Admission {
+            requests,
+            bytes,
+            held_us,
+            ..
+        } = &*self.admission;
+        bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
+        requests.fetch_sub(1, Ordering::AcqRel);
+        let held = self.since.elapsed().as_micros() as u64;
+        // Losing an update to another thread changes a mean by little.
+        let mean = held_us.load(Ordering::Relaxed);
+        held_us.store(mean - mean / 16 + held / 16, Ordering::Relaxed);
+    }
+}
+
+/// Middleware: admits a request, or answers 429 without touching its body.
+pub async fn admit(State(admission): State<Arc<Admission>>, mut request: Request, next: Next) -> Response<Body> {
+    let length = if request.body().is_end_stream() {
+        Some(0)
+    } else {
+        announced(request.headers())
+    };
+    match admission.admit(length) {
+        Err(full) => full.into_response(),
+        Ok(permit) => {
+            let permit = Arc::new(permit);
+            request.extensions_mut().insert(Arc::clone(&permit));
+            let reply = next.run(request).await;
+            reply.map(|body| {
+                Body::new(Held {
+                    body,
+                    _permit: permit,
+                })
+            })
+        }
+    }
+}
+
+/// A reply's body that keeps its permit until it has ended.
+struct Held {
+    body: Body,
+    _permit: Arc<Permit>,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, middleware, routing::post};
+    use tower::ServiceExt;
+
+    fn admission() -> Arc<Admission> {
+        Admission::new(AdmissionLimits {
+            requests_in_flight_max: 2,
+            bytes_in_flight_max: 100,
+            body_bytes_max: 80,
+        })
+    }
+
+    #[test]
+    fn both_bounds_refuse_and_a_refusal_takes_nothing() {
+        let admission = admission();
+        let first = admission.admit(Some(60)).unwrap();
+        let full = admission.admit(Some(41)).unwrap_err();
+        assert!(matches!(full, InferError::Full { limit: 100, .. }), "{full}");
+        let second = admission.admit(Some(40)).unwrap();
+        let full = admission.admit(Some(0)).unwrap_err();
+        assert!(matches!(full, InferError::Full { limit: 2, .. }), "{full}");
+        drop((first, second));
+        let left = admission.in_flight();
+        assert_eq!((left.requests, left.bytes), (0, 0));
+        assert_eq!((left.refused_requests, left.refused_bytes), (1, 1));
+    }
+
+    #[test]
+    fn an_unknown_length_counts_as_the_largest_until_it_is_known() {
+        let admission = admission();
+        let permit = admission.admit(None).unwrap();
+        assert_eq!(admission.in_flight().bytes, 80);
+        permit.trim(30);
+        assert_eq!(admission.in_flight().bytes, 30);
+        permit.trim(50);
+        assert_eq!(admission.in_flight().bytes, 30, "trimming never takes more");
+        drop(permit);
+        assert_eq!(admission.in_flight().bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn the_permit_lives_until_the_body_of_the_reply_has_ended() {
+        let admission = admission();
+        let router: Router = Router::new()
+            .route("/", post(|| async { "answer" }))
+            .layer(middleware::from_fn_with_state(Arc::clone(&admission), admit));
+        let request = http::Request::post("/").header("content-length", "10");
+        let request = request.body(Body::from("0123456789")).unwrap();
+        let reply = router.oneshot(request).await.unwrap();
+        let now = admission.in_flight();
+        assert_eq!((now.requests, now.bytes), (1, 10));
+        drop(reply);
+        assert_eq!(admission.in_flight().requests, 0);
+    }
+
+    #[test]
+    fn permits_taken_and_given_back_by_many_threads_leave_nothing_behind() {
+        let admission = admission();
+        std::thread::scope(|scope| {
+            for bytes in 0..4 {
+                let admission = &admission;
+                scope.spawn(move || {
+                    for _ in 0..10_000 {
+                        if let Ok(permit) = admission.admit((bytes > 0).then_some(bytes * 20)) {
+                            permit.trim(bytes);
+                            assert!(admission.in_flight().requests <= 2);
+                        }
+                    }
+                });
+            }
+        });
+        let left = admission.in_flight();
+        assert_eq!((left.requests, left.bytes), (0, 0));
+    }
+}

@@ -1,0 +1,249 @@
+//! Reads a request's body within limits of bytes and time, into one piece of memory.
+
+use crate::error::InferError;
+use axum::body::{Body, Bytes};
+use bytes::BytesMut;
+use http_body::Body as HttpBody;
+use http_body_util::BodyExt;
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
+
+/// What is set aside before the first byte of a body of unknown length.
+const START_BYTES: usize = 16 * 1024;
+
+/// How much, and how slowly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BodyLimits {
+    /// Bytes of the whole body.
+    pub bytes_max: u64,
+    /// For the whole body, from when it is asked for.
+    pub deadline: Duration,
+    /// Nothing is asked of the rate for so long.
+    pub grace: Duration,
+    /// Bytes per second that must come after the grace, on average since its end. 0: any rate.
+    pub rate_min: u64,
+}
+
+impl BodyLimits {
+    /// The instant by which more must have come, given what has come since `began`.
+    fn due(&self, began: Instant, received: u64) -> Instant {
+        let deadline = began + self.deadline;
+        if self.rate_min == 0 {
+            return deadline;
+        }
+        let earned = Duration::from_secs_f64(received as f64 / self.rate_min as f64);
+        deadline.min(began + self.grace + earned)
+    }
+}
+
+/// A body being read, frame by frame.
+#[derive(Debug)]
+pub struct Reader {
+    body: Body,
+    limits: BodyLimits,
+    began: Instant,
+    received: u64,
+}
+
+impl Reader {
+    /// The clock starts now.
+    pub fn new(body: Body, limits: BodyLimits) -> Reader {
+        Reader {
+            body,
+            limits,
+            began: Instant::now(),
+            received: 0,
+        }
+    }
+
+    /// The next bytes, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::BadRequest`] for a malformed chunk,
+    /// [`InferError::Cancelled`] if the connection was lost.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
+        loop {
+            let due = self.limits.due(self.began, self.received);
+            let frame = match tokio::time::timeout_at(due.into(), self.body.frame()).await {
+                Err(_) => return Err(self.slow()),
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(error))) => return Err(broken(&error)),
+                Ok(Some(Ok(frame))) => frame,
+            };
+            // Trailers say nothing that we use.
+            if let Ok(bytes) = frame.into_data() {
+                self.received += bytes.len() as u64;
+                if self.received > self.limits.bytes_max {
+                    return Err(too_large(self.received, self.limits.bytes_max));
+                }
+                return Ok(Some(bytes));
+            }
+        }
+    }
+
+    /// The whole rest in one piece: without a copy if it comes as one frame, else gathered as it comes, so that a
+    /// flood of tiny chunks takes no more memory than their bytes.
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub async fn all(mut self) -> Result<Bytes, InferError> {
+        let hint = self.body.size_hint();
+        if let Some(announced) = hint.exact()
+            && announced > self.limits.bytes_max
+        {
+            return Err(too_large(announced, self.limits.bytes_max));
+        }
+        let Some(first) = self.next().await? else {
+            return Ok(Bytes::new());
+        };
+        if self.body.is_end_stream() {
+            return Ok(first);
+        }
+        let Some(second) = self.next().await? else {
+            return Ok(first);
+        };
+        // An announced length is within the limit, and admission has set it aside.
+        let room = hint.exact().map_or(START_BYTES, |announced| announced as usize);
+        let mut whole = BytesMut::with_capacity(room.max(first.len() + second.len()));
+        whole.extend_from_slice(&first);
+        whole.extend_from_slice(&second);
+        drop((first, second));
+        while let Some(bytes) = self.next().await? {
+            whole.extend_from_slice(&bytes);
+        }
+        Ok(whole.freeze())
+    }
+
+    fn slow(&self) -> InferError {
+        let BodyLimits {
+            deadline,
+            grace,
+            rate_min,
+            ..
+        } = self.limits;
+        let so_far = format!(
+            "{} bytes of the body came in {} ms",
+            self.received,
+            self.began.elapsed().as_millis()
+        );
+        InferError::SlowBody(if self.began.elapsed() >= deadline {
+            format!("{so_far}; the whole body has {} ms", deadline.as_millis())
+        } else {
+            format!("{so_far}; after {} ms it must come at {rate_min} bytes/s or more", grace.as_millis())
+        })
+    }
+}
+
+/// Reads the whole body.
+///
+/// # Errors
+/// As [`Reader::next`].
+pub async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, InferError> {
+    Reader::new(body, limits).all().await
+}
+
+/// The refusal of a body of `got` bytes.
+pub fn too_large(got: u64, limit: u64) -> InferError {
+    InferError::TooLarge {
+        what: "the body in bytes",
+        got,
+        limit,
+        option: "body_bytes_max",
+    }
+}
+
+/// A body that cannot be read: the client's framing is at fault, or the client is gone.
+fn broken(error: &axum::Error) -> InferError {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(hyper) = error.downcast_ref::<hyper::Error>() {
+            let malformed = hyper.is_parse() || hyper.is_parse_too_large();
+            return if malformed || is_invalid(hyper) {
+                InferError::BadRequest("the body's framing is malformed".to_owned())
+            } else {
+                InferError::Cancelled
+            };
+        }
+        cause = error.source();
+    }
+    InferError::Cancelled
+}
+
+/// hyper reports a malformed chunk as an I/O error of an invalid kind.
+fn is_invalid(error: &hyper::Error) -> bool {
+    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    io.is_some_and(|io| {
+        matches!(
+            io.kind(),
+            std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::stream;
+    use std::convert::Infallible;
+
+    const LIMITS: BodyLimits = BodyLimits {
+        bytes_max: 1_000_000,
+        deadline: Duration::from_secs(60),
+        grace: Duration::from_secs(5),
+        rate_min: 1000,
+    };
+
+    fn frames(frames: Vec<Bytes>) -> Body {
+        Body::from_stream(stream::iter(frames.into_iter().map(Ok::<_, Infallible>)))
+    }
+
+    #[tokio::test]
+    async fn a_body_of_one_frame_is_not_copied() {
+        let sent = Bytes::from(vec![7; 1000]);
+        for body in [Body::from(sent.clone()), frames(vec![sent.clone()])] {
+            let got = read(body, LIMITS).await.unwrap();
+            assert_eq!(got.as_ptr(), sent.as_ptr());
+        }
+    }
+
+    #[tokio::test]
+    async fn frames_are_gathered_in_order() {
+        let sent: Vec<Bytes> = (0..100_000u32).map(|i| Bytes::from(vec![i as u8])).collect();
+        let got = read(frames(sent), LIMITS).await.unwrap();
+        assert!(got.iter().enumerate().all(|(i, b)| *b == i as u8));
+        assert_eq!(got.len(), 100_000);
+    }
+
+    #[tokio::test]
+    async fn a_body_over_the_limit_is_refused_with_the_option() {
+        let limits = BodyLimits {
+            bytes_max: 10,
+            ..LIMITS
+        };
+        for body in [Body::from("01234567890"), frames(vec!["012345".into(), "67890".into()])] {
+            assert_eq!(read(body, limits).await, Err(too_large(11, 10)));
+        }
+        assert_eq!(read(Body::from("0123456789"), limits).await.unwrap(), "0123456789");
+    }
+
+    #[test]
+    fn more_is_due_at_the_rate_after_the_grace_and_all_by_the_deadline() {
+        let began = Instant::now();
+        let due = |received| LIMITS.due(began, received) - began;
+        assert_eq!(due(0), Duration::from_secs(5));
+        assert_eq!(due(2500), Duration::from_millis(7500));
+        assert_eq!(due(900_000), Duration::from_secs(60));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_stops_is_cut_by_whichever_limit_comes_first() {
+        let stops = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+        let quick = Duration::from_millis(1);
+        let by_rate = read(stops(), BodyLimits { grace: quick, ..LIMITS }).await.unwrap_err();
+        assert!(by_rate.to_string().contains("at 1000 bytes/s or more"), "{by_rate}");
+        let by_deadline = read(stops(), BodyLimits { deadline: quick, ..LIMITS }).await.unwrap_err();
+        assert!(by_deadline.to_string().contains("the whole body has 1 ms"), "{by_deadline}");
+    }
+}

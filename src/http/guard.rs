@@ -1,0 +1,253 @@
+//! What every request passes, outermost first: a name ([`identify`]), a net for panics ([`catch_panics`]), and the checks
+//! that the head alone allows ([`check_head`]). And what a path or method that no route takes gets.
+
+use super::reject::Problem;
+use crate::error::InferError;
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header, request::Parts},
+    middleware::Next,
+    response::IntoResponse,
+};
+use std::{any::Any, sync::Arc};
+use tower_http::catch_panic::CatchPanicLayer;
+use uuid::Uuid;
+
+/// The request id, in and out.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longer inbound ids are replaced.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// What the head of a request may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLimits {
+    /// Bytes of a body, as announced. Over it: 413 before the body is read.
+    pub body_bytes_max: u64,
+    /// Bytes of path and query. Over it: 414.
+    pub uri_bytes_max: usize,
+}
+
+/// A request's name, in its extensions and in the header `x-request-id` of its reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestId(pub Arc<str>);
+
+impl RequestId {
+    /// The caller's id if it is safe to repeat in logs and headers (1 to 128 of `A-Z a-z 0-9 . _ -`), or a new one,
+    /// which sorts by time.
+    pub fn from_headers(headers: &HeaderMap) -> RequestId {
+        let safe = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+        let sent = headers
+            .get(X_REQUEST_ID)
+            .and_then(|value| value.to_str().ok())
+            .filter(|id| (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(safe));
+        match sent {
+            Some(id) => RequestId(id.into()),
+            None => RequestId(Uuid::now_v7().to_string().into()),
+        }
+    }
+}
+
+/// Names the request before anything can fail, so that every reply has the id: in its header, and in its body if it
+/// is an error.
+pub async fn identify(mut request: Request, next: Next) -> Response<Body> {
+    let id = RequestId::from_headers(request.headers());
+    request.extensions_mut().insert(id.clone());
+    let mut reply = next.run(request).await;
+    if let Some(problem) = reply.extensions().get::<Problem>() {
+        *reply.body_mut() = Body::from(problem.to_json(Some(&id.0)).to_string());
+        reply.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    let value = HeaderValue::from_str(&id.0).expect("ids hold letters, digits and ._- only");
+    reply.headers_mut().insert(X_REQUEST_ID, value);
+    reply
+}
+
+/// Turns a panic below into a 500: the connection and its other requests go on.
+pub fn catch_panics() -> CatchPanicLayer<fn(Box<dyn Any + Send>) -> Response<Body>> {
+    fn panicked(cause: Box<dyn Any + Send>) -> Response<Body> {
+        let text = cause
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| cause.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("no text");
+        tracing::error!(panic = text, "a request handler panicked");
+        let told = "a handler failed unexpectedly; the log has the cause under the request id";
+        InferError::Internal(told.to_owned()).into_response()
+    }
+    CatchPanicLayer::custom(panicked as fn(_) -> _)
+}
+
+/// Refuses on the head what can be: see [`check_head`].
+pub async fn check(State(limits): State<HeadLimits>, request: Request, next: Next) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    match check_head(&parts, limits) {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        // The body has not been polled, so that a client which waits for `100 Continue` never sends it.
+        Err(problem) => problem.into_response(),
+    }
+}
+
+/// Checks what the head says: host, address, announced length.
+///
+/// # Errors
+/// 400 for an HTTP/1.1 request without exactly one valid `Host` (RFC 9112, 3.2) or an HTTP/2 request without an
+/// authority; 414 and 413 for what is over `limits`.
+pub fn check_head(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
+    let bad = |what: &str| Problem::from(&InferError::BadRequest(what.to_owned()));
+    let mut hosts = parts.headers.get_all(header::HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(bad("the request has more than one host header; send one"));
+    }
+    let needs_host = match parts.version {
+        Version::HTTP_11 => true,
+        Version::HTTP_2 => parts.uri.authority().is_none(),
+        _ => false,
+    };
+    if needs_host && host.is_none() {
+        return Err(bad("the request has no host header; send one"));
+    }
+    let is_authority = |value: &HeaderValue| {
+        // An empty host is legal, for addresses that have none.
+        value.is_empty()
+            || http::uri::Authority::try_from(value.as_bytes())
+                .is_ok_and(|authority| !authority.as_str().contains('@'))
+    };
+    if host.is_some_and(|host| !is_authority(host)) {
+        return Err(bad("the host header is not a host name or address with an optional port"));
+    }
+    let uri_bytes = parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
+    if uri_bytes > limits.uri_bytes_max {
+        return Err(Problem::uri_too_long(uri_bytes, limits.uri_bytes_max));
+    }
+    match announced(&parts.headers) {
+        Some(got) if got > limits.body_bytes_max => {
+            Err(Problem::from(&super::body::too_large(got, limits.body_bytes_max)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The length of the body, where the head says it.
+pub fn announced(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
+}
+
+/// For `Router::fallback`: no route has this path.
+pub async fn not_found(uri: Uri) -> Problem {
+    Problem::not_found(uri.path())
+}
+
+/// For `Router::method_not_allowed_fallback`, which adds the header `Allow`.
+pub async fn method_not_allowed(method: Method) -> Problem {
+    Problem::method_not_allowed(method.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, middleware, routing::get};
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    const LIMITS: HeadLimits = HeadLimits {
+        body_bytes_max: 1000,
+        uri_bytes_max: 100,
+    };
+
+    fn head(version: Version, uri: &str, headers: &[(&str, &str)]) -> Parts {
+        let mut builder = http::Request::builder().version(version).uri(uri);
+        for (name, value) in headers {
+            builder = builder.header(*name, *value);
+        }
+        builder.body(()).unwrap().into_parts().0
+    }
+
+    fn check(version: Version, uri: &str, headers: &[(&str, &str)], status: Option<u16>) {
+        let result = check_head(&head(version, uri, headers), LIMITS);
+        let got = result.err().map(|problem| problem.kind.status);
+        assert_eq!(got, status, "{version:?} {uri} {headers:?}");
+    }
+
+    #[test]
+    fn http_1_1_needs_exactly_one_valid_host() {
+        check(Version::HTTP_11, "/", &[("host", "a:80")], None);
+        check(Version::HTTP_11, "/", &[("host", "[::1]:80")], None);
+        check(Version::HTTP_11, "/", &[], Some(400));
+        check(Version::HTTP_11, "/", &[("host", "a"), ("host", "a")], Some(400));
+        check(Version::HTTP_11, "/", &[("host", "a b")], Some(400));
+        check(Version::HTTP_11, "/", &[("host", "user@a")], Some(400));
+        check(Version::HTTP_10, "/", &[], None);
+        check(Version::HTTP_10, "/", &[("host", "a"), ("host", "b")], Some(400));
+    }
+
+    #[test]
+    fn http_2_needs_an_authority_or_a_host() {
+        check(Version::HTTP_2, "http://a/x", &[], None);
+        check(Version::HTTP_2, "/x", &[("host", "a")], None);
+        check(Version::HTTP_2, "/x", &[], Some(400));
+    }
+
+    #[test]
+    fn an_announced_length_over_the_limit_is_refused_on_the_head() {
+        check(Version::HTTP_10, "/", &[("content-length", "1000")], None);
+        check(Version::HTTP_10, "/", &[("content-length", "1001")], Some(413));
+    }
+
+    #[test]
+    fn a_long_address_is_refused() {
+        check(Version::HTTP_10, &format!("/{}", "x".repeat(99)), &[], None);
+        check(Version::HTTP_10, &format!("/{}", "x".repeat(100)), &[], Some(414));
+    }
+
+    #[test]
+    fn an_unsafe_request_id_is_replaced() {
+        let id = |sent: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(X_REQUEST_ID, HeaderValue::from_str(sent).unwrap());
+            RequestId::from_headers(&headers).0.to_string()
+        };
+        assert_eq!(id("Abc-1.2_3"), "Abc-1.2_3");
+        for sent in ["", "a b", "a;b", &"x".repeat(129)] {
+            assert_eq!(id(sent).len(), 36, "{sent:?}");
+        }
+    }
+
+    async fn ask(method: &str, path: &str) -> (Response<()>, serde_json::Value) {
+        async fn fails() {
+            panic!("secret");
+        }
+        let router = Router::new()
+            .route("/panics", get(fails))
+            .fallback(not_found)
+            .method_not_allowed_fallback(method_not_allowed)
+            .layer(catch_panics())
+            .layer(middleware::from_fn(identify));
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header(X_REQUEST_ID, "me");
+        let request = request.body(Body::empty()).unwrap();
+        let (parts, body) = router.oneshot(request).await.unwrap().into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let body = serde_json::from_slice(&body).unwrap();
+        (Response::from_parts(parts, ()), body)
+    }
+
+    #[tokio::test]
+    async fn errors_outside_the_handlers_have_the_same_body_and_the_id() {
+        for (method, path, status) in [("GET", "/none", 404), ("POST", "/panics", 405), ("GET", "/panics", 500)] {
+            let (reply, body) = ask(method, path).await;
+            assert_eq!(reply.status(), status);
+            assert_eq!(reply.headers()[X_REQUEST_ID], "me");
+            assert_eq!(body["status"], status);
+            assert_eq!(body["request_id"], "me");
+            assert!(!body.to_string().contains("secret"));
+            if status == 405 {
+                assert_eq!(reply.headers()[header::ALLOW], "GET,HEAD");
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! `multipart/form-data` (RFC 7578) in a body that has been read: finds the parts in place, without copying them.
+//!
+//! A body is in memory once, within its limits, before it comes here; a parser over a stream would gather each part
+//! again, and the usual ones bound neither the number of parts nor the bytes of their headers.
+
+use crate::error::InferError;
+use axum::body::Bytes;
+use std::ops::Range;
+
+/// Longest boundary that RFC 2046 allows.
+const BOUNDARY_BYTES_MAX: usize = 70;
+
+/// What a multipart body may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MultipartLimits {
+    /// Parts in one body.
+    pub parts_max: usize,
+    /// Bytes of all headers of one part.
+    pub part_header_bytes_max: usize,
+    /// Bytes of a part's name, and of its file name.
+    pub name_bytes_max: usize,
+    /// Bytes of one part.
+    pub part_bytes_max: u64,
+}
+
+impl Default for MultipartLimits {
+    fn default() -> MultipartLimits {
+        MultipartLimits {
+            parts_max: 128,
+            part_header_bytes_max: 8 * 1024,
+            name_bytes_max: 256,
+            part_bytes_max: u64::MAX,
+        }
+    }
+}
+
+/// One part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// `name` of its `Content-Disposition`.
+    pub name: String,
+    /// `filename`, if it has one. Never used as a path.
+    pub file_name: Option<String>,
+    /// `Content-Type`, if it has one.
+    pub content_type: Option<String>,
+    /// What it holds, in the memory of the body.
+    pub bytes: Bytes,
+}
+
+/// The boundary in a `multipart/form-data` content type; `None` if it is another type.
+///
+/// # Errors
+/// 400 if there is no boundary, or not a legal one.
+pub fn boundary(content_type: &str) -> Result<Option<String>, InferError> {
+    let (essence, parameters) = content_type.split_once(';').unwrap_or((content_type, ""));
+    if !essence.trim().eq_ignore_ascii_case("multipart/form-data") {
+        return Ok(None);
+    }
+    let Some(boundary) = parameter(parameters, "boundary") else {
+        return Err(bad("the content type multipart/form-data has no boundary"));
+    };
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"'()+_,-./:=? ".contains(&b);
+    if boundary.is_empty()
+        || boundary.len() > BOUNDARY_BYTES_MAX
+        || !boundary.bytes().all(legal)
+        || boundary.ends_with(' ')
+    {
+        return Err(bad("the multipart boundary is not 1 to 70 of the characters that RFC 2046 allows"));
+    }
+    Ok(Some(boundary))
+}
+
+/// The parts of `body`, in the order they were sent.
+///
+/// # Errors
+/// 400 for what is malformed, 413 naming `parts_max` or `body_bytes_max` for what is over `limits`.
+pub fn parts(body: &Bytes, boundary: &str, limits: &MultipartLimits) -> Result<Vec<Part>, InferError> {
+    let delimiter = format!("\r\n--{boundary}").into_bytes();
+    let finder = Finder::new(&delimiter);
+    // The first delimiter may stand at the very beginning, without its line break.
+    let mut at = if body.starts_with(&delimiter[2..]) {
+        delimiter.len() - 2
+    } else {
+        finder.find(body, 0).ok_or_else(|| bad("the multipart body does not contain its boundary"))?
+            + delimiter.len()
+    };
+    let mut parts = Vec::new();
+    loop {
+        if body[at..].starts_with(b"--") {
+            return Ok(parts);
+        }
+        let padding = body[at..].iter().take_while(|b| matches!(b, b' ' | b'\t')).count();
+        at += padding;
+        if !body[at..].starts_with(b"\r\n") {
+            return Err(bad("a multipart boundary is not followed by a line break"));
+        }
+        if parts.len() == limits.parts_max {
+            return Err(InferError::TooLarge {
+                what: "the number of parts",
+                got: parts.len() as u64 + 1,
+                limit: limits.parts_max as u64,
+                option: "parts_max",
+            });
+        }
+        let header = header_range(body, at, parts.len(), limits)?;
+        let start = header.end + 4;
+        // For an empty part, the delimiter's line break may be the one that ends the header.
+        let Some(found) = finder.find(body, start - 2) else {
+            return Err(bad("the multipart body ends inside a part; was it cut short?"));
+        };
+        let end = found.max(start);
+        let part = part(&body[header], body.slice(start..end), parts.len(), limits)?;
+        parts.push(part);
+        at = found + delimiter.len();
+    }
+}
+
+/// The header lines of the part whose boundary line ends at `at`, without the first line break and the empty line.
+fn header_range(body: &[u8], at: usize, index: usize, limits: &MultipartLimits) -> Result<Range<usize>, InferError> {
+    // The two line breaks of an empty header are allowed to be the same as the one of the boundary's line.
+    let window_end = body.len().min(at + limits.part_header_bytes_max + 4);
+    let window = &body[at..window_end];
+    match window.windows(4).position(|w| w == b"\r\n\r\n") {
+        Some(length) => Ok(at..at + length),
+        None if window_end < body.len() => Err(InferError::BadRequest(format!(
+            "the headers of part {index} are over {} bytes",
+            limits.part_header_bytes_max
+        ))),
+        None => Err(bad("the multipart body ends inside the headers of a part; was it cut short?")),
+    }
+}
+
+fn part(header: &[u8], bytes: Bytes, index: usize, limits: &MultipartLimits) -> Result<Part, InferError> {
+    let malformed = |what: &str| InferError::BadRequest(format!("part {index} of the multipart body {what}"));
+    if bytes.len() as u64 > limits.part_bytes_max {
+        return Err(InferError::TooLarge {
+            what: "a part in bytes",
+            got: bytes.len() as u64,
+            limit: limits.part_bytes_max,
+            option: "body_bytes_max",
+        });
+    }
+    let header = str::from_utf8(header).map_err(|_| malformed("has a header that is not UTF-8"))?;
+    let (mut disposition, mut content_type) = (None, None);
+    for line in header.split("\r\n").filter(|line| !line.is_empty()) {
+        let Some((name, value)) = line.split_once(':') else {
+            return Err(malformed("has a header line without a colon"));
+        };
+        let value = value.trim();
+        if name.eq_ignore_ascii_case("content-disposition") {
+            disposition = Some(value);
+        } else if name.eq_ignore_ascii_case("content-type") {
+            content_type = Some(value.to_owned());
+        } else if name.eq_ignore_ascii_case("content-transfer-encoding")
+            && !["binary", "8bit", "7bit"].iter().any(|plain| value.eq_ignore_ascii_case(plain))
+        {
+            return Err(malformed("has a content-transfer-encoding; send the bytes as they are"));
+        }
+    }
+    let disposition = disposition.ok_or_else(|| malformed("has no content-disposition"))?;
+    let (kind, parameters) = disposition.split_once(';').unwrap_or((disposition, ""));
+    if !kind.trim().eq_ignore_ascii_case("form-data") {
+        return Err(malformed("is not form-data"));
+    }
+    let name = parameter(parameters, "name").ok_or_else(|| malformed("has no name"))?;
+    let file_name = parameter(parameters, "filename");
+    let longest = name.len().max(file_name.as_ref().map_or(0, String::len));
+    if longest > limits.name_bytes_max {
+        return Err(malformed(&format!(
+            "has a name of {longest} bytes, more than the limit of {}",
+            limits.name_bytes_max
+        )));
+    }
+    Ok(Part {
+        name,
+        file_name,
+        content_type,
+        bytes,
+    })
+}
+
+/// The value of `wanted` among `; name=value` parameters; values may be quoted, with backslashes.
+fn parameter(parameters: &str, wanted: &str) -> Option<String> {
+    let mut rest = parameters.trim_start_matches([' ', '\t', ';']);
+    while let Some((name, after)) = rest.split_once('=') {
+        let (value, next) = match after.strip_prefix('"') {
+            Some(quoted) => unquote(quoted)?,
+            None => {
+                let (value, next) = after.split_once(';').unwrap_or((after, ""));
+                (value.trim().to_owned(), next)
+            }
+        };
+        if name.trim().eq_ignore_ascii_case(wanted) {
+            return Some(value);
+        }
+        rest = next.trim_start_matches([' ', '\t', ';']);
+    }
+    None
+}
+
+/// A quoted string after its opening quote, and what follows its closing one.
+fn unquote(quoted: &str) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut characters = quoted.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => return Some((value, &quoted[at + 1..])),
+            // Browsers of old send Windows paths unescaped: only what must be escaped is taken as escaped.
+            '\\' if quoted[at + 1..].starts_with(['"', '\\']) => value.push(characters.next()?.1),
+            other => value.push(other),
+        }
+    }
+    None
+}
+
+fn bad(what: &str) -> InferError {
+    InferError::BadRequest(what.to_owned())
+}
+
+/// Finds a fixed string by comparing its last byte first and skipping as far as that byte allows (Horspool 1980).
+struct Finder<'a> {
+    needle: &'a [u8],
+    skip: [u8; 256],
+}
+
+impl<'a> Finder<'a> {
+    /// For needles of 1 to 255 bytes.
+    fn new(needle: &'a [u8]) -> Finder<'a> {
+        let mut skip = [needle.len() as u8; 256];
+        for (i, b) in needle[..needle.len() - 1].iter().enumerate() {
+            skip[usize::from(*b)] = (needle.len() - 1 - i) as u8;
+        }
+        Finder { needle, skip }
+    }
+
+    fn find(&self, haystack: &[u8], from: usize) -> Option<usize> {
+        let mut at = from;
+        while let Some(window) = haystack.get(at..at + self.needle.len()) {
+            if window == self.needle {
+                return Some(at);
+            }
+            at += usize::from(self.skip[usize::from(window[window.len() - 1])]);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMITS: MultipartLimits = MultipartLimits {
+        parts_max: 3,
+        part_header_bytes_max: 200,
+        name_bytes_max: 20,
+        part_bytes_max: 1000,
+    };
+
+    fn check(body: &str, expected: Result<&[(&str, Option<&str>, &str)], &str>) {
+        let got = parts(&Bytes::from(body.to_owned()), "B", &LIMITS);
+        match (&got, expected) {
+            (Ok(got), Ok(expected)) => {
+                let got: Vec<_> = got
+                    .iter()
+                    .map(|part| (&*part.name, part.file_name.as_deref(), str::from_utf8(&part.bytes).unwrap()))
+                    .collect();
+                assert_eq!(got, expected);
+            }
+            (Err(error), Err(expected)) => {
+                assert!(error.to_string().contains(expected), "{error} lacks {expected}");
+            }
+            _ => panic!("{body:?}: {got:?}, expected {expected:?}"),
+        }
+    }
+
+    fn one(header: &str, content: &str) -> String {
+        format!("--B\r\n{header}\r\n\r\n{content}\r\n--B--\r\n")
+    }
+
+    #[test]
+    fn parts_come_in_the_order_sent_with_their_names() {
+        check(
+            "preamble\r\n--B \r\nContent-Disposition: form-data; name=data; filename=\"a \\\"b\\\".jpg\"\r\n\
+             Content-Type: image/jpeg\r\n\r\none\r\ntwo\r\n--B\r\ncontent-disposition: form-data; filename=\"\"; \
+             name=\"x\"\r\n\r\n\r\n--B--",
+            Ok(&[("data", Some("a \"b\".jpg"), "one\r\ntwo"), ("x", Some(""), "")]),
+        );
+    }
+
+    #[test]
+    fn a_boundary_that_only_begins_like_one_is_content() {
+        check(&one("Content-Disposition: form-data; name=a", "x\r\n--A\r\n-"), Ok(&[("a", None, "x\r\n--A\r\n-")]));
+    }
+
+    #[test]
+    fn what_is_malformed_is_named() {
+        check("nothing", Err("does not contain its boundary"));
+        check("--Bx", Err("not followed by a line break"));
+        check("--B\r\nContent-Disposition: form-data; name=a\r\n\r\nx", Err("ends inside a part"));
+        check("--B\r\nContent-Disposition: form", Err("ends inside the headers"));
+        check(&one("Content-Type: a/b", ""), Err("no content-disposition"));
+        check(&one("Content-Disposition: form-data", ""), Err("has no name"));
+        check(&one("Content-Disposition: attachment; name=a", ""), Err("not form-data"));
+        check(&one("Content-Disposition form-data", ""), Err("without a colon"));
+        let base64 = "Content-Disposition: form-data; name=a\r\nContent-Transfer-Encoding: base64";
+        check(&one(base64, ""), Err("send the bytes as they are"));
+    }
+
+    #[test]
+    fn parts_names_and_headers_are_bounded() {
+        let header = "Content-Disposition: form-data; name=a";
+        let four = format!("--B\r\n{header}\r\n\r\nx\r\n").repeat(4) + "--B--";
+        check(&four, Err("the number of parts is 4, more than the limit of 3; raise it with parts_max"));
+        let long = format!("{header}\r\nX: {}", "x".repeat(500_000));
+        check(&one(&long, "x"), Err("the headers of part 0 are over 200 bytes"));
+        check(&one(&format!("{header}{}", "b".repeat(20)), "x"), Err("a name of 21 bytes"));
+        check(&one(header, &"x".repeat(1001)), Err("more than the limit of 1000"));
+    }
+
+    #[test]
+    fn the_boundary_is_read_from_the_content_type() {
+        let of = |content_type| boundary(content_type);
+        assert_eq!(of("image/png"), Ok(None));
+        assert_eq!(of("Multipart/Form-Data; charset=x; Boundary=\"a b\""), Ok(Some("a b".to_owned())));
+        assert_eq!(of("multipart/form-data; boundary=----a1"), Ok(Some("----a1".to_owned())));
+        assert!(of("multipart/form-data").is_err());
+        assert!(of("multipart/form-data; boundary=a\"b").is_err());
+        assert!(of(&format!("multipart/form-data; boundary={}", "a".repeat(71))).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_content_without_the_boundary_comes_back_and_nothing_panics(
+            contents in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..3),
+            cut in 0..200usize,
+        ) {
+            let mut body = Vec::new();
+            for content in &contents {
+                body.extend_from_slice(b"--boundary-7\r\nContent-Disposition: form-data; name=a\r\n\r\n");
+                body.extend_from_slice(content);
+                body.extend_from_slice(b"\r\n");
+            }
+            body.extend_from_slice(b"--boundary-7--");
+            let body = Bytes::from(body);
+            let got: Vec<_> = parts(&body, "boundary-7", &LIMITS).unwrap();
+            prop_assert!(got.iter().map(|part| &part.bytes[..]).eq(contents.iter().map(|content| &content[..])));
+            let _ = parts(&body.slice(..cut.min(body.len())), "boundary-7", &LIMITS);
+        }
+    }
+}

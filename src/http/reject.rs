@@ -1,0 +1,284 @@
+//! The only table from error to reply.
+//!
+//! Every error has the same body, whatever the route, as `application/problem+json` (RFC 9457) with one member more:
+//! `error`, which is where the clients of Triton and KServe look. `docs/errors.md` explains each; a test holds it equal.
+
+use crate::error::{InferError, seconds_up};
+use axum::{
+    body::Body,
+    http::{HeaderValue, Response, StatusCode, header},
+    response::IntoResponse,
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The content type of every error body.
+pub const PROBLEM_JSON: &str = "application/problem+json";
+
+/// When to come back after an error that passes, where nothing better is known.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// One kind of error: what a client can tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// The anchor in `docs/errors.md`, and the end of `type`.
+    pub slug: &'static str,
+    /// The reply's status.
+    pub status: u16,
+    /// `title`: the same for all errors of a kind.
+    pub title: &'static str,
+}
+
+const fn kind(slug: &'static str, status: u16, title: &'static str) -> Kind {
+    Kind {
+        slug,
+        status,
+        title,
+    }
+}
+
+const BAD_REQUEST: Kind = kind("bad-request", 400, "the request is malformed");
+const NOT_AN_IMAGE: Kind = kind("not-an-image", 400, "the bytes are not an image we can decode");
+const INPUT_REFUSED: Kind = kind("input-refused", 400, "the model refused the input");
+const NOT_FOUND: Kind = kind("not-found", 404, "there is nothing at this path");
+const UNKNOWN_MODEL: Kind = kind("unknown-model", 404, "there is no such model or version");
+const METHOD: Kind = kind("method-not-allowed", 405, "the path does not take this method");
+const NOT_ACCEPTABLE: Kind = kind("not-acceptable", 406, "the answer has no form that is accepted");
+const SLOW_BODY: Kind = kind("slow-body", 408, "the body came too slowly");
+const TOO_LARGE: Kind = kind("too-large", 413, "the request is over a limit");
+const URI_TOO_LONG: Kind = kind("uri-too-long", 414, "the address is over a limit");
+const MEDIA: Kind = kind("unsupported-media", 415, "the content type is not supported");
+const FULL: Kind = kind("queue-full", 429, "a queue is full");
+const CANCELLED: Kind = kind("cancelled", 499, "the caller went away");
+const INTERNAL: Kind = kind("internal", 500, "the server is at fault");
+const UNAVAILABLE: Kind = kind("model-unavailable", 503, "the model cannot be served now");
+const DRAINING: Kind = kind("draining", 503, "the server is going away");
+const NO_DEVICE: Kind = kind("no-device", 503, "no device could run the request");
+const LATE: Kind = kind("late", 504, "the deadline passed or cannot be met");
+
+/// All kinds, by status.
+pub const KINDS: [Kind; 18] = [
+    BAD_REQUEST,
+    NOT_AN_IMAGE,
+    INPUT_REFUSED,
+    NOT_FOUND,
+    UNKNOWN_MODEL,
+    METHOD,
+    NOT_ACCEPTABLE,
+    SLOW_BODY,
+    TOO_LARGE,
+    URI_TOO_LONG,
+    MEDIA,
+    FULL,
+    CANCELLED,
+    INTERNAL,
+    UNAVAILABLE,
+    DRAINING,
+    NO_DEVICE,
+    LATE,
+];
+
+/// The kind of an error.
+pub fn kind_of(error: &InferError) -> Kind {
+    match error {
+        InferError::BadRequest(_) => BAD_REQUEST,
+        InferError::Decode(_) => NOT_AN_IMAGE,
+        InferError::TooLarge { .. } => TOO_LARGE,
+        InferError::SlowBody(_) => SLOW_BODY,
+        InferError::Cancelled => CANCELLED,
+        InferError::NotAcceptable { .. } => NOT_ACCEPTABLE,
+        InferError::UnsupportedMedia { .. } => MEDIA,
+        InferError::UnknownModel { .. } => UNKNOWN_MODEL,
+        InferError::ModelUnavailable { .. } => UNAVAILABLE,
+        InferError::Full { .. } => FULL,
+        InferError::Draining { .. } => DRAINING,
+        InferError::Late(_) => LATE,
+        InferError::Input(_) => INPUT_REFUSED,
+        InferError::Device(_) => NO_DEVICE,
+        InferError::Internal(_) => INTERNAL,
+    }
+}
+
+/// An error on its way out: a kind, and what happened this time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Problem {
+    /// Which kind.
+    pub kind: Kind,
+    /// What happened, for a person: `detail` and `error`.
+    pub detail: String,
+    /// `Retry-After`; on every 429 and 503.
+    pub retry_after: Option<Duration>,
+}
+
+impl Problem {
+    /// No route has this path.
+    pub fn not_found(path: &str) -> Problem {
+        let path: String = path.chars().take(200).collect();
+        Problem::new(NOT_FOUND, format!("there is nothing at {path:?}; /openapi.yaml lists all paths"))
+    }
+
+    /// The route has other methods.
+    pub fn method_not_allowed(method: &str) -> Problem {
+        let detail = format!("the path does not take {method}; the header allow lists what it takes");
+        Problem::new(METHOD, detail)
+    }
+
+    /// The path and query are longer than `limit` bytes.
+    pub fn uri_too_long(got: usize, limit: usize) -> Problem {
+        let detail = format!("the address has {got} bytes, more than the limit of {limit}");
+        Problem::new(URI_TOO_LONG, detail)
+    }
+
+    fn new(kind: Kind, detail: String) -> Problem {
+        let passes = matches!(kind.status, 429 | 503);
+        Problem {
+            kind,
+            detail,
+            retry_after: passes.then_some(RETRY_AFTER),
+        }
+    }
+
+    /// The JSON body. Also the entry of one failed item in a reply with several.
+    pub fn to_json(&self, request_id: Option<&str>) -> Value {
+        let mut body = json!({
+            "error": self.detail,
+            "type": format!("/docs/errors#{}", self.kind.slug),
+            "title": self.kind.title,
+            "status": self.kind.status,
+            "detail": self.detail,
+        });
+        if let Some(id) = request_id {
+            body["request_id"] = id.into();
+        }
+        body
+    }
+
+    /// The whole reply. The problem itself stays in the extensions, for logs, metrics and the request id.
+    pub fn into_response_for(self, request_id: Option<&str>) -> Response<Body> {
+        let mut reply = Response::new(Body::from(self.to_json(request_id).to_string()));
+        *reply.status_mut() = StatusCode::from_u16(self.kind.status)
+            .expect("the table holds statuses between 100 and 999");
+        let headers = reply.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        if let Some(retry_after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds_up(retry_after).into());
+        }
+        reply.extensions_mut().insert(self);
+        reply
+    }
+}
+
+impl From<&InferError> for Problem {
+    fn from(error: &InferError) -> Problem {
+        let mut problem = Problem::new(kind_of(error), error.to_string());
+        if let InferError::Full { retry_after, .. } | InferError::Draining { retry_after } = error {
+            problem.retry_after = Some(*retry_after);
+        }
+        problem
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response<Body> {
+        self.into_response_for(None)
+    }
+}
+
+/// So that a handler may end with `?`.
+impl IntoResponse for InferError {
+    fn into_response(self) -> Response<Body> {
+        Problem::from(&self).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one_of_each() -> Vec<InferError> {
+        let text = || "what happened".to_owned();
+        let retry_after = Duration::from_millis(2100);
+        vec![
+            InferError::BadRequest(text()),
+            InferError::Decode(text()),
+            InferError::TooLarge {
+                what: "the body in bytes",
+                got: 2,
+                limit: 1,
+                option: "body_bytes_max",
+            },
+            InferError::SlowBody(text()),
+            InferError::Cancelled,
+            InferError::NotAcceptable {
+                got: text(),
+                accepted: "application/json",
+            },
+            InferError::UnsupportedMedia {
+                got: text(),
+                accepted: "application/json",
+            },
+            InferError::UnknownModel {
+                name: text(),
+                nearest: vec![],
+            },
+            InferError::ModelUnavailable {
+                name: text(),
+                reason: text(),
+            },
+            InferError::Full {
+                what: "the queue",
+                limit: 3,
+                retry_after,
+            },
+            InferError::Draining { retry_after },
+            InferError::Late(text()),
+            InferError::Input(text()),
+            InferError::Device(text()),
+            InferError::Internal(text()),
+        ]
+    }
+
+    #[test]
+    fn every_error_has_a_body_that_both_families_of_clients_read() {
+        for error in one_of_each() {
+            let problem = Problem::from(&error);
+            let body = problem.to_json(Some("abc"));
+            assert_eq!(body["error"], body["detail"]);
+            assert_eq!(body["detail"], error.to_string());
+            assert_eq!(body["request_id"], "abc");
+            assert_eq!(body["status"], problem.kind.status);
+            assert!(KINDS.contains(&problem.kind), "{error} is not in the table");
+            let reply = error.into_response();
+            assert_eq!(reply.status(), problem.kind.status);
+            assert_eq!(reply.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
+            let told = reply.headers().contains_key(header::RETRY_AFTER);
+            assert_eq!(told, matches!(problem.kind.status, 429 | 503), "{problem:?}");
+        }
+    }
+
+    #[test]
+    fn retry_after_is_rounded_up_to_seconds() {
+        let full = InferError::Full {
+            what: "the queue",
+            limit: 3,
+            retry_after: Duration::from_millis(2100),
+        };
+        assert_eq!(full.into_response().headers()[header::RETRY_AFTER], "3");
+    }
+
+    #[test]
+    fn the_errors_page_explains_every_kind_and_no_other() {
+        let page = include_str!("../../docs/errors.md");
+        let explained: Vec<_> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("## "))
+            .map(str::to_owned)
+            .collect();
+        let kinds: Vec<_> = KINDS.iter().map(|kind| kind.slug.to_owned()).collect();
+        assert_eq!(explained, kinds, "headings of docs/errors.md, table");
+        for kind in KINDS {
+            let told = format!("## {}\n\n**{}**: {}.", kind.slug, kind.status, kind.title);
+            assert!(page.contains(&told), "docs/errors.md lacks:\n{told}");
+        }
+    }
+}
