@@ -1,1 +1,362 @@
-//! Engine outputs to answers.
+//! Engine outputs to answers. Pure: no clock, no lock, no file.
+//!
+//! A [`Task`] is made from a manifest, [resolved](Task::resolve) once against the model's [`Signature`], and then
+//! turns the outputs of one item into an [`Answer`]. How answers are written on the wire is not known here.
+//!
+//! - [`classify`]: scores to the best classes.
+//! - [`detect`]: YOLO-style and boxes/scores/classes outputs to boxes in the posted image; [`nms`] thins them out.
+//! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
+//! - [`embed`]: a vector.
+//! - [`labels`]: class names.
+
+pub mod classify;
+pub mod detect;
+pub mod embed;
+pub mod labels;
+pub mod mask;
+pub mod nms;
+pub mod segment;
+
+pub use classify::{Activation, Class, Classify};
+pub use detect::{BoxFormat, Detect, Detection, Format, Orientation};
+pub use embed::Embed;
+pub use labels::Labels;
+pub use mask::{Mask, MaskClass, Run};
+pub use segment::Segment;
+
+use crate::{
+    engine::{Dim, Signature, Tensor, TensorSpec},
+    image::Placement,
+};
+
+/// What a model's outputs mean.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Task {
+    /// One score per class.
+    Classify(Classify),
+    /// Boxes with classes and scores.
+    Detect(Detect),
+    /// A class per pixel.
+    Segment(Segment),
+    /// A vector.
+    Embed(Embed),
+    /// Whatever the model gives.
+    Tensors,
+}
+
+/// What a caller gets for one item.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// The best classes, best first.
+    Classes(Vec<Class>),
+    /// Boxes, highest score first.
+    Detections(Vec<Detection>),
+    /// A class per pixel of the posted image.
+    Mask(Mask),
+    /// An embedding.
+    Vector(Vec<f32>),
+    /// The outputs as they are, in the order of the signature.
+    Tensors(Vec<Tensor>),
+}
+
+impl Task {
+    /// The task's name in manifests and replies.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Task::Classify(_) => "classify",
+            Task::Detect(_) => "detect",
+            Task::Segment(_) => "segment",
+            Task::Embed(_) => "embed",
+            Task::Tensors => "tensors",
+        }
+    }
+
+    /// Checks the settings against the model and fills in what they leave open, such as output names.
+    ///
+    /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken.
+    ///
+    /// # Errors
+    /// Outputs that are missing, ambiguous, or of a shape that cannot hold such an answer; labels that do not fit.
+    pub fn resolve(
+        self,
+        signature: &Signature,
+        labels: &Labels,
+        input: Option<[u32; 2]>,
+    ) -> Result<Task, String> {
+        Ok(match self {
+            Task::Classify(task) => Task::Classify(task.resolve(signature, labels)?),
+            Task::Detect(task) => Task::Detect(task.resolve(signature, labels, input)?),
+            Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input)?),
+            Task::Embed(task) => Task::Embed(task.resolve(signature)?),
+            Task::Tensors => Task::Tensors,
+        })
+    }
+
+    /// The answer for one item.
+    ///
+    /// `outputs` are in the order of the signature's outputs and belong to one item: a batch axis is still there and
+    /// is 1; models without a batch axis give their outputs whole. `placement` says where the model's input lay in
+    /// the posted image; without one, coordinates stay in pixels of the model's input.
+    ///
+    /// # Errors
+    /// Outputs of another shape than the task needs (names the output, what it is and what was expected), and
+    /// numbers that are not finite.
+    pub fn answer(
+        &self,
+        outputs: &[Tensor],
+        signature: &Signature,
+        labels: &Labels,
+        placement: Option<&Placement>,
+    ) -> Result<Answer, String> {
+        let outputs = Outputs::new(outputs, signature)?;
+        Ok(match self {
+            Task::Classify(task) => Answer::Classes(task.answer(&outputs, labels)?),
+            Task::Detect(task) => Answer::Detections(task.answer(&outputs, labels, placement)?),
+            Task::Segment(task) => Answer::Mask(task.answer(&outputs, labels, placement)?),
+            Task::Embed(task) => Answer::Vector(task.answer(&outputs)?),
+            Task::Tensors => Answer::Tensors(outputs.tensors.to_vec()),
+        })
+    }
+}
+
+/// One item's outputs under their names.
+struct Outputs<'a> {
+    tensors: &'a [Tensor],
+    signature: &'a Signature,
+}
+
+impl<'a> Outputs<'a> {
+    fn new(tensors: &'a [Tensor], signature: &'a Signature) -> Result<Outputs<'a>, String> {
+        if tensors.len() != signature.outputs.len() {
+            return Err(format!(
+                "the model gave {} outputs, expected {}",
+                tensors.len(),
+                signature.outputs.len()
+            ));
+        }
+        Ok(Outputs { tensors, signature })
+    }
+
+    /// The output that a setting names; the only one where the setting is open.
+    fn get(&self, name: Option<&str>) -> Result<Output<'a>, String> {
+        let index = match name {
+            Some(name) => self.signature.outputs.iter().position(|o| o.name == name),
+            None => (self.tensors.len() == 1).then_some(0),
+        };
+        let index = index.ok_or_else(|| match name {
+            Some(name) => no_such_output(self.signature, name),
+            None => "the model has several outputs and none was chosen".to_owned(),
+        })?;
+        Ok(Output {
+            name: &self.signature.outputs[index].name,
+            tensor: &self.tensors[index],
+        })
+    }
+}
+
+/// One output of one item.
+struct Output<'a> {
+    name: &'a str,
+    tensor: &'a Tensor,
+}
+
+impl Output<'_> {
+    /// The elements as `f32`; none of them is NaN.
+    fn numbers(&self) -> Result<Vec<f32>, String> {
+        let numbers = self.tensor.to_f32().ok_or_else(|| {
+            format!(
+                "output {:?} is {}, expected numbers",
+                self.name, self.tensor.datatype
+            )
+        })?;
+        if numbers.len() != self.tensor.elements() {
+            return Err(format!(
+                "output {:?} has {} elements, expected {} from its shape {:?}",
+                self.name,
+                numbers.len(),
+                self.tensor.elements(),
+                self.tensor.shape
+            ));
+        }
+        if let Some(index) = numbers.iter().position(|number| number.is_nan()) {
+            return Err(format!(
+                "output {:?} is not a number (NaN) at element {index}: the model cannot process this input",
+                self.name
+            ));
+        }
+        Ok(numbers)
+    }
+
+    /// The extents, as a signature would give them.
+    fn shape(&self) -> Vec<Dim> {
+        self.tensor.shape.iter().copied().map(Dim::Fixed).collect()
+    }
+}
+
+/// The mistake of an output whose shape cannot hold the answer.
+fn wrong_shape(name: &str, shape: &[Dim], expected: &str) -> String {
+    format!(
+        "output {name:?} has shape {}, expected {expected}",
+        show(shape)
+    )
+}
+
+/// A shape as people write it, `?` for what is free.
+fn show(shape: &[Dim]) -> String {
+    let extents: Vec<String> = shape
+        .iter()
+        .map(|dim| match dim {
+            Dim::Fixed(n) => n.to_string(),
+            Dim::Free => "?".to_owned(),
+        })
+        .collect();
+    format!("[{}]", extents.join(", "))
+}
+
+fn no_such_output(signature: &Signature, name: &str) -> String {
+    format!(
+        "the model has no output {name:?}; it has {}",
+        output_names(signature)
+    )
+}
+
+fn output_names(signature: &Signature) -> String {
+    let names: Vec<String> = signature
+        .outputs
+        .iter()
+        .map(|output| format!("{:?}", output.name))
+        .collect();
+    names.join(", ")
+}
+
+/// The output that a task reads: the one that is named, or the only one. `key` is the setting that names it.
+fn choose<'a>(
+    signature: &'a Signature,
+    name: Option<&str>,
+    key: &str,
+) -> Result<&'a TensorSpec, String> {
+    match (name, &signature.outputs[..]) {
+        (Some(name), outputs) => outputs
+            .iter()
+            .find(|output| output.name == name)
+            .ok_or_else(|| format!("{key}: {}", no_such_output(signature, name))),
+        (None, [only]) => Ok(only),
+        (None, _) => Err(format!(
+            "the model has {} outputs ({}): choose one with {key}",
+            signature.outputs.len(),
+            output_names(signature)
+        )),
+    }
+}
+
+/// Whether the first axis can be a batch axis of one item.
+fn is_one(dim: Dim) -> bool {
+    dim.takes(1)
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Tensors and signatures for tests.
+
+    use crate::engine::{DataType, Dim, Signature, Tensor, TensorSpec};
+    use bytes::Bytes;
+
+    /// A tensor of `f32`.
+    pub(crate) fn floats(shape: &[usize], numbers: &[f32]) -> Tensor {
+        assert_eq!(shape.iter().product::<usize>(), numbers.len());
+        Tensor {
+            datatype: DataType::Fp32,
+            shape: shape.to_vec(),
+            data: Bytes::from(
+                numbers
+                    .iter()
+                    .flat_map(|n| n.to_le_bytes())
+                    .collect::<Vec<u8>>(),
+            ),
+        }
+    }
+
+    /// A tensor of `i64`.
+    pub(crate) fn integers(shape: &[usize], numbers: &[i64]) -> Tensor {
+        assert_eq!(shape.iter().product::<usize>(), numbers.len());
+        Tensor {
+            datatype: DataType::Int64,
+            shape: shape.to_vec(),
+            data: Bytes::from(
+                numbers
+                    .iter()
+                    .flat_map(|n| n.to_le_bytes())
+                    .collect::<Vec<u8>>(),
+            ),
+        }
+    }
+
+    /// A tensor's spec; -1 is a free extent.
+    pub(crate) fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
+        TensorSpec {
+            name: name.to_owned(),
+            datatype,
+            shape: shape
+                .iter()
+                .map(|n| usize::try_from(*n).map_or(Dim::Free, Dim::Fixed))
+                .collect(),
+        }
+    }
+
+    /// A signature with an image input of 3 × 8 × 8 and these outputs.
+    pub(crate) fn signature(outputs: &[(&str, &[i64])]) -> Signature {
+        Signature {
+            platform: "onnxruntime_onnx",
+            inputs: vec![spec("images", DataType::Fp32, &[-1, 3, 8, 8])],
+            outputs: outputs
+                .iter()
+                .map(|(name, shape)| spec(name, DataType::Fp32, shape))
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{testing::*, *};
+
+    #[test]
+    fn tensors_come_back_as_they_are() {
+        let outputs = [floats(&[1, 2], &[1.0, f32::NAN])];
+        let answer = Task::Tensors
+            .answer(
+                &outputs,
+                &signature(&[("y", &[-1, 2])]),
+                &Labels::default(),
+                None,
+            )
+            .unwrap();
+        let Answer::Tensors(tensors) = answer else {
+            panic!("expected tensors")
+        };
+        assert_eq!(tensors[0].shape, [1, 2]);
+        assert_eq!(tensors[0].data, outputs[0].data);
+    }
+
+    #[test]
+    fn a_task_on_a_model_of_several_outputs_must_name_its_own() {
+        let signature = signature(&[("logits", &[-1, 10]), ("features", &[-1, 64])]);
+        let labels = Labels::default();
+        let resolve = |output: Option<&str>| {
+            let embed = Embed {
+                output: output.map(str::to_owned),
+                ..Embed::default()
+            };
+            Task::Embed(embed).resolve(&signature, &labels, None)
+        };
+        assert_eq!(
+            resolve(None).unwrap_err(),
+            "the model has 2 outputs (\"logits\", \"features\"): choose one with embed.output"
+        );
+        assert_eq!(
+            resolve(Some("feature")).unwrap_err(),
+            "embed.output: the model has no output \"feature\"; it has \"logits\", \"features\""
+        );
+        assert!(resolve(Some("features")).is_ok());
+    }
+}

@@ -1,0 +1,303 @@
+//! Classify: one score per class to the best classes.
+
+use super::{Labels, Output, Outputs, choose, is_one, wrong_shape};
+use crate::engine::{Dim, Signature};
+use std::sync::Arc;
+
+/// What turns a model's scores into the scores of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// Scores are logits of classes that exclude each other.
+    Softmax,
+    /// Scores are logits of classes that do not.
+    Sigmoid,
+    /// Scores are given as they should be answered.
+    None,
+}
+
+/// Settings of a classifier.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Classify {
+    /// The output to read, `[1, C]` or `[C]`; the only one when open.
+    pub output: Option<String>,
+    /// What turns scores into answers.
+    pub activation: Activation,
+    /// How many classes to answer, at least 1.
+    pub top_k: usize,
+}
+
+impl Default for Classify {
+    fn default() -> Classify {
+        Classify {
+            output: None,
+            activation: Activation::Softmax,
+            top_k: 5,
+        }
+    }
+}
+
+/// One class of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Class {
+    /// The class's place in the output.
+    pub index: usize,
+    /// Its name, if the model has labels.
+    pub label: Option<Arc<str>>,
+    /// After the activation.
+    pub score: f32,
+}
+
+const SHAPE: &str = "[1, classes]";
+
+impl Classify {
+    pub(super) fn resolve(
+        mut self,
+        signature: &Signature,
+        labels: &Labels,
+    ) -> Result<Classify, String> {
+        let output = choose(signature, self.output.as_deref(), "classify.output")?;
+        if let Some(classes) = classes(&output.name, &output.shape)? {
+            labels.fit(&output.name, classes)?;
+        }
+        self.output = Some(output.name.clone());
+        Ok(self)
+    }
+
+    /// The best classes, best first; equal scores in the order of their index.
+    pub(super) fn answer(
+        &self,
+        outputs: &Outputs<'_>,
+        labels: &Labels,
+    ) -> Result<Vec<Class>, String> {
+        let output = outputs.get(self.output.as_deref())?;
+        classes(output.name, &output.shape())?;
+        let mut scores = output.numbers()?;
+        self.activate(&output, &mut scores)?;
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        let better = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+        let k = self.top_k.min(order.len());
+        if k < order.len() {
+            order.select_nth_unstable_by(k, better);
+            order.truncate(k);
+        }
+        order.sort_unstable_by(better);
+        Ok(order
+            .into_iter()
+            .map(|index| Class {
+                index,
+                label: labels.get(index),
+                score: scores[index],
+            })
+            .collect())
+    }
+
+    fn activate(&self, output: &Output<'_>, scores: &mut [f32]) -> Result<(), String> {
+        match self.activation {
+            Activation::Softmax => softmax(scores),
+            Activation::Sigmoid => scores.iter_mut().for_each(|s| *s = sigmoid(*s)),
+            Activation::None => {}
+        }
+        match scores.iter().position(|score| !score.is_finite()) {
+            Some(index) => Err(format!(
+                "the score of class {index} in output {:?} is {}, expected a finite number",
+                output.name, scores[index]
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The number of classes, where the shape tells. A shape of unknown rank (none) is looked at again on each answer.
+fn classes(name: &str, shape: &[Dim]) -> Result<Option<usize>, String> {
+    let axes = match shape {
+        [] => return Ok(None),
+        [only] => std::slice::from_ref(only),
+        [batch, rest @ ..] if is_one(*batch) => rest,
+        _ => return Err(wrong_shape(name, shape, SHAPE)),
+    };
+    if axes.contains(&Dim::Fixed(0)) {
+        return Err(wrong_shape(name, shape, SHAPE));
+    }
+    let mut larger = axes
+        .iter()
+        .filter(|dim| !matches!(dim, Dim::Fixed(1) | Dim::Free));
+    match (larger.next(), larger.next()) {
+        (Some(_), Some(_)) => Err(wrong_shape(name, shape, SHAPE)),
+        (Some(Dim::Fixed(classes)), None) => Ok(Some(*classes)),
+        _ if axes.contains(&Dim::Free) => Ok(None),
+        _ => Ok(Some(1)),
+    }
+}
+
+/// Exponentials over their sum; the largest score is taken off first, so that none overflows.
+fn softmax(scores: &mut [f32]) {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0_f64;
+    for score in scores.iter_mut() {
+        *score = (*score - largest).exp();
+        sum += f64::from(*score);
+    }
+    for score in scores {
+        *score = (f64::from(*score) / sum) as f32;
+    }
+}
+
+/// The logistic function, from the side on which the exponential cannot overflow.
+fn sigmoid(score: f32) -> f32 {
+    if score >= 0.0 {
+        1.0 / (1.0 + (-score).exp())
+    } else {
+        let e = score.exp();
+        e / (1.0 + e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+    use proptest::prelude::*;
+
+    fn run(task: Classify, shape: &[usize], scores: &[f32]) -> Result<Vec<Class>, String> {
+        let signature = signature(&[("logits", &[])]);
+        let tensors = [floats(shape, scores)];
+        task.resolve(&signature, &Labels::default())?.answer(
+            &Outputs::new(&tensors, &signature)?,
+            &Labels::parse("a\nb\nc")?,
+        )
+    }
+
+    /// Scores in, (index, score) out.
+    fn check(activation: Activation, top_k: usize, scores: &[f32], expected: &[(usize, f32)]) {
+        let task = Classify {
+            output: None,
+            activation,
+            top_k,
+        };
+        let got = run(task, &[1, scores.len()], scores).unwrap();
+        assert_eq!(got.len(), expected.len(), "{got:?}");
+        for (class, (index, score)) in got.iter().zip(expected) {
+            assert_eq!(class.index, *index, "{got:?}");
+            assert!((class.score - score).abs() < 1e-6, "{got:?}");
+        }
+    }
+
+    #[test]
+    fn softmax_gives_the_known_probabilities() {
+        // exp(1, 2, 3) / sum
+        check(
+            Activation::Softmax,
+            3,
+            &[1.0, 2.0, 3.0],
+            &[(2, 0.665_240_94), (1, 0.244_728_47), (0, 0.090_030_57)],
+        );
+    }
+
+    #[test]
+    fn softmax_of_huge_logits_does_not_overflow() {
+        check(
+            Activation::Softmax,
+            2,
+            &[1e30, -1e30, f32::NEG_INFINITY],
+            &[(0, 1.0), (1, 0.0)],
+        );
+        check(
+            Activation::Softmax,
+            2,
+            &[1e4, 1e4 - 1.0],
+            &[(0, 0.731_058_6), (1, 0.268_941_43)],
+        );
+    }
+
+    #[test]
+    fn sigmoid_scores_each_class_alone() {
+        check(
+            Activation::Sigmoid,
+            3,
+            &[0.0, -200.0, 200.0],
+            &[(2, 1.0), (0, 0.5), (1, 0.0)],
+        );
+    }
+
+    #[test]
+    fn given_probabilities_pass_unchanged_and_ties_go_by_index() {
+        check(
+            Activation::None,
+            2,
+            &[0.25, 0.5, 0.25, 0.0],
+            &[(1, 0.5), (0, 0.25)],
+        );
+        check(
+            Activation::None,
+            9,
+            &[0.25, 0.5, 0.25],
+            &[(1, 0.5), (0, 0.25), (2, 0.25)],
+        );
+    }
+
+    #[test]
+    fn labels_go_with_their_class() {
+        let classes = run(Classify::default(), &[1, 3], &[0.0, 9.0, 1.0]).unwrap();
+        assert_eq!(classes[0].label.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn nan_is_an_error_and_never_a_label() {
+        let error = run(Classify::default(), &[1, 3], &[0.0, f32::NAN, 1.0]).unwrap_err();
+        assert!(error.contains("\"logits\" is not a number"), "{error}");
+        let error = run(Classify::default(), &[1, 2], &[f32::NEG_INFINITY; 2]).unwrap_err();
+        assert!(
+            error.contains("class 0 in output \"logits\" is NaN"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn shapes_that_are_not_one_score_per_class_are_refused() {
+        let error = run(Classify::default(), &[2, 2], &[0.0; 4]).unwrap_err();
+        assert_eq!(
+            error,
+            "output \"logits\" has shape [2, 2], expected [1, classes]"
+        );
+        assert!(run(Classify::default(), &[1, 2, 2], &[0.0; 4]).is_err());
+        assert!(run(Classify::default(), &[1, 0], &[]).is_err());
+        assert!(run(Classify::default(), &[1, 3, 1, 1], &[0.0; 3]).is_ok());
+        assert!(run(Classify::default(), &[3], &[0.0; 3]).is_ok());
+    }
+
+    #[test]
+    fn labels_for_another_number_of_classes_are_refused_at_load() {
+        let labels = Labels::parse("cat\ndog").unwrap();
+        let resolve =
+            |shape: &[i64]| Classify::default().resolve(&signature(&[("logits", shape)]), &labels);
+        assert_eq!(
+            resolve(&[-1, 1000]).unwrap_err(),
+            "the labels file has 2 labels, output \"logits\" has 1000 classes"
+        );
+        assert!(resolve(&[-1, 2]).is_ok());
+        assert!(resolve(&[-1, -1]).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn softmax_sums_to_one_and_keeps_the_order(scores in prop::collection::vec(-1e5_f32..1e5, 1..50)) {
+            let mut probabilities = scores.clone();
+            softmax(&mut probabilities);
+            let sum: f64 = probabilities.iter().map(|p| f64::from(*p)).sum();
+            prop_assert!((sum - 1.0).abs() < 1e-5, "sum {}", sum);
+            for (a, p) in scores.iter().zip(&probabilities) {
+                for (b, q) in scores.iter().zip(&probabilities) {
+                    prop_assert!(a < b || p >= q);
+                }
+            }
+        }
+
+        #[test]
+        fn top_k_is_the_head_of_the_full_order(scores in prop::collection::vec(0_u8..5, 1..40), k in 1_usize..40) {
+            let scores: Vec<f32> = scores.into_iter().map(f32::from).collect();
+            let task = |top_k| Classify { output: None, activation: Activation::None, top_k };
+            let full = run(task(scores.len()), &[1, scores.len()], &scores).unwrap();
+            let head = run(task(k), &[1, scores.len()], &scores).unwrap();
+            prop_assert_eq!(&full[..k.min(full.len())], &head[..]);
+        }
+    }
+}

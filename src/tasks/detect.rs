@@ -1,0 +1,284 @@
+//! Detect: model outputs to boxes in the posted image.
+//!
+//! This file has the settings, what they become once the model is known, and the way from candidates to detections;
+//! `yolo` and `boxes` read candidates out of the two families of outputs.
+
+mod boxes;
+mod yolo;
+
+use super::{
+    Labels, Outputs,
+    nms::{Candidate, suppress},
+};
+use crate::{engine::Signature, image::Placement};
+use std::sync::Arc;
+
+/// Which family of outputs a detector has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// One output with a box, perhaps an objectness, and a score per class for each anchor.
+    Yolo,
+    /// Boxes, scores and classes in outputs of their own.
+    Boxes,
+}
+
+/// What the four numbers of a box are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BoxFormat {
+    /// Left, top, right, bottom.
+    Xyxy,
+    /// Top, left, bottom, right.
+    Yxyx,
+    /// Centre x, centre y, width, height.
+    Cxcywh,
+    /// Left, top, width, height.
+    Xywh,
+}
+
+/// Which axis of a YOLO output holds boxes and scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orientation {
+    /// `[1, 4 + C, A]`.
+    ChannelsFirst,
+    /// `[1, A, 4 + C]`.
+    ChannelsLast,
+}
+
+/// Settings of a detector. What is open is found from the model when it is loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Detect {
+    /// Open: `yolo` for a model of one output, `boxes` otherwise.
+    pub format: Option<Format>,
+    /// `yolo`: the output to read; the only one when open.
+    pub output: Option<String>,
+    /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`; open: `boxes` or `detection_boxes`.
+    pub boxes: Option<String>,
+    /// `boxes`: the output with `[1, N]` or `[N]` scores, or `[1, N, C]` (or `[N, C]`) when there is no output of
+    /// classes; open: `scores` or `detection_scores`.
+    pub scores: Option<String>,
+    /// `boxes`: the output with `[1, N]` or `[N]` class numbers; open: `labels`, `classes` or `detection_classes`,
+    /// where the model has it.
+    pub classes: Option<String>,
+    /// `boxes`: the output with the number of valid boxes; open: `num_detections`, where the model has it.
+    pub count: Option<String>,
+    /// Open: `cxcywh` for `yolo`, `yxyx` for an output named `detection_boxes`, `xyxy` otherwise.
+    pub box_format: Option<BoxFormat>,
+    /// Whether coordinates are parts of the input's size instead of pixels of it; open: only for `detection_boxes`.
+    pub normalized: Option<bool>,
+    /// `yolo`; open: found from the number of labels, else the shorter axis holds the channels.
+    pub orientation: Option<Orientation>,
+    /// `yolo`: whether the fifth channel is an objectness; open: found from the number of labels.
+    pub objectness: Option<bool>,
+    /// `boxes`: the class number that the first label has (1 for models that leave 0 to the background).
+    pub first_class: usize,
+    /// Boxes of a lower score are left out.
+    pub score_min: f32,
+    /// A box goes when it overlaps a better one of its class by more (intersection over union); 1 keeps all.
+    pub iou_max: f32,
+    /// At most this many boxes are answered, the best ones.
+    pub detections_max: usize,
+    /// Width and height of the model's image input in pixels; set by resolving.
+    pub input: Option<[u32; 2]>,
+}
+
+impl Default for Detect {
+    fn default() -> Detect {
+        Detect {
+            format: None,
+            output: None,
+            boxes: None,
+            scores: None,
+            classes: None,
+            count: None,
+            box_format: None,
+            normalized: None,
+            orientation: None,
+            objectness: None,
+            first_class: 0,
+            score_min: 0.25,
+            iou_max: 0.5,
+            detections_max: 300,
+            input: None,
+        }
+    }
+}
+
+/// One box of an answer, in pixels of the posted image.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Detection {
+    /// Left edge.
+    pub x0: f32,
+    /// Top edge.
+    pub y0: f32,
+    /// Right edge, more than `x0`.
+    pub x1: f32,
+    /// Bottom edge, more than `y0`.
+    pub y1: f32,
+    /// The class's place among the labels.
+    pub index: usize,
+    /// Its name, if the model has labels.
+    pub label: Option<Arc<str>>,
+    /// The model's confidence.
+    pub score: f32,
+}
+
+/// A box as a model gives it, before it is known to lie in the image.
+struct Raw {
+    numbers: [f32; 4],
+    score: f32,
+    class: usize,
+}
+
+impl Detect {
+    pub(super) fn resolve(
+        mut self,
+        signature: &Signature,
+        labels: &Labels,
+        input: Option<[u32; 2]>,
+    ) -> Result<Detect, String> {
+        self.input = input;
+        let format = self.format.unwrap_or(match signature.outputs.len() {
+            1 => Format::Yolo,
+            _ => Format::Boxes,
+        });
+        self.format = Some(format);
+        match format {
+            Format::Yolo => self.resolve_yolo(signature, labels)?,
+            Format::Boxes => self.resolve_boxes(signature, labels)?,
+        }
+        if self.normalized == Some(true) && input.is_none() {
+            return Err(
+                "detect.normalized: coordinates are parts of the input's size, but the model takes no image"
+                    .to_owned(),
+            );
+        }
+        Ok(self)
+    }
+
+    /// Boxes of the score asked for that lie in the image, the best first.
+    pub(super) fn answer(
+        &self,
+        outputs: &Outputs<'_>,
+        labels: &Labels,
+        placement: Option<&Placement>,
+    ) -> Result<Vec<Detection>, String> {
+        let raw = match self.format {
+            Some(Format::Boxes) => self.read_boxes(outputs)?,
+            _ => self.read_yolo(outputs, labels)?,
+        };
+        let candidates = raw
+            .into_iter()
+            .map(|raw| Candidate {
+                corners: self.corners(raw.numbers),
+                score: raw.score,
+                class: raw.class,
+            })
+            // What lies in padding, or has no area, neither is answered nor suppresses anything.
+            .filter(|candidate| self.place(candidate.corners, placement).is_some())
+            .collect();
+        Ok(suppress(candidates, self.iou_max, self.detections_max)
+            .into_iter()
+            .filter_map(|kept| {
+                let [x0, y0, x1, y1] = self.place(kept.corners, placement)?;
+                Some(Detection {
+                    x0,
+                    y0,
+                    x1,
+                    y1,
+                    index: kept.class,
+                    label: labels.get(kept.class),
+                    score: kept.score,
+                })
+            })
+            .collect())
+    }
+
+    /// From the model's four numbers to corners in pixels of its input.
+    fn corners(&self, [a, b, c, d]: [f32; 4]) -> [f32; 4] {
+        let corners = match self.box_format.unwrap_or(BoxFormat::Xyxy) {
+            BoxFormat::Xyxy => [a, b, c, d],
+            BoxFormat::Yxyx => [b, a, d, c],
+            BoxFormat::Cxcywh => [a - c / 2.0, b - d / 2.0, a + c / 2.0, b + d / 2.0],
+            BoxFormat::Xywh => [a, b, a + c, b + d],
+        };
+        match (self.normalized, self.input) {
+            (Some(true), Some([width, height])) => {
+                let [width, height] = [width as f32, height as f32];
+                let [x0, y0, x1, y1] = corners;
+                [x0 * width, y0 * height, x1 * width, y1 * height]
+            }
+            _ => corners,
+        }
+    }
+
+    /// From pixels of the input to pixels of the posted image, clamped to it; `None` if nothing is left.
+    fn place(&self, [x0, y0, x1, y1]: [f32; 4], placement: Option<&Placement>) -> Option<[f32; 4]> {
+        let (x0, y0, x1, y1) = match (placement, self.input) {
+            (Some(placement), _) => {
+                let (left, top) = placement.to_source(x0, y0);
+                let (right, bottom) = placement.to_source(x1, y1);
+                (left, top, right, bottom)
+            }
+            (None, Some([width, height])) => {
+                let [width, height] = [width as f32, height as f32];
+                (
+                    x0.clamp(0.0, width),
+                    y0.clamp(0.0, height),
+                    x1.clamp(0.0, width),
+                    y1.clamp(0.0, height),
+                )
+            }
+            (None, None) => (x0, y0, x1, y1),
+        };
+        (x0 < x1 && y0 < y1).then_some([x0, y0, x1, y1])
+    }
+}
+
+/// Refuses infinite coordinates; NaN was refused before.
+fn finite(name: &str, numbers: [f32; 4]) -> Result<[f32; 4], String> {
+    if numbers.iter().all(|n| n.is_finite()) {
+        Ok(numbers)
+    } else {
+        Err(format!(
+            "output {name:?} has a box of {numbers:?}, expected finite numbers"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! Checks of whole detectors.
+
+    use super::{super::testing::signature, *};
+    use crate::engine::Tensor;
+
+    /// What a check looks at: corners, class, score.
+    pub(super) type Seen = ([f32; 4], usize, f32);
+
+    /// Outputs with their names and the shapes in the model file; the answer, or the mistake.
+    pub(super) fn run(
+        task: Detect,
+        outputs: &[(&str, &[i64], Tensor)],
+        labels: &str,
+        placement: Option<&Placement>,
+    ) -> Result<Vec<Seen>, String> {
+        let specs: Vec<(&str, &[i64])> = outputs.iter().map(|(n, s, _)| (*n, *s)).collect();
+        let signature = signature(&specs);
+        let labels = if labels.is_empty() {
+            Labels::default()
+        } else {
+            Labels::parse(labels)?
+        };
+        let tensors: Vec<Tensor> = outputs.iter().map(|(_, _, t)| t.clone()).collect();
+        let found = task
+            .resolve(&signature, &labels, Some([100, 100]))?
+            .answer(&Outputs::new(&tensors, &signature)?, &labels, placement)?;
+        for detection in &found {
+            assert_eq!(detection.label, labels.get(detection.index));
+        }
+        Ok(found
+            .into_iter()
+            .map(|d| ([d.x0, d.y0, d.x1, d.y1], d.index, d.score))
+            .collect())
+    }
+}

@@ -1,0 +1,355 @@
+//! YOLO-style detectors: one output, a column (or row) per anchor with a box, perhaps an objectness, and class scores.
+
+use super::{BoxFormat, Detect, Orientation, Raw, finite};
+use crate::{
+    engine::{Dim, Signature},
+    tasks::{Labels, Outputs, choose, is_one, wrong_shape},
+};
+
+const SHAPE: &str = "[1, 4 + classes, anchors] or [1, anchors, 4 + classes], or one channel more with an objectness";
+
+/// How an output is read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Reading {
+    channels_first: bool,
+    objectness: bool,
+}
+
+impl Detect {
+    /// Fills in the output; refuses shapes that cannot hold boxes, as far as the model file tells them.
+    pub(super) fn resolve_yolo(
+        &mut self,
+        signature: &Signature,
+        labels: &Labels,
+    ) -> Result<(), String> {
+        for (key, set) in [
+            ("boxes", self.boxes.is_some()),
+            ("scores", self.scores.is_some()),
+            ("classes", self.classes.is_some()),
+            ("count", self.count.is_some()),
+            ("first_class", self.first_class != 0),
+        ] {
+            if set {
+                return Err(format!("detect.{key} is for detect.format = \"boxes\""));
+            }
+        }
+        let output = choose(signature, self.output.as_deref(), "detect.output")?;
+        if !output.shape.is_empty() {
+            let axes = axes(&output.name, &output.shape)?;
+            if let [Dim::Fixed(a), Dim::Fixed(b)] = axes {
+                self.reading(&output.name, [a, b], labels)?;
+            } else if self.objectness.is_none() && labels.is_empty() {
+                return Err(unknown_objectness(&output.name));
+            }
+        }
+        self.output = Some(output.name.clone());
+        self.box_format.get_or_insert(BoxFormat::Cxcywh);
+        Ok(())
+    }
+
+    pub(super) fn read_yolo(
+        &self,
+        outputs: &Outputs<'_>,
+        labels: &Labels,
+    ) -> Result<Vec<Raw>, String> {
+        let output = outputs.get(self.output.as_deref())?;
+        let shape = output.shape();
+        let [Dim::Fixed(a), Dim::Fixed(b)] = axes(output.name, &shape)? else {
+            return Err(wrong_shape(output.name, &shape, SHAPE));
+        };
+        let reading = self.reading(output.name, [a, b], labels)?;
+        let numbers = output.numbers()?;
+        let (channels, anchors) = if reading.channels_first {
+            (a, b)
+        } else {
+            (b, a)
+        };
+        let at = |channel: usize, anchor: usize| {
+            if reading.channels_first {
+                numbers[channel * anchors + anchor]
+            } else {
+                numbers[anchor * channels + channel]
+            }
+        };
+        let first_score = 4 + usize::from(reading.objectness);
+        let mut found = Vec::new();
+        for anchor in 0..anchors {
+            let (mut class, mut score) = (0, f32::NEG_INFINITY);
+            for channel in first_score..channels {
+                if at(channel, anchor) > score {
+                    (class, score) = (channel - first_score, at(channel, anchor));
+                }
+            }
+            if reading.objectness {
+                score *= at(4, anchor);
+            }
+            if score >= self.score_min {
+                let numbers = finite(output.name, [0, 1, 2, 3].map(|i| at(i, anchor)))?;
+                found.push(Raw {
+                    numbers,
+                    score,
+                    class,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Which axis has the channels, and whether the fifth is an objectness: as set, else as the labels tell.
+    fn reading(&self, name: &str, axes: [usize; 2], labels: &Labels) -> Result<Reading, String> {
+        let shape = [Dim::Fixed(1), Dim::Fixed(axes[0]), Dim::Fixed(axes[1])];
+        // Without labels, any number of classes fits; with them, only theirs does.
+        let fits = |channels: usize, objectness: bool| {
+            let scores = channels.checked_sub(4 + usize::from(objectness));
+            scores.is_some_and(|n| n >= 1 && (labels.is_empty() || n == labels.len()))
+        };
+        let fits_either = |channels| match self.objectness {
+            Some(objectness) => fits(channels, objectness),
+            None => fits(channels, false) || fits(channels, true),
+        };
+        let channels_first = match self.orientation {
+            Some(orientation) => orientation == Orientation::ChannelsFirst,
+            None => match (fits_either(axes[0]), fits_either(axes[1])) {
+                (true, false) => true,
+                (false, true) => false,
+                // A model has many more anchors than classes.
+                (true, true) if labels.is_empty() && axes[0] != axes[1] => axes[0] < axes[1],
+                (true, true) => {
+                    return Err(format!(
+                        "output {name:?} of shape {} can be read both ways: set detect.orientation",
+                        super::super::show(&shape)
+                    ));
+                }
+                (false, false) => return Err(self.misfit(name, &shape, labels)),
+            },
+        };
+        let channels = axes[usize::from(!channels_first)];
+        if !fits_either(channels) {
+            return Err(self.misfit(name, &shape, labels));
+        }
+        let objectness = match self.objectness {
+            Some(objectness) => objectness,
+            None if labels.is_empty() => return Err(unknown_objectness(name)),
+            None => fits(channels, true),
+        };
+        Ok(Reading {
+            channels_first,
+            objectness,
+        })
+    }
+
+    fn misfit(&self, name: &str, shape: &[Dim], labels: &Labels) -> String {
+        let expected = match (labels.len(), self.objectness) {
+            (0, _) => SHAPE.to_owned(),
+            (n, Some(objectness)) => format!(
+                "{} channels for {n} labels (4 + {}{n})",
+                n + 4 + usize::from(objectness),
+                if objectness { "1 + " } else { "" }
+            ),
+            (n, None) => format!(
+                "{} channels for {n} labels (4 + {n}), or {} with an objectness",
+                n + 4,
+                n + 5
+            ),
+        };
+        wrong_shape(name, shape, &expected)
+    }
+}
+
+fn unknown_objectness(name: &str) -> String {
+    format!(
+        "whether the fifth channel of output {name:?} is an objectness cannot be told without labels: give a labels \
+         file or set detect.objectness"
+    )
+}
+
+/// The two axes beside the batch axis.
+fn axes(name: &str, shape: &[Dim]) -> Result<[Dim; 2], String> {
+    match *shape {
+        [batch, a, b] if is_one(batch) => Ok([a, b]),
+        [a, b] => Ok([a, b]),
+        _ => Err(wrong_shape(name, shape, SHAPE)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+    use crate::{image::Placement, tasks::testing::*};
+
+    /// Anchors with cx, cy, w, h and scores of two classes: two near-duplicates of class 1, one of class 0 over
+    /// them, one below the score, one outside the image.
+    const ANCHORS: [[f32; 6]; 5] = [
+        [20.0, 30.0, 20.0, 20.0, 0.1, 0.9],
+        [21.0, 30.0, 20.0, 20.0, 0.1, 0.8],
+        [20.0, 30.0, 20.0, 20.0, 0.7, 0.2],
+        [60.0, 60.0, 10.0, 10.0, 0.2, 0.1],
+        [-50.0, 10.0, 20.0, 20.0, 0.95, 0.0],
+    ];
+
+    fn expected() -> Vec<Seen> {
+        vec![
+            ([10.0, 20.0, 30.0, 40.0], 1, 0.9),
+            ([10.0, 20.0, 30.0, 40.0], 0, 0.7),
+        ]
+    }
+
+    fn rows() -> Vec<f32> {
+        ANCHORS.concat()
+    }
+
+    fn columns() -> Vec<f32> {
+        (0..6)
+            .flat_map(|channel| ANCHORS.iter().map(move |anchor| anchor[channel]))
+            .collect()
+    }
+
+    fn check(
+        task: Detect,
+        shape: &[usize],
+        numbers: &[f32],
+        labels: &str,
+    ) -> Result<Vec<Seen>, String> {
+        let free = vec![-1; shape.len()];
+        run(
+            task,
+            &[("out", &free, floats(shape, numbers))],
+            labels,
+            None,
+        )
+    }
+
+    #[test]
+    fn both_orientations_are_found_from_the_labels() {
+        let labels = "cat\ndog";
+        let task = Detect::default;
+        assert_eq!(
+            check(task(), &[1, 6, 5], &columns(), labels).unwrap(),
+            expected()
+        );
+        assert_eq!(
+            check(task(), &[1, 5, 6], &rows(), labels).unwrap(),
+            expected()
+        );
+        assert_eq!(check(task(), &[5, 6], &rows(), labels).unwrap(), expected());
+    }
+
+    #[test]
+    fn a_set_orientation_needs_no_labels() {
+        let task = |orientation| Detect {
+            orientation: Some(orientation),
+            objectness: Some(false),
+            ..Detect::default()
+        };
+        let first = task(Orientation::ChannelsFirst);
+        assert_eq!(
+            check(first, &[1, 6, 5], &columns(), "").unwrap(),
+            expected()
+        );
+        let last = task(Orientation::ChannelsLast);
+        assert_eq!(check(last, &[1, 5, 6], &rows(), "").unwrap(), expected());
+    }
+
+    #[test]
+    fn without_labels_the_shorter_axis_has_the_channels() {
+        let task = || Detect {
+            objectness: Some(false),
+            ..Detect::default()
+        };
+        let mut many = rows();
+        many.extend([0.0; 30]);
+        assert_eq!(check(task(), &[1, 10, 6], &many, "").unwrap(), expected());
+        let square = check(task(), &[1, 6, 6], &[0.0; 36], "").unwrap_err();
+        assert_eq!(
+            square,
+            "output \"out\" of shape [1, 6, 6] can be read both ways: set detect.orientation"
+        );
+    }
+
+    #[test]
+    fn objectness_multiplies_the_class_score() {
+        let anchors = [
+            [50.0, 50.0, 10.0, 10.0, 0.5, 0.2, 0.8],
+            [20.0, 20.0, 10.0, 10.0, 0.1, 1.0, 0.0],
+        ];
+        let found = check(Detect::default(), &[1, 2, 7], &anchors.concat(), "cat\ndog").unwrap();
+        assert_eq!(found, [([45.0, 45.0, 55.0, 55.0], 1, 0.4)]);
+    }
+
+    #[test]
+    fn without_labels_objectness_must_be_set() {
+        let error = check(Detect::default(), &[1, 5, 6], &rows(), "").unwrap_err();
+        assert!(error.contains("set detect.objectness"), "{error}");
+    }
+
+    #[test]
+    fn a_shape_that_does_not_fit_the_labels_is_refused() {
+        let error = check(Detect::default(), &[1, 5, 6], &rows(), "a\nb\nc\nd\ne").unwrap_err();
+        assert_eq!(
+            error,
+            "output \"out\" has shape [1, 5, 6], expected 9 channels for 5 labels (4 + 5), or 10 with an objectness"
+        );
+        assert!(check(Detect::default(), &[1, 1, 5, 6], &rows(), "a\nb").is_err());
+        assert!(check(Detect::default(), &[2, 5, 3], &rows(), "a\nb").is_err());
+        // Known at load, where the model file tells.
+        let signature = signature(&[("out", &[-1, 85, 8400])]);
+        let error = Detect::default()
+            .resolve(&signature, &Labels::parse("a\nb").unwrap(), None)
+            .unwrap_err();
+        assert!(error.contains("has shape [1, 85, 8400]"), "{error}");
+    }
+
+    #[test]
+    fn letterboxed_boxes_come_back_in_the_posted_image() {
+        // 200 × 100 posted, model 100 × 100: scale 2, 25 rows of padding above and below.
+        let placement = Placement {
+            source_width: 200,
+            source_height: 100,
+            scale_x: 2.0,
+            scale_y: 2.0,
+            offset_x: 0.0,
+            offset_y: -50.0,
+        };
+        let anchors = [
+            [50.0, 50.0, 20.0, 10.0, 0.9],
+            // Half of it in the padding, half right of the image.
+            [95.0, 30.0, 20.0, 20.0, 0.8],
+            // All of it in the padding.
+            [50.0, 10.0, 20.0, 20.0, 0.7],
+        ];
+        let tensor = floats(&[1, 3, 5], &anchors.concat());
+        let found = run(
+            Detect::default(),
+            &[("out", &[-1, 3, 5], tensor)],
+            "spot",
+            Some(&placement),
+        )
+        .unwrap();
+        assert_eq!(
+            found,
+            [
+                ([80.0, 40.0, 120.0, 60.0], 0, 0.9),
+                ([170.0, 0.0, 200.0, 30.0], 0, 0.8),
+            ]
+        );
+    }
+
+    #[test]
+    fn nan_and_infinite_boxes_are_errors() {
+        let mut numbers = rows();
+        numbers[0] = f32::INFINITY;
+        let error = check(Detect::default(), &[1, 5, 6], &numbers, "a\nb").unwrap_err();
+        assert!(error.contains("expected finite numbers"), "{error}");
+        numbers[0] = f32::NAN;
+        let error = check(Detect::default(), &[1, 5, 6], &numbers, "a\nb").unwrap_err();
+        assert!(error.contains("not a number"), "{error}");
+    }
+
+    #[test]
+    fn no_anchors_give_no_boxes() {
+        assert_eq!(
+            check(Detect::default(), &[1, 6, 0], &[], "a\nb").unwrap(),
+            []
+        );
+    }
+}

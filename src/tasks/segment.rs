@@ -1,0 +1,502 @@
+//! Segment: a class per pixel of the posted image.
+
+use super::{Labels, Mask, Output, Outputs, choose, is_one, wrong_shape};
+use crate::{
+    engine::{DataType, Dim, Signature},
+    image::{Layout, Placement},
+};
+
+/// Settings of a segmentation model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// The output to read; the only one when open.
+    ///
+    /// Scores per class are `[1, C, H, W]` or `[1, H, W, C]` (without the 1 for models that do not batch): the class
+    /// of the highest one counts. One channel of scores is compared with the threshold. Integers without a channel
+    /// axis, `[1, H, W]`, are classes already.
+    pub output: Option<String>,
+    /// Where the class axis is; open: found from the number of labels, else the shorter of the two it can be.
+    pub layout: Option<Layout>,
+    /// For one channel of scores: class 1 from here on, class 0 below.
+    pub threshold: f32,
+    /// Width and height of the model's image input in pixels; set by resolving.
+    pub input: Option<[u32; 2]>,
+}
+
+impl Default for Segment {
+    fn default() -> Segment {
+        Segment {
+            output: None,
+            layout: None,
+            threshold: 0.5,
+            input: None,
+        }
+    }
+}
+
+const SHAPE: &str =
+    "[1, classes, height, width], [1, height, width, classes], or integers of [1, height, width]";
+
+/// How an output is read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Reading {
+    /// Planes of scores.
+    First {
+        classes: Dim,
+        height: Dim,
+        width: Dim,
+    },
+    /// Interleaved scores.
+    Last {
+        height: Dim,
+        width: Dim,
+        classes: Dim,
+    },
+    /// Classes.
+    Given { height: Dim, width: Dim },
+}
+
+impl Segment {
+    pub(super) fn resolve(
+        mut self,
+        signature: &Signature,
+        labels: &Labels,
+        input: Option<[u32; 2]>,
+    ) -> Result<Segment, String> {
+        let output = choose(signature, self.output.as_deref(), "segment.output")?;
+        if !output.shape.is_empty() {
+            let reading = self.reading(&output.name, output.datatype, &output.shape, labels)?;
+            if let Reading::First { classes, .. } | Reading::Last { classes, .. } = reading
+                && let Dim::Fixed(classes) = classes
+            {
+                labels.fit(&output.name, classes.max(2))?;
+            }
+        }
+        self.output = Some(output.name.clone());
+        self.input = input;
+        Ok(self)
+    }
+
+    /// The mask at the posted image's size; at the output's own without a placement.
+    pub(super) fn answer(
+        &self,
+        outputs: &Outputs<'_>,
+        labels: &Labels,
+        placement: Option<&Placement>,
+    ) -> Result<Mask, String> {
+        let output = outputs.get(self.output.as_deref())?;
+        let shape = output.shape();
+        let (classes, [width, height]) =
+            match self.reading(output.name, output.tensor.datatype, &shape, labels)? {
+                Reading::Given { height, width } => (given(&output)?, [width, height]),
+                Reading::First {
+                    classes,
+                    height,
+                    width,
+                } => (self.best(&output, extent(classes), true)?, [width, height]),
+                Reading::Last {
+                    height,
+                    width,
+                    classes,
+                } => (self.best(&output, extent(classes), false)?, [width, height]),
+            };
+        let [width, height] = [extent(width), extent(height)];
+        if width == 0 || height == 0 {
+            return Err(wrong_shape(output.name, &shape, SHAPE));
+        }
+        let Some(placement) = placement else {
+            return Ok(Mask::new(width as u32, height as u32, classes, labels));
+        };
+        let [input_width, input_height] = self.input.unwrap_or([width as u32, height as u32]);
+        let columns = nearest(
+            placement.source_width,
+            placement.offset_x,
+            placement.scale_x,
+            input_width,
+            width,
+        );
+        let rows = nearest(
+            placement.source_height,
+            placement.offset_y,
+            placement.scale_y,
+            input_height,
+            height,
+        );
+        let mut mapped = Vec::with_capacity(columns.len() * rows.len());
+        for row in rows {
+            match row {
+                None => mapped.resize(mapped.len() + columns.len(), 0),
+                Some(row) => {
+                    let line = &classes[row * width..(row + 1) * width];
+                    mapped.extend(columns.iter().map(|column| column.map_or(0, |x| line[x])));
+                }
+            }
+        }
+        Ok(Mask::new(
+            placement.source_width,
+            placement.source_height,
+            mapped,
+            labels,
+        ))
+    }
+
+    /// From scores to the class of each pixel: the best, the first of equals; one channel against the threshold.
+    fn best(&self, output: &Output<'_>, classes: usize, planes: bool) -> Result<Vec<u16>, String> {
+        if classes == 0 || classes > usize::from(u16::MAX) + 1 {
+            return Err(wrong_shape(
+                output.name,
+                &output.shape(),
+                "1 to 65536 classes",
+            ));
+        }
+        let scores = output.numbers()?;
+        if classes == 1 {
+            return Ok(scores
+                .into_iter()
+                .map(|score| u16::from(score >= self.threshold))
+                .collect());
+        }
+        let pixels = scores.len() / classes;
+        if planes {
+            let mut best = scores[..pixels].to_vec();
+            let mut found = vec![0; pixels];
+            for class in 1..classes {
+                let plane = &scores[class * pixels..(class + 1) * pixels];
+                for ((score, best), found) in plane.iter().zip(&mut best).zip(&mut found) {
+                    if score > best {
+                        (*best, *found) = (*score, class as u16);
+                    }
+                }
+            }
+            Ok(found)
+        } else {
+            Ok(scores
+                .chunks_exact(classes)
+                .map(|scores| {
+                    let mut found = 0;
+                    for (class, score) in scores.iter().enumerate() {
+                        if *score > scores[found] {
+                            found = class;
+                        }
+                    }
+                    found as u16
+                })
+                .collect())
+        }
+    }
+
+    /// Which axes are what.
+    fn reading(
+        &self,
+        name: &str,
+        datatype: DataType,
+        shape: &[Dim],
+        labels: &Labels,
+    ) -> Result<Reading, String> {
+        let integers = !matches!(
+            datatype,
+            DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64
+        );
+        let [a, b, c] = match *shape {
+            [height, width] if integers => return Ok(Reading::Given { height, width }),
+            [batch, height, width] if integers && is_one(batch) => {
+                return Ok(Reading::Given { height, width });
+            }
+            [batch, a, b, c] if is_one(batch) => [a, b, c],
+            [a, b, c] => [a, b, c],
+            _ => return Err(wrong_shape(name, shape, SHAPE)),
+        };
+        let first = Reading::First {
+            classes: a,
+            height: b,
+            width: c,
+        };
+        let last = Reading::Last {
+            height: a,
+            width: b,
+            classes: c,
+        };
+        let reading = match self.layout {
+            Some(Layout::Nchw) => first,
+            Some(Layout::Nhwc) => last,
+            None if !labels.is_empty() && a == Dim::Fixed(labels.len()) && a != c => first,
+            None if !labels.is_empty() && c == Dim::Fixed(labels.len()) && a != c => last,
+            None => match (a, c) {
+                (Dim::Fixed(1), _) => first,
+                (_, Dim::Fixed(1)) => last,
+                (Dim::Fixed(a), Dim::Fixed(c)) if a < c => first,
+                (Dim::Fixed(a), Dim::Fixed(c)) if c < a => last,
+                (Dim::Fixed(_), Dim::Free) => first,
+                (Dim::Free, Dim::Fixed(_)) => last,
+                _ => {
+                    return Err(format!(
+                        "output {name:?} of shape {} can be read both ways: set segment.layout",
+                        super::show(shape)
+                    ));
+                }
+            },
+        };
+        // One channel of integers is classes, not scores.
+        Ok(match reading {
+            Reading::First {
+                classes: Dim::Fixed(1),
+                height,
+                width,
+            }
+            | Reading::Last {
+                height,
+                width,
+                classes: Dim::Fixed(1),
+            } if integers => Reading::Given { height, width },
+            reading => reading,
+        })
+    }
+}
+
+/// An extent of a tensor that is there.
+fn extent(dim: Dim) -> usize {
+    match dim {
+        Dim::Fixed(n) => n,
+        Dim::Free => 0,
+    }
+}
+
+/// Classes that the model gives as numbers.
+fn given(output: &Output<'_>) -> Result<Vec<u16>, String> {
+    output
+        .numbers()?
+        .into_iter()
+        .map(|number| {
+            if (0.0..=65535.0).contains(&number) {
+                Ok(number as u16)
+            } else {
+                Err(format!(
+                    "output {:?} has a class {number}, expected 0 to 65535",
+                    output.name
+                ))
+            }
+        })
+        .collect()
+}
+
+/// For each pixel of the posted image along one axis, the element of the output under its centre; `None` where the
+/// model did not see it (cropped away), which becomes class 0.
+fn nearest(source: u32, offset: f32, scale: f32, input: u32, output: usize) -> Vec<Option<usize>> {
+    let ratio = output as f64 / f64::from(input);
+    (0..source)
+        .map(|pixel| {
+            let position = (f64::from(pixel) + 0.5 - f64::from(offset)) / f64::from(scale);
+            // Rounding in the placement's `f32` must not lose the image's edge.
+            let inside = (-0.01..f64::from(input) + 0.01).contains(&position);
+            inside.then(|| ((position * ratio).max(0.0) as usize).min(output - 1))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::*, *};
+    use crate::engine::Tensor;
+
+    fn run(
+        task: Segment,
+        tensor: &Tensor,
+        labels: &str,
+        placement: Option<&Placement>,
+    ) -> Result<Mask, String> {
+        let labels = if labels.is_empty() {
+            Labels::default()
+        } else {
+            Labels::parse(labels)?
+        };
+        let mut signature = signature(&[("map", &[])]);
+        signature.outputs[0].datatype = tensor.datatype;
+        let task = task.resolve(&signature, &labels, Some([4, 4]))?;
+        let tensors = [tensor.clone()];
+        task.answer(&Outputs::new(&tensors, &signature)?, &labels, placement)
+    }
+
+    /// Scores of three classes over 2 × 2 pixels whose best are 0 2 / 1 0 (the last pixel is a tie).
+    const SCORES: [[f32; 3]; 4] = [
+        [9.0, 1.0, 2.0],
+        [0.0, 1.0, 2.0],
+        [0.0, 5.0, -1.0],
+        [3.0, 3.0, 3.0],
+    ];
+    const BEST: [u16; 4] = [0, 2, 1, 0];
+
+    fn planes() -> Vec<f32> {
+        (0..3)
+            .flat_map(|c| SCORES.iter().map(move |p| p[c]))
+            .collect()
+    }
+
+    #[test]
+    fn the_best_class_counts_in_both_layouts() {
+        let labels = "background\ncat\ndog";
+        let first = run(
+            Segment::default(),
+            &floats(&[1, 3, 2, 2], &planes()),
+            labels,
+            None,
+        )
+        .unwrap();
+        assert_eq!(first.classes, BEST);
+        let last = run(
+            Segment::default(),
+            &floats(&[1, 2, 2, 3], &SCORES.concat()),
+            labels,
+            None,
+        )
+        .unwrap();
+        assert_eq!(last.classes, BEST);
+        let whole = run(
+            Segment::default(),
+            &floats(&[3, 2, 2], &planes()),
+            labels,
+            None,
+        )
+        .unwrap();
+        assert_eq!(whole.classes, BEST);
+        assert_eq!((whole.width, whole.height), (2, 2));
+    }
+
+    #[test]
+    fn a_layout_that_cannot_be_told_must_be_set() {
+        let tensor = floats(&[1, 3, 1, 3], &[0.0; 9]);
+        let error = run(Segment::default(), &tensor, "", None).unwrap_err();
+        assert_eq!(
+            error,
+            "output \"map\" of shape [1, 3, 1, 3] can be read both ways: set segment.layout"
+        );
+        let task = Segment {
+            layout: Some(Layout::Nhwc),
+            ..Segment::default()
+        };
+        let mask = run(task, &tensor, "", None).unwrap();
+        assert_eq!((mask.width, mask.height), (1, 3));
+    }
+
+    #[test]
+    fn classes_that_are_given_stay() {
+        let mask = run(
+            Segment::default(),
+            &integers(&[1, 2, 2], &[0, 7, 300, 1]),
+            "",
+            None,
+        )
+        .unwrap();
+        assert_eq!(mask.classes, [0, 7, 300, 1]);
+        let mask = run(
+            Segment::default(),
+            &integers(&[1, 1, 2, 2], &[0, 7, 300, 1]),
+            "",
+            None,
+        )
+        .unwrap();
+        assert_eq!(mask.classes, [0, 7, 300, 1]);
+        let error = run(
+            Segment::default(),
+            &integers(&[1, 1, 2], &[0, -1]),
+            "",
+            None,
+        )
+        .unwrap_err();
+        assert_eq!(error, "output \"map\" has a class -1, expected 0 to 65535");
+    }
+
+    #[test]
+    fn one_channel_is_compared_with_the_threshold() {
+        let tensor = floats(&[1, 1, 2, 2], &[0.2, 0.5, 0.7, 0.49]);
+        let mask = run(Segment::default(), &tensor, "", None).unwrap();
+        assert_eq!(mask.classes, [0, 1, 1, 0]);
+        let task = Segment {
+            threshold: 0.3,
+            ..Segment::default()
+        };
+        assert_eq!(run(task, &tensor, "", None).unwrap().classes, [0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn letterbox_padding_is_removed() {
+        // 8 × 4 posted, input 4 × 4: scale 2, one row of padding above and below.
+        let placement = Placement {
+            source_width: 8,
+            source_height: 4,
+            scale_x: 2.0,
+            scale_y: 2.0,
+            offset_x: 0.0,
+            offset_y: -2.0,
+        };
+        #[rustfmt::skip]
+        let tensor = integers(&[1, 4, 4], &[
+            9, 9, 9, 9,
+            1, 2, 3, 4,
+            5, 6, 7, 8,
+            9, 9, 9, 9,
+        ]);
+        let mask = run(Segment::default(), &tensor, "", Some(&placement)).unwrap();
+        assert_eq!((mask.width, mask.height), (8, 4));
+        #[rustfmt::skip]
+        assert_eq!(mask.classes, [
+            1, 1, 2, 2, 3, 3, 4, 4,
+            1, 1, 2, 2, 3, 3, 4, 4,
+            5, 5, 6, 6, 7, 7, 8, 8,
+            5, 5, 6, 6, 7, 7, 8, 8,
+        ]);
+    }
+
+    #[test]
+    fn what_was_cropped_away_is_class_zero_and_coarse_outputs_are_spread() {
+        // 8 × 4 posted, the middle 4 × 4 seen, output of 2 × 2.
+        let placement = Placement {
+            source_width: 8,
+            source_height: 4,
+            scale_x: 1.0,
+            scale_y: 1.0,
+            offset_x: 2.0,
+            offset_y: 0.0,
+        };
+        let tensor = integers(&[1, 2, 2], &[1, 2, 3, 4]);
+        let mask = run(Segment::default(), &tensor, "", Some(&placement)).unwrap();
+        #[rustfmt::skip]
+        assert_eq!(mask.classes, [
+            0, 0, 1, 1, 2, 2, 0, 0,
+            0, 0, 1, 1, 2, 2, 0, 0,
+            0, 0, 3, 3, 4, 4, 0, 0,
+            0, 0, 3, 3, 4, 4, 0, 0,
+        ]);
+    }
+
+    #[test]
+    fn wrong_shapes_and_nan_are_errors() {
+        let error = run(
+            Segment::default(),
+            &floats(&[2, 3, 2, 2], &[0.0; 24]),
+            "",
+            None,
+        )
+        .unwrap_err();
+        assert!(
+            error.starts_with("output \"map\" has shape [2, 3, 2, 2], expected"),
+            "{error}"
+        );
+        let error = run(
+            Segment::default(),
+            &floats(&[1, 2, 1, 3], &[f32::NAN; 6]),
+            "",
+            None,
+        )
+        .unwrap_err();
+        assert!(error.contains("not a number"), "{error}");
+        assert!(run(Segment::default(), &floats(&[1, 2, 0, 3], &[]), "", None).is_err());
+        let labels = Labels::parse("a\nb").unwrap();
+        let error = Segment::default()
+            .resolve(&signature(&[("map", &[-1, 21, 64, 64])]), &labels, None)
+            .unwrap_err();
+        assert_eq!(
+            error,
+            "the labels file has 2 labels, output \"map\" has 21 classes"
+        );
+    }
+}
