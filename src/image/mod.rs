@@ -1,5 +1,7 @@
 //! Bytes to frames to model input.
 
+mod placement;
 pub mod preprocess;
 
-pub use preprocess::{Color, Filter, Layout, Placement, Preprocess, Resize};
+pub use placement::Placement;
+pub use preprocess::{Color, Filter, Layout, Preprocess, Resize};

@@ -1,107 +1,233 @@
-//! How a frame becomes a model's input, and where a pixel of that input lies in the posted image.
+//! How a frame becomes a model's input. Only the vocabulary; the work is the image module's.
 
+use super::Placement;
 use crate::engine::DataType;
 
-/// How a frame is brought to the input's size.
+/// Sides of a model's input are at most this, in pixels.
+const SIDE_MAX: u32 = 1 << 15;
+
+/// How an image is made as large as the model's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resize {
-    /// The shorter side to this many pixels, then the centre is cut out.
+    /// The shorter side becomes this long and the longer one keeps the aspect ratio (rounded down); then the centre is cut
+    /// out, with black around it where the image is smaller: torchvision's `Resize(n)` and `CenterCrop`.
     Shorter(u32),
-    /// Both sides to the input's size, whatever the aspect ratio.
+    /// Both sides become the input's; the aspect ratio is lost.
     Stretch,
-    /// As large as fits, centred, the rest padded.
+    /// As large as fits with the aspect ratio kept, centred, with [`Preprocess::pad`] around it.
     Letterbox,
-    /// Not at all.
-    None,
+    /// Not at all: an image of another size is refused.
+    Exact,
 }
 
-/// Resampling kernel.
+/// The kernel of the resize. All but [`Filter::Nearest`] are antialiased: widened by the factor of reduction, as Pillow
+/// does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// The nearest pixel.
+    /// The pixel under the centre.
     Nearest,
-    /// Area average.
+    /// The mean of what a pixel covers.
     Box,
-    /// Triangle.
+    /// A triangle.
     Bilinear,
-    /// Cubic convolution.
+    /// Cubic convolution with a = -0.5.
     Bicubic,
-    /// Windowed sinc, three lobes.
+    /// A windowed sinc of three lobes.
     Lanczos3,
 }
 
-/// Channels of the input, in their order.
+/// The channels of the model's input, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Color {
     /// Red, green, blue.
     Rgb,
     /// Blue, green, red.
     Bgr,
-    /// Luma alone.
+    /// Luma (ITU-R 601: 0.299 R + 0.587 G + 0.114 B).
     Gray,
 }
 
-/// Where the channel axis is.
+impl Color {
+    /// How many there are.
+    pub fn channels(self) -> usize {
+        match self {
+            Color::Rgb | Color::Bgr => 3,
+            Color::Gray => 1,
+        }
+    }
+}
+
+/// The order of an item's axes in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Planes.
+    /// Channel, row, column.
     Nchw,
-    /// Interleaved.
+    /// Row, column, channel.
     Nhwc,
 }
 
-/// How a frame becomes a model's input.
+/// What turns a frame into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
+/// (16-bit samples are divided by 257, without rounding).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Preprocess {
-    /// How the size is reached.
-    pub resize: Resize,
-    /// Input width in pixels.
+    /// Width of the input in pixels.
     pub width: u32,
-    /// Input height in pixels.
+    /// Height of the input in pixels.
     pub height: u32,
-    /// Resampling kernel.
+    /// How the image gets that size.
+    pub resize: Resize,
+    /// The kernel of the resize.
     pub filter: Filter,
-    /// Channels.
+    /// Channels and their order.
     pub color: Color,
-    /// What lies behind transparent pixels.
+    /// What shines through where the image is transparent: red, green, blue.
     pub background: [u8; 3],
-    /// Factor on 8-bit values, before mean and std.
-    pub scale: f32,
-    /// Subtracted after scaling, per channel.
-    pub mean: [f32; 3],
-    /// Divided by after the mean, per channel.
-    pub std: [f32; 3],
-    /// Value of letterbox padding, 8 bit.
+    /// The pixel value around a letterboxed image, all channels.
     pub pad: u8,
-    /// Where the channel axis is.
+    /// Multiplies pixels, usually 1/255.
+    pub scale: f32,
+    /// Subtracted after scaling; in the order of the input's channels, of which grey has only the first.
+    pub mean: [f32; 3],
+    /// Divides what remains; in the order of the input's channels.
+    pub std: [f32; 3],
+    /// Order of the axes.
     pub layout: Layout,
-    /// Element type of the input.
+    /// `FP32`, `FP16`, or `UINT8`: the pixels themselves, rounded, without scale, mean and std.
     pub datatype: DataType,
 }
 
-/// Where a model's input lies in the posted image.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Placement {
-    /// Posted image width in pixels.
-    pub source_width: u32,
-    /// Posted image height in pixels.
-    pub source_height: u32,
-    /// Source pixels per model pixel, horizontally.
-    pub scale_x: f32,
-    /// Source pixels per model pixel, vertically.
-    pub scale_y: f32,
-    /// Source x of the input's left edge.
-    pub offset_x: f32,
-    /// Source y of the input's top edge.
-    pub offset_y: f32,
+impl Preprocess {
+    /// A stretched RGB image of this size, pixels from 0 to 1, `FP32`, channels first.
+    pub fn new(width: u32, height: u32) -> Preprocess {
+        Preprocess {
+            width,
+            height,
+            resize: Resize::Stretch,
+            filter: Filter::Bilinear,
+            color: Color::Rgb,
+            background: [0; 3],
+            pad: 114,
+            scale: 1.0 / 255.0,
+            mean: [0.0; 3],
+            std: [1.0; 3],
+            layout: Layout::Nchw,
+            datatype: DataType::Fp32,
+        }
+    }
+
+    /// Whether this can be carried out. The other methods rely on it.
+    ///
+    /// # Errors
+    /// What is wrong, with its value and what would be right.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, side) in [("width", self.width), ("height", self.height)] {
+            if !(1..=SIDE_MAX).contains(&side) {
+                return Err(format!("{name} is {side}, but must be 1 to {SIDE_MAX}"));
+            }
+        }
+        if let Resize::Shorter(side) = self.resize
+            && !(1..=SIDE_MAX).contains(&side)
+        {
+            return Err(format!(
+                "the shorter side is {side}, but must be 1 to {SIDE_MAX}"
+            ));
+        }
+        let depth = self.color.channels();
+        let (mean, std) = (&self.mean[..depth], &self.std[..depth]);
+        if !self.scale.is_finite() || self.scale == 0.0 {
+            return Err(format!(
+                "scale is {}, but must be finite and not zero",
+                self.scale
+            ));
+        }
+        if let Some(mean) = mean.iter().find(|mean| !mean.is_finite()) {
+            return Err(format!("mean holds {mean}, but must be finite"));
+        }
+        if let Some(std) = std.iter().find(|std| !std.is_finite() || **std == 0.0) {
+            return Err(format!("std holds {std}, but must be finite and not zero"));
+        }
+        match self.datatype {
+            DataType::Fp32 | DataType::Fp16 => Ok(()),
+            DataType::Uint8 => {
+                let plain = self.scale == 1.0
+                    && mean.iter().all(|mean| *mean == 0.0)
+                    && std.iter().all(|std| *std == 1.0);
+                if plain {
+                    Ok(())
+                } else {
+                    Err(
+                        "UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1"
+                            .to_owned(),
+                    )
+                }
+            }
+            other => Err(format!(
+                "images cannot become {other}; FP32, FP16 and UINT8 are possible"
+            )),
+        }
+    }
+
+    /// Extents of one item, in the order of the layout.
+    pub fn shape(&self) -> [usize; 3] {
+        let (width, height) = (self.width as usize, self.height as usize);
+        let depth = self.color.channels();
+        match self.layout {
+            Layout::Nchw => [depth, height, width],
+            Layout::Nhwc => [height, width, depth],
+        }
+    }
+
+    /// Bytes of one item.
+    pub fn out_bytes(&self) -> usize {
+        let element = self.datatype.size().unwrap_or(1);
+        self.shape().into_iter().product::<usize>() * element
+    }
+
+    /// Where an image of `width` × `height` lies in the input.
+    pub fn placement(&self, width: u32, height: u32) -> Placement {
+        let (width, height) = (width.max(1), height.max(1));
+        let resized = match self.resize {
+            Resize::Exact => (width, height),
+            Resize::Stretch => (self.width, self.height),
+            Resize::Shorter(side) => {
+                let long = |long: u32, short: u32| {
+                    let long = u64::from(side) * u64::from(long) / u64::from(short);
+                    u32::try_from(long).unwrap_or(u32::MAX)
+                };
+                if width <= height {
+                    (side, long(height, width))
+                } else {
+                    (long(width, height), side)
+                }
+            }
+            Resize::Letterbox => {
+                let ratio = (f64::from(self.width) / f64::from(width))
+                    .min(f64::from(self.height) / f64::from(height));
+                let side = |side: u32, limit: u32| {
+                    let side = (f64::from(side) * ratio).round() as u32;
+                    side.clamp(1, limit)
+                };
+                (side(width, self.width), side(height, self.height))
+            }
+        };
+        Placement {
+            source: (width, height),
+            resized,
+            offset: (
+                centred(self.width, resized.0),
+                centred(self.height, resized.1),
+            ),
+        }
+    }
 }
 
-impl Placement {
-    /// The point of the posted image under a point of the input, clamped to the posted image.
-    pub fn to_source(&self, x: f32, y: f32) -> (f32, f32) {
-        (
-            (self.offset_x + x * self.scale_x).clamp(0.0, self.source_width as f32),
-            (self.offset_y + y * self.scale_y).clamp(0.0, self.source_height as f32),
-        )
+/// Where something `inner` long begins when it is centred in `outer`. What is too much is cut with Python's `round`, to
+/// even numbers; what is missing is padded with the smaller half first: so does torchvision.
+fn centred(outer: u32, inner: u32) -> i64 {
+    let difference = i64::from(inner) - i64::from(outer);
+    if difference <= 0 {
+        return -difference / 2;
     }
+    let half = difference / 2;
+    -(half + (difference & half & 1))
 }

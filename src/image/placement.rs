@@ -1,0 +1,49 @@
+//! Where a posted image lies in a model's input: the way back for boxes and masks.
+
+/// Maps coordinates of a model's input to the pixels of the posted image (upright) and back.
+///
+/// Coordinates are continuous: the top left corner of the top left pixel is (0, 0), its centre is (0.5, 0.5), in both.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Placement {
+    /// Width and height of the posted image in pixels, after orientation.
+    pub source: (u32, u32),
+    /// Width and height that the image has in the model's input, in input pixels, what is cropped away included.
+    pub(super) resized: (u32, u32),
+    /// Where its top left corner lies in the input: positive behind padding, negative where it is cropped.
+    pub(super) offset: (i64, i64),
+}
+
+impl Placement {
+    /// A point of the model's input as a point of the posted image, clamped to the image.
+    pub fn to_source(&self, x: f32, y: f32) -> (f32, f32) {
+        let axis = |at: f32, offset: i64, resized: u32, source: u32| {
+            let inside = (f64::from(at) - offset as f64) / f64::from(resized);
+            // A NaN from a model stays a NaN.
+            (inside * f64::from(source)).clamp(0.0, f64::from(source)) as f32
+        };
+        (
+            axis(x, self.offset.0, self.resized.0, self.source.0),
+            axis(y, self.offset.1, self.resized.1, self.source.1),
+        )
+    }
+
+    /// A point of the posted image as a point of the model's input; it may lie outside when the image was cropped.
+    pub fn from_source(&self, x: f32, y: f32) -> (f32, f32) {
+        let axis = |at: f32, offset: i64, resized: u32, source: u32| {
+            (f64::from(at) / f64::from(source) * f64::from(resized) + offset as f64) as f32
+        };
+        (
+            axis(x, self.offset.0, self.resized.0, self.source.0),
+            axis(y, self.offset.1, self.resized.1, self.source.1),
+        )
+    }
+
+    /// Input pixels per pixel of the posted image, along x and y.
+    pub fn scale(&self) -> (f32, f32) {
+        let axis = |resized: u32, source: u32| (f64::from(resized) / f64::from(source)) as f32;
+        (
+            axis(self.resized.0, self.source.0),
+            axis(self.resized.1, self.source.1),
+        )
+    }
+}
