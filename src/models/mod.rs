@@ -1,1 +1,293 @@
-//! The model folder.
+//! The model folder: what can be served, and what a request needs to know of a model.
+//!
+//! - [`manifest`]: `model.toml`, read strictly.
+//! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
+//! - [`catalog`]: the models that are being served, by name and version.
+//! - `input`: from manifest and signature to how an image becomes the model's input.
+//!
+//! A [`Source`] is what lies on disk; a [`Model`] is what it became once an engine had told its signature. Loading
+//! itself is the caller's.
+
+pub mod catalog;
+mod input;
+pub mod manifest;
+pub mod scan;
+mod strict;
+
+pub use catalog::{Catalog, Entry, State};
+pub use manifest::{Manifest, ManifestError};
+pub use scan::{Found, scan};
+
+use crate::{
+    batch::{ModelKey, Rules},
+    engine::{Batching, Dim, Signature, staging::Staging},
+    image::Preprocess,
+    tasks::{Labels, Task},
+};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+/// One version of one model, as it lies on disk.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The folder's name, or the stem of a bare file.
+    pub name: String,
+    /// Digits, without leading zeros.
+    pub version: String,
+    /// The model file.
+    pub path: PathBuf,
+    /// The folder that the manifest and the labels are in.
+    pub folder: PathBuf,
+    /// What the author says; the defaults if there is no `model.toml`.
+    pub manifest: Manifest,
+    /// Class names; empty if the manifest names no file.
+    pub labels: Arc<Labels>,
+    /// Size of the model file and of what lies beside it as external data.
+    pub bytes: u64,
+}
+
+/// One loaded version of one model: what requests and workers need to know of it.
+pub struct Model {
+    /// How queue and workers call it.
+    pub key: ModelKey,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its version.
+    pub version: Arc<str>,
+    /// What it takes and gives.
+    pub signature: Signature,
+    /// How it treats its first axis.
+    pub batching: Batching,
+    /// What its outputs mean.
+    pub task: Task,
+    /// Class names.
+    pub labels: Arc<Labels>,
+    /// How an image becomes its input; `None` if it does not take images.
+    pub image: Option<ImageInput>,
+    /// How its items are put together.
+    pub rules: Rules,
+    /// Of requests that do not say.
+    pub priority: u8,
+    /// Deadline of requests that do not say.
+    pub timeout: Duration,
+    /// Instances per device.
+    pub instances: usize,
+}
+
+/// How an image becomes a model's input.
+pub struct ImageInput {
+    /// Resize, colour, normalisation.
+    pub preprocess: Preprocess,
+    /// Memory that images are written to: one slot per image, one slab per largest batch.
+    pub staging: Staging,
+    /// Shape of the tensor of one image; `shape[0]` is 1 and counts items where the model has a batch axis.
+    pub item_shape: Vec<usize>,
+}
+
+impl Model {
+    /// Checks a manifest against what the model takes and gives, and fills in what it leaves open.
+    ///
+    /// # Errors
+    /// Why the model cannot be served like this, and what to change.
+    pub fn resolve(key: ModelKey, source: &Source, signature: Signature) -> Result<Model, String> {
+        let manifest = &source.manifest;
+        let batching = signature.batching();
+        let rules = rules(manifest, batching, &signature)?;
+        let image = match &manifest.input {
+            None => None,
+            Some(input) => {
+                let (preprocess, item_shape) = input::resolve(input, &manifest.task, &signature)?;
+                let slots = rules.sizes.last().copied().unwrap_or(1);
+                Some(ImageInput {
+                    staging: Staging::new(preprocess.out_bytes(), slots)?,
+                    preprocess,
+                    item_shape,
+                })
+            }
+        };
+        let size = image
+            .as_ref()
+            .map(|image| [image.preprocess.width, image.preprocess.height]);
+        let task = manifest
+            .task
+            .clone()
+            .resolve(&signature, &source.labels, size)?;
+        Ok(Model {
+            key,
+            name: Arc::from(source.name.as_str()),
+            version: Arc::from(source.version.as_str()),
+            signature,
+            batching,
+            task,
+            labels: Arc::clone(&source.labels),
+            image,
+            rules,
+            priority: manifest.priority,
+            timeout: manifest.timeout,
+            instances: manifest.placement.instances,
+        })
+    }
+}
+
+/// Batch sizes as set, or powers of two up to the largest; only 1 for a model that does not batch.
+fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Result<Rules, String> {
+    let asked = &manifest.batch;
+    let largest = match &asked.sizes {
+        Some(sizes) => sizes.last().copied(),
+        None => asked.items_max,
+    };
+    if batching != Batching::Dynamic && largest.is_some_and(|largest| largest > 1) {
+        let what = match batching {
+            Batching::One => "has its batch axis fixed at 1",
+            _ => "has no batch axis that is free in all inputs and outputs",
+        };
+        return Err(format!(
+            "[batch] asks for up to {} items, but the model {what}{}: export it with a dynamic batch axis (with torch: \
+             dynamic_axes={{\"{}\": {{0: \"batch\"}}, ...}}), or leave items_max and sizes out",
+            largest.unwrap_or(1),
+            first_fixed(signature),
+            signature
+                .inputs
+                .first()
+                .map_or("input", |input| &input.name)
+        ));
+    }
+    let sizes = match (&asked.sizes, batching) {
+        (_, Batching::One | Batching::Whole) => vec![1],
+        (Some(sizes), Batching::Dynamic) => sizes.clone(),
+        (None, Batching::Dynamic) => {
+            powers_of_two(asked.items_max.unwrap_or(manifest::BATCH_ITEMS_MAX))
+        }
+    };
+    Ok(Rules {
+        sizes,
+        wait_max: asked.wait_max,
+        weight: asked.weight,
+    })
+}
+
+/// Names a tensor whose first axis is not free, so that whoever exports the model knows where to look.
+fn first_fixed(signature: &Signature) -> String {
+    signature
+        .inputs
+        .iter()
+        .chain(&signature.outputs)
+        .find_map(|spec| match spec.shape.first() {
+            Some(Dim::Fixed(n)) => Some(format!(" ({:?} begins with {n})", spec.name)),
+            Some(Dim::Free) => None,
+            None => Some(format!(" ({:?} has no axis)", spec.name)),
+        })
+        .unwrap_or_default()
+}
+
+/// 1, 2, 4 and so on, and `largest` itself.
+fn powers_of_two(largest: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = std::iter::successors(Some(1), |size: &usize| size.checked_mul(2))
+        .take_while(|size| *size < largest)
+        .collect();
+    sizes.push(largest.max(1));
+    sizes
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Models for tests.
+
+    use super::*;
+
+    /// A source without files.
+    pub(crate) fn source(name: &str, version: &str, manifest: &str) -> Source {
+        Source {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            path: PathBuf::new(),
+            folder: PathBuf::new(),
+            manifest: Manifest::parse(manifest).unwrap(),
+            labels: Arc::default(),
+            bytes: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{testing::source, *};
+    use crate::{
+        engine::DataType,
+        tasks::testing::{signature, spec},
+    };
+
+    fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
+        let mut signature = signature(&[("logits", output)]);
+        signature.inputs = vec![spec("image", DataType::Fp32, input)];
+        Model::resolve(ModelKey(1), &source("m", "1", manifest), signature)
+    }
+
+    #[test]
+    fn a_model_that_batches_gets_powers_of_two_and_staging_for_the_largest() {
+        let model = resolve("task = \"classify\"", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
+        assert_eq!(model.rules.sizes, [1, 2, 4, 8, 16]);
+        let image = model.image.unwrap();
+        assert_eq!(image.item_shape, [1, 3, 8, 8]);
+        assert_eq!(image.staging.slot_bytes(), 3 * 8 * 8 * 4);
+        let Task::Classify(classify) = model.task else {
+            panic!("expected a classifier")
+        };
+        assert_eq!(classify.output.as_deref(), Some("logits"));
+    }
+
+    #[test]
+    fn batch_sizes_follow_the_manifest() {
+        let sizes = |batch: &str| {
+            let text = format!("[batch]\n{batch}\n");
+            resolve(&text, &[-1, 4], &[-1, 10]).unwrap().rules.sizes
+        };
+        assert_eq!(sizes("items_max = 12"), [1, 2, 4, 8, 12]);
+        assert_eq!(sizes("items_max = 1"), [1]);
+        assert_eq!(sizes("sizes = [3, 6]"), [3, 6]);
+    }
+
+    #[test]
+    fn a_model_that_cannot_batch_refuses_to_and_says_how_it_could() {
+        let one = resolve("[batch]\nitems_max = 4", &[1, 4], &[1, 10])
+            .err()
+            .unwrap();
+        assert_eq!(
+            one,
+            "[batch] asks for up to 4 items, but the model has its batch axis fixed at 1 (\"image\" begins with 1): \
+             export it with a dynamic batch axis (with torch: dynamic_axes={\"image\": {0: \"batch\"}, ...}), or leave \
+             items_max and sizes out"
+        );
+        let whole = resolve("[batch]\nsizes = [1, 2]", &[-1, 4], &[10])
+            .err()
+            .unwrap();
+        assert!(whole.contains("\"logits\" begins with 10"), "{whole}");
+        assert_eq!(resolve("", &[1, 4], &[1, 10]).unwrap().rules.sizes, [1]);
+        assert_eq!(
+            resolve("[batch]\nsizes = [1]", &[1, 4], &[1, 10])
+                .unwrap()
+                .rules
+                .sizes,
+            [1]
+        );
+    }
+
+    #[test]
+    fn tensors_without_an_input_table_take_no_images() {
+        assert!(
+            resolve("", &[-1, 3, 8, 8], &[-1, 10])
+                .unwrap()
+                .image
+                .is_none()
+        );
+        let with = resolve("[input]", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
+        assert!(with.image.is_some() && with.task == Task::Tensors);
+    }
+
+    #[test]
+    fn a_task_needs_an_image_input() {
+        let error = resolve("task = \"embed\"", &[-1, 10], &[-1, 10])
+            .err()
+            .unwrap();
+        assert!(error.contains("an image needs"), "{error}");
+    }
+}

@@ -108,20 +108,13 @@ impl Segment {
             return Ok(Mask::new(width as u32, height as u32, classes, labels));
         };
         let [input_width, input_height] = self.input.unwrap_or([width as u32, height as u32]);
-        let columns = nearest(
-            placement.source_width,
-            placement.offset_x,
-            placement.scale_x,
-            input_width,
-            width,
-        );
-        let rows = nearest(
-            placement.source_height,
-            placement.offset_y,
-            placement.scale_y,
-            input_height,
-            height,
-        );
+        let (source_width, source_height) = placement.source;
+        let columns = nearest(source_width, input_width, width, |x| {
+            placement.from_source(x, 0.0).0
+        });
+        let rows = nearest(source_height, input_height, height, |y| {
+            placement.from_source(0.0, y).1
+        });
         let mut mapped = Vec::with_capacity(columns.len() * rows.len());
         for row in rows {
             match row {
@@ -132,12 +125,7 @@ impl Segment {
                 }
             }
         }
-        Ok(Mask::new(
-            placement.source_width,
-            placement.source_height,
-            mapped,
-            labels,
-        ))
+        Ok(Mask::new(source_width, source_height, mapped, labels))
     }
 
     /// From scores to the class of each pixel: the best, the first of equals; one channel against the threshold.
@@ -280,15 +268,20 @@ fn given(output: &Output<'_>) -> Result<Vec<u16>, String> {
 }
 
 /// For each pixel of the posted image along one axis, the element of the output under its centre; `None` where the
-/// model did not see it (cropped away), which becomes class 0.
-fn nearest(source: u32, offset: f32, scale: f32, input: u32, output: usize) -> Vec<Option<usize>> {
-    let ratio = output as f64 / f64::from(input);
+/// model did not see it (cropped away), which becomes class 0. `to_input` leads to pixels of the model's input.
+fn nearest(
+    source: u32,
+    input: u32,
+    output: usize,
+    to_input: impl Fn(f32) -> f32,
+) -> Vec<Option<usize>> {
+    let ratio = output as f32 / input as f32;
     (0..source)
         .map(|pixel| {
-            let position = (f64::from(pixel) + 0.5 - f64::from(offset)) / f64::from(scale);
-            // Rounding in the placement's `f32` must not lose the image's edge.
-            let inside = (-0.01..f64::from(input) + 0.01).contains(&position);
-            inside.then(|| ((position * ratio).max(0.0) as usize).min(output - 1))
+            let position = to_input(pixel as f32 + 0.5);
+            (0.0..input as f32)
+                .contains(&position)
+                .then(|| ((position * ratio) as usize).min(output - 1))
         })
         .collect()
 }
@@ -296,7 +289,10 @@ fn nearest(source: u32, offset: f32, scale: f32, input: u32, output: usize) -> V
 #[cfg(test)]
 mod tests {
     use super::{super::testing::*, *};
-    use crate::engine::Tensor;
+    use crate::{
+        engine::Tensor,
+        image::{Preprocess, Resize},
+    };
 
     fn run(
         task: Segment,
@@ -420,14 +416,11 @@ mod tests {
     #[test]
     fn letterbox_padding_is_removed() {
         // 8 × 4 posted, input 4 × 4: scale 2, one row of padding above and below.
-        let placement = Placement {
-            source_width: 8,
-            source_height: 4,
-            scale_x: 2.0,
-            scale_y: 2.0,
-            offset_x: 0.0,
-            offset_y: -2.0,
-        };
+        let placement = Preprocess {
+            resize: Resize::Letterbox,
+            ..Preprocess::new(4, 4)
+        }
+        .placement(8, 4);
         #[rustfmt::skip]
         let tensor = integers(&[1, 4, 4], &[
             9, 9, 9, 9,
@@ -449,14 +442,11 @@ mod tests {
     #[test]
     fn what_was_cropped_away_is_class_zero_and_coarse_outputs_are_spread() {
         // 8 × 4 posted, the middle 4 × 4 seen, output of 2 × 2.
-        let placement = Placement {
-            source_width: 8,
-            source_height: 4,
-            scale_x: 1.0,
-            scale_y: 1.0,
-            offset_x: 2.0,
-            offset_y: 0.0,
-        };
+        let placement = Preprocess {
+            resize: Resize::Shorter(4),
+            ..Preprocess::new(4, 4)
+        }
+        .placement(8, 4);
         let tensor = integers(&[1, 2, 2], &[1, 2, 3, 4]);
         let mask = run(Segment::default(), &tensor, "", Some(&placement)).unwrap();
         #[rustfmt::skip]

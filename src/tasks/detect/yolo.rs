@@ -175,7 +175,10 @@ fn axes(name: &str, shape: &[Dim]) -> Result<[Dim; 2], String> {
 #[cfg(test)]
 mod tests {
     use super::{super::testing::*, *};
-    use crate::{image::Placement, tasks::testing::*};
+    use crate::{
+        image::{Preprocess, Resize},
+        tasks::testing::*,
+    };
 
     /// Anchors with cx, cy, w, h and scores of two classes: two near-duplicates of class 1, one of class 0 over
     /// them, one below the score, one outside the image.
@@ -302,14 +305,11 @@ mod tests {
     #[test]
     fn letterboxed_boxes_come_back_in_the_posted_image() {
         // 200 × 100 posted, model 100 × 100: scale 2, 25 rows of padding above and below.
-        let placement = Placement {
-            source_width: 200,
-            source_height: 100,
-            scale_x: 2.0,
-            scale_y: 2.0,
-            offset_x: 0.0,
-            offset_y: -50.0,
-        };
+        let placement = Preprocess {
+            resize: Resize::Letterbox,
+            ..Preprocess::new(100, 100)
+        }
+        .placement(200, 100);
         let anchors = [
             [50.0, 50.0, 20.0, 10.0, 0.9],
             // Half of it in the padding, half right of the image.

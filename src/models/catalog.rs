@@ -1,0 +1,273 @@
+//! What is being served, by name and version. Names are looked up here and never become a path.
+//!
+//! Readers take a snapshot: the map inside is immutable, and a change puts another one in its place.
+
+use super::Model;
+use crate::error::InferError;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+/// Names longer than this are not compared with others: comparing takes time in their length.
+const NAME_BYTES_MAX: usize = 256;
+/// How many near names an answer has.
+const NEAREST_MAX: usize = 3;
+
+/// Where a version of a model stands.
+#[derive(Clone)]
+pub enum State {
+    /// Found, not loaded yet.
+    Loading,
+    /// Takes requests.
+    Ready(Arc<Model>),
+    /// Cannot take requests, and why.
+    Unavailable(String),
+}
+
+/// One version of one model, as lists show it.
+#[derive(Clone)]
+pub struct Entry {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its version; empty where a mistake concerns no version in particular.
+    pub version: Arc<str>,
+    /// Where it stands.
+    pub state: State,
+}
+
+/// The versions of one model, rising.
+type Versions = Vec<(Arc<str>, State)>;
+type Map = BTreeMap<Arc<str>, Versions>;
+
+/// All models. Clones are the same catalog.
+#[derive(Clone, Default)]
+pub struct Catalog {
+    map: Arc<RwLock<Arc<Map>>>,
+}
+
+impl Catalog {
+    /// Nothing yet.
+    pub fn new() -> Catalog {
+        Catalog::default()
+    }
+
+    fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Map)) {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut map));
+    }
+
+    /// Adds a version or changes its state.
+    pub fn set(&self, name: &str, version: &str, state: State) {
+        self.change(|map| {
+            let versions = map.entry(Arc::from(name)).or_default();
+            match versions.binary_search_by(|(other, _)| order(other, version)) {
+                Ok(at) => versions[at].1 = state,
+                Err(at) => versions.insert(at, (Arc::from(version), state)),
+            }
+        });
+    }
+
+    /// Forgets a version; its model stays alive for whoever still holds it.
+    pub fn remove(&self, name: &str, version: &str) {
+        self.change(|map| {
+            if let Some(versions) = map.get_mut(name) {
+                versions.retain(|(other, _)| &**other != version);
+                if versions.is_empty() {
+                    map.remove(name);
+                }
+            }
+        });
+    }
+
+    /// The model to run: this version, or the highest that is ready.
+    ///
+    /// # Errors
+    /// [`InferError::UnknownModel`] with the nearest names (or the versions that there are), and
+    /// [`InferError::ModelUnavailable`] with the reason of the version asked for, or of the highest.
+    pub fn get(&self, name: &str, version: Option<&str>) -> Result<Arc<Model>, InferError> {
+        let map = self.map();
+        let versions = map.get(name).ok_or_else(|| InferError::UnknownModel {
+            name: name.to_owned(),
+            nearest: nearest(name, map.keys()),
+        })?;
+        let state = match version {
+            Some(version) => versions
+                .iter()
+                .find(|(other, _)| &**other == version)
+                .map(|(_, state)| state)
+                .ok_or_else(|| InferError::UnknownModel {
+                    name: format!("{name}/{version}"),
+                    nearest: versions
+                        .iter()
+                        .rev()
+                        .filter(|(other, _)| !other.is_empty())
+                        .take(NEAREST_MAX)
+                        .map(|(other, _)| format!("{name}/{other}"))
+                        .collect(),
+                })?,
+            None => versions
+                .iter()
+                .rev()
+                .map(|(_, state)| state)
+                .find(|state| matches!(state, State::Ready(_)))
+                .unwrap_or(&versions[versions.len() - 1].1),
+        };
+        let unavailable = |reason: &str| InferError::ModelUnavailable {
+            name: match version {
+                Some(version) => format!("{name}/{version}"),
+                None => name.to_owned(),
+            },
+            reason: reason.to_owned(),
+        };
+        match state {
+            State::Ready(model) => Ok(Arc::clone(model)),
+            State::Loading => Err(unavailable("it is still loading")),
+            State::Unavailable(reason) => Err(unavailable(reason)),
+        }
+    }
+
+    /// All versions of all models, by name and rising version.
+    pub fn list(&self) -> Vec<Entry> {
+        self.map()
+            .iter()
+            .flat_map(|(name, versions)| {
+                versions.iter().map(|(version, state)| Entry {
+                    name: Arc::clone(name),
+                    version: Arc::clone(version),
+                    state: state.clone(),
+                })
+            })
+            .collect()
+    }
+
+    /// The models that take requests, by name and rising version.
+    pub fn ready(&self) -> Vec<Arc<Model>> {
+        self.map()
+            .values()
+            .flatten()
+            .filter_map(|(_, state)| match state {
+                State::Ready(model) => Some(Arc::clone(model)),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+/// Versions are digits without leading zeros, so the longer is the higher.
+fn order(a: &str, b: &str) -> std::cmp::Ordering {
+    (a.len(), a).cmp(&(b.len(), b))
+}
+
+/// The names most like this one, best first.
+fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n Arc<str>>) -> Vec<String> {
+    if name.len() > NAME_BYTES_MAX {
+        return Vec::new();
+    }
+    let wanted = name.to_ascii_lowercase();
+    let mut near: Vec<(f64, &str)> = names
+        .map(|other| {
+            let likeness =
+                strsim::normalized_damerau_levenshtein(&wanted, &other.to_ascii_lowercase());
+            (likeness, &**other)
+        })
+        .filter(|(likeness, _)| *likeness >= 0.4)
+        .collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    near.truncate(NEAREST_MAX);
+    near.into_iter().map(|(_, name)| name.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{batch::ModelKey, models::testing::source, tasks::testing::signature};
+
+    fn ready(name: &str, version: &str, key: u64) -> State {
+        let signature = signature(&[("out", &[-1, 2])]);
+        let model = Model::resolve(ModelKey(key), &source(name, version, ""), signature).unwrap();
+        State::Ready(Arc::new(model))
+    }
+
+    fn key(got: Result<Arc<Model>, InferError>) -> Result<u64, String> {
+        got.map(|model| model.key.0)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_a_version_the_highest_that_is_ready_runs() {
+        let catalog = Catalog::new();
+        catalog.set("digits", "9", ready("digits", "9", 1));
+        catalog.set("digits", "10", ready("digits", "10", 2));
+        catalog.set("digits", "11", State::Unavailable("broken".to_owned()));
+        assert_eq!(key(catalog.get("digits", None)), Ok(2));
+        assert_eq!(key(catalog.get("digits", Some("9"))), Ok(1));
+        let versions: Vec<String> = catalog
+            .list()
+            .iter()
+            .map(|e| e.version.to_string())
+            .collect();
+        assert_eq!(versions, ["9", "10", "11"]);
+        assert_eq!(catalog.ready().len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_ready_says_why() {
+        let catalog = Catalog::new();
+        catalog.set("a", "1", State::Loading);
+        assert_eq!(
+            key(catalog.get("a", None)).unwrap_err(),
+            "model \"a\" is unavailable: it is still loading"
+        );
+        catalog.set("a", "2", State::Unavailable("no such output".to_owned()));
+        assert_eq!(
+            key(catalog.get("a", None)).unwrap_err(),
+            "model \"a\" is unavailable: no such output"
+        );
+        assert_eq!(
+            key(catalog.get("a", Some("1"))).unwrap_err(),
+            "model \"a/1\" is unavailable: it is still loading"
+        );
+    }
+
+    #[test]
+    fn unknown_names_come_with_the_nearest() {
+        let catalog = Catalog::new();
+        for name in ["resnet18", "resnet50", "resnet101", "resnet152", "yolo"] {
+            catalog.set(name, "1", State::Loading);
+        }
+        assert_eq!(
+            key(catalog.get("ResNet5", None)).unwrap_err(),
+            "unknown model \"ResNet5\"; nearest: resnet50, resnet152, resnet18"
+        );
+        assert_eq!(
+            key(catalog.get("../../etc/passwd", None)).unwrap_err(),
+            "unknown model \"../../etc/passwd\""
+        );
+        assert_eq!(
+            key(catalog.get("yolo", Some("01"))).unwrap_err(),
+            "unknown model \"yolo/01\"; nearest: yolo/1"
+        );
+        assert!(key(catalog.get(&"x".repeat(100_000), None)).is_err());
+    }
+
+    #[test]
+    fn a_snapshot_outlives_a_change_and_clones_share_it() {
+        let catalog = Catalog::new();
+        catalog.set("a", "1", ready("a", "1", 1));
+        let held = catalog.get("a", None).unwrap();
+        catalog.clone().set("a", "1", ready("a", "1", 2));
+        assert_eq!(held.key, ModelKey(1));
+        assert_eq!(key(catalog.get("a", None)), Ok(2));
+        catalog.remove("a", "1");
+        assert!(matches!(
+            catalog.get("a", None),
+            Err(InferError::UnknownModel { .. })
+        ));
+        assert!(catalog.list().is_empty());
+    }
+}

@@ -1,0 +1,438 @@
+//! From `[input]`, the task and the signature to how an image becomes the model's input.
+
+use super::manifest::{Input, ResizeRule};
+use crate::{
+    engine::{Batching, DataType, Dim, Signature, TensorSpec},
+    image::{Color, Filter, Layout, Preprocess, Resize},
+    tasks::Task,
+};
+
+/// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
+const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
+
+/// What preprocessing does, and the shape of the tensor of one image: a batch axis of 1 where the model has one.
+///
+/// # Errors
+/// A model that does not take exactly one image, and settings that contradict its input.
+pub(super) fn resolve(
+    input: &Input,
+    task: &Task,
+    signature: &Signature,
+) -> Result<(Preprocess, Vec<usize>), String> {
+    let [spec] = &signature.inputs[..] else {
+        return Err(format!(
+            "the model has {} inputs; images can be posted to models of one input only: serve it with task = \
+             \"tensors\" and no [input]",
+            signature.inputs.len()
+        ));
+    };
+    if !matches!(
+        spec.datatype,
+        DataType::Fp32 | DataType::Fp16 | DataType::Uint8
+    ) {
+        return Err(format!(
+            "input {:?} is {}; images can become FP32, FP16 or UINT8",
+            spec.name, spec.datatype
+        ));
+    }
+    let axes = Axes::find(spec, signature.batching(), input)?;
+    let [width, height] = [
+        side(spec, "width", axes.width, input.width)?,
+        side(spec, "height", axes.height, input.height)?,
+    ];
+    let channels = match (axes.channels, input.color) {
+        (Some(channels), _) => channels,
+        (None, Some(color)) => color.channels(),
+        (None, None) => {
+            return Err(format!(
+                "input {:?} of shape {} leaves its channels open: set input.color",
+                spec.name,
+                show(spec)
+            ));
+        }
+    };
+    let color = match (input.color, channels) {
+        (Some(color), channels) if color.channels() == channels => color,
+        (None, 1) => Color::Gray,
+        (None, _) => Color::Rgb,
+        (Some(color), _) => {
+            return Err(format!(
+                "input.color has {} channels, input {:?} of shape {} has {channels}",
+                color.channels(),
+                spec.name,
+                show(spec)
+            ));
+        }
+    };
+    let plain = spec.datatype == DataType::Uint8
+        || color == Color::Gray
+        || matches!(task, Task::Detect(_) | Task::Tensors);
+    let [mean, std] = if plain {
+        [[0.0; 3], [1.0; 3]]
+    } else {
+        imagenet(color)
+    };
+    let preprocess = Preprocess {
+        width,
+        height,
+        resize: resize(input, task, width, height)?,
+        filter: input.filter.unwrap_or(Filter::Bilinear),
+        color,
+        background: input.background.unwrap_or([255; 3]),
+        pad: input.pad.unwrap_or(114),
+        scale: input.scale.unwrap_or(match spec.datatype {
+            DataType::Uint8 => 1.0,
+            _ => 1.0 / 255.0,
+        }),
+        mean: per_channel("mean", input.mean.as_deref(), mean, channels)?,
+        std: per_channel("std", input.std.as_deref(), std, channels)?,
+        layout: axes.layout,
+        datatype: spec.datatype,
+    };
+    preprocess
+        .check()
+        .map_err(|mistake| format!("[input]: {mistake}"))?;
+    let mut shape = preprocess.shape().to_vec();
+    if axes.no_channel_axis {
+        shape.retain({
+            // Grey without an axis for it: the one extent of 1 that stands for the channel goes.
+            let mut at = 0;
+            let channel = if axes.layout == Layout::Nchw { 0 } else { 2 };
+            move |_| {
+                at += 1;
+                at - 1 != channel
+            }
+        });
+    }
+    if axes.batch_axis {
+        shape.insert(0, 1);
+    }
+    Ok((preprocess, shape))
+}
+
+/// What the axes of an input are.
+struct Axes {
+    batch_axis: bool,
+    no_channel_axis: bool,
+    layout: Layout,
+    channels: Option<usize>,
+    width: Dim,
+    height: Dim,
+}
+
+impl Axes {
+    fn find(spec: &TensorSpec, batching: Batching, input: &Input) -> Result<Axes, String> {
+        let wrong = || {
+            format!(
+                "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
+                 channels, and N free or 1",
+                spec.name,
+                show(spec)
+            )
+        };
+        let batches = batching != Batching::Whole;
+        let (batch_axis, [a, b, c]) = match *spec.shape {
+            [n, a, b, c] if n.takes(1) => (true, [a, b, c]),
+            // Grey images in a batch, without an axis for the channel.
+            [n, height, width] if n == Dim::Free && batches => {
+                return Ok(Axes {
+                    batch_axis: true,
+                    no_channel_axis: true,
+                    layout: Layout::Nchw,
+                    channels: Some(1),
+                    width,
+                    height,
+                });
+            }
+            [a, b, c] => (false, [a, b, c]),
+            _ => return Err(wrong()),
+        };
+        let is_image = |dim| matches!(dim, Dim::Fixed(1 | 3));
+        let layout = match input.layout {
+            Some(layout) => layout,
+            None => match (is_image(a), is_image(c)) {
+                (true, false) => Layout::Nchw,
+                (false, true) => Layout::Nhwc,
+                (false, false) if a != Dim::Free && c != Dim::Free => return Err(wrong()),
+                _ => {
+                    return Err(format!(
+                        "which axis of input {:?} of shape {} has the channels cannot be told: set input.layout",
+                        spec.name,
+                        show(spec)
+                    ));
+                }
+            },
+        };
+        let (channels, height, width) = match layout {
+            Layout::Nchw => (a, b, c),
+            Layout::Nhwc => (c, a, b),
+        };
+        let channels = match channels {
+            Dim::Fixed(n @ (1 | 3)) => Some(n),
+            Dim::Fixed(_) => return Err(wrong()),
+            Dim::Free => None,
+        };
+        Ok(Axes {
+            batch_axis,
+            no_channel_axis: false,
+            layout,
+            channels,
+            width,
+            height,
+        })
+    }
+}
+
+/// Width or height: the model's, or the manifest's where the model leaves it open.
+fn side(spec: &TensorSpec, key: &str, dim: Dim, set: Option<u32>) -> Result<u32, String> {
+    match (dim, set) {
+        (Dim::Fixed(n), None) => {
+            u32::try_from(n).map_err(|_| format!("input {:?} has a {key} of {n}", spec.name))
+        }
+        (Dim::Fixed(n), Some(set)) if n as u64 != u64::from(set) => Err(format!(
+            "input.{key} is {set}, but input {:?} of shape {} has {n}: leave input.{key} out",
+            spec.name,
+            show(spec)
+        )),
+        (_, Some(set)) => Ok(set),
+        (Dim::Free, None) => Err(format!(
+            "input {:?} of shape {} leaves its {key} open: set input.{key}",
+            spec.name,
+            show(spec)
+        )),
+    }
+}
+
+fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize, String> {
+    let rule = input.resize.unwrap_or(match task {
+        Task::Classify(_) | Task::Embed(_) | Task::Tensors => ResizeRule::Shorter,
+        Task::Detect(_) => ResizeRule::Letterbox,
+        Task::Segment(_) => ResizeRule::Stretch,
+    });
+    if rule != ResizeRule::Shorter
+        && let Some(size) = input.size
+    {
+        return Err(format!(
+            "input.size = {size} is only read with input.resize = \"shorter\""
+        ));
+    }
+    if rule != ResizeRule::Letterbox
+        && let Some(pad) = input.pad
+    {
+        return Err(format!(
+            "input.pad = {pad} is only read with input.resize = \"letterbox\""
+        ));
+    }
+    Ok(match rule {
+        ResizeRule::Shorter => {
+            let longer = width.max(height);
+            // The usual margin around the centre: 256 for an input of 224.
+            let usual = (f64::from(longer) * 256.0 / 224.0).round() as u32;
+            let size = input.size.unwrap_or(usual);
+            if size < longer {
+                return Err(format!(
+                    "input.size is {size}, less than the input of {width} x {height}: give {longer} or more"
+                ));
+            }
+            Resize::Shorter(size)
+        }
+        ResizeRule::Stretch => Resize::Stretch,
+        ResizeRule::Letterbox => Resize::Letterbox,
+        ResizeRule::None => Resize::Exact,
+    })
+}
+
+/// ImageNet's mean and deviation in the order of the channels.
+fn imagenet(color: Color) -> [[f32; 3]; 2] {
+    let mut both = IMAGENET;
+    if color == Color::Bgr {
+        both.iter_mut().for_each(|values| values.reverse());
+    }
+    both
+}
+
+/// The values set, one for all channels or one for each.
+fn per_channel(
+    key: &str,
+    set: Option<&[f32]>,
+    usual: [f32; 3],
+    channels: usize,
+) -> Result<[f32; 3], String> {
+    match set {
+        None => Ok(usual),
+        Some([all]) => Ok([*all; 3]),
+        Some([a, b, c]) if channels == 3 => Ok([*a, *b, *c]),
+        Some(values) => Err(format!(
+            "input.{key} has {} numbers, the model's input has {channels} channel: give one",
+            values.len()
+        )),
+    }
+}
+
+fn show(spec: &TensorSpec) -> String {
+    let extents: Vec<String> = spec
+        .shape
+        .iter()
+        .map(|dim| match dim {
+            Dim::Fixed(n) => n.to_string(),
+            Dim::Free => "?".to_owned(),
+        })
+        .collect();
+    format!("[{}]", extents.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        models::manifest::Manifest,
+        tasks::testing::{signature, spec},
+    };
+
+    fn run(
+        manifest: &str,
+        datatype: DataType,
+        shape: &[i64],
+    ) -> Result<(Preprocess, Vec<usize>), String> {
+        let manifest = Manifest::parse(manifest).unwrap();
+        let mut signature = signature(&[("out", &[-1, 10])]);
+        signature.inputs = vec![spec("image", datatype, shape)];
+        resolve(&manifest.input.unwrap(), &manifest.task, &signature)
+    }
+
+    #[test]
+    fn a_classifier_gets_the_usual_pipeline() {
+        let (got, shape) = run("task = \"classify\"", DataType::Fp32, &[-1, 3, 224, 224]).unwrap();
+        let expected = Preprocess {
+            resize: Resize::Shorter(256),
+            background: [255; 3],
+            mean: [0.485, 0.456, 0.406],
+            std: [0.229, 0.224, 0.225],
+            ..Preprocess::new(224, 224)
+        };
+        assert_eq!(got, expected);
+        assert_eq!(shape, [1, 3, 224, 224]);
+    }
+
+    #[test]
+    fn defaults_follow_the_task() {
+        let check = |task: &str, resize, mean: f32| {
+            let text = format!("task = {task:?}\n[input]\n");
+            let (got, _) = run(&text, DataType::Fp32, &[1, 3, 64, 96]).unwrap();
+            assert_eq!((got.resize, got.mean[0]), (resize, mean), "{task}");
+            assert_eq!((got.width, got.height, got.pad), (96, 64, 114));
+        };
+        check("detect", Resize::Letterbox, 0.0);
+        check("segment", Resize::Stretch, 0.485);
+        check("embed", Resize::Shorter(110), 0.485);
+        check("tensors", Resize::Shorter(110), 0.0);
+    }
+
+    #[test]
+    fn gray_bgr_and_uint8_inputs_are_told_from_the_model_and_the_manifest() {
+        let (gray, shape) = run("task = \"classify\"", DataType::Fp32, &[-1, 28, 28, 1]).unwrap();
+        assert_eq!(
+            (gray.color, gray.layout, gray.mean),
+            (Color::Gray, Layout::Nhwc, [0.0; 3])
+        );
+        assert_eq!(shape, [1, 28, 28, 1]);
+        let (_, shape) = run("task = \"classify\"", DataType::Fp32, &[-1, 8, 8]).unwrap();
+        assert_eq!(shape, [1, 8, 8]);
+        let (_, shape) = run("task = \"classify\"", DataType::Fp32, &[3, 8, 9]).unwrap();
+        assert_eq!(shape, [3, 8, 9]);
+        let bgr = "task = \"embed\"\n[input]\ncolor = \"bgr\"\n";
+        assert_eq!(
+            run(bgr, DataType::Fp16, &[-1, 3, 8, 8]).unwrap().0.mean,
+            [0.406, 0.456, 0.485]
+        );
+        let bytes = "task = \"detect\"\n[input]\nwidth = 320\nheight = 240\n";
+        let (bytes, shape) = run(bytes, DataType::Uint8, &[1, -1, -1, 3]).unwrap();
+        assert_eq!((bytes.scale, bytes.datatype), (1.0, DataType::Uint8));
+        assert_eq!(shape, [1, 240, 320, 3]);
+    }
+
+    #[test]
+    fn contradictions_are_errors_that_say_what_to_do() {
+        let check = |manifest: &str, datatype, shape: &[i64], expected: &str| {
+            let text = format!("task = \"classify\"\n[input]\n{manifest}");
+            let error = run(&text, datatype, shape).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        };
+        let fp32 = DataType::Fp32;
+        check(
+            "",
+            fp32,
+            &[-1, 3, -1, -1],
+            "leaves its width open: set input.width",
+        );
+        check(
+            "width = 9",
+            fp32,
+            &[-1, 3, 8, 8],
+            "input.width is 9, but input \"image\" of shape [?, 3, 8, 8] has 8",
+        );
+        check(
+            "",
+            DataType::Int64,
+            &[-1, 3, 8, 8],
+            "is INT64; images can become FP32, FP16 or UINT8",
+        );
+        check(
+            "",
+            fp32,
+            &[-1, 4, 8, 8],
+            "has shape [?, 4, 8, 8]; an image needs",
+        );
+        check(
+            "",
+            fp32,
+            &[8, 3, 8, 8],
+            "has shape [8, 3, 8, 8]; an image needs",
+        );
+        check("", fp32, &[-1, 10], "has shape [?, 10]; an image needs");
+        check("", fp32, &[-1, 3, 8, 3], "set input.layout");
+        check("", fp32, &[-1, -1, 8, 8], "set input.layout");
+        check(
+            "layout = \"nchw\"",
+            fp32,
+            &[-1, -1, 8, 8],
+            "set input.color",
+        );
+        check(
+            "color = \"gray\"",
+            fp32,
+            &[-1, 3, 8, 8],
+            "input.color has 1 channels",
+        );
+        check(
+            "mean = [1, 2, 3]",
+            fp32,
+            &[-1, 1, 8, 8],
+            "input.mean has 3 numbers",
+        );
+        check(
+            "mean = 0.5",
+            DataType::Uint8,
+            &[-1, 3, 8, 8],
+            "[input]: UINT8",
+        );
+        check(
+            "size = 7",
+            fp32,
+            &[-1, 3, 8, 8],
+            "input.size is 7, less than the input of 8 x 8",
+        );
+        check(
+            "resize = \"stretch\"\nsize = 9",
+            fp32,
+            &[-1, 3, 8, 8],
+            "input.size = 9 is only read with",
+        );
+        check(
+            "pad = 9",
+            fp32,
+            &[-1, 3, 8, 8],
+            "input.pad = 9 is only read with",
+        );
+    }
+}

@@ -1,0 +1,694 @@
+//! `model.toml`: what a model's author says about it. Every key has a default, so an empty file is a manifest.
+//!
+//! ```toml
+//! engine = "onnx"              # what runs the model: onnx
+//! task = "tensors"             # classify | detect | segment | embed | tensors
+//! labels = "labels.txt"        # class names, one per line, a file in the model's folder; default: none
+//! priority = 1                 # of its requests unless they say otherwise: 0 (most urgent) to 3
+//! timeout_ms = 30000           # deadline of its requests unless they say otherwise: 1 to 3600000
+//!
+//! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
+//! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (other sizes are refused)
+//!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment
+//! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
+//! width = 224                  # of the input, where the model leaves it open; likewise height
+//! height = 224
+//! filter = "bilinear"          # nearest | box | bilinear | bicubic | lanczos3, all antialiased
+//! color = "rgb"                # rgb | bgr | gray; default: rgb for 3 channels, gray for 1
+//! layout = "nchw"              # nchw | nhwc; default: the axis of 1 or 3 has the channels
+//! scale = 0.00392156862745098  # value = (pixel * scale - mean) / std; default: 1/255; 1 for UINT8 inputs, which take neither
+//! mean = [0.485, 0.456, 0.406] # one number or three; default: ImageNet's, but 0 for gray, detect and tensors
+//! std = [0.229, 0.224, 0.225]  # likewise; default 1 where mean is 0
+//! pad = 114                    # letterbox: value of the padding, 0 to 255
+//! background = [255, 255, 255] # behind transparent pixels: one number or red, green, blue
+//!
+//! [classify]
+//! output = "logits"            # default: the only output
+//! activation = "softmax"       # softmax | sigmoid | none (the model gives probabilities)
+//! top_k = 5                    # 1 to 1000
+//!
+//! [detect]
+//! format = "yolo"              # yolo | boxes; default: yolo for a model of one output
+//! output = "output0"           # yolo; default: the only output
+//! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
+//! objectness = false           # yolo: whether the fifth channel is one; default: found from the labels
+//! boxes = "boxes"              # boxes: names of the outputs; default: torchvision's or TensorFlow's names
+//! scores = "scores"
+//! classes = "labels"           # none: scores are [1, N, C]
+//! count = "num_detections"
+//! first_class = 0              # boxes: class number of the first label
+//! box_format = "xyxy"          # xyxy | yxyx | cxcywh | xywh; default: cxcywh for yolo, yxyx for detection_boxes, else xyxy
+//! normalized = false           # coordinates are parts of the input's size; default: only for detection_boxes
+//! score_min = 0.25             # 0 to 1
+//! iou_max = 0.5                # 0 to 1; 1 turns suppression off
+//! detections_max = 300         # 1 to 1000
+//!
+//! [segment]
+//! output = "out"               # default: the only output
+//! layout = "nchw"              # nchw | nhwc; default: found from the labels
+//! threshold = 0.5              # for models of one channel
+//!
+//! [embed]
+//! output = "features"          # default: the only output
+//! normalize = false            # divide by the Euclidean norm
+//!
+//! [batch]
+//! items_max = 16               # 1 to 1024; always 1 for models without a free batch axis
+//! sizes = [1, 2, 4, 8, 16]     # batches are padded to these; default: powers of two up to items_max
+//! wait_ms_max = 0              # how long a batch waits for company while a device is idle: 0 to 10000
+//! weight = 1.0                 # share of device time against other models: 0.01 to 100
+//!
+//! [placement]
+//! devices = "all"              # all, or cpu, gpu, gpu:N, or a list of these
+//! instances = 1                # per device: 1 to 64
+//! memory_bytes_max = 2000000000   # default: no limit
+//! fallback = true              # run on the CPU when no GPU can
+//! ```
+
+use super::strict::{Mistakes, Table};
+use crate::{
+    image::{Color, Filter, Layout},
+    tasks::{Activation, BoxFormat, Classify, Detect, Embed, Format, Orientation, Segment, Task},
+};
+use std::{fmt, time::Duration};
+use toml::de::DeTable;
+
+/// What a model's author says about it, checked as far as that is possible without the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Manifest {
+    /// What the outputs mean; names and shapes are still open.
+    pub task: Task,
+    /// File name of the labels in the model's folder.
+    pub labels: Option<String>,
+    /// Of requests that do not say; 0 is the most urgent, 3 the least.
+    pub priority: u8,
+    /// Deadline of requests that do not say.
+    pub timeout: Duration,
+    /// How images become the input; `None` if images are not taken.
+    pub input: Option<Input>,
+    /// How items are put together.
+    pub batch: BatchLimits,
+    /// Where instances run.
+    pub placement: Placing,
+}
+
+/// `[input]`: what is open is filled in from the task and the model.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Input {
+    /// How the size is reached.
+    pub resize: Option<ResizeRule>,
+    /// Pixels of the shorter side.
+    pub size: Option<u32>,
+    /// Of the model's input.
+    pub width: Option<u32>,
+    /// Of the model's input.
+    pub height: Option<u32>,
+    /// Resampling kernel.
+    pub filter: Option<Filter>,
+    /// Channels.
+    pub color: Option<Color>,
+    /// Where the channel axis is.
+    pub layout: Option<Layout>,
+    /// Factor on 8-bit values.
+    pub scale: Option<f32>,
+    /// One number or three.
+    pub mean: Option<Vec<f32>>,
+    /// One number or three.
+    pub std: Option<Vec<f32>>,
+    /// Value of letterbox padding.
+    pub pad: Option<u8>,
+    /// Behind transparent pixels.
+    pub background: Option<[u8; 3]>,
+}
+
+/// `input.resize`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResizeRule {
+    /// The shorter side, then the centre.
+    Shorter,
+    /// Both sides.
+    Stretch,
+    /// As large as fits, padded.
+    Letterbox,
+    /// Not at all: images of another size are refused.
+    None,
+}
+
+/// `[batch]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BatchLimits {
+    /// Items of the largest batch, if set.
+    pub items_max: Option<usize>,
+    /// Ascending, if set.
+    pub sizes: Option<Vec<usize>>,
+    /// How long a batch may wait for company while a device is idle.
+    pub wait_max: Duration,
+    /// Share of device time.
+    pub weight: f64,
+}
+
+/// `[placement]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placing {
+    /// `cpu`, `gpu` or `gpu:N`; empty for all.
+    pub devices: Vec<String>,
+    /// Instances per device.
+    pub instances: usize,
+    /// Memory of one instance.
+    pub memory_bytes_max: Option<u64>,
+    /// Whether the CPU may serve when no GPU can, if set.
+    pub fallback: Option<bool>,
+}
+
+/// Every mistake of a manifest, each with its line, its key and what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManifestError(pub Vec<String>);
+
+impl fmt::Display for ManifestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+impl std::error::Error for ManifestError {}
+
+/// Items of the largest batch where the manifest does not say.
+pub const BATCH_ITEMS_MAX: usize = 16;
+/// The least urgent priority.
+pub const PRIORITY_MAX: u8 = 3;
+
+impl Default for Manifest {
+    fn default() -> Manifest {
+        Manifest::parse("").expect("every key has a default")
+    }
+}
+
+const LAYOUTS: &[(&str, Layout)] = &[("nchw", Layout::Nchw), ("nhwc", Layout::Nhwc)];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Classify,
+    Detect,
+    Segment,
+    Embed,
+    Tensors,
+}
+
+const TASKS: &[(&str, Kind)] = &[
+    ("classify", Kind::Classify),
+    ("detect", Kind::Detect),
+    ("segment", Kind::Segment),
+    ("embed", Kind::Embed),
+    ("tensors", Kind::Tensors),
+];
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// All mistakes together: syntax, unknown keys (with the nearest known one), values outside their range, tables
+    /// of a task that is not chosen.
+    pub fn parse(text: &str) -> Result<Manifest, ManifestError> {
+        let mistakes = Mistakes::new(text);
+        let (root, errors) = DeTable::parse_recoverable(text);
+        for error in &errors {
+            mistakes.note(&error.span().unwrap_or_default(), error.message());
+        }
+        if !errors.is_empty() {
+            // What could be recovered may have lost keys: their absence is not the author's mistake.
+            return Err(ManifestError(mistakes.into_messages()));
+        }
+        let manifest = read(&Table::root(&root, &mistakes));
+        let messages = mistakes.into_messages();
+        if messages.is_empty() {
+            Ok(manifest)
+        } else {
+            Err(ManifestError(messages))
+        }
+    }
+
+    /// What the manifest asks for and this version does not do yet, for the log at load.
+    pub fn not_yet(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        let devices = &self.placement.devices;
+        if devices.iter().any(|device| device != "cpu") {
+            missing.push(format!(
+                "placement.devices = {devices:?}: this version has no GPU devices; the model runs on the CPU"
+            ));
+        }
+        if let Some(bytes) = self.placement.memory_bytes_max {
+            missing.push(format!(
+                "placement.memory_bytes_max = {bytes}: this version does not limit a model's memory"
+            ));
+        }
+        if let Some(fallback) = self.placement.fallback {
+            missing.push(format!(
+                "placement.fallback = {fallback}: this version always runs on the CPU"
+            ));
+        }
+        missing
+    }
+}
+
+fn read(root: &Table<'_, '_>) -> Manifest {
+    match root.string("engine").as_deref() {
+        None | Some("onnx") => {}
+        Some("gauss-mle") => root.mistake_at(
+            "engine",
+            "is \"gauss-mle\", which this version does not have yet; allowed: onnx",
+        ),
+        Some(other) => root.mistake_at("engine", format_args!("is {other:?}, allowed: onnx")),
+    }
+    let kind = root.choice("task", TASKS).unwrap_or(Kind::Tensors);
+    let labels = root.string("labels");
+    if let Some(name) = &labels
+        && (name.contains(['/', '\\', '\0', ':']) || matches!(name.as_str(), "." | ".."))
+    {
+        root.mistake_at(
+            "labels",
+            format_args!(
+                "is {name:?}, allowed: the name of a file in the model's folder, without a path"
+            ),
+        );
+    }
+    let priority = root.integer("priority", 0..=PRIORITY_MAX).unwrap_or(1);
+    let timeout_ms = root.integer("timeout_ms", 1..=3_600_000_u64);
+
+    let input = root.table("input");
+    let takes_images = kind != Kind::Tensors || input.is_given();
+    let tables = [
+        (Kind::Classify, root.table("classify")),
+        (Kind::Detect, root.table("detect")),
+        (Kind::Segment, root.table("segment")),
+        (Kind::Embed, root.table("embed")),
+    ];
+    for (of, table) in &tables {
+        let name = TASKS
+            .iter()
+            .find(|(_, k)| k == of)
+            .map_or("", |(name, _)| name);
+        if *of != kind && table.is_given() {
+            table.mistake(format_args!("[{name}] is only read with task = {name:?}"));
+        }
+    }
+    let [(_, classify), (_, detect), (_, segment), (_, embed)] = &tables;
+    let task = match kind {
+        Kind::Classify => Task::Classify(read_classify(classify)),
+        Kind::Detect => Task::Detect(read_detect(detect)),
+        Kind::Segment => Task::Segment(read_segment(segment)),
+        Kind::Embed => Task::Embed(Embed {
+            output: embed.string("output"),
+            normalize: embed.flag("normalize").unwrap_or(false),
+        }),
+        Kind::Tensors => Task::Tensors,
+    };
+    for (of, table) in &tables {
+        if *of == kind {
+            table.finish();
+        }
+    }
+    let manifest = Manifest {
+        task,
+        labels,
+        priority,
+        timeout: Duration::from_millis(timeout_ms.unwrap_or(30_000)),
+        input: takes_images.then(|| read_input(&input)),
+        batch: read_batch(&root.table("batch")),
+        placement: read_placement(&root.table("placement")),
+    };
+    root.finish();
+    manifest
+}
+
+fn read_input(table: &Table<'_, '_>) -> Input {
+    let pixels = 1..=16384_u32;
+    let input = Input {
+        resize: table.choice(
+            "resize",
+            &[
+                ("shorter", ResizeRule::Shorter),
+                ("stretch", ResizeRule::Stretch),
+                ("letterbox", ResizeRule::Letterbox),
+                ("none", ResizeRule::None),
+            ],
+        ),
+        size: table.integer("size", pixels.clone()),
+        width: table.integer("width", pixels.clone()),
+        height: table.integer("height", pixels),
+        filter: table.choice(
+            "filter",
+            &[
+                ("nearest", Filter::Nearest),
+                ("box", Filter::Box),
+                ("bilinear", Filter::Bilinear),
+                ("bicubic", Filter::Bicubic),
+                ("lanczos3", Filter::Lanczos3),
+            ],
+        ),
+        color: table.choice(
+            "color",
+            &[
+                ("rgb", Color::Rgb),
+                ("bgr", Color::Bgr),
+                ("gray", Color::Gray),
+            ],
+        ),
+        layout: table.choice("layout", LAYOUTS),
+        scale: table.number("scale", 1e-9..=1e9).map(|n| n as f32),
+        mean: table.channels("mean", -1e6..=1e6),
+        std: table.channels("std", 1e-6..=1e6),
+        pad: table.integer("pad", 0..=255),
+        background: table
+            .channels("background", 0.0..=255.0)
+            .map(|values| std::array::from_fn(|i| *values.get(i).unwrap_or(&values[0]) as u8)),
+    };
+    table.finish();
+    input
+}
+
+fn read_classify(table: &Table<'_, '_>) -> Classify {
+    let default = Classify::default();
+    Classify {
+        output: table.string("output"),
+        activation: table
+            .choice(
+                "activation",
+                &[
+                    ("softmax", Activation::Softmax),
+                    ("sigmoid", Activation::Sigmoid),
+                    ("none", Activation::None),
+                ],
+            )
+            .unwrap_or(default.activation),
+        top_k: table.integer("top_k", 1..=1000).unwrap_or(default.top_k),
+    }
+}
+
+fn read_detect(table: &Table<'_, '_>) -> Detect {
+    let default = Detect::default();
+    Detect {
+        format: table.choice(
+            "format",
+            &[("yolo", Format::Yolo), ("boxes", Format::Boxes)],
+        ),
+        output: table.string("output"),
+        boxes: table.string("boxes"),
+        scores: table.string("scores"),
+        classes: table.string("classes"),
+        count: table.string("count"),
+        box_format: table.choice(
+            "box_format",
+            &[
+                ("xyxy", BoxFormat::Xyxy),
+                ("yxyx", BoxFormat::Yxyx),
+                ("cxcywh", BoxFormat::Cxcywh),
+                ("xywh", BoxFormat::Xywh),
+            ],
+        ),
+        normalized: table.flag("normalized"),
+        orientation: table.choice(
+            "orientation",
+            &[
+                ("channels_first", Orientation::ChannelsFirst),
+                ("channels_last", Orientation::ChannelsLast),
+            ],
+        ),
+        objectness: table.flag("objectness"),
+        first_class: table.integer("first_class", 0..=65_535).unwrap_or(0),
+        score_min: table
+            .number("score_min", 0.0..=1.0)
+            .map_or(default.score_min, |n| n as f32),
+        iou_max: table
+            .number("iou_max", 0.0..=1.0)
+            .map_or(default.iou_max, |n| n as f32),
+        detections_max: table
+            .integer("detections_max", 1..=1000)
+            .unwrap_or(default.detections_max),
+        input: None,
+    }
+}
+
+fn read_segment(table: &Table<'_, '_>) -> Segment {
+    let default = Segment::default();
+    Segment {
+        output: table.string("output"),
+        layout: table.choice("layout", LAYOUTS),
+        threshold: table
+            .number("threshold", -1e6..=1e6)
+            .map_or(default.threshold, |n| n as f32),
+        input: None,
+    }
+}
+
+fn read_batch(table: &Table<'_, '_>) -> BatchLimits {
+    let items_max = table.integer("items_max", 1..=1024);
+    let mut sizes = table.integers("sizes", 1..=1024);
+    if let Some(sizes) = &mut sizes {
+        if !sizes.is_sorted_by(|a, b| a < b) {
+            table.mistake_at("sizes", format_args!("is {sizes:?}, allowed: rising sizes"));
+        }
+        if let (Some(items_max), Some(largest)) = (items_max, sizes.last())
+            && items_max != *largest
+        {
+            table.mistake_at(
+                "items_max",
+                format_args!("is {items_max}, but the largest of batch.sizes is {largest}: give one of the two"),
+            );
+        }
+    }
+    let limits = BatchLimits {
+        items_max,
+        sizes,
+        wait_max: Duration::from_secs_f64(
+            table.number("wait_ms_max", 0.0..=10_000.0).unwrap_or(0.0) / 1000.0,
+        ),
+        weight: table.number("weight", 0.01..=100.0).unwrap_or(1.0),
+    };
+    table.finish();
+    limits
+}
+
+fn read_placement(table: &Table<'_, '_>) -> Placing {
+    let device = |word: &str| {
+        let gpu = word.strip_prefix("gpu:");
+        let number = gpu
+            .is_some_and(|n| (1..=3).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit()));
+        matches!(word, "all" | "cpu" | "gpu") || number
+    };
+    let mut devices = table
+        .words(
+            "devices",
+            "\"all\", or \"cpu\", \"gpu\", \"gpu:N\", or a list of these",
+            device,
+        )
+        .unwrap_or_default();
+    if devices.iter().any(|device| device == "all") {
+        devices.clear();
+    }
+    let placing = Placing {
+        devices,
+        instances: table.integer("instances", 1..=64).unwrap_or(1),
+        memory_bytes_max: table.integer("memory_bytes_max", 1..=1_u64 << 50),
+        fallback: table.flag("fallback"),
+    };
+    table.finish();
+    placing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A manifest's mistakes.
+    fn check(text: &str, expected: &[&str]) {
+        let got = Manifest::parse(text).map(|_| ()).map_err(|error| error.0);
+        assert_eq!(got.err().unwrap_or_default(), expected, "{text}");
+    }
+
+    #[test]
+    fn an_empty_manifest_has_the_documented_defaults() {
+        let manifest = Manifest::parse("").unwrap();
+        assert_eq!(manifest.task, Task::Tensors);
+        assert_eq!(
+            (manifest.priority, manifest.timeout),
+            (1, Duration::from_secs(30))
+        );
+        assert_eq!(manifest.input, None);
+        assert_eq!(manifest.batch.wait_max, Duration::ZERO);
+        assert_eq!(manifest.placement.instances, 1);
+        assert_eq!(manifest.not_yet(), Vec::<String>::new());
+        // Image tasks take images without an [input] table; tensors only with one.
+        assert_eq!(
+            Manifest::parse("task = \"embed\"").unwrap().input,
+            Some(Input::default())
+        );
+        assert_eq!(
+            Manifest::parse("[input]").unwrap().input,
+            Some(Input::default())
+        );
+    }
+
+    /// The lines of this file's own description.
+    fn described() -> String {
+        include_str!("manifest.rs")
+            .lines()
+            .skip_while(|line| *line != "//! ```toml")
+            .skip(1)
+            .take_while(|line| *line != "//! ```")
+            .map(|line| line.trim_start_matches("//!").trim_start())
+            .fold(String::new(), |text, line| text + line + "\n")
+    }
+
+    #[test]
+    fn the_description_above_is_itself_a_manifest_apart_from_its_choice_of_tasks() {
+        let text = described();
+        assert!(text.contains("[placement]"), "{text}");
+        for (task, _) in TASKS {
+            let text = text.replace("task = \"tensors\"", &format!("task = {task:?}"));
+            let others: Vec<String> = ["classify", "detect", "segment", "embed"]
+                .iter()
+                .filter(|name| *name != task)
+                .map(|name| format!("[{name}] is only read with task = {name:?}"))
+                .collect();
+            let mistakes = Manifest::parse(&text).unwrap_err().0;
+            assert_eq!(mistakes.len(), others.len(), "{mistakes:#?}");
+            for (mistake, other) in mistakes.iter().zip(others) {
+                assert!(mistake.ends_with(&other), "{mistake}");
+            }
+        }
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_together_with_line_key_and_what_is_allowed() {
+        check(
+            "engine = \"onnxx\"\ntask = \"clasify\"\npriority = 9\ntimeout_ms = \"soon\"\n[input]\nresise = 1\nmean = [1, 2]\n\
+             [batch]\nsizes = [4, 2]\nwait_ms_max = -1\n",
+            &[
+                "line 1: engine is \"onnxx\", allowed: onnx",
+                "line 2: task is \"clasify\", allowed: classify, detect, segment, embed, tensors; did you mean \"classify\"?",
+                "line 3: priority is 9, allowed: whole numbers from 0 to 3",
+                "line 4: timeout_ms is \"soon\", allowed: whole numbers from 1 to 3600000",
+                "line 6: unknown key \"input.resise\"; did you mean \"resize\"?",
+                "line 7: input.mean is [1, 2], allowed: one number, or three in the order of input.color, from -1000000 to 1000000",
+                "line 9: batch.sizes is [4, 2], allowed: rising sizes",
+                "line 10: batch.wait_ms_max is -1, allowed: 0 to 10000",
+            ],
+        );
+    }
+
+    #[test]
+    fn unknown_keys_and_tables_are_errors() {
+        check(
+            "tsak = \"embed\"",
+            &["line 1: unknown key \"tsak\"; did you mean \"task\"?"],
+        );
+        check("\n\n[wings]\n", &["line 3: unknown key \"wings\""]);
+        check(
+            "task = \"detect\"\n[detect]\niou = 0.5\n",
+            &["line 3: unknown key \"detect.iou\""],
+        );
+        check("batch = 4", &["line 1: batch is 4, allowed: a table"]);
+    }
+
+    #[test]
+    fn a_table_of_another_task_is_an_error() {
+        check(
+            "task = \"detect\"\n[classify]\ntop_k = 3\n",
+            &["line 2: [classify] is only read with task = \"classify\""],
+        );
+    }
+
+    #[test]
+    fn an_engine_of_a_later_version_says_so() {
+        check(
+            "engine = \"gauss-mle\"",
+            &[
+                "line 1: engine is \"gauss-mle\", which this version does not have yet; allowed: onnx",
+            ],
+        );
+    }
+
+    #[test]
+    fn labels_cannot_be_a_path() {
+        for name in [
+            "../labels.txt",
+            "/etc/passwd",
+            "a/b.txt",
+            "..",
+            "a\\\\b",
+            "C:x",
+        ] {
+            let mistakes = Manifest::parse(&format!("labels = \"{name}\""))
+                .unwrap_err()
+                .0;
+            assert!(mistakes[0].contains("without a path"), "{mistakes:?}");
+        }
+        assert!(Manifest::parse("labels = \"labels.txt\"").is_ok());
+    }
+
+    #[test]
+    fn ranges_are_enforced() {
+        let check = |text: &str, key: &str| {
+            let mistakes = Manifest::parse(text).unwrap_err().0;
+            assert!(
+                mistakes.len() == 1 && mistakes[0].contains(key),
+                "{text}: {mistakes:?}"
+            );
+        };
+        check("timeout_ms = 0", "timeout_ms is 0");
+        check("[batch]\nitems_max = 0", "batch.items_max is 0");
+        check(
+            "[batch]\nitems_max = 8\nsizes = [1, 4]",
+            "largest of batch.sizes is 4",
+        );
+        check("[batch]\nsizes = []", "batch.sizes is []");
+        check("[batch]\nweight = nan", "batch.weight is nan");
+        check("[input]\nstd = 0", "input.std is 0");
+        check("[input]\npad = 256", "input.pad is 256");
+        check("[input]\nbackground = [0, 0, 300]", "input.background is");
+        check("[placement]\ninstances = 65", "placement.instances is 65");
+        check("[placement]\ndevices = [\"gpu:x\"]", "placement.devices is");
+        check(
+            "task = \"classify\"\n[classify]\ntop_k = 0",
+            "classify.top_k is 0",
+        );
+        check(
+            "task = \"detect\"\n[detect]\nscore_min = 1.5",
+            "detect.score_min is 1.5",
+        );
+        check("labels = \"\"", "labels is \"\"");
+    }
+
+    #[test]
+    fn syntax_errors_carry_their_line() {
+        let mistakes = Manifest::parse("task = \"embed\"\nlabels = \n")
+            .unwrap_err()
+            .0;
+        assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
+        let mistakes = Manifest::parse("task = \"embed\"\ntask = \"embed\"\n")
+            .unwrap_err()
+            .0;
+        assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
+    }
+
+    #[test]
+    fn what_is_only_acted_on_later_is_said_so() {
+        let text =
+            "[placement]\ndevices = [\"gpu:0\", \"cpu\"]\nmemory_bytes_max = 5\nfallback = false\n";
+        let not_yet = Manifest::parse(text).unwrap().not_yet();
+        assert_eq!(not_yet.len(), 3, "{not_yet:?}");
+        assert!(not_yet[0].starts_with("placement.devices = [\"gpu:0\", \"cpu\"]"));
+        assert!(
+            Manifest::parse("[placement]\ndevices = \"cpu\"")
+                .unwrap()
+                .not_yet()
+                .is_empty()
+        );
+        assert!(
+            Manifest::parse("[placement]\ndevices = \"all\"")
+                .unwrap()
+                .not_yet()
+                .is_empty()
+        );
+    }
+}

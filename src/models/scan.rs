@@ -1,0 +1,446 @@
+//! From a folder to what can be served from it. Reads files, changes nothing.
+//!
+//! ```text
+//! models/NAME/model.toml           manifest; optional
+//! models/NAME/model.onnx           version 1
+//! models/NAME/VERSION/model.onnx   VERSION in digits; all are served, the highest is the default
+//! models/NAME.onnx                 version 1, served as tensors
+//! ```
+//!
+//! Names that begin with a dot are passed over (mounted volumes have such folders), and so are other files beside the
+//! models. Whatever looks like a model and cannot be one is listed with its reason.
+
+use super::{Manifest, Source};
+use crate::tasks::Labels;
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The version of a model that has no folder per version.
+const FLAT_VERSION: &str = "1";
+const MODEL_FILE: &str = "model.onnx";
+const MANIFEST_FILE: &str = "model.toml";
+/// Manifests beyond this are a mistake.
+const MANIFEST_BYTES_MAX: u64 = 1 << 20;
+/// Labels beyond this are a mistake: 100 times the largest public list of classes.
+const LABELS_BYTES_MAX: u64 = 16 << 20;
+
+/// One version of one model, or why it cannot be served.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// The folder's name, or the stem of a bare file.
+    pub name: String,
+    /// Digits; empty where the mistake concerns no version in particular.
+    pub version: String,
+    /// What lies on disk, or the reason.
+    pub source: Result<Source, String>,
+}
+
+/// Everything in a model folder, by name and rising version.
+///
+/// # Errors
+/// If the folder itself cannot be read.
+pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
+    let mut found = Vec::new();
+    let mut bare = Vec::new();
+    for (name, path) in entries(folder)? {
+        if path.is_dir() {
+            found.extend(scan_model(&name, &path));
+        } else if let Some(stem) = name.strip_suffix(".onnx") {
+            bare.push((stem.to_owned(), path));
+        }
+    }
+    for (name, path) in bare {
+        let twice = found.iter().any(|other| other.name == name);
+        found.push(if twice {
+            Found {
+                source: Err(format!(
+                    "{name}.onnx lies beside the folder {name}, which is served instead: remove or rename one of them"
+                )),
+                name: format!("{name}.onnx"),
+                version: FLAT_VERSION.to_owned(),
+            }
+        } else {
+            Found {
+                source: check_name(&name).and_then(|()| {
+                    let bytes = file_bytes(&path)?;
+                    Ok(Source {
+                        name: name.clone(),
+                        version: FLAT_VERSION.to_owned(),
+                        path,
+                        folder: folder.to_owned(),
+                        manifest: Manifest::default(),
+                        labels: Arc::default(),
+                        bytes,
+                    })
+                }),
+                name,
+                version: FLAT_VERSION.to_owned(),
+            }
+        });
+    }
+    found.sort_by(|a, b| {
+        let key = |f: &Found| (f.name.clone(), f.version.len(), f.version.clone());
+        key(a).cmp(&key(b))
+    });
+    Ok(found)
+}
+
+/// The names in a folder and their paths, sorted; those that begin with a dot are left out.
+fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+    let cannot = |error| format!("cannot read the folder {}: {error}", folder.display());
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(cannot)? {
+        let entry = entry.map_err(cannot)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with('.') {
+            entries.push((name, entry.path()));
+        }
+    }
+    entries.sort();
+    Ok(entries)
+}
+
+/// All versions in one model's folder.
+fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
+    let failed = |version: &str, reason: String| Found {
+        name: name.to_owned(),
+        version: version.to_owned(),
+        source: Err(reason),
+    };
+    if let Err(reason) = check_name(name) {
+        return vec![failed("", reason)];
+    }
+    let inside = match entries(folder) {
+        Ok(inside) => inside,
+        Err(reason) => return vec![failed("", reason)],
+    };
+    let described = describe(folder);
+    let mut found = Vec::new();
+    let mut add = |version: &str, path: PathBuf| {
+        let source = described.clone().and_then(|(manifest, labels)| {
+            Ok(Source {
+                name: name.to_owned(),
+                version: version.to_owned(),
+                bytes: model_bytes(&path)?,
+                path,
+                folder: folder.to_owned(),
+                manifest,
+                labels,
+            })
+        });
+        found.push(Found {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            source,
+        });
+    };
+    let flat = folder.join(MODEL_FILE);
+    let has_flat = flat.is_file();
+    if has_flat {
+        add(FLAT_VERSION, flat);
+    }
+    let mut mistakes = Vec::new();
+    for (version, path) in inside {
+        let digits = version.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits || !path.is_dir() {
+            continue;
+        }
+        if version.len() > 18 || (version.starts_with('0') && version != "0") {
+            mistakes.push(failed(
+                &version,
+                format!("version {version:?} must be 1 to 18 digits without leading zeros"),
+            ));
+        } else if has_flat && version == FLAT_VERSION {
+            mistakes.push(failed(
+                "",
+                format!("{MODEL_FILE} and {version}/{MODEL_FILE} are both version {version}: remove one of them"),
+            ));
+        } else if path.join(MODEL_FILE).is_file() {
+            add(&version, path.join(MODEL_FILE));
+        } else {
+            mistakes.push(failed(
+                &version,
+                format!("{version}/{MODEL_FILE} is missing"),
+            ));
+        }
+    }
+    found.extend(mistakes);
+    if found.is_empty() {
+        let missing = format!("it holds neither {MODEL_FILE} nor VERSION/{MODEL_FILE}");
+        found.push(failed("", described.err().unwrap_or(missing)));
+    }
+    found
+}
+
+/// The manifest of a folder, the default if there is none, and its labels.
+fn describe(folder: &Path) -> Result<(Manifest, Arc<Labels>), String> {
+    let path = folder.join(MANIFEST_FILE);
+    let manifest = match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Manifest::default(),
+        _ => {
+            let text = read(&path, MANIFEST_BYTES_MAX)
+                .map_err(|reason| format!("{MANIFEST_FILE}: {reason}"))?;
+            Manifest::parse(&text).map_err(|error| format!("{MANIFEST_FILE}: {error}"))?
+        }
+    };
+    let labels = match &manifest.labels {
+        None => Labels::default(),
+        Some(name) => read_inside(folder, name)
+            .and_then(|text| Labels::parse(&text))
+            .map_err(|reason| format!("labels file {name:?}: {reason}"))?,
+    };
+    Ok((manifest, Arc::new(labels)))
+}
+
+/// The text of a file in a folder, which a link may not leave.
+fn read_inside(folder: &Path, name: &str) -> Result<String, String> {
+    let resolve = |path: &Path| {
+        path.canonicalize()
+            .map_err(|error| format!("cannot read it: {error}"))
+    };
+    let path = resolve(&folder.join(name))?;
+    if !path.starts_with(resolve(folder)?) {
+        return Err("it leads out of the model's folder".to_owned());
+    }
+    read(&path, LABELS_BYTES_MAX)
+}
+
+fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
+    let cannot = |error| format!("cannot read it: {error}");
+    let file = fs::File::open(path).map_err(cannot)?;
+    if !file.metadata().map_err(cannot)?.is_file() {
+        return Err("it is not a file".to_owned());
+    }
+    let mut text = String::new();
+    // One byte more than allowed tells a file that is too large, whatever its metadata said.
+    file.take(bytes_max + 1)
+        .read_to_string(&mut text)
+        .map_err(cannot)?;
+    if text.len() as u64 > bytes_max {
+        return Err(format!("it is larger than the limit of {bytes_max} bytes"));
+    }
+    Ok(text)
+}
+
+fn file_bytes(path: &Path) -> Result<u64, String> {
+    let metadata = fs::metadata(path).and_then(|metadata| fs::File::open(path).map(|_| metadata));
+    match metadata {
+        Ok(metadata) if metadata.len() > 0 => Ok(metadata.len()),
+        Ok(_) => Err(format!("{} is empty", path.display())),
+        Err(error) => Err(format!("cannot read {}: {error}", path.display())),
+    }
+}
+
+/// The model file and what lies beside it as its external data: files whose names end in `data`, `bin` or `weights`.
+fn model_bytes(path: &Path) -> Result<u64, String> {
+    let mut bytes = file_bytes(path)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    for (name, beside) in entries(folder)? {
+        let is_data = ["data", "bin", "weights"]
+            .iter()
+            .any(|end| name.ends_with(end));
+        if is_data && beside.is_file() {
+            bytes += fs::metadata(&beside).map_or(0, |metadata| metadata.len());
+        }
+    }
+    Ok(bytes)
+}
+
+/// Names go into URLs, metrics and log files as they are.
+fn check_name(name: &str) -> Result<(), String> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let begins = name
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if begins && name.len() <= 64 && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(format!(
+        "the name {name:?} must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with these files; a name that ends in `/` is a folder.
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    /// Name, version and, for what cannot be served, a part of the reason.
+    fn check(files: &[(&str, &str)], expected: &[(&str, &str, &str)]) {
+        let folder = folder(files);
+        check_folder(folder.path(), expected);
+    }
+
+    fn check_folder(folder: &Path, expected: &[(&str, &str, &str)]) {
+        let found = scan(folder).unwrap();
+        let got: Vec<(&str, &str, &str)> = found
+            .iter()
+            .map(|f| {
+                let reason = f.source.as_ref().err().map_or("", String::as_str);
+                (f.name.as_str(), f.version.as_str(), reason)
+            })
+            .collect();
+        assert_eq!(got.len(), expected.len(), "{got:#?}");
+        for (got, expected) in got.iter().zip(expected) {
+            assert_eq!((got.0, got.1), (expected.0, expected.1), "{got:#?}");
+            assert!(got.2.contains(expected.2), "{got:#?}");
+            assert_eq!(got.2.is_empty(), expected.2.is_empty(), "{got:#?}");
+        }
+    }
+
+    #[test]
+    fn all_layouts_are_found_in_a_fixed_order() {
+        check(
+            &[
+                ("digits/10/model.onnx", "m"),
+                ("digits/9/model.onnx", "m"),
+                ("digits/notes/model.onnx", "m"),
+                ("digits/model.toml", "task = \"classify\""),
+                ("bare/model.onnx", "m"),
+                ("cats.v2.onnx", "m"),
+                ("README.md", "text"),
+                (".hidden/model.onnx", "m"),
+                ("mixed/model.onnx", "m"),
+                ("mixed/2/model.onnx", "m"),
+            ],
+            &[
+                ("bare", "1", ""),
+                ("cats.v2", "1", ""),
+                ("digits", "9", ""),
+                ("digits", "10", ""),
+                ("mixed", "1", ""),
+                ("mixed", "2", ""),
+            ],
+        );
+    }
+
+    #[test]
+    fn one_bad_model_never_stops_the_others() {
+        check(
+            &[
+                ("bad name/model.onnx", "m"),
+                ("-dash/model.onnx", "m"),
+                ("empty/notes.txt", "x"),
+                ("good/model.onnx", "m"),
+                ("hollow/model.onnx", ""),
+                ("lost/1/notes.txt", ""),
+                ("typo/model.onnx", "m"),
+                ("typo/model.toml", "tsak = \"embed\"\npriority = 7"),
+                ("zeros/01/model.onnx", "m"),
+            ],
+            &[
+                ("-dash", "", "must be 1 to 64 of"),
+                ("bad name", "", "must be 1 to 64 of"),
+                ("empty", "", "holds neither model.onnx"),
+                ("good", "1", ""),
+                ("hollow", "1", "model.onnx is empty"),
+                ("lost", "1", "1/model.onnx is missing"),
+                ("typo", "1", "did you mean \"task\"?; line 2: priority is 7"),
+                ("zeros", "01", "without leading zeros"),
+            ],
+        );
+    }
+
+    #[test]
+    fn two_files_for_one_version_are_said_so() {
+        check(
+            &[
+                ("a/model.onnx", "m"),
+                ("a/1/model.onnx", "m"),
+                ("a.onnx", "m"),
+            ],
+            &[
+                ("a", "", "both version 1"),
+                ("a", "1", ""),
+                ("a.onnx", "1", "lies beside the folder a"),
+            ],
+        );
+    }
+
+    #[test]
+    fn labels_and_external_data_go_with_every_version() {
+        let folder = folder(&[
+            (
+                "m/model.toml",
+                "task = \"classify\"\nlabels = \"names.txt\"",
+            ),
+            ("m/names.txt", "cat\ndog\n"),
+            ("m/1/model.onnx", "12345"),
+            ("m/1/model.onnx.data", "67890"),
+            ("m/2/model.onnx", "123"),
+        ]);
+        let found = scan(folder.path()).unwrap();
+        let sources: Vec<&Source> = found.iter().map(|f| f.source.as_ref().unwrap()).collect();
+        assert_eq!((sources[0].bytes, sources[1].bytes), (10, 3));
+        assert_eq!(sources[1].labels.get(1).as_deref(), Some("dog"));
+        assert_eq!(sources[1].folder, folder.path().join("m"));
+        assert_eq!(sources[1].path, folder.path().join("m/2/model.onnx"));
+    }
+
+    #[test]
+    fn labels_that_are_missing_or_empty_are_reasons() {
+        let manifest = "labels = \"names.txt\"";
+        check(
+            &[
+                ("a/model.onnx", "m"),
+                ("a/model.toml", manifest),
+                ("b/model.onnx", "m"),
+                ("b/model.toml", manifest),
+                ("b/names.txt", "\n"),
+            ],
+            &[
+                ("a", "1", "labels file \"names.txt\": cannot read it"),
+                ("b", "1", "labels file \"names.txt\": it holds no label"),
+            ],
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn labels_cannot_leave_their_folder_through_a_link() {
+        let folder = folder(&[
+            ("secret.txt", "password"),
+            ("a/model.onnx", "m"),
+            ("a/model.toml", "labels = \"names.txt\""),
+            ("b/model.onnx", "m"),
+            ("b/model.toml", "labels = \"names.txt\""),
+            ("b/data/names.txt", "cat"),
+        ]);
+        let link = |to: &str, at: &str| {
+            std::os::unix::fs::symlink(folder.path().join(to), folder.path().join(at)).unwrap();
+        };
+        link("secret.txt", "a/names.txt");
+        link("b/data/names.txt", "b/names.txt");
+        check_folder(
+            folder.path(),
+            &[
+                ("a", "1", "leads out of the model's folder"),
+                ("b", "1", ""),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_is_an_error() {
+        let error = scan(Path::new("/nonexistent/models")).unwrap_err();
+        assert!(
+            error.starts_with("cannot read the folder /nonexistent/models"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,335 @@
+//! TOML tables read strictly: every mistake is noted with its line and key, and reading goes on, so that a file's
+//! mistakes are reported together.
+
+use std::{
+    cell::RefCell,
+    fmt::Display,
+    ops::{Range, RangeInclusive},
+    str::FromStr,
+};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+/// The mistakes found in one file.
+pub(super) struct Mistakes<'t> {
+    text: &'t str,
+    found: RefCell<Vec<(usize, String)>>,
+}
+
+impl<'t> Mistakes<'t> {
+    pub(super) fn new(text: &'t str) -> Mistakes<'t> {
+        Mistakes {
+            text,
+            found: RefCell::default(),
+        }
+    }
+
+    /// Notes a mistake at a place of the text.
+    pub(super) fn note(&self, span: &Range<usize>, message: impl Display) {
+        let before = self.text.as_bytes().get(..span.start).unwrap_or_default();
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        self.found
+            .borrow_mut()
+            .push((span.start, format!("line {line}: {message}")));
+    }
+
+    /// All of them, in the order of the file.
+    pub(super) fn into_messages(self) -> Vec<String> {
+        let mut found = self.found.into_inner();
+        found.sort();
+        found.into_iter().map(|(_, message)| message).collect()
+    }
+}
+
+/// A table being read. Keys that were asked for are the keys that are allowed; [`Table::finish`] refuses the rest.
+pub(super) struct Table<'a, 't> {
+    /// Dotted, empty for the root.
+    path: String,
+    table: Option<&'a DeTable<'t>>,
+    span: Range<usize>,
+    mistakes: &'a Mistakes<'t>,
+    asked: RefCell<Vec<&'static str>>,
+}
+
+impl<'a, 't> Table<'a, 't> {
+    pub(super) fn root(table: &'a Spanned<DeTable<'t>>, mistakes: &'a Mistakes<'t>) -> Self {
+        Table {
+            path: String::new(),
+            table: Some(table.get_ref()),
+            span: table.span(),
+            mistakes,
+            asked: RefCell::default(),
+        }
+    }
+
+    /// Whether the file has this table.
+    pub(super) fn is_given(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// The dotted name of a key.
+    fn name(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    fn entry(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'t>>> {
+        self.asked.borrow_mut().push(key);
+        // Keys of this map carry their place in the file, so a lookup by text walks it; tables are short.
+        self.table?
+            .iter()
+            .find(|(name, _)| name.get_ref() == key)
+            .map(|(_, value)| value)
+    }
+
+    /// Notes a mistake about this table.
+    pub(super) fn mistake(&self, message: impl Display) {
+        self.mistakes.note(&self.span, message);
+    }
+
+    /// Notes a mistake about the value of a key, at its line.
+    pub(super) fn mistake_at(&self, key: &'static str, message: impl Display) {
+        let span = self
+            .entry(key)
+            .map_or_else(|| self.span.clone(), Spanned::span);
+        self.mistakes
+            .note(&span, format_args!("{} {message}", self.name(key)));
+    }
+
+    /// A table inside; empty if it is not given.
+    pub(super) fn table(&self, key: &'static str) -> Table<'a, 't> {
+        let entry = self.entry(key);
+        let table = entry.and_then(|value| match value.get_ref() {
+            DeValue::Table(table) => Some(table),
+            other => {
+                self.wrong(key, value, &show(other), "a table");
+                None
+            }
+        });
+        Table {
+            path: self.name(key),
+            table,
+            span: entry.map_or_else(|| self.span.clone(), Spanned::span),
+            mistakes: self.mistakes,
+            asked: RefCell::default(),
+        }
+    }
+
+    fn wrong(&self, key: &str, at: &Spanned<DeValue<'t>>, got: &str, allowed: &str) {
+        self.mistakes.note(
+            &at.span(),
+            format_args!("{} is {got}, allowed: {allowed}", self.name(key)),
+        );
+    }
+
+    /// Text.
+    pub(super) fn string(&self, key: &'static str) -> Option<String> {
+        let value = self.entry(key)?;
+        match value.get_ref() {
+            DeValue::String(text) if !text.is_empty() => Some(text.to_string()),
+            other => {
+                self.wrong(key, value, &show(other), "text");
+                None
+            }
+        }
+    }
+
+    /// One of some words, as what it stands for.
+    pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
+        let value = self.entry(key)?;
+        if let DeValue::String(text) = value.get_ref()
+            && let Some((_, choice)) = choices.iter().find(|(word, _)| word == text)
+        {
+            return Some(*choice);
+        }
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        let meant = match value.get_ref() {
+            DeValue::String(text) => did_you_mean(text, words.iter().copied()),
+            _ => String::new(),
+        };
+        let allowed = format!("{}{meant}", words.join(", "));
+        self.wrong(key, value, &show(value.get_ref()), &allowed);
+        None
+    }
+
+    /// A whole number in a range.
+    pub(super) fn integer<T>(&self, key: &'static str, range: RangeInclusive<T>) -> Option<T>
+    where
+        T: FromStr + PartialOrd + Display,
+    {
+        let value = self.entry(key)?;
+        let number = integer(value.get_ref()).filter(|number| range.contains(number));
+        if number.is_none() {
+            let allowed = format!("whole numbers from {} to {}", range.start(), range.end());
+            self.wrong(key, value, &show(value.get_ref()), &allowed);
+        }
+        number
+    }
+
+    /// A number in a range.
+    pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
+        let value = self.entry(key)?;
+        let number = number(value.get_ref()).filter(|number| range.contains(number));
+        if number.is_none() {
+            let allowed = format!("{} to {}", range.start(), range.end());
+            self.wrong(key, value, &show(value.get_ref()), &allowed);
+        }
+        number
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&self, key: &'static str) -> Option<bool> {
+        let value = self.entry(key)?;
+        match value.get_ref() {
+            DeValue::Boolean(flag) => Some(*flag),
+            other => {
+                self.wrong(key, value, &show(other), "true, false");
+                None
+            }
+        }
+    }
+
+    /// A number for all channels, or one for each of three.
+    pub(super) fn channels(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<f64>,
+    ) -> Option<Vec<f32>> {
+        let value = self.entry(key)?;
+        let numbers = match value.get_ref() {
+            DeValue::Array(items) => items.iter().map(|item| number(item.get_ref())).collect(),
+            other => number(other).map(|number| vec![number]),
+        };
+        let fits = |n: &Vec<f64>| {
+            matches!(n.len(), 1 | 3) && n.iter().all(|number| range.contains(number))
+        };
+        let numbers = numbers.filter(fits);
+        if numbers.is_none() {
+            let allowed = format!(
+                "one number, or three in the order of input.color, from {} to {}",
+                range.start(),
+                range.end()
+            );
+            self.wrong(key, value, &show(value.get_ref()), &allowed);
+        }
+        numbers.map(|numbers| numbers.into_iter().map(|n| n as f32).collect())
+    }
+
+    /// A list of whole numbers in a range.
+    pub(super) fn integers(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<usize>,
+    ) -> Option<Vec<usize>> {
+        let value = self.entry(key)?;
+        let numbers: Option<Vec<usize>> = match value.get_ref() {
+            DeValue::Array(items) => items.iter().map(|item| integer(item.get_ref())).collect(),
+            _ => None,
+        };
+        let numbers = numbers.filter(|n| !n.is_empty() && n.iter().all(|n| range.contains(n)));
+        if numbers.is_none() {
+            let allowed = format!(
+                "a list of whole numbers from {} to {}",
+                range.start(),
+                range.end()
+            );
+            self.wrong(key, value, &show(value.get_ref()), &allowed);
+        }
+        numbers
+    }
+
+    /// A word, or a list of words, each of which `fits`.
+    pub(super) fn words(
+        &self,
+        key: &'static str,
+        allowed: &str,
+        fits: impl Fn(&str) -> bool,
+    ) -> Option<Vec<String>> {
+        let value = self.entry(key)?;
+        let word = |value: &DeValue<'t>| match value {
+            DeValue::String(text) if fits(text) => Some(text.to_string()),
+            _ => None,
+        };
+        let words: Option<Vec<String>> = match value.get_ref() {
+            DeValue::Array(items) => items.iter().map(|item| word(item.get_ref())).collect(),
+            other => word(other).map(|word| vec![word]),
+        };
+        let words = words.filter(|words| !words.is_empty());
+        if words.is_none() {
+            self.wrong(key, value, &show(value.get_ref()), allowed);
+        }
+        words
+    }
+
+    /// Notes every key that nobody asked for.
+    pub(super) fn finish(&self) {
+        let asked = self.asked.borrow();
+        for key in self.table.into_iter().flat_map(|table| table.keys()) {
+            if asked.contains(&key.get_ref().as_ref()) {
+                continue;
+            }
+            let meant = did_you_mean(key.get_ref(), asked.iter().copied());
+            self.mistakes.note(
+                &key.span(),
+                format_args!("unknown key {:?}{meant}", self.name(key.get_ref())),
+            );
+        }
+    }
+}
+
+fn integer<T: FromStr>(value: &DeValue<'_>) -> Option<T> {
+    match value {
+        // Underscores are gone already; other radices are rare enough to spell out.
+        DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str().parse().ok(),
+        _ => None,
+    }
+}
+
+fn number(value: &DeValue<'_>) -> Option<f64> {
+    let number: f64 = match value {
+        DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str().parse().ok()?,
+        DeValue::Float(float) => float.as_str().parse().ok()?,
+        _ => return None,
+    };
+    number.is_finite().then_some(number)
+}
+
+/// A value as it may be quoted back, cut where it is long.
+fn show(value: &DeValue<'_>) -> String {
+    let text = match value {
+        DeValue::String(text) => format!("{text:?}"),
+        DeValue::Integer(integer) => integer.to_string(),
+        DeValue::Float(float) => float.to_string(),
+        DeValue::Boolean(flag) => flag.to_string(),
+        DeValue::Datetime(date) => date.to_string(),
+        DeValue::Table(_) => "a table".to_owned(),
+        DeValue::Array(items) => {
+            let items: Vec<String> = items.iter().map(|item| show(item.get_ref())).collect();
+            format!("[{}]", items.join(", "))
+        }
+    };
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+/// `; did you mean ...?`, if one of the words is close.
+fn did_you_mean<'w>(got: &str, words: impl Iterator<Item = &'w str>) -> String {
+    if got.len() > 64 {
+        return String::new();
+    }
+    words
+        .map(|word| (strsim::damerau_levenshtein(got, word), word))
+        .filter(|(distance, word)| {
+            *distance <= word.len().div_ceil(3).max(2) && *distance < word.len()
+        })
+        .min()
+        .map(|(_, word)| format!("; did you mean {word:?}?"))
+        .unwrap_or_default()
+}
