@@ -1,2 +1,7 @@
 //! Parses, runs, and turns the result into an exit code.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ocelli::cli::run(std::env::args_os())
+}

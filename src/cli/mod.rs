@@ -1,1 +1,283 @@
-//! The command line.
+//! The command line: `serve`, `check`, `health`, `config`, `completions`.
+//!
+//! - `options`: the table of options as flags.
+//! - `health`: asks a running server how it is, for containers without other tools.
+//! - `show`: prints the options in effect.
+
+mod health;
+mod options;
+mod show;
+
+use crate::{
+    app::{self, AppError},
+    config::{self, Loaded},
+    telemetry::{COMMIT, VERSION},
+};
+use clap::{Arg, ArgMatches, Command, error::ErrorKind};
+use clap_complete::Shell;
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// How a run ended, as `sysexits.h` numbers it where it has a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Exit {
+    Ok = 0,
+    /// Anything that has no code of its own; `health`: not healthy.
+    Failure = 1,
+    /// The command line is not one of ours.
+    Usage = 64,
+    /// Nothing to run the models on.
+    Unavailable = 69,
+    /// A bug of ours.
+    Internal = 70,
+    /// Work was dropped at shutdown.
+    Dropped = 75,
+    /// Mistakes in the configuration.
+    Config = 78,
+}
+
+impl From<&AppError> for Exit {
+    fn from(error: &AppError) -> Exit {
+        match error {
+            AppError::Backend(_) => Exit::Unavailable,
+            AppError::Internal(_) => Exit::Internal,
+            AppError::Dropped { .. } => Exit::Dropped,
+            AppError::Failed(_) => Exit::Failure,
+        }
+    }
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 69 nothing to run the \
+    models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration.";
+
+/// The command line as clap sees it. Flags are made from the table of options.
+pub fn command() -> Command {
+    let version = match COMMIT {
+        "" => VERSION.to_string(),
+        commit => format!("{VERSION} ({commit})"),
+    };
+    let with_options = |name: &'static str, about: &'static str| {
+        Command::new(name)
+            .about(about)
+            .args(options::arguments())
+            .after_long_help(options::PRECEDENCE)
+    };
+    Command::new("ocelli")
+        .about("Runs image models behind HTTP")
+        .version(version)
+        .after_help(EXIT_CODES)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(with_options("serve", "Serve until SIGTERM, then drain"))
+        .subcommand(with_options(
+            "check",
+            "Check the configuration and every model: load it and run it once",
+        ))
+        .subcommand(with_options(
+            "config",
+            "Print the options in effect, as a configuration file, with where each comes from",
+        ))
+        .subcommand(
+            with_options("health", "Ask a running server whether it is live or ready")
+                .arg(
+                    Arg::new("probe")
+                        .value_name("PROBE")
+                        .value_parser(["live", "ready"])
+                        .default_value("ready")
+                        .help("What to ask for"),
+                )
+                .arg(
+                    Arg::new("url")
+                        .long("url")
+                        .value_name("http://HOST[:PORT]")
+                        .help("The server to ask; default: admin_listen of the configuration, or listen"),
+                ),
+        )
+        .subcommand(
+            Command::new("completions")
+                .about("Print completions for a shell")
+                .arg(
+                    Arg::new("shell")
+                        .value_name("SHELL")
+                        .required(true)
+                        .value_parser(clap::value_parser!(Shell)),
+                ),
+        )
+}
+
+/// Parses and runs.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    ExitCode::from(exit(arguments) as u8)
+}
+
+fn exit(arguments: impl IntoIterator<Item = OsString>) -> Exit {
+    let matches = match command().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => {
+            // Nobody is left to tell when even this cannot be printed.
+            let _ = error.print();
+            return match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Ok,
+                _ => Exit::Usage,
+            };
+        }
+    };
+    match matches.subcommand() {
+        Some(("serve", matches)) => with_config(matches, |loaded| ran(app::serve(loaded.config))),
+        Some(("check", matches)) => with_config(matches, |loaded| ran(app::check(loaded.config))),
+        Some(("config", matches)) => {
+            with_config(matches, |loaded| print(&show::settings(&loaded.settings)))
+        }
+        Some(("health", matches)) => health(matches),
+        Some(("completions", matches)) => {
+            let shell = *matches
+                .get_one::<Shell>("shell")
+                .expect("clap requires the shell");
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command(), "ocelli", &mut script);
+            print(&String::from_utf8_lossy(&script))
+        }
+        other => unreachable!("clap knows no other subcommand: {other:?}"),
+    }
+}
+
+fn with_config(matches: &ArgMatches, then: impl FnOnce(Loaded) -> Exit) -> Exit {
+    match config::load(&options::sources(matches)) {
+        Ok(loaded) => then(loaded),
+        Err(error) => complain(&error, Exit::Config),
+    }
+}
+
+fn ran(result: Result<(), AppError>) -> Exit {
+    match result {
+        Ok(()) => Exit::Ok,
+        Err(error) => complain(&error, Exit::from(&error)),
+    }
+}
+
+fn health(matches: &ArgMatches) -> Exit {
+    let probe = matches
+        .get_one::<String>("probe")
+        .expect("clap has a default");
+    let ask = |url: &str| match health::Target::parse(url) {
+        Ok(target) => {
+            let answer = health::ask(&target, probe, health::TIME_MAX);
+            let (line, healthy) = health::report(&target, probe, &answer);
+            match (print(&format!("{line}\n")), healthy) {
+                (Exit::Ok, true) => Exit::Ok,
+                _ => Exit::Failure,
+            }
+        }
+        Err(reason) => complain(&reason, Exit::Usage),
+    };
+    match matches.get_one::<String>("url") {
+        Some(url) => ask(url),
+        None => with_config(matches, |loaded| {
+            match health::default_url(&loaded.config) {
+                Ok(url) => ask(&url),
+                Err(reason) => complain(&reason, Exit::Usage),
+            }
+        }),
+    }
+}
+
+/// Prints to the standard output. A reader that has gone (`ocelli config | head`) is no failure of ours.
+fn print(text: &str) -> Exit {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Exit::Ok,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Err(error) => complain(
+            &format!("cannot write to the standard output: {error}"),
+            Exit::Failure,
+        ),
+    }
+}
+
+fn complain(what: &(impl std::fmt::Display + ?Sized), exit: Exit) -> Exit {
+    // Where the standard error is closed, the exit code still says it.
+    let _ = writeln!(io::stderr(), "ocelli: {what}");
+    exit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(arguments: &[&str], expected: Exit) {
+        let arguments = ["ocelli"].iter().chain(arguments).map(OsString::from);
+        assert_eq!(exit(arguments), expected);
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_not_a_command_line_is_wrong_usage() {
+        check(&[], Exit::Usage);
+        check(&["serv"], Exit::Usage);
+        check(&["serve", "--queue-item-max", "3"], Exit::Usage);
+        check(&["serve", "--parts-max"], Exit::Usage);
+        check(
+            &["serve", "--parts-max", "1", "--parts-max", "2"],
+            Exit::Usage,
+        );
+        check(&["health", "alive"], Exit::Usage);
+        check(&["health", "--url", "https://127.0.0.1"], Exit::Usage);
+        check(&["completions", "tcl"], Exit::Usage);
+    }
+
+    #[test]
+    fn help_and_version_are_no_failures() {
+        check(&["--help"], Exit::Ok);
+        check(&["serve", "--help"], Exit::Ok);
+        check(&["--version"], Exit::Ok);
+    }
+
+    #[test]
+    fn mistakes_in_values_are_mistakes_in_the_configuration() {
+        for command in ["serve", "check", "config", "health"] {
+            check(&[command, "--parts-max", "0"], Exit::Config);
+            check(&[command, "--parts-max", "-1"], Exit::Config);
+            check(&[command, "--config", "/no/such/file"], Exit::Config);
+        }
+    }
+
+    #[test]
+    fn each_failure_has_its_exit_code() {
+        for (error, code) in [
+            (AppError::Failed(String::new()), 1),
+            (AppError::Backend(String::new()), 69),
+            (AppError::Internal(String::new()), 70),
+            (
+                AppError::Dropped {
+                    connections: 1,
+                    jobs: 0,
+                },
+                75,
+            ),
+        ] {
+            assert_eq!(Exit::from(&error) as u8, code, "{error:?}");
+            assert!(EXIT_CODES.contains(&format!("{code} ")));
+        }
+    }
+
+    #[test]
+    fn completions_know_every_flag_and_the_words_that_it_takes() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command(), "ocelli", &mut script);
+            let script = String::from_utf8(script).expect("UTF-8");
+            for spec in config::OPTIONS {
+                assert!(script.contains(&spec.flag()), "{shell}: {}", spec.name);
+            }
+            assert!(script.contains("human"), "{shell}");
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! `ocelli health`: one plain HTTP/1.1 GET of `/v2/health/live` or `/v2/health/ready`, for containers that have no
+//! other tool. Blocking, and bounded in time and bytes.
+
+use crate::config::Config;
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs},
+    time::{Duration, Instant},
+};
+
+/// From the first connection attempt to the last byte. Resolving a name comes on top.
+pub(super) const TIME_MAX: Duration = Duration::from_secs(3);
+
+/// An answer longer than this is not a health reply.
+const ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+/// Characters of a reply's reason that are shown.
+const REASON_MAX: usize = 300;
+
+/// The server to ask.
+#[derive(Debug, PartialEq)]
+pub(super) struct Target {
+    host: String,
+    port: u16,
+}
+
+impl Target {
+    /// From `http://HOST[:PORT][/]`; or what is wrong with it.
+    pub(super) fn parse(url: &str) -> Result<Target, String> {
+        let refused =
+            || format!("--url {url:?} is not http://HOST[:PORT], such as http://127.0.0.1:8000");
+        let authority = url.strip_prefix("http://").ok_or_else(refused)?;
+        let authority = authority.strip_suffix('/').unwrap_or(authority);
+        // A colon after the last bracket begins the port; those in brackets belong to an IPv6 address.
+        let colon = authority
+            .rfind(':')
+            .filter(|colon| authority.rfind(']').is_none_or(|bracket| bracket < *colon));
+        let (host, port) = match colon {
+            Some(colon) => {
+                let port = authority[colon + 1..].parse().map_err(|_| refused())?;
+                (&authority[..colon], port)
+            }
+            None => (authority, 80),
+        };
+        let inner = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let fine = match inner {
+            Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+            None => {
+                !host.is_empty()
+                    && (host.bytes()).all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+            }
+        };
+        if !fine || port == 0 {
+            return Err(refused());
+        }
+        Ok(Target {
+            host: inner.unwrap_or(host).into(),
+            port,
+        })
+    }
+
+    /// As a `Host` header has it.
+    fn authority(&self) -> String {
+        let Target { host, port } = self;
+        match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        }
+    }
+}
+
+/// Where the server of this configuration can be asked from the same machine: its admin listener, or its API.
+pub(super) fn default_url(config: &Config) -> Result<String, String> {
+    let listen = config.admin_listen.unwrap_or(config.listen);
+    if listen.port() == 0 {
+        return Err(format!(
+            "cannot tell which port {listen} became: name it with --url http://HOST:PORT"
+        ));
+    }
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    Ok(format!("http://{}", SocketAddr::new(ip, listen.port())))
+}
+
+/// Status code and body of `GET /v2/health/{probe}`; or why there is none.
+pub(super) fn ask(
+    target: &Target,
+    probe: &str,
+    time_max: Duration,
+) -> Result<(u16, String), String> {
+    let mut stream = connect(target, Instant::now() + time_max)?;
+    // From here on one clock for all, however the bytes trickle.
+    let deadline = Instant::now() + time_max;
+    let request = format!(
+        "GET /v2/health/{probe} HTTP/1.1\r\nHost: {}\r\nUser-Agent: ocelli-health\r\nAccept: */*\r\nConnection: close\r\n\r\n",
+        target.authority()
+    );
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            format!("no answer within {} ms", time_max.as_millis())
+        }
+        _ => error.to_string(),
+    };
+    stream
+        .set_write_timeout(Some(left(deadline)))
+        .and_then(|()| stream.write_all(request.as_bytes()))
+        .map_err(failed)?;
+    let mut answer = Vec::new();
+    let mut chunk = [0; 4096];
+    while !is_whole(&answer) {
+        let read = stream
+            .set_read_timeout(Some(left(deadline)))
+            .and_then(|()| stream.read(&mut chunk));
+        match read.map_err(failed)? {
+            0 => break,
+            n => answer.extend_from_slice(&chunk[..n]),
+        }
+        if answer.len() as u64 > ANSWER_BYTES_MAX {
+            return Err(format!(
+                "the answer is longer than {ANSWER_BYTES_MAX} bytes"
+            ));
+        }
+        if Instant::now() > deadline {
+            return Err(format!("no answer within {} ms", time_max.as_millis()));
+        }
+    }
+    read_answer(&answer).ok_or_else(|| "the answer is not HTTP".into())
+}
+
+/// What is left until then; never zero, which would mean for ever.
+fn left(deadline: Instant) -> Duration {
+    deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1))
+}
+
+fn connect(target: &Target, deadline: Instant) -> Result<TcpStream, String> {
+    let addresses = (target.host.as_str(), target.port)
+        .to_socket_addrs()
+        .map_err(|error| format!("cannot resolve {:?}: {error}", target.host))?;
+    let mut reason = "it has no address".to_string();
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, left(deadline)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => reason = error.to_string(),
+        }
+    }
+    Err(reason)
+}
+
+fn split(answer: &[u8]) -> Option<(String, &[u8])> {
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let head = String::from_utf8_lossy(&answer[..end]).into_owned();
+    Some((head, &answer[end + 4..]))
+}
+
+/// Whether the body has its announced length. Without one, the end of the connection is the end of the body.
+fn is_whole(answer: &[u8]) -> bool {
+    let Some((head, body)) = split(answer) else {
+        return false;
+    };
+    let length = head.lines().skip(1).find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let value = value.trim().parse::<usize>().ok()?;
+        name.eq_ignore_ascii_case("content-length").then_some(value)
+    });
+    length.is_some_and(|length| body.len() >= length)
+}
+
+fn read_answer(answer: &[u8]) -> Option<(u16, String)> {
+    let (head, body) = split(answer)?;
+    let mut words = head.lines().next()?.split(' ');
+    let version = words.next()?;
+    let code = words.next()?.parse().ok()?;
+    (version == "HTTP/1.1" || version == "HTTP/1.0")
+        .then(|| (code, String::from_utf8_lossy(body).into_owned()))
+}
+
+/// One line about the answer, and whether it is good.
+pub(super) fn report(
+    target: &Target,
+    probe: &str,
+    answer: &Result<(u16, String), String>,
+) -> (String, bool) {
+    let from = target.authority();
+    match answer {
+        Ok((200, _)) => (format!("{probe}: {from} answered 200"), true),
+        Ok((code, body)) => {
+            let reason = reason(body);
+            let colon = if reason.is_empty() { "" } else { ": " };
+            (
+                format!("not {probe}: {from} answered {code}{colon}{reason}"),
+                false,
+            )
+        }
+        Err(reason) => (format!("not {probe}: {from}: {reason}"), false),
+    }
+}
+
+/// What the body says: its `error`, where it is one of ours, else its beginning. Always one line.
+fn reason(body: &str) -> String {
+    let json = serde_json::from_str::<serde_json::Value>(body).ok();
+    let error = json.as_ref().and_then(|json| json.get("error")?.as_str());
+    let text: String = error
+        .unwrap_or(body)
+        .trim()
+        .chars()
+        .take(REASON_MAX)
+        .collect();
+    text.replace(char::is_control, " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{net::TcpListener, thread};
+
+    /// A server that reads one request, writes these pieces, and hands the request back.
+    fn server(pieces: &'static [&'static str]) -> (Target, thread::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let served = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a caller");
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).expect("a request");
+                request.push(byte[0]);
+            }
+            for piece in pieces {
+                stream.write_all(piece.as_bytes()).expect("a reader");
+            }
+            String::from_utf8(request).expect("UTF-8")
+        });
+        let target = Target {
+            host: "127.0.0.1".into(),
+            port,
+        };
+        (target, served)
+    }
+
+    fn check(pieces: &'static [&'static str], probe: &str, line: &str, healthy: bool) {
+        let (target, served) = server(pieces);
+        let answer = ask(&target, probe, Duration::from_secs(30));
+        let request = served.join().expect("the server ends");
+        assert!(
+            request.starts_with(&format!(
+                "GET /v2/health/{probe} HTTP/1.1\r\nHost: 127.0.0.1:"
+            )),
+            "{request}"
+        );
+        let (got, good) = report(&target, probe, &answer);
+        let got = got.replace(&target.port.to_string(), "PORT");
+        assert_eq!((got.as_str(), good), (line, healthy));
+    }
+
+    #[test]
+    fn two_hundred_is_healthy() {
+        check(
+            &["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", "{}"],
+            "ready",
+            "ready: 127.0.0.1:PORT answered 200",
+            true,
+        );
+        check(
+            &["HTTP/1.1 200 OK\r\n", "\r\n"],
+            "live",
+            "live: 127.0.0.1:PORT answered 200",
+            true,
+        );
+    }
+
+    #[test]
+    fn anything_else_is_not_and_says_why_on_one_line() {
+        check(
+            &[
+                "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 33\r\n\r\n{\"error\":\"the server\\nis draining\"}",
+            ],
+            "ready",
+            "not ready: 127.0.0.1:PORT answered 503: the server is draining",
+            false,
+        );
+        check(
+            &["HTTP/1.1 404 Not Found\r\n\r\nno\u{1b}[31m such\r\npage\n"],
+            "live",
+            "not live: 127.0.0.1:PORT answered 404: no [31m such  page",
+            false,
+        );
+        check(
+            &["HTTP/1.1 301 Moved\r\ncontent-length: 0\r\n\r\n"],
+            "ready",
+            "not ready: 127.0.0.1:PORT answered 301",
+            false,
+        );
+        check(
+            &["SSH-2.0-x\r\n"],
+            "ready",
+            "not ready: 127.0.0.1:PORT: the answer is not HTTP",
+            false,
+        );
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_not_healthy() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        drop(listener);
+        let target = Target {
+            host: "127.0.0.1".into(),
+            port,
+        };
+        let (line, healthy) = report(&target, "live", &ask(&target, "live", TIME_MAX));
+        assert!(!healthy && line.contains("refused"), "{line}");
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_given_up() {
+        // Connections are taken by the system; nobody reads them.
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let target = Target {
+            host: "127.0.0.1".into(),
+            port: listener.local_addr().expect("an address").port(),
+        };
+        let answer = ask(&target, "live", Duration::from_millis(30));
+        assert_eq!(answer, Err("no answer within 30 ms".into()));
+    }
+
+    #[test]
+    fn an_endless_answer_is_cut() {
+        let (target, served) = {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            let served = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().expect("a caller");
+                // Until the caller has had enough.
+                while stream.write_all(&[b'x'; 4096]).is_ok() {}
+            });
+            let host = "127.0.0.1".into();
+            (Target { host, port }, served)
+        };
+        let answer = ask(&target, "live", Duration::from_secs(30));
+        served.join().expect("the server ends");
+        assert_eq!(answer, Err("the answer is longer than 65536 bytes".into()));
+    }
+
+    #[test]
+    fn urls_are_plain_http_to_a_host() {
+        let target = |host: &str, port| {
+            Ok(Target {
+                host: host.into(),
+                port,
+            })
+        };
+        assert_eq!(
+            Target::parse("http://127.0.0.1:8000"),
+            target("127.0.0.1", 8000)
+        );
+        assert_eq!(Target::parse("http://localhost/"), target("localhost", 80));
+        assert_eq!(Target::parse("http://[::1]:8000/"), target("::1", 8000));
+        assert_eq!(Target::parse("http://[::1]"), target("::1", 80));
+        for url in [
+            "",
+            "127.0.0.1:8000",
+            "https://127.0.0.1",
+            "http://",
+            "http://:80",
+            "http://h:0",
+            "http://h:99999",
+            "http://h/v2",
+            "http://u@h",
+            "http://h\r\nX: y",
+            "http://[::1",
+            "http://::1:80",
+        ] {
+            let error = Target::parse(url).expect_err(url);
+            assert!(
+                error.starts_with(&format!("--url {url:?} is not")),
+                "{error}"
+            );
+        }
+        let six = Target::parse("http://[::1]:8000").expect("a URL");
+        assert_eq!(six.authority(), "[::1]:8000");
+    }
+
+    #[test]
+    fn the_default_is_the_admin_listener_from_this_machine() {
+        let check = |listen: &str, admin: &str, expected: Result<&str, ()>| {
+            let config = Config {
+                listen: listen.parse().expect("an address"),
+                admin_listen: admin.parse().ok(),
+                ..Config::default()
+            };
+            let url = default_url(&config);
+            assert_eq!(url.as_deref().map_err(|_| ()), expected);
+        };
+        check("127.0.0.1:1", "127.0.0.1:2", Ok("http://127.0.0.1:2"));
+        check("0.0.0.0:1", "", Ok("http://127.0.0.1:1"));
+        check("0.0.0.0:1", "[::]:2", Ok("http://[::1]:2"));
+        check("10.0.0.7:1", "", Ok("http://10.0.0.7:1"));
+        check("127.0.0.1:0", "", Err(()));
+    }
+}

@@ -1,0 +1,131 @@
+//! The table of options as flags. What their values mean is the configuration's business, so that mistakes in flags
+//! are reported together with those of the file and the environment.
+
+use crate::config::{Kind, OPTIONS, Sources, Spec};
+use clap::{
+    Arg, ArgMatches, Command,
+    builder::{PossibleValue, TypedValueParser},
+    value_parser,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+};
+
+/// What wins over what.
+pub(super) const PRECEDENCE: &str = "Flags win over OCELLI_* variables, variables over the file, the file over the \
+    defaults. `ocelli config` prints what is in effect. Sizes take units, such as 256MiB.";
+
+/// `--config` and a flag for each option.
+pub(super) fn arguments() -> Vec<Arg> {
+    let file = Arg::new("config")
+        .long("config")
+        .value_name("FILE")
+        .value_parser(value_parser!(PathBuf))
+        .value_hint(clap::ValueHint::FilePath)
+        .help("A TOML file with options [variable: OCELLI_CONFIG]");
+    [file].into_iter().chain(OPTIONS.iter().map(flag)).collect()
+}
+
+fn flag(spec: &'static Spec) -> Arg {
+    let default = match spec.default {
+        "" => "empty",
+        default => default,
+    };
+    let flag = Arg::new(spec.name)
+        .long(spec.flag())
+        .value_name(spec.kind.placeholder())
+        // A negative number is a mistake in a value, not an unknown flag.
+        .allow_negative_numbers(true)
+        .help_heading(spec.section)
+        .help(format!("{} [default: {default}]", spec.doc))
+        .long_help(format!(
+            "{} {}\n\nTakes {}.\n[default: {default}] [variable: {}]",
+            spec.doc,
+            spec.more,
+            spec.kind.allowed(),
+            spec.variable()
+        ));
+    match spec.kind {
+        Kind::Choice(words) => flag.value_parser(Words(words)).hide_possible_values(true),
+        Kind::Path { .. } => flag
+            .value_parser(value_parser!(OsString))
+            .value_hint(clap::ValueHint::AnyPath),
+        _ => flag.value_parser(value_parser!(OsString)),
+    }
+}
+
+/// Offers these words to completions, and takes any: the configuration checks it with everything else.
+#[derive(Clone)]
+struct Words(&'static [&'static str]);
+
+impl TypedValueParser for Words {
+    type Value = OsString;
+
+    fn parse_ref(
+        &self,
+        _: &Command,
+        _: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<OsString, clap::Error> {
+        Ok(value.into())
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
+
+/// The process's sources with the flags that were given.
+pub(super) fn sources(matches: &ArgMatches) -> Sources {
+    let flags = OPTIONS
+        .iter()
+        .filter_map(|spec| Some((spec.name, matches.get_one::<OsString>(spec.name)?.clone())));
+    Sources::of_process(matches.get_one("config").cloned(), flags.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Sources {
+        let command = Command::new("test").args(super::arguments());
+        let arguments = ["test"].iter().chain(arguments);
+        sources(&command.try_get_matches_from(arguments).expect("flags"))
+    }
+
+    #[test]
+    fn every_option_has_a_flag_that_hands_its_value_on_unread() {
+        for spec in OPTIONS {
+            let sources = parse(&[&format!("--{}", spec.flag()), "any thing"]);
+            assert_eq!(sources.flags, [(spec.name, "any thing".into())]);
+        }
+    }
+
+    #[test]
+    fn an_empty_value_is_a_value() {
+        let sources = parse(&["--admin-listen=", "--parts-max", "-1"]);
+        assert_eq!(
+            sources.flags,
+            [("admin_listen", "".into()), ("parts_max", "-1".into())]
+        );
+    }
+
+    #[test]
+    fn the_file_is_named_apart_from_the_options() {
+        let sources = parse(&["--config", "a.toml"]);
+        assert_eq!(sources.file, Some("a.toml".into()));
+        assert!(sources.flags.is_empty());
+    }
+
+    #[test]
+    fn help_says_default_variable_and_range_of_every_option() {
+        let mut command = Command::new("test").args(super::arguments());
+        let help = command.render_long_help().to_string();
+        for spec in OPTIONS {
+            for part in [spec.doc, &spec.variable(), spec.section] {
+                assert!(help.contains(part), "{part:?} of {} is missing", spec.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Sets up the log: lines on the standard error, for people or as JSON, and one file per model.
+//!
+//! Lines are handed to a thread of their own, so that a slow terminal, pipe or disk never holds up a request; what it
+//! cannot keep up with is dropped and counted ([`Logging::lines_lost`]).
+
+use super::{
+    lines::{HumanFields, JsonLines, KeepFields},
+    model_files::{ModelFiles, ToModelFiles},
+};
+use std::{
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tracing::Subscriber;
+use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
+use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
+
+/// How lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    Human {
+        /// Whether with colours.
+        colour: bool,
+    },
+    /// One JSON object a line.
+    Json,
+}
+
+impl Format {
+    /// What suits the standard error: for people with colours on a terminal, JSON elsewhere.
+    pub fn auto() -> Format {
+        match io::stderr().is_terminal() {
+            true => Format::human(),
+            false => Format::Json,
+        }
+    }
+
+    /// For people, with colours on a terminal unless `NO_COLOR` is set.
+    pub fn human() -> Format {
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Format::Human {
+            colour: io::stderr().is_terminal() && !refused,
+        }
+    }
+}
+
+/// Why the log could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The filter is not one.
+    #[error("log_filter {filter:?} is not a log filter: {reason}")]
+    Filter {
+        /// What was given.
+        filter: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The folder for the models' files, or a file in it, cannot be written.
+    #[error("log_dir {}: {error}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system says.
+        #[source]
+        error: io::Error,
+    },
+    /// It is set up already.
+    #[error("the log is set up already")]
+    Twice,
+}
+
+/// The log, while this lives. Dropping it writes what is left: keep it to the end of `main`, and end by returning.
+#[derive(Debug)]
+pub struct Logging {
+    files: Option<Arc<ModelFiles>>,
+    lost: ErrorCounter,
+    _console: WorkerGuard,
+}
+
+impl Logging {
+    /// Opens the file of a model of the catalog; nothing where there is no folder for them. Events with a field
+    /// `model` of that name, or in a span with one, go there as well.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn add_model(&self, name: &str) -> Result<(), LogError> {
+        match &self.files {
+            Some(files) => files.add(name).map_err(|error| LogError::Folder {
+                folder: files.folder().into(),
+                error,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Lines that were dropped because their reader or disk was too slow.
+    pub fn lines_lost(&self) -> u64 {
+        let files = self.files.as_ref().map_or(0, |files| files.lines_lost());
+        (self.lost.dropped_lines() + files) as u64
+    }
+}
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        if let Some(files) = &self.files {
+            files.close();
+        }
+    }
+}
+
+/// Sets up the process's log on the standard error. `filter` is as `EnvFilter` reads it, `folder` is for the models'
+/// files.
+///
+/// # Errors
+/// The filter is not one, the folder cannot be made, or there is a log already.
+pub fn init(format: Format, filter: &str, folder: Option<&Path>) -> Result<Logging, LogError> {
+    let (subscriber, logging) = subscriber(format, filter, folder, io::stderr())?;
+    subscriber.try_init().map_err(|_| LogError::Twice)?;
+    Ok(logging)
+}
+
+fn subscriber(
+    format: Format,
+    filter: &str,
+    folder: Option<&Path>,
+    console: impl Write + Send + 'static,
+) -> Result<(impl Subscriber + Send + Sync, Logging), LogError> {
+    let filter = EnvFilter::builder()
+        .parse(filter)
+        .map_err(|error| LogError::Filter {
+            filter: filter.into(),
+            reason: error.to_string(),
+        })?;
+    let files = match folder {
+        Some(folder) => {
+            let files = ModelFiles::new(folder.into()).map_err(|error| LogError::Folder {
+                folder: folder.into(),
+                error,
+            })?;
+            Some(Arc::new(files))
+        }
+        None => None,
+    };
+    let (writer, guard) = tracing_appender::non_blocking(console);
+    let lost = writer.error_counter();
+    let console = match format {
+        Format::Human { colour } => tracing_subscriber::fmt::layer()
+            .fmt_fields(HumanFields)
+            .with_ansi(colour)
+            .with_writer(writer)
+            .boxed(),
+        Format::Json => JsonLines(writer).boxed(),
+    };
+    let subscriber = tracing_subscriber::registry()
+        .with(filter)
+        // Below the layers that read what it keeps.
+        .with(KeepFields)
+        .with(console)
+        .with(files.clone().map(ToModelFiles));
+    Ok((
+        subscriber,
+        Logging {
+            files,
+            lost,
+            _console: guard,
+        },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use std::{fs, sync::Mutex};
+    use tracing::{debug, info, info_span, warn};
+
+    #[derive(Clone, Default)]
+    struct Console(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Console {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("not poisoned").extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What the console shows of the events that `act` makes.
+    fn log(
+        format: Format,
+        filter: &str,
+        folder: Option<&Path>,
+        act: impl FnOnce(&Logging),
+    ) -> String {
+        let console = Console::default();
+        let (subscriber, logging) =
+            subscriber(format, filter, folder, console.clone()).expect("a log");
+        tracing::subscriber::with_default(subscriber, || act(&logging));
+        drop(logging);
+        let bytes = console.0.lock().expect("not poisoned").clone();
+        String::from_utf8(bytes).expect("UTF-8")
+    }
+
+    const PLAIN: Format = Format::Human { colour: false };
+    const HOSTILE: &str =
+        "x\r\n2026-01-01T00:00:00Z ERROR forged\u{1b}[2J\u{9b}31m\u{202e}\u{2028}\u{7f}";
+
+    fn hostile_events() {
+        let span = info_span!("request", id = HOSTILE, path = %HOSTILE);
+        let _in = span.enter();
+        let error = io::Error::other(HOSTILE);
+        info!(name = HOSTILE, shown = %HOSTILE, seen = ?HOSTILE, "{HOSTILE}");
+        warn!(
+            error = &error as &(dyn std::error::Error + 'static),
+            "failed"
+        );
+    }
+
+    #[test]
+    fn values_from_outside_end_no_line_and_drive_no_terminal() {
+        for format in [PLAIN, Format::Human { colour: true }, Format::Json] {
+            let text = log(format, "info", None, |_| hostile_events());
+            assert_eq!(text.lines().count(), 2, "{text:?}");
+            for bad in [
+                "\r",
+                "\u{1b}[2J",
+                "\u{9b}",
+                "\u{202e}",
+                "\u{2028}",
+                "\u{7f}",
+            ] {
+                assert!(!text.contains(bad), "{bad:?} is in {text:?}");
+            }
+            if format == PLAIN {
+                assert!(!text.contains('\u{1b}'), "no colours, no escapes: {text:?}");
+            }
+            assert!(text.contains("forged"), "the text itself is kept");
+        }
+    }
+
+    #[test]
+    fn lines_for_people_show_level_target_spans_message_and_fields() {
+        let text = log(PLAIN, "info", None, |_| {
+            info_span!("request", id = "r1").in_scope(|| warn!(items = 3, full = true, "queue"));
+        });
+        let (_, rest) = text.split_once(' ').expect("a time first");
+        assert_eq!(
+            rest.trim(),
+            "WARN request{id=\"r1\"}: ocelli::telemetry::logging::tests: queue items=3 full=true"
+        );
+    }
+
+    #[test]
+    fn json_lines_keep_types_and_spans() {
+        let text = log(Format::Json, "info", None, |_| {
+            let span = info_span!("request", id = "r1", status = tracing::field::Empty);
+            span.record("status", 200);
+            span.in_scope(|| {
+                info_span!("decode")
+                    .in_scope(|| info!(n = 3, ok = true, x = 0.5, nan = f64::NAN, "done \"x\""));
+            });
+        });
+        let line: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(line["level"], "INFO");
+        assert_eq!(line["message"], "done \"x\"");
+        assert_eq!(
+            line["fields"],
+            serde_json::json!({"n": 3, "ok": true, "x": 0.5, "nan": "NaN"})
+        );
+        assert_eq!(
+            line["spans"],
+            serde_json::json!([
+                {"name": "request", "fields": {"id": "r1", "status": 200}},
+                {"name": "decode"}
+            ])
+        );
+        assert!(line["timestamp"].as_str().expect("text").ends_with('Z'));
+    }
+
+    #[test]
+    fn an_error_is_logged_with_its_causes() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot load")]
+        struct Outer(#[source] io::Error);
+        let error = Outer(io::Error::other("disk is gone"));
+        for format in [PLAIN, Format::Json] {
+            let text = log(format, "info", None, |_| {
+                warn!(
+                    error = &error as &(dyn std::error::Error + 'static),
+                    "model"
+                );
+            });
+            assert!(text.contains("cannot load: disk is gone"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_filter_decides_what_is_written() {
+        let text = log(PLAIN, "warn,ocelli::telemetry=debug", None, |_| {
+            debug!("ours");
+            info!(target: "hyper", "theirs");
+        });
+        assert!(text.contains("ours") && !text.contains("theirs"), "{text}");
+        let refused = subscriber(PLAIN, "ocelli=loud", None, io::sink());
+        let error = refused.err().expect("not a filter").to_string();
+        assert!(
+            error.starts_with("log_filter \"ocelli=loud\" is not"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn events_of_a_model_go_to_its_file_as_well() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = log(Format::Json, "info", Some(folder.path()), |logging| {
+            logging.add_model("digits").expect("a file");
+            logging.add_model("boxes").expect("a file");
+            logging.add_model("digits").expect("again is no mistake");
+            info!(model = "digits", "by field");
+            info!(model = %"digits", "shown");
+            info_span!("request", model = "digits").in_scope(|| {
+                info!("by span");
+                info_span!("inner").in_scope(|| info!("by outer span"));
+                info!(model = "boxes", "event wins");
+            });
+            let late = info_span!("request", model = tracing::field::Empty);
+            late.record("model", "boxes");
+            late.in_scope(|| info!("named later"));
+            info!("nobody's");
+        });
+        assert_eq!(text.lines().count(), 7, "the log of all has everything");
+        let messages = |name: &str| -> Vec<String> {
+            let text = fs::read_to_string(folder.path().join(name)).expect(name);
+            let lines = text.lines().map(|line| {
+                let line: Value = serde_json::from_str(line).expect("JSON");
+                line["message"].as_str().expect("text").to_string()
+            });
+            lines.collect()
+        };
+        assert_eq!(
+            messages("digits.log"),
+            ["by field", "shown", "by span", "by outer span"]
+        );
+        assert_eq!(messages("boxes.log"), ["event wins", "named later"]);
+    }
+
+    #[test]
+    fn a_name_that_is_in_no_catalog_opens_no_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        log(PLAIN, "info", Some(folder.path()), |_| {
+            info!(model = "../invented", "unknown model");
+            info!(model = "invented", "unknown model");
+        });
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_said_at_the_start() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let refused = subscriber(PLAIN, "info", Some(file.path()), io::sink());
+        let error = refused.err().expect("not a folder").to_string();
+        assert!(error.starts_with("log_dir /"), "{error}");
+    }
+}

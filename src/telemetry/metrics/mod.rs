@@ -1,0 +1,372 @@
+//! Every metric, one struct: call sites use its fields, so a name is spelled once. `docs/metrics.md` lists them all.
+//!
+//! Label values come from the catalog, from devices, from routes and from the enums here, never from a request: the
+//! number of series is bounded. What is counted for each job is resolved when a model meets a device
+//! ([`ModelMetrics`], [`DeviceMetrics`]), so that no label is hashed on the way.
+//!
+//! - `register`: makes metrics, remembers what they are, and writes `docs/metrics.md` from that.
+//! - `model`: what is counted for a model, and for a model on a device.
+//! - `route`: what is counted for a route.
+
+mod model;
+mod register;
+mod route;
+
+pub use model::{DeviceMetrics, ModelMetrics, ModelState, Outcome};
+pub use register::metrics_md;
+pub use route::RouteMetrics;
+
+use model::Families;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder};
+use register::Register;
+use route::Routes;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+/// What was left when the time to drain was over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DropReason {
+    /// A connection with a request on it was cut.
+    Connection,
+    /// A job was waiting or running.
+    Job,
+}
+
+impl DropReason {
+    const ALL: [DropReason; 2] = [DropReason::Connection, DropReason::Job];
+
+    fn name(self) -> &'static str {
+        match self {
+            DropReason::Connection => "connection",
+            DropReason::Job => "job",
+        }
+    }
+}
+
+/// All metrics of a process, on a registry of their own. Shared behind an `Arc`.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    routes: Routes,
+    families: Families,
+    models: RwLock<BTreeMap<String, Arc<ModelMetrics>>>,
+    device_state: IntGaugeVec,
+    dropped: [IntCounter; DropReason::ALL.len()],
+
+    /// Open connections.
+    pub http_connections: IntGauge,
+    /// Connections refused because of `connections_max`.
+    pub http_connections_refused_total: IntCounter,
+    /// Requests being worked on.
+    pub requests_in_flight: IntGauge,
+    /// Bytes of request bodies held.
+    pub in_flight_bytes: IntGauge,
+    /// Bytes of model input waiting in the queue.
+    pub queue_bytes: IntGauge,
+    /// Age of what has waited longest; set just before [`Metrics::render`].
+    pub queue_oldest_age_seconds: prometheus::Gauge,
+    /// Bytes reserved for decoded images.
+    pub decode_bytes: IntGauge,
+}
+
+impl Metrics {
+    /// All metrics at zero, for the routes that the router has (templates, such as `/v2/models/{model}`).
+    /// `version` and `commit` name the build.
+    pub fn new(routes: &[&str], version: &str, commit: &str) -> Metrics {
+        Metrics::registered(&mut Register::new(), routes, version, commit)
+    }
+
+    fn registered(
+        register: &mut Register,
+        routes: &[&str],
+        version: &str,
+        commit: &str,
+    ) -> Metrics {
+        let routes = Routes::new(register, routes);
+        let http_connections =
+            register.gauge("ocelli_http_connections", "Open connections on the API.");
+        let http_connections_refused_total = register.counter(
+            "ocelli_http_connections_refused_total",
+            "Connections refused because connections_max were open.",
+        );
+        let requests_in_flight = register.gauge(
+            "ocelli_requests_in_flight",
+            "Requests between their headers and the end of their reply.",
+        );
+        let in_flight_bytes = register.gauge(
+            "ocelli_in_flight_bytes",
+            "Bytes of request bodies admitted and not yet released.",
+        );
+        let families = Families::new(register);
+        let queue_bytes = register.gauge(
+            "ocelli_queue_bytes",
+            "Bytes of model input waiting for a device, all models.",
+        );
+        let queue_oldest_age_seconds = register.float_gauge(
+            "ocelli_queue_oldest_age_seconds",
+            "Age of the job that has waited longest; 0 when none waits.",
+        );
+        let decode_bytes = register.gauge(
+            "ocelli_decode_bytes",
+            "Bytes reserved for decoded images, all decodes together.",
+        );
+        let device_state = register.gauges(
+            "ocelli_device_state",
+            "1 for the state that a device is in, 0 for the others.",
+            &["device", "state"],
+        );
+        let dropped: IntCounterVec = register.counters(
+            "ocelli_dropped_total",
+            "Work dropped because drain_timeout_ms had passed.",
+            &["reason"],
+        );
+        let dropped = DropReason::ALL.map(|reason| dropped.with_label_values(&[reason.name()]));
+        register
+            .gauges(
+                "ocelli_build_info",
+                "Always 1; the labels name the build.",
+                &["version", "commit"],
+            )
+            .with_label_values(&[version, commit])
+            .set(1);
+        register.process();
+        Metrics {
+            registry: register.registry.clone(),
+            routes,
+            families,
+            models: RwLock::default(),
+            device_state,
+            dropped,
+            http_connections,
+            http_connections_refused_total,
+            requests_in_flight,
+            in_flight_bytes,
+            queue_bytes,
+            queue_oldest_age_seconds,
+            decode_bytes,
+        }
+    }
+
+    /// What is counted for a model of the catalog; made with all its outcomes at zero when it is new, so that rates
+    /// have a beginning. `name` must come from the catalog, never from a request.
+    pub fn model(&self, name: &str) -> Arc<ModelMetrics> {
+        let known = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = known.get(name) {
+            return Arc::clone(model);
+        }
+        drop(known);
+        let mut known = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let model = known
+            .entry(name.into())
+            .or_insert_with(|| Arc::new(ModelMetrics::new(&self.families, name)));
+        Arc::clone(model)
+    }
+
+    /// What is counted for a route. A template that [`Metrics::new`] was not told of is `other`.
+    pub fn route(&self, template: &str) -> &RouteMetrics {
+        self.routes.get(template)
+    }
+
+    /// Says which of its possible `states` a device is in now.
+    pub fn set_device_state(&self, device: &str, states: &[&str], now: &str) {
+        for state in states {
+            self.device_state
+                .with_label_values(&[device, state])
+                .set(i64::from(*state == now));
+        }
+    }
+
+    /// Counts what was dropped at the end of a drain.
+    pub fn dropped(&self, reason: DropReason) -> &IntCounter {
+        &self.dropped[reason as usize]
+    }
+
+    /// All metrics in Prometheus' text format, version 0.0.4 (`text/plain; version=0.0.4`).
+    pub fn render(&self) -> String {
+        TextEncoder::new()
+            .encode_to_string(&self.registry.gather())
+            .expect("only metrics that were registered, each with a name and samples")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::Path, time::Duration};
+
+    const ROUTES: [&str; 1] = ["/predictions/{model}"];
+
+    fn metrics() -> Metrics {
+        Metrics::new(&ROUTES, "1.2.3", "abc")
+    }
+
+    fn check(metrics: &Metrics, line: &str) {
+        let text = metrics.render();
+        assert!(text.lines().any(|l| l == line), "{line}\nis not in\n{text}");
+    }
+
+    #[test]
+    fn a_model_begins_with_every_outcome_at_zero() {
+        let metrics = metrics();
+        metrics.model("digits");
+        for outcome in Outcome::ALL {
+            let name = outcome.name();
+            check(
+                &metrics,
+                &format!("ocelli_outcomes_total{{model=\"digits\",outcome=\"{name}\"}} 0"),
+            );
+        }
+        check(&metrics, "ocelli_queue_items{model=\"digits\"} 0");
+    }
+
+    #[test]
+    fn each_outcome_counts_under_its_own_name() {
+        let metrics = metrics();
+        let model = metrics.model("digits");
+        for (i, outcome) in Outcome::ALL.into_iter().enumerate() {
+            model.outcome(outcome).inc_by(i as u64 + 1);
+        }
+        for (i, outcome) in Outcome::ALL.into_iter().enumerate() {
+            let name = outcome.name();
+            let n = i + 1;
+            check(
+                &metrics,
+                &format!("ocelli_outcomes_total{{model=\"digits\",outcome=\"{name}\"}} {n}"),
+            );
+        }
+    }
+
+    #[test]
+    fn a_model_on_a_device_counts_its_stages_and_batches() {
+        let metrics = metrics();
+        let model = metrics.model("digits");
+        let device = model.device("cpu");
+        device.compute_seconds.observe(0.0001);
+        device.batch(5, 8);
+        device.batch(1000, 1024);
+        model.decode_seconds.observe(0.5);
+        for line in [
+            "ocelli_stage_duration_seconds_count{device=\"cpu\",model=\"digits\",stage=\"compute\"} 1",
+            "ocelli_stage_duration_seconds_bucket{device=\"cpu\",model=\"digits\",stage=\"compute\",le=\"0.00005\"} 0",
+            "ocelli_stage_duration_seconds_bucket{device=\"cpu\",model=\"digits\",stage=\"compute\",le=\"0.0001\"} 1",
+            "ocelli_stage_duration_seconds_count{device=\"\",model=\"digits\",stage=\"decode\"} 1",
+            "ocelli_batch_items_bucket{device=\"cpu\",model=\"digits\",le=\"4\"} 0",
+            "ocelli_batch_items_bucket{device=\"cpu\",model=\"digits\",le=\"8\"} 1",
+            "ocelli_batch_items_bucket{device=\"cpu\",model=\"digits\",le=\"1024\"} 2",
+            "ocelli_batch_padding_items_total{device=\"cpu\",model=\"digits\"} 27",
+            "ocelli_items_total{device=\"cpu\",model=\"digits\"} 1005",
+        ] {
+            check(&metrics, line);
+        }
+        let again = metrics.model("digits").device("cpu");
+        again.batch(1, 1);
+        check(
+            &metrics,
+            "ocelli_items_total{device=\"cpu\",model=\"digits\"} 1006",
+        );
+    }
+
+    #[test]
+    fn a_version_is_in_one_state_until_it_is_removed() {
+        let metrics = metrics();
+        let model = metrics.model("digits");
+        model.set_state("1", ModelState::Loading);
+        model.set_state("1", ModelState::Ready);
+        check(
+            &metrics,
+            "ocelli_model_state{model=\"digits\",state=\"ready\",version=\"1\"} 1",
+        );
+        check(
+            &metrics,
+            "ocelli_model_state{model=\"digits\",state=\"loading\",version=\"1\"} 0",
+        );
+        model.remove_version("1");
+        assert!(!metrics.render().contains("ocelli_model_state{"));
+    }
+
+    #[test]
+    fn a_device_is_in_one_state() {
+        let metrics = metrics();
+        metrics.set_device_state("cpu", &["warming", "serving"], "warming");
+        metrics.set_device_state("cpu", &["warming", "serving"], "serving");
+        check(
+            &metrics,
+            "ocelli_device_state{device=\"cpu\",state=\"warming\"} 0",
+        );
+        check(
+            &metrics,
+            "ocelli_device_state{device=\"cpu\",state=\"serving\"} 1",
+        );
+    }
+
+    #[test]
+    fn requests_are_counted_by_route_method_and_code() {
+        let metrics = metrics();
+        let route = metrics.route("/predictions/{model}");
+        route.request("POST", 200, Duration::from_millis(3));
+        route.request("POST", 200, Duration::from_millis(3));
+        route.request("POST", 429, Duration::from_millis(1));
+        for line in [
+            "ocelli_http_requests_total{code=\"200\",method=\"POST\",route=\"/predictions/{model}\"} 2",
+            "ocelli_http_requests_total{code=\"429\",method=\"POST\",route=\"/predictions/{model}\"} 1",
+            "ocelli_http_request_duration_seconds_count{route=\"/predictions/{model}\"} 3",
+        ] {
+            check(&metrics, line);
+        }
+    }
+
+    #[test]
+    fn what_callers_invent_adds_no_series() {
+        let metrics = metrics();
+        for i in 0..10_000 {
+            let route = metrics.route(&format!("/{i}"));
+            route.request(&format!("M{i}"), 404, Duration::ZERO);
+        }
+        check(
+            &metrics,
+            "ocelli_http_requests_total{code=\"404\",method=\"OTHER\",route=\"other\"} 10000",
+        );
+        let text = metrics.render();
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("ocelli_http_requests_total{"));
+        assert_eq!(series.count(), 1);
+    }
+
+    #[test]
+    fn two_sets_of_metrics_do_not_share_anything() {
+        let (a, b) = (metrics(), metrics());
+        a.dropped(DropReason::Job).inc();
+        check(&a, "ocelli_dropped_total{reason=\"job\"} 1");
+        check(&b, "ocelli_dropped_total{reason=\"job\"} 0");
+        check(&b, "ocelli_build_info{commit=\"abc\",version=\"1.2.3\"} 1");
+    }
+
+    #[test]
+    fn every_metric_has_our_prefix_or_is_about_the_process() {
+        let text = metrics().render();
+        for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
+            assert!(
+                line.starts_with("# TYPE ocelli_") || line.starts_with("# TYPE process_"),
+                "{line}"
+            );
+        }
+        assert!(text.contains("process_resident_memory_bytes"));
+    }
+
+    #[test]
+    fn the_reference_of_metrics_is_the_registry() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+        let rendered = metrics_md();
+        if std::env::var_os("OCELLI_BLESS").is_some() {
+            fs::write(&path, &rendered).expect("docs/metrics.md");
+        }
+        let found = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            found == rendered,
+            "docs/metrics.md is not what the registry holds; OCELLI_BLESS=1 cargo test --lib metrics rewrites it"
+        );
+    }
+}

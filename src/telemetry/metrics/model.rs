@@ -1,0 +1,268 @@
+//! What is counted for a model, and for a model on a device: children resolved once, so that counting a job is a few
+//! atomic additions.
+
+use super::register::Register;
+use prometheus::{
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, exponential_buckets,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// How a request for a model ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Answered.
+    Ok,
+    /// Malformed, or of a type that no route takes.
+    BadRequest,
+    /// Not an image that we can decode.
+    Decode,
+    /// Over a limit.
+    TooLarge,
+    /// A queue or the admission budget was full.
+    Full,
+    /// The server was going away.
+    Draining,
+    /// The deadline passed, or could not be met.
+    Late,
+    /// The caller went away.
+    Cancelled,
+    /// The engine refused the input.
+    Input,
+    /// No device could run it.
+    Device,
+    /// Our own fault.
+    Internal,
+    /// The model is not loaded.
+    Unavailable,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Outcome; 12] = [
+        Outcome::Ok,
+        Outcome::BadRequest,
+        Outcome::Decode,
+        Outcome::TooLarge,
+        Outcome::Full,
+        Outcome::Draining,
+        Outcome::Late,
+        Outcome::Cancelled,
+        Outcome::Input,
+        Outcome::Device,
+        Outcome::Internal,
+        Outcome::Unavailable,
+    ];
+
+    /// The label's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::BadRequest => "bad_request",
+            Outcome::Decode => "decode",
+            Outcome::TooLarge => "too_large",
+            Outcome::Full => "full",
+            Outcome::Draining => "draining",
+            Outcome::Late => "late",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Input => "input",
+            Outcome::Device => "device",
+            Outcome::Internal => "internal",
+            Outcome::Unavailable => "unavailable",
+        }
+    }
+}
+
+/// Where a version of a model stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelState {
+    /// Loaded and warm.
+    Ready,
+    /// On the way.
+    Loading,
+    /// Refused.
+    Unavailable,
+}
+
+impl ModelState {
+    const ALL: [ModelState; 3] = [
+        ModelState::Ready,
+        ModelState::Loading,
+        ModelState::Unavailable,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            ModelState::Ready => "ready",
+            ModelState::Loading => "loading",
+            ModelState::Unavailable => "unavailable",
+        }
+    }
+}
+
+/// From 50 µs to 10 s in steps of 2 to 2.5: a stage may be a memory copy or a large model on a small CPU.
+pub(super) const DURATION_BUCKETS: [f64; 17] = [
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0, 2.5, 5.0, 10.0,
+];
+
+/// The metrics that have a `model` label.
+#[derive(Debug, Clone)]
+pub(super) struct Families {
+    stages: HistogramVec,
+    batch_items: HistogramVec,
+    padding: IntCounterVec,
+    items: IntCounterVec,
+    queue_items: IntGaugeVec,
+    outcomes: IntCounterVec,
+    state: IntGaugeVec,
+}
+
+impl Families {
+    pub(super) fn new(register: &mut Register) -> Families {
+        let sizes = exponential_buckets(1.0, 2.0, 11).expect("1 to 1024, doubling");
+        Families {
+            stages: register.histograms(
+                "ocelli_stage_duration_seconds",
+                "Time that a job (or, for stage and compute, a batch) spent in a stage.",
+                &["model", "device", "stage"],
+                &DURATION_BUCKETS,
+            ),
+            batch_items: register.histograms(
+                "ocelli_batch_items",
+                "Items of a batch, without padding.",
+                &["model", "device"],
+                &sizes,
+            ),
+            padding: register.counters(
+                "ocelli_batch_padding_items_total",
+                "Rows that were computed only to fill a batch up to its size.",
+                &["model", "device"],
+            ),
+            items: register.counters(
+                "ocelli_items_total",
+                "Items that were run, without padding.",
+                &["model", "device"],
+            ),
+            queue_items: register.gauges(
+                "ocelli_queue_items",
+                "Items waiting for a device.",
+                &["model"],
+            ),
+            outcomes: register.counters(
+                "ocelli_outcomes_total",
+                "Requests for a model by how they ended.",
+                &["model", "outcome"],
+            ),
+            state: register.gauges(
+                "ocelli_model_state",
+                "1 for the state that a version of a model is in, 0 for the others.",
+                &["model", "version", "state"],
+            ),
+        }
+    }
+}
+
+/// What is counted for a model.
+#[derive(Debug)]
+pub struct ModelMetrics {
+    name: String,
+    families: Families,
+    outcomes: [IntCounter; Outcome::ALL.len()],
+    devices: Mutex<BTreeMap<String, Arc<DeviceMetrics>>>,
+
+    /// Items waiting for a device.
+    pub queue_items: IntGauge,
+    /// Bytes to pixels to model input, per image. It happens before a device is chosen.
+    pub decode_seconds: Histogram,
+}
+
+impl ModelMetrics {
+    pub(super) fn new(families: &Families, name: &str) -> ModelMetrics {
+        ModelMetrics {
+            name: name.into(),
+            outcomes: Outcome::ALL
+                .map(|outcome| families.outcomes.with_label_values(&[name, outcome.name()])),
+            queue_items: families.queue_items.with_label_values(&[name]),
+            decode_seconds: families.stages.with_label_values(&[name, "", "decode"]),
+            devices: Mutex::default(),
+            families: families.clone(),
+        }
+    }
+
+    /// Counts a request that ended so.
+    pub fn outcome(&self, outcome: Outcome) -> &IntCounter {
+        &self.outcomes[outcome as usize]
+    }
+
+    /// What is counted for this model on a device. Keep it where batches are run: looking it up takes a lock.
+    pub fn device(&self, device: &str) -> Arc<DeviceMetrics> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = devices
+            .entry(device.into())
+            .or_insert_with(|| Arc::new(DeviceMetrics::new(&self.families, &self.name, device)));
+        Arc::clone(known)
+    }
+
+    /// Says where a version stands now.
+    pub fn set_state(&self, version: &str, now: ModelState) {
+        for state in ModelState::ALL {
+            self.families
+                .state
+                .with_label_values(&[&self.name, version, state.name()])
+                .set(i64::from(state == now));
+        }
+    }
+
+    /// Forgets a version that is gone from the catalog.
+    pub fn remove_version(&self, version: &str) {
+        for state in ModelState::ALL {
+            // Fails only for what was never set.
+            let _ = self
+                .families
+                .state
+                .remove_label_values(&[&self.name, version, state.name()]);
+        }
+    }
+}
+
+/// What is counted for a model on a device.
+#[derive(Debug)]
+pub struct DeviceMetrics {
+    batch_items: Histogram,
+    padding: IntCounter,
+    items: IntCounter,
+
+    /// From push to being taken, per job.
+    pub queue_seconds: Histogram,
+    /// Putting the batch together, per batch.
+    pub stage_seconds: Histogram,
+    /// Running the engine, per batch.
+    pub compute_seconds: Histogram,
+    /// From the result to the end of the reply, per job.
+    pub reply_seconds: Histogram,
+}
+
+impl DeviceMetrics {
+    fn new(families: &Families, model: &str, device: &str) -> DeviceMetrics {
+        let stage = |stage| families.stages.with_label_values(&[model, device, stage]);
+        DeviceMetrics {
+            batch_items: families.batch_items.with_label_values(&[model, device]),
+            padding: families.padding.with_label_values(&[model, device]),
+            items: families.items.with_label_values(&[model, device]),
+            queue_seconds: stage("queue"),
+            stage_seconds: stage("stage"),
+            compute_seconds: stage("compute"),
+            reply_seconds: stage("reply"),
+        }
+    }
+
+    /// Counts a batch of `items` that was padded to `size`.
+    pub fn batch(&self, items: usize, size: usize) {
+        self.batch_items.observe(items as f64);
+        self.items.inc_by(items as u64);
+        self.padding.inc_by(size.saturating_sub(items) as u64);
+    }
+}

@@ -1,0 +1,205 @@
+//! Makes metrics on a registry and remembers what they are, so that `docs/metrics.md` can be written from the same
+//! words.
+
+use super::Metrics;
+use prometheus::{
+    Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, core::Collector, process_collector::ProcessCollector, proto::MetricType,
+};
+use std::fmt::Write;
+
+/// A metric as the reference shows it.
+struct Described {
+    name: String,
+    kind: &'static str,
+    labels: Vec<String>,
+    help: String,
+}
+
+/// A registry, and what is on it.
+pub(super) struct Register {
+    pub(super) registry: Registry,
+    described: Vec<Described>,
+}
+
+/// Names and label names are literals of this folder; a test makes them all.
+const LITERALS: &str = "names and labels are literals that Prometheus allows";
+
+impl Register {
+    pub(super) fn new() -> Register {
+        Register {
+            registry: Registry::new(),
+            described: Vec::new(),
+        }
+    }
+
+    fn add<M: Collector + Clone + 'static>(&mut self, kind: &'static str, metric: M) -> M {
+        for desc in metric.desc() {
+            self.described.push(Described {
+                name: desc.fq_name.clone(),
+                kind,
+                labels: desc.variable_labels.clone(),
+                help: desc.help.clone(),
+            });
+        }
+        self.registry
+            .register(Box::new(metric.clone()))
+            .expect("each name is registered once");
+        metric
+    }
+
+    pub(super) fn counter(&mut self, name: &str, help: &str) -> IntCounter {
+        self.add("counter", IntCounter::new(name, help).expect(LITERALS))
+    }
+
+    pub(super) fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        let counters = IntCounterVec::new(Opts::new(name, help), labels);
+        self.add("counter", counters.expect(LITERALS))
+    }
+
+    pub(super) fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
+        self.add("gauge", IntGauge::new(name, help).expect(LITERALS))
+    }
+
+    pub(super) fn float_gauge(&mut self, name: &str, help: &str) -> Gauge {
+        self.add("gauge", Gauge::new(name, help).expect(LITERALS))
+    }
+
+    pub(super) fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        let gauges = IntGaugeVec::new(Opts::new(name, help), labels);
+        self.add("gauge", gauges.expect(LITERALS))
+    }
+
+    pub(super) fn histograms(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: &[f64],
+    ) -> HistogramVec {
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.add(
+            "histogram",
+            HistogramVec::new(options, labels).expect(LITERALS),
+        )
+    }
+
+    /// CPU time, memory, file descriptors and threads of this process, read when rendered.
+    pub(super) fn process(&mut self) {
+        self.registry
+            .register(Box::new(ProcessCollector::for_self()))
+            .expect("each name is registered once");
+    }
+}
+
+/// What each label means, and its values where they are few.
+const LABELS: [(&str, &str); 10] = [
+    (
+        "code",
+        "status code of the reply; `other` outside of 100 to 599",
+    ),
+    ("commit", "git commit of the build, empty if unknown"),
+    (
+        "device",
+        "device id, such as `cpu`; empty for what happens before a device is chosen",
+    ),
+    (
+        "method",
+        "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`; `OTHER` for any other",
+    ),
+    ("model", "name of a model in the catalog"),
+    (
+        "outcome",
+        "how a request for a model ended: `ok`; `bad_request`, `decode`, `too_large`, `input`: refused for what it is; \
+         `full`, `draining`, `unavailable`: refused for the state that we are in; `late`: its deadline passed; \
+         `cancelled`: its caller went away; `device`, `internal`: our fault",
+    ),
+    (
+        "reason",
+        "`connection`: cut with a request on it; `job`: waiting or running",
+    ),
+    (
+        "route",
+        "the route's template, such as `/predictions/{model}`; `other` where none matched",
+    ),
+    (
+        "stage",
+        "`decode`: bytes to pixels and model input; `queue`: waiting for a device; `stage`: putting the batch \
+         together; `compute`: running the model; `reply`: from the result to the end of the reply",
+    ),
+    ("state", "see the metric"),
+];
+
+/// States and versions are labels of two metrics only, with their own words.
+const STATES: &str = "\
+- `ocelli_model_state`: `ready`, `loading`, `unavailable`\n\
+- `ocelli_device_state`: `waiting` (not ours yet), `warming` (loading), `serving`, `suspect` (serving, but something \
+points at a fault), `fenced` (given no work), `lost`\n";
+
+/// The reference of metrics.
+pub fn metrics_md() -> String {
+    let mut register = Register::new();
+    let metrics = Metrics::registered(&mut register, &[], "", "");
+    let mut out = String::from(
+        "# Metrics\n\n\
+         <!-- Made from src/telemetry/metrics by `OCELLI_BLESS=1 cargo test --lib metrics`. -->\n\n\
+         `GET /metrics`, on the API and on the admin listener, in Prometheus' text format 0.0.4. Units are seconds,\n\
+         bytes and items. Every outcome of every model is there from the start, at 0.\n\n\
+         | metric | type | labels | meaning |\n|---|---|---|---|\n",
+    );
+    for metric in &register.described {
+        let labels: Vec<_> = metric.labels.iter().map(|l| format!("`{l}`")).collect();
+        let _ = writeln!(
+            out,
+            "| `{}` | {} | {} | {} |",
+            metric.name,
+            metric.kind,
+            labels.join(" "),
+            metric.help
+        );
+    }
+    for family in metrics.registry.gather() {
+        if family.name().starts_with("process_") {
+            let kind = match family.get_field_type() {
+                MetricType::COUNTER => "counter",
+                _ => "gauge",
+            };
+            let (name, help) = (family.name(), family.help());
+            let _ = writeln!(out, "| `{name}` | {kind} | | {help} |");
+        }
+    }
+    out.push_str("\n## Labels\n\n| label | meaning |\n|---|---|\n");
+    for (label, meaning) in LABELS {
+        let _ = writeln!(out, "| `{label}` | {meaning} |");
+    }
+    let _ = writeln!(out, "| `version` | version of the model, or of the build |");
+    let _ = write!(out, "\nStates:\n\n{STATES}");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_label_in_use_is_explained_and_no_other() {
+        let mut register = Register::new();
+        Metrics::registered(&mut register, &[], "", "");
+        let mut used: Vec<_> = (register.described.iter())
+            .flat_map(|metric| metric.labels.iter().map(String::as_str))
+            .filter(|label| *label != "version")
+            .collect();
+        used.sort_unstable();
+        used.dedup();
+        assert_eq!(used, LABELS.map(|(label, _)| label));
+    }
+
+    #[test]
+    fn every_outcome_is_explained() {
+        let (_, meaning) = LABELS[5];
+        for outcome in super::super::Outcome::ALL {
+            let name = format!("`{}`", outcome.name());
+            assert!(meaning.contains(&name), "{name} is not in {meaning}");
+        }
+    }
+}

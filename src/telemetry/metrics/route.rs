@@ -1,0 +1,102 @@
+//! What is counted for a route. Routes are known when the router is built; everything else is `other`.
+
+use super::{model::DURATION_BUCKETS, register::Register};
+use prometheus::{Histogram, IntCounter, IntCounterVec};
+use std::{
+    collections::BTreeMap,
+    sync::{PoisonError, RwLock},
+    time::Duration,
+};
+
+/// Methods that are told apart; a caller may invent others.
+const METHODS: [&str; 8] = [
+    "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER",
+];
+
+/// The routes of the router, and `other`.
+#[derive(Debug)]
+pub(super) struct Routes {
+    known: BTreeMap<String, RouteMetrics>,
+    other: RouteMetrics,
+}
+
+impl Routes {
+    pub(super) fn new(register: &mut Register, routes: &[&str]) -> Routes {
+        let requests = register.counters(
+            "ocelli_http_requests_total",
+            "Requests that were answered.",
+            &["route", "method", "code"],
+        );
+        let durations = register.histograms(
+            "ocelli_http_request_duration_seconds",
+            "From a request's headers to the end of its reply.",
+            &["route"],
+            &DURATION_BUCKETS,
+        );
+        let route = |template: &str| RouteMetrics {
+            template: template.into(),
+            duration: durations.with_label_values(&[template]),
+            requests: requests.clone(),
+            counters: RwLock::default(),
+        };
+        Routes {
+            known: (routes.iter())
+                .map(|template| (template.to_string(), route(template)))
+                .collect(),
+            other: route("other"),
+        }
+    }
+
+    pub(super) fn get(&self, template: &str) -> &RouteMetrics {
+        self.known.get(template).unwrap_or(&self.other)
+    }
+}
+
+/// What is counted for a route.
+#[derive(Debug)]
+pub struct RouteMetrics {
+    template: String,
+    duration: Histogram,
+    requests: IntCounterVec,
+    /// By method and code, as they turn up: a handful per route, and looked through in order.
+    counters: RwLock<Vec<(&'static str, u16, IntCounter)>>,
+}
+
+impl RouteMetrics {
+    /// Counts a request that was answered with `code` after `duration`. `method` may be anything a caller sends.
+    pub fn request(&self, method: &str, code: u16, duration: Duration) {
+        self.duration.observe(duration.as_secs_f64());
+        let method = METHODS
+            .into_iter()
+            .find(|known| *known == method)
+            .unwrap_or("OTHER");
+        // 0 stands for whatever is not a status code.
+        let code = if (100..600).contains(&code) { code } else { 0 };
+        let find = |counters: &[(&'static str, u16, IntCounter)]| {
+            let found = counters
+                .iter()
+                .find(|(m, c, _)| *m == method && *c == code)?;
+            Some(found.2.inc())
+        };
+        let known = self.counters.read().unwrap_or_else(PoisonError::into_inner);
+        if find(&known).is_some() {
+            return;
+        }
+        drop(known);
+        let mut known = self
+            .counters
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if find(&known).is_none() {
+            let label = match code {
+                0 => "other".into(),
+                code => code.to_string(),
+            };
+            let counter =
+                self.requests
+                    .with_label_values(&[self.template.as_str(), method, &label]);
+            counter.inc();
+            known.push((method, code, counter));
+        }
+    }
+}
