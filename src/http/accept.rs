@@ -240,7 +240,9 @@ impl Acceptor {
         let dropped = &shared.connections.dropped;
         dropped.fetch_add(connections_dropped as u64, Ordering::Relaxed);
         open.shutdown().await;
-        Ended { connections_dropped }
+        Ended {
+            connections_dropped,
+        }
     }
 }
 
@@ -340,7 +342,10 @@ impl Shared {
             }
         };
         if in_order && watch.may_still_send() {
-            let left = left_at.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let left = left_at
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
             if let Some(stream) = left {
                 linger(stream).await;
             }

@@ -87,7 +87,10 @@ impl Admission {
         let bytes = announced.unwrap_or(limits.body_bytes_max.min(limits.bytes_in_flight_max));
         if !take(&self.requests, 1, limits.requests_in_flight_max) {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
-            return Err(self.full("the number of requests in flight", limits.requests_in_flight_max));
+            return Err(self.full(
+                "the number of requests in flight",
+                limits.requests_in_flight_max,
+            ));
         }
         if !take(&self.bytes, bytes, limits.bytes_in_flight_max) {
             self.requests.fetch_sub(1, Ordering::AcqRel);
@@ -171,7 +174,11 @@ impl Drop for Permit {
 }
 
 /// Middleware: admits a request, or answers 429 without touching its body.
-pub async fn admit(State(admission): State<Arc<Admission>>, mut request: Request, next: Next) -> Response<Body> {
+pub async fn admit(
+    State(admission): State<Arc<Admission>>,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
     let length = if request.body().is_end_stream() {
         Some(0)
     } else {
@@ -238,7 +245,10 @@ mod tests {
         let admission = admission();
         let first = admission.admit(Some(60)).unwrap();
         let full = admission.admit(Some(41)).unwrap_err();
-        assert!(matches!(full, InferError::Full { limit: 100, .. }), "{full}");
+        assert!(
+            matches!(full, InferError::Full { limit: 100, .. }),
+            "{full}"
+        );
         let second = admission.admit(Some(40)).unwrap();
         let full = admission.admit(Some(0)).unwrap_err();
         assert!(matches!(full, InferError::Full { limit: 2, .. }), "{full}");
@@ -264,9 +274,9 @@ mod tests {
     #[tokio::test]
     async fn the_permit_lives_until_the_body_of_the_reply_has_ended() {
         let admission = admission();
-        let router: Router = Router::new()
-            .route("/", post(|| async { "answer" }))
-            .layer(middleware::from_fn_with_state(Arc::clone(&admission), admit));
+        let router: Router = Router::new().route("/", post(|| async { "answer" })).layer(
+            middleware::from_fn_with_state(Arc::clone(&admission), admit),
+        );
         let request = http::Request::post("/").header("content-length", "10");
         let request = request.body(Body::from("0123456789")).unwrap();
         let reply = router.oneshot(request).await.unwrap();

@@ -105,7 +105,9 @@ impl Reader {
             return Ok(first);
         };
         // An announced length is within the limit, and admission has set it aside.
-        let room = hint.exact().map_or(START_BYTES, |announced| announced as usize);
+        let room = hint
+            .exact()
+            .map_or(START_BYTES, |announced| announced as usize);
         let mut whole = BytesMut::with_capacity(room.max(first.len() + second.len()));
         whole.extend_from_slice(&first);
         whole.extend_from_slice(&second);
@@ -131,7 +133,10 @@ impl Reader {
         InferError::SlowBody(if self.began.elapsed() >= deadline {
             format!("{so_far}; the whole body has {} ms", deadline.as_millis())
         } else {
-            format!("{so_far}; after {} ms it must come at {rate_min} bytes/s or more", grace.as_millis())
+            format!(
+                "{so_far}; after {} ms it must come at {rate_min} bytes/s or more",
+                grace.as_millis()
+            )
         })
     }
 }
@@ -173,7 +178,9 @@ fn broken(error: &axum::Error) -> InferError {
 
 /// hyper reports a malformed chunk as an I/O error of an invalid kind.
 fn is_invalid(error: &hyper::Error) -> bool {
-    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    let io = error
+        .source()
+        .and_then(|source| source.downcast_ref::<std::io::Error>());
     io.is_some_and(|io| {
         matches!(
             io.kind(),
@@ -210,7 +217,9 @@ mod tests {
 
     #[tokio::test]
     async fn frames_are_gathered_in_order() {
-        let sent: Vec<Bytes> = (0..100_000u32).map(|i| Bytes::from(vec![i as u8])).collect();
+        let sent: Vec<Bytes> = (0..100_000u32)
+            .map(|i| Bytes::from(vec![i as u8]))
+            .collect();
         let got = read(frames(sent), LIMITS).await.unwrap();
         assert!(got.iter().enumerate().all(|(i, b)| *b == i as u8));
         assert_eq!(got.len(), 100_000);
@@ -222,10 +231,16 @@ mod tests {
             bytes_max: 10,
             ..LIMITS
         };
-        for body in [Body::from("01234567890"), frames(vec!["012345".into(), "67890".into()])] {
+        for body in [
+            Body::from("01234567890"),
+            frames(vec!["012345".into(), "67890".into()]),
+        ] {
             assert_eq!(read(body, limits).await, Err(too_large(11, 10)));
         }
-        assert_eq!(read(Body::from("0123456789"), limits).await.unwrap(), "0123456789");
+        assert_eq!(
+            read(Body::from("0123456789"), limits).await.unwrap(),
+            "0123456789"
+        );
     }
 
     #[test]
@@ -241,9 +256,31 @@ mod tests {
     async fn a_body_that_stops_is_cut_by_whichever_limit_comes_first() {
         let stops = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
         let quick = Duration::from_millis(1);
-        let by_rate = read(stops(), BodyLimits { grace: quick, ..LIMITS }).await.unwrap_err();
-        assert!(by_rate.to_string().contains("at 1000 bytes/s or more"), "{by_rate}");
-        let by_deadline = read(stops(), BodyLimits { deadline: quick, ..LIMITS }).await.unwrap_err();
-        assert!(by_deadline.to_string().contains("the whole body has 1 ms"), "{by_deadline}");
+        let by_rate = read(
+            stops(),
+            BodyLimits {
+                grace: quick,
+                ..LIMITS
+            },
+        )
+        .await
+        .unwrap_err();
+        assert!(
+            by_rate.to_string().contains("at 1000 bytes/s or more"),
+            "{by_rate}"
+        );
+        let by_deadline = read(
+            stops(),
+            BodyLimits {
+                deadline: quick,
+                ..LIMITS
+            },
+        )
+        .await
+        .unwrap_err();
+        assert!(
+            by_deadline.to_string().contains("the whole body has 1 ms"),
+            "{by_deadline}"
+        );
     }
 }

@@ -6,7 +6,9 @@ use crate::error::InferError;
 use axum::{
     body::Body,
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header, request::Parts},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header, request::Parts,
+    },
     middleware::Next,
     response::IntoResponse,
 };
@@ -65,7 +67,8 @@ pub async fn identify(mut request: Request, next: Next) -> Response<Body> {
 }
 
 /// Turns a panic below into a 500: the connection and its other requests go on.
-pub fn catch_panics() -> CatchPanicLayer<fn(Box<dyn Any + Send>) -> Response<Body>> {
+pub fn catch_panics() -> CatchPanicLayer<OnPanic> {
+    #[allow(clippy::needless_pass_by_value)] // The layer hands it over.
     fn panicked(cause: Box<dyn Any + Send>) -> Response<Body> {
         let text = cause
             .downcast_ref::<&str>()
@@ -76,11 +79,18 @@ pub fn catch_panics() -> CatchPanicLayer<fn(Box<dyn Any + Send>) -> Response<Bod
         let told = "a handler failed unexpectedly; the log has the cause under the request id";
         InferError::Internal(told.to_owned()).into_response()
     }
-    CatchPanicLayer::custom(panicked as fn(_) -> _)
+    CatchPanicLayer::custom(panicked as OnPanic)
 }
 
+/// What turns the payload of a panic into a reply.
+pub type OnPanic = fn(Box<dyn Any + Send>) -> Response<Body>;
+
 /// Refuses on the head what can be: see [`check_head`].
-pub async fn check(State(limits): State<HeadLimits>, request: Request, next: Next) -> Response<Body> {
+pub async fn check(
+    State(limits): State<HeadLimits>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
     let (parts, body) = request.into_parts();
     match check_head(&parts, limits) {
         Ok(()) => next.run(Request::from_parts(parts, body)).await,
@@ -116,23 +126,35 @@ pub fn check_head(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
                 .is_ok_and(|authority| !authority.as_str().contains('@'))
     };
     if host.is_some_and(|host| !is_authority(host)) {
-        return Err(bad("the host header is not a host name or address with an optional port"));
+        return Err(bad(
+            "the host header is not a host name or address with an optional port",
+        ));
     }
-    let uri_bytes = parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
+    let uri_bytes = parts
+        .uri
+        .path_and_query()
+        .map_or(0, |path| path.as_str().len());
     if uri_bytes > limits.uri_bytes_max {
         return Err(Problem::uri_too_long(uri_bytes, limits.uri_bytes_max));
     }
     match announced(&parts.headers) {
-        Some(got) if got > limits.body_bytes_max => {
-            Err(Problem::from(&super::body::too_large(got, limits.body_bytes_max)))
-        }
+        Some(got) if got > limits.body_bytes_max => Err(Problem::from(&super::body::too_large(
+            got,
+            limits.body_bytes_max,
+        ))),
         _ => Ok(()),
     }
 }
 
 /// The length of the body, where the head says it.
 pub fn announced(headers: &HeaderMap) -> Option<u64> {
-    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
+    headers
+        .get(header::CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// For `Router::fallback`: no route has this path.
@@ -176,11 +198,21 @@ mod tests {
         check(Version::HTTP_11, "/", &[("host", "a:80")], None);
         check(Version::HTTP_11, "/", &[("host", "[::1]:80")], None);
         check(Version::HTTP_11, "/", &[], Some(400));
-        check(Version::HTTP_11, "/", &[("host", "a"), ("host", "a")], Some(400));
+        check(
+            Version::HTTP_11,
+            "/",
+            &[("host", "a"), ("host", "a")],
+            Some(400),
+        );
         check(Version::HTTP_11, "/", &[("host", "a b")], Some(400));
         check(Version::HTTP_11, "/", &[("host", "user@a")], Some(400));
         check(Version::HTTP_10, "/", &[], None);
-        check(Version::HTTP_10, "/", &[("host", "a"), ("host", "b")], Some(400));
+        check(
+            Version::HTTP_10,
+            "/",
+            &[("host", "a"), ("host", "b")],
+            Some(400),
+        );
     }
 
     #[test]
@@ -193,13 +225,23 @@ mod tests {
     #[test]
     fn an_announced_length_over_the_limit_is_refused_on_the_head() {
         check(Version::HTTP_10, "/", &[("content-length", "1000")], None);
-        check(Version::HTTP_10, "/", &[("content-length", "1001")], Some(413));
+        check(
+            Version::HTTP_10,
+            "/",
+            &[("content-length", "1001")],
+            Some(413),
+        );
     }
 
     #[test]
     fn a_long_address_is_refused() {
         check(Version::HTTP_10, &format!("/{}", "x".repeat(99)), &[], None);
-        check(Version::HTTP_10, &format!("/{}", "x".repeat(100)), &[], Some(414));
+        check(
+            Version::HTTP_10,
+            &format!("/{}", "x".repeat(100)),
+            &[],
+            Some(414),
+        );
     }
 
     #[test]
@@ -238,7 +280,11 @@ mod tests {
 
     #[tokio::test]
     async fn errors_outside_the_handlers_have_the_same_body_and_the_id() {
-        for (method, path, status) in [("GET", "/none", 404), ("POST", "/panics", 405), ("GET", "/panics", 500)] {
+        for (method, path, status) in [
+            ("GET", "/none", 404),
+            ("POST", "/panics", 405),
+            ("GET", "/panics", 500),
+        ] {
             let (reply, body) = ask(method, path).await;
             assert_eq!(reply.status(), status);
             assert_eq!(reply.headers()[X_REQUEST_ID], "me");

@@ -38,16 +38,32 @@ const fn kind(slug: &'static str, status: u16, title: &'static str) -> Kind {
 }
 
 const BAD_REQUEST: Kind = kind("bad-request", 400, "the request is malformed");
-const NOT_AN_IMAGE: Kind = kind("not-an-image", 400, "the bytes are not an image we can decode");
+const NOT_AN_IMAGE: Kind = kind(
+    "not-an-image",
+    400,
+    "the bytes are not an image we can decode",
+);
 const INPUT_REFUSED: Kind = kind("input-refused", 400, "the model refused the input");
 const NOT_FOUND: Kind = kind("not-found", 404, "there is nothing at this path");
 const UNKNOWN_MODEL: Kind = kind("unknown-model", 404, "there is no such model or version");
-const METHOD: Kind = kind("method-not-allowed", 405, "the path does not take this method");
-const NOT_ACCEPTABLE: Kind = kind("not-acceptable", 406, "the answer has no form that is accepted");
+const METHOD: Kind = kind(
+    "method-not-allowed",
+    405,
+    "the path does not take this method",
+);
+const NOT_ACCEPTABLE: Kind = kind(
+    "not-acceptable",
+    406,
+    "the answer has no form that is accepted",
+);
 const SLOW_BODY: Kind = kind("slow-body", 408, "the body came too slowly");
 const TOO_LARGE: Kind = kind("too-large", 413, "the request is over a limit");
 const URI_TOO_LONG: Kind = kind("uri-too-long", 414, "the address is over a limit");
-const MEDIA: Kind = kind("unsupported-media", 415, "the content type is not supported");
+const MEDIA: Kind = kind(
+    "unsupported-media",
+    415,
+    "the content type is not supported",
+);
 const FULL: Kind = kind("queue-full", 429, "a queue is full");
 const CANCELLED: Kind = kind("cancelled", 499, "the caller went away");
 const INTERNAL: Kind = kind("internal", 500, "the server is at fault");
@@ -114,12 +130,16 @@ impl Problem {
     /// No route has this path.
     pub fn not_found(path: &str) -> Problem {
         let path: String = path.chars().take(200).collect();
-        Problem::new(NOT_FOUND, format!("there is nothing at {path:?}; /openapi.yaml lists all paths"))
+        Problem::new(
+            NOT_FOUND,
+            format!("there is nothing at {path:?}; /openapi.yaml lists all paths"),
+        )
     }
 
     /// The route has other methods.
     pub fn method_not_allowed(method: &str) -> Problem {
-        let detail = format!("the path does not take {method}; the header allow lists what it takes");
+        let detail =
+            format!("the path does not take {method}; the header allow lists what it takes");
         Problem::new(METHOD, detail)
     }
 
@@ -252,7 +272,11 @@ mod tests {
             assert_eq!(reply.status(), problem.kind.status);
             assert_eq!(reply.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
             let told = reply.headers().contains_key(header::RETRY_AFTER);
-            assert_eq!(told, matches!(problem.kind.status, 429 | 503), "{problem:?}");
+            assert_eq!(
+                told,
+                matches!(problem.kind.status, 429 | 503),
+                "{problem:?}"
+            );
         }
     }
 

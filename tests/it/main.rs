@@ -1,1 +1,5 @@
 //! One integration binary.
+#![allow(clippy::unwrap_used)]
+
+mod accept;
+mod tidy;

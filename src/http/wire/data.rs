@@ -1,0 +1,397 @@
+//! The `data` of a JSON tensor, straight into the tensor's bytes: no tree of values in between, and each number is
+//! rounded once, to its own type.
+//!
+//! `data` is flat or nested row by row as the shape says. JSON has no NaN and no infinity, so that none come in.
+//! FP16 and BF16 do not travel as JSON; they come as binary tensors.
+
+use super::clipped;
+use crate::{
+    engine::{DataType, Tensor},
+    error::InferError,
+};
+use serde_json::value::RawValue;
+use std::{borrow::Cow, fmt::Display, str::FromStr};
+
+/// Extents that a shape may have.
+const RANK_MAX: usize = 16;
+
+/// The number of elements of a shape.
+///
+/// # Errors
+/// 400 for more than 16 extents, or more elements than can be counted.
+pub fn elements(name: &str, shape: &[usize]) -> Result<usize, InferError> {
+    if shape.len() > RANK_MAX {
+        return Err(InferError::BadRequest(format!(
+            "input {name:?} has {} extents, more than the limit of {RANK_MAX}",
+            shape.len()
+        )));
+    }
+    shape
+        .iter()
+        .try_fold(1usize, |product, extent| product.checked_mul(*extent))
+        .filter(|elements| *elements <= isize::MAX as usize / 8)
+        .ok_or_else(|| {
+            InferError::BadRequest(format!(
+                "input {name:?} of shape {shape:?} has too many elements"
+            ))
+        })
+}
+
+/// Reads `data` as a tensor of this type and shape.
+///
+/// # Errors
+/// 400 saying which element of which input, what was expected and what came.
+pub fn tensor(
+    name: &str,
+    datatype: DataType,
+    shape: Vec<usize>,
+    data: &RawValue,
+) -> Result<Tensor, InferError> {
+    if matches!(datatype, DataType::Fp16 | DataType::Bf16) {
+        return Err(InferError::BadRequest(format!(
+            "input {name:?} is {datatype}, which JSON does not carry; send it as a binary tensor (binary_data_size)"
+        )));
+    }
+    let expected = elements(name, &shape)?;
+    let text = data.get();
+    // A number takes two characters or more of JSON ("1,"): a shape cannot make us set aside more than was sent.
+    let room = expected.min(text.len() / 2 + 1) * datatype.size().unwrap_or(5);
+    let mut scan = Scan {
+        name,
+        datatype,
+        shape: &shape,
+        text,
+        at: 0,
+        count: 0,
+        bytes: Vec::with_capacity(room),
+    };
+    scan.list(0)?;
+    if scan.count != expected {
+        return Err(InferError::BadRequest(format!(
+            "input {name:?} has {} elements, expected {expected} for shape {shape:?}",
+            scan.count
+        )));
+    }
+    let bytes = scan.bytes;
+    Ok(Tensor {
+        datatype,
+        shape,
+        data: bytes.into(),
+    })
+}
+
+/// A walk over JSON text that is known to be valid.
+struct Scan<'a> {
+    name: &'a str,
+    datatype: DataType,
+    shape: &'a [usize],
+    text: &'a str,
+    at: usize,
+    count: usize,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Scan<'a> {
+    fn peek(&mut self) -> Option<u8> {
+        let rest = &self.text.as_bytes()[self.at..];
+        self.at += rest.iter().take_while(|b| b.is_ascii_whitespace()).count();
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    /// A list at this depth, and all in it. Depth is bounded by the rank.
+    fn list(&mut self, depth: usize) -> Result<(), InferError> {
+        if self.peek() != Some(b'[') {
+            return Err(self.error("data is not a list"));
+        }
+        self.at += 1;
+        let mut members = 0usize;
+        let mut nested = false;
+        loop {
+            match self.peek() {
+                Some(b']') => break,
+                Some(b',') => self.at += 1,
+                Some(b'[') => {
+                    if depth + 1 >= self.shape.len().max(1) {
+                        return Err(self.error(&format!(
+                            "data is nested deeper than its shape {:?}",
+                            self.shape
+                        )));
+                    }
+                    if members > 0 && !nested {
+                        return Err(self.error("data mixes lists and elements"));
+                    }
+                    nested = true;
+                    members += 1;
+                    self.list(depth + 1)?;
+                }
+                Some(_) => {
+                    if nested {
+                        return Err(self.error("data mixes lists and elements"));
+                    }
+                    members += 1;
+                    let element = self.token()?;
+                    self.push(element)?;
+                }
+                None => return Err(self.error("data ends inside a list")),
+            }
+        }
+        self.at += 1;
+        // The outermost list may also hold all elements, flat; lists within lists are rows.
+        let flat = depth == 0 && !nested;
+        let leaf_too_early = !flat && !nested && depth + 1 != self.shape.len() && members > 0;
+        if leaf_too_early || (!flat && self.shape.get(depth) != Some(&members)) {
+            return Err(self.error(&format!(
+                "a list at depth {depth} has {members} {}, which does not fit shape {:?}",
+                if nested { "lists" } else { "elements" },
+                self.shape
+            )));
+        }
+        Ok(())
+    }
+
+    /// The next number, word or string, as it stands in the text.
+    fn token(&mut self) -> Result<&'a str, InferError> {
+        let text = self.text;
+        let rest = &text.as_bytes()[self.at..];
+        let length = if rest.first() == Some(&b'"') {
+            let mut escaped = false;
+            let end = rest[1..].iter().position(|b| {
+                let ends = *b == b'"' && !escaped;
+                escaped = *b == b'\\' && !escaped;
+                ends
+            });
+            end.map(|end| end + 2)
+        } else {
+            let ends =
+                |b: &u8| matches!(b, b',' | b']' | b'[' | b'{' | b'}') || b.is_ascii_whitespace();
+            rest.iter().position(ends).filter(|length| *length > 0)
+        };
+        let Some(length) = length else {
+            return Err(self.error("data holds something that is neither a list nor an element"));
+        };
+        let token = &text[self.at..self.at + length];
+        self.at += length;
+        Ok(token)
+    }
+
+    fn push(&mut self, token: &str) -> Result<(), InferError> {
+        match self.datatype {
+            DataType::Bool => match token {
+                "true" | "1" => self.bytes.push(1),
+                "false" | "0" => self.bytes.push(0),
+                _ => return Err(self.mismatch(token, "true or false")),
+            },
+            DataType::Uint8 => self.integer(token, u8::to_le_bytes, u8::MIN, u8::MAX)?,
+            DataType::Uint16 => self.integer(token, u16::to_le_bytes, u16::MIN, u16::MAX)?,
+            DataType::Uint32 => self.integer(token, u32::to_le_bytes, u32::MIN, u32::MAX)?,
+            DataType::Uint64 => self.integer(token, u64::to_le_bytes, u64::MIN, u64::MAX)?,
+            DataType::Int8 => self.integer(token, i8::to_le_bytes, i8::MIN, i8::MAX)?,
+            DataType::Int16 => self.integer(token, i16::to_le_bytes, i16::MIN, i16::MAX)?,
+            DataType::Int32 => self.integer(token, i32::to_le_bytes, i32::MIN, i32::MAX)?,
+            DataType::Int64 => self.integer(token, i64::to_le_bytes, i64::MIN, i64::MAX)?,
+            // The words that Rust reads as numbers ("inf", "nan") are no JSON and cannot come here.
+            DataType::Fp32 => match token.parse::<f32>() {
+                Ok(number) if number.is_finite() => {
+                    self.bytes.extend_from_slice(&number.to_le_bytes());
+                }
+                _ => return Err(self.mismatch(token, "a number within ±3.4e38")),
+            },
+            DataType::Fp64 => match token.parse::<f64>() {
+                Ok(number) if number.is_finite() => {
+                    self.bytes.extend_from_slice(&number.to_le_bytes());
+                }
+                _ => return Err(self.mismatch(token, "a number within ±1.8e308")),
+            },
+            DataType::Bytes => {
+                let Ok(text) = serde_json::from_str::<Text<'_>>(token) else {
+                    return Err(self.mismatch(token, "a string"));
+                };
+                let Ok(length) = u32::try_from(text.0.len()) else {
+                    return Err(self.error("an element is longer than 4 GiB"));
+                };
+                self.bytes.extend_from_slice(&length.to_le_bytes());
+                self.bytes.extend_from_slice(text.0.as_bytes());
+            }
+            DataType::Fp16 | DataType::Bf16 => unreachable!("refused before the walk"),
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    fn integer<N: FromStr + Display + Copy, const SIZE: usize>(
+        &mut self,
+        token: &str,
+        to_bytes: fn(N) -> [u8; SIZE],
+        min: N,
+        max: N,
+    ) -> Result<(), InferError> {
+        match token.parse() {
+            Ok(number) => self.bytes.extend_from_slice(&to_bytes(number)),
+            Err(_) => return Err(self.mismatch(token, &format!("an integer from {min} to {max}"))),
+        }
+        Ok(())
+    }
+
+    fn mismatch(&self, token: &str, expected: &str) -> InferError {
+        let (count, datatype, token) = (self.count, self.datatype, clipped(token));
+        self.error(&format!(
+            "element {count} is {token}, expected {datatype}: {expected}"
+        ))
+    }
+
+    fn error(&self, what: &str) -> InferError {
+        InferError::BadRequest(format!("input {:?}: {what}", self.name))
+    }
+}
+
+/// A JSON string, borrowed where it has no escapes.
+#[derive(serde::Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(datatype: DataType, shape: &[usize], data: &str) -> Result<Vec<u8>, InferError> {
+        let data: &RawValue = serde_json::from_str(data).unwrap();
+        tensor("x", datatype, shape.to_vec(), data).map(|tensor| tensor.data.to_vec())
+    }
+
+    fn refuses(datatype: DataType, shape: &[usize], data: &str, told: &str) {
+        let error = read(datatype, shape, data).unwrap_err().to_string();
+        assert!(error.contains(told), "{error} lacks {told}");
+    }
+
+    #[test]
+    fn flat_and_nested_data_give_the_same_bytes() {
+        let expected: Vec<u8> = [1f32, 2.5, -3.0, 4e-3]
+            .iter()
+            .flat_map(|n| n.to_le_bytes())
+            .collect();
+        for data in [
+            "[1, 2.5,-3.0 ,4e-3]",
+            "[[1,2.5],[-3,0.004]]",
+            " [ [1,2.5]\n,[ -3 , 0.004 ] ] ",
+        ] {
+            assert_eq!(
+                read(DataType::Fp32, &[2, 2], data).unwrap(),
+                expected,
+                "{data}"
+            );
+        }
+        assert_eq!(
+            read(DataType::Fp32, &[2, 2, 1], "[[[1],[2.5]],[[-3],[0.004]]]").unwrap(),
+            expected
+        );
+        assert_eq!(read(DataType::Int8, &[0, 3], "[]").unwrap(), [0u8; 0]);
+        assert_eq!(read(DataType::Int8, &[2, 0], "[[],[]]").unwrap(), [0u8; 0]);
+    }
+
+    #[test]
+    fn strings_get_their_length_in_front() {
+        let got = read(DataType::Bytes, &[3], r#"["ab", "c\"]\u00e9", ""]"#).unwrap();
+        assert_eq!(got, b"\x02\0\0\0ab\x05\0\0\0c\"]\xc3\xa9\0\0\0\0");
+    }
+
+    #[test]
+    fn integers_keep_all_their_bits_and_their_range() {
+        let max = u64::MAX;
+        assert_eq!(
+            read(DataType::Uint64, &[1], &format!("[{max}]")).unwrap(),
+            max.to_le_bytes()
+        );
+        refuses(
+            DataType::Uint8,
+            &[2],
+            "[255,256]",
+            "element 1 is 256, expected UINT8: an integer from 0 to 255",
+        );
+        refuses(DataType::Uint8, &[1], "[-1]", "element 0 is -1");
+        refuses(
+            DataType::Int32,
+            &[1],
+            "[1.5]",
+            "element 0 is 1.5, expected INT32",
+        );
+        refuses(DataType::Int64, &[1], "[\"1\"]", "element 0 is \"1\"");
+        assert_eq!(
+            read(DataType::Bool, &[4], "[true,false,1,0]").unwrap(),
+            [1, 0, 1, 0]
+        );
+        refuses(DataType::Bool, &[1], "[2]", "true or false");
+    }
+
+    #[test]
+    fn what_does_not_fit_says_expected_and_got() {
+        refuses(
+            DataType::Fp32,
+            &[2],
+            "[1,2,3]",
+            "has 3 elements, expected 2 for shape [2]",
+        );
+        refuses(
+            DataType::Fp32,
+            &[2, 2],
+            "[[1,2],[3]]",
+            "has 1 elements, which does not fit shape [2, 2]",
+        );
+        refuses(
+            DataType::Fp32,
+            &[2, 2],
+            "[[1,2],3]",
+            "mixes lists and elements",
+        );
+        refuses(
+            DataType::Fp32,
+            &[2, 2],
+            "[1,[2,3]]",
+            "mixes lists and elements",
+        );
+        refuses(
+            DataType::Fp32,
+            &[1],
+            "[[1]]",
+            "nested deeper than its shape",
+        );
+        refuses(
+            DataType::Fp32,
+            &[1, 1, 2],
+            "[[1,2]]",
+            "does not fit shape [1, 1, 2]",
+        );
+        refuses(DataType::Fp32, &[1], "3", "data is not a list");
+        refuses(
+            DataType::Fp32,
+            &[1],
+            "[{\"a\":1}]",
+            "neither a list nor an element",
+        );
+        refuses(DataType::Fp32, &[1], "[null]", "element 0 is null");
+        refuses(DataType::Fp32, &[1], "[1e39]", "within ±3.4e38");
+        refuses(DataType::Fp16, &[1], "[1]", "binary_data_size");
+        refuses(DataType::Fp32, &[usize::MAX, 2], "[1]", "too many elements");
+        refuses(DataType::Fp32, &[1; 17], "[1]", "17 extents");
+    }
+
+    #[test]
+    fn a_large_shape_with_little_data_sets_little_aside() {
+        refuses(DataType::Fp64, &[1 << 50], "[1]", "has 1 elements");
+    }
+
+    #[test]
+    fn deep_nesting_ends_at_the_rank() {
+        let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
+        refuses(DataType::Fp32, &[1, 1], &deep, "nested deeper");
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_come_back_bit_for_bit(numbers in prop::collection::vec(prop::num::f64::NORMAL | prop::num::f64::ZERO, 0..50)) {
+            let text = serde_json::to_string(&numbers).unwrap();
+            let got = read(DataType::Fp64, &[numbers.len()], &text).unwrap();
+            let expected: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+            prop_assert_eq!(got, expected);
+        }
+    }
+}

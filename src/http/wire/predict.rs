@@ -1,0 +1,183 @@
+//! Images in JSON, in the forms that clients of TorchServe, TensorFlow Serving and KServe send:
+//!
+//! ```json
+//! {"instances": [{"b64": "…"}, {"data": "…"}, {"image_bytes": {"b64": "…"}, "key": "1"}, "…"], "parameters": {}}
+//! ```
+//!
+//! Base64 is the standard alphabet, with or without its padding; line breaks and other white space are refused, as
+//! JSON strings have no reason for them. Members that we do not know, such as `key`, are ignored.
+
+use super::{Parameters, bad_json};
+use crate::error::InferError;
+use base64::{
+    Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use serde::Deserialize;
+use std::borrow::Cow;
+
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Images in JSON, decoded from base64.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Instances {
+    /// One per instance, in order. An instance that is not base64 is an error of its own: the others go on.
+    pub images: Vec<Result<Vec<u8>, InferError>>,
+    /// `parameters`, if any.
+    pub parameters: Parameters,
+}
+
+#[derive(Deserialize)]
+struct Wire<'a> {
+    #[serde(borrow)]
+    instances: Vec<Instance<'a>>,
+    #[serde(default)]
+    parameters: Parameters,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a base64 string or an object with b64, data or image_bytes"
+)]
+enum Instance<'a> {
+    Text(#[serde(borrow)] Cow<'a, str>),
+    Base64 {
+        #[serde(borrow)]
+        b64: Cow<'a, str>,
+    },
+    Data {
+        #[serde(borrow)]
+        data: Text<'a>,
+    },
+    ImageBytes {
+        #[serde(borrow)]
+        image_bytes: Text<'a>,
+    },
+}
+
+/// A base64 string, or an object that holds one.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a base64 string or an object with b64")]
+enum Text<'a> {
+    Plain(#[serde(borrow)] Cow<'a, str>),
+    Wrapped {
+        #[serde(borrow)]
+        b64: Cow<'a, str>,
+    },
+}
+
+impl Instance<'_> {
+    fn base64(&self) -> &str {
+        match self {
+            Instance::Text(text) | Instance::Base64 { b64: text } => text,
+            Instance::Data { data: text } | Instance::ImageBytes { image_bytes: text } => {
+                match text {
+                    Text::Plain(text) | Text::Wrapped { b64: text } => text,
+                }
+            }
+        }
+    }
+}
+
+/// Reads `{"instances": […]}` with 1 to `parts_max` instances.
+///
+/// # Errors
+/// 400 for JSON of another form, 413 naming `parts_max`.
+pub fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError> {
+    let wire: Wire<'_> = serde_json::from_slice(body)
+        .map_err(|error| bad_json("the JSON body {\"instances\": […]}", &error))?;
+    if wire.instances.is_empty() {
+        return Err(InferError::BadRequest(
+            "instances is empty, expected 1 or more".to_owned(),
+        ));
+    }
+    if wire.instances.len() > parts_max {
+        return Err(InferError::TooLarge {
+            what: "the number of instances",
+            got: wire.instances.len() as u64,
+            limit: parts_max as u64,
+            option: "parts_max",
+        });
+    }
+    let decode = |(index, instance): (usize, &Instance<'_>)| {
+        BASE64.decode(instance.base64()).map_err(|error| {
+            InferError::BadRequest(
+                format!("instance {index} is not base64: {error}").to_lowercase(),
+            )
+        })
+    };
+    Ok(Instances {
+        images: wire.instances.iter().enumerate().map(decode).collect(),
+        parameters: wire.parameters,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str, expected: &[&str]) {
+        let got = instances(body.as_bytes(), 4).unwrap();
+        let got: Vec<_> = got.images.into_iter().map(|image| image.unwrap()).collect();
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|image| image.as_bytes().to_vec())
+            .collect();
+        assert_eq!(got, expected, "{body}");
+    }
+
+    fn refuses(body: &str, told: &str) {
+        let error = instances(body.as_bytes(), 4).unwrap_err().to_string();
+        assert!(error.contains(told), "{error} lacks {told}");
+    }
+
+    #[test]
+    fn the_forms_of_all_families_are_read() {
+        check(r#"{"instances":[{"b64":"YWI="}]}"#, &["ab"]);
+        check(
+            r#"{"instances":[{"data":"YWI="},{"data":{"b64":"Yw"}}]}"#,
+            &["ab", "c"],
+        );
+        check(
+            r#"{"signature_name":"x","instances":[{"image_bytes":{"b64":"YWI"},"key":"1"},"Yw=="]}"#,
+            &["ab", "c"],
+        );
+        check(r#"{"instances":["YW\u0049="]}"#, &["ab"]);
+    }
+
+    #[test]
+    fn one_instance_that_is_not_base64_leaves_the_others() {
+        let got = instances(br#"{"instances":["YW I=","Yw"]}"#, 4).unwrap();
+        assert!(
+            got.images[0]
+                .as_ref()
+                .unwrap_err()
+                .to_string()
+                .contains("instance 0 is not base64")
+        );
+        assert_eq!(got.images[1], Ok(b"c".to_vec()));
+    }
+
+    #[test]
+    fn other_json_is_refused_with_what_is_expected() {
+        refuses("{", "EOF");
+        refuses("[]", "expected");
+        refuses(r#"{"instances":[]}"#, "1 or more");
+        refuses(
+            r#"{"instances":[1]}"#,
+            "expected a base64 string or an object with b64",
+        );
+        refuses(r#"{"inputs":[]}"#, "missing field `instances`");
+        refuses(
+            r#"{"instances":["","","","",""]}"#,
+            "instances is 5, more than the limit of 4",
+        );
+        let deep = "[".repeat(100_000);
+        refuses(&format!("{{\"instances\":{deep}"), "recursion limit");
+    }
+}

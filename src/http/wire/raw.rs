@@ -1,0 +1,140 @@
+//! A raw inference request (`Inference-Header-Content-Length: 0`): the body is the data of the model's only input.
+
+use super::{
+    Parameters,
+    request::{InferRequest, Input},
+};
+use crate::{
+    engine::{Dim, Tensor, TensorSpec},
+    error::InferError,
+};
+use axum::body::Bytes;
+
+/// Reads a raw request. At most one extent may be free, and is then
+/// whatever the body's length makes it, except that a free first extent is 1 if there is another. For BYTES the body
+/// is one element, such as an encoded image.
+///
+/// # Errors
+/// 400 if the model has several inputs, or the length does not fit.
+pub fn read(body: Bytes, inputs: &[TensorSpec]) -> Result<InferRequest, InferError> {
+    let [spec] = inputs else {
+        return Err(bad(format!(
+            "a raw request is for models with one input; this one has {}",
+            inputs.len()
+        )));
+    };
+    let mut dims = spec.shape.clone();
+    let free = |dims: &[Dim]| dims.iter().filter(|dim| **dim == Dim::Free).count();
+    if free(&dims) > 1
+        && let Some(first) = dims.first_mut()
+        && *first == Dim::Free
+    {
+        *first = Dim::Fixed(1);
+    }
+    if free(&dims) > 1 {
+        return Err(bad(
+            "a raw request is for inputs with one free extent at most".to_owned(),
+        ));
+    }
+    let tensor = match spec.datatype.size() {
+        None => {
+            let length =
+                u32::try_from(body.len()).map_err(|_| bad("the body is over 4 GiB".to_owned()))?;
+            Tensor {
+                datatype: spec.datatype,
+                shape: vec![1; dims.len()],
+                data: [&length.to_le_bytes()[..], &body].concat().into(),
+            }
+        }
+        Some(size) => {
+            let fixed: usize = dims
+                .iter()
+                .map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 })
+                .product();
+            let row = fixed * size;
+            let fits = row > 0
+                && match free(&dims) {
+                    0 => body.len() == row,
+                    _ => !body.is_empty() && body.len().is_multiple_of(row),
+                };
+            if !fits {
+                return Err(bad(format!(
+                    "the body has {} bytes, expected {}{row} for {}",
+                    body.len(),
+                    if free(&dims) == 0 {
+                        ""
+                    } else {
+                        "a multiple of "
+                    },
+                    spec.datatype
+                )));
+            }
+            let extent = |dim: &Dim| {
+                if let Dim::Fixed(n) = dim {
+                    *n
+                } else {
+                    body.len() / row
+                }
+            };
+            Tensor {
+                datatype: spec.datatype,
+                shape: dims.iter().map(extent).collect(),
+                data: body,
+            }
+        }
+    };
+    Ok(InferRequest {
+        id: None,
+        parameters: Parameters::new(),
+        inputs: vec![Input {
+            name: spec.name.clone(),
+            tensor,
+            parameters: Parameters::new(),
+        }],
+        outputs: Vec::new(),
+        binary_default: true,
+    })
+}
+
+fn bad(what: String) -> InferError {
+    InferError::BadRequest(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::binary::strings;
+    use super::*;
+    use crate::engine::DataType;
+
+    #[test]
+    fn a_raw_body_is_the_only_input() {
+        let spec = |datatype, shape: &[Dim]| TensorSpec {
+            name: "x".to_owned(),
+            datatype,
+            shape: shape.to_vec(),
+        };
+        use Dim::{Fixed, Free};
+        let shape = |bytes: usize, spec: &TensorSpec| {
+            read(Bytes::from(vec![0; bytes]), std::slice::from_ref(spec))
+                .map(|r| r.inputs[0].tensor.shape.clone())
+        };
+        assert_eq!(
+            shape(24, &spec(DataType::Fp32, &[Free, Fixed(3)])),
+            Ok(vec![2, 3])
+        );
+        assert_eq!(
+            shape(24, &spec(DataType::Fp32, &[Free, Fixed(3), Free])),
+            Ok(vec![1, 3, 2])
+        );
+        assert!(shape(25, &spec(DataType::Fp32, &[Free, Fixed(3)])).is_err());
+        assert!(shape(25, &spec(DataType::Fp32, &[Fixed(2), Free, Free])).is_err());
+        let image = read(
+            Bytes::from_static(b"jpeg"),
+            &[spec(DataType::Bytes, &[Free])],
+        )
+        .unwrap();
+        assert_eq!(strings(&image.inputs[0].tensor.data).unwrap(), ["jpeg"]);
+        assert!(image.binary_default);
+        assert!(read(Bytes::new(), &[]).is_err());
+    }
+}

@@ -1,0 +1,363 @@
+//! The reply to an inference request: JSON with tensors in it or behind it.
+//!
+//! Numbers are written in the shortest form that reads back as the same value of their type. A NaN or an infinity is
+//! written `NaN`, `Infinity` or `-Infinity`, as TensorFlow Serving does and as Python's readers take it: it is not JSON
+//! in the strict sense, but every strict form would lose the value. Clients that mind ask for binary tensors.
+
+use super::binary::strings;
+use crate::{
+    engine::{DataType, Tensor},
+    error::InferError,
+};
+use axum::body::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use serde_json::Value;
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    io::Write,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+/// One output.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub tensor: Tensor,
+    /// Behind the JSON rather than in it.
+    pub binary: bool,
+}
+
+/// A reply to write.
+#[derive(Debug, Clone, Default)]
+pub struct InferReply {
+    /// As in the request.
+    pub id: Option<String>,
+    /// Which model answered.
+    pub model_name: String,
+    /// Which version of it.
+    pub model_version: String,
+    /// More to tell, such as the device; left out if empty.
+    pub parameters: serde_json::Map<String, Value>,
+    /// In the order of the request, or of the model.
+    pub outputs: Vec<Output>,
+}
+
+/// A reply as bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Encoded {
+    /// `application/json`, or `application/octet-stream` if something is binary.
+    pub content_type: &'static str,
+    /// For the header `Inference-Header-Content-Length`, which must be absent if nothing is binary.
+    pub json_length: Option<usize>,
+    /// The JSON, then the binary tensors in the memory in which they were made.
+    pub body: Chunks,
+}
+
+/// Writes a reply.
+///
+/// # Errors
+/// 400 for an FP16 or BF16 output that was not asked for as binary: JSON does not carry these types.
+/// [`InferError::Internal`] for a BYTES output whose lengths do not add up.
+pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
+    let numbers: usize = reply
+        .outputs
+        .iter()
+        .filter(|output| !output.binary)
+        .map(|output| output.tensor.data.len())
+        .sum();
+    let mut json = Vec::with_capacity(512 + 3 * numbers);
+    json.push(b'{');
+    if let Some(id) = &reply.id {
+        json.extend_from_slice(b"\"id\":");
+        string(&mut json, id);
+        json.push(b',');
+    }
+    json.extend_from_slice(b"\"model_name\":");
+    string(&mut json, &reply.model_name);
+    json.extend_from_slice(b",\"model_version\":");
+    string(&mut json, &reply.model_version);
+    if !reply.parameters.is_empty() {
+        json.extend_from_slice(b",\"parameters\":");
+        serde_json::to_writer(&mut json, &reply.parameters)
+            .expect("a JSON value can be written to memory");
+    }
+    json.extend_from_slice(b",\"outputs\":[");
+    let mut chunks = VecDeque::from([Bytes::new()]);
+    for (
+        index,
+        Output {
+            name,
+            tensor,
+            binary,
+        },
+    ) in reply.outputs.iter().enumerate()
+    {
+        if index > 0 {
+            json.push(b',');
+        }
+        json.extend_from_slice(b"{\"name\":");
+        string(&mut json, name);
+        let shape = &tensor.shape;
+        write!(
+            json,
+            ",\"datatype\":\"{}\",\"shape\":{shape:?}",
+            tensor.datatype
+        )
+        .expect("memory takes all");
+        if *binary {
+            let size = tensor.data.len();
+            write!(json, ",\"parameters\":{{\"binary_data_size\":{size}}}}}")
+                .expect("memory takes all");
+            chunks.push_back(tensor.data.clone());
+        } else {
+            json.extend_from_slice(b",\"data\":[");
+            numbers_of(&mut json, name, tensor)?;
+            json.extend_from_slice(b"]}");
+        }
+    }
+    json.extend_from_slice(b"]}");
+    let json_length = (chunks.len() > 1).then_some(json.len());
+    chunks[0] = json.into();
+    chunks.retain(|chunk| !chunk.is_empty());
+    Ok(Encoded {
+        content_type: match json_length {
+            Some(_) => "application/octet-stream",
+            None => "application/json",
+        },
+        json_length,
+        body: Chunks(chunks),
+    })
+}
+
+/// Writes the elements of a tensor, flat, with commas between them.
+fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
+    fn each<const SIZE: usize>(
+        json: &mut Vec<u8>,
+        data: &[u8],
+        one: impl Fn(&mut Vec<u8>, [u8; SIZE]),
+    ) {
+        for (index, chunk) in data.as_chunks::<SIZE>().0.iter().enumerate() {
+            if index > 0 {
+                json.push(b',');
+            }
+            one(json, *chunk);
+        }
+    }
+    let data = &tensor.data[..];
+    match tensor.datatype {
+        DataType::Bool => each(json, data, |json, [b]| number(json, b != 0)),
+        DataType::Uint8 => each(json, data, |json, b| number(json, u8::from_le_bytes(b))),
+        DataType::Uint16 => each(json, data, |json, b| number(json, u16::from_le_bytes(b))),
+        DataType::Uint32 => each(json, data, |json, b| number(json, u32::from_le_bytes(b))),
+        DataType::Uint64 => each(json, data, |json, b| number(json, u64::from_le_bytes(b))),
+        DataType::Int8 => each(json, data, |json, b| number(json, i8::from_le_bytes(b))),
+        DataType::Int16 => each(json, data, |json, b| number(json, i16::from_le_bytes(b))),
+        DataType::Int32 => each(json, data, |json, b| number(json, i32::from_le_bytes(b))),
+        DataType::Int64 => each(json, data, |json, b| number(json, i64::from_le_bytes(b))),
+        DataType::Fp32 => each(json, data, |json, b| {
+            let value = f32::from_le_bytes(b);
+            if value.is_finite() {
+                number(json, value);
+            } else {
+                not_finite(json, f64::from(value));
+            }
+        }),
+        DataType::Fp64 => each(json, data, |json, b| {
+            let value = f64::from_le_bytes(b);
+            if value.is_finite() {
+                number(json, value);
+            } else {
+                not_finite(json, value);
+            }
+        }),
+        DataType::Fp16 | DataType::Bf16 => {
+            return Err(InferError::BadRequest(format!(
+                "output {name:?} is {}, which JSON does not carry; ask for it with \"parameters\": {{\"binary_data\": true}}",
+                tensor.datatype
+            )));
+        }
+        DataType::Bytes => {
+            let broken =
+                || InferError::Internal(format!("output {name:?} has lengths that do not add up"));
+            for (index, element) in strings(&tensor.data).ok_or_else(broken)?.iter().enumerate() {
+                if index > 0 {
+                    json.push(b',');
+                }
+                string(json, &String::from_utf8_lossy(element));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes a finite number or a flag in its shortest form.
+fn number(json: &mut Vec<u8>, value: impl serde::Serialize) {
+    serde_json::to_writer(json, &value).expect("a number can be written to memory");
+}
+
+fn not_finite(json: &mut Vec<u8>, value: f64) {
+    json.extend_from_slice(if value.is_nan() {
+        b"NaN"
+    } else if value > 0.0 {
+        b"Infinity"
+    } else {
+        b"-Infinity"
+    });
+}
+
+fn string(json: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(json, text).expect("a string can be written to memory");
+}
+
+/// A body of known length in several pieces of memory.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Chunks(VecDeque<Bytes>);
+
+impl Chunks {
+    /// Bytes of all pieces that are left.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+
+    /// Whether nothing is left.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl HttpBody for Chunks {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|chunk| Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn output(datatype: DataType, shape: &[usize], data: &[u8], binary: bool) -> Output {
+        Output {
+            name: "y".to_owned(),
+            tensor: Tensor {
+                datatype,
+                shape: shape.to_vec(),
+                data: Bytes::copy_from_slice(data),
+            },
+            binary,
+        }
+    }
+
+    fn encode(outputs: Vec<Output>) -> Result<(Encoded, Vec<u8>), InferError> {
+        let reply = InferReply {
+            id: Some("a\"b".to_owned()),
+            model_name: "m".to_owned(),
+            model_version: "1".to_owned(),
+            outputs,
+            ..InferReply::default()
+        };
+        let encoded = write(&reply)?;
+        let bytes = encoded.body.0.iter().flatten().copied().collect();
+        Ok((encoded, bytes))
+    }
+
+    fn check(datatype: DataType, data: &[u8], shape: &[usize], expected: &str) {
+        let (encoded, bytes) = encode(vec![output(datatype, shape, data, false)]).unwrap();
+        assert_eq!(
+            (encoded.content_type, encoded.json_length),
+            ("application/json", None)
+        );
+        let expected = format!(
+            r#"{{"id":"a\"b","model_name":"m","model_version":"1","outputs":[{{"name":"y","datatype":"{datatype}","shape":{shape:?},"data":{expected}}}]}}"#
+        );
+        assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+    }
+
+    #[test]
+    fn every_type_has_its_json_form() {
+        check(DataType::Bool, &[1, 0], &[2], "[true,false]");
+        check(DataType::Int16, &[0xff, 0xff, 2, 1], &[2, 1], "[-1,258]");
+        check(DataType::Uint64, &[0xff; 8], &[1], "[18446744073709551615]");
+        let floats: Vec<u8> = [0.1f32, -3e38, 1.0]
+            .iter()
+            .flat_map(|n| n.to_le_bytes())
+            .collect();
+        check(DataType::Fp32, &floats, &[3], "[0.1,-3e+38,1.0]");
+        let odd: Vec<u8> = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY]
+            .iter()
+            .flat_map(|n| n.to_le_bytes())
+            .collect();
+        check(DataType::Fp64, &odd, &[3], "[NaN,Infinity,-Infinity]");
+        check(
+            DataType::Bytes,
+            b"\x02\0\0\0ab\x01\0\0\0\"",
+            &[2],
+            r#"["ab","\""]"#,
+        );
+        check(DataType::Fp32, &[], &[0, 4], "[]");
+    }
+
+    #[test]
+    fn binary_outputs_follow_the_json_in_order_and_are_not_copied() {
+        let first = output(DataType::Fp32, &[1, 2], b"\0\0\x80\x3f\0\0\0\x40", true);
+        let second = output(DataType::Bytes, &[2], b"\x02\0\0\0ab\x01\0\0\0c", true);
+        let (encoded, bytes) = encode(vec![
+            first.clone(),
+            output(DataType::Int8, &[1], &[5], false),
+            second,
+        ])
+        .unwrap();
+        let length = encoded.json_length.unwrap();
+        assert_eq!(encoded.content_type, "application/octet-stream");
+        assert_eq!(
+            bytes[length..],
+            *b"\0\0\x80\x3f\0\0\0\x40\x02\0\0\0ab\x01\0\0\0c"
+        );
+        assert_eq!(encoded.body.len(), bytes.len());
+        assert_eq!(encoded.body.0[1].as_ptr(), first.tensor.data.as_ptr());
+        let json: Value = serde_json::from_slice(&bytes[..length]).unwrap();
+        assert_eq!(json["outputs"][0]["parameters"]["binary_data_size"], 8);
+        assert_eq!(json["outputs"][1]["data"][0], 5);
+        assert_eq!(json["outputs"][2]["parameters"]["binary_data_size"], 11);
+    }
+
+    #[test]
+    fn half_floats_are_binary_only() {
+        let error = encode(vec![output(DataType::Fp16, &[1], &[0, 0], false)]).unwrap_err();
+        assert!(error.to_string().contains("binary_data"), "{error}");
+        assert!(encode(vec![output(DataType::Fp16, &[1], &[0, 0], true)]).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn written_numbers_read_back_as_the_same_bits(numbers in prop::collection::vec(any::<f32>(), 0..50)) {
+            let finite: Vec<f32> = numbers.into_iter().filter(|n| n.is_finite()).collect();
+            let data: Vec<u8> = finite.iter().flat_map(|n| n.to_le_bytes()).collect();
+            let mut json = b"[".to_vec();
+            let sent = output(DataType::Fp32, &[finite.len()], &data, false).tensor;
+            numbers_of(&mut json, "y", &sent).unwrap();
+            json.push(b']');
+            let raw: &serde_json::value::RawValue = serde_json::from_slice(&json).unwrap();
+            let got = super::super::data::tensor("y", DataType::Fp32, vec![finite.len()], raw).unwrap();
+            prop_assert_eq!(got.data, sent.data);
+        }
+    }
+}

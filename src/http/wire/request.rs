@@ -1,0 +1,419 @@
+//! An inference request of the Open Inference Protocol: JSON, JSON with binary tensors behind it, or one raw tensor.
+//!
+//! ```text
+//! Inference-Header-Content-Length: N      body = N bytes of JSON, then the tensors of all inputs with
+//!                                         binary_data_size, in the order of the inputs, without padding
+//! Inference-Header-Content-Length: 0      body = the data of the model's only input
+//! no such header                          body = JSON
+//! ```
+
+use super::{HEADER_LENGTH, Parameter, Parameters, bad_json, binary, clipped, count, data, flag};
+use crate::{
+    engine::{DataType, Tensor},
+    error::InferError,
+};
+use axum::{body::Bytes, http::HeaderMap};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{borrow::Cow, time::Duration};
+
+/// A request for inference, checked in itself; whether it fits the model is for whoever knows the model.
+#[derive(Debug, Clone)]
+pub struct InferRequest {
+    /// Repeated in the reply.
+    pub id: Option<String>,
+    /// `timeout`, `priority` and what is meant for the model.
+    pub parameters: Parameters,
+    /// In the order sent. Names are unique.
+    pub inputs: Vec<Input>,
+    /// What is asked for; empty means all.
+    pub outputs: Vec<Requested>,
+    /// Whether outputs that do not say so come back binary: `binary_data_output`, or a raw request.
+    pub binary_default: bool,
+}
+
+/// One input.
+#[derive(Debug, Clone)]
+pub struct Input {
+    /// Its name; empty in a raw request.
+    pub name: String,
+    /// Its type, shape and elements; binary data lies in the memory of the body.
+    pub tensor: Tensor,
+    /// What is meant for the model.
+    pub parameters: Parameters,
+}
+
+/// One output that is asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Requested {
+    /// Its name.
+    pub name: String,
+    /// Whether it comes back binary.
+    pub binary: bool,
+    /// The best classes instead of the values, and how many.
+    pub classification: Option<u64>,
+}
+
+impl InferRequest {
+    /// The parameter `timeout`, which is in microseconds; 0 is none.
+    ///
+    /// # Errors
+    /// 400 if it is not a count.
+    pub fn timeout(&self) -> Result<Option<Duration>, InferError> {
+        let timeout = count(&self.parameters, "timeout")?;
+        Ok(timeout.filter(|us| *us > 0).map(Duration::from_micros))
+    }
+
+    /// The parameter `priority`; 0 is the default, 1 the most urgent.
+    ///
+    /// # Errors
+    /// 400 if it is not a count.
+    pub fn priority(&self) -> Result<Option<u64>, InferError> {
+        count(&self.parameters, "priority")
+    }
+}
+
+#[derive(Deserialize)]
+struct Wire<'a> {
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    parameters: Parameters,
+    #[serde(borrow)]
+    inputs: Vec<WireInput<'a>>,
+    #[serde(default)]
+    outputs: Vec<WireOutput>,
+}
+
+#[derive(Deserialize)]
+struct WireInput<'a> {
+    name: String,
+    shape: Vec<usize>,
+    #[serde(borrow)]
+    datatype: Cow<'a, str>,
+    #[serde(default)]
+    parameters: Parameters,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct WireOutput {
+    name: String,
+    #[serde(default)]
+    parameters: Parameters,
+}
+
+/// The length of the JSON that the head announces: `None` means that the body is JSON, 0 that it is one raw tensor.
+///
+/// # Errors
+/// 400 if it is not a number.
+pub fn json_length(headers: &HeaderMap) -> Result<Option<usize>, InferError> {
+    let Some(value) = headers.get(HEADER_LENGTH) else {
+        return Ok(None);
+    };
+    let length = value.to_str().ok().and_then(|text| text.parse().ok());
+    length.map(Some).ok_or_else(|| {
+        let got = String::from_utf8_lossy(value.as_bytes()).into_owned();
+        bad(format!(
+            "the header {HEADER_LENGTH} is {:?}, expected a number of bytes",
+            clipped(&got)
+        ))
+    })
+}
+
+/// Reads a request whose JSON is `json_length` bytes long, or the whole body. For a length of 0 see [`super::raw`].
+///
+/// # Errors
+/// 400 saying which member of which input, what was expected and what came.
+pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, InferError> {
+    let length = json_length.unwrap_or(body.len());
+    if length > body.len() {
+        return Err(bad(format!(
+            "the header {HEADER_LENGTH} is {length}, but the body has {} bytes",
+            body.len()
+        )));
+    }
+    let wire: Wire<'_> = serde_json::from_slice(&body[..length])
+        .map_err(|error| bad_json("the inference request", &error))?;
+    if let Some(name) = wire
+        .parameters
+        .keys()
+        .find(|name| name.starts_with("triton_"))
+    {
+        return Err(bad(format!(
+            "parameter {:?} is reserved: names must not begin with triton_",
+            clipped(name)
+        )));
+    }
+    let mut behind = body.slice(length..);
+    let mut inputs: Vec<Input> = Vec::with_capacity(wire.inputs.len().min(64));
+    for wire in wire.inputs {
+        if inputs.iter().any(|input| input.name == wire.name) {
+            return Err(bad(format!(
+                "input {:?} is given twice",
+                clipped(&wire.name)
+            )));
+        }
+        inputs.push(input(wire, &mut behind)?);
+    }
+    if !behind.is_empty() {
+        return Err(bad(format!(
+            "{} bytes are left over behind the binary tensors; the sum of binary_data_size must be the rest of the body",
+            behind.len()
+        )));
+    }
+    let binary_default = flag(&wire.parameters, "binary_data_output")?.unwrap_or(false);
+    let mut outputs: Vec<Requested> = Vec::with_capacity(wire.outputs.len().min(64));
+    for wire in wire.outputs {
+        if outputs.iter().any(|output| output.name == wire.name) {
+            return Err(bad(format!(
+                "output {:?} is asked for twice",
+                clipped(&wire.name)
+            )));
+        }
+        refuse_shared_memory(&wire.parameters)?;
+        outputs.push(Requested {
+            binary: flag(&wire.parameters, "binary_data")?.unwrap_or(binary_default),
+            classification: count(&wire.parameters, "classification")?,
+            name: wire.name,
+        });
+    }
+    Ok(InferRequest {
+        id: wire.id,
+        parameters: wire.parameters,
+        inputs,
+        outputs,
+        binary_default,
+    })
+}
+
+/// One input; takes its binary data, if it has some, from the front of `behind`.
+fn input(wire: WireInput<'_>, behind: &mut Bytes) -> Result<Input, InferError> {
+    let WireInput {
+        name,
+        shape,
+        datatype,
+        mut parameters,
+        data,
+    } = wire;
+    let Some(datatype) = DataType::from_name(&datatype) else {
+        let names: Vec<_> = DataType::ALL
+            .iter()
+            .map(|datatype| datatype.name())
+            .collect();
+        return Err(bad(format!(
+            "input {name:?} has datatype {:?}, expected one of {}",
+            clipped(&datatype),
+            names.join(", ")
+        )));
+    };
+    refuse_shared_memory(&parameters)?;
+    let size = count(&parameters, "binary_data_size")?;
+    parameters.remove("binary_data_size");
+    let tensor = match (data, size) {
+        (Some(data), None) => data::tensor(&name, datatype, shape, data)?,
+        (None, Some(size)) => {
+            let left = behind.len();
+            let size = usize::try_from(size).ok().filter(|size| *size <= left).ok_or_else(|| {
+                bad(format!("input {name:?} has binary_data_size {size}, but {left} bytes of the body are left for it"))
+            })?;
+            let tensor = Tensor {
+                datatype,
+                shape,
+                data: behind.split_to(size),
+            };
+            binary::check(&name, &tensor)?;
+            tensor
+        }
+        (Some(_), Some(_)) => {
+            return Err(bad(format!(
+                "input {name:?} has both data and binary_data_size; send one"
+            )));
+        }
+        (None, None) => {
+            return Err(bad(format!(
+                "input {name:?} has neither data nor binary_data_size; send one"
+            )));
+        }
+    };
+    Ok(Input {
+        name,
+        tensor,
+        parameters,
+    })
+}
+
+fn refuse_shared_memory(parameters: &Parameters) -> Result<(), InferError> {
+    match parameters.get_key_value("shared_memory_region") {
+        Some((
+            name,
+            Parameter::Text(_) | Parameter::Integer(_) | Parameter::Number(_) | Parameter::Bool(_),
+        )) => Err(bad(format!(
+            "parameter {name:?} is not supported: send the data with the request"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn bad(what: String) -> InferError {
+    InferError::BadRequest(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::binary::strings;
+    use super::*;
+
+    fn body(json: &str, binary: &[u8]) -> (Bytes, Option<usize>) {
+        let whole = [json.as_bytes(), binary].concat();
+        (whole.into(), Some(json.len()))
+    }
+
+    fn refuses(json: &str, binary: &[u8], told: &str) {
+        let (body, length) = body(json, binary);
+        let error = read(&body, length).unwrap_err().to_string();
+        assert!(error.contains(told), "{error} lacks {told}");
+    }
+
+    #[test]
+    fn json_tensors_and_parameters_are_read() {
+        let json = r#"{"id":"7","parameters":{"timeout":1500,"priority":2,"binary_data_output":true,"knob":0.5},
+            "inputs":[{"name":"a","data":[1,2],"datatype":"FP32","shape":[1,2],"parameters":{"k":"v"}}],
+            "outputs":[{"name":"y"},{"name":"z","parameters":{"binary_data":false,"classification":3}}],"more":1}"#;
+        let request = read(&Bytes::from(json), None).unwrap();
+        assert_eq!(request.id.as_deref(), Some("7"));
+        assert_eq!(request.timeout(), Ok(Some(Duration::from_micros(1500))));
+        assert_eq!(request.priority(), Ok(Some(2)));
+        assert_eq!(request.parameters["knob"], Parameter::Number(0.5));
+        let input = &request.inputs[0];
+        assert_eq!(input.tensor.data[..], [0, 0, 0x80, 0x3f, 0, 0, 0, 0x40]);
+        assert_eq!(input.parameters["k"], Parameter::Text("v".to_owned()));
+        let asked: Vec<_> = request
+            .outputs
+            .iter()
+            .map(|o| (&*o.name, o.binary, o.classification))
+            .collect();
+        assert_eq!(asked, [("y", true, None), ("z", false, Some(3))]);
+    }
+
+    #[test]
+    fn binary_tensors_lie_in_the_memory_of_the_body() {
+        let json = r#"{"inputs":[
+            {"name":"a","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}},
+            {"name":"b","shape":[1],"datatype":"INT8","data":[-1]},
+            {"name":"c","shape":[2],"datatype":"BYTES","parameters":{"binary_data_size":11}}]}"#;
+        let (body, length) = body(json, b"\0\0\x80\x3f\0\0\0\x40\x02\0\0\0ab\x01\0\0\0c");
+        let request = read(&body, length).unwrap();
+        let [a, b, c] = &request.inputs[..] else {
+            panic!()
+        };
+        assert_eq!(a.tensor.to_f32().unwrap(), [1.0, 2.0]);
+        assert_eq!(a.tensor.data.as_ptr(), body[json.len()..].as_ptr());
+        assert_eq!(b.tensor.data[..], [0xff]);
+        assert_eq!(strings(&c.tensor.data).unwrap(), ["ab", "c"]);
+        assert!(a.parameters.is_empty());
+    }
+
+    #[test]
+    fn binary_data_must_fit_its_shape_and_the_body() {
+        let one = |parameters: &str, datatype: &str, shape: &str| {
+            format!(
+                r#"{{"inputs":[{{"name":"a","shape":{shape},"datatype":"{datatype}",{parameters}}}]}}"#
+            )
+        };
+        let sized = |size: &str| format!(r#""parameters":{{"binary_data_size":{size}}}"#);
+        refuses(
+            &one(&sized("8"), "FP32", "[2]"),
+            &[0; 7],
+            "7 bytes of the body are left",
+        );
+        refuses(
+            &one(&sized("8"), "FP32", "[2]"),
+            &[0; 9],
+            "1 bytes are left over",
+        );
+        refuses(
+            &one(&sized("4"), "FP32", "[2]"),
+            &[0; 4],
+            "has 4 bytes, expected 8 for FP32 of shape [2]",
+        );
+        refuses(
+            &one(&sized("-4"), "FP32", "[2]"),
+            &[],
+            "expected an integer of 0 or more",
+        );
+        refuses(
+            &one(&sized("4"), "BYTES", "[1]"),
+            &[1, 0, 0, 0],
+            "32-bit lengths",
+        );
+        refuses(
+            &one(&sized("8"), "BYTES", "[1]"),
+            &[0; 8],
+            "has 2 elements, expected 1",
+        );
+        refuses(&one(&sized("1"), "BOOL", "[1]"), &[2], "other than 0 and 1");
+        refuses(
+            &one(&format!("{},\"data\":[1]", sized("0")), "FP32", "[0]"),
+            &[],
+            "both data and",
+        );
+        refuses(&one("\"x\":1", "FP32", "[1]"), &[], "neither data nor");
+        refuses(
+            &one("\"data\":[1]", "FLOAT", "[1]"),
+            &[],
+            "expected one of BOOL, UINT8",
+        );
+        refuses(&one("\"data\":[1]", "FP32", "[-1]"), &[], "cannot be read");
+        refuses(
+            &one(
+                r#""parameters":{"shared_memory_region":"r"}"#,
+                "FP32",
+                "[1]",
+            ),
+            &[],
+            "not supported",
+        );
+        assert!(
+            read(&Bytes::from_static(b"{}"), Some(3))
+                .unwrap_err()
+                .to_string()
+                .contains("the body has 2")
+        );
+    }
+
+    #[test]
+    fn names_are_unique_and_reserved_parameters_are_refused() {
+        let input = r#"{"name":"a","shape":[1],"datatype":"FP32","data":[1]}"#;
+        refuses(
+            &format!(r#"{{"inputs":[{input},{input}]}}"#),
+            &[],
+            "\"a\" is given twice",
+        );
+        let twice = r#""outputs":[{"name":"y"},{"name":"y"}]"#;
+        refuses(
+            &format!(r#"{{"inputs":[],{twice}}}"#),
+            &[],
+            "\"y\" is asked for twice",
+        );
+        refuses(
+            r#"{"inputs":[],"parameters":{"triton_x":1}}"#,
+            &[],
+            "reserved",
+        );
+        refuses("{}", &[], "missing field `inputs`");
+    }
+
+    #[test]
+    fn the_length_of_the_json_is_a_number_or_absent() {
+        let of = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HEADER_LENGTH, http::HeaderValue::from_static(value));
+            json_length(&headers)
+        };
+        assert_eq!(json_length(&HeaderMap::new()), Ok(None));
+        assert_eq!(of("12"), Ok(Some(12)));
+        assert!(of("-1").is_err());
+    }
+}

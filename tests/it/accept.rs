@@ -1,0 +1,440 @@
+//! Hostile and unlucky clients on real sockets, against the accept loop and what stands behind it. Clocks are short
+//! where a test waits for them and long where they must not be what ended a connection.
+
+mod http2;
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::Request,
+    http::{HeaderMap, Response},
+    middleware,
+    response::IntoResponse,
+    routing::{get, post},
+};
+use ocelli::{
+    error::InferError,
+    http::{
+        accept::{Acceptor, Clocks, Connections, Ended, Settings, Stages},
+        body::{self, BodyLimits},
+        guard::{self, HeadLimits},
+        multipart::{self, MultipartLimits},
+    },
+};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+    task::JoinHandle,
+};
+
+/// A clock that a test waits for.
+const SHORT: Duration = Duration::from_millis(150);
+/// A clock that must not act.
+const LONG: Duration = Duration::from_secs(600);
+/// No test waits longer for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+const BODY_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+fn settings() -> Settings {
+    Settings {
+        clocks: Clocks {
+            idle: LONG,
+            header: LONG,
+            write_stall: LONG,
+        },
+        close_timeout: LONG,
+        ..Settings::default()
+    }
+}
+
+fn with_clocks(change: impl FnOnce(&mut Clocks)) -> Settings {
+    let mut settings = settings();
+    change(&mut settings.clocks);
+    settings
+}
+
+struct Server {
+    address: SocketAddr,
+    stages: Stages,
+    connections: Arc<Connections>,
+    ended: JoinHandle<Ended>,
+    /// `GET /wait` answers when this is notified.
+    go: Arc<Notify>,
+}
+
+async fn length(request: Request, deadline: Duration) -> Result<String, InferError> {
+    let limits = BodyLimits {
+        bytes_max: BODY_BYTES_MAX,
+        deadline,
+        grace: LONG,
+        rate_min: 0,
+    };
+    let bytes = body::read(request.into_body(), limits).await?;
+    Ok(bytes.len().to_string())
+}
+
+async fn parts(headers: HeaderMap, body: Bytes) -> Result<String, InferError> {
+    let content_type = headers["content-type"].to_str().unwrap();
+    let boundary = multipart::boundary(content_type)?.unwrap();
+    let parts = multipart::parts(&body, &boundary, &MultipartLimits::default())?;
+    Ok(parts.len().to_string())
+}
+
+async fn start(settings: Settings) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let go = Arc::new(Notify::new());
+    let wait = Arc::clone(&go);
+    let head = HeadLimits {
+        body_bytes_max: BODY_BYTES_MAX,
+        uri_bytes_max: 8192,
+    };
+    let router = Router::new()
+        .route("/", get(|| async { "hello" }))
+        .route("/large", get(|| async { vec![b'x'; 64 * 1024 * 1024] }))
+        .route(
+            "/wait",
+            get(async move || {
+                wait.notified().await;
+                "waited"
+            }),
+        )
+        .route("/length", post(|request| length(request, LONG)))
+        .route("/length-soon", post(|request| length(request, SHORT)))
+        .route("/parts", post(parts))
+        .layer(middleware::from_fn_with_state(head, guard::check));
+    let (stages, connections) = (Stages::default(), Arc::new(Connections::default()));
+    let acceptor = Acceptor {
+        listener,
+        settings,
+        stages: stages.clone(),
+        connections: Arc::clone(&connections),
+    };
+    Server {
+        address,
+        stages,
+        connections,
+        ended: tokio::spawn(acceptor.run(router)),
+        go,
+    }
+}
+
+impl Server {
+    async fn send(&self, bytes: impl AsRef<[u8]>) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(bytes.as_ref()).await.unwrap();
+        stream
+    }
+
+    async fn ended(self) -> Ended {
+        soon(self.ended).await.unwrap()
+    }
+}
+
+/// What `future` gives, if it does not take for ever.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("it did not happen")
+}
+
+/// Comes back when `event` has happened. For what only a counter shows.
+async fn until(event: impl Fn() -> bool) {
+    soon(async {
+        while !event() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// All that comes until the server closes.
+async fn rest(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    // A reset is an end as well.
+    let _ = soon(stream.read_to_end(&mut bytes)).await;
+    String::from_utf8(bytes).unwrap()
+}
+
+/// One small reply on a connection that stays open.
+async fn reply(stream: &mut TcpStream) -> String {
+    let mut got = String::new();
+    let mut buffer = [0; 1024];
+    while !got.ends_with("hello") && !got.ends_with("waited") {
+        let count = soon(stream.read(&mut buffer)).await.unwrap();
+        assert_ne!(count, 0, "the connection was closed after {got:?}");
+        got.push_str(str::from_utf8(&buffer[..count]).unwrap());
+    }
+    got
+}
+
+const HELLO: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+const HALF: &str = "GET / HTTP/1.1\r\nHos";
+
+#[tokio::test]
+async fn half_sent_headers_are_closed_by_the_header_clock() {
+    let server = start(with_clocks(|clocks| clocks.header = SHORT)).await;
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        streams.push(server.send(HALF).await);
+    }
+    for stream in streams {
+        assert_eq!(rest(stream).await, "");
+    }
+    assert_eq!(server.connections.ended_header.load(Relaxed), 50);
+}
+
+#[tokio::test]
+async fn a_kept_alive_connection_outlives_the_header_clock() {
+    let server = start(with_clocks(|clocks| clocks.header = SHORT)).await;
+    let mut kept = server.send(HELLO).await;
+    reply(&mut kept).await;
+    // Begun later and ended by the header clock: by then, the first has been idle for longer than that.
+    rest(server.send(HALF).await).await;
+    kept.write_all(HELLO.as_bytes()).await.unwrap();
+    assert!(reply(&mut kept).await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_by_the_idle_clock() {
+    let server = start(with_clocks(|clocks| clocks.idle = SHORT)).await;
+    assert!(rest(server.send(HELLO).await).await.ends_with("hello"));
+    assert_eq!(rest(server.send("").await).await, "");
+    assert_eq!(server.connections.ended_idle.load(Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_body_that_stops_is_answered_408_and_cut() {
+    let server = start(settings()).await;
+    let stream = server
+        .send("POST /length-soon HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n012")
+        .await;
+    let reply = rest(stream).await;
+    assert!(reply.starts_with("HTTP/1.1 408"), "{reply}");
+    assert!(reply.contains("3 bytes of the body came"), "{reply}");
+    assert!(reply.contains("connection: close"), "{reply}");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_take_its_answer_is_cut() {
+    let server = start(with_clocks(|clocks| clocks.write_stall = SHORT)).await;
+    let stream = server.send("GET /large HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    until(|| server.connections.ended_stalled.load(Relaxed) == 1).await;
+    until(|| server.connections.open.load(Relaxed) == 0).await;
+    drop(stream);
+}
+
+#[tokio::test]
+async fn an_announced_giant_is_refused_before_its_body_is_asked_for() {
+    let server = start(settings()).await;
+    let head = "POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n";
+    let reply = rest(
+        server
+            .send(format!("{head}Expect: 100-continue\r\n\r\n"))
+            .await,
+    )
+    .await;
+    assert!(reply.starts_with("HTTP/1.1 413"), "{reply}");
+    assert!(!reply.contains("100 Continue"), "{reply}");
+    assert!(reply.contains("body_bytes_max"), "{reply}");
+    assert!(reply.contains("connection: close"), "{reply}");
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_a_client_that_sends_its_whole_body_first() {
+    let server = start(settings()).await;
+    let length = BODY_BYTES_MAX as usize + 1;
+    let mut request =
+        format!("POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n")
+            .into_bytes();
+    request.resize(request.len() + length, b'x');
+    let reply = rest(server.send(request).await).await;
+    assert!(reply.starts_with("HTTP/1.1 413"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_flood_of_tiny_chunks_is_one_body() {
+    let server = start(settings()).await;
+    let mut request = b"POST /length HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+    request.extend(b"1\r\nx\r\n".repeat(200_000));
+    request.extend(b"0\r\n\r\n");
+    let reply = rest(server.send(request).await).await;
+    assert!(reply.ends_with("\r\n\r\n200000"), "{reply}");
+}
+
+#[tokio::test]
+async fn a_chunked_body_over_the_limit_is_refused_when_it_is_over() {
+    let server = start(settings()).await;
+    let mut stream = server
+        .send("POST /length HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .await;
+    let megabyte = [
+        b"100000\r\n".to_vec(),
+        vec![b'x'; 1 << 20],
+        b"\r\n".to_vec(),
+    ]
+    .concat();
+    for _ in 0..5 {
+        // The last may find the connection closed.
+        let _ = stream.write_all(&megabyte).await;
+    }
+    let reply = rest(stream).await;
+    assert!(reply.starts_with("HTTP/1.1 413"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn fifteen_thousand_parts_are_refused() {
+    let server = start(settings()).await;
+    let body =
+        "--B\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n".repeat(15_000) + "--B--\r\n";
+    let head = "POST /parts HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: multipart/form-data; boundary=B\r\n";
+    let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+    let reply = rest(server.send(request).await).await;
+    assert!(
+        reply.starts_with("HTTP/1.1 413") && reply.contains("parts_max"),
+        "{reply}"
+    );
+}
+
+#[tokio::test]
+async fn requests_that_another_server_would_read_differently_are_refused() {
+    let server = start(settings()).await;
+    let post = "POST /length HTTP/1.1\r\nHost: a\r\n";
+    for request in [
+        "GET / HTTP/1.1\r\n\r\n".to_owned(),
+        "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n".to_owned(),
+        "GET / HTTP/1.1\r\nHost : a\r\n\r\n".to_owned(),
+        "GET / HTTP/1.1\r\nHost: a\r\n b: c\r\n\r\n".to_owned(),
+        format!("{post}Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
+        format!("{post}Content-Length: +1\r\n\r\na"),
+        format!("{post}Transfer-Encoding: gzip\r\n\r\n"),
+        format!("{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
+    ] {
+        let mut stream = server.send(&request).await;
+        stream.shutdown().await.unwrap();
+        let reply = rest(stream).await;
+        assert!(reply.starts_with("HTTP/1.1 4"), "{request:?} got {reply:?}");
+    }
+}
+
+#[tokio::test]
+async fn at_the_cap_a_client_waits_until_another_ends() {
+    let server = start(Settings {
+        connections_max: 2,
+        ..settings()
+    })
+    .await;
+    let (mut first, mut second) = (server.send(HELLO).await, server.send(HELLO).await);
+    reply(&mut first).await;
+    reply(&mut second).await;
+    assert_eq!(server.connections.capped.load(Relaxed), 1);
+    let mut third = server.send(HELLO).await;
+    second.write_all(HELLO.as_bytes()).await.unwrap();
+    reply(&mut second).await;
+    assert_eq!(server.connections.accepted.load(Relaxed), 2);
+    drop(first);
+    reply(&mut third).await;
+    assert_eq!(server.connections.accepted.load(Relaxed), 3);
+}
+
+#[tokio::test]
+async fn a_request_whose_client_leaves_is_dropped() {
+    let server = start(settings()).await;
+    let stream = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    until(|| server.connections.open.load(Relaxed) == 1).await;
+    drop(stream);
+    until(|| server.connections.open.load(Relaxed) == 0).await;
+}
+
+#[tokio::test]
+async fn while_draining_requests_are_answered_and_told_to_go() {
+    let server = start(settings()).await;
+    let mut kept = server.send(HELLO).await;
+    assert!(!reply(&mut kept).await.contains("connection: close"));
+    server.stages.drain();
+    kept.write_all(HELLO.as_bytes()).await.unwrap();
+    for stream in [kept, server.send(HELLO).await] {
+        let reply = rest(stream).await;
+        assert!(
+            reply.contains("connection: close") && reply.ends_with("hello"),
+            "{reply}"
+        );
+    }
+    server.stages.close();
+    assert_eq!(
+        server.ended().await,
+        Ended {
+            connections_dropped: 0
+        }
+    );
+}
+
+#[tokio::test]
+async fn closing_answers_what_was_asked_and_lets_idle_connections_go() {
+    let server = start(settings()).await;
+    let asking = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let silent = server.send("").await;
+    let mut idle = server.send(HELLO).await;
+    reply(&mut idle).await;
+    until(|| server.connections.accepted.load(Relaxed) == 3).await;
+    server.stages.close();
+    assert_eq!(rest(idle).await, "");
+    assert_eq!(rest(silent).await, "");
+    assert!(TcpStream::connect(server.address).await.is_err());
+    server.go.notify_one();
+    assert!(rest(asking).await.ends_with("waited"));
+    assert_eq!(
+        server.ended().await,
+        Ended {
+            connections_dropped: 0
+        }
+    );
+}
+
+#[tokio::test]
+async fn a_half_sent_header_holds_up_the_end_no_longer_than_its_deadline() {
+    let server = start(Settings {
+        close_timeout: SHORT,
+        ..settings()
+    })
+    .await;
+    let half = server.send(HALF).await;
+    let mut kept = server.send(HELLO).await;
+    reply(&mut kept).await;
+    server.stages.close();
+    assert_eq!(
+        server.ended().await,
+        Ended {
+            connections_dropped: 1
+        }
+    );
+    assert_eq!(rest(half).await, "");
+}
+
+#[tokio::test]
+async fn aborting_waits_for_nothing() {
+    let server = start(settings()).await;
+    let asking = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    until(|| server.connections.accepted.load(Relaxed) == 1).await;
+    server.stages.abort();
+    assert_eq!(
+        server.ended().await,
+        Ended {
+            connections_dropped: 1
+        }
+    );
+    assert_eq!(rest(asking).await, "");
+}
+
+/// Keeps the imports of handlers honest: an error is a reply.
+#[tokio::test]
+async fn an_error_of_a_handler_is_a_problem() {
+    let reply: Response<Body> = InferError::Cancelled.into_response();
+    assert_eq!(reply.status(), 499);
+}

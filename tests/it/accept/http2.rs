@@ -1,0 +1,174 @@
+//! HTTP/2 clients, in frames: RFC 9113, section 4.1 for their form.
+
+use super::{SHORT, Server, rest, settings, soon, start, until, with_clocks};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+/// END_STREAM and END_HEADERS.
+const WHOLE: u8 = 5;
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// GET of a path, in the static table's terms and literals (RFC 7541).
+fn get(stream: u32, path: &str) -> Vec<u8> {
+    let mut block = vec![
+        0x82,
+        0x86,
+        0x01,
+        1,
+        b'a',
+        0x04,
+        u8::try_from(path.len()).unwrap(),
+    ];
+    block.extend(path.as_bytes());
+    frame(HEADERS, WHOLE, stream, &block)
+}
+
+fn cancel(stream: u32) -> Vec<u8> {
+    frame(RST_STREAM, 0, stream, &8u32.to_be_bytes())
+}
+
+async fn connect(server: &Server, settings: &[u8]) -> TcpStream {
+    server
+        .send([PREFACE, &frame(SETTINGS, 0, 0, settings)].concat())
+        .await
+}
+
+/// The next frame: its kind, stream and payload. `None` at the end of the connection.
+async fn next(stream: &mut TcpStream) -> Option<(u8, u32, Vec<u8>)> {
+    let mut head = [0; 9];
+    soon(stream.read_exact(&mut head)).await.ok()?;
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+    let mut payload = vec![0; length];
+    soon(stream.read_exact(&mut payload)).await.ok()?;
+    Some((
+        head[3],
+        u32::from_be_bytes([head[5], head[6], head[7], head[8]]),
+        payload,
+    ))
+}
+
+/// Reads on to the first frame of a kind.
+async fn first(stream: &mut TcpStream, wanted: u8) -> Option<(u32, Vec<u8>)> {
+    while let Some((kind, id, payload)) = next(stream).await {
+        if kind == wanted {
+            return Some((id, payload));
+        }
+        assert_ne!(kind, GOAWAY, "{payload:?}");
+    }
+    None
+}
+
+#[tokio::test]
+async fn http_2_is_spoken_on_the_same_port() {
+    let server = start(settings()).await;
+    let client: Client<_, http_body_util::Empty<bytes::Bytes>> =
+        Client::builder(TokioExecutor::new())
+            .http2_only(true)
+            .build_http();
+    let uri: http::Uri = format!("http://{}/", server.address).parse().unwrap();
+    let reply = soon(client.get(uri)).await.unwrap();
+    assert_eq!(
+        (reply.status().as_u16(), reply.version()),
+        (200, http::Version::HTTP_2)
+    );
+}
+
+#[tokio::test]
+async fn a_rapid_reset_is_told_to_go_away() {
+    let server = start(settings()).await;
+    let mut stream = connect(&server, &[]).await;
+    let flood: Vec<u8> = (0..1000)
+        .flat_map(|i| [get(2 * i + 1, "/wait"), cancel(2 * i + 1)].concat())
+        .collect();
+    // The end may find the connection closed.
+    let _ = stream.write_all(&flood).await;
+    let (_, payload) = first(&mut stream, GOAWAY).await.unwrap();
+    assert_eq!(payload[4..8], 11u32.to_be_bytes(), "ENHANCE_YOUR_CALM");
+}
+
+#[tokio::test]
+async fn a_proxy_may_cancel_two_thousand_requests_on_one_connection() {
+    let server = start(settings()).await;
+    let mut stream = connect(&server, &[]).await;
+    let mut id = 1;
+    for _ in 0..2000 / 20 {
+        // Each batch of requests is at work before it is cancelled: a request behind it has been answered.
+        for _ in 0..20 {
+            stream.write_all(&get(id, "/wait")).await.unwrap();
+            id += 2;
+        }
+        stream.write_all(&get(id, "/")).await.unwrap();
+        assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, id);
+        for cancelled in 0..20 {
+            stream
+                .write_all(&cancel(id - 2 - 2 * cancelled))
+                .await
+                .unwrap();
+        }
+        id += 2;
+    }
+    stream.write_all(&get(id, "/")).await.unwrap();
+    assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, id);
+}
+
+#[tokio::test]
+async fn an_unused_connection_is_not_a_half_sent_header() {
+    let server = start(with_clocks(|clocks| clocks.header = SHORT)).await;
+    let mut unused = connect(&server, &[]).await;
+    rest(server.send(super::HALF).await).await;
+    unused.write_all(&get(1, "/")).await.unwrap();
+    assert_eq!(first(&mut unused, HEADERS).await.unwrap().0, 1);
+}
+
+#[tokio::test]
+async fn a_half_preface_is_a_half_sent_header() {
+    let server = start(with_clocks(|clocks| clocks.header = SHORT)).await;
+    assert_eq!(rest(server.send(&PREFACE[..10]).await).await, "");
+}
+
+#[tokio::test]
+async fn a_window_that_never_opens_does_not_hold_an_answer_for_ever() {
+    let server = start(with_clocks(|clocks| clocks.write_stall = SHORT)).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE = 0.
+    let mut stream = connect(&server, &[0, 4, 0, 0, 0, 0]).await;
+    stream.write_all(&get(1, "/large")).await.unwrap();
+    assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, 1);
+    until(|| server.connections.ended_stalled.load(Relaxed) == 1).await;
+    while next(&mut stream).await.is_some() {}
+}
+
+#[tokio::test]
+async fn a_drain_says_goaway_and_answers_what_was_asked() {
+    let server = start(settings()).await;
+    let mut stream = connect(&server, &[]).await;
+    stream.write_all(&get(1, "/wait")).await.unwrap();
+    stream.write_all(&get(3, "/")).await.unwrap();
+    assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, 3);
+    server.stages.drain();
+    let mut went = false;
+    while let Some((kind, id, payload)) = next(&mut stream).await {
+        if kind == GOAWAY && !went {
+            went = true;
+            assert_eq!(payload[4..8], [0; 4], "NO_ERROR");
+            server.go.notify_one();
+        }
+        if kind == HEADERS {
+            assert_eq!((id, went), (1, true));
+            return;
+        }
+    }
+    panic!("the request was not answered");
+}

@@ -1,0 +1,185 @@
+//! House rules that a compiler does not check.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Longer files hold a second subject.
+const LINES_MAX: usize = 450;
+
+/// What each top-level module stands on: it may use those of a lower rank, and the leaves. `http` and `devices` have
+/// the same rank: they do not know each other.
+const RANKS: [(&str, u32); 9] = [
+    ("cli", 7),
+    ("app", 6),
+    ("http", 5),
+    ("devices", 5),
+    ("models", 4),
+    ("batch", 3),
+    ("tasks", 3),
+    ("engine", 2),
+    ("image", 1),
+];
+
+/// Modules that use no other of ours.
+const LEAVES: [&str; 4] = ["config", "error", "status", "telemetry"];
+
+fn rank(module: &str) -> u32 {
+    let ranked = RANKS.iter().find(|(name, _)| *name == module);
+    match ranked {
+        Some((_, rank)) => *rank,
+        None if LEAVES.contains(&module) => 0,
+        None => {
+            panic!("module {module} has no rank: add it to RANKS or LEAVES in tests/it/tidy.rs")
+        }
+    }
+}
+
+/// All Rust files under `folder`, with their text.
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let short = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap();
+                found.push((short.to_owned(), text));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "no sources under {folder}");
+    found
+}
+
+/// The text without line comments.
+fn code(text: &str) -> String {
+    let line = |line: &str| line.split("//").next().unwrap_or_default().to_owned() + "\n";
+    text.lines().map(line).collect()
+}
+
+/// The modules that `code` reaches by `crate::`, alone or in a group.
+fn reached(code: &str) -> Vec<String> {
+    let name = |text: &str| -> String {
+        let text = text.trim_start();
+        text.chars()
+            .take_while(|c| c.is_alphanumeric() || *c == '_')
+            .collect()
+    };
+    let mut reached = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        // `$crate::` and `other_crate::` are not ours.
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
+            continue;
+        }
+        let rest = &code[at + "crate::".len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            reached.push(name(rest));
+            continue;
+        };
+        let mut depth = 0;
+        reached.push(name(group));
+        for (at, character) in group.char_indices() {
+            match character {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => reached.push(name(&group[at + 1..])),
+                _ => (),
+            }
+        }
+    }
+    // Macros and constants at the root of the crate are no modules; nor is the end of a group.
+    reached.retain(|name| name.starts_with(|c: char| c.is_lowercase()));
+    reached
+}
+
+/// The top-level module that a file under `src` belongs to.
+fn module(path: &Path) -> String {
+    let inside = path.strip_prefix("src").unwrap();
+    let first = inside
+        .components()
+        .next()
+        .unwrap()
+        .as_os_str()
+        .to_str()
+        .unwrap();
+    first.trim_end_matches(".rs").to_owned()
+}
+
+#[test]
+fn imports_point_downward() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources("src") {
+        let own = module(&path);
+        if own == "main" || own == "lib" {
+            continue;
+        }
+        for other in reached(&code(&text)) {
+            let allowed = other == own || rank(&other) < rank(&own);
+            if !allowed {
+                wrong.push(format!("{}: {own} uses {other}", path.display()));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "imports that do not point downward:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn groups_and_paths_are_both_seen_as_imports() {
+    let code = "use crate::{\n    engine::{Tensor, x::Y},\n    error::InferError,\n};\nfn f() { crate::image::g(); my_crate::h(); }";
+    assert_eq!(reached(code), ["engine", "error", "image"]);
+}
+
+#[test]
+fn unsafe_code_lives_under_engine() {
+    for (path, text) in sources("src") {
+        if path.starts_with("src/engine") {
+            continue;
+        }
+        for (number, line) in code(&text).lines().enumerate() {
+            let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+            let found = words.into_iter().any(|word| word == "unsafe");
+            assert!(!found, "{}:{}: {line}", path.display(), number + 1);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_served_without_our_accept_loop() {
+    for (path, text) in sources("src") {
+        let found = code(&text).contains("axum::serve(");
+        assert!(
+            !found,
+            "{} uses axum's own server, which sets no timer",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_for_and_holds_one_subject() {
+    for folder in ["src", "tests"] {
+        for (path, text) in sources(folder) {
+            assert!(
+                text.starts_with("//!"),
+                "{} does not begin with //!",
+                path.display()
+            );
+            let lines = text.lines().count();
+            assert!(
+                lines <= LINES_MAX,
+                "{} has {lines} lines, more than {LINES_MAX}",
+                path.display()
+            );
+        }
+    }
+}
