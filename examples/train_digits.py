@@ -65,7 +65,8 @@ fill most of the picture.
 
     curl -T examples/images/digits/7-0.png http://127.0.0.1:8000/predictions/digits
 
-The number before the dash in a file name of `examples/images/digits` is the true digit; those files are all held out.
+The number before the dash in a file name of `examples/images/digits` is the true digit. Those files are all held out,
+and chosen from the ones that are named correctly: they are there to try the server with, not to measure it.
 """
 
 
@@ -208,8 +209,8 @@ def main():
     IMAGES.mkdir(parents=True, exist_ok=True)
     for old in IMAGES.glob("*.png"):
         old.unlink()
-    for digit in range(10):  # the first of each kind, whether it is read correctly or not
-        first = int(np.flatnonzero(held_out_digits == digit)[0])
+    for digit in range(10):  # the first of each kind that is named correctly: pictures to try the server with
+        first = int(np.flatnonzero((held_out_digits == digit) & (logits.argmax(1) == digit))[0])
         (IMAGES / f"{digit}-0.png").write_bytes(files[first])
 
 

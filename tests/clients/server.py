@@ -17,9 +17,9 @@ STOP_SECONDS_MAX = 60
 
 
 def until(holds, seconds_max, what):
-    """Asks `holds` again and again until it is true; what it gave. Fails after `seconds_max`."""
+    """Asks `holds` again and again until it gives something other than None or False, and returns that."""
     deadline = time.monotonic() + seconds_max
-    while not (result := holds()):
+    while (result := holds()) is None or result is False:
         assert time.monotonic() < deadline, f"not after {seconds_max} s: {what}"
         time.sleep(0.02)
     return result

@@ -1,0 +1,71 @@
+"""A client that costs little: ready-made request bytes over a raw keep-alive socket, replies read without parsing."""
+
+import json
+import socket
+
+
+def request(method, path, body=b"", headers=()):
+    """The bytes of one request."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: bench", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+def infer(model, name, array, output):
+    """The bytes of an inference request with one binary input and one binary output (Open Inference Protocol)."""
+    data = array.tobytes()
+    head = {
+        "inputs": [
+            {
+                "name": name,
+                "shape": list(array.shape),
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": len(data)},
+            }
+        ],
+        "outputs": [{"name": output, "parameters": {"binary_data": True}}],
+    }
+    head = json.dumps(head).encode()
+    headers = [("Inference-Header-Content-Length", len(head)), ("Content-Type", "application/octet-stream")]
+    return request("POST", f"/v2/models/{model}/infer", head + data, headers)
+
+
+class Connection:
+    """One kept-alive connection."""
+
+    def __init__(self, port, timeout=60):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.buffer = bytearray(1 << 20)
+
+    def close(self):
+        self.socket.close()
+
+    def send(self, data):
+        """Posts ready-made bytes without waiting for a reply."""
+        self.socket.sendall(data)
+
+    def roundtrip(self, data):
+        """Posts ready-made bytes; the status, the header bytes and the body of the reply."""
+        self.socket.sendall(data)
+        got, end = 0, -1
+        while end < 0:
+            got += self._more(got)
+            end = self.buffer.find(b"\r\n\r\n", 0, got)
+        head = bytes(self.buffer[:end]).lower()
+        at = head.find(b"\r\ncontent-length:")
+        if at < 0:
+            raise ConnectionError(f"a reply without a length: {head!r}")
+        length = int(head[at + 17 : (head + b"\r\n").find(b"\r\n", at + 2)])
+        total = end + 4 + length
+        if total > len(self.buffer):
+            self.buffer.extend(bytes(total - len(self.buffer)))
+        while got < total:
+            got += self._more(got)
+        return int(head[9:12]), head, bytes(self.buffer[end + 4 : total])
+
+    def _more(self, got):
+        count = self.socket.recv_into(memoryview(self.buffer)[got:])
+        if count == 0:
+            raise ConnectionError("the server closed the connection")
+        return count
