@@ -1,6 +1,34 @@
-//! Builds every part from the leaves up.
+//! The one file that knows every part: builds from the leaves up, binds the sockets, and returns something that can
+//! be drained.
 
-use crate::config::Config;
+use crate::{
+    batch::{Queue, QueueLimits},
+    config::{Backend, Config, LogFormat},
+    devices::{self, Devices},
+    engine::onnx::Runtime,
+    error::InferError,
+    http::{
+        self, Front,
+        accept::{Acceptor, Clocks, Ended, Settings, Stages},
+        decode::DecodePool,
+    },
+    image::Limits,
+    models::{self, Catalog},
+    status::Status,
+    telemetry::{
+        COMMIT, VERSION,
+        logging::{self, Logging},
+        metrics::{DropReason, Metrics},
+    },
+};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, task::JoinHandle as Task};
+use tokio_util::sync::CancellationToken;
 
 /// Why a run ended other than well; the command line gives each its exit code.
 #[derive(Debug, thiserror::Error)]
@@ -8,38 +36,407 @@ pub enum AppError {
     /// What the models were to run on is not there: no ONNX Runtime, no GPU where one was asked for.
     #[error("{0}")]
     Backend(String),
-    /// Our own bug.
-    #[error("{0}")]
-    Internal(String),
     /// The time to drain was over before the work was done.
-    #[error(
-        "drain_timeout_ms passed with work left: {connections} connections and {jobs} jobs were dropped"
-    )]
+    #[error("drain_timeout_ms passed with work left: {connections} connections and {jobs} jobs were dropped")]
     Dropped {
         /// Connections that were cut.
-        connections: u64,
+        connections: usize,
         /// Jobs that were waiting or running.
-        jobs: u64,
+        jobs: usize,
     },
-    /// Anything else: an address in use, a model that fails its check.
+    /// Anything else: an address in use, a folder that cannot be read, a model that fails its check.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Serves until told to stop, and drains.
+fn failed<E: std::fmt::Display>(what: impl Into<String>) -> impl FnOnce(E) -> AppError {
+    move |error| AppError::Failed(format!("{}: {error}", what.into()))
+}
+
+/// Everything below the front: what `serve` and `check` share.
+pub struct Core {
+    /// Where work waits.
+    pub queue: Arc<Queue>,
+    /// What can be served.
+    pub catalog: Arc<Catalog>,
+    /// What the process knows about itself.
+    pub status: Arc<Status>,
+    /// Numbers.
+    pub metrics: Arc<Metrics>,
+    /// What runs batches.
+    pub devices: Devices,
+    /// What the model folder holds.
+    pub found: Vec<models::Found>,
+}
+
+impl Core {
+    /// Loads ONNX Runtime, scans the model folder and starts the workers. No model is loaded yet.
+    ///
+    /// # Errors
+    /// If the backend cannot be had or the system refuses a thread.
+    pub fn start(config: &Config) -> Result<Core, AppError> {
+        match config.backend {
+            Backend::Cpu => {}
+            Backend::Auto => {
+                tracing::info!("backend auto: this version drives no GPU yet, models run on the CPU")
+            }
+            Backend::Gpu => {
+                return Err(AppError::Backend(
+                    "backend is gpu, but this version drives no GPU yet: use --backend cpu or auto".into(),
+                ));
+            }
+        }
+        let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
+        tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
+        let found = models::scan(&config.models).map_err(AppError::Failed)?;
+        let catalog = Arc::new(Catalog::new());
+        let metrics = Arc::new(Metrics::new(&http::paths(), VERSION, COMMIT));
+        let status = Arc::new(Status::new(Instant::now()));
+        let queue =
+            Queue::new(QueueLimits { items_max: config.queue_items_max, bytes_max: config.queue_bytes_max as usize });
+        let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
+        let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
+        let parts = devices::Parts {
+            runtime,
+            queue: Arc::clone(&queue),
+            catalog: Arc::clone(&catalog),
+            status: Arc::clone(&status),
+            metrics: Arc::clone(&metrics),
+            compute_threads: config.compute_threads,
+            timeout: config.timeout_ms,
+        };
+        let devices = Devices::start(parts, workers).map_err(failed("cannot start the device threads"))?;
+        Ok(Core { queue, catalog, status, metrics, devices, found })
+    }
+}
+
+/// A running server.
+pub struct App {
+    config: Config,
+    front: Arc<Front>,
+    address: SocketAddr,
+    admin_address: Option<SocketAddr>,
+    stages: Stages,
+    accepting: Task<Ended>,
+    heart: Task<()>,
+    admin: Option<Admin>,
+    loading: std::thread::JoinHandle<Devices>,
+    /// Tells the loading thread to stop between two models.
+    stop_loading: CancellationToken,
+}
+
+/// After the drain's deadline: how long the refusals of what was left may take to be sent.
+const ABORT_GRACE: Duration = Duration::from_millis(500);
+
+/// What an ended server left undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Undone {
+    /// Jobs that were accepted and not answered by the deadline.
+    pub jobs: usize,
+    /// Connections that were open at the deadline.
+    pub connections: usize,
+}
+
+impl App {
+    /// Binds the sockets and begins to load models; answers from the first moment on, ready when a model is.
+    ///
+    /// Must be called inside a tokio runtime, which becomes the data path.
+    ///
+    /// # Errors
+    /// If a socket cannot be bound, the backend cannot be had, or the system refuses a thread.
+    pub async fn start(config: Config) -> Result<App, AppError> {
+        let bind = |address: SocketAddr, option: &'static str| async move {
+            TcpListener::bind(address).await.map_err(failed(format!("cannot listen on {address} ({option})")))
+        };
+        // Sockets first: the commonest mistake is told before a model is loaded.
+        let listener = bind(config.listen, "listen").await?;
+        let address = listener.local_addr().map_err(failed("cannot read the address listened on"))?;
+        let admin_listener = match config.admin_listen {
+            Some(address) => Some(bind(address, "admin_listen").await?),
+            None => None,
+        };
+
+        let Core { queue, catalog, status, metrics, devices, found } = Core::start(&config)?;
+        let limits = Limits {
+            side_max: config.image_side_max,
+            pixels_max: config.image_pixels_max,
+            frames_max: config.image_frames_max,
+        };
+        let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, limits)
+            .map_err(failed("cannot start the decode pool"))?;
+        let front = Arc::new(Front::new(&config, queue, catalog, Arc::clone(&status), metrics, decode));
+
+        let stages = Stages::default();
+        let acceptor = Acceptor {
+            listener,
+            settings: accept_settings(&config),
+            stages: stages.clone(),
+            connections: Arc::clone(&front.connections),
+        };
+        let accepting = tokio::spawn(acceptor.run(http::routes(Arc::clone(&front))));
+        let heart = tokio::spawn(beat(status));
+        let (admin, admin_address) = match admin_listener {
+            Some(listener) => {
+                let address = listener.local_addr().map_err(failed("cannot read the admin address"))?;
+                (Some(Admin::start(listener, Arc::clone(&front))?), Some(address))
+            }
+            None => (None, None),
+        };
+
+        let stop_loading = CancellationToken::new();
+        let stop = stop_loading.clone();
+        let loading = std::thread::Builder::new()
+            .name("ocelli-load".into())
+            .spawn(move || {
+                devices.load_all(&found, &|| stop.is_cancelled());
+                devices
+            })
+            .map_err(failed("cannot start the loading thread"))?;
+        tracing::info!(%address, admin = ?admin_address, models = %config.models.display(), "listening");
+        Ok(App {
+            config,
+            front,
+            address,
+            admin_address,
+            stages,
+            accepting,
+            heart,
+            admin,
+            loading,
+            stop_loading,
+        })
+    }
+
+    /// Where the API listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where the admin listener does.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
+    }
+
+    /// Names of all models that were found, each once.
+    pub fn model_names(&self) -> BTreeSet<String> {
+        self.front.catalog.list().iter().map(|entry| entry.name.to_string()).collect()
+    }
+
+    /// What the process knows about itself.
+    pub fn status(&self) -> &Arc<Status> {
+        &self.front.status
+    }
+
+    /// Ends the server in order: not ready at once; still serving for `drain_delay_ms`, so that whoever routes to us
+    /// can notice; then nothing new, and what was accepted is finished within `drain_timeout_ms`. `now` cuts all of this short.
+    pub async fn drain(self, now: &CancellationToken) -> Undone {
+        let App { config, front, stages, accepting, heart, admin, loading, stop_loading, .. } = self;
+        let deadline = Instant::now() + config.drain_delay_ms + config.drain_timeout_ms;
+        front.status.begin_drain();
+        stages.drain();
+        stop_loading.cancel();
+        tracing::info!(delay = ?config.drain_delay_ms, timeout = ?config.drain_timeout_ms, "draining");
+        wait(config.drain_delay_ms, now).await;
+
+        stages.close();
+        let mut accepting = accepting;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let in_order = tokio::select! {
+            ended = &mut accepting => Some(ended),
+            () = wait(left, now) => None,
+        };
+        front.queue.close();
+        let jobs = front.queue.abort(&InferError::Draining { retry_after: Duration::from_secs(1) });
+        if jobs > 0 && in_order.is_none() {
+            // Their callers are told; give the words a moment to leave.
+            wait(ABORT_GRACE, now).await;
+        }
+        let ended = match in_order {
+            Some(ended) => ended,
+            None => {
+                stages.abort();
+                accepting.await
+            }
+        };
+        let connections = ended.map_or(0, |ended| ended.connections_dropped);
+        front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
+        front.metrics.dropped(DropReason::Connection).inc_by(connections as u64);
+        heart.abort();
+        if let Some(admin) = admin {
+            admin.end();
+        }
+        // Loading a model cannot be interrupted; nobody waits for one that is only half there.
+        if now.is_cancelled() || !loading.is_finished() {
+            tracing::warn!(
+                "ended while a model was loading or on a second signal: workers are not waited for"
+            );
+        } else if let Ok(devices) = loading.join() {
+            let _ = tokio::task::spawn_blocking(move || devices.join()).await;
+        }
+        Undone { jobs, connections }
+    }
+}
+
+/// Waits, but not once `now` is cancelled.
+async fn wait(duration: Duration, now: &CancellationToken) {
+    let _ = tokio::time::timeout(duration, now.cancelled()).await;
+}
+
+/// The data path's heartbeat, which liveness looks at.
+async fn beat(status: Arc<Status>) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        ticks.tick().await;
+        status.beat(Instant::now());
+    }
+}
+
+fn accept_settings(config: &Config) -> Settings {
+    let default = Settings::default();
+    Settings {
+        connections_max: config.connections_max,
+        clocks: Clocks { idle: config.idle_timeout_ms, header: config.header_timeout_ms, ..default.clocks },
+        close_timeout: config.drain_timeout_ms,
+        ..default
+    }
+}
+
+/// The admin listener, on a thread and runtime of its own: a jammed data path cannot fail a probe.
+struct Admin {
+    stages: Stages,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Admin {
+    fn start(listener: TcpListener, front: Arc<Front>) -> Result<Admin, AppError> {
+        let stages = Stages::default();
+        let listener = listener.into_std().map_err(failed("cannot hand over the admin socket"))?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(failed("cannot start the admin runtime"))?;
+        let (theirs, settings) = (stages.clone(), Settings { connections_max: 256, ..Settings::default() });
+        let serve = async move {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => {
+                    let acceptor =
+                        Acceptor { listener, settings, stages: theirs, connections: Arc::default() };
+                    acceptor.run(http::admin_routes(front)).await;
+                }
+                Err(error) => tracing::error!(%error, "the admin listener did not start"),
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("ocelli-admin".into())
+            .spawn(move || runtime.block_on(serve))
+            .map_err(failed("cannot start the admin thread"))?;
+        Ok(Admin { stages, thread })
+    }
+
+    /// Probes have nothing to finish.
+    fn end(self) {
+        self.stages.abort();
+        if self.thread.join().is_err() {
+            tracing::error!("the admin thread panicked");
+        }
+    }
+}
+
+/// `ocelli serve`: runs until a signal, then drains.
 ///
 /// # Errors
 /// Why it could not start, or what was left undone at the end.
 pub fn serve(config: Config) -> Result<(), AppError> {
-    drop(config);
-    Err(AppError::Internal("serving is not built in".into()))
+    // Lives to the end: dropping it writes what is left of the log.
+    let logging = log(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.http_threads)
+        .thread_name("ocelli-http")
+        .enable_all()
+        .build()
+        .map_err(failed("cannot start the runtime"))?;
+    runtime.block_on(async {
+        let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
+        let app = App::start(config).await?;
+        for name in app.model_names() {
+            logging.add_model(&name).map_err(failed("cannot log per model"))?;
+        }
+        let name = signals.next().await;
+        tracing::info!(signal = name, "told to end");
+        let now = CancellationToken::new();
+        let second = now.clone();
+        tokio::spawn(async move {
+            let name = signals.next().await;
+            tracing::warn!(signal = name, "told again: ending now");
+            second.cancel();
+        });
+        let Undone { jobs, connections } = app.drain(&now).await;
+        if jobs + connections > 0 {
+            return Err(AppError::Dropped { connections, jobs });
+        }
+        tracing::info!("ended in order");
+        Ok(())
+    })
 }
 
-/// Loads every model, runs one canary each, and prints a table.
+fn log(config: &Config) -> Result<Logging, AppError> {
+    let format = match config.log_format {
+        LogFormat::Auto => logging::Format::auto(),
+        LogFormat::Human => logging::Format::human(),
+        LogFormat::Json => logging::Format::Json,
+    };
+    logging::init(format, &config.log_filter, config.log_dir.as_deref()).map_err(failed("cannot log"))
+}
+
+/// The signals that end the server.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// One row of `ocelli check`.
+pub struct Checked {
+    /// The model's name and version.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// What was loaded, or why it cannot be served.
+    pub result: Result<devices::Loading, String>,
+}
+
+/// `ocelli check`: loads every model, runs a forward pass of each, and says how it went. Serves nothing.
 ///
 /// # Errors
-/// A model failed, or nothing could run them.
-pub fn check(config: Config) -> Result<(), AppError> {
-    drop(config);
-    Err(AppError::Internal("checking is not built in".into()))
+/// As [`Core::start`].
+pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
+    let core = Core::start(config)?;
+    let rows = core
+        .found
+        .iter()
+        .map(|found| Checked {
+            name: found.name.clone(),
+            version: found.version.clone(),
+            result: core.devices.load(found),
+        })
+        .collect();
+    core.queue.close();
+    core.devices.join();
+    Ok(rows)
 }

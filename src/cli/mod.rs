@@ -1,16 +1,18 @@
 //! The command line: `serve`, `check`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
+//! - `check`: the table of models.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
 
+mod check;
 mod health;
 mod options;
 mod show;
 
 use crate::{
     app::{self, AppError},
-    config::{self, Loaded},
+    config::{self, Config, Loaded},
     telemetry::{COMMIT, VERSION},
 };
 use clap::{Arg, ArgMatches, Command, error::ErrorKind};
@@ -44,7 +46,6 @@ impl From<&AppError> for Exit {
     fn from(error: &AppError) -> Exit {
         match error {
             AppError::Backend(_) => Exit::Unavailable,
-            AppError::Internal(_) => Exit::Internal,
             AppError::Dropped { .. } => Exit::Dropped,
             AppError::Failed(_) => Exit::Failure,
         }
@@ -128,7 +129,7 @@ fn exit(arguments: impl IntoIterator<Item = OsString>) -> Exit {
     };
     match matches.subcommand() {
         Some(("serve", matches)) => with_config(matches, |loaded| ran(app::serve(loaded.config))),
-        Some(("check", matches)) => with_config(matches, |loaded| ran(app::check(loaded.config))),
+        Some(("check", matches)) => with_config(matches, |loaded| check(&loaded.config)),
         Some(("config", matches)) => {
             with_config(matches, |loaded| print(&show::settings(&loaded.settings)))
         }
@@ -155,6 +156,19 @@ fn with_config(matches: &ArgMatches, then: impl FnOnce(Loaded) -> Exit) -> Exit 
 fn ran(result: Result<(), AppError>) -> Exit {
     match result {
         Ok(()) => Exit::Ok,
+        Err(error) => complain(&error, Exit::from(&error)),
+    }
+}
+
+fn check(config: &Config) -> Exit {
+    match app::check(config) {
+        Ok(rows) => {
+            let (table, all_well) = check::report(&rows);
+            match print(&table) {
+                Exit::Ok if !all_well => Exit::Failure,
+                exit => exit,
+            }
+        }
         Err(error) => complain(&error, Exit::from(&error)),
     }
 }

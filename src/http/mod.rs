@@ -3,14 +3,216 @@
 //! - [`accept`]: connections, their clocks and their end.
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
-//! - [`body`], [`multipart`]: bodies, with limits in bytes and in time.
+//! - `observe`: a span, a log line and counts for each request.
+//! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
+//! - [`decode`]: the bounded CPU pool between bytes and queue.
+//! - `predict`, `infer`, `catalog`, `health`: the handlers; `call`: what the first two share.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
 
 pub mod accept;
 pub mod admission;
 pub mod body;
+mod call;
+mod catalog;
+pub mod decode;
 pub mod guard;
+mod health;
+mod infer;
 pub mod multipart;
+mod observe;
+mod posted;
+mod predict;
 pub mod reject;
 pub mod wire;
+
+use crate::{
+    batch::Queue,
+    config::Config,
+    models::Catalog,
+    status::{DeviceState, Status},
+    telemetry::metrics::Metrics,
+};
+use accept::Connections;
+use admission::{Admission, AdmissionLimits};
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    http::header,
+    middleware,
+    response::IntoResponse,
+    routing::{MethodRouter, get, post},
+};
+use body::BodyLimits;
+use decode::DecodePool;
+use guard::HeadLimits;
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+/// The contract, as it is served.
+pub const OPENAPI: &str = include_str!("../../openapi.yaml");
+
+/// Longest path and query. Nothing that we route is near it.
+const URI_BYTES_MAX: usize = 8 * 1024;
+
+/// A body may be slower than its minimum rate for this long.
+const BODY_GRACE: Duration = Duration::from_secs(5);
+
+/// Bounds on what a request may bring and ask for.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes and time of a body.
+    pub body: BodyLimits,
+    /// Files of one request.
+    pub parts_max: usize,
+    /// The longest deadline that a request may set.
+    pub timeout_max: Duration,
+}
+
+/// Everything that handlers share.
+pub struct Front {
+    /// Where work goes.
+    pub queue: Arc<Queue>,
+    /// What can be served.
+    pub catalog: Arc<Catalog>,
+    /// What the process knows about itself.
+    pub status: Arc<Status>,
+    /// Numbers.
+    pub metrics: Arc<Metrics>,
+    /// Where images are decoded.
+    pub decode: DecodePool,
+    /// Who may come in.
+    pub admission: Arc<Admission>,
+    /// The API listener's connections.
+    pub connections: Arc<Connections>,
+    /// What a request may bring.
+    pub limits: Limits,
+}
+
+impl Front {
+    /// Puts the parts together with the limits of the configuration.
+    pub fn new(
+        config: &Config,
+        queue: Arc<Queue>,
+        catalog: Arc<Catalog>,
+        status: Arc<Status>,
+        metrics: Arc<Metrics>,
+        decode: DecodePool,
+    ) -> Front {
+        let admission = Admission::new(AdmissionLimits {
+            requests_in_flight_max: config.requests_in_flight_max as u64,
+            bytes_in_flight_max: config.in_flight_bytes_max,
+            body_bytes_max: config.body_bytes_max,
+        });
+        let limits = Limits {
+            body: BodyLimits {
+                bytes_max: config.body_bytes_max,
+                deadline: config.body_timeout_ms,
+                grace: BODY_GRACE,
+                rate_min: config.body_rate_bytes_min,
+            },
+            parts_max: config.parts_max,
+            timeout_max: config.timeout_ms_max,
+        };
+        Front { queue, catalog, status, metrics, decode, admission, connections: Arc::default(), limits }
+    }
+
+    /// Copies what others count into the gauges, just before a scrape reads them.
+    fn gauge(&self) {
+        let metrics = &self.metrics;
+        let flight = self.admission.in_flight();
+        metrics.http_connections.set(self.connections.open.load(Ordering::Relaxed) as i64);
+        let refused = &metrics.http_connections_refused_total;
+        refused.inc_by(self.connections.capped.load(Ordering::Relaxed).saturating_sub(refused.get()));
+        metrics.requests_in_flight.set(flight.requests as i64);
+        metrics.in_flight_bytes.set(flight.bytes as i64);
+        metrics.decode_bytes.set(self.decode.bytes() as i64);
+        let load = self.queue.load();
+        metrics.queue_bytes.set(load.bytes as i64);
+        metrics.queue_oldest_age_seconds.set(load.oldest.unwrap_or_default().as_secs_f64());
+        for model in self.catalog.ready() {
+            let items = load.models.iter().find(|(key, _)| *key == model.key).map_or(0, |(_, items)| *items);
+            metrics.model(&model.name).queue_items.set(items as i64);
+        }
+        for device in self.status.devices() {
+            let states = DeviceState::ALL.map(DeviceState::name);
+            metrics.set_device_state(&device.id, &states, device.state.name());
+        }
+    }
+}
+
+/// A path of the API, as `openapi.yaml` and the metrics write it, and what answers there.
+type Route = (&'static str, MethodRouter<Arc<Front>>);
+
+/// What costs memory and device time: behind admission.
+fn inference_routes() -> Vec<Route> {
+    vec![
+        // PUT is what `curl -T` sends.
+        ("/predictions/{model}", post(predict::latest).put(predict::latest)),
+        ("/predictions/{model}/{version}", post(predict::versioned).put(predict::versioned)),
+        ("/v2/models/{model}/infer", post(infer::latest)),
+        ("/v2/models/{model}/versions/{version}/infer", post(infer::versioned)),
+    ]
+}
+
+/// What only looks things up.
+fn catalog_routes() -> Vec<Route> {
+    vec![
+        ("/v2", get(catalog::server)),
+        ("/v2/models", get(catalog::models)),
+        ("/v2/models/{model}", get(catalog::latest)),
+        ("/v2/models/{model}/ready", get(catalog::latest_ready)),
+        ("/v2/models/{model}/versions/{version}", get(catalog::versioned)),
+        ("/v2/models/{model}/versions/{version}/ready", get(catalog::versioned_ready)),
+        ("/openapi.yaml", get(openapi)),
+    ]
+}
+
+/// Every path of the API, for the metrics and for the test that holds `openapi.yaml` equal.
+pub fn paths() -> Vec<&'static str> {
+    [inference_routes(), catalog_routes(), health::routes()].concat().into_iter().map(|(path, _)| path).collect()
+}
+
+fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
+    routes.into_iter().fold(Router::new(), |router, (path, methods)| router.route(path, methods))
+}
+
+/// The API: what [`accept::Acceptor`] serves.
+pub fn routes(front: Arc<Front>) -> Router {
+    let head = HeadLimits { body_bytes_max: front.limits.body.bytes_max, uri_bytes_max: URI_BYTES_MAX };
+    let inference = router(inference_routes())
+        // Full means refused now, before the body is read: the caller can try elsewhere.
+        .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
+        // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
+        .layer(DefaultBodyLimit::disable());
+    // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
+    let api = inference.merge(router(catalog_routes())).merge(router(health::routes()));
+    finish(api, head, front)
+}
+
+/// What the admin listener serves: health and metrics.
+pub fn admin_routes(front: Arc<Front>) -> Router {
+    let head = HeadLimits { body_bytes_max: 0, uri_bytes_max: URI_BYTES_MAX };
+    finish(router(health::routes()), head, front)
+}
+
+/// The layers of every listener; the last one is the outermost.
+fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Router {
+    router
+        .fallback(guard::not_found)
+        .method_not_allowed_fallback(guard::method_not_allowed)
+        // Refused on the head: nothing of the body is read.
+        .layer(middleware::from_fn_with_state(head, guard::check))
+        .layer(guard::catch_panics())
+        // Counts what the layers below refuse, too.
+        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
+        // Named before anything can fail, so that every log line and reply has the id.
+        .layer(middleware::from_fn(guard::identify))
+        .with_state(front)
+}
+
+async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/yaml")], OPENAPI)
+}

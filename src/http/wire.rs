@@ -1,6 +1,7 @@
 //! The forms of requests and replies: bytes in, typed values out, and back. Pure functions.
 //!
 //! - [`predict`]: images in JSON.
+//! - [`answer`]: the reply to a prediction.
 //! - [`request`]: an inference request of the Open Inference Protocol, JSON with or without binary tensors behind it.
 //! - [`raw`]: an inference request that is nothing but its input's data.
 //! - [`binary`]: tensors as bytes.
@@ -8,6 +9,7 @@
 //! - [`reply`]: the reply to an inference request.
 
 pub mod binary;
+pub mod answer;
 pub mod data;
 pub mod predict;
 pub mod raw;

@@ -83,7 +83,7 @@ pub struct Manifest {
     /// Of requests that do not say; 0 is the most urgent, 3 the least.
     pub priority: u8,
     /// Deadline of requests that do not say.
-    pub timeout: Duration,
+    pub timeout: Option<Duration>,
     /// How images become the input; `None` if images are not taken.
     pub input: Option<Input>,
     /// How items are put together.
@@ -311,7 +311,7 @@ fn read(root: &Table<'_, '_>) -> Manifest {
         task,
         labels,
         priority,
-        timeout: Duration::from_millis(timeout_ms.unwrap_or(30_000)),
+        timeout: timeout_ms.map(Duration::from_millis),
         input: takes_images.then(|| read_input(&input)),
         batch: read_batch(&root.table("batch")),
         placement: read_placement(&root.table("placement")),

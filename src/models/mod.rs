@@ -88,7 +88,12 @@ impl Model {
     ///
     /// # Errors
     /// Why the model cannot be served like this, and what to change.
-    pub fn resolve(key: ModelKey, source: &Source, signature: Signature) -> Result<Model, String> {
+    pub fn resolve(
+        key: ModelKey,
+        source: &Source,
+        signature: Signature,
+        timeout: Duration,
+    ) -> Result<Model, String> {
         let manifest = &source.manifest;
         let batching = signature.batching();
         let rules = rules(manifest, batching, &signature)?;
@@ -122,7 +127,7 @@ impl Model {
             image,
             rules,
             priority: manifest.priority,
-            timeout: manifest.timeout,
+            timeout: manifest.timeout.unwrap_or(timeout),
             instances: manifest.placement.instances,
         })
     }
@@ -160,6 +165,7 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
     };
     Ok(Rules {
         sizes,
+        whole: batching == Batching::Whole,
         wait_max: asked.wait_max,
         weight: asked.weight,
     })

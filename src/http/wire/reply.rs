@@ -134,7 +134,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
 }
 
 /// Writes the elements of a tensor, flat, with commas between them.
-fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
+pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
     fn each<const SIZE: usize>(
         json: &mut Vec<u8>,
         data: &[u8],
@@ -209,7 +209,7 @@ fn not_finite(json: &mut Vec<u8>, value: f64) {
     });
 }
 
-fn string(json: &mut Vec<u8>, text: &str) {
+pub(super) fn string(json: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(json, text).expect("a string can be written to memory");
 }
 

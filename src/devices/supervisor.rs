@@ -1,0 +1,249 @@
+//! Loads models, proves each with a forward pass per batch size, hands the engines to workers and publishes them.
+//!
+//! Loading happens on a thread of its own, so that models that are ready serve while others load.
+
+use super::worker::{Command, Worker, words};
+use crate::{
+    batch::{ModelKey, Queue},
+    engine::{Batching, DataType, Dim, Engine, Signature, TensorView, onnx::Runtime},
+    models::{Catalog, Found, Model, Source, State},
+    status::{DeviceState, ModelCounts, Status},
+    telemetry::metrics::{Metrics, ModelState},
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// The only device of this version, and its name in metrics and replies.
+pub const CPU: &str = "cpu";
+
+/// What devices need of the rest.
+#[derive(Clone)]
+pub struct Parts {
+    /// ONNX Runtime.
+    pub runtime: Runtime,
+    /// Where work comes from.
+    pub queue: Arc<Queue>,
+    /// Where loaded models are published.
+    pub catalog: Arc<Catalog>,
+    /// Where device states are published.
+    pub status: Arc<Status>,
+    /// Where numbers go.
+    pub metrics: Arc<Metrics>,
+    /// Threads that share one operator on the CPU.
+    pub compute_threads: usize,
+    /// The deadline of models whose manifest sets none.
+    pub timeout: Duration,
+}
+
+/// The workers and what loads models onto them.
+pub struct Devices {
+    parts: Parts,
+    workers: Vec<Worker>,
+    next_key: AtomicU64,
+}
+
+/// What loading one model took, for `ocelli check`.
+pub struct Loading {
+    /// The model, as it was published.
+    pub model: Arc<Model>,
+    /// Reading and optimising the file, all instances.
+    pub load: Duration,
+    /// One forward pass at the smallest size after warm-up.
+    pub canary: Duration,
+}
+
+impl Devices {
+    /// Starts `workers` CPU workers (at least one).
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn start(parts: Parts, workers: usize) -> std::io::Result<Devices> {
+        let device: Arc<str> = CPU.into();
+        parts.status.set_device(CPU, DeviceState::Waiting, "no model loaded yet");
+        let workers = (0..workers.max(1))
+            .map(|index| {
+                let (queue, metrics) = (Arc::clone(&parts.queue), Arc::clone(&parts.metrics));
+                Worker::start(format!("ocelli-cpu-{index}"), Arc::clone(&device), queue, metrics)
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Devices { parts, workers, next_key: AtomicU64::new(1) })
+    }
+
+    /// Loads what a scan found, one after the other, and publishes each result in the catalog.
+    ///
+    /// `stop` is asked between models: a server that is told to end does not load the rest.
+    pub fn load_all(&self, found: &[Found], stop: &dyn Fn() -> bool) {
+        if found.iter().any(|found| found.source.is_ok()) {
+            self.parts.status.set_device(CPU, DeviceState::Warming, "loading models");
+        }
+        for found in found {
+            self.publish(found, State::Loading);
+        }
+        self.count();
+        for found in found {
+            if stop() {
+                return;
+            }
+            // The result is in the catalog and in the log.
+            let _ = self.load(found);
+            self.count();
+        }
+    }
+
+    /// Says a model's state where it is looked up, and where it is counted.
+    fn publish(&self, found: &Found, state: State) {
+        let counted = match &state {
+            State::Loading => ModelState::Loading,
+            State::Ready(_) => ModelState::Ready,
+            State::Unavailable(_) => ModelState::Unavailable,
+        };
+        self.parts.metrics.model(&found.name).set_state(&found.version, counted);
+        self.parts.catalog.set(&found.name, &found.version, state);
+    }
+
+    fn count(&self) {
+        let mut counts = ModelCounts::default();
+        for entry in self.parts.catalog.list() {
+            match entry.state {
+                State::Loading => counts.loading += 1,
+                State::Ready(_) => counts.ready += 1,
+                State::Unavailable(_) => counts.unavailable += 1,
+            }
+        }
+        self.parts.status.set_models(counts);
+    }
+
+    /// Loads one model and publishes it, or the reason why it cannot be served.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn load(&self, found: &Found) -> Result<Loading, String> {
+        let (name, version) = (&found.name, &found.version);
+        let loaded = found.source.clone().and_then(|source| {
+            catch_unwind(AssertUnwindSafe(|| self.load_source(&source)))
+                .unwrap_or_else(|panic| Err(format!("loading panicked: {}", words(&panic))))
+        });
+        match &loaded {
+            Ok(loading) => {
+                tracing::info!(model = name, version, load = ?loading.load, canary = ?loading.canary, "model is ready");
+                self.publish(found, State::Ready(Arc::clone(&loading.model)));
+                self.parts.status.set_device(CPU, DeviceState::Serving, "a forward pass works");
+            }
+            Err(reason) => {
+                tracing::error!(model = name, version, reason, "model is unavailable");
+                self.publish(found, State::Unavailable(reason.clone()));
+            }
+        }
+        loaded
+    }
+
+    fn load_source(&self, source: &Source) -> Result<Loading, String> {
+        for part in source.manifest.not_yet() {
+            tracing::warn!(model = source.name, "{part}");
+        }
+        let started = Instant::now();
+        let instances = source.manifest.placement.instances.min(self.workers.len());
+        let threads = (self.parts.compute_threads / instances.max(1)).max(1);
+        let mut engines = Vec::with_capacity(instances);
+        for _ in 0..instances.max(1) {
+            engines.push(self.parts.runtime.load_cpu(&source.path, threads)?);
+        }
+        let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
+        let model = Model::resolve(key, source, engines[0].signature().clone(), self.parts.timeout)?;
+        let load = started.elapsed();
+        let mut canary = Duration::ZERO;
+        for engine in &mut engines {
+            for &size in model.rules.sizes.iter().rev() {
+                canary = forward(engine, &model, size)?;
+            }
+        }
+        let model = Arc::new(model);
+        self.parts.queue.register(key, &model.name, model.rules.clone());
+        for (worker, engine) in self.workers.iter().zip(engines) {
+            worker.tell(Command::Add(Arc::clone(&model), Box::new(engine)));
+        }
+        Ok(Loading { model, load, canary })
+    }
+
+    /// Stops serving a model: what waits for it still runs.
+    pub fn unload(&self, key: ModelKey) {
+        self.parts.queue.retire(key);
+        for worker in &self.workers {
+            worker.tell(Command::Remove(key));
+        }
+    }
+
+    /// Waits until all workers have ended: the queue must be closed first.
+    pub fn join(self) {
+        for worker in self.workers {
+            worker.join();
+        }
+    }
+}
+
+/// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
+fn forward(engine: &mut impl Engine, model: &Model, size: usize) -> Result<Duration, String> {
+    let shapes = warm_shapes(engine.signature(), model, size);
+    let inputs: Vec<(DataType, Vec<usize>, Vec<u64>)> = shapes
+        .into_iter()
+        .map(|(datatype, shape)| {
+            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4); // an empty string is a length
+            (datatype, shape, vec![0u64; bytes.div_ceil(8)])
+        })
+        .collect();
+    let views: Vec<TensorView<'_>> = inputs
+        .iter()
+        .map(|(datatype, shape, zeros)| {
+            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4);
+            TensorView {
+                datatype: *datatype,
+                shape: shape.clone(),
+                data: &bytemuck::cast_slice(zeros)[..bytes],
+            }
+        })
+        .collect();
+    let started = Instant::now();
+    match engine.run(&views) {
+        Ok(_) => Ok(started.elapsed()),
+        // With free extents we can only guess a shape; the model may rightly refuse the guess.
+        Err(error) if guessed(engine.signature(), model) => {
+            tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
+            Ok(started.elapsed())
+        }
+        Err(error) => Err(format!("a forward pass with zeros at batch size {size} failed: {error}")),
+    }
+}
+
+/// Input types and shapes for a forward pass: the image's own shape, 1 for extents that nobody fixed.
+fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
+    let batches = model.batching != Batching::Whole;
+    signature
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(index, input)| {
+            let mut shape: Vec<usize> =
+                input.shape.iter().map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 }).collect();
+            if let (0, Some(image)) = (index, &model.image) {
+                shape.clone_from(&image.item_shape);
+            }
+            if batches {
+                shape[0] = size;
+            }
+            (input.datatype, shape)
+        })
+        .collect()
+}
+
+/// Whether [`warm_shapes`] had to guess an extent.
+fn guessed(signature: &Signature, model: &Model) -> bool {
+    let first = usize::from(model.batching != Batching::Whole);
+    let inputs = signature.inputs.iter().skip(usize::from(model.image.is_some()));
+    inputs.flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
+}

@@ -1,0 +1,56 @@
+//! Health and metrics: outside the layers of the API, so that they answer when everything else is refused, and again on
+//! the admin listener, whose thread shares nothing with the data path.
+
+use super::{Front, Route};
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde_json::json;
+use std::{sync::Arc, time::Instant};
+
+/// Everything that a probe or a scraper asks for.
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        ("/v2/health/live", get(live)),
+        ("/v2/health/ready", get(ready)),
+        ("/ping", get(ping)),
+        ("/metrics", get(metrics)),
+    ]
+}
+
+/// Alive means that the data path's runtime turns over: false only if a restart would help, whatever the load, the
+/// models or a drain. Answers both protocols' readers: Triton's look at the status, KServe's at the body.
+async fn live(State(front): State<Arc<Front>>) -> Response {
+    let live = front.status.live(Instant::now());
+    let status = if live { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(json!({ "live": live }))).into_response()
+}
+
+/// Ready means that a forward pass works now and that no drain has begun.
+async fn ready(State(front): State<Arc<Front>>) -> Response {
+    match front.status.ready() {
+        Ok(()) => Json(json!({ "live": true, "ready": true })).into_response(),
+        Err(reason) => {
+            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "error": reason }))).into_response()
+        }
+    }
+}
+
+/// TorchServe's health check.
+async fn ping(State(front): State<Arc<Front>>) -> Response {
+    match front.status.ready() {
+        Ok(()) => Json(json!({ "status": "Healthy" })).into_response(),
+        Err(reason) => {
+            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "Unhealthy", "error": reason }))).into_response()
+        }
+    }
+}
+
+async fn metrics(State(front): State<Arc<Front>>) -> Response {
+    front.gauge();
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.metrics.render()).into_response()
+}

@@ -1,0 +1,185 @@
+//! `POST /v2/models/{model}/infer`: tensors in, tensors out, by the Open Inference Protocol.
+
+use super::{
+    Front,
+    call::{Call, Outcome, Spent},
+    body,
+    wire::{
+        HEADER_LENGTH, raw,
+        reply::{self, InferReply, Output},
+        request::{self as oip, Input, InferRequest},
+    },
+};
+use crate::{
+    engine::{Dim, Tensor, TensorSpec},
+    error::InferError,
+    models::Model,
+};
+use axum::{
+    body::Body,
+    extract::{Path, Request, State},
+    http::{HeaderValue, header},
+    response::Response,
+};
+use std::{sync::Arc, time::Instant};
+
+/// `POST /v2/models/{model}/infer`
+pub(super) async fn latest(
+    State(front): State<Arc<Front>>,
+    Path(model): Path<String>,
+    request: Request,
+) -> Result<Response, InferError> {
+    infer(&front, &model, None, request).await
+}
+
+/// `POST /v2/models/{model}/versions/{version}/infer`
+pub(super) async fn versioned(
+    State(front): State<Arc<Front>>,
+    Path((model, version)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, InferError> {
+    infer(&front, &model, Some(&version), request).await
+}
+
+async fn infer(
+    front: &Arc<Front>,
+    name: &str,
+    version: Option<&str>,
+    request: Request,
+) -> Result<Response, InferError> {
+    let model = front.catalog.get(name, version)?;
+    let mut outcome = Outcome::of(front.metrics.model(&model.name));
+    let result = answer(front, &model, request).await;
+    outcome.settle(result.as_ref().err());
+    result
+}
+
+/// Puts tensors into the model's order and checks each against its specification. Also counts the items.
+pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, usize), InferError> {
+    let specs = &model.signature.inputs;
+    let mut slots: Vec<Option<Tensor>> = specs.iter().map(|_| None).collect();
+    for Input { name, tensor, .. } in given {
+        // A raw request has no name for its only input.
+        let named = |spec: &TensorSpec| spec.name == name || (name.is_empty() && specs.len() == 1);
+        let index = specs.iter().position(named).ok_or_else(|| {
+            bad(format!("model {:?} has no input {name:?}; it has {}", model.name, names(specs)))
+        })?;
+        check(&specs[index], &tensor)?;
+        if slots[index].replace(tensor).is_some() {
+            return Err(bad(format!("input {name:?} is given twice")));
+        }
+    }
+    let inputs = slots
+        .into_iter()
+        .zip(specs)
+        .map(|(slot, spec)| slot.ok_or_else(|| bad(format!("input {:?} is missing; expected {}", spec.name, names(specs)))))
+        .collect::<Result<Vec<_>, _>>()?;
+    if model.rules.whole {
+        return Ok((inputs, 1));
+    }
+    let items = inputs[0].shape[0];
+    if let Some(index) = inputs.iter().position(|input| input.shape[0] != items) {
+        return Err(bad(format!(
+            "input {:?} has {} items and input {:?} has {items}: the batch axis must be the same",
+            specs[index].name, inputs[index].shape[0], specs[0].name
+        )));
+    }
+    Ok((inputs, items))
+}
+
+fn check(spec: &TensorSpec, tensor: &Tensor) -> Result<(), InferError> {
+    if spec.datatype != tensor.datatype {
+        return Err(bad(format!("input {:?} is {}, expected {}", spec.name, tensor.datatype, spec.datatype)));
+    }
+    let fits = spec.shape.len() == tensor.shape.len() && spec.shape.iter().zip(&tensor.shape).all(|(d, n)| d.takes(*n));
+    if !fits {
+        let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
+        return Err(bad(format!("input {:?} has shape {:?}, expected {expected:?} (-1 is any)", spec.name, tensor.shape)));
+    }
+    if tensor.elements() == 0 {
+        return Err(bad(format!("input {:?} has shape {:?}: it has no elements", spec.name, tensor.shape)));
+    }
+    Ok(())
+}
+
+fn names(specs: &[TensorSpec]) -> String {
+    specs.iter().map(|spec| format!("{:?} ({})", spec.name, spec.datatype)).collect::<Vec<_>>().join(", ")
+}
+
+fn bad(message: String) -> InferError {
+    InferError::BadRequest(message)
+}
+
+async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let length = oip::json_length(request.headers())?;
+    let body = body::read(request.into_body(), front.limits.body).await?;
+    let began = Instant::now();
+    // Numbers as text take milliseconds per megabyte: not on the async threads.
+    let signature = Arc::clone(model);
+    let read = move || match length {
+        Some(0) => raw::read(body, &signature.signature.inputs),
+        length => oip::read(&body, length),
+    };
+    let request = if length.is_some_and(|json| json < INLINE_BYTES_MAX) { read()? } else { front.decode.run(read).await?? };
+    let wanted = wanted(model, &request)?;
+    let call = call.within(request.timeout()?);
+    let (inputs, items) = arrange(model, request.inputs)?;
+    let decode = began.elapsed();
+    let ran = call.run(front, model, inputs, items).await?;
+    let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
+
+    let outputs: Vec<Output> = wanted
+        .into_iter()
+        .map(|(index, binary)| Output {
+            name: model.signature.outputs[index].name.clone(),
+            tensor: ran.outputs[index].clone(),
+            binary,
+        })
+        .collect();
+    let text_bytes: usize = outputs.iter().filter(|o| !o.binary).map(|o| o.tensor.data.len()).sum();
+    let reply = InferReply {
+        id: request.id,
+        model_name: model.name.to_string(),
+        model_version: model.version.to_string(),
+        parameters: serde_json::Map::new(),
+        outputs,
+    };
+    let write = move || reply::write(&reply);
+    let encoded = if text_bytes < INLINE_BYTES_MAX { write()? } else { front.decode.run(write).await?? };
+    let mut response = Response::new(Body::new(encoded.body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
+    if let Some(length) = encoded.json_length {
+        headers.insert(HEADER_LENGTH, length.into());
+    }
+    spent.tell(headers);
+    Ok(response)
+}
+
+/// JSON up to here is read and written where it is; a hand-over to the pool would take longer.
+const INLINE_BYTES_MAX: usize = 4096;
+
+/// The outputs that are asked for, by their place in the signature, and whether they come back binary.
+fn wanted(model: &Model, request: &InferRequest) -> Result<Vec<(usize, bool)>, InferError> {
+    let specs = &model.signature.outputs;
+    if request.outputs.is_empty() {
+        return Ok((0..specs.len()).map(|index| (index, request.binary_default)).collect());
+    }
+    request
+        .outputs
+        .iter()
+        .map(|asked| {
+            if asked.classification.is_some() {
+                return Err(bad(format!(
+                    "output {:?}: the classification extension is not supported; post the image to /predictions/{}",
+                    asked.name, model.name
+                )));
+            }
+            let index = specs.iter().position(|spec| spec.name == asked.name).ok_or_else(|| {
+                bad(format!("model {:?} has no output {:?}; it has {}", model.name, asked.name, names(specs)))
+            })?;
+            Ok((index, asked.binary))
+        })
+        .collect()
+}

@@ -1,0 +1,103 @@
+//! What a prediction request posts: one file as the raw body, files in a multipart form, or base64 in JSON.
+
+use super::{
+    Limits,
+    body,
+    multipart::{self, MultipartLimits, Part},
+    wire::{Parameters, predict},
+};
+use crate::error::InferError;
+use axum::{
+    extract::Request,
+    http::{HeaderMap, header},
+};
+use bytes::Bytes;
+
+/// What the routes of images take, for messages.
+const ACCEPTED: &str = "an image/* type or application/octet-stream for one image, multipart/form-data for files, or \
+                        application/json for base64";
+
+/// The files of one request.
+pub(super) struct Posted {
+    /// In the order sent. One that cannot be read is an error of its own.
+    pub(super) files: Vec<Result<Bytes, InferError>>,
+    /// The body was the file itself.
+    pub(super) raw: bool,
+    /// What a JSON body says beside its images.
+    pub(super) parameters: Parameters,
+}
+
+/// Reads the body, within its limits, and finds the files in it.
+pub(super) async fn read(request: Request, limits: &Limits) -> Result<Posted, InferError> {
+    let form = Form::of(request.headers())?;
+    let body = body::read(request.into_body(), limits.body).await?;
+    if body.is_empty() {
+        return Err(InferError::BadRequest("the body is empty, expected an image".into()));
+    }
+    let (files, raw, parameters) = match form {
+        Form::Raw => (vec![Ok(body)], true, Parameters::new()),
+        Form::Multipart(boundary) => {
+            let limits = MultipartLimits { parts_max: limits.parts_max, ..MultipartLimits::default() };
+            let parts = multipart::parts(&body, &boundary, &limits)?;
+            (files(parts)?, false, Parameters::new())
+        }
+        Form::Json => {
+            let instances = predict::instances(&body, limits.parts_max)?;
+            let files = instances.images.into_iter().map(|image| image.map(Bytes::from)).collect();
+            (files, false, instances.parameters)
+        }
+    };
+    Ok(Posted { files, raw, parameters })
+}
+
+enum Form {
+    Raw,
+    Multipart(String),
+    Json,
+}
+
+impl Form {
+    /// A body without a type is a file: `curl -T` sends none.
+    fn of(headers: &HeaderMap) -> Result<Form, InferError> {
+        let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(Form::Raw) };
+        let unsupported = || InferError::UnsupportedMedia {
+            got: String::from_utf8_lossy(value.as_bytes()).chars().take(100).collect(),
+            accepted: ACCEPTED,
+        };
+        let text = value.to_str().map_err(|_| unsupported())?;
+        if let Some(boundary) = multipart::boundary(text)? {
+            return Ok(Form::Multipart(boundary));
+        }
+        let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        match essence.as_str() {
+            "application/json" => Ok(Form::Json),
+            // What curl says of --data-binary when nobody tells it otherwise.
+            "application/octet-stream" | "application/x-www-form-urlencoded" => Ok(Form::Raw),
+            image if image.starts_with("image/") => Ok(Form::Raw),
+            _ => Err(unsupported()),
+        }
+    }
+}
+
+/// Names under which clients send files without saying that they are files.
+const FILE_FIELDS: [&str; 4] = ["data", "image", "file", "body"];
+
+fn files(parts: Vec<Part>) -> Result<Vec<Result<Bytes, InferError>>, InferError> {
+    if parts.is_empty() {
+        return Err(InferError::BadRequest("the multipart body has no parts, expected files".into()));
+    }
+    parts
+        .into_iter()
+        .map(|part| {
+            if part.file_name.is_some() || FILE_FIELDS.contains(&part.name.as_str()) {
+                Ok(Ok(part.bytes))
+            } else {
+                Err(InferError::BadRequest(format!(
+                    "part {:?} is not a file: give it a file name, or call it one of {}; options go into the query",
+                    part.name,
+                    FILE_FIELDS.join(", ")
+                )))
+            }
+        })
+        .collect()
+}

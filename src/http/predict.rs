@@ -1,0 +1,218 @@
+//! `POST /predictions/{model}`: images in, answers out.
+//!
+//! A raw body is one file, and a file of one frame gets a plain answer. Everything else (multipart, JSON instances,
+//! multi-page files) gets a list with an entry per frame, in order. One bad image is an error in its own entry; only
+//! when nothing could be answered is the first error the reply's own.
+
+use super::{
+    Front,
+    call::{Call, Outcome, Spent},
+    decode::{Decoded, Staged},
+    posted,
+    wire::{
+        self, Parameters,
+        answer::{self, MaskForm, Of},
+    },
+};
+use crate::{
+    error::InferError,
+    models::Model,
+    tasks::{Answer, Task},
+};
+use axum::{
+    extract::{Path, Query, Request, State},
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures_util::future::join_all;
+use serde::Deserialize;
+use std::{sync::Arc, time::Duration};
+
+/// What the query of a request may say.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Options {
+    /// Classes to return, instead of the model's own setting.
+    top_k: Option<String>,
+    /// `png` or `rle`.
+    mask: Option<String>,
+}
+
+/// `POST /predictions/{model}`
+pub(super) async fn latest(
+    State(front): State<Arc<Front>>,
+    Path(model): Path<String>,
+    Query(options): Query<Options>,
+    request: Request,
+) -> Result<Response, InferError> {
+    predict(&front, &model, None, options, request).await
+}
+
+/// `POST /predictions/{model}/{version}`
+pub(super) async fn versioned(
+    State(front): State<Arc<Front>>,
+    Path((model, version)): Path<(String, String)>,
+    Query(options): Query<Options>,
+    request: Request,
+) -> Result<Response, InferError> {
+    predict(&front, &model, Some(&version), options, request).await
+}
+
+async fn predict(
+    front: &Arc<Front>,
+    name: &str,
+    version: Option<&str>,
+    options: Options,
+    request: Request,
+) -> Result<Response, InferError> {
+    let model = front.catalog.get(name, version)?;
+    let mut outcome = Outcome::of(front.metrics.model(&model.name));
+    let result = answer(front, &model, options, request).await;
+    outcome.settle(result.as_ref().err());
+    result
+}
+
+async fn answer(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    options: Options,
+    request: Request,
+) -> Result<Response, InferError> {
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    if model.image.is_none() {
+        return Err(takes_tensors(model));
+    }
+    let wants_png = accepts_png(request.headers(), &model.task);
+    let posted = posted::read(request, &front.limits).await?;
+    let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
+
+    let files = posted.files.into_iter().map(|file| one_file(front, model, &call, &asked, file));
+    let mut spent = Spent::default();
+    let mut entries = Vec::new();
+    for file in join_all(files).await {
+        match file {
+            Ok(frames) => entries.extend(frames.into_iter().map(|frame| {
+                frame.map(|(entry, of)| {
+                    spent.include(&of);
+                    entry
+                })
+            })),
+            Err(error) => entries.push(Err(error)),
+        }
+    }
+    if entries.iter().all(Result::is_err)
+        && let Some(Err(error)) = entries.pop()
+    {
+        let first = entries.into_iter().next().and_then(Result::err);
+        return Err(first.unwrap_or(error));
+    }
+    let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
+    let (media, body) = match &entries[..] {
+        [Ok(png)] if wants_png => ("image/png", png.clone()),
+        [Ok(members)] if posted.raw => ("application/json", answer::one(of, members)),
+        _ if wants_png => {
+            return Err(InferError::NotAcceptable {
+                got: "image/png for several images".into(),
+                accepted: "application/json",
+            });
+        }
+        several => ("application/json", answer::several(of, several)),
+    };
+    let mut reply = ([(header::CONTENT_TYPE, media)], body).into_response();
+    spent.tell(reply.headers_mut());
+    Ok(reply)
+}
+
+/// What a request wants of the answer.
+struct Asked {
+    task: Task,
+    mask: MaskForm,
+    png: bool,
+}
+
+impl Asked {
+    fn of(options: Options, parameters: &Parameters, model: &Model, png: bool) -> Result<Asked, InferError> {
+        let bad = |name: &str, got: &str, expected: &str| {
+            InferError::BadRequest(format!("{name} is {got:?}, expected {expected}"))
+        };
+        let top_k = match options.top_k {
+            Some(text) => {
+                Some(text.parse().map_err(|_| bad("top_k", &text, "a whole number of at least 1"))?)
+            }
+            None => wire::count(parameters, "top_k")?,
+        };
+        let mut task = model.task.clone();
+        if let (Some(top_k), Task::Classify(classify)) = (top_k, &mut task) {
+            let top_k = usize::try_from(top_k).ok().filter(|k| *k > 0);
+            classify.top_k = top_k.ok_or_else(|| bad("top_k", "0", "a whole number of at least 1"))?;
+        }
+        let mask = match options.mask.as_deref() {
+            None | Some("png") => MaskForm::Png,
+            Some("rle") => MaskForm::Rle,
+            Some(other) => return Err(bad("mask", other, "png or rle")),
+        };
+        Ok(Asked { task, mask, png })
+    }
+}
+
+/// A segmenter's mask can be had as the picture itself.
+fn accepts_png(headers: &HeaderMap, task: &Task) -> bool {
+    matches!(task, Task::Segment(_))
+        && headers
+            .get(header::ACCEPT)
+            .and_then(|value| value.to_str().ok())
+            .is_some_and(|accept| accept.trim_start().starts_with("image/png"))
+}
+
+type Frame = Result<(Vec<u8>, Spent), InferError>;
+
+/// Decodes a file, runs its frames, and turns what comes out into entries of the reply.
+async fn one_file(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: &Arc<Asked>,
+    file: Result<Bytes, InferError>,
+) -> Result<Vec<Frame>, InferError> {
+    let Decoded { frames, took } = front.decode.stage(file?, Arc::clone(model)).await?;
+    front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
+    Ok(join_all(frames.into_iter().map(|frame| one_frame(front, model, call, asked, frame, took))).await)
+}
+
+async fn one_frame(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: &Arc<Asked>,
+    frame: Staged,
+    decode: Duration,
+) -> Frame {
+    let Staged { tensor, placement } = frame;
+    let ran = call.run(front, model, vec![tensor], 1).await?;
+    let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
+    let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
+    let entry = move || {
+        let answer = asked_of
+            .task
+            .answer(&ran.outputs, &of.signature, &of.labels, Some(&placement))
+            .map_err(InferError::Input)?;
+        match &answer {
+            Answer::Mask(mask) if asked_of.png => mask.to_png_palette().map_err(InferError::Internal),
+            answer => answer::members(answer, &of.signature, placement.source, asked_of.mask),
+        }
+    };
+    // Boxes, masks and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.
+    let entry = match asked.task {
+        Task::Classify(_) | Task::Embed(_) => entry(),
+        Task::Detect(_) | Task::Segment(_) | Task::Tensors => front.decode.run(entry).await?,
+    };
+    Ok((entry?, spent))
+}
+
+fn takes_tensors(model: &Model) -> InferError {
+    InferError::BadRequest(format!(
+        "model {:?} takes tensors, not images: post to /v2/models/{}/infer, or say in its model.toml with an [input] \
+         table how an image becomes its input",
+        model.name, model.name
+    ))
+}

@@ -1,0 +1,169 @@
+//! Replies to `POST /predictions`: what a model says of one image, or of several.
+//!
+//! One image: `{"model", "version", "task", <answer>, "image": {"width", "height"}}`. Several:
+//! `{"model", "version", "task", "predictions": [{<answer>, "image"} | <problem>, …]}`.
+//!
+//! `<answer>` is, by task: `"classes": [{"label", "index", "score"}]`, `"detections": [{"box": [x0, y0, x1, y1], …}]` in
+//! pixels of the posted image, `"mask": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
+
+use super::reply::{numbers_of, string};
+use crate::{
+    engine::Signature,
+    error::InferError,
+    http::reject::Problem,
+    tasks::{Answer, Mask},
+};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use std::io::Write;
+
+/// How a mask is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MaskForm {
+    /// A PNG whose palette indices are the classes, in base64.
+    #[default]
+    Png,
+    /// Run lengths per class, column by column, as COCO has them.
+    Rle,
+}
+
+/// Whose answers they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Of<'a> {
+    /// The model's name.
+    pub model: &'a str,
+    /// Its version.
+    pub version: &'a str,
+    /// Its task's name.
+    pub task: &'a str,
+}
+
+/// The members that say what a model says of one image, without braces around them. `size` is the width and height
+/// of the posted image, upright.
+///
+/// # Errors
+/// [`InferError::BadRequest`] for raw outputs of a type that JSON does not carry, [`InferError::Internal`] for what
+/// cannot be written.
+pub fn members(
+    answer: &Answer,
+    signature: &Signature,
+    size: (u32, u32),
+    form: MaskForm,
+) -> Result<Vec<u8>, InferError> {
+    let mut json = Vec::with_capacity(256);
+    match answer {
+        Answer::Classes(classes) => {
+            json.extend_from_slice(b"\"classes\":[");
+            for (index, class) in classes.iter().enumerate() {
+                json.extend_from_slice(if index > 0 { b",{" } else { b"{" });
+                scored(&mut json, class.label.as_deref(), class.index, class.score);
+            }
+            json.push(b']');
+        }
+        Answer::Detections(detections) => {
+            json.extend_from_slice(b"\"detections\":[");
+            for (index, found) in detections.iter().enumerate() {
+                json.extend_from_slice(if index > 0 { b",{\"box\":" } else { b"{\"box\":" });
+                write(&mut json, &[found.x0, found.y0, found.x1, found.y1]);
+                json.push(b',');
+                scored(&mut json, found.label.as_deref(), found.index, found.score);
+            }
+            json.push(b']');
+        }
+        Answer::Mask(mask) => {
+            json.extend_from_slice(b"\"mask\":");
+            write(&mut json, &mask_value(mask, form)?);
+        }
+        Answer::Vector(vector) => {
+            json.extend_from_slice(b"\"vector\":");
+            write(&mut json, vector);
+        }
+        Answer::Tensors(tensors) => {
+            json.extend_from_slice(b"\"outputs\":[");
+            for (index, (tensor, spec)) in tensors.iter().zip(&signature.outputs).enumerate() {
+                json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
+                string(&mut json, &spec.name);
+                let (datatype, shape) = (tensor.datatype, &tensor.shape);
+                write!(json, ",\"datatype\":\"{datatype}\",\"shape\":{shape:?},\"data\":[").expect("memory takes all");
+                numbers_of(&mut json, &spec.name, tensor)?;
+                json.extend_from_slice(b"]}");
+            }
+            json.push(b']');
+        }
+    }
+    write!(json, ",\"image\":{{\"width\":{},\"height\":{}}}", size.0, size.1).expect("memory takes all");
+    Ok(json)
+}
+
+/// The reply about one image.
+pub fn one(of: Of<'_>, members: &[u8]) -> Vec<u8> {
+    let mut json = head(of);
+    json.push(b',');
+    json.extend_from_slice(members);
+    json.push(b'}');
+    json
+}
+
+/// The reply about several, in order; a failed one is its problem.
+pub fn several(of: Of<'_>, entries: &[Result<Vec<u8>, InferError>]) -> Vec<u8> {
+    let mut json = head(of);
+    json.extend_from_slice(b",\"predictions\":[");
+    for (index, entry) in entries.iter().enumerate() {
+        if index > 0 {
+            json.push(b',');
+        }
+        match entry {
+            Ok(members) => {
+                json.push(b'{');
+                json.extend_from_slice(members);
+                json.push(b'}');
+            }
+            Err(error) => write(&mut json, &Problem::from(error).to_json(None)),
+        }
+    }
+    json.extend_from_slice(b"]}");
+    json
+}
+
+fn head(of: Of<'_>) -> Vec<u8> {
+    let mut json = Vec::with_capacity(256);
+    for (begin, text) in [("{\"model\":", of.model), (",\"version\":", of.version), (",\"task\":", of.task)] {
+        json.extend_from_slice(begin.as_bytes());
+        string(&mut json, text);
+    }
+    json
+}
+
+fn scored(json: &mut Vec<u8>, label: Option<&str>, index: usize, score: f32) {
+    json.extend_from_slice(b"\"label\":");
+    write(json, &label);
+    json.extend_from_slice(b",\"index\":");
+    write(json, &index);
+    json.extend_from_slice(b",\"score\":");
+    write(json, &score);
+    json.push(b'}');
+}
+
+fn mask_value(mask: &Mask, form: MaskForm) -> Result<Value, InferError> {
+    let classes: Vec<Value> = mask
+        .present
+        .iter()
+        .map(|class| json!({ "index": class.index, "label": class.label.as_deref(), "pixels": class.pixels }))
+        .collect();
+    let mut value = json!({ "width": mask.width, "height": mask.height, "classes": classes });
+    match form {
+        MaskForm::Png => {
+            let png = mask.to_png_palette().map_err(InferError::Internal)?;
+            value["png"] = BASE64_STANDARD.encode(png).into();
+        }
+        MaskForm::Rle => {
+            let runs = mask.runs();
+            value["rle"] = runs.iter().map(|run| json!({ "index": run.index, "counts": run.counts })).collect();
+        }
+    }
+    Ok(value)
+}
+
+fn write(json: &mut Vec<u8>, value: &impl serde::Serialize) {
+    serde_json::to_writer(json, value).expect("plain values can be written to memory");
+}
