@@ -2,7 +2,7 @@
 //!
 //! Callers [`push`](Queue::push) and await their [`Ticket`]; dropping it takes the job out. Worker threads
 //! [`attach`](Queue::attach) and [`take`](Worker::take); a worker sleeps on a bell of its own, so that a push wakes
-//! exactly one worker that serves the model, and that one wakes the next if work is left. Answers are put together, sent and
+//! exactly one worker that serves the model, and that one wakes others if work is left. Answers are put together, sent and
 //! their memory given back after the lock is released.
 
 #[cfg(test)]
@@ -53,17 +53,30 @@ struct Parked {
 }
 
 impl State {
-    /// Who is to be rung: one sleeper that serves something that waits.
-    fn ring_one(&mut self) -> Option<Arc<Condvar>> {
-        let book = &self.book;
-        let useful = |parked: &Parked| parked.serves.iter().any(|&model| book.waits(model));
+    /// Rings one sleeper that serves the model.
+    fn ring_for(&mut self, model: ModelKey) -> Option<Arc<Condvar>> {
         // The last to fall asleep has the warmest caches.
-        let i = self.parked.iter().rposition(useful)?;
+        let i = self
+            .parked
+            .iter()
+            .rposition(|parked| parked.serves.contains(&model))?;
         let parked = self.parked.remove(i);
         self.bells.get(&parked.worker).cloned()
     }
 
-    /// Who is to be rung when everybody shall look again.
+    /// Rings one sleeper for each model that has work waiting: whoever was rung for it may have taken other work.
+    fn ring_for_each(&mut self) -> Vec<Arc<Condvar>> {
+        if self.parked.is_empty() {
+            return Vec::new();
+        }
+        let models = self.book.waiting_models();
+        models
+            .into_iter()
+            .filter_map(|model| self.ring_for(model))
+            .collect()
+    }
+
+    /// Rings everybody.
     fn ring_all(&mut self) -> Vec<Arc<Condvar>> {
         let parked = self.parked.drain(..);
         parked
@@ -97,7 +110,7 @@ impl Queue {
     pub fn retire(&self, model: ModelKey) {
         let mut state = self.lock();
         state.book.retire(model, Instant::now());
-        self.leave(state);
+        self.leave(state, None);
     }
 
     /// Whether jobs of this model can still come or come back: registered, and not both retired and empty. A worker may
@@ -116,9 +129,10 @@ impl Queue {
     pub fn push(self: &Arc<Queue>, job: Job) -> Result<Ticket, InferError> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
+        let model = job.model;
         let job = state.book.push(job, Instant::now())?;
         state.replies.insert(job, sender);
-        self.leave(state);
+        self.leave(state, Some(model));
         Ok(Ticket {
             job,
             reply: receiver,
@@ -155,14 +169,14 @@ impl Queue {
     pub fn close(&self) {
         let mut state = self.lock();
         state.book.close(Instant::now());
-        self.leave(state);
+        self.leave(state, None);
     }
 
     /// Closes, and answers every job that waits or runs with `error`; says how many. For the end of a drain's patience.
     pub fn abort(&self, error: &InferError) -> usize {
         let mut state = self.lock();
         let count = state.book.abort(error, Instant::now());
-        self.leave(state);
+        self.leave(state, None);
         count
     }
 
@@ -175,7 +189,7 @@ impl Queue {
         let mut state = self.lock();
         let reply = state.replies.remove(&job);
         state.book.cancel(job, Instant::now());
-        self.leave(state);
+        self.leave(state, None);
         drop(reply);
     }
 
@@ -183,15 +197,16 @@ impl Queue {
         let mut state = self.lock();
         let now = Instant::now();
         state.book.finish(batch, receipt, device, result, now);
-        self.leave(state);
+        self.leave(state, None);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock, then does what came of the calls under it.
-    fn leave(&self, mut state: MutexGuard<'_, State>) {
+    /// Releases the lock, then does what came of the calls under it. `changed` is the only model that work was added for,
+    /// if that is known.
+    fn leave(&self, mut state: MutexGuard<'_, State>, changed: Option<ModelKey>) {
         let settled = state.book.settle();
         if !settled.forgotten.is_empty() {
             let State { bells, woken, .. } = &mut *state;
@@ -202,10 +217,10 @@ impl Queue {
             .into_iter()
             .filter_map(|done| Some((state.replies.remove(&done.job)?, done.result)))
             .collect();
-        let bells = if state.book.is_closed() || !settled.forgotten.is_empty() {
-            state.ring_all()
-        } else {
-            state.ring_one().into_iter().collect()
+        let bells = match changed {
+            _ if state.book.is_closed() || !settled.forgotten.is_empty() => state.ring_all(),
+            Some(model) => state.ring_for(model).into_iter().collect(),
+            None => state.ring_for_each(),
         };
         drop(state);
         bells.iter().for_each(|bell| bell.notify_one());
@@ -282,17 +297,17 @@ impl Worker {
             let mut state = self.queue.lock();
             if state.woken.remove(&self.key) {
                 // Somebody else may have to do what this worker was rung for.
-                self.queue.leave(state);
+                self.queue.leave(state, None);
                 return Taken::Woken;
             }
             let now = Instant::now();
             let until = match state.book.pick(self.key, serves, now) {
                 Pick::Run(batch, receipt) => {
-                    self.queue.leave(state);
+                    self.queue.leave(state, None);
                     return Taken::Batch(self.running(batch, receipt));
                 }
                 Pick::Closed => {
-                    self.queue.leave(state);
+                    self.queue.leave(state, None);
                     return Taken::Closed;
                 }
                 Pick::SleepUntil(until) => Some(until),
@@ -306,7 +321,7 @@ impl Worker {
                 );
             } else {
                 // Late jobs are answered before anybody sleeps.
-                self.queue.leave(state);
+                self.queue.leave(state, None);
             }
         }
     }
@@ -315,7 +330,7 @@ impl Worker {
     pub fn try_take(&self, serves: &[ModelKey]) -> Option<Running> {
         let mut state = self.queue.lock();
         let pick = state.book.pick(self.key, serves, Instant::now());
-        self.queue.leave(state);
+        self.queue.leave(state, None);
         match pick {
             Pick::Run(batch, receipt) => Some(self.running(batch, receipt)),
             Pick::SleepUntil(_) | Pick::Sleep | Pick::Closed => None,
@@ -361,7 +376,7 @@ impl Drop for Worker {
         state.bells.remove(&self.key);
         state.woken.remove(&self.key);
         state.book.detach(self.key, Instant::now());
-        self.queue.leave(state);
+        self.queue.leave(state, None);
     }
 }
 

@@ -48,7 +48,14 @@ impl Book {
         check(&job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let shape = Arc::new(ItemShape::of(&job.inputs, whole));
-        self.admit(job.items, bytes, now)?;
+        if let Err(error) = self.admit(job.items, bytes, now) {
+            // Those that are late already give their place back first.
+            let keys: Vec<_> = self.models.keys().copied().collect();
+            keys.into_iter().for_each(|key| self.expire(key, now));
+            self.admit(job.items, bytes, now).map_err(|_| error)?;
+        } else if job.deadline.is_some() {
+            self.expire(job.model, now);
+        }
         let urgency = Urgency {
             priority: job.priority,
             deadline: job.deadline,

@@ -341,9 +341,13 @@ impl Book {
         done.is_empty() && inputs.is_empty() && forgotten.is_empty()
     }
 
-    /// Whether something waits for this model.
-    pub fn waits(&self, key: ModelKey) -> bool {
-        self.models.get(&key).is_some_and(|m| !m.lanes.is_empty())
+    /// Models that something waits for.
+    pub fn waiting_models(&self) -> Vec<ModelKey> {
+        let waiting = self
+            .models
+            .iter()
+            .filter(|(_, model)| !model.lanes.is_empty());
+        waiting.map(|(key, _)| *key).collect()
     }
 
     /// What waits and runs.

@@ -192,7 +192,7 @@ impl Truth {
     /// A push gave the right answer.
     pub(super) fn pushed(
         &mut self,
-        job: Job,
+        job: &Job,
         poisoned: bool,
         result: Result<JobKey, InferError>,
         now: Instant,
@@ -315,7 +315,7 @@ impl Truth {
                 "{next:?} before {:?}",
                 self.job(first)
             );
-            let shut = head.alone && next.key != first || next.alone && next.key != first;
+            let shut = next.key != first && (head.alone || next.alone);
             assert!(
                 shut || items == largest || rules.sizes.contains(&items),
                 "{items} of {largest} while {next:?} waits"

@@ -255,8 +255,9 @@ impl World {
         };
         let poisoned = random.percent(4);
         let result = self.book.push(copy, now);
+        self.settle();
         let accepted = result.is_ok();
-        self.truth.pushed(job, poisoned, result, now);
+        self.truth.pushed(&job, poisoned, result, now);
         if accepted && self.random.percent(15) {
             let after = self.random.between(0, 2 * self.pace);
             self.plan(after, Event::Cancel(self.truth.jobs.len() - 1));
