@@ -9,7 +9,7 @@
 //! running batch, if it has one), so idle time is not saved up; after a pause of all, everybody starts at the latest
 //! time of all. Both are taken over the models that the asking worker serves: models that share no device are not
 //! compared. When devices come or go and models meet whose times have drifted apart, a model is held to owe at most two
-//! of the longest batches and a second ([`DEBT_SECONDS`]).
+//! of the longest batches and a second.
 
 use super::ModelKey;
 use std::collections::HashMap;

@@ -340,6 +340,9 @@ impl Truth {
 
     /// A worker may sleep (or go home): nothing that it could run is ripe.
     pub(super) fn may_sleep(&mut self, serves: &[ModelKey], now: Instant, home: bool) {
+        let live = |job: &&TrueJob| job.state == State::Live;
+        let running = self.jobs.iter().filter(live).any(TrueJob::runs);
+        assert!(!(home && running), "what runs may come back");
         for job in self.jobs.iter().filter(|job| job.waits(now)) {
             let ripe = self.closed
                 || self.retired.contains(&job.model)
