@@ -2,12 +2,7 @@
 
 use super::Book;
 use crate::{
-    batch::{
-        Job, JobKey,
-        entry::Entry,
-        lanes::{ItemShape, Urgency},
-        policy, rows,
-    },
+    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, policy, rows, urgency::Urgency},
     error::InferError,
 };
 use std::{

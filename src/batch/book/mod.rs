@@ -34,6 +34,9 @@ pub struct QueueLimits {
     pub bytes_max: usize,
 }
 
+/// More than anybody means by waiting for company; keeps sums of instants in range.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
 /// One worker, from attach to detach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WorkerKey(u64);
@@ -164,6 +167,7 @@ impl Book {
             return;
         }
         let mut rules = rules;
+        rules.wait_max = rules.wait_max.min(WAIT_MAX);
         rules.sizes.retain(|&size| size > 0);
         rules.sizes.sort_unstable();
         rules.sizes.dedup();

@@ -6,7 +6,7 @@ use crate::{
     batch::{Ran, rows},
     engine::{DataType, Tensor},
 };
-use std::thread;
+use std::{thread, time::Duration};
 
 const A: ModelKey = ModelKey(1);
 const B: ModelKey = ModelKey(2);

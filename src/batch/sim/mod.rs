@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod fairness;
+mod tally;
 mod truth;
 mod world;
 
@@ -64,7 +65,7 @@ fn run(seeds: u64, world: impl Fn(u64)) {
 
 #[test]
 fn every_job_is_answered_once_and_rightly_whatever_happens() {
-    let total = std::cell::RefCell::new(truth::Tally::default());
+    let total = std::cell::RefCell::new(tally::Tally::default());
     run(SEEDS, |seed| total.borrow_mut().add(&world::run(seed)));
     let total = total.into_inner();
     println!("{total:?}");

@@ -2,7 +2,8 @@
 
 use super::{
     Random,
-    truth::{State, Tally, Truth, tagged},
+    tally::Tally,
+    truth::{State, Truth, tagged},
 };
 use crate::{
     batch::{
