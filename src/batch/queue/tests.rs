@@ -79,9 +79,12 @@ fn worker(queue: &Arc<Queue>, serves: &'static [ModelKey]) -> thread::JoinHandle
     })
 }
 
+/// The answer. The limit is there to turn a hang into a failure; nothing depends on its length.
 fn wait(ticket: Ticket) -> Reply {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.build().unwrap().block_on(ticket)
+    let answer = async { tokio::time::timeout(Duration::from_secs(60), ticket).await };
+    let runtime = runtime.enable_time().build().unwrap();
+    runtime.block_on(answer).expect("an answer within a minute")
 }
 
 fn bytes(reply: Reply) -> Vec<u8> {
