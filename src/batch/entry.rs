@@ -1,10 +1,6 @@
 //! One accepted job from push to answer, and its outputs on the way. Pure.
 
-use super::{
-    Answer, Job, JobKey, Part, Timing,
-    lanes::{ItemShape, Urgency},
-    rows,
-};
+use super::{Answer, Job, JobKey, Part, Timing, lanes::ItemShape, rows, urgency::Urgency};
 use crate::{engine::Tensor, error::InferError};
 use std::{
     ops::Range,

@@ -1,7 +1,7 @@
 //! Jobs and batches. A *job* is a caller's request in the queue; an *item* is one row of it along the batch axis; a
 //! *batch* is what a device runs, made of parts of one or more jobs of one lane.
 //!
-//! - [`lanes`]: what waits, by model and item shape, most urgent first. Pure.
+//! - [`lanes`]: what waits, by model and item shape, most urgent first; `urgency` is their order. Pure.
 //! - [`policy`]: from what waits, the time and the limits to `Run`, `SleepUntil` or `Sleep`. Pure.
 //! - `shares`: which model is next, by a fair share of device time. Pure.
 //! - `rates`: measured speed: what a batch costs, when to retry, which deadlines are hopeless. Pure.
@@ -20,6 +20,7 @@ pub mod rows;
 pub mod shares;
 #[cfg(test)]
 mod sim;
+pub mod urgency;
 
 use crate::engine::{EngineError, Tensor};
 use std::{
@@ -46,7 +47,7 @@ pub struct Rules {
     /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
     /// Otherwise the first axis of every input and output counts items, which is checked.
     pub whole: bool,
-    /// How long a batch that is not full may wait for company while a device is idle. Zero: never.
+    /// How long a batch that is not full may wait for company while a device is idle; at most an hour. Zero: never.
     pub wait_max: Duration,
     /// Share of device time against other models when all have work; 1.0 is the default.
     pub weight: f64,

@@ -99,3 +99,108 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs) -> usize {
         items
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// 10 ms after the oldest of `items` arrived, with sizes 1, 2, 4 and 8: (items, size) to run, or how long after that
+    /// arrival to ask again.
+    fn check(
+        items: usize,
+        wait_ms: u32,
+        change: impl Fn(&mut Front),
+        costs: &[(usize, f64)],
+    ) -> Result<(usize, usize), Option<Duration>> {
+        let oldest = Instant::now();
+        let rules = Rules {
+            sizes: vec![1, 2, 4, 8],
+            whole: false,
+            wait_max: MS * wait_ms,
+            weight: 1.0,
+        };
+        let mut front = Front {
+            items,
+            oldest,
+            deadline: None,
+            shut: false,
+        };
+        change(&mut front);
+        let mut measured = Costs::default();
+        for &(size, seconds) in costs {
+            measured.record(size, seconds);
+        }
+        match decide(&rules, Some(&front), &measured, oldest + 10 * MS) {
+            Next::Run { items, size } => Ok((items, size)),
+            Next::SleepUntil(at) => Err(Some(at - oldest)),
+            Next::Sleep => Err(None),
+        }
+    }
+
+    fn deadline(ms: u32) -> impl Fn(&mut Front) {
+        move |front| front.deadline = Some(front.oldest + MS * ms)
+    }
+
+    #[test]
+    fn what_waits_runs_at_once_padded_to_the_next_size() {
+        for (items, size) in [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8)] {
+            assert_eq!(check(items, 0, |_| {}, &[]), Ok((items, size)));
+        }
+        assert_eq!(check(9, 0, |_| {}, &[]), Ok((8, 8)));
+    }
+
+    #[test]
+    fn nothing_waiting_means_sleep() {
+        assert_eq!(check(0, 0, |_| {}, &[]), Err(None));
+    }
+
+    #[test]
+    fn a_batch_that_is_not_full_waits_for_company_no_longer_than_wait_max() {
+        assert_eq!(check(7, 30, |_| {}, &[]), Err(Some(30 * MS)));
+        assert_eq!(check(7, 10, |_| {}, &[]), Ok((7, 8)));
+        assert_eq!(check(8, 30, |_| {}, &[]), Ok((8, 8)));
+    }
+
+    #[test]
+    fn nobody_waits_for_company_that_may_not_join() {
+        assert_eq!(check(3, 30, |front| front.shut = true, &[]), Ok((3, 4)));
+    }
+
+    #[test]
+    fn waiting_for_company_leaves_time_for_the_deadline() {
+        assert_eq!(
+            check(3, 30, deadline(26), &[(4, 0.005)]),
+            Err(Some(16 * MS))
+        );
+        assert_eq!(check(3, 30, deadline(20), &[(4, 0.005)]), Ok((3, 4)));
+        assert_eq!(
+            check(3, 30, deadline(20), &[]),
+            Ok((3, 4)),
+            "nothing measured"
+        );
+        assert_eq!(
+            check(3, 30, deadline(90), &[(4, 0.005)]),
+            Err(Some(30 * MS))
+        );
+    }
+
+    #[test]
+    fn a_lower_size_is_filled_first_only_if_measured_to_cost_less_in_all() {
+        let linear = [(1, 0.1), (4, 0.4), (8, 0.8)];
+        assert_eq!(check(5, 0, |_| {}, &linear), Ok((4, 4)));
+        let flat = [(1, 0.5), (4, 0.6), (8, 0.8)];
+        assert_eq!(check(5, 0, |_| {}, &flat), Ok((5, 8)));
+        assert_eq!(
+            check(5, 0, |_| {}, &linear[1..]),
+            Ok((5, 8)),
+            "rest not measured"
+        );
+        assert_eq!(
+            check(7, 0, |_| {}, &linear),
+            Ok((7, 8)),
+            "the rest is 3, padded to 4"
+        );
+    }
+}

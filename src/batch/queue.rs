@@ -2,27 +2,28 @@
 //!
 //! Callers [`push`](Queue::push) and await their [`Ticket`]; dropping it takes the job out. Worker threads
 //! [`attach`](Queue::attach) and [`take`](Worker::take); a worker sleeps on a bell of its own, so that a push wakes
-//! exactly one worker that serves the model, and that one wakes the next if work is left. Answers are put together, sent and
+//! exactly one worker that serves the model, and that one wakes others if work is left. Answers are put together, sent and
 //! their memory given back after the lock is released.
 
 #[cfg(test)]
 mod tests;
+mod ticket;
+mod worker;
 
 pub use super::book::{Load, QueueLimits};
+pub use ticket::Ticket;
+pub use worker::{Running, Taken, Worker};
 
 use super::{
     Answer, Batch, Job, JobKey, ModelKey, Rules, RunResult,
-    book::{Book, Pick, Receipt, WorkerKey},
+    book::{Book, Receipt, WorkerKey},
     entry::Pieces,
 };
-use crate::{engine::EngineError, error::InferError};
+use crate::error::InferError;
 use std::{
     collections::{HashMap, HashSet},
-    ops::Deref,
-    pin::Pin,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Instant,
 };
 use tokio::sync::oneshot;
 
@@ -53,17 +54,30 @@ struct Parked {
 }
 
 impl State {
-    /// Who is to be rung: one sleeper that serves something that waits.
-    fn ring_one(&mut self) -> Option<Arc<Condvar>> {
-        let book = &self.book;
-        let useful = |parked: &Parked| parked.serves.iter().any(|&model| book.waits(model));
+    /// Rings one sleeper that serves the model.
+    fn ring_for(&mut self, model: ModelKey) -> Option<Arc<Condvar>> {
         // The last to fall asleep has the warmest caches.
-        let i = self.parked.iter().rposition(useful)?;
+        let i = self
+            .parked
+            .iter()
+            .rposition(|parked| parked.serves.contains(&model))?;
         let parked = self.parked.remove(i);
         self.bells.get(&parked.worker).cloned()
     }
 
-    /// Who is to be rung when everybody shall look again.
+    /// Rings one sleeper for each model that has work waiting: whoever was rung for it may have taken other work.
+    fn ring_for_each(&mut self) -> Vec<Arc<Condvar>> {
+        if self.parked.is_empty() {
+            return Vec::new();
+        }
+        let models = self.book.waiting_models();
+        models
+            .into_iter()
+            .filter_map(|model| self.ring_for(model))
+            .collect()
+    }
+
+    /// Rings everybody.
     fn ring_all(&mut self) -> Vec<Arc<Condvar>> {
         let parked = self.parked.drain(..);
         parked
@@ -97,7 +111,7 @@ impl Queue {
     pub fn retire(&self, model: ModelKey) {
         let mut state = self.lock();
         state.book.retire(model, Instant::now());
-        self.leave(state);
+        self.leave(state, None);
     }
 
     /// Whether jobs of this model can still come or come back: registered, and not both retired and empty. A worker may
@@ -116,9 +130,10 @@ impl Queue {
     pub fn push(self: &Arc<Queue>, job: Job) -> Result<Ticket, InferError> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
+        let model = job.model;
         let job = state.book.push(job, Instant::now())?;
         state.replies.insert(job, sender);
-        self.leave(state);
+        self.leave(state, Some(model));
         Ok(Ticket {
             job,
             reply: receiver,
@@ -155,14 +170,14 @@ impl Queue {
     pub fn close(&self) {
         let mut state = self.lock();
         state.book.close(Instant::now());
-        self.leave(state);
+        self.leave(state, None);
     }
 
     /// Closes, and answers every job that waits or runs with `error`; says how many. For the end of a drain's patience.
     pub fn abort(&self, error: &InferError) -> usize {
         let mut state = self.lock();
         let count = state.book.abort(error, Instant::now());
-        self.leave(state);
+        self.leave(state, None);
         count
     }
 
@@ -175,7 +190,7 @@ impl Queue {
         let mut state = self.lock();
         let reply = state.replies.remove(&job);
         state.book.cancel(job, Instant::now());
-        self.leave(state);
+        self.leave(state, None);
         drop(reply);
     }
 
@@ -183,15 +198,16 @@ impl Queue {
         let mut state = self.lock();
         let now = Instant::now();
         state.book.finish(batch, receipt, device, result, now);
-        self.leave(state);
+        self.leave(state, None);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock, then does what came of the calls under it.
-    fn leave(&self, mut state: MutexGuard<'_, State>) {
+    /// Releases the lock, then does what came of the calls under it. `changed` is the only model that work was added for,
+    /// if that is known.
+    fn leave(&self, mut state: MutexGuard<'_, State>, changed: Option<ModelKey>) {
         let settled = state.book.settle();
         if !settled.forgotten.is_empty() {
             let State { bells, woken, .. } = &mut *state;
@@ -202,207 +218,16 @@ impl Queue {
             .into_iter()
             .filter_map(|done| Some((state.replies.remove(&done.job)?, done.result)))
             .collect();
-        let bells = if state.book.is_closed() || !settled.forgotten.is_empty() {
-            state.ring_all()
-        } else {
-            state.ring_one().into_iter().collect()
+        let bells = match changed {
+            _ if state.book.is_closed() || !settled.forgotten.is_empty() => state.ring_all(),
+            Some(model) => state.ring_for(model).into_iter().collect(),
+            None => state.ring_for_each(),
         };
         drop(state);
         bells.iter().for_each(|bell| bell.notify_one());
         for (sender, result) in answers {
             // Whoever dropped the ticket meanwhile does not want it.
             let _ = sender.send(result.and_then(Pieces::join));
-        }
-    }
-}
-
-/// A job's answer to come. Dropping it takes the job out of the queue: what of it waits never runs.
-#[derive(Debug)]
-#[must_use = "dropping a ticket cancels its job"]
-pub struct Ticket {
-    job: JobKey,
-    reply: oneshot::Receiver<Reply>,
-    /// Until the answer is here.
-    queue: Option<Arc<Queue>>,
-}
-
-impl Ticket {
-    /// The job's key, for logs.
-    pub fn job(&self) -> JobKey {
-        self.job
-    }
-}
-
-impl Future for Ticket {
-    type Output = Reply;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
-        let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context));
-        self.queue = None;
-        Poll::Ready(reply.unwrap_or_else(|_| {
-            Err(InferError::Internal(
-                "the queue lost the request before it was answered".into(),
-            ))
-        }))
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if let Some(queue) = &self.queue {
-            queue.cancel(self.job);
-        }
-    }
-}
-
-/// What a worker got.
-#[derive(Debug)]
-pub enum Taken {
-    /// Run this.
-    Batch(Running),
-    /// Look at your own mail, and come back.
-    Woken,
-    /// There will be no more work; go home.
-    Closed,
-}
-
-/// A worker's place at the queue; dropping it says that the worker is gone.
-#[derive(Debug)]
-pub struct Worker {
-    key: WorkerKey,
-    bell: Arc<Condvar>,
-    device: Arc<str>,
-    queue: Arc<Queue>,
-}
-
-impl Worker {
-    /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
-    pub fn take(&self, serves: &[ModelKey]) -> Taken {
-        loop {
-            let mut state = self.queue.lock();
-            if state.woken.remove(&self.key) {
-                // Somebody else may have to do what this worker was rung for.
-                self.queue.leave(state);
-                return Taken::Woken;
-            }
-            let now = Instant::now();
-            let until = match state.book.pick(self.key, serves, now) {
-                Pick::Run(batch, receipt) => {
-                    self.queue.leave(state);
-                    return Taken::Batch(self.running(batch, receipt));
-                }
-                Pick::Closed => {
-                    self.queue.leave(state);
-                    return Taken::Closed;
-                }
-                Pick::SleepUntil(until) => Some(until),
-                Pick::Sleep => None,
-            };
-            if state.book.is_settled() {
-                self.sleep(
-                    state,
-                    serves,
-                    until.map(|until| until.saturating_duration_since(now)),
-                );
-            } else {
-                // Late jobs are answered before anybody sleeps.
-                self.queue.leave(state);
-            }
-        }
-    }
-
-    /// A batch, if there is one now: for a worker that stages the next batch while one runs.
-    pub fn try_take(&self, serves: &[ModelKey]) -> Option<Running> {
-        let mut state = self.queue.lock();
-        let pick = state.book.pick(self.key, serves, Instant::now());
-        self.queue.leave(state);
-        match pick {
-            Pick::Run(batch, receipt) => Some(self.running(batch, receipt)),
-            Pick::SleepUntil(_) | Pick::Sleep | Pick::Closed => None,
-        }
-    }
-
-    fn running(&self, batch: Batch, receipt: Receipt) -> Running {
-        Running {
-            batch,
-            receipt: Some(receipt),
-            device: Arc::clone(&self.device),
-            queue: Arc::clone(&self.queue),
-        }
-    }
-
-    fn sleep(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        serves: &[ModelKey],
-        limit: Option<Duration>,
-    ) {
-        state.parked.push(Parked {
-            worker: self.key,
-            serves: serves.to_vec(),
-        });
-        let mut state = match limit {
-            None => self
-                .bell
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => {
-                let waited = self.bell.wait_timeout(state, limit);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
-        state.parked.retain(|parked| parked.worker != self.key);
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let mut state = self.queue.lock();
-        state.bells.remove(&self.key);
-        state.woken.remove(&self.key);
-        state.book.detach(self.key, Instant::now());
-        self.queue.leave(state);
-    }
-}
-
-/// A batch in a worker's hands. Dropping it unfinished (a panic, an early return) counts as a failure of the device, so
-/// that its jobs are run elsewhere or answered.
-#[derive(Debug)]
-#[must_use = "dropping a batch fails it"]
-pub struct Running {
-    batch: Batch,
-    /// Until it is finished.
-    receipt: Option<Receipt>,
-    device: Arc<str>,
-    queue: Arc<Queue>,
-}
-
-impl Running {
-    /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of
-    /// error allows it.
-    pub fn finish(mut self, result: RunResult) {
-        if let Some(receipt) = self.receipt.take() {
-            self.queue
-                .finish(&self.batch, &receipt, &self.device, result);
-        }
-    }
-}
-
-impl Deref for Running {
-    type Target = Batch;
-
-    fn deref(&self) -> &Batch {
-        &self.batch
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(receipt) = self.receipt.take() {
-            let error = format!("the worker on {} stopped in the middle of it", self.device);
-            let result = Err(EngineError::Device(error));
-            self.queue
-                .finish(&self.batch, &receipt, &self.device, result);
         }
     }
 }

@@ -120,3 +120,54 @@ impl Throughput {
         Duration::from_secs_f64(seconds.clamp(RETRY_RANGE.0, RETRY_RANGE.1))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_follow_new_measurements_and_scale_to_sizes_not_measured() {
+        let mut costs = Costs::default();
+        assert_eq!(costs.measured(4), None);
+        assert!(costs.estimate(4) > 0.0, "a guess before any measurement");
+        costs.record(4, 0.4);
+        assert_eq!((costs.measured(4), costs.measured(2)), (Some(0.4), None));
+        assert!((costs.estimate(2) - 0.2).abs() < 1e-9);
+        for _ in 0..10 {
+            costs.record(4, 0.8);
+        }
+        let seconds = costs.measured(4).unwrap_or_default();
+        assert!((0.78..0.8).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn the_fewest_seconds_never_overstate_what_larger_batches_may_save() {
+        let mut costs = Costs::default();
+        assert_eq!(costs.fewest_seconds(16, 8), None);
+        costs.record(1, 0.1);
+        // A batch of 8 may cost no more than one of 1.
+        let seconds = costs.fewest_seconds(16, 8).unwrap_or_default();
+        assert!((seconds - 0.2).abs() < 1e-9, "{seconds}");
+        costs.record(8, 0.4);
+        let seconds = costs.fewest_seconds(16, 8).unwrap_or_default();
+        assert!((seconds - 0.8).abs() < 1e-9, "{seconds}");
+    }
+
+    #[test]
+    fn retry_after_is_the_backlog_over_the_measured_rate_within_its_bounds() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut throughput = Throughput::default();
+        assert_eq!(throughput.retry_items(99, at(0)), RETRY_UNMEASURED);
+        throughput.busy(true, at(0));
+        throughput.record(20, 2000, at(2));
+        throughput.busy(false, at(2));
+        // 10 items/s while busy; the idle hour between does not count.
+        for (items, seconds) in [(1, 1.0), (50, 5.0), (300, 30.0), (9000, 60.0)] {
+            let after = throughput.retry_items(items, at(3600)).as_secs_f64();
+            assert!((after - seconds).abs() < 1e-6, "{items} items: {after} s");
+        }
+        let after = throughput.retry_bytes(5000, at(3600)).as_secs_f64();
+        assert!((after - 5.0).abs() < 1e-6, "{after} s");
+    }
+}

@@ -97,6 +97,8 @@ fn skip_strings(data: &Bytes, count: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+
     use super::*;
 
     fn strings(rows: &[&[&str]]) -> Tensor {

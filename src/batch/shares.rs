@@ -9,7 +9,7 @@
 //! running batch, if it has one), so idle time is not saved up; after a pause of all, everybody starts at the latest
 //! time of all. Both are taken over the models that the asking worker serves: models that share no device are not
 //! compared. When devices come or go and models meet whose times have drifted apart, a model is held to owe at most two
-//! of the longest batches and a second ([`DEBT_SECONDS`]).
+//! of the longest batches and a second.
 
 use super::ModelKey;
 use std::collections::HashMap;
@@ -120,5 +120,96 @@ impl Shares {
             share.cost = measured / share.weight;
             share.virtual_time += (measured - estimate) / share.weight;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ModelKey = ModelKey(1);
+    const B: ModelKey = ModelKey(2);
+
+    fn shares(weights: &[(ModelKey, f64)]) -> Shares {
+        let mut shares = Shares::default();
+        for &(model, weight) in weights {
+            shares.add(model, weight);
+            shares.set_waiting(model, true);
+        }
+        shares
+    }
+
+    /// Who is served in `turns` turns of one worker, when a batch takes the model's seconds.
+    fn serve(shares: &mut Shares, turns: usize, seconds: impl Fn(ModelKey) -> f64) -> String {
+        let turn = |_| {
+            let model = shares.order(&[A, B])[0];
+            shares.charge(model, 0.01);
+            shares.correct(model, 0.01, seconds(model));
+            if model == A { 'a' } else { 'b' }
+        };
+        (0..turns).map(turn).collect()
+    }
+
+    #[test]
+    fn saturated_models_get_device_time_by_weight() {
+        let mut equal = shares(&[(A, 1.0), (B, 1.0)]);
+        assert_eq!(serve(&mut equal, 6, |_| 1.0), "ababab");
+        let mut double = shares(&[(A, 2.0), (B, 1.0)]);
+        assert_eq!(serve(&mut double, 6, |_| 1.0), "abaaba");
+        let mut long = shares(&[(A, 1.0), (B, 1.0)]);
+        assert_eq!(
+            serve(&mut long, 8, |m| if m == A { 3.0 } else { 1.0 }),
+            "abbbabbb"
+        );
+    }
+
+    #[test]
+    fn a_weight_that_is_no_positive_number_counts_as_one() {
+        for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(
+                serve(&mut shares(&[(A, weight), (B, 1.0)]), 4, |_| 1.0),
+                "abab"
+            );
+        }
+    }
+
+    #[test]
+    fn idle_time_is_not_saved_up() {
+        let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
+        shares.set_waiting(B, false);
+        assert_eq!(serve(&mut shares, 5, |_| 1.0), "aaaaa");
+        shares.set_waiting(B, true);
+        assert_eq!(
+            serve(&mut shares, 4, |_| 1.0),
+            "abab",
+            "b does not get five turns"
+        );
+    }
+
+    #[test]
+    fn after_a_pause_of_all_nobody_is_behind() {
+        let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
+        shares.set_waiting(B, false);
+        serve(&mut shares, 5, |_| 1.0);
+        shares.set_waiting(A, false);
+        assert!(shares.order(&[A, B]).is_empty());
+        shares.set_waiting(B, true);
+        assert_eq!(serve(&mut shares, 1, |_| 1.0), "b");
+        shares.set_waiting(A, true);
+        assert_eq!(serve(&mut shares, 4, |_| 1.0), "abab");
+    }
+
+    #[test]
+    fn a_model_that_comes_late_to_a_device_does_not_lock_the_others_out() {
+        let mut shares = shares(&[(A, 1.0), (B, 1.0)]);
+        // B had its own device for 100 s, which is gone now; A has been waiting for this one all along.
+        assert_eq!(shares.order(&[A]), [A]);
+        for _ in 0..100 {
+            assert_eq!(shares.order(&[B]), [B]);
+            shares.charge(B, 1.0);
+            shares.correct(B, 1.0, 1.0);
+        }
+        let turns = serve(&mut shares, 10, |_| 1.0);
+        assert_eq!(turns, "aaaabababa");
     }
 }

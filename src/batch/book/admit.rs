@@ -2,12 +2,7 @@
 
 use super::Book;
 use crate::{
-    batch::{
-        Job, JobKey,
-        entry::Entry,
-        lanes::{ItemShape, Urgency},
-        policy, rows,
-    },
+    batch::{Job, JobKey, entry::Entry, lanes::ItemShape, policy, rows, urgency::Urgency},
     error::InferError,
 };
 use std::{
@@ -48,7 +43,14 @@ impl Book {
         check(&job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let shape = Arc::new(ItemShape::of(&job.inputs, whole));
-        self.admit(job.items, bytes, now)?;
+        if let Err(error) = self.admit(job.items, bytes, now) {
+            // Those that are late already give their place back first.
+            let keys: Vec<_> = self.models.keys().copied().collect();
+            keys.into_iter().for_each(|key| self.expire(key, now));
+            self.admit(job.items, bytes, now).map_err(|_| error)?;
+        } else if job.deadline.is_some() {
+            self.expire(job.model, now);
+        }
         let urgency = Urgency {
             priority: job.priority,
             deadline: job.deadline,

@@ -34,6 +34,9 @@ pub struct QueueLimits {
     pub bytes_max: usize,
 }
 
+/// More than anybody means by waiting for company; keeps sums of instants in range.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
 /// One worker, from attach to detach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WorkerKey(u64);
@@ -164,6 +167,7 @@ impl Book {
             return;
         }
         let mut rules = rules;
+        rules.wait_max = rules.wait_max.min(WAIT_MAX);
         rules.sizes.retain(|&size| size > 0);
         rules.sizes.sort_unstable();
         rules.sizes.dedup();
@@ -341,9 +345,13 @@ impl Book {
         done.is_empty() && inputs.is_empty() && forgotten.is_empty()
     }
 
-    /// Whether something waits for this model.
-    pub fn waits(&self, key: ModelKey) -> bool {
-        self.models.get(&key).is_some_and(|m| !m.lanes.is_empty())
+    /// Models that something waits for.
+    pub fn waiting_models(&self) -> Vec<ModelKey> {
+        let waiting = self
+            .models
+            .iter()
+            .filter(|(_, model)| !model.lanes.is_empty());
+        waiting.map(|(key, _)| *key).collect()
     }
 
     /// What waits and runs.

@@ -4,9 +4,10 @@ use super::{Book, Pick, Receipt, WorkerKey};
 use crate::{
     batch::{
         Batch, JobKey, ModelKey, Part, Ran, RunResult,
-        lanes::{ItemShape, Piece, Rank},
+        lanes::{ItemShape, Piece},
         policy::{self, Next},
         rows,
+        urgency::Rank,
     },
     engine::{EngineError, Tensor},
     error::InferError,

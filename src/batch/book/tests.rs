@@ -1,1 +1,483 @@
-//! What the book promises, without a clock.
+//! What the book promises, without a clock. Chains of events and their checks are in `sim`.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use super::*;
+use crate::{
+    batch::{Batch, Job, Ran},
+    engine::{DataType, EngineError},
+};
+
+const MODEL: ModelKey = ModelKey(1);
+
+/// One model with sizes 1, 2 and 4, one worker, and a clock to be turned by hand.
+struct Desk {
+    book: Book,
+    worker: WorkerKey,
+    now: Instant,
+}
+
+impl Desk {
+    fn new(whole: bool) -> Desk {
+        let mut book = Book::new(QueueLimits {
+            items_max: 20,
+            bytes_max: 40,
+        });
+        let rules = Rules {
+            sizes: if whole { vec![1] } else { vec![1, 2, 4] },
+            whole,
+            wait_max: Duration::ZERO,
+            weight: 1.0,
+        };
+        book.register(MODEL, "digits", rules);
+        let worker = book.attach();
+        let now = Instant::now();
+        Desk { book, worker, now }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now += Duration::from_millis(ms);
+    }
+
+    fn job(&self, items: usize, first: u8) -> Job {
+        Job {
+            model: MODEL,
+            inputs: vec![bytes(items, first)],
+            items,
+            priority: 0,
+            deadline: None,
+            arrived: self.now,
+        }
+    }
+
+    fn push(&mut self, items: usize, first: u8) -> JobKey {
+        let job = self.job(items, first);
+        self.book.push(job, self.now).unwrap()
+    }
+
+    fn push_due(&mut self, items: usize, ms: u64) -> Result<JobKey, InferError> {
+        let deadline = Some(self.now + Duration::from_millis(ms));
+        let job = Job {
+            deadline,
+            ..self.job(items, 0)
+        };
+        self.book.push(job, self.now)
+    }
+
+    fn take(&mut self) -> (Batch, Receipt) {
+        match self.book.pick(self.worker, &[MODEL], self.now) {
+            Pick::Run(batch, receipt) => (batch, receipt),
+            other => panic!("nothing to run: {other:?}"),
+        }
+    }
+
+    /// Ends a batch after `ms`.
+    fn end(
+        &mut self,
+        (batch, receipt): &(Batch, Receipt),
+        ms: u64,
+        result: Result<Tensor, EngineError>,
+    ) {
+        self.pass(ms);
+        let result = result.map(|output| Ran {
+            outputs: vec![output],
+            stage: Duration::ZERO,
+            compute: Duration::from_millis(ms),
+        });
+        self.book
+            .finish(batch, receipt, &"cpu".into(), result, self.now);
+    }
+
+    /// Takes a batch and gives back its rows as they are, padded.
+    fn run(&mut self, ms: u64) -> Vec<(usize, usize)> {
+        let taken = self.take();
+        let shares = taken
+            .0
+            .parts
+            .iter()
+            .map(|p| (p.rows.start, p.rows.end))
+            .collect();
+        let inputs: Vec<_> = taken.0.parts.iter().map(|part| &part.inputs[0]).collect();
+        let mut output = rows::join(&inputs).unwrap();
+        let mut data = output.data.to_vec();
+        data.resize(taken.0.size, 0xff);
+        (output.shape[0], output.data) = (taken.0.size, data.into());
+        self.end(&taken, ms, Ok(output));
+        shares
+    }
+
+    fn answers(&mut self) -> Vec<(JobKey, Result<Vec<u8>, InferError>)> {
+        let done = self.book.settle().done.into_iter();
+        done.map(|done| {
+            let bytes = |pieces: Pieces| Ok(pieces.join()?.outputs[0].data.to_vec());
+            (done.job, done.result.and_then(bytes))
+        })
+        .collect()
+    }
+
+    fn held(&self) -> (usize, usize) {
+        let load = self.book.load(self.now);
+        (load.items, load.bytes)
+    }
+}
+
+use crate::batch::rows;
+
+/// One byte per item, counting up.
+fn bytes(items: usize, first: u8) -> Tensor {
+    Tensor {
+        datatype: DataType::Uint8,
+        shape: vec![items, 1],
+        data: (0..items as u8)
+            .map(|i| first + i)
+            .collect::<Vec<_>>()
+            .into(),
+    }
+}
+
+#[test]
+fn a_job_larger_than_a_batch_is_split_and_put_together_in_order() {
+    let mut desk = Desk::new(false);
+    let (large, small) = (desk.push(6, 10), desk.push(1, 90));
+    assert_eq!(desk.run(1), [(0, 4)]);
+    assert_eq!(desk.answers(), []);
+    assert_eq!(
+        desk.run(1),
+        [(4, 6), (0, 1)],
+        "another job shares the last batch"
+    );
+    let expected = [
+        (large, Ok(vec![10, 11, 12, 13, 14, 15])),
+        (small, Ok(vec![90])),
+    ];
+    assert_eq!(desk.answers(), expected);
+    assert_eq!(desk.held(), (0, 0));
+}
+
+#[test]
+fn outputs_of_a_job_that_ran_in_one_batch_are_slices_of_its_output() {
+    let mut desk = Desk::new(false);
+    desk.push(1, 1);
+    desk.push(2, 5);
+    let taken = desk.take();
+    let output = bytes(4, 5);
+    desk.end(&taken, 1, Ok(output.clone()));
+    for (done, start) in desk.book.settle().done.into_iter().zip([0, 1]) {
+        let answer = done.result.unwrap().join().unwrap();
+        assert_eq!(
+            answer.outputs[0].data.as_ptr(),
+            output.data[start..].as_ptr()
+        );
+        assert_eq!((answer.batch_items, &*answer.device), (3, "cpu"));
+    }
+}
+
+#[test]
+fn times_of_a_split_job_are_its_first_wait_and_the_sum_of_its_runs() {
+    let mut desk = Desk::new(false);
+    desk.push(6, 0);
+    desk.pass(7);
+    desk.run(20);
+    desk.run(30);
+    let done = desk.book.settle().done.remove(0);
+    let timing = done.result.unwrap().join().unwrap().timing;
+    let ms = Duration::from_millis;
+    assert_eq!((timing.queue, timing.compute), (ms(7), ms(50)));
+}
+
+#[test]
+fn a_model_without_a_batch_axis_takes_and_gives_tensors_whole() {
+    let mut desk = Desk::new(true);
+    let mut job = desk.job(1, 0);
+    job.inputs = vec![bytes(3, 7)];
+    let key = desk.book.push(job, desk.now).unwrap();
+    let taken = desk.take();
+    assert_eq!(taken.0.parts[0].inputs[0].shape, [3, 1]);
+    desk.end(&taken, 1, Ok(bytes(5, 1)));
+    assert_eq!(desk.answers(), [(key, Ok(vec![1, 2, 3, 4, 5]))]);
+}
+
+#[test]
+fn outputs_that_do_not_count_items_are_an_error_that_names_the_shape() {
+    let mut desk = Desk::new(false);
+    desk.push(2, 0);
+    let taken = desk.take();
+    desk.end(&taken, 1, Ok(bytes(1, 0)));
+    let answers = desk.answers();
+    let error = answers[0].1.as_ref().unwrap_err().to_string();
+    assert!(error.contains("[1, 1] for a batch of 2 items"), "{error}");
+}
+
+#[test]
+fn a_bad_input_is_found_by_running_its_companions_alone() {
+    let mut desk = Desk::new(false);
+    let (good, bad) = (desk.push(1, 1), desk.push(1, 2));
+    let taken = desk.take();
+    desk.end(&taken, 1, Err(EngineError::Input("bad".into())));
+    assert_eq!(desk.answers(), []);
+    let later = desk.push(1, 3);
+    assert_eq!(desk.run(1).len(), 1);
+    let taken = desk.take();
+    assert_eq!(taken.0.parts.len(), 1);
+    desk.end(&taken, 1, Err(EngineError::Input("bad".into())));
+    desk.run(1);
+    let expected = [
+        (good, Ok(vec![1])),
+        (bad, Err(InferError::Input("bad".into()))),
+        (later, Ok(vec![3])),
+    ];
+    assert_eq!(desk.answers(), expected);
+}
+
+#[test]
+fn a_failed_device_gives_its_jobs_a_second_chance_but_no_third() {
+    let mut desk = Desk::new(false);
+    let broken = || Err(EngineError::Device("xid 79".into()));
+    let key = desk.push(3, 1);
+    let taken = desk.take();
+    desk.end(&taken, 1, broken());
+    assert_eq!(desk.answers(), []);
+    assert_eq!(desk.held(), (3, 3));
+    let urgent = desk.push(4, 1);
+    let taken = desk.take();
+    assert_eq!(taken.0.parts[0].job, key, "ahead of what never ran");
+    desk.end(&taken, 1, broken());
+    assert_eq!(
+        desk.answers(),
+        [(key, Err(InferError::Device("xid 79".into())))]
+    );
+    assert_eq!(desk.run(1), [(0, 4)]);
+    assert_eq!(desk.answers(), [(urgent, Ok(vec![1, 2, 3, 4]))]);
+}
+
+#[test]
+fn a_late_job_is_answered_when_a_batch_is_formed_and_never_runs() {
+    let mut desk = Desk::new(false);
+    let late = desk.push_due(1, 5).unwrap();
+    desk.push(1, 1);
+    desk.pass(5);
+    assert_eq!(desk.run(1).len(), 1);
+    let (key, answer) = desk.answers().remove(0);
+    let error = answer.unwrap_err();
+    assert_eq!(key, late);
+    assert_eq!(
+        error,
+        InferError::Late("the deadline passed in the queue, after 5 ms".into())
+    );
+}
+
+#[test]
+fn a_deadline_that_has_passed_is_refused_at_the_door() {
+    let mut desk = Desk::new(false);
+    assert!(matches!(desk.push_due(1, 0), Err(InferError::Late(_))));
+}
+
+#[test]
+fn a_deadline_that_the_work_ahead_makes_impossible_is_refused_once_speed_was_measured() {
+    let mut desk = Desk::new(false);
+    desk.push_due(16, 350).unwrap();
+    assert!(desk.push_due(1, 351).is_ok(), "nothing was measured");
+    desk.run(100);
+    // 12 rows ahead and one more take 325 ms, at 25 ms each.
+    desk.pass(100);
+    match desk.push_due(1, 200) {
+        Err(InferError::Late(error)) => assert!(error.contains("200 ms are left"), "{error}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(desk.push_due(1, 240).is_ok(), "not clearly too late");
+    assert!(desk.push_due(1, 140).is_ok(), "goes before them");
+}
+
+#[test]
+fn a_deadline_is_never_refused_for_slowness_when_nothing_is_ahead() {
+    let mut desk = Desk::new(false);
+    desk.push(4, 0);
+    desk.run(60_000);
+    assert!(desk.push_due(4, 1).is_ok());
+}
+
+#[test]
+fn what_could_never_fit_names_the_option_to_raise() {
+    let mut desk = Desk::new(false);
+    let option = |error| match error {
+        Err(InferError::TooLarge { option, .. }) => option,
+        other => panic!("{other:?}"),
+    };
+    let job = desk.job(21, 0);
+    assert_eq!(option(desk.book.push(job, desk.now)), "queue_items_max");
+    let mut job = desk.job(1, 0);
+    job.inputs[0].shape[1] = 41;
+    job.inputs[0].data = vec![0; 41].into();
+    assert_eq!(option(desk.book.push(job, desk.now)), "queue_bytes_max");
+}
+
+#[test]
+fn a_full_queue_says_when_to_retry_and_that_grows_with_the_backlog() {
+    let retry = |rows: u64| {
+        let mut desk = Desk::new(false);
+        desk.push(4, 0);
+        desk.run(1000 * rows);
+        desk.push(20, 0);
+        let job = desk.job(1, 0);
+        match desk.book.push(job, desk.now) {
+            Err(InferError::Full {
+                retry_after,
+                limit: 20,
+                ..
+            }) => retry_after.as_secs_f64(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!((retry(1) - 5.0).abs() < 1e-6, "{}", retry(1));
+    assert!((retry(3) - 15.0).abs() < 1e-6, "{}", retry(3));
+}
+
+#[test]
+fn late_jobs_give_their_place_to_new_ones() {
+    let mut desk = Desk::new(false);
+    let late = desk.push_due(20, 5).unwrap();
+    desk.pass(5);
+    desk.push(20, 0);
+    let answers = desk.answers();
+    assert!(
+        matches!(answers[..], [(k, Err(InferError::Late(_)))] if k == late),
+        "{answers:?}"
+    );
+}
+
+#[test]
+fn bytes_are_bounded_apart_from_items() {
+    let mut desk = Desk::new(false);
+    let mut job = desk.job(1, 0);
+    job.inputs[0].shape[1] = 40;
+    job.inputs[0].data = vec![0; 40].into();
+    desk.book.push(job, desk.now).unwrap();
+    let job = desk.job(1, 0);
+    let full = desk.book.push(job, desk.now);
+    assert!(
+        matches!(full, Err(InferError::Full { limit: 40, .. })),
+        "{full:?}"
+    );
+}
+
+#[test]
+fn a_cancelled_job_gives_back_its_bounds_at_once_or_with_its_last_running_part() {
+    let mut desk = Desk::new(false);
+    let (first, second) = (desk.push(6, 0), desk.push(2, 0));
+    let taken = desk.take();
+    desk.book.cancel(second, desk.now);
+    assert_eq!(desk.held(), (6, 6));
+    desk.book.cancel(first, desk.now);
+    assert_eq!(desk.held(), (6, 6), "part of it runs");
+    assert!(matches!(
+        desk.book.pick(desk.worker, &[MODEL], desk.now),
+        Pick::Sleep
+    ));
+    desk.end(&taken, 1, Ok(bytes(4, 0)));
+    assert_eq!(desk.held(), (0, 0));
+    assert_eq!(desk.answers(), []);
+}
+
+#[test]
+fn items_of_different_shapes_share_no_batch_and_hold_up_nobody() {
+    let mut desk = Desk::new(false);
+    for extent in [1, 2, 1] {
+        let mut job = desk.job(1, 0);
+        job.inputs[0].shape[1] = extent;
+        job.inputs[0].data = vec![0; extent].into();
+        desk.book.push(job, desk.now).unwrap();
+    }
+    assert_eq!(desk.take().0.parts.len(), 2);
+    assert_eq!(desk.take().0.parts.len(), 1);
+}
+
+#[test]
+fn a_retired_model_takes_no_jobs_runs_what_waits_and_is_forgotten() {
+    let mut desk = Desk::new(false);
+    let key = desk.push(1, 1);
+    desk.book.retire(MODEL, desk.now);
+    let job = desk.job(1, 0);
+    match desk.book.push(job, desk.now) {
+        Err(InferError::ModelUnavailable { name, .. }) => assert_eq!(name, "digits"),
+        other => panic!("{other:?}"),
+    }
+    assert!(desk.book.knows(MODEL));
+    desk.run(1);
+    assert!(!desk.book.knows(MODEL));
+    assert_eq!(desk.answers(), [(key, Ok(vec![1]))]);
+}
+
+#[test]
+fn jobs_of_a_retired_model_that_no_worker_serves_are_answered() {
+    let mut desk = Desk::new(false);
+    let key = desk.push(1, 1);
+    assert!(matches!(
+        desk.book.pick(desk.worker, &[], desk.now),
+        Pick::Sleep
+    ));
+    assert_eq!(desk.answers(), [], "a device may come");
+    desk.book.retire(MODEL, desk.now);
+    let answers = desk.answers();
+    assert!(
+        matches!(answers[..], [(k, Err(InferError::Device(_)))] if k == key),
+        "{answers:?}"
+    );
+    assert!(!desk.book.knows(MODEL));
+}
+
+#[test]
+fn once_closed_workers_go_home_when_nothing_can_come_back_to_them() {
+    let mut desk = Desk::new(false);
+    let other = desk.book.attach();
+    let key = desk.push(1, 1);
+    let taken = desk.take();
+    desk.book.close(desk.now);
+    let job = desk.job(1, 0);
+    let refused = desk.book.push(job, desk.now);
+    assert!(matches!(refused, Err(InferError::Draining { .. })));
+    assert!(matches!(
+        desk.book.pick(other, &[MODEL], desk.now),
+        Pick::Sleep
+    ));
+    desk.end(&taken, 1, Err(EngineError::Device("gone".into())));
+    desk.run(1);
+    assert_eq!(desk.answers(), [(key, Ok(vec![1]))]);
+    for worker in [other, desk.worker] {
+        assert!(matches!(
+            desk.book.pick(worker, &[MODEL], desk.now),
+            Pick::Closed
+        ));
+    }
+}
+
+#[test]
+fn tensors_that_are_not_what_they_say_are_refused() {
+    let mut desk = Desk::new(false);
+    for change in [
+        |job: &mut Job| job.items = 0,
+        |job: &mut Job| job.items = 3,
+        |job: &mut Job| job.inputs[0].shape = vec![],
+        |job: &mut Job| job.inputs[0].shape[1] = 5,
+    ] {
+        let mut job = desk.job(2, 0);
+        change(&mut job);
+        let refused = desk.book.push(job, desk.now);
+        assert!(
+            matches!(refused, Err(InferError::Internal(_))),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(desk.held(), (0, 0));
+}
+
+#[test]
+fn a_model_between_sizes_learns_to_fill_the_lower_one_first() {
+    let mut desk = Desk::new(false);
+    for items in [1, 2, 4] {
+        desk.push(items, 0);
+        desk.run(10 * items as u64);
+    }
+    desk.push(3, 0);
+    assert_eq!(desk.run(20), [(0, 2)]);
+    assert_eq!(desk.run(10), [(2, 3)]);
+    assert_eq!(desk.answers().pop().unwrap().1, Ok(vec![0, 1, 2]));
+}

@@ -1,1 +1,364 @@
-//! Threads.
+//! Callers and workers on threads of their own.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use super::*;
+use crate::{
+    batch::{Ran, rows},
+    engine::{DataType, Tensor},
+};
+use std::{thread, time::Duration};
+
+const A: ModelKey = ModelKey(1);
+const B: ModelKey = ModelKey(2);
+
+fn queue(wait_max: Duration) -> Arc<Queue> {
+    let queue = Queue::new(QueueLimits {
+        items_max: 100,
+        bytes_max: 10_000,
+    });
+    for (model, wait_max) in [(A, wait_max), (B, Duration::ZERO)] {
+        let rules = Rules {
+            sizes: vec![1, 2, 4],
+            whole: false,
+            wait_max,
+            weight: 1.0,
+        };
+        queue.register(model, "digits", rules);
+    }
+    queue
+}
+
+fn device(name: &str) -> Arc<str> {
+    name.into()
+}
+
+fn job(model: ModelKey, items: usize, first: u8) -> Job {
+    let data: Vec<u8> = (0..items as u8).map(|i| first.wrapping_add(i)).collect();
+    Job {
+        model,
+        inputs: vec![Tensor {
+            datatype: DataType::Uint8,
+            shape: vec![items, 1],
+            data: data.into(),
+        }],
+        items,
+        priority: 0,
+        deadline: None,
+        arrived: Instant::now(),
+    }
+}
+
+/// The engine: gives back its input.
+fn echo(batch: &Batch) -> RunResult {
+    let inputs: Vec<&Tensor> = batch.parts.iter().map(|part| &part.inputs[0]).collect();
+    let mut output = rows::join(&inputs).unwrap();
+    let mut data = output.data.to_vec();
+    data.resize(batch.size, 0xff);
+    (output.shape[0], output.data) = (batch.size, data.into());
+    Ok(Ran {
+        outputs: vec![output],
+        stage: Duration::ZERO,
+        compute: Duration::from_micros(100),
+    })
+}
+
+/// A worker thread that echoes until it is sent home.
+fn worker(queue: &Arc<Queue>, serves: &'static [ModelKey]) -> thread::JoinHandle<()> {
+    let worker = queue.attach(&device("cpu"));
+    thread::spawn(move || {
+        loop {
+            match worker.take(serves) {
+                Taken::Batch(running) => {
+                    let result = echo(&running);
+                    running.finish(result);
+                }
+                Taken::Woken => {}
+                Taken::Closed => return,
+            }
+        }
+    })
+}
+
+/// The answer. The limit is there to turn a hang into a failure; nothing depends on its length.
+fn wait(ticket: Ticket) -> Reply {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let answer = async { tokio::time::timeout(Duration::from_secs(60), ticket).await };
+    let runtime = runtime.enable_time().build().unwrap();
+    runtime.block_on(answer).expect("an answer within a minute")
+}
+
+fn bytes(reply: Reply) -> Vec<u8> {
+    reply.unwrap().outputs[0].data.to_vec()
+}
+
+/// Returns when so many workers sleep.
+fn until_parked(queue: &Queue, workers: usize) {
+    while queue.lock().parked.len() != workers {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_job_is_split_over_devices_and_put_together_whichever_ends_first() {
+    let queue = queue(Duration::ZERO);
+    let ticket = queue.push(job(A, 6, 10)).unwrap();
+    let first = queue.attach(&device("gpu-0"));
+    let second = queue.attach(&device("gpu-1"));
+    let (one, two) = (
+        first.try_take(&[A]).unwrap(),
+        second.try_take(&[A]).unwrap(),
+    );
+    assert_eq!((one.items, two.items), (4, 2));
+    for running in [two, one] {
+        let result = echo(&running);
+        running.finish(result);
+    }
+    let answer = wait(ticket).unwrap();
+    assert_eq!(answer.outputs[0].data[..], [10, 11, 12, 13, 14, 15]);
+    assert_eq!((&*answer.device, answer.batch_items), ("gpu-0", 4));
+}
+
+#[test]
+fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
+    let queue = queue(Duration::ZERO);
+    let ticket = queue.push(job(A, 100, 0)).unwrap();
+    assert!(matches!(
+        queue.push(job(A, 1, 0)),
+        Err(InferError::Full { .. })
+    ));
+    drop(ticket);
+    assert_eq!((queue.load().items, queue.load().waiting), (0, 0));
+    assert!(queue.attach(&device("cpu")).try_take(&[A]).is_none());
+    assert!(queue.push(job(A, 100, 0)).is_ok());
+    assert!(queue.lock().replies.is_empty());
+}
+
+#[test]
+fn a_worker_that_panics_loses_no_job() {
+    let queue = queue(Duration::ZERO);
+    let ticket = queue.push(job(A, 2, 7)).unwrap();
+    let dies = || {
+        let worker = queue.attach(&device("gpu-3"));
+        let thread = thread::spawn(move || {
+            let _running = worker.try_take(&[A]).unwrap();
+            std::panic::resume_unwind(Box::new("the driver went away"));
+        });
+        assert!(thread.join().is_err());
+    };
+    dies();
+    let other = queue.attach(&device("cpu"));
+    let running = other.try_take(&[A]).unwrap();
+    let result = echo(&running);
+    running.finish(result);
+    assert_eq!(bytes(wait(ticket)), [7, 8]);
+
+    let ticket = queue.push(job(A, 2, 7)).unwrap();
+    dies();
+    dies();
+    let error = wait(ticket).unwrap_err().to_string();
+    assert!(error.contains("the worker on gpu-3 stopped"), "{error}");
+}
+
+#[test]
+fn closing_finishes_what_is_queued_and_sends_the_workers_home() {
+    let queue = queue(Duration::from_secs(3600));
+    let workers = [worker(&queue, &[A, B]), worker(&queue, &[A])];
+    let tickets: Vec<_> = (0..9).map(|i| queue.push(job(A, 3, i)).unwrap()).collect();
+    // 27 items in batches of 4: the last 3 wait for company until then.
+    queue.close();
+    assert!(matches!(
+        queue.push(job(A, 1, 0)),
+        Err(InferError::Draining { .. })
+    ));
+    for (i, ticket) in tickets.into_iter().enumerate() {
+        let i = i as u8;
+        assert_eq!(bytes(wait(ticket)), [i, i + 1, i + 2]);
+    }
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    assert_eq!(queue.load().items, 0);
+}
+
+#[test]
+fn closing_answers_what_no_worker_serves() {
+    let queue = queue(Duration::ZERO);
+    let workers = [worker(&queue, &[A])];
+    until_parked(&queue, 1);
+    let ticket = queue.push(job(B, 1, 0)).unwrap();
+    queue.close();
+    assert!(matches!(wait(ticket), Err(InferError::Device(_))));
+    for worker in workers {
+        worker.join().unwrap();
+    }
+}
+
+#[test]
+fn aborting_answers_what_waits_and_runs_and_counts_it() {
+    let queue = queue(Duration::ZERO);
+    let tickets: Vec<_> = (0..3).map(|_| queue.push(job(A, 4, 0)).unwrap()).collect();
+    let place = queue.attach(&device("cpu"));
+    let running = place.try_take(&[A]).unwrap();
+    let error = InferError::Device("the drain took too long".into());
+    assert_eq!(queue.abort(&error), 3);
+    for ticket in tickets {
+        assert_eq!(wait(ticket).unwrap_err(), error);
+    }
+    assert!(matches!(place.take(&[A]), Taken::Closed));
+    // A result after that finds nobody.
+    let result = echo(&running);
+    running.finish(result);
+    assert_eq!(queue.load().items, 0);
+    assert_eq!(queue.abort(&error), 0);
+}
+
+#[test]
+fn a_sleeping_worker_can_be_told_to_look_at_its_own_mail() {
+    let queue = queue(Duration::ZERO);
+    let place = queue.attach(&device("cpu"));
+    let thread = thread::spawn(move || matches!(place.take(&[A]), Taken::Woken));
+    until_parked(&queue, 1);
+    queue.wake();
+    assert!(thread.join().unwrap());
+}
+
+#[test]
+fn workers_hear_of_it_when_a_retired_model_is_empty() {
+    let queue = queue(Duration::ZERO);
+    let place = queue.attach(&device("cpu"));
+    let thread = thread::spawn(move || matches!(place.take(&[A]), Taken::Woken));
+    until_parked(&queue, 1);
+    queue.retire(A);
+    assert!(thread.join().unwrap());
+    assert!(!queue.knows(A) && queue.knows(B));
+    assert!(matches!(
+        queue.push(job(A, 1, 0)),
+        Err(InferError::ModelUnavailable { .. })
+    ));
+}
+
+#[test]
+fn a_push_wakes_a_worker_that_serves_the_model_though_others_wait_for_company() {
+    // The worker of A sleeps with work in its window; that must not swallow the bell for B.
+    for a_first in [true, false] {
+        let queue = queue(Duration::from_secs(3600));
+        let company = queue.push(job(A, 1, 0)).unwrap();
+        let order: [&'static [ModelKey]; 2] = if a_first { [&[A], &[B]] } else { [&[B], &[A]] };
+        let mut workers = Vec::new();
+        for (i, serves) in order.into_iter().enumerate() {
+            workers.push(worker(&queue, serves));
+            until_parked(&queue, i + 1);
+        }
+        assert_eq!(bytes(wait(queue.push(job(B, 1, 5)).unwrap())), [5]);
+        // A full batch ends the window.
+        let full = queue.push(job(A, 3, 1)).unwrap();
+        assert_eq!(bytes(wait(full)), [1, 2, 3]);
+        assert_eq!(bytes(wait(company)), [0]);
+        queue.close();
+        for worker in workers {
+            worker.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn one_large_job_wakes_every_worker_that_can_help() {
+    let queue = queue(Duration::ZERO);
+    let barrier = Arc::new(std::sync::Barrier::new(3));
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let place = queue.attach(&device("gpu"));
+            let barrier = Arc::clone(&barrier);
+            thread::spawn(move || {
+                let Taken::Batch(running) = place.take(&[A]) else {
+                    panic!("woken without work");
+                };
+                // Nobody gets past this before all three have a batch.
+                barrier.wait();
+                let result = echo(&running);
+                running.finish(result);
+            })
+        })
+        .collect();
+    until_parked(&queue, 3);
+    let ticket = queue.push(job(A, 12, 0)).unwrap();
+    assert_eq!(bytes(wait(ticket)), (0..12).collect::<Vec<u8>>());
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn many_callers_and_failing_workers_end_with_every_answer_right_and_nothing_left() {
+    let queue = queue(Duration::from_micros(50));
+    let workers = [
+        worker(&queue, &[A, B]),
+        worker(&queue, &[B]),
+        worker(&queue, &[A]),
+    ];
+    // One worker drops every batch it gets: each of its jobs needs a second chance.
+    let place = queue.attach(&device("sick"));
+    let sick = thread::spawn(move || {
+        let mut dropped = 0;
+        loop {
+            match place.take(&[A, B]) {
+                Taken::Batch(running) => {
+                    drop(running);
+                    dropped += 1;
+                    if dropped == 20 {
+                        return;
+                    }
+                }
+                Taken::Woken => {}
+                Taken::Closed => return,
+            }
+        }
+    });
+    let callers: Vec<_> = (0..4_u8)
+        .map(|caller| {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let (mut ok, mut failed) = (0, 0);
+                for i in 0..200_u8 {
+                    let model = if i % 3 == 0 { A } else { B };
+                    let items = usize::from(i % 9) + 1;
+                    let first = i.wrapping_mul(caller);
+                    let ticket = queue.push(job(model, items, first)).unwrap();
+                    if i % 5 == 4 {
+                        drop(ticket);
+                        continue;
+                    }
+                    match wait(ticket) {
+                        Ok(answer) => {
+                            let expected = (0..items as u8).map(|i| first.wrapping_add(i));
+                            let expected: Vec<u8> = expected.collect();
+                            assert_eq!(answer.outputs[0].data[..], expected);
+                            ok += 1;
+                        }
+                        Err(InferError::Device(_)) => failed += 1,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                (ok, failed)
+            })
+        })
+        .collect();
+    let mut answered = 0;
+    for caller in callers {
+        let (ok, failed) = caller.join().unwrap();
+        println!("{ok} answers, {failed} twice on the sick worker");
+        answered += ok + failed;
+    }
+    assert_eq!(answered, 4 * 160);
+    queue.close();
+    sick.join().unwrap();
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    let load = queue.load();
+    assert_eq!(
+        (load.items, load.bytes, load.waiting, load.running),
+        (0, 0, 0, 0)
+    );
+    assert!(queue.lock().replies.is_empty());
+}

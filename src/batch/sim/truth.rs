@@ -1,10 +1,11 @@
 //! What is true of every job, kept apart from the book in the plainest way, and the checks against it.
 
+use super::tally::Tally;
 use crate::{
     batch::{
         Batch, Job, JobKey, ModelKey, Rules,
         book::{Done, Load, QueueLimits},
-        lanes::AGE_STEP,
+        urgency::AGE_STEP,
     },
     engine::{DataType, Tensor},
     error::InferError,
@@ -72,71 +73,6 @@ impl TrueJob {
     }
 }
 
-/// What happened, to see that the worlds reach everything.
-#[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) jobs: usize,
-    batches: usize,
-    padded: usize,
-    shared: usize,
-    split: usize,
-    pub(super) overtaken: usize,
-    ok: usize,
-    late: usize,
-    input: usize,
-    device: usize,
-    full: usize,
-    too_large: usize,
-    refused_late: usize,
-    draining: usize,
-    retired: usize,
-    cancelled: usize,
-    alone: usize,
-    again: usize,
-    slept: usize,
-    aged: usize,
-}
-
-impl Tally {
-    fn fields(&mut self) -> [&mut usize; 20] {
-        [
-            &mut self.jobs,
-            &mut self.batches,
-            &mut self.padded,
-            &mut self.shared,
-            &mut self.split,
-            &mut self.overtaken,
-            &mut self.ok,
-            &mut self.late,
-            &mut self.input,
-            &mut self.device,
-            &mut self.full,
-            &mut self.too_large,
-            &mut self.refused_late,
-            &mut self.draining,
-            &mut self.retired,
-            &mut self.cancelled,
-            &mut self.alone,
-            &mut self.again,
-            &mut self.slept,
-            &mut self.aged,
-        ]
-    }
-
-    pub(super) fn add(&mut self, other: &Tally) {
-        let mut other = Tally { ..*other };
-        for (sum, term) in self.fields().into_iter().zip(other.fields()) {
-            *sum += *term;
-        }
-    }
-
-    /// A world in which something never happens proves nothing about it.
-    pub(super) fn assert_everything_happened(mut self) {
-        let text = format!("{self:?}");
-        assert!(self.fields().into_iter().all(|count| *count > 0), "{text}");
-    }
-}
-
 /// All that is true.
 #[derive(Debug)]
 pub(super) struct Truth {
@@ -192,7 +128,7 @@ impl Truth {
     /// A push gave the right answer.
     pub(super) fn pushed(
         &mut self,
-        job: Job,
+        job: &Job,
         poisoned: bool,
         result: Result<JobKey, InferError>,
         now: Instant,
@@ -315,7 +251,7 @@ impl Truth {
                 "{next:?} before {:?}",
                 self.job(first)
             );
-            let shut = head.alone && next.key != first || next.alone && next.key != first;
+            let shut = next.key != first && (head.alone || next.alone);
             assert!(
                 shut || items == largest || rules.sizes.contains(&items),
                 "{items} of {largest} while {next:?} waits"
@@ -340,6 +276,9 @@ impl Truth {
 
     /// A worker may sleep (or go home): nothing that it could run is ripe.
     pub(super) fn may_sleep(&mut self, serves: &[ModelKey], now: Instant, home: bool) {
+        let live = |job: &&TrueJob| job.state == State::Live;
+        let running = self.jobs.iter().filter(live).any(TrueJob::runs);
+        assert!(!(home && running), "what runs may come back");
         for job in self.jobs.iter().filter(|job| job.waits(now)) {
             let ripe = self.closed
                 || self.retired.contains(&job.model)

@@ -2,7 +2,8 @@
 
 use super::{
     Random,
-    truth::{State, Tally, Truth, tagged},
+    tally::Tally,
+    truth::{State, Truth, tagged},
 };
 use crate::{
     batch::{
@@ -21,7 +22,7 @@ use std::{
 };
 
 /// Times are microseconds of the virtual clock.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrive,
     Cancel(usize),
@@ -63,6 +64,8 @@ struct World {
     costs: HashMap<ModelKey, (u64, u64)>,
     to_come: usize,
     pace: u64,
+    /// Workers that vanish return.
+    comes_back: bool,
     device: Arc<str>,
 }
 
@@ -78,8 +81,14 @@ pub(super) fn run(seed: u64) -> Tally {
         world.truth.check_load(&load);
     }
     let now = world.at();
+    if !world.comes_back && !world.truth.closed {
+        // The last worker may be gone for good: what waits for it ends with the close.
+        world.truth.closed = true;
+        world.book.close(now);
+        world.settle();
+    }
     world.truth.check_rest(&world.book.load(now));
-    if world.truth.closed {
+    if world.truth.closed && world.comes_back {
         assert!(
             world.workers.iter().all(|w| w.home || w.key.is_none()),
             "all go home"
@@ -128,7 +137,7 @@ impl World {
         let mut truth = Truth::new(models, limits);
         let fails_percent = *random.of(&[0, 0, 5, 30]);
         let workers = (0..random.between(1, 3) as usize).map(|i| {
-            // The first serves everything and comes back for sure: whatever is accepted can end.
+            // The first serves everything, so whatever is accepted can end while it is there.
             let mut serves = all.clone();
             serves.retain(|_| i == 0 || random.percent(60));
             truth.serving.insert(i, serves.clone());
@@ -146,6 +155,7 @@ impl World {
         let mut world = World {
             to_come: random.between(5, 45) as usize,
             pace: *random.of(&[2_000, 20_000, 100_000, 400_000]),
+            comes_back: random.percent(90),
             random,
             base: Instant::now(),
             now: 0,
@@ -198,7 +208,7 @@ impl World {
                 }
             }
             Event::Finish { worker, life } if self.workers[worker].life == life => {
-                self.finish(worker)
+                self.finish(worker);
             }
             Event::Vanish(worker) => self.vanish(worker),
             Event::Return(worker) => {
@@ -255,8 +265,9 @@ impl World {
         };
         let poisoned = random.percent(4);
         let result = self.book.push(copy, now);
+        self.settle();
         let accepted = result.is_ok();
-        self.truth.pushed(job, poisoned, result, now);
+        self.truth.pushed(&job, poisoned, result, now);
         if accepted && self.random.percent(15) {
             let after = self.random.between(0, 2 * self.pace);
             self.plan(after, Event::Cancel(self.truth.jobs.len() - 1));
@@ -394,8 +405,10 @@ impl World {
             self.book.detach(key, now);
             self.settle();
         }
-        let back = self.random.between(0, 5 * self.pace);
-        self.plan(back, Event::Return(worker));
+        if self.comes_back {
+            let back = self.random.between(0, 5 * self.pace);
+            self.plan(back, Event::Return(worker));
+        }
     }
 
     /// Answers go out.

@@ -1,0 +1,158 @@
+//! The order of lanes, and what comes out of them.
+
+use super::*;
+use std::time::Duration;
+
+fn shape(extent: usize) -> Arc<ItemShape> {
+    Arc::new(ItemShape(vec![(DataType::Fp32, vec![extent])]))
+}
+
+/// Jobs of one item, as (priority, deadline in s, arrival in s); at `now_s` they leave in this order.
+fn check(jobs: &[(u8, Option<u64>, u64)], now_s: u64, order: &[u64]) {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut lanes = Lanes::default();
+    for (key, &(priority, deadline, arrived)) in jobs.iter().enumerate() {
+        let urgency = Urgency {
+            priority,
+            deadline: deadline.map(at),
+            arrived: at(arrived),
+        };
+        lanes.push(&shape(1), JobKey(key as u64), urgency, 1, at(arrived));
+    }
+    assert_eq!(lanes.refresh(at(now_s)), []);
+    let pieces = lanes.take(&shape(1), jobs.len());
+    let got: Vec<u64> = pieces.iter().map(|piece| piece.job.0).collect();
+    assert_eq!(got, order);
+    assert!(lanes.is_empty() && lanes.iter().next().is_none());
+}
+
+#[test]
+fn jobs_of_one_priority_and_no_deadline_leave_as_they_came() {
+    check(&[(0, None, 0), (0, None, 1), (0, None, 2)], 2, &[0, 1, 2]);
+}
+
+#[test]
+fn priority_goes_before_deadline_and_deadline_before_arrival() {
+    let jobs = [
+        (1, Some(9), 0),
+        (0, None, 1),
+        (0, Some(8), 2),
+        (0, Some(7), 3),
+    ];
+    check(&jobs, 3, &[3, 2, 1, 0]);
+}
+
+#[test]
+fn a_job_climbs_one_level_for_each_age_step() {
+    check(&[(2, None, 0), (0, None, 9)], 9, &[1, 0]);
+    // Twice five seconds: from level 2 to level 0.
+    check(&[(2, None, 0), (0, None, 9)], 10, &[0, 1]);
+}
+
+#[test]
+fn a_job_without_a_deadline_does_not_wait_for_ever_behind_those_with_one() {
+    check(&[(0, None, 0), (0, Some(90), 4)], 4, &[1, 0]);
+    check(&[(0, None, 0), (0, Some(90), 4)], 5, &[0, 1]);
+}
+
+fn plain(arrived: Instant) -> Urgency {
+    Urgency {
+        priority: 1,
+        deadline: None,
+        arrived,
+    }
+}
+
+#[test]
+fn rows_that_come_back_go_first_and_join_what_is_left() {
+    let now = Instant::now();
+    let (lane, mut lanes) = (shape(1), Lanes::default());
+    for key in 0..2 {
+        let urgency = Urgency {
+            priority: 1 - key as u8,
+            ..plain(now)
+        };
+        lanes.push(&lane, JobKey(key), urgency, 5, now);
+    }
+    let taken = lanes.take(&lane, 7);
+    let rows: Vec<_> = taken
+        .iter()
+        .map(|p| (p.job.0, p.rows.clone(), p.last))
+        .collect();
+    assert_eq!(rows, [(1, 0..5, true), (0, 0..2, false)]);
+    assert!(!lanes.put_back(&lane, JobKey(0), plain(now), 0..2, false));
+    assert!(lanes.put_back(&lane, JobKey(1), plain(now), 0..5, true));
+    // Job 0 is whole again; job 1 stands behind it, and shares no batch.
+    let taken = lanes.take(&lane, 8);
+    assert_eq!(
+        taken,
+        [Piece {
+            job: JobKey(0),
+            rows: 0..5,
+            last: true
+        }]
+    );
+    assert_eq!(lanes.take(&lane, 8).len(), 1);
+    assert_eq!(lanes.len(), 0);
+}
+
+#[test]
+fn late_jobs_are_taken_out_wherever_they_stand() {
+    let now = Instant::now();
+    let mut lanes = Lanes::default();
+    for key in 0..4 {
+        let urgency = Urgency {
+            priority: 9,
+            deadline: (key % 2 == 1).then_some(now + Duration::from_secs(key)),
+            arrived: now,
+        };
+        lanes.push(&shape(key as usize % 3), JobKey(key), urgency, 1, now);
+    }
+    assert_eq!(lanes.refresh(now), []);
+    assert_eq!(lanes.refresh(now + Duration::from_secs(1)), [JobKey(1)]);
+    assert_eq!(lanes.refresh(now + Duration::from_secs(9)), [JobKey(3)]);
+    assert_eq!((lanes.len(), lanes.iter().count()), (2, 2));
+}
+
+#[test]
+fn the_front_of_a_lane_ends_with_the_largest_batch_and_before_a_job_that_runs_alone() {
+    let now = Instant::now();
+    let second = Duration::from_secs(1);
+    let (lane, mut lanes) = (shape(1), Lanes::default());
+    lanes.push(&lane, JobKey(1), plain(now + second), 3, now + second);
+    lanes.push(&lane, JobKey(2), plain(now), 3, now + second);
+    let front = |lanes: &Lanes, items| lanes.lanes[&lane].front(items);
+    let expected = Front {
+        items: 4,
+        oldest: now,
+        deadline: None,
+        shut: false,
+    };
+    assert_eq!(front(&lanes, 4), Some(expected));
+    lanes.remove(&lane, JobKey(1));
+    lanes.put_back(&lane, JobKey(1), plain(now), 0..3, true);
+    assert_eq!(
+        front(&lanes, 9),
+        Some(Front {
+            items: 3,
+            shut: true,
+            ..expected
+        })
+    );
+}
+
+#[test]
+fn rows_ahead_of_a_new_job_are_those_more_urgent() {
+    let now = Instant::now();
+    let (lane, mut lanes) = (shape(1), Lanes::default());
+    for priority in 0..4 {
+        let urgency = Urgency {
+            priority,
+            ..plain(now)
+        };
+        lanes.push(&lane, JobKey(priority.into()), urgency, 10, now);
+    }
+    assert_eq!(lanes.ahead(&lane, plain(now), now), 20);
+    assert_eq!(lanes.ahead(&shape(2), plain(now), now), 0);
+}

@@ -1,0 +1,167 @@
+//! The worker's side: a place at the queue, and a batch that cannot be lost.
+
+use super::{Parked, Queue, State};
+use crate::{
+    batch::{
+        Batch, ModelKey, RunResult,
+        book::{Pick, Receipt, WorkerKey},
+    },
+    engine::EngineError,
+};
+use std::{
+    ops::Deref,
+    sync::{Arc, Condvar, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// What a worker got.
+#[derive(Debug)]
+pub enum Taken {
+    /// Run this.
+    Batch(Running),
+    /// Look at your own mail, and come back.
+    Woken,
+    /// There will be no more work; go home.
+    Closed,
+}
+
+/// A worker's place at the queue; dropping it says that the worker is gone.
+#[derive(Debug)]
+pub struct Worker {
+    pub(super) key: WorkerKey,
+    pub(super) bell: Arc<Condvar>,
+    pub(super) device: Arc<str>,
+    pub(super) queue: Arc<Queue>,
+}
+
+impl Worker {
+    /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
+    pub fn take(&self, serves: &[ModelKey]) -> Taken {
+        loop {
+            let mut state = self.queue.lock();
+            if state.woken.remove(&self.key) {
+                // Somebody else may have to do what this worker was rung for.
+                self.queue.leave(state, None);
+                return Taken::Woken;
+            }
+            let now = Instant::now();
+            let until = match state.book.pick(self.key, serves, now) {
+                Pick::Run(batch, receipt) => {
+                    self.queue.leave(state, None);
+                    return Taken::Batch(self.running(batch, receipt));
+                }
+                Pick::Closed => {
+                    self.queue.leave(state, None);
+                    return Taken::Closed;
+                }
+                Pick::SleepUntil(until) => Some(until),
+                Pick::Sleep => None,
+            };
+            if state.book.is_settled() {
+                self.sleep(
+                    state,
+                    serves,
+                    until.map(|until| until.saturating_duration_since(now)),
+                );
+            } else {
+                // Late jobs are answered before anybody sleeps.
+                self.queue.leave(state, None);
+            }
+        }
+    }
+
+    /// A batch, if there is one now: for a worker that stages the next batch while one runs.
+    pub fn try_take(&self, serves: &[ModelKey]) -> Option<Running> {
+        let mut state = self.queue.lock();
+        let pick = state.book.pick(self.key, serves, Instant::now());
+        self.queue.leave(state, None);
+        match pick {
+            Pick::Run(batch, receipt) => Some(self.running(batch, receipt)),
+            Pick::SleepUntil(_) | Pick::Sleep | Pick::Closed => None,
+        }
+    }
+
+    fn running(&self, batch: Batch, receipt: Receipt) -> Running {
+        Running {
+            batch,
+            receipt: Some(receipt),
+            device: Arc::clone(&self.device),
+            queue: Arc::clone(&self.queue),
+        }
+    }
+
+    fn sleep(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        serves: &[ModelKey],
+        limit: Option<Duration>,
+    ) {
+        state.parked.push(Parked {
+            worker: self.key,
+            serves: serves.to_vec(),
+        });
+        let mut state = match limit {
+            None => self
+                .bell
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let waited = self.bell.wait_timeout(state, limit);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.parked.retain(|parked| parked.worker != self.key);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let mut state = self.queue.lock();
+        state.bells.remove(&self.key);
+        state.woken.remove(&self.key);
+        state.book.detach(self.key, Instant::now());
+        self.queue.leave(state, None);
+    }
+}
+
+/// A batch in a worker's hands. Dropping it unfinished (a panic, an early return) counts as a failure of the device, so
+/// that its jobs are run elsewhere or answered.
+#[derive(Debug)]
+#[must_use = "dropping a batch fails it"]
+pub struct Running {
+    batch: Batch,
+    /// Until it is finished.
+    receipt: Option<Receipt>,
+    device: Arc<str>,
+    queue: Arc<Queue>,
+}
+
+impl Running {
+    /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of
+    /// error allows it.
+    pub fn finish(mut self, result: RunResult) {
+        if let Some(receipt) = self.receipt.take() {
+            self.queue
+                .finish(&self.batch, &receipt, &self.device, result);
+        }
+    }
+}
+
+impl Deref for Running {
+    type Target = Batch;
+
+    fn deref(&self) -> &Batch {
+        &self.batch
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(receipt) = self.receipt.take() {
+            let error = format!("the worker on {} stopped in the middle of it", self.device);
+            let result = Err(EngineError::Device(error));
+            self.queue
+                .finish(&self.batch, &receipt, &self.device, result);
+        }
+    }
+}

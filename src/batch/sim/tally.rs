@@ -1,0 +1,66 @@
+//! What happened in all worlds together.
+
+/// What happened, to see that the worlds reach everything.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) jobs: usize,
+    pub(super) batches: usize,
+    pub(super) padded: usize,
+    pub(super) shared: usize,
+    pub(super) split: usize,
+    pub(super) overtaken: usize,
+    pub(super) ok: usize,
+    pub(super) late: usize,
+    pub(super) input: usize,
+    pub(super) device: usize,
+    pub(super) full: usize,
+    pub(super) too_large: usize,
+    pub(super) refused_late: usize,
+    pub(super) draining: usize,
+    pub(super) retired: usize,
+    pub(super) cancelled: usize,
+    pub(super) alone: usize,
+    pub(super) again: usize,
+    pub(super) slept: usize,
+    pub(super) aged: usize,
+}
+
+impl Tally {
+    fn fields(&mut self) -> [&mut usize; 20] {
+        [
+            &mut self.jobs,
+            &mut self.batches,
+            &mut self.padded,
+            &mut self.shared,
+            &mut self.split,
+            &mut self.overtaken,
+            &mut self.ok,
+            &mut self.late,
+            &mut self.input,
+            &mut self.device,
+            &mut self.full,
+            &mut self.too_large,
+            &mut self.refused_late,
+            &mut self.draining,
+            &mut self.retired,
+            &mut self.cancelled,
+            &mut self.alone,
+            &mut self.again,
+            &mut self.slept,
+            &mut self.aged,
+        ]
+    }
+
+    pub(super) fn add(&mut self, other: &Tally) {
+        let mut other = Tally { ..*other };
+        for (sum, term) in self.fields().into_iter().zip(other.fields()) {
+            *sum += *term;
+        }
+    }
+
+    /// A world in which something never happens proves nothing about it.
+    pub(super) fn assert_everything_happened(mut self) {
+        let text = format!("{self:?}");
+        assert!(self.fields().into_iter().all(|count| *count > 0), "{text}");
+    }
+}
