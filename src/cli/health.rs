@@ -91,9 +91,9 @@ pub(super) fn ask(
     probe: &str,
     time_max: Duration,
 ) -> Result<(u16, String), String> {
-    let mut stream = connect(target, Instant::now() + time_max)?;
-    // From here on one clock for all, however the bytes trickle.
+    // One clock for all of it, however the bytes trickle.
     let deadline = Instant::now() + time_max;
+    let mut stream = connect(target, deadline)?;
     let request = format!(
         "GET /v2/health/{probe} HTTP/1.1\r\nHost: {}\r\nUser-Agent: ocelli-health\r\nAccept: */*\r\nConnection: close\r\n\r\n",
         target.authority()
