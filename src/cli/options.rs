@@ -88,10 +88,10 @@ pub(super) fn sources(matches: &ArgMatches) -> Sources {
 mod tests {
     use super::*;
 
-    fn parse(arguments: &[&str]) -> Sources {
+    fn parse(given: &[&str]) -> Sources {
         let command = Command::new("test").args(arguments());
-        let arguments = ["test"].iter().chain(arguments);
-        sources(&command.try_get_matches_from(arguments).expect("flags"))
+        let given = ["test"].iter().chain(given);
+        sources(&command.try_get_matches_from(given).expect("flags"))
     }
 
     #[test]
