@@ -304,6 +304,24 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_is_whole_with_its_announced_length_or_the_connections_end() {
+        let head = "HTTP/1.1 503 X\r\nServer: x\r\ncontent-LENGTH: 4\r\n";
+        for (rest, whole) in [
+            ("", false),
+            ("\r\n", false),
+            ("\r\nbod", false),
+            ("\r\nbody", true),
+        ] {
+            assert_eq!(
+                is_whole(format!("{head}{rest}").as_bytes()),
+                whole,
+                "{rest:?}"
+            );
+        }
+        assert!(!is_whole(b"HTTP/1.1 503 X\r\n\r\nbody"));
+    }
+
+    #[test]
     fn a_server_that_is_not_there_is_not_healthy() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
