@@ -91,9 +91,9 @@ pub(super) fn ask(
     probe: &str,
     time_max: Duration,
 ) -> Result<(u16, String), String> {
-    let mut stream = connect(target, Instant::now() + time_max)?;
-    // From here on one clock for all, however the bytes trickle.
+    // One clock for all of it, however the bytes trickle.
     let deadline = Instant::now() + time_max;
+    let mut stream = connect(target, deadline)?;
     let request = format!(
         "GET /v2/health/{probe} HTTP/1.1\r\nHost: {}\r\nUser-Agent: ocelli-health\r\nAccept: */*\r\nConnection: close\r\n\r\n",
         target.authority()
@@ -301,6 +301,24 @@ mod tests {
             "not ready: 127.0.0.1:PORT: the answer is not HTTP",
             false,
         );
+    }
+
+    #[test]
+    fn an_answer_is_whole_with_its_announced_length_or_the_connections_end() {
+        let head = "HTTP/1.1 503 X\r\nServer: x\r\ncontent-LENGTH: 4\r\n";
+        for (rest, whole) in [
+            ("", false),
+            ("\r\n", false),
+            ("\r\nbod", false),
+            ("\r\nbody", true),
+        ] {
+            assert_eq!(
+                is_whole(format!("{head}{rest}").as_bytes()),
+                whole,
+                "{rest:?}"
+            );
+        }
+        assert!(!is_whole(b"HTTP/1.1 503 X\r\n\r\nbody"));
     }
 
     #[test]

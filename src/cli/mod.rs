@@ -19,7 +19,8 @@ use clap::{Arg, ArgMatches, Command, error::ErrorKind};
 use clap_complete::Shell;
 use std::{
     ffi::OsString,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
+    panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
 };
 
@@ -112,119 +113,168 @@ pub fn command() -> Command {
 
 /// Parses and runs.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    ExitCode::from(exit(arguments) as u8)
-}
-
-fn exit(arguments: impl IntoIterator<Item = OsString>) -> Exit {
-    let matches = match command().try_get_matches_from(arguments) {
-        Ok(matches) => matches,
-        Err(error) => {
-            // Nobody is left to tell when even this cannot be printed.
-            let _ = error.print();
-            return match error.kind() {
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Ok,
-                _ => Exit::Usage,
-            };
-        }
+    let mut streams = Streams {
+        colour: io::stdout().is_terminal() && io::stderr().is_terminal(),
+        out: &mut io::stdout(),
+        err: &mut io::stderr(),
     };
-    match matches.subcommand() {
-        Some(("serve", matches)) => with_config(matches, |loaded| ran(app::serve(loaded.config))),
-        Some(("check", matches)) => with_config(matches, |loaded| check(&loaded.config)),
-        Some(("config", matches)) => {
-            with_config(matches, |loaded| print(&show::settings(&loaded.settings)))
+    // The panic has been printed by then.
+    let exit = catch_unwind(AssertUnwindSafe(|| streams.run(arguments))).unwrap_or(Exit::Internal);
+    ExitCode::from(exit as u8)
+}
+
+/// Where a run writes to. (The log is another matter: it is the process's.)
+struct Streams<'a> {
+    out: &'a mut dyn Write,
+    err: &'a mut dyn Write,
+    colour: bool,
+}
+
+impl Streams<'_> {
+    fn run(&mut self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
+        let matches = match command().try_get_matches_from(arguments) {
+            Ok(matches) => matches,
+            Err(error) => return self.usage(&error),
+        };
+        match matches.subcommand() {
+            Some(("serve", matches)) => self.with_config(matches, |streams, loaded| {
+                streams.ended(app::serve(loaded.config))
+            }),
+            Some(("check", matches)) => self.with_config(matches, |streams, loaded| {
+                streams.check(&loaded.config)
+            }),
+            Some(("config", matches)) => self.with_config(matches, |streams, loaded| {
+                streams.print(&show::settings(&loaded.settings))
+            }),
+            Some(("health", matches)) => self.health(matches),
+            Some(("completions", matches)) => {
+                let shell = *matches
+                    .get_one::<Shell>("shell")
+                    .expect("clap requires the shell");
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut command(), "ocelli", &mut script);
+                self.print(&String::from_utf8_lossy(&script))
+            }
+            other => unreachable!("clap knows no other subcommand: {other:?}"),
         }
-        Some(("health", matches)) => health(matches),
-        Some(("completions", matches)) => {
-            let shell = *matches
-                .get_one::<Shell>("shell")
-                .expect("clap requires the shell");
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command(), "ocelli", &mut script);
-            print(&String::from_utf8_lossy(&script))
-        }
-        other => unreachable!("clap knows no other subcommand: {other:?}"),
     }
-}
 
-fn with_config(matches: &ArgMatches, then: impl FnOnce(Loaded) -> Exit) -> Exit {
-    match config::load(&options::sources(matches)) {
-        Ok(loaded) => then(loaded),
-        Err(error) => complain(&error, Exit::Config),
-    }
-}
-
-fn ran(result: Result<(), AppError>) -> Exit {
-    match result {
-        Ok(()) => Exit::Ok,
-        Err(error) => complain(&error, Exit::from(&error)),
-    }
-}
-
-fn check(config: &Config) -> Exit {
-    match app::check(config) {
-        Ok(rows) => {
-            let (table, all_well) = check::report(&rows);
-            match print(&table) {
-                Exit::Ok if !all_well => Exit::Failure,
-                exit => exit,
+    /// Help and the version are asked for; the rest is wrong usage.
+    fn usage(&mut self, error: &clap::Error) -> Exit {
+        let text = match self.colour {
+            true => error.render().ansi().to_string(),
+            false => error.render().to_string(),
+        };
+        match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => self.print(&text),
+            _ => {
+                // Where the standard error is closed, the exit code still says it.
+                let _ = self.err.write_all(text.as_bytes());
+                Exit::Usage
             }
         }
-        Err(error) => complain(&error, Exit::from(&error)),
     }
-}
 
-fn health(matches: &ArgMatches) -> Exit {
-    let probe = matches
-        .get_one::<String>("probe")
-        .expect("clap has a default");
-    let ask = |url: &str| match health::Target::parse(url) {
-        Ok(target) => {
-            let answer = health::ask(&target, probe, health::TIME_MAX);
-            let (line, healthy) = health::report(&target, probe, &answer);
-            match (print(&format!("{line}\n")), healthy) {
-                (Exit::Ok, true) => Exit::Ok,
-                _ => Exit::Failure,
-            }
+    fn with_config(
+        &mut self,
+        matches: &ArgMatches,
+        then: impl FnOnce(&mut Self, Loaded) -> Exit,
+    ) -> Exit {
+        match config::load(&options::sources(matches)) {
+            Ok(loaded) => then(self, loaded),
+            Err(error) => self.complain(&error, Exit::Config),
         }
-        Err(reason) => complain(&reason, Exit::Usage),
-    };
-    match matches.get_one::<String>("url") {
-        Some(url) => ask(url),
-        None => with_config(matches, |loaded| {
+    }
+
+    fn ended(&mut self, result: Result<(), AppError>) -> Exit {
+        match result {
+            Ok(()) => Exit::Ok,
+            Err(error) => self.complain(&error, Exit::from(&error)),
+        }
+    }
+
+    fn check(&mut self, config: &Config) -> Exit {
+        match app::check(config) {
+            Ok(rows) => {
+                let (table, all_well) = check::report(&rows);
+                match self.print(&table) {
+                    Exit::Ok if !all_well => Exit::Failure,
+                    exit => exit,
+                }
+            }
+            Err(error) => self.complain(&error, Exit::from(&error)),
+        }
+    }
+
+    fn health(&mut self, matches: &ArgMatches) -> Exit {
+        let probe = matches
+            .get_one::<String>("probe")
+            .expect("clap has a default");
+        if let Some(url) = matches.get_one::<String>("url") {
+            return self.ask(url, probe);
+        }
+        self.with_config(matches, |streams, loaded| {
             match health::default_url(&loaded.config) {
-                Ok(url) => ask(&url),
-                Err(reason) => complain(&reason, Exit::Usage),
+                Ok(url) => streams.ask(&url, probe),
+                Err(reason) => streams.complain(&reason, Exit::Usage),
             }
-        }),
+        })
     }
-}
 
-/// Prints to the standard output. A reader that has gone (`ocelli config | head`) is no failure of ours.
-fn print(text: &str) -> Exit {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Exit::Ok,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
-        Err(error) => complain(
-            &format!("cannot write to the standard output: {error}"),
-            Exit::Failure,
-        ),
+    fn ask(&mut self, url: &str, probe: &str) -> Exit {
+        let target = match health::Target::parse(url) {
+            Ok(target) => target,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        };
+        let answer = health::ask(&target, probe, health::TIME_MAX);
+        let (line, healthy) = health::report(&target, probe, &answer);
+        match (self.print(&format!("{line}\n")), healthy) {
+            (Exit::Ok, true) => Exit::Ok,
+            _ => Exit::Failure,
+        }
     }
-}
 
-fn complain(what: &(impl std::fmt::Display + ?Sized), exit: Exit) -> Exit {
-    // Where the standard error is closed, the exit code still says it.
-    let _ = writeln!(io::stderr(), "ocelli: {what}");
-    exit
+    /// Prints to the standard output. A reader that has gone (`ocelli config | head`) is no failure of ours.
+    fn print(&mut self, text: &str) -> Exit {
+        let written = self.out.write_all(text.as_bytes());
+        match written.and_then(|()| self.out.flush()) {
+            Ok(()) => Exit::Ok,
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+            Err(error) => self.complain(
+                &format!("cannot write to the standard output: {error}"),
+                Exit::Failure,
+            ),
+        }
+    }
+
+    fn complain(&mut self, what: &dyn std::fmt::Display, exit: Exit) -> Exit {
+        let _ = writeln!(self.err, "ocelli: {what}");
+        exit
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What a run prints to the standard output and the standard error.
+    fn run(arguments: &[&str]) -> (Exit, String, String) {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut streams = Streams {
+            out: &mut out,
+            err: &mut err,
+            colour: false,
+        };
+        let exit = streams.run(["ocelli"].iter().chain(arguments).map(OsString::from));
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        (exit, text(out), text(err))
+    }
+
     fn check(arguments: &[&str], expected: Exit) {
-        let arguments = ["ocelli"].iter().chain(arguments).map(OsString::from);
-        assert_eq!(exit(arguments), expected);
+        let (exit, out, err) = run(arguments);
+        assert_eq!(exit, expected, "{out}{err}");
+        assert_eq!(err.is_empty(), exit == Exit::Ok, "{err}");
+        assert_eq!(out.is_empty(), exit != Exit::Ok, "{out}");
     }
 
     #[test]
@@ -264,11 +314,21 @@ mod tests {
     }
 
     #[test]
+    fn all_mistakes_are_printed() {
+        let (_, _, err) = run(&["config", "--parts-max", "0", "--backend", "tpu"]);
+        assert_eq!(
+            err,
+            "ocelli: 2 mistakes in the configuration:\n  \
+             --backend: backend = \"tpu\": must be one of auto, cpu, gpu\n  \
+             --parts-max: parts_max = \"0\": must be a whole number from 1 to 100000\n"
+        );
+    }
+
+    #[test]
     fn each_failure_has_its_exit_code() {
         for (error, code) in [
             (AppError::Failed(String::new()), 1),
             (AppError::Backend(String::new()), 69),
-            (AppError::Internal(String::new()), 70),
             (
                 AppError::Dropped {
                     connections: 1,

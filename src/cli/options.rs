@@ -88,10 +88,10 @@ pub(super) fn sources(matches: &ArgMatches) -> Sources {
 mod tests {
     use super::*;
 
-    fn parse(arguments: &[&str]) -> Sources {
-        let command = Command::new("test").args(super::arguments());
-        let arguments = ["test"].iter().chain(arguments);
-        sources(&command.try_get_matches_from(arguments).expect("flags"))
+    fn parse(given: &[&str]) -> Sources {
+        let command = Command::new("test").args(arguments());
+        let given = ["test"].iter().chain(given);
+        sources(&command.try_get_matches_from(given).expect("flags"))
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn help_says_default_variable_and_range_of_every_option() {
-        let mut command = Command::new("test").args(super::arguments());
+        let mut command = Command::new("test").args(arguments());
         let help = command.render_long_help().to_string();
         for spec in OPTIONS {
             for part in [spec.doc, &spec.variable(), spec.section] {

@@ -43,7 +43,7 @@ mod tests {
         let mut sources = Sources {
             file: None,
             environment: vec![
-                ("OCELLI_MODELS".into(), "a \"b\" \\ c\n#".into()),
+                ("OCELLI_MODELS".into(), "a \"b\" \\ c\n#\u{1b}".into()),
                 ("OCELLI_PARTS_MAX".into(), "007".into()),
             ],
             flags: vec![("body_bytes_max", "5 MiB".into())],

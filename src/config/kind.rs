@@ -229,6 +229,7 @@ fn filter_mistake(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value)] // expected values are made on the spot
     fn check(kind: Kind, text: &str, expected: Option<Value>) {
         let got = kind.parse(text, 6);
         match &expected {

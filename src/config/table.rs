@@ -61,6 +61,8 @@ macro_rules! options {
         $name:ident: $type:ty, $kind:expr, $default:literal, $doc:literal, $more:literal;
     )* } )*) => {
         /// The options, checked. Made by [`load`](super::load) and never changed after.
+        ///
+        /// What stands for something else is resolved: thread counts are never 0, `onnx_runtime` is never empty.
         #[derive(Debug, Clone, PartialEq)]
         pub struct Config {
             $( $(

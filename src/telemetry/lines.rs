@@ -23,7 +23,7 @@ use tracing_subscriber::{
         time::{FormatTime, SystemTime},
     },
     layer::Context,
-    registry::LookupSpan,
+    registry::{LookupSpan, Scope},
 };
 
 /// Whether a character could end a line, drive a terminal, or turn the direction of the text around it.
@@ -214,7 +214,7 @@ pub(super) fn json_line<S: Subscriber + for<'a> LookupSpan<'a>>(
         line.insert("fields".into(), Value::Object(fields.0));
     }
     let spans: Vec<_> = (context.event_scope(event).into_iter())
-        .flat_map(|scope| scope.from_root())
+        .flat_map(Scope::from_root)
         .map(|span| {
             let extensions = span.extensions();
             match extensions.get::<JsonFields>() {

@@ -135,7 +135,7 @@ fn subscriber(
         })?;
     let files = match folder {
         Some(folder) => {
-            let files = ModelFiles::new(folder.into()).map_err(|error| LogError::Folder {
+            let files = ModelFiles::new(folder).map_err(|error| LogError::Folder {
                 folder: folder.into(),
                 error,
             })?;

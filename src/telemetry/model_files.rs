@@ -30,8 +30,8 @@ pub(super) struct ModelFiles {
 }
 
 impl ModelFiles {
-    pub(super) fn new(folder: PathBuf) -> io::Result<ModelFiles> {
-        std::fs::create_dir_all(&folder)?;
+    pub(super) fn new(folder: &Path) -> io::Result<ModelFiles> {
+        std::fs::create_dir_all(folder)?;
         Ok(ModelFiles {
             // Links to the current day's file hold its path: a relative one would lead nowhere.
             folder: folder.canonicalize()?,
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn links_lead_to_their_files_from_a_relative_folder_too() {
-        let files = ModelFiles::new(".".into()).expect("the current folder");
+        let files = ModelFiles::new(".".as_ref()).expect("the current folder");
         assert!(files.folder.is_absolute(), "{files:?}");
     }
 

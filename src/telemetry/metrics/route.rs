@@ -72,14 +72,15 @@ impl RouteMetrics {
             .unwrap_or("OTHER");
         // 0 stands for whatever is not a status code.
         let code = if (100..600).contains(&code) { code } else { 0 };
-        let find = |counters: &[(&'static str, u16, IntCounter)]| {
-            let found = counters
-                .iter()
-                .find(|(m, c, _)| *m == method && *c == code)?;
-            Some(found.2.inc())
+        let count = |counters: &[(&'static str, u16, IntCounter)]| {
+            let found = counters.iter().find(|(m, c, _)| *m == method && *c == code);
+            if let Some((_, _, counter)) = found {
+                counter.inc();
+            }
+            found.is_some()
         };
         let known = self.counters.read().unwrap_or_else(PoisonError::into_inner);
-        if find(&known).is_some() {
+        if count(&known) {
             return;
         }
         drop(known);
@@ -87,7 +88,7 @@ impl RouteMetrics {
             .counters
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        if find(&known).is_none() {
+        if !count(&known) {
             let label = match code {
                 0 => "other".into(),
                 code => code.to_string(),
