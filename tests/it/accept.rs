@@ -128,6 +128,7 @@ async fn start(settings: Settings) -> Server {
 impl Server {
     async fn send(&self, bytes: impl AsRef<[u8]>) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
         stream.write_all(bytes.as_ref()).await.unwrap();
         stream
     }
