@@ -59,7 +59,9 @@ fn every_reference_leads_somewhere() {
             Value::Mapping(mapping) => {
                 if let Some(reference) = mapping.get("$ref").and_then(Value::as_str) {
                     let steps = reference.strip_prefix("#/").unwrap().split('/');
-                    let found = steps.into_iter().try_fold(document, |at, step| at.get(step));
+                    let found = steps
+                        .into_iter()
+                        .try_fold(document, |at, step| at.get(step));
                     assert!(found.is_some(), "{reference} leads nowhere");
                 }
                 mapping.values().for_each(|value| walk(value, document));
