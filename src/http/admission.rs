@@ -29,6 +29,10 @@ use std::{
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
+/// A body of unknown length is charged in steps of this.
+const COVER_STEP_BYTES: u64 = 1024 * 1024;
+const BYTES_IN_FLIGHT: &str = "the budget for bytes in flight";
+
 /// How much may be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
@@ -36,8 +40,8 @@ pub struct AdmissionLimits {
     pub requests_in_flight_max: u64,
     /// Bytes of their bodies.
     pub bytes_in_flight_max: u64,
-    /// What a body of unknown length may become, and is counted as until its length is known.
-    pub body_bytes_max: u64,
+    /// What a body of unknown length (chunked) counts as at first. It is charged for more as more comes.
+    pub unknown_length_bytes: u64,
 }
 
 /// What is in flight, and what was refused.
@@ -84,7 +88,8 @@ impl Admission {
     /// [`InferError::Full`], with `retry_after` from how long requests have been in flight lately.
     pub fn admit(self: &Arc<Self>, announced: Option<u64>) -> Result<Permit, InferError> {
         let limits = &self.limits;
-        let bytes = announced.unwrap_or(limits.body_bytes_max.min(limits.bytes_in_flight_max));
+        let bytes =
+            announced.unwrap_or(limits.unknown_length_bytes.min(limits.bytes_in_flight_max));
         if !take(&self.requests, 1, limits.requests_in_flight_max) {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
             return Err(self.full(
@@ -95,7 +100,7 @@ impl Admission {
         if !take(&self.bytes, bytes, limits.bytes_in_flight_max) {
             self.requests.fetch_sub(1, Ordering::AcqRel);
             self.refused_bytes.fetch_add(1, Ordering::Relaxed);
-            return Err(self.full("the budget for bytes in flight", limits.bytes_in_flight_max));
+            return Err(self.full(BYTES_IN_FLIGHT, limits.bytes_in_flight_max));
         }
         Ok(Permit {
             admission: Arc::clone(self),
@@ -148,6 +153,29 @@ impl Permit {
         let before = self.bytes.fetch_min(bytes, Ordering::AcqRel);
         let beyond = before.saturating_sub(bytes);
         self.admission.bytes.fetch_sub(beyond, Ordering::AcqRel);
+    }
+
+    /// The body has come to `bytes`: sets aside what is missing, with something ahead so that not each frame asks.
+    ///
+    /// # Errors
+    /// [`InferError::Full`]; what was set aside stays.
+    pub fn cover(&self, bytes: u64) -> Result<(), InferError> {
+        let now = self.bytes();
+        if bytes <= now {
+            return Ok(());
+        }
+        let max = self.admission.limits.bytes_in_flight_max;
+        let ahead = bytes.next_multiple_of(COVER_STEP_BYTES) - now;
+        let more = [ahead, bytes - now];
+        let Some(taken) = more
+            .into_iter()
+            .find(|more| take(&self.admission.bytes, *more, max))
+        else {
+            self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
+            return Err(self.admission.full(BYTES_IN_FLIGHT, max));
+        };
+        self.bytes.fetch_add(taken, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Bytes set aside.
@@ -228,6 +256,7 @@ impl HttpBody for Held {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use axum::{Router, middleware, routing::post};
     use tower::ServiceExt;
@@ -236,7 +265,7 @@ mod tests {
         Admission::new(AdmissionLimits {
             requests_in_flight_max: 2,
             bytes_in_flight_max: 100,
-            body_bytes_max: 80,
+            unknown_length_bytes: 80,
         })
     }
 
@@ -259,10 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_length_counts_as_the_largest_until_it_is_known() {
+    fn an_unknown_length_is_charged_as_it_comes_and_trimmed_at_the_end() {
         let admission = admission();
         let permit = admission.admit(None).unwrap();
         assert_eq!(admission.in_flight().bytes, 80);
+        permit.cover(90).expect("the budget has room for 90");
+        assert_eq!(admission.in_flight().bytes, 90);
+        let full = permit.cover(101);
+        assert!(matches!(full, Err(InferError::Full { .. })), "{full:?}");
         permit.trim(30);
         assert_eq!(admission.in_flight().bytes, 30);
         permit.trim(50);

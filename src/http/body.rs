@@ -1,5 +1,6 @@
 //! Reads a request's body within limits of bytes and time, into one piece of memory.
 
+use super::admission::Permit;
 use crate::error::InferError;
 use axum::body::{Body, Bytes};
 use bytes::BytesMut;
@@ -7,6 +8,7 @@ use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
 use std::{
     error::Error,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -45,6 +47,7 @@ pub struct Reader {
     limits: BodyLimits,
     began: Instant,
     received: u64,
+    permit: Option<Arc<Permit>>,
 }
 
 impl Reader {
@@ -55,20 +58,35 @@ impl Reader {
             limits,
             began: Instant::now(),
             received: 0,
+            permit: None,
         }
+    }
+
+    /// Keeps the permit's bytes at those that have come: more for a body of unknown length as it grows, and no more
+    /// than its true length at its end.
+    #[must_use]
+    pub fn charged_to(mut self, permit: Arc<Permit>) -> Reader {
+        self.permit = Some(permit);
+        self
     }
 
     /// The next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::BadRequest`] for a malformed chunk,
+    /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::Full`] if a body of unknown length outgrows
+    /// the budget, [`InferError::BadRequest`] for a malformed chunk,
     /// [`InferError::Cancelled`] if the connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
         loop {
             let due = self.limits.due(self.began, self.received);
             let frame = match tokio::time::timeout_at(due.into(), self.body.frame()).await {
                 Err(_) => return Err(self.slow()),
-                Ok(None) => return Ok(None),
+                Ok(None) => {
+                    if let Some(permit) = &self.permit {
+                        permit.trim(self.received);
+                    }
+                    return Ok(None);
+                }
                 Ok(Some(Err(error))) => return Err(broken(&error)),
                 Ok(Some(Ok(frame))) => frame,
             };
@@ -77,6 +95,9 @@ impl Reader {
                 self.received += bytes.len() as u64;
                 if self.received > self.limits.bytes_max {
                     return Err(too_large(self.received, self.limits.bytes_max));
+                }
+                if let Some(permit) = &self.permit {
+                    permit.cover(self.received)?;
                 }
                 return Ok(Some(bytes));
             }
@@ -98,9 +119,7 @@ impl Reader {
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
         };
-        if self.body.is_end_stream() {
-            return Ok(first);
-        }
+        // The end is asked for even where it is known: it settles the permit.
         let Some(second) = self.next().await? else {
             return Ok(first);
         };
@@ -141,7 +160,7 @@ impl Reader {
     }
 }
 
-/// Reads the whole body.
+/// Reads the whole body, charged to no permit.
 ///
 /// # Errors
 /// As [`Reader::next`].
@@ -191,6 +210,8 @@ fn is_invalid(error: &hyper::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::super::admission::{Admission, AdmissionLimits};
     use super::*;
     use futures_util::stream;
     use std::convert::Infallible;
@@ -241,6 +262,26 @@ mod tests {
             read(Body::from("0123456789"), limits).await.unwrap(),
             "0123456789"
         );
+    }
+
+    #[tokio::test]
+    async fn a_body_of_unknown_length_is_charged_for_what_came() {
+        let admission = Admission::new(AdmissionLimits {
+            requests_in_flight_max: 1,
+            bytes_in_flight_max: 100,
+            unknown_length_bytes: 10,
+        });
+        let read = async |frame: &'static str| {
+            let permit = Arc::new(admission.admit(None).unwrap());
+            let body = frames(vec![frame.into(); 3]);
+            let reader = Reader::new(body, LIMITS).charged_to(Arc::clone(&permit));
+            (reader.all().await.map(|bytes| bytes.len()), permit.bytes())
+        };
+        assert_eq!(read("01").await, (Ok(6), 6));
+        assert_eq!(read("01234567890123456789").await, (Ok(60), 60));
+        let (result, _) = read("0123456789012345678901234567890123456789").await;
+        assert!(matches!(result, Err(InferError::Full { .. })), "{result:?}");
+        assert_eq!(admission.in_flight().bytes, 0);
     }
 
     #[test]

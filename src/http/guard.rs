@@ -169,6 +169,7 @@ pub async fn method_not_allowed(method: Method) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use axum::{Router, middleware, routing::get};
     use http_body_util::BodyExt;

@@ -277,6 +277,7 @@ impl<'a> Finder<'a> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use proptest::prelude::*;
 
@@ -287,7 +288,10 @@ mod tests {
         part_bytes_max: 1000,
     };
 
-    fn check(body: &str, expected: Result<&[(&str, Option<&str>, &str)], &str>) {
+    /// Name, file name and content.
+    type Told<'a> = (&'a str, Option<&'a str>, &'a str);
+
+    fn check(body: &str, expected: Result<&[Told<'_>], &str>) {
         let got = parts(&Bytes::from(body.to_owned()), "B", &LIMITS);
         match (&got, expected) {
             (Ok(got), Ok(expected)) => {

@@ -44,6 +44,7 @@ const NOT_AN_IMAGE: Kind = kind(
     "the bytes are not an image we can decode",
 );
 const INPUT_REFUSED: Kind = kind("input-refused", 400, "the model refused the input");
+const MODEL_NOT_READY: Kind = kind("model-not-ready", 400, "the model cannot be served now");
 const NOT_FOUND: Kind = kind("not-found", 404, "there is nothing at this path");
 const UNKNOWN_MODEL: Kind = kind("unknown-model", 404, "there is no such model or version");
 const METHOD: Kind = kind(
@@ -70,13 +71,15 @@ const INTERNAL: Kind = kind("internal", 500, "the server is at fault");
 const UNAVAILABLE: Kind = kind("model-unavailable", 503, "the model cannot be served now");
 const DRAINING: Kind = kind("draining", 503, "the server is going away");
 const NO_DEVICE: Kind = kind("no-device", 503, "no device could run the request");
+const NOT_READY: Kind = kind("not-ready", 503, "the server is not ready");
 const LATE: Kind = kind("late", 504, "the deadline passed or cannot be met");
 
 /// All kinds, by status.
-pub const KINDS: [Kind; 18] = [
+pub const KINDS: [Kind; 20] = [
     BAD_REQUEST,
     NOT_AN_IMAGE,
     INPUT_REFUSED,
+    MODEL_NOT_READY,
     NOT_FOUND,
     UNKNOWN_MODEL,
     METHOD,
@@ -91,6 +94,7 @@ pub const KINDS: [Kind; 18] = [
     UNAVAILABLE,
     DRAINING,
     NO_DEVICE,
+    NOT_READY,
     LATE,
 ];
 
@@ -149,6 +153,20 @@ impl Problem {
         Problem::new(URI_TOO_LONG, detail)
     }
 
+    /// For readiness probes of the whole server: why it should get no requests now.
+    pub fn not_ready(reason: &str) -> Problem {
+        Problem::new(NOT_READY, format!("the server is not ready: {reason}"))
+    }
+
+    /// For readiness probes of one model. 400, as Triton answers and as KServe's clients understand it: a request for
+    /// the model itself gets 503.
+    pub fn model_not_ready(name: &str, reason: &str) -> Problem {
+        Problem::new(
+            MODEL_NOT_READY,
+            format!("model {name:?} is not ready: {reason}"),
+        )
+    }
+
     fn new(kind: Kind, detail: String) -> Problem {
         let passes = matches!(kind.status, 429 | 503);
         Problem {
@@ -167,6 +185,10 @@ impl Problem {
             "status": self.kind.status,
             "detail": self.detail,
         });
+        if self.kind == NOT_READY {
+            // What KServe's clients read of a readiness probe.
+            body["ready"] = false.into();
+        }
         if let Some(id) = request_id {
             body["request_id"] = id.into();
         }
@@ -213,6 +235,7 @@ impl IntoResponse for InferError {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
 
     fn one_of_each() -> Vec<InferError> {

@@ -91,3 +91,72 @@ fn clipped(text: &str) -> &str {
         None => text,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Bytes;
+    use proptest::prelude::*;
+
+    /// Pieces that requests are made of, so that chance gets past the first bracket.
+    const PIECES: [&str; 24] = [
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        "\"",
+        "\\",
+        "\"inputs\":[",
+        "\"name\":\"a\"",
+        "\"shape\":[2]",
+        "\"data\":[1,2]",
+        "\"datatype\":\"FP32\"",
+        "\"datatype\":\"BYTES\"",
+        "\"parameters\":{",
+        "\"binary_data_size\":8",
+        "-1",
+        "1e999",
+        "18446744073709551616",
+        "null",
+        "\"instances\":[",
+        "\"b64\":\"YQ==\"",
+        "\"\\ud800\"",
+        "\u{0}",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn whatever_is_sent_is_read_or_refused(
+            picks in prop::collection::vec(0..PIECES.len(), 0..40),
+            cut in prop::option::of(0..300usize),
+        ) {
+            let text: String = picks.into_iter().map(|pick| PIECES[pick]).collect();
+            let loose = Bytes::from(text.clone());
+            let one = format!("{{\"inputs\":[{{\"name\":\"a\",\"shape\":[2],\"datatype\":\"FP32\",{text}}}]}}");
+            for body in [loose, Bytes::from(one)] {
+                let _ = super::request::read(&body, cut);
+                let _ = super::predict::instances(&body, 4);
+                let _ = super::binary::strings(&body);
+            }
+        }
+
+        #[test]
+        fn whatever_json_is_sent_as_data_is_read_or_refused(
+            picks in prop::collection::vec(prop::sample::select(vec!["[1,2]", "1", "\"a\"", "[[]]", "{}", "null", "-0.0"]), 0..6),
+            shape in prop::collection::vec(0..4usize, 0..4),
+            datatype in prop::sample::select(crate::engine::DataType::ALL.to_vec()),
+        ) {
+            let text = format!("[{}]", picks.join(","));
+            let data: &serde_json::value::RawValue = serde_json::from_str(&text).expect("the pieces are JSON");
+            if let Ok(tensor) = super::data::tensor("x", datatype, shape.clone(), data) {
+                prop_assert_eq!(tensor.elements(), shape.iter().product::<usize>());
+                if let Some(size) = datatype.size() {
+                    prop_assert_eq!(tensor.data.len(), tensor.elements() * size);
+                }
+            }
+        }
+    }
+}

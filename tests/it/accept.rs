@@ -1,15 +1,15 @@
 //! Hostile and unlucky clients on real sockets, against the accept loop and what stands behind it. Clocks are short
 //! where a test waits for them and long where they must not be what ended a connection.
 
+mod ending;
 mod http2;
 
 use axum::{
     Router,
-    body::{Body, Bytes},
+    body::Bytes,
     extract::Request,
-    http::{HeaderMap, Response},
+    http::HeaderMap,
     middleware,
-    response::IntoResponse,
     routing::{get, post},
 };
 use ocelli::{
@@ -34,7 +34,7 @@ use tokio::{
 };
 
 /// A clock that a test waits for.
-const SHORT: Duration = Duration::from_millis(150);
+const SHORT: Duration = Duration::from_millis(300);
 /// A clock that must not act.
 const LONG: Duration = Duration::from_secs(600);
 /// No test waits longer for anything.
@@ -128,6 +128,7 @@ async fn start(settings: Settings) -> Server {
 impl Server {
     async fn send(&self, bytes: impl AsRef<[u8]>) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
         stream.write_all(bytes.as_ref()).await.unwrap();
         stream
     }
@@ -259,6 +260,26 @@ async fn a_refusal_reaches_a_client_that_sends_its_whole_body_first() {
 }
 
 #[tokio::test]
+async fn a_small_body_that_nobody_read_costs_no_connection() {
+    let server = start(settings()).await;
+    let head = "POST /none HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n";
+    let mut stream = server
+        .send(format!("{head}\r\n{}{HELLO}", "x".repeat(60_000)))
+        .await;
+    let both = reply(&mut stream).await;
+    assert!(
+        both.starts_with("HTTP/1.1 404") && both.contains("200 OK"),
+        "{both}"
+    );
+    let waiting = server
+        .send(format!("{head}Expect: 100-continue\r\n\r\n"))
+        .await;
+    let refused = rest(waiting).await;
+    assert!(refused.starts_with("HTTP/1.1 404"), "{refused}");
+    assert!(refused.contains("connection: close"), "{refused}");
+}
+
+#[tokio::test]
 async fn a_flood_of_tiny_chunks_is_one_body() {
     let server = start(settings()).await;
     let mut request = b"POST /length HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
@@ -350,91 +371,4 @@ async fn a_request_whose_client_leaves_is_dropped() {
     until(|| server.connections.open.load(Relaxed) == 1).await;
     drop(stream);
     until(|| server.connections.open.load(Relaxed) == 0).await;
-}
-
-#[tokio::test]
-async fn while_draining_requests_are_answered_and_told_to_go() {
-    let server = start(settings()).await;
-    let mut kept = server.send(HELLO).await;
-    assert!(!reply(&mut kept).await.contains("connection: close"));
-    server.stages.drain();
-    kept.write_all(HELLO.as_bytes()).await.unwrap();
-    for stream in [kept, server.send(HELLO).await] {
-        let reply = rest(stream).await;
-        assert!(
-            reply.contains("connection: close") && reply.ends_with("hello"),
-            "{reply}"
-        );
-    }
-    server.stages.close();
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 0
-        }
-    );
-}
-
-#[tokio::test]
-async fn closing_answers_what_was_asked_and_lets_idle_connections_go() {
-    let server = start(settings()).await;
-    let asking = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
-    let silent = server.send("").await;
-    let mut idle = server.send(HELLO).await;
-    reply(&mut idle).await;
-    until(|| server.connections.accepted.load(Relaxed) == 3).await;
-    server.stages.close();
-    assert_eq!(rest(idle).await, "");
-    assert_eq!(rest(silent).await, "");
-    assert!(TcpStream::connect(server.address).await.is_err());
-    server.go.notify_one();
-    assert!(rest(asking).await.ends_with("waited"));
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 0
-        }
-    );
-}
-
-#[tokio::test]
-async fn a_half_sent_header_holds_up_the_end_no_longer_than_its_deadline() {
-    let server = start(Settings {
-        close_timeout: SHORT,
-        ..settings()
-    })
-    .await;
-    let half = server.send(HALF).await;
-    let mut kept = server.send(HELLO).await;
-    reply(&mut kept).await;
-    server.stages.close();
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 1
-        }
-    );
-    assert_eq!(rest(half).await, "");
-}
-
-#[tokio::test]
-async fn aborting_waits_for_nothing() {
-    let server = start(settings()).await;
-    let asking = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
-    until(|| server.connections.accepted.load(Relaxed) == 1).await;
-    server.stages.abort();
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 1
-        }
-    );
-    assert_eq!(rest(asking).await, "");
-}
-
-/// Keeps the imports of handlers honest: an error is a reply.
-#[tokio::test]
-async fn an_error_of_a_handler_is_a_problem() {
-    let reply: Response<Body> = InferError::Cancelled.into_response();
-    assert_eq!(reply.status(), 499);
 }

@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod accept;
+mod openapi;
 mod tidy;

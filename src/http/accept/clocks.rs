@@ -237,6 +237,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
 
     const CLOCKS: Clocks = Clocks {

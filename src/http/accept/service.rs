@@ -6,21 +6,23 @@ use axum::{
     http::{HeaderValue, Request, Response, Version, header},
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use std::{
     convert::Infallible,
     future::Future,
     net::SocketAddr,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::sync::Notify;
 use tower::ServiceExt;
+
+/// A body that nobody read is read and thrown away up to this size, and so fast; beyond it the connection is closed.
+const UNREAD_BYTES_MAX: u64 = 64 * 1024;
+const UNREAD_WAIT: Duration = Duration::from_secs(1);
 
 /// The client's address, in the extensions of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,21 +62,26 @@ where
         let http1 = request.version() < Version::HTTP_2;
         let (mut parts, incoming) = request.into_parts();
         parts.extensions.insert(self.peer);
-        let read = Arc::new(AtomicBool::new(incoming.is_end_stream()));
+        // A client that waits for `100 Continue` would be told to send if we read.
+        let waits_for_us = parts.headers.contains_key(header::EXPECT);
+        let unread = Unread::default();
         let body = if incoming.is_end_stream() {
             Body::empty()
         } else {
             Body::new(Upload {
-                incoming,
-                read: Arc::clone(&read),
+                incoming: Some(incoming),
+                unread: Arc::clone(&unread),
             })
         };
         let answer = self.inner.clone().oneshot(Request::from_parts(parts, body));
         Box::pin(async move {
             let mut response = answer.await?;
             if http1 {
-                // What the client may still send would have to be read and thrown away before its next request.
-                let body_left = !read.load(Ordering::Acquire);
+                let left = lock(&unread).take();
+                let body_left = match left {
+                    None => false,
+                    Some(left) => waits_for_us || !throw_away(left).await,
+                };
                 if body_left {
                     under_way.watch.body_left();
                 }
@@ -87,6 +94,26 @@ where
             Ok(response.map(|body| Answer { body, under_way }))
         })
     }
+}
+
+/// Reads what little is left of a body, so that the connection can be kept; false if it is much, or slow in coming.
+async fn throw_away(mut left: Incoming) -> bool {
+    let little = left
+        .size_hint()
+        .upper()
+        .is_some_and(|upper| upper <= UNREAD_BYTES_MAX);
+    let to_the_end = async {
+        while let Some(frame) = left.frame().await {
+            if frame.is_err() {
+                return false;
+            }
+        }
+        true
+    };
+    little
+        && tokio::time::timeout(UNREAD_WAIT, to_the_end)
+            .await
+            .unwrap_or(false)
 }
 
 /// A request that has not been answered completely; dropped when it has, or when its client is gone.
@@ -107,10 +134,28 @@ impl Drop for UnderWay {
     }
 }
 
-/// A request's body that remembers whether it was read to its end.
+/// Where a body is left that nobody has read to its end.
+type Unread = Arc<Mutex<Option<Incoming>>>;
+
+fn lock(unread: &Unread) -> MutexGuard<'_, Option<Incoming>> {
+    unread.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A request's body that is left behind, rather than lost, if it is dropped before its end.
 struct Upload {
-    incoming: Incoming,
-    read: Arc<AtomicBool>,
+    /// Present until dropped.
+    incoming: Option<Incoming>,
+    unread: Unread,
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let Some(incoming) = self.incoming.take()
+            && !incoming.is_end_stream()
+        {
+            *lock(&self.unread) = Some(incoming);
+        }
+    }
 }
 
 impl HttpBody for Upload {
@@ -121,19 +166,24 @@ impl HttpBody for Upload {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(context));
-        if frame.is_none() || self.incoming.is_end_stream() {
-            self.read.store(true, Ordering::Release);
+        let Some(incoming) = &mut self.incoming else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(incoming).poll_frame(context));
+        if frame.is_none() {
+            self.incoming = None;
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.incoming.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        self.incoming
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
     }
 }
 

@@ -119,6 +119,7 @@ pub fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError>
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
 
     fn check(body: &str, expected: &[&str]) {

@@ -102,6 +102,7 @@ fn bad(what: String) -> InferError {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::super::binary::strings;
     use super::*;
     use crate::engine::DataType;

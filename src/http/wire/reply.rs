@@ -251,6 +251,7 @@ impl HttpBody for Chunks {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use proptest::prelude::*;
 

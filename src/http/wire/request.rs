@@ -262,6 +262,7 @@ fn bad(what: String) -> InferError {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
     use super::super::binary::strings;
     use super::*;
 

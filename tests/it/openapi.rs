@@ -1,0 +1,95 @@
+//! `openapi.yaml` against what the code can answer.
+
+use ocelli::http::reject::KINDS;
+use serde_norway::Value;
+use std::collections::BTreeSet;
+
+fn document() -> Value {
+    serde_norway::from_str(include_str!("../../openapi.yaml")).unwrap()
+}
+
+/// All operations: method, path, and the operation.
+fn operations(document: &Value) -> Vec<(String, String, Value)> {
+    let mut operations = Vec::new();
+    for (path, item) in document["paths"].as_mapping().unwrap() {
+        for method in ["get", "post"] {
+            if let Some(operation) = item.get(method) {
+                let path = path.as_str().unwrap().to_owned();
+                operations.push((method.to_owned(), path, operation.clone()));
+            }
+        }
+    }
+    operations
+}
+
+fn statuses(operation: &Value) -> BTreeSet<u16> {
+    let responses = operation["responses"].as_mapping().unwrap();
+    responses
+        .keys()
+        .map(|status| status.as_str().unwrap().parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn predictions_declare_every_status_of_the_table_of_errors() {
+    // Nobody is there to read a 499.
+    let table: BTreeSet<u16> = KINDS
+        .iter()
+        .map(|kind| kind.status)
+        .filter(|status| *status != 499)
+        .collect();
+    for (method, path, operation) in operations(&document()) {
+        let mut declared = statuses(&operation);
+        assert!(declared.remove(&200), "{method} {path} declares no success");
+        if path.starts_with("/predictions/") {
+            assert_eq!(declared, table, "{method} {path}");
+        } else {
+            assert!(
+                declared.is_subset(&table),
+                "{method} {path} declares {declared:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_reference_leads_somewhere() {
+    fn walk(value: &Value, document: &Value) {
+        match value {
+            Value::Mapping(mapping) => {
+                if let Some(reference) = mapping.get("$ref").and_then(Value::as_str) {
+                    let steps = reference.strip_prefix("#/").unwrap().split('/');
+                    let found = steps
+                        .into_iter()
+                        .try_fold(document, |at, step| at.get(step));
+                    assert!(found.is_some(), "{reference} leads nowhere");
+                }
+                mapping.values().for_each(|value| walk(value, document));
+            }
+            Value::Sequence(sequence) => sequence.iter().for_each(|value| walk(value, document)),
+            _ => (),
+        }
+    }
+    let document = document();
+    walk(&document, &document);
+}
+
+#[test]
+fn refusals_that_pass_say_when_to_come_back() {
+    let document = document();
+    for (_, path, operation) in operations(&document) {
+        for status in ["429", "503"] {
+            let Some(response) = operation["responses"].get(status) else {
+                continue;
+            };
+            let name = response["$ref"]
+                .as_str()
+                .unwrap()
+                .rsplit('/')
+                .next()
+                .unwrap();
+            let headers = &document["components"]["responses"][name]["headers"];
+            assert!(headers.get("Retry-After").is_some(), "{path} {status}");
+        }
+    }
+}
