@@ -34,6 +34,9 @@ pub struct JobKey(pub u64);
 pub struct Rules {
     /// Sizes a batch is padded to, ascending; the last is the largest batch. `[1]` for a model that does not batch.
     pub sizes: Vec<usize>,
+    /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
+    /// Otherwise the first axis of every input and output counts items, which is checked.
+    pub whole: bool,
     /// How long a batch that is not full may wait for company while a device is idle. Zero: never.
     pub wait_max: Duration,
     /// Share of device time against other models when all have work; 1.0 is the default.

@@ -3,12 +3,14 @@
 //! - [`manifest`]: `model.toml`, read strictly.
 //! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
+//! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input.
 //!
 //! A [`Source`] is what lies on disk; a [`Model`] is what it became once an engine had told its signature. Loading
 //! itself is the caller's.
 
 pub mod catalog;
+mod external;
 mod input;
 pub mod manifest;
 pub mod scan;
@@ -41,7 +43,7 @@ pub struct Source {
     pub manifest: Manifest,
     /// Class names; empty if the manifest names no file.
     pub labels: Arc<Labels>,
-    /// Size of the model file and of what lies beside it as external data.
+    /// Size of the model file and of the external data that it names.
     pub bytes: u64,
 }
 
@@ -55,7 +57,8 @@ pub struct Model {
     pub version: Arc<str>,
     /// What it takes and gives.
     pub signature: Signature,
-    /// How it treats its first axis.
+    /// How it treats its first axis: what the signature says, and `Whole` where the task knows better (a detector whose
+    /// free first axis counts boxes).
     pub batching: Batching,
     /// What its outputs mean.
     pub task: Task,
@@ -90,27 +93,32 @@ impl Model {
     /// Why the model cannot be served like this, and what to change.
     pub fn resolve(key: ModelKey, source: &Source, signature: Signature) -> Result<Model, String> {
         let manifest = &source.manifest;
-        let batching = signature.batching();
-        let rules = rules(manifest, batching, &signature)?;
         let image = match &manifest.input {
             None => None,
-            Some(input) => {
-                let (preprocess, item_shape) = input::resolve(input, &manifest.task, &signature)?;
-                let slots = rules.sizes.last().copied().unwrap_or(1);
-                Some(ImageInput {
-                    staging: Staging::new(preprocess.out_bytes(), slots)?,
-                    preprocess,
-                    item_shape,
-                })
-            }
+            Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
         };
         let size = image
             .as_ref()
-            .map(|image| [image.preprocess.width, image.preprocess.height]);
+            .map(|(preprocess, _)| [preprocess.width, preprocess.height]);
         let task = manifest
             .task
             .clone()
             .resolve(&signature, &source.labels, size)?;
+        let batching = if task.can_batch(&signature) {
+            signature.batching()
+        } else {
+            Batching::Whole
+        };
+        let rules = rules(manifest, batching, &signature)?;
+        let slots = rules.sizes.last().copied().unwrap_or(1);
+        let image = match image {
+            None => None,
+            Some((preprocess, item_shape)) => Some(ImageInput {
+                staging: Staging::new(preprocess.out_bytes(), slots)?,
+                preprocess,
+                item_shape,
+            }),
+        };
         Ok(Model {
             key,
             name: Arc::from(source.name.as_str()),
@@ -160,6 +168,7 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
     };
     Ok(Rules {
         sizes,
+        whole: batching == Batching::Whole,
         wait_max: asked.wait_max,
         weight: asked.weight,
     })
@@ -269,6 +278,25 @@ mod tests {
                 .sizes,
             [1]
         );
+    }
+
+    #[test]
+    fn a_free_first_axis_that_counts_boxes_is_not_a_batch_axis() {
+        let mut signature = signature(&[("boxes", &[-1, 4]), ("labels", &[-1]), ("scores", &[-1])]);
+        signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
+        assert_eq!(signature.batching(), Batching::Dynamic);
+        let source = source("m", "1", "task = \"detect\"");
+        let model = Model::resolve(ModelKey(1), &source, signature).unwrap();
+        assert_eq!(model.batching, Batching::Whole);
+        assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
+        assert_eq!(model.image.unwrap().item_shape, [1, 3, 8, 8]);
+    }
+
+    #[test]
+    fn models_go_from_thread_to_thread() {
+        fn check<T: Send + Sync>() {}
+        check::<Model>();
+        check::<Catalog>();
     }
 
     #[test]

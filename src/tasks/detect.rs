@@ -155,6 +155,19 @@ impl Detect {
         Ok(self)
     }
 
+    /// Whether the output that holds the boxes has an axis more than the boxes need.
+    pub(super) fn can_batch(&self, signature: &Signature) -> bool {
+        let holder = match self.format {
+            Some(Format::Boxes) => &self.boxes,
+            _ => &self.output,
+        };
+        signature
+            .outputs
+            .iter()
+            .filter(|output| Some(&output.name) == holder.as_ref())
+            .all(|output| output.shape.len() != 2)
+    }
+
     /// Boxes of the score asked for that lie in the image, the best first.
     pub(super) fn answer(
         &self,

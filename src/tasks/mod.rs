@@ -92,6 +92,15 @@ impl Task {
         })
     }
 
+    /// Whether the outputs that the task reads can have a batch axis, for a resolved task. Detectors that give boxes as
+    /// `[N, 4]` cannot: their free first axis counts boxes, although it looks like a batch axis.
+    pub fn can_batch(&self, signature: &Signature) -> bool {
+        match self {
+            Task::Detect(task) => task.can_batch(signature),
+            _ => true,
+        }
+    }
+
     /// The answer for one item.
     ///
     /// `outputs` are in the order of the signature's outputs and belong to one item: a batch axis is still there and
