@@ -78,12 +78,53 @@ pub struct Model {
 
 /// How an image becomes a model's input.
 pub struct ImageInput {
-    /// Resize, colour, normalisation.
+    /// Resize, colour, normalisation. A side that is each image's own stands as 1: ask
+    /// [`preprocess_for`](ImageInput::preprocess_for).
     pub preprocess: Preprocess,
-    /// Memory that images are written to: one slot per image, one slab per largest batch.
-    pub staging: Staging,
-    /// Shape of the tensor of one image; `shape[0]` is 1 and counts items where the model has a batch axis.
-    pub item_shape: Vec<usize>,
+    /// Memory that images are written to: one slot per image, one slab per largest batch. `None` where images keep
+    /// their own size: their memory is allocated one by one.
+    pub staging: Option<Staging>,
+    own_width: bool,
+    own_height: bool,
+    batch_axis: bool,
+    channel_axis: bool,
+}
+
+impl ImageInput {
+    /// Width and height of the input in pixels; `None` where images keep their own.
+    pub fn size(&self) -> Option<[u32; 2]> {
+        let own = self.own_width || self.own_height;
+        (!own).then_some([self.preprocess.width, self.preprocess.height])
+    }
+
+    /// What to do with an image of `width` × `height` pixels. An image whose size does not fit is refused when this is
+    /// applied.
+    pub fn preprocess_for(&self, width: u32, height: u32) -> Preprocess {
+        let mut preprocess = self.preprocess.clone();
+        if self.own_width {
+            preprocess.width = width;
+        }
+        if self.own_height {
+            preprocess.height = height;
+        }
+        preprocess
+    }
+
+    /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts
+    /// items.
+    pub fn item_shape(&self, width: u32, height: u32) -> Vec<usize> {
+        let extents = self.preprocess_for(width, height).shape();
+        let mut shape = if self.channel_axis {
+            extents.to_vec()
+        } else {
+            // Grey without an axis for it: channels come first then, see `input`.
+            extents[1..].to_vec()
+        };
+        if self.batch_axis {
+            shape.insert(0, 1);
+        }
+        shape
+    }
 }
 
 impl Model {
@@ -93,13 +134,11 @@ impl Model {
     /// Why the model cannot be served like this, and what to change.
     pub fn resolve(key: ModelKey, source: &Source, signature: Signature) -> Result<Model, String> {
         let manifest = &source.manifest;
-        let image = match &manifest.input {
+        let mut image = match &manifest.input {
             None => None,
             Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
         };
-        let size = image
-            .as_ref()
-            .map(|(preprocess, _)| [preprocess.width, preprocess.height]);
+        let size = image.as_ref().and_then(ImageInput::size);
         let task = manifest
             .task
             .clone()
@@ -110,15 +149,12 @@ impl Model {
             Batching::Whole
         };
         let rules = rules(manifest, batching, &signature)?;
-        let slots = rules.sizes.last().copied().unwrap_or(1);
-        let image = match image {
-            None => None,
-            Some((preprocess, item_shape)) => Some(ImageInput {
-                staging: Staging::new(preprocess.out_bytes(), slots)?,
-                preprocess,
-                item_shape,
-            }),
-        };
+        if let Some(image) = &mut image
+            && image.size().is_some()
+        {
+            let slots = rules.sizes.last().copied().unwrap_or(1);
+            image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots)?);
+        }
         Ok(Model {
             key,
             name: Arc::from(source.name.as_str()),
@@ -236,8 +272,8 @@ mod tests {
         let model = resolve("task = \"classify\"", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
         assert_eq!(model.rules.sizes, [1, 2, 4, 8, 16]);
         let image = model.image.unwrap();
-        assert_eq!(image.item_shape, [1, 3, 8, 8]);
-        assert_eq!(image.staging.slot_bytes(), 3 * 8 * 8 * 4);
+        assert_eq!(image.item_shape(500, 400), [1, 3, 8, 8]);
+        assert_eq!(image.staging.unwrap().slot_bytes(), 3 * 8 * 8 * 4);
         let Task::Classify(classify) = model.task else {
             panic!("expected a classifier")
         };
@@ -289,7 +325,14 @@ mod tests {
         let model = Model::resolve(ModelKey(1), &source, signature).unwrap();
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
-        assert_eq!(model.image.unwrap().item_shape, [1, 3, 8, 8]);
+        assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
+    }
+
+    #[test]
+    fn images_of_any_size_have_no_staging() {
+        let manifest = "task = \"segment\"\n[input]\nresize = \"none\"\n";
+        let model = resolve(manifest, &[-1, 3, -1, -1], &[-1, 4, -1, -1]).unwrap();
+        assert!(model.image.unwrap().staging.is_none());
     }
 
     #[test]

@@ -73,7 +73,8 @@ impl Task {
 
     /// Checks the settings against the model and fills in what they leave open, such as output names.
     ///
-    /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken.
+    /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken, or keep
+    /// their own size.
     ///
     /// # Errors
     /// Outputs that are missing, ambiguous, or of a shape that cannot hold such an answer; labels that do not fit.
