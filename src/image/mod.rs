@@ -4,4 +4,4 @@ mod placement;
 pub mod preprocess;
 
 pub use placement::Placement;
-pub use preprocess::{Color, Filter, Layout, Preprocess, Resize};
+pub use preprocess::{Color, DataType, Filter, Layout, Preprocess, Resize};

@@ -1,7 +1,6 @@
 //! How a frame becomes a model's input. Only the vocabulary; the work is the image module's.
 
 use super::Placement;
-use crate::engine::DataType;
 
 /// Sides of a model's input are at most this, in pixels.
 const SIDE_MAX: u32 = 1 << 15;
@@ -66,6 +65,44 @@ pub enum Layout {
     Nhwc,
 }
 
+/// The element types that a model's image input may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataType {
+    /// IEEE single.
+    Fp32,
+    /// IEEE half, rounded to the nearest.
+    Fp16,
+    /// The pixels themselves, rounded, without scale, mean and std.
+    Uint8,
+}
+
+impl DataType {
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        match self {
+            DataType::Fp32 => 4,
+            DataType::Fp16 => 2,
+            DataType::Uint8 => 1,
+        }
+    }
+
+    /// The name in the Open Inference Protocol, such as `FP32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataType::Fp32 => "FP32",
+            DataType::Fp16 => "FP16",
+            DataType::Uint8 => "UINT8",
+        }
+    }
+
+    /// The type with this protocol name; `None` for what images cannot become.
+    pub fn from_name(name: &str) -> Option<DataType> {
+        [DataType::Fp32, DataType::Fp16, DataType::Uint8]
+            .into_iter()
+            .find(|datatype| datatype.name() == name)
+    }
+}
+
 /// What turns a frame into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
 /// (16-bit samples are divided by 257, without rounding).
 #[derive(Debug, Clone, PartialEq)]
@@ -92,7 +129,7 @@ pub struct Preprocess {
     pub std: [f32; 3],
     /// Order of the axes.
     pub layout: Layout,
-    /// `FP32`, `FP16`, or `UINT8`: the pixels themselves, rounded, without scale, mean and std.
+    /// Type of the elements.
     pub datatype: DataType,
 }
 
@@ -146,25 +183,15 @@ impl Preprocess {
         if let Some(std) = std.iter().find(|std| !std.is_finite() || **std == 0.0) {
             return Err(format!("std holds {std}, but must be finite and not zero"));
         }
-        match self.datatype {
-            DataType::Fp32 | DataType::Fp16 => Ok(()),
-            DataType::Uint8 => {
-                let plain = self.scale == 1.0
-                    && mean.iter().all(|mean| *mean == 0.0)
-                    && std.iter().all(|std| *std == 1.0);
-                if plain {
-                    Ok(())
-                } else {
-                    Err(
-                        "UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1"
-                            .to_owned(),
-                    )
-                }
-            }
-            other => Err(format!(
-                "images cannot become {other}; FP32, FP16 and UINT8 are possible"
-            )),
+        let plain = self.scale == 1.0
+            && mean.iter().all(|mean| *mean == 0.0)
+            && std.iter().all(|std| *std == 1.0);
+        if self.datatype == DataType::Uint8 && !plain {
+            return Err(
+                "UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1".to_owned(),
+            );
         }
+        Ok(())
     }
 
     /// Extents of one item, in the order of the layout.
@@ -179,8 +206,7 @@ impl Preprocess {
 
     /// Bytes of one item.
     pub fn out_bytes(&self) -> usize {
-        let element = self.datatype.size().unwrap_or(1);
-        self.shape().into_iter().product::<usize>() * element
+        self.shape().into_iter().product::<usize>() * self.datatype.size()
     }
 
     /// Where an image of `width` × `height` lies in the input.

@@ -5,8 +5,8 @@ use super::{
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{Batching, DataType, Dim, Signature, TensorSpec},
-    image::{Color, Filter, Layout, Preprocess, Resize},
+    engine::{Batching, Dim, Signature, TensorSpec},
+    image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
 
@@ -29,15 +29,12 @@ pub(super) fn resolve(
             signature.inputs.len()
         ));
     };
-    if !matches!(
-        spec.datatype,
-        DataType::Fp32 | DataType::Fp16 | DataType::Uint8
-    ) {
-        return Err(format!(
+    let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
+        format!(
             "input {:?} is {}; images can become FP32, FP16 or UINT8",
             spec.name, spec.datatype
-        ));
-    }
+        )
+    })?;
     let axes = Axes::find(spec, signature.batching(), input)?;
     let any_size = input.resize == Some(ResizeRule::None);
     let sides = [
@@ -70,7 +67,7 @@ pub(super) fn resolve(
             ));
         }
     };
-    let plain = spec.datatype == DataType::Uint8
+    let plain = datatype == image::DataType::Uint8
         || color == Color::Gray
         || matches!(task, Task::Detect(_) | Task::Tensors);
     let [mean, std] = if plain {
@@ -86,14 +83,14 @@ pub(super) fn resolve(
         color,
         background: input.background.unwrap_or([255; 3]),
         pad: input.pad.unwrap_or(114),
-        scale: input.scale.unwrap_or(match spec.datatype {
-            DataType::Uint8 => 1.0,
+        scale: input.scale.unwrap_or(match datatype {
+            image::DataType::Uint8 => 1.0,
             _ => 1.0 / 255.0,
         }),
         mean: per_channel("mean", input.mean.as_deref(), mean, channels)?,
         std: per_channel("std", input.std.as_deref(), std, channels)?,
         layout: axes.layout,
-        datatype: spec.datatype,
+        datatype,
     };
     preprocess
         .check()
@@ -291,6 +288,7 @@ fn show(spec: &TensorSpec) -> String {
 mod tests {
     use super::*;
     use crate::{
+        engine::DataType,
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -356,7 +354,7 @@ mod tests {
         );
         let bytes = "task = \"detect\"\n[input]\nwidth = 320\nheight = 240\n";
         let (bytes, shape) = run(bytes, DataType::Uint8, &[1, -1, -1, 3]).unwrap();
-        assert_eq!((bytes.scale, bytes.datatype), (1.0, DataType::Uint8));
+        assert_eq!((bytes.scale, bytes.datatype), (1.0, image::DataType::Uint8));
         assert_eq!(shape, [1, 240, 320, 3]);
     }
 
