@@ -1,16 +1,19 @@
 //! From `[input]`, the task and the signature to how an image becomes the model's input.
 
-use super::manifest::{Input, ResizeRule};
+use super::{
+    ImageInput,
+    manifest::{Input, ResizeRule},
+};
 use crate::{
-    engine::{Batching, DataType, Dim, Signature, TensorSpec},
-    image::{Color, Filter, Layout, Preprocess, Resize},
+    engine::{Batching, Dim, Signature, TensorSpec},
+    image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
 
 /// ImageNet's mean and standard deviation of red, green and blue, for values from 0 to 1.
 const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 
-/// What preprocessing does, and the shape of the tensor of one image: a batch axis of 1 where the model has one.
+/// How an image becomes the model's input; staging is left to whoever knows the largest batch.
 ///
 /// # Errors
 /// A model that does not take exactly one image, and settings that contradict its input.
@@ -18,7 +21,7 @@ pub(super) fn resolve(
     input: &Input,
     task: &Task,
     signature: &Signature,
-) -> Result<(Preprocess, Vec<usize>), String> {
+) -> Result<ImageInput, String> {
     let [spec] = &signature.inputs[..] else {
         return Err(format!(
             "the model has {} inputs; images can be posted to models of one input only: serve it with task = \
@@ -26,20 +29,20 @@ pub(super) fn resolve(
             signature.inputs.len()
         ));
     };
-    if !matches!(
-        spec.datatype,
-        DataType::Fp32 | DataType::Fp16 | DataType::Uint8
-    ) {
-        return Err(format!(
+    let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
+        format!(
             "input {:?} is {}; images can become FP32, FP16 or UINT8",
             spec.name, spec.datatype
-        ));
-    }
+        )
+    })?;
     let axes = Axes::find(spec, signature.batching(), input)?;
-    let [width, height] = [
-        side(spec, "width", axes.width, input.width)?,
-        side(spec, "height", axes.height, input.height)?,
+    let any_size = input.resize == Some(ResizeRule::None);
+    let sides = [
+        side(spec, "width", axes.width, input.width, any_size)?,
+        side(spec, "height", axes.height, input.height, any_size)?,
     ];
+    // A side of its own per image stands as 1 until there is an image.
+    let [width, height] = sides.map(|side| side.unwrap_or(1));
     let channels = match (axes.channels, input.color) {
         (Some(channels), _) => channels,
         (None, Some(color)) => color.channels(),
@@ -64,7 +67,7 @@ pub(super) fn resolve(
             ));
         }
     };
-    let plain = spec.datatype == DataType::Uint8
+    let plain = datatype == image::DataType::Uint8
         || color == Color::Gray
         || matches!(task, Task::Detect(_) | Task::Tensors);
     let [mean, std] = if plain {
@@ -80,40 +83,32 @@ pub(super) fn resolve(
         color,
         background: input.background.unwrap_or([255; 3]),
         pad: input.pad.unwrap_or(114),
-        scale: input.scale.unwrap_or(match spec.datatype {
-            DataType::Uint8 => 1.0,
+        scale: input.scale.unwrap_or(match datatype {
+            image::DataType::Uint8 => 1.0,
             _ => 1.0 / 255.0,
         }),
         mean: per_channel("mean", input.mean.as_deref(), mean, channels)?,
         std: per_channel("std", input.std.as_deref(), std, channels)?,
         layout: axes.layout,
-        datatype: spec.datatype,
+        datatype,
     };
     preprocess
         .check()
         .map_err(|mistake| format!("[input]: {mistake}"))?;
-    let mut shape = preprocess.shape().to_vec();
-    if axes.no_channel_axis {
-        shape.retain({
-            // Grey without an axis for it: the one extent of 1 that stands for the channel goes.
-            let mut at = 0;
-            let channel = if axes.layout == Layout::Nchw { 0 } else { 2 };
-            move |_| {
-                at += 1;
-                at - 1 != channel
-            }
-        });
-    }
-    if axes.batch_axis {
-        shape.insert(0, 1);
-    }
-    Ok((preprocess, shape))
+    Ok(ImageInput {
+        preprocess,
+        staging: None,
+        own_width: sides[0].is_none(),
+        own_height: sides[1].is_none(),
+        batch_axis: axes.batch_axis,
+        channel_axis: axes.channel_axis,
+    })
 }
 
 /// What the axes of an input are.
 struct Axes {
     batch_axis: bool,
-    no_channel_axis: bool,
+    channel_axis: bool,
     layout: Layout,
     channels: Option<usize>,
     width: Dim,
@@ -137,7 +132,7 @@ impl Axes {
             [n, height, width] if n == Dim::Free && batches => {
                 return Ok(Axes {
                     batch_axis: true,
-                    no_channel_axis: true,
+                    channel_axis: false,
                     layout: Layout::Nchw,
                     channels: Some(1),
                     width,
@@ -174,7 +169,7 @@ impl Axes {
         };
         Ok(Axes {
             batch_axis,
-            no_channel_axis: false,
+            channel_axis: true,
             layout,
             channels,
             width,
@@ -183,20 +178,28 @@ impl Axes {
     }
 }
 
-/// Width or height: the model's, or the manifest's where the model leaves it open.
-fn side(spec: &TensorSpec, key: &str, dim: Dim, set: Option<u32>) -> Result<u32, String> {
+/// Width or height: the model's, or the manifest's where the model leaves it open; `None` for each image's own.
+fn side(
+    spec: &TensorSpec,
+    key: &str,
+    dim: Dim,
+    set: Option<u32>,
+    any_size: bool,
+) -> Result<Option<u32>, String> {
     match (dim, set) {
-        (Dim::Fixed(n), None) => {
-            u32::try_from(n).map_err(|_| format!("input {:?} has a {key} of {n}", spec.name))
-        }
+        (Dim::Fixed(n), None) => u32::try_from(n)
+            .map(Some)
+            .map_err(|_| format!("input {:?} has a {key} of {n}", spec.name)),
         (Dim::Fixed(n), Some(set)) if n as u64 != u64::from(set) => Err(format!(
             "input.{key} is {set}, but input {:?} of shape {} has {n}: leave input.{key} out",
             spec.name,
             show(spec)
         )),
-        (_, Some(set)) => Ok(set),
+        (_, Some(set)) => Ok(Some(set)),
+        (Dim::Free, None) if any_size => Ok(None),
         (Dim::Free, None) => Err(format!(
-            "input {:?} of shape {} leaves its {key} open: set input.{key}",
+            "input {:?} of shape {} leaves its {key} open: set input.{key}, or input.resize = \"none\" to take images \
+             at their own size",
             spec.name,
             show(spec)
         )),
@@ -285,6 +288,7 @@ fn show(spec: &TensorSpec) -> String {
 mod tests {
     use super::*;
     use crate::{
+        engine::DataType,
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -297,7 +301,10 @@ mod tests {
         let manifest = Manifest::parse(manifest).unwrap();
         let mut signature = signature(&[("out", &[-1, 10])]);
         signature.inputs = vec![spec("image", datatype, shape)];
-        resolve(&manifest.input.unwrap(), &manifest.task, &signature)
+        let input = resolve(&manifest.input.unwrap(), &manifest.task, &signature)?;
+        let [width, height] = [input.preprocess.width, input.preprocess.height];
+        let shape = input.item_shape(width, height);
+        Ok((input.preprocess, shape))
     }
 
     #[test]
@@ -347,8 +354,31 @@ mod tests {
         );
         let bytes = "task = \"detect\"\n[input]\nwidth = 320\nheight = 240\n";
         let (bytes, shape) = run(bytes, DataType::Uint8, &[1, -1, -1, 3]).unwrap();
-        assert_eq!((bytes.scale, bytes.datatype), (1.0, DataType::Uint8));
+        assert_eq!((bytes.scale, bytes.datatype), (1.0, image::DataType::Uint8));
         assert_eq!(shape, [1, 240, 320, 3]);
+    }
+
+    #[test]
+    fn images_keep_their_size_where_the_model_leaves_it_open_and_nothing_resizes() {
+        let manifest = Manifest::parse("task = \"segment\"\n[input]\nresize = \"none\"\n").unwrap();
+        let mut signature = signature(&[("out", &[-1, 4, -1, -1])]);
+        let mut run = |shape: &[i64]| {
+            signature.inputs = vec![spec("image", DataType::Fp32, shape)];
+            let input = manifest.input.as_ref().unwrap();
+            resolve(input, &manifest.task, &signature).unwrap()
+        };
+        let any = run(&[-1, 3, -1, -1]);
+        assert_eq!(any.size(), None);
+        let preprocess = any.preprocess_for(33, 20);
+        assert_eq!((preprocess.width, preprocess.height), (33, 20));
+        assert_eq!(preprocess.resize, Resize::Exact);
+        assert_eq!(any.item_shape(33, 20), [1, 3, 20, 33]);
+        // One side open: the other is the model's, and is checked against the image later.
+        let half = run(&[-1, 64, -1, 3]);
+        assert_eq!(half.preprocess_for(33, 20).height, 64);
+        assert_eq!(half.item_shape(33, 20), [1, 64, 33, 3]);
+        let fixed = run(&[-1, 3, 8, 9]);
+        assert_eq!(fixed.size(), Some([9, 8]));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! timeout_ms = 30000           # deadline of its requests unless they say otherwise: 1 to 3600000
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
-//! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (other sizes are refused)
+//! resize = "shorter"           # shorter (then the centre is cut out) | stretch | letterbox | none (images keep their size, which must be the input's where that is fixed)
 //!                              # default: shorter for classify, embed, tensors; letterbox for detect; stretch for segment
 //! size = 256                   # shorter: pixels of the shorter side; default: the input's longer side * 256 / 224
 //! width = 224                  # of the input, where the model leaves it open; likewise height
@@ -130,7 +130,7 @@ pub enum ResizeRule {
     Stretch,
     /// As large as fits, padded.
     Letterbox,
-    /// Not at all: images of another size are refused.
+    /// Not at all: where the input's size is fixed, images of another size are refused.
     None,
 }
 

@@ -3,12 +3,14 @@
 //! - [`manifest`]: `model.toml`, read strictly.
 //! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
+//! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input.
 //!
 //! A [`Source`] is what lies on disk; a [`Model`] is what it became once an engine had told its signature. Loading
 //! itself is the caller's.
 
 pub mod catalog;
+mod external;
 mod input;
 pub mod manifest;
 pub mod scan;
@@ -41,7 +43,7 @@ pub struct Source {
     pub manifest: Manifest,
     /// Class names; empty if the manifest names no file.
     pub labels: Arc<Labels>,
-    /// Size of the model file and of what lies beside it as external data.
+    /// Size of the model file and of the external data that it names.
     pub bytes: u64,
 }
 
@@ -55,7 +57,8 @@ pub struct Model {
     pub version: Arc<str>,
     /// What it takes and gives.
     pub signature: Signature,
-    /// How it treats its first axis.
+    /// How it treats its first axis: what the signature says, and `Whole` where the task knows better (a detector whose
+    /// free first axis counts boxes).
     pub batching: Batching,
     /// What its outputs mean.
     pub task: Task,
@@ -75,12 +78,53 @@ pub struct Model {
 
 /// How an image becomes a model's input.
 pub struct ImageInput {
-    /// Resize, colour, normalisation.
+    /// Resize, colour, normalisation. A side that is each image's own stands as 1: ask
+    /// [`preprocess_for`](ImageInput::preprocess_for).
     pub preprocess: Preprocess,
-    /// Memory that images are written to: one slot per image, one slab per largest batch.
-    pub staging: Staging,
-    /// Shape of the tensor of one image; `shape[0]` is 1 and counts items where the model has a batch axis.
-    pub item_shape: Vec<usize>,
+    /// Memory that images are written to: one slot per image, one slab per largest batch. `None` where images keep
+    /// their own size: their memory is allocated one by one.
+    pub staging: Option<Staging>,
+    own_width: bool,
+    own_height: bool,
+    batch_axis: bool,
+    channel_axis: bool,
+}
+
+impl ImageInput {
+    /// Width and height of the input in pixels; `None` where images keep their own.
+    pub fn size(&self) -> Option<[u32; 2]> {
+        let own = self.own_width || self.own_height;
+        (!own).then_some([self.preprocess.width, self.preprocess.height])
+    }
+
+    /// What to do with an image of `width` × `height` pixels. An image whose size does not fit is refused when this is
+    /// applied.
+    pub fn preprocess_for(&self, width: u32, height: u32) -> Preprocess {
+        let mut preprocess = self.preprocess.clone();
+        if self.own_width {
+            preprocess.width = width;
+        }
+        if self.own_height {
+            preprocess.height = height;
+        }
+        preprocess
+    }
+
+    /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts
+    /// items.
+    pub fn item_shape(&self, width: u32, height: u32) -> Vec<usize> {
+        let extents = self.preprocess_for(width, height).shape();
+        let mut shape = if self.channel_axis {
+            extents.to_vec()
+        } else {
+            // Grey without an axis for it: channels come first then, see `input`.
+            extents[1..].to_vec()
+        };
+        if self.batch_axis {
+            shape.insert(0, 1);
+        }
+        shape
+    }
 }
 
 impl Model {
@@ -95,27 +139,27 @@ impl Model {
         timeout: Duration,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
-        let batching = signature.batching();
-        let rules = rules(manifest, batching, &signature)?;
-        let image = match &manifest.input {
+        let mut image = match &manifest.input {
             None => None,
-            Some(input) => {
-                let (preprocess, item_shape) = input::resolve(input, &manifest.task, &signature)?;
-                let slots = rules.sizes.last().copied().unwrap_or(1);
-                Some(ImageInput {
-                    staging: Staging::new(preprocess.out_bytes(), slots)?,
-                    preprocess,
-                    item_shape,
-                })
-            }
+            Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
         };
-        let size = image
-            .as_ref()
-            .map(|image| [image.preprocess.width, image.preprocess.height]);
+        let size = image.as_ref().and_then(ImageInput::size);
         let task = manifest
             .task
             .clone()
             .resolve(&signature, &source.labels, size)?;
+        let batching = if task.can_batch(&signature) {
+            signature.batching()
+        } else {
+            Batching::Whole
+        };
+        let rules = rules(manifest, batching, &signature)?;
+        if let Some(image) = &mut image
+            && image.size().is_some()
+        {
+            let slots = rules.sizes.last().copied().unwrap_or(1);
+            image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots)?);
+        }
         Ok(Model {
             key,
             name: Arc::from(source.name.as_str()),
@@ -233,8 +277,8 @@ mod tests {
         let model = resolve("task = \"classify\"", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
         assert_eq!(model.rules.sizes, [1, 2, 4, 8, 16]);
         let image = model.image.unwrap();
-        assert_eq!(image.item_shape, [1, 3, 8, 8]);
-        assert_eq!(image.staging.slot_bytes(), 3 * 8 * 8 * 4);
+        assert_eq!(image.item_shape(500, 400), [1, 3, 8, 8]);
+        assert_eq!(image.staging.unwrap().slot_bytes(), 3 * 8 * 8 * 4);
         let Task::Classify(classify) = model.task else {
             panic!("expected a classifier")
         };
@@ -275,6 +319,32 @@ mod tests {
                 .sizes,
             [1]
         );
+    }
+
+    #[test]
+    fn a_free_first_axis_that_counts_boxes_is_not_a_batch_axis() {
+        let mut signature = signature(&[("boxes", &[-1, 4]), ("labels", &[-1]), ("scores", &[-1])]);
+        signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
+        assert_eq!(signature.batching(), Batching::Dynamic);
+        let source = source("m", "1", "task = \"detect\"");
+        let model = Model::resolve(ModelKey(1), &source, signature).unwrap();
+        assert_eq!(model.batching, Batching::Whole);
+        assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
+        assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
+    }
+
+    #[test]
+    fn images_of_any_size_have_no_staging() {
+        let manifest = "task = \"segment\"\n[input]\nresize = \"none\"\n";
+        let model = resolve(manifest, &[-1, 3, -1, -1], &[-1, 4, -1, -1]).unwrap();
+        assert!(model.image.unwrap().staging.is_none());
+    }
+
+    #[test]
+    fn models_go_from_thread_to_thread() {
+        fn check<T: Send + Sync>() {}
+        check::<Model>();
+        check::<Catalog>();
     }
 
     #[test]

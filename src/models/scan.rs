@@ -10,7 +10,7 @@
 //! Names that begin with a dot are passed over (mounted volumes have such folders), and so are other files beside the
 //! models. Whatever looks like a model and cannot be one is listed with its reason.
 
-use super::{Manifest, Source};
+use super::{Manifest, Source, external::external_files};
 use crate::tasks::Labels;
 use std::{
     fs,
@@ -66,7 +66,7 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
         } else {
             Found {
                 source: check_name(&name).and_then(|()| {
-                    let bytes = file_bytes(&path)?;
+                    let bytes = model_bytes(&path)?;
                     Ok(Source {
                         name: name.clone(),
                         version: FLAT_VERSION.to_owned(),
@@ -235,17 +235,15 @@ fn file_bytes(path: &Path) -> Result<u64, String> {
     }
 }
 
-/// The model file and what lies beside it as its external data: files whose names end in `data`, `bin` or `weights`.
+/// Size of a model file and of the external data that it names, which must be there and in its folder.
 fn model_bytes(path: &Path) -> Result<u64, String> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut bytes = file_bytes(path)?;
     let folder = path.parent().unwrap_or(Path::new("."));
-    for (name, beside) in entries(folder)? {
-        let is_data = ["data", "bin", "weights"]
-            .iter()
-            .any(|end| name.ends_with(end));
-        if is_data && beside.is_file() {
-            bytes += fs::metadata(&beside).map_or(0, |metadata| metadata.len());
-        }
+    for data in external_files(path).map_err(|reason| format!("{name}: {reason}"))? {
+        bytes += fs::metadata(folder.join(&data))
+            .map_err(|error| format!("{name}: cannot read its external data {data:?}: {error}"))?
+            .len();
     }
     Ok(bytes)
 }
@@ -268,6 +266,10 @@ fn check_name(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::external;
+
+    /// The least that is an ONNX file: the version of its format.
+    const ONNX: &str = "\u{8}\u{8}";
 
     /// A folder with these files; a name that ends in `/` is a folder.
     fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -307,16 +309,16 @@ mod tests {
     fn all_layouts_are_found_in_a_fixed_order() {
         check(
             &[
-                ("digits/10/model.onnx", "m"),
-                ("digits/9/model.onnx", "m"),
-                ("digits/notes/model.onnx", "m"),
+                ("digits/10/model.onnx", ONNX),
+                ("digits/9/model.onnx", ONNX),
+                ("digits/notes/model.onnx", ONNX),
                 ("digits/model.toml", "task = \"classify\""),
-                ("bare/model.onnx", "m"),
-                ("cats.v2.onnx", "m"),
+                ("bare/model.onnx", ONNX),
+                ("cats.v2.onnx", ONNX),
                 ("README.md", "text"),
-                (".hidden/model.onnx", "m"),
-                ("mixed/model.onnx", "m"),
-                ("mixed/2/model.onnx", "m"),
+                (".hidden/model.onnx", ONNX),
+                ("mixed/model.onnx", ONNX),
+                ("mixed/2/model.onnx", ONNX),
             ],
             &[
                 ("bare", "1", ""),
@@ -333,15 +335,15 @@ mod tests {
     fn one_bad_model_never_stops_the_others() {
         check(
             &[
-                ("bad name/model.onnx", "m"),
-                ("-dash/model.onnx", "m"),
+                ("bad name/model.onnx", ONNX),
+                ("-dash/model.onnx", ONNX),
                 ("empty/notes.txt", "x"),
-                ("good/model.onnx", "m"),
+                ("good/model.onnx", ONNX),
                 ("hollow/model.onnx", ""),
                 ("lost/1/notes.txt", ""),
-                ("typo/model.onnx", "m"),
+                ("typo/model.onnx", ONNX),
                 ("typo/model.toml", "tsak = \"embed\"\npriority = 7"),
-                ("zeros/01/model.onnx", "m"),
+                ("zeros/01/model.onnx", ONNX),
             ],
             &[
                 ("-dash", "", "must be 1 to 64 of"),
@@ -360,9 +362,9 @@ mod tests {
     fn two_files_for_one_version_are_said_so() {
         check(
             &[
-                ("a/model.onnx", "m"),
-                ("a/1/model.onnx", "m"),
-                ("a.onnx", "m"),
+                ("a/model.onnx", ONNX),
+                ("a/1/model.onnx", ONNX),
+                ("a.onnx", ONNX),
             ],
             &[
                 ("a", "", "both version 1"),
@@ -380,16 +382,42 @@ mod tests {
                 "task = \"classify\"\nlabels = \"names.txt\"",
             ),
             ("m/names.txt", "cat\ndog\n"),
-            ("m/1/model.onnx", "12345"),
-            ("m/1/model.onnx.data", "67890"),
-            ("m/2/model.onnx", "123"),
+            ("m/1/weights.data", "67890"),
+            ("m/2/model.onnx", ONNX),
         ]);
+        let model = external::testing::model("weights.data");
+        fs::write(folder.path().join("m/1/model.onnx"), &model).unwrap();
         let found = scan(folder.path()).unwrap();
         let sources: Vec<&Source> = found.iter().map(|f| f.source.as_ref().unwrap()).collect();
-        assert_eq!((sources[0].bytes, sources[1].bytes), (10, 3));
+        assert_eq!(sources[0].bytes, model.len() as u64 + 5);
+        assert_eq!(sources[1].bytes, 2);
         assert_eq!(sources[1].labels.get(1).as_deref(), Some("dog"));
         assert_eq!(sources[1].folder, folder.path().join("m"));
         assert_eq!(sources[1].path, folder.path().join("m/2/model.onnx"));
+    }
+
+    #[test]
+    fn external_data_must_be_there_and_in_the_folder() {
+        let folder = folder(&[("away/note", ""), ("lost/note", "")]);
+        let write = |path: &str, location: &str| {
+            let model = external::testing::model(location);
+            fs::write(folder.path().join(path), model).unwrap();
+        };
+        write("away/model.onnx", "/etc/passwd");
+        write("lost/model.onnx", "w.data");
+        write("root.onnx", "../w.data");
+        check_folder(
+            folder.path(),
+            &[
+                (
+                    "away",
+                    "1",
+                    "\"/etc/passwd\", which leads out of the model's folder",
+                ),
+                ("lost", "1", "cannot read its external data \"w.data\""),
+                ("root", "1", "leads out of the model's folder"),
+            ],
+        );
     }
 
     #[test]
@@ -397,9 +425,9 @@ mod tests {
         let manifest = "labels = \"names.txt\"";
         check(
             &[
-                ("a/model.onnx", "m"),
+                ("a/model.onnx", ONNX),
                 ("a/model.toml", manifest),
-                ("b/model.onnx", "m"),
+                ("b/model.onnx", ONNX),
                 ("b/model.toml", manifest),
                 ("b/names.txt", "\n"),
             ],
@@ -415,9 +443,9 @@ mod tests {
     fn labels_cannot_leave_their_folder_through_a_link() {
         let folder = folder(&[
             ("secret.txt", "password"),
-            ("a/model.onnx", "m"),
+            ("a/model.onnx", ONNX),
             ("a/model.toml", "labels = \"names.txt\""),
-            ("b/model.onnx", "m"),
+            ("b/model.onnx", ONNX),
             ("b/model.toml", "labels = \"names.txt\""),
             ("b/data/names.txt", "cat"),
         ]);

@@ -77,7 +77,7 @@ pub struct Detect {
     pub iou_max: f32,
     /// At most this many boxes are answered, the best ones.
     pub detections_max: usize,
-    /// Width and height of the model's image input in pixels; set by resolving.
+    /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
     pub input: Option<[u32; 2]>,
 }
 
@@ -146,13 +146,20 @@ impl Detect {
             Format::Yolo => self.resolve_yolo(signature, labels)?,
             Format::Boxes => self.resolve_boxes(signature, labels)?,
         }
-        if self.normalized == Some(true) && input.is_none() {
-            return Err(
-                "detect.normalized: coordinates are parts of the input's size, but the model takes no image"
-                    .to_owned(),
-            );
-        }
         Ok(self)
+    }
+
+    /// Whether the output that holds the boxes has an axis more than the boxes need.
+    pub(super) fn can_batch(&self, signature: &Signature) -> bool {
+        let holder = match self.format {
+            Some(Format::Boxes) => &self.boxes,
+            _ => &self.output,
+        };
+        signature
+            .outputs
+            .iter()
+            .filter(|output| Some(&output.name) == holder.as_ref())
+            .all(|output| output.shape.len() != 2)
     }
 
     /// Boxes of the score asked for that lie in the image, the best first.
@@ -166,10 +173,18 @@ impl Detect {
             Some(Format::Boxes) => self.read_boxes(outputs)?,
             _ => self.read_yolo(outputs, labels)?,
         };
+        // Where images keep their size, the input is the posted image.
+        let size = self.input.or(placement.map(|p| [p.source.0, p.source.1]));
+        if self.normalized == Some(true) && size.is_none() {
+            return Err(
+                "boxes are parts of the input's size, which is not known without an image"
+                    .to_owned(),
+            );
+        }
         let candidates = raw
             .into_iter()
             .map(|raw| Candidate {
-                corners: self.corners(raw.numbers),
+                corners: self.corners(raw.numbers, size),
                 score: raw.score,
                 class: raw.class,
             })
@@ -194,14 +209,14 @@ impl Detect {
     }
 
     /// From the model's four numbers to corners in pixels of its input.
-    fn corners(&self, [a, b, c, d]: [f32; 4]) -> [f32; 4] {
+    fn corners(&self, [a, b, c, d]: [f32; 4], size: Option<[u32; 2]>) -> [f32; 4] {
         let corners = match self.box_format.unwrap_or(BoxFormat::Xyxy) {
             BoxFormat::Xyxy => [a, b, c, d],
             BoxFormat::Yxyx => [b, a, d, c],
             BoxFormat::Cxcywh => [a - c / 2.0, b - d / 2.0, a + c / 2.0, b + d / 2.0],
             BoxFormat::Xywh => [a, b, a + c, b + d],
         };
-        match (self.normalized, self.input) {
+        match (self.normalized, size) {
             (Some(true), Some([width, height])) => {
                 let [width, height] = [width as f32, height as f32];
                 let [x0, y0, x1, y1] = corners;

@@ -73,7 +73,8 @@ impl Task {
 
     /// Checks the settings against the model and fills in what they leave open, such as output names.
     ///
-    /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken.
+    /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken, or keep
+    /// their own size.
     ///
     /// # Errors
     /// Outputs that are missing, ambiguous, or of a shape that cannot hold such an answer; labels that do not fit.
@@ -90,6 +91,15 @@ impl Task {
             Task::Embed(task) => Task::Embed(task.resolve(signature)?),
             Task::Tensors => Task::Tensors,
         })
+    }
+
+    /// Whether the outputs that the task reads can have a batch axis, for a resolved task. Detectors that give boxes as
+    /// `[N, 4]` cannot: their free first axis counts boxes, although it looks like a batch axis.
+    pub fn can_batch(&self, signature: &Signature) -> bool {
+        match self {
+            Task::Detect(task) => task.can_batch(signature),
+            _ => true,
+        }
     }
 
     /// The answer for one item.

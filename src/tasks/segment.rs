@@ -19,7 +19,7 @@ pub struct Segment {
     pub layout: Option<Layout>,
     /// For one channel of scores: class 1 from here on, class 0 below.
     pub threshold: f32,
-    /// Width and height of the model's image input in pixels; set by resolving.
+    /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
     pub input: Option<[u32; 2]>,
 }
 
@@ -71,6 +71,12 @@ impl Segment {
             {
                 labels.fit(&output.name, classes.max(2))?;
             }
+            // Settled for every size that an answer may have.
+            self.layout = match reading {
+                Reading::First { .. } => Some(Layout::Nchw),
+                Reading::Last { .. } => Some(Layout::Nhwc),
+                Reading::Given { .. } => self.layout,
+            };
         }
         self.output = Some(output.name.clone());
         self.input = input;
@@ -107,8 +113,8 @@ impl Segment {
         let Some(placement) = placement else {
             return Ok(Mask::new(width as u32, height as u32, classes, labels));
         };
-        let [input_width, input_height] = self.input.unwrap_or([width as u32, height as u32]);
         let (source_width, source_height) = placement.source;
+        let [input_width, input_height] = self.input.unwrap_or([source_width, source_height]);
         let columns = nearest(source_width, input_width, width, |x| {
             placement.from_source(x, 0.0).0
         });
@@ -437,6 +443,26 @@ mod tests {
             5, 5, 6, 6, 7, 7, 8, 8,
             5, 5, 6, 6, 7, 7, 8, 8,
         ]);
+    }
+
+    #[test]
+    fn a_coarse_output_for_images_of_any_size_is_spread_over_the_image() {
+        let labels = Labels::parse("a\nb").unwrap();
+        let signature = signature(&[("map", &[-1, 2, -1, -1])]);
+        let task = Segment::default()
+            .resolve(&signature, &labels, None)
+            .unwrap();
+        let placement = Preprocess {
+            resize: Resize::Exact,
+            ..Preprocess::new(4, 2)
+        }
+        .placement(4, 2);
+        // Two classes over 1 × 2: as many columns as classes, which the model file has settled.
+        let tensors = [floats(&[1, 2, 1, 2], &[1.0, 0.0, 0.0, 1.0])];
+        let outputs = Outputs::new(&tensors, &signature).unwrap();
+        let mask = task.answer(&outputs, &labels, Some(&placement)).unwrap();
+        assert_eq!((mask.width, mask.height), (4, 2));
+        assert_eq!(mask.classes, [0, 0, 1, 1, 0, 0, 1, 1]);
     }
 
     #[test]

@@ -35,9 +35,31 @@ impl Detect {
         }
         let output = choose(signature, self.output.as_deref(), "detect.output")?;
         if !output.shape.is_empty() {
-            let axes = axes(&output.name, &output.shape)?;
-            if let [Dim::Fixed(a), Dim::Fixed(b)] = axes {
-                self.reading(&output.name, [a, b], labels)?;
+            // The axis that the model file leaves open counts anchors.
+            let (axes, known) = match axes(&output.name, &output.shape)? {
+                [Dim::Fixed(a), Dim::Fixed(b)] => ([a, b], self.orientation),
+                [Dim::Fixed(n), Dim::Free] => ([n; 2], Some(Orientation::ChannelsFirst)),
+                [Dim::Free, Dim::Fixed(n)] => ([n; 2], Some(Orientation::ChannelsLast)),
+                [Dim::Free, Dim::Free] => ([0; 2], None),
+            };
+            if axes != [0; 2] {
+                if let (Some(set), Some(known)) = (self.orientation, known)
+                    && set != known
+                {
+                    return Err(format!(
+                        "detect.orientation is set to the axis that counts anchors in output {:?} of shape {}",
+                        output.name,
+                        super::super::show(&output.shape)
+                    ));
+                }
+                self.orientation = known;
+                let reading = self.reading(&output.name, &output.shape, axes, labels)?;
+                self.orientation = Some(if reading.channels_first {
+                    Orientation::ChannelsFirst
+                } else {
+                    Orientation::ChannelsLast
+                });
+                self.objectness = Some(reading.objectness);
             } else if self.objectness.is_none() && labels.is_empty() {
                 return Err(unknown_objectness(&output.name));
             }
@@ -57,7 +79,7 @@ impl Detect {
         let [Dim::Fixed(a), Dim::Fixed(b)] = axes(output.name, &shape)? else {
             return Err(wrong_shape(output.name, &shape, SHAPE));
         };
-        let reading = self.reading(output.name, [a, b], labels)?;
+        let reading = self.reading(output.name, &shape, [a, b], labels)?;
         let numbers = output.numbers()?;
         let (channels, anchors) = if reading.channels_first {
             (a, b)
@@ -96,8 +118,13 @@ impl Detect {
     }
 
     /// Which axis has the channels, and whether the fifth is an objectness: as set, else as the labels tell.
-    fn reading(&self, name: &str, axes: [usize; 2], labels: &Labels) -> Result<Reading, String> {
-        let shape = [Dim::Fixed(1), Dim::Fixed(axes[0]), Dim::Fixed(axes[1])];
+    fn reading(
+        &self,
+        name: &str,
+        shape: &[Dim],
+        axes: [usize; 2],
+        labels: &Labels,
+    ) -> Result<Reading, String> {
         // Without labels, any number of classes fits; with them, only theirs does.
         let fits = |channels: usize, objectness: bool| {
             let scores = channels.checked_sub(4 + usize::from(objectness));
@@ -117,15 +144,15 @@ impl Detect {
                 (true, true) => {
                     return Err(format!(
                         "output {name:?} of shape {} can be read both ways: set detect.orientation",
-                        super::super::show(&shape)
+                        super::super::show(shape)
                     ));
                 }
-                (false, false) => return Err(self.misfit(name, &shape, labels)),
+                (false, false) => return Err(self.misfit(name, shape, labels)),
             },
         };
         let channels = axes[usize::from(!channels_first)];
         if !fits_either(channels) {
-            return Err(self.misfit(name, &shape, labels));
+            return Err(self.misfit(name, shape, labels));
         }
         let objectness = match self.objectness {
             Some(objectness) => objectness,
@@ -254,6 +281,28 @@ mod tests {
     }
 
     #[test]
+    fn an_orientation_that_the_model_file_tells_holds_for_every_number_of_anchors() {
+        // Six anchors of six channels can be read both ways; the file says which axis is free.
+        let mut square = rows();
+        square.extend([0.0; 6]);
+        let tensor = floats(&[1, 6, 6], &square);
+        let outputs = [("out", &[-1, -1, 6][..], tensor)];
+        let found = run(Detect::default(), &outputs, "cat\ndog", None);
+        assert_eq!(found.unwrap(), expected());
+        let wrong = Detect {
+            orientation: Some(Orientation::ChannelsFirst),
+            ..Detect::default()
+        };
+        let error = run(wrong, &outputs, "cat\ndog", None).unwrap_err();
+        assert!(error.contains("counts anchors"), "{error}");
+        let error = run(Detect::default(), &outputs, "a\nb\nc", None).unwrap_err();
+        assert!(
+            error.contains("has shape [?, ?, 6], expected 7 channels"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn without_labels_the_shorter_axis_has_the_channels() {
         let task = || Detect {
             objectness: Some(false),
@@ -299,7 +348,7 @@ mod tests {
         let error = Detect::default()
             .resolve(&signature, &Labels::parse("a\nb").unwrap(), None)
             .unwrap_err();
-        assert!(error.contains("has shape [1, 85, 8400]"), "{error}");
+        assert!(error.contains("has shape [?, 85, 8400]"), "{error}");
     }
 
     #[test]

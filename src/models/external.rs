@@ -1,0 +1,301 @@
+//! Which other files an ONNX file reads its weights from, found without loading it.
+//!
+//! A model file names them itself, so a model from elsewhere could name any file of this machine. Only the skeleton
+//! of the file is read: weights inside it are skipped over. Field numbers are those of `onnx.proto`.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{BufReader, Read, Seek},
+    path::{Component, Path},
+};
+
+/// Graphs within graphs (branches, loops) beyond this are a mistake: twice this many messages within messages.
+const DEPTH_MAX: usize = 100;
+/// A name of a file, with its key, beyond this is a mistake.
+const ENTRY_BYTES_MAX: u64 = 8192;
+
+/// Names of the files, relative to the model's folder, that a model file reads beside itself.
+///
+/// # Errors
+/// A file that is not ONNX, and names that lead out of the model's folder.
+pub(super) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
+    let file = File::open(path).map_err(|error| format!("cannot read it: {error}"))?;
+    let bytes = file
+        .metadata()
+        .map_err(|error| format!("cannot read it: {error}"))?
+        .len();
+    let names = Walk::over(file, bytes)?;
+    for name in &names {
+        let inside = Path::new(name)
+            .components()
+            .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        if !inside || name.contains(['\\', '\0']) {
+            return Err(format!(
+                "its weights are in {name:?}, which leads out of the model's folder"
+            ));
+        }
+    }
+    Ok(names)
+}
+
+/// The messages that can hold tensors.
+#[derive(Clone, Copy)]
+enum Message {
+    Model,
+    Function,
+    Graph,
+    Node,
+    Attribute,
+    SparseTensor,
+    Tensor,
+    Entry,
+}
+
+impl Message {
+    /// What a field of this message holds, if it can lead to external data.
+    fn field(self, number: u64) -> Option<Message> {
+        Some(match (self, number) {
+            (Message::Model, 7) | (Message::Attribute, 6 | 11) => Message::Graph,
+            (Message::Model, 25) => Message::Function,
+            (Message::Graph, 1) | (Message::Function, 7) => Message::Node,
+            (Message::Graph, 5) | (Message::Attribute, 5 | 10) | (Message::SparseTensor, 1 | 2) => {
+                Message::Tensor
+            }
+            (Message::Graph, 15) | (Message::Attribute, 22 | 23) => Message::SparseTensor,
+            (Message::Node, 5) | (Message::Function, 11) => Message::Attribute,
+            (Message::Tensor, 13) => Message::Entry,
+            _ => return None,
+        })
+    }
+}
+
+/// A walk through the fields of a file.
+struct Walk<R> {
+    reader: BufReader<R>,
+    at: u64,
+    names: BTreeSet<String>,
+}
+
+impl<R: Read + Seek> Walk<R> {
+    fn over(reader: R, bytes: u64) -> Result<BTreeSet<String>, String> {
+        let mut walk = Walk {
+            reader: BufReader::new(reader),
+            at: 0,
+            names: BTreeSet::new(),
+        };
+        walk.message(Message::Model, bytes, 0)?;
+        Ok(walk.names)
+    }
+
+    fn broken(&self) -> String {
+        format!(
+            "it is not an ONNX file, or a damaged one (at byte {})",
+            self.at
+        )
+    }
+
+    /// Reads the fields of a message up to `end`.
+    fn message(&mut self, message: Message, end: u64, depth: usize) -> Result<(), String> {
+        if depth > DEPTH_MAX {
+            return Err(format!(
+                "its graphs are nested more deeply than the limit of {DEPTH_MAX}"
+            ));
+        }
+        while self.at < end {
+            let key = self.varint(end)?;
+            let bytes = match key & 7 {
+                0 => {
+                    self.varint(end)?;
+                    continue;
+                }
+                1 => 8,
+                2 => self.varint(end)?,
+                5 => 4,
+                _ => return Err(self.broken()),
+            };
+            if bytes > end - self.at {
+                return Err(self.broken());
+            }
+            match message.field(key >> 3) {
+                Some(Message::Entry) if key & 7 == 2 => self.entry(bytes)?,
+                Some(inner) if key & 7 == 2 => self.message(inner, self.at + bytes, depth + 1)?,
+                _ => self.skip(bytes)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One key and value of a tensor's external data.
+    fn entry(&mut self, bytes: u64) -> Result<(), String> {
+        if bytes > ENTRY_BYTES_MAX {
+            return Err(format!(
+                "a name of external data has {bytes} bytes, more than the limit of {ENTRY_BYTES_MAX}"
+            ));
+        }
+        let end = self.at + bytes;
+        let (mut name, mut value) = (Vec::new(), Vec::new());
+        while self.at < end {
+            let key = self.varint(end)?;
+            let bytes = self.varint(end)?;
+            if key & 7 != 2 || bytes > end - self.at {
+                return Err(self.broken());
+            }
+            let mut text = vec![0; bytes as usize];
+            self.reader
+                .read_exact(&mut text)
+                .map_err(|_| self.broken())?;
+            self.at += bytes;
+            match key >> 3 {
+                1 => name = text,
+                2 => value = text,
+                _ => {}
+            }
+        }
+        if name == b"location" {
+            let value = String::from_utf8(value).map_err(|_| self.broken())?;
+            self.names.insert(value);
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, bytes: u64) -> Result<(), String> {
+        let step = i64::try_from(bytes).map_err(|_| self.broken())?;
+        self.reader.seek_relative(step).map_err(|_| self.broken())?;
+        self.at += bytes;
+        Ok(())
+    }
+
+    /// Seven bits per byte, the lowest first.
+    fn varint(&mut self, end: u64) -> Result<u64, String> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let mut byte = [0];
+            if self.at >= end || self.reader.read_exact(&mut byte).is_err() {
+                return Err(self.broken());
+            }
+            self.at += 1;
+            value |= u64::from(byte[0] & 0x7f) << shift;
+            if byte[0] < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(self.broken())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! ONNX files for tests, as far as external data goes.
+
+    /// A field that holds bytes.
+    pub(in crate::models) fn field(number: u8, inside: &[u8]) -> Vec<u8> {
+        let key = u32::from(number) << 3 | 2;
+        let mut bytes = varint(key);
+        bytes.extend(varint(inside.len() as u32));
+        bytes.extend(inside);
+        bytes
+    }
+
+    fn varint(mut value: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while value >= 0x80 {
+            bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        bytes.push(value as u8);
+        bytes
+    }
+
+    /// A tensor whose data lies in another file.
+    pub(in crate::models) fn tensor(location: &str) -> Vec<u8> {
+        let entry = |key: &str, value: &str| {
+            field(
+                13,
+                &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat(),
+            )
+        };
+        // Extents, raw data that must be skipped, then where the data is.
+        [
+            vec![0x08, 3],
+            field(9, &[0xff; 300]),
+            entry("location", location),
+            entry("offset", "../0"),
+            vec![0x70, 1],
+        ]
+        .concat()
+    }
+
+    /// A model with this one initializer in its graph.
+    pub(in crate::models) fn model(location: &str) -> Vec<u8> {
+        [vec![0x08, 8], field(7, &field(5, &tensor(location)))].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{testing::*, *};
+    use proptest::prelude::*;
+    use std::io::Cursor;
+
+    fn walk(bytes: &[u8]) -> Result<Vec<String>, String> {
+        Walk::over(Cursor::new(bytes), bytes.len() as u64).map(|names| names.into_iter().collect())
+    }
+
+    #[test]
+    fn names_are_found_wherever_a_tensor_can_be() {
+        let check = |bytes: &[u8]| assert_eq!(walk(bytes).unwrap(), ["w.data"]);
+        let constant = field(1, &field(5, &field(5, &tensor("w.data"))));
+        let branch = field(1, &field(5, &field(6, &field(5, &tensor("w.data")))));
+        let sparse = field(15, &field(1, &tensor("w.data")));
+        let list = field(1, &field(5, &field(10, &tensor("w.data"))));
+        let function = field(25, &field(7, &field(5, &field(5, &tensor("w.data")))));
+        check(&model("w.data"));
+        check(&field(7, &constant));
+        check(&field(7, &branch));
+        check(&field(7, &sparse));
+        check(&field(7, &list));
+        check(&function);
+        assert_eq!(walk(&[0x08, 8]).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn names_that_leave_the_folder_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        let check = |name: &str| {
+            std::fs::write(&path, model(name)).unwrap();
+            external_files(&path)
+        };
+        for name in ["../x", "/etc/passwd", "a/../../x", "..\\x"] {
+            let error = check(name).unwrap_err();
+            assert!(error.contains("leads out of the model's folder"), "{error}");
+        }
+        assert!(check("weights/model.data").is_ok());
+        assert!(check("./model.data").is_ok());
+    }
+
+    #[test]
+    fn damaged_files_are_errors() {
+        let whole = model("w.data");
+        assert!(
+            walk(&whole[..whole.len() - 1])
+                .unwrap_err()
+                .contains("damaged")
+        );
+        assert!(walk(b"<html>").is_err());
+        // A graph in an attribute of a node of a graph, and so on.
+        let nested = (0..300).fold(field(5, &tensor("x")), |inner, level| {
+            field([6, 5, 1][level % 3], &inner)
+        });
+        let error = walk(&field(7, &nested)).unwrap_err();
+        assert!(error.contains("nested more deeply"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = walk(&bytes);
+        }
+    }
+}
