@@ -1,8 +1,6 @@
 //! BMP: uncompressed, run-length and bit-field bitmaps.
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image::{ColorType, ImageDecoder, codecs::bmp::BmpDecoder};
 use std::io::Cursor;
 

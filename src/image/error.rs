@@ -11,11 +11,7 @@ const SHOWN_BYTES: usize = 12;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DecodeError {
     /// None of the formats begins like this.
-    #[error(
-        "not an image: tried {}, but the body {}",
-        formats(),
-        begins(first)
-    )]
+    #[error("not an image: tried {}, but the body {}", formats(), begins(first))]
     Unknown {
         /// The first bytes, at most twelve.
         first: Vec<u8>,

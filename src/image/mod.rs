@@ -19,6 +19,8 @@ mod orient;
 mod placement;
 mod png;
 pub mod preprocess;
+#[cfg(test)]
+mod tests;
 mod tiff;
 mod webp;
 

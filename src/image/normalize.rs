@@ -38,9 +38,8 @@ pub(super) fn write(
     out: &mut [u8],
     spare: &mut Vec<u32>,
 ) {
-    let number = |channel: usize, value: f32| {
-        (value * to.scale - to.mean[channel]) / to.std[channel]
-    };
+    let number =
+        |channel: usize, value: f32| (value * to.scale - to.mean[channel]) / to.std[channel];
     match to.datatype {
         DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| {
             fill(to, pixels, channels, window, pad, out, number);

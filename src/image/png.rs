@@ -1,8 +1,6 @@
 //! PNG: 1 to 16 bits, palettes and transparency expanded, interlacing resolved. Of an animation, the default image.
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use png::{BitDepth, ColorType, Decoder, DecodingError, Reader, Transformations};
 use std::io::Cursor;
 

@@ -335,11 +335,12 @@ impl Preprocess {
         let covered = frame.covered;
         // The window, in pixels of the frame: fractions matter, as does the neighbourhood beyond its edges, which the
         // resizer sees too. So the result is that of resizing everything and then cutting.
-        let axis = |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
-            let scale = span / f64::from(resized);
-            let start = (start as i64 - offset) as f64 * scale;
-            (from + start, length as f64 * scale)
-        };
+        let axis =
+            |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
+                let scale = span / f64::from(resized);
+                let start = (start as i64 - offset) as f64 * scale;
+                (from + start, length as f64 * scale)
+            };
         let (left, width) = axis(
             window.left,
             window.width,
@@ -368,13 +369,8 @@ impl Preprocess {
             InferError::Internal(format!("an image could not be resized: {error}"))
         };
         resized.resize(window.width * window.height * channels, T::default());
-        let from = ImageRef::new(
-            frame.width,
-            frame.height,
-            bytemuck::cast_slice(flat),
-            kind,
-        )
-        .map_err(|error| internal(&error))?;
+        let from = ImageRef::new(frame.width, frame.height, bytemuck::cast_slice(flat), kind)
+            .map_err(|error| internal(&error))?;
         let mut to = Image::from_slice_u8(
             window.width as u32,
             window.height as u32,
@@ -566,3 +562,6 @@ fn luma<T: Sample>([r, g, b]: [T; 3]) -> T {
     let (r, g, b): (u32, u32, u32) = (r.into(), g.into(), b.into());
     T::from_u32((19_595 * r + 38_470 * g + 7_471 * b + (1 << 15)) >> 16)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,9 +6,7 @@
 mod samples;
 mod source;
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, jpeg,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, jpeg};
 use samples::{Kind, Page};
 use source::Source;
 use tiff::{
@@ -58,9 +56,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     let source = Source::new(bytes, Vec::new());
     let mut memory = tiff::decoder::Limits::default();
     memory.ifd_value_size = METADATA_BYTES_MAX;
-    let mut decoder = Decoder::new(source)
-        .map_err(from_tiff)?
-        .with_limits(memory);
+    let mut decoder = Decoder::new(source).map_err(from_tiff)?.with_limits(memory);
     let mut pages = Vec::new();
     let mut pixels = 0;
     let mut orientation = Orientation::UPRIGHT;
@@ -271,10 +267,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, Decode
 }
 
 /// Reads the current page as the file has it, all planes.
-fn read(
-    decoder: &mut Decoder<Source<'_>>,
-    page: &Page,
-) -> Result<super::Samples, DecodeError> {
+fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples, DecodeError> {
     let layout = decoder.image_buffer_layout().map_err(from_tiff)?;
     let same = decoder.dimensions().map_err(from_tiff)? == (page.width, page.height)
         && layout.complete_len as u64 == page.raw_bytes();

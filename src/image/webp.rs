@@ -3,9 +3,7 @@
 //! The chunks are walked here first: the decoder allocates by what the image data says of its own size, so that is
 //! compared with the size of the whole before the decoder sees it.
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image_webp::WebPDecoder;
 use std::io::Cursor;
 
@@ -63,8 +61,7 @@ fn open<'a>(
         _ => return Err(corrupt("it is too short")),
     };
     // What lies behind the container is not part of the image.
-    let mut decoder =
-        WebPDecoder::new(Cursor::new(&bytes[..12 + body.len()])).map_err(corrupt)?;
+    let mut decoder = WebPDecoder::new(Cursor::new(&bytes[..12 + body.len()])).map_err(corrupt)?;
     let (width, height) = decoder.dimensions();
     limits.check_one(width, height)?;
 
