@@ -52,7 +52,9 @@ fn jpeg(width: usize, height: usize) -> Vec<u8> {
     let pixels = photo(width, height);
     let mut compressor = Compressor::new().expect("a compressor");
     compressor.set_quality(90).expect("a quality");
-    compressor.set_subsamp(Subsamp::Sub2x2).expect("a subsampling");
+    compressor
+        .set_subsamp(Subsamp::Sub2x2)
+        .expect("a subsampling");
     let image = Image {
         pixels: &pixels[..],
         width,
@@ -88,7 +90,10 @@ fn main() {
     };
     let folder = Path::new("target/bench-images");
     std::fs::create_dir_all(folder).expect("a folder for the images");
-    println!("{:12} {:>9} {:>24} {:>10}", "source", "bytes", "what", "images/s");
+    println!(
+        "{:12} {:>9} {:>24} {:>10}",
+        "source", "bytes", "what", "images/s"
+    );
     for (width, height) in [(500, 375), (1920, 1080), (4000, 3000)] {
         let bytes = jpeg(width, height);
         let name = format!("{width}x{height}");
@@ -124,7 +129,12 @@ fn main() {
                 *best = best.max(rate);
             }
         }
-        let what = ["all", "all, decoded in full", "decode", "resize and normalise"];
+        let what = [
+            "all",
+            "all, decoded in full",
+            "decode",
+            "resize and normalise",
+        ];
         for (what, rate) in what.iter().zip(best) {
             println!("{name:12} {:>9} {what:>24} {rate:>10.0}", bytes.len());
         }

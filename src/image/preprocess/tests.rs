@@ -56,13 +56,16 @@ fn wide(bytes: &[u8]) -> Vec<f64> {
 
 /// The kernels by their definitions, and how far they reach.
 fn kernel(filter: Filter, x: f64) -> f64 {
+    // The half-open box decides about pixels whose centre lies on its edge.
+    if filter == Filter::Box {
+        return f64::from(u8::from(-0.5 < x && x <= 0.5));
+    }
     let x = x.abs();
     let sinc = |x: f64| {
         let x = x * std::f64::consts::PI;
         if x == 0.0 { 1.0 } else { x.sin() / x }
     };
     match filter {
-        Filter::Box if x <= 0.5 => 1.0,
         Filter::Bilinear if x < 1.0 => 1.0 - x,
         Filter::Bicubic if x < 1.0 => (1.5 * x - 2.5) * x * x + 1.0,
         Filter::Bicubic if x < 2.0 => ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0,
@@ -103,7 +106,10 @@ fn reference(
             .collect();
         for x in 0..to_width {
             let column: Vec<f64> = rows.iter().map(|row| row[x]).collect();
-            for (y, v) in resize_line(&column, to_height, filter).into_iter().enumerate() {
+            for (y, v) in resize_line(&column, to_height, filter)
+                .into_iter()
+                .enumerate()
+            {
                 out[(y * to_width + x) * channels + c] = v;
             }
         }
@@ -115,7 +121,12 @@ fn reference(
 fn resizing_agrees_with_a_plain_reference() {
     let photo = corpus::photo(157, 83, 7);
     let image = frame(157, 83, 3, Samples::U8(photo.clone()));
-    for filter in [Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
+    for filter in [
+        Filter::Box,
+        Filter::Bilinear,
+        Filter::Bicubic,
+        Filter::Lanczos3,
+    ] {
         for (width, height) in [(64, 64), (200, 31), (157, 40), (300, 200)] {
             let to = plain(width, height, Resize::Stretch, filter);
             let size = (width as usize, height as usize);
@@ -155,7 +166,9 @@ fn resizing_agrees_with_pillow() {
             let to = plain(width, height, Resize::Stretch, filter);
             let (largest, mean) = differences(&wide(&apply(&to, &image)), &wide(&pillow));
             println!("{name} {width} × {height}: largest {largest}, mean {mean:.4}");
-            assert!(largest <= 1.0 && mean < 0.2, "{name}");
+            // Where the wide kernel overshoots, what is cut between the passes depends on which comes first.
+            let tolerance = if filter == Filter::Lanczos3 { 2.0 } else { 1.0 };
+            assert!(largest <= tolerance && mean < 0.1, "{name}");
         }
     }
 }
@@ -173,13 +186,20 @@ fn sixteen_bits_are_resized_at_sixteen_bits() {
         let to = Preprocess {
             scale: 257.0,
             layout: Layout::Nhwc,
-            color: if channels == 1 { Color::Gray } else { Color::Rgb },
+            color: if channels == 1 {
+                Color::Gray
+            } else {
+                Color::Rgb
+            },
             ..Preprocess::new(32, 24)
         };
         let numbers: Vec<f64> = samples.iter().map(|v| f64::from(*v)).collect();
         let size = (width as usize, 60, usize::from(channels));
         let expected = reference(&numbers, size, (32, 24), Filter::Bilinear);
-        let got: Vec<f64> = floats(&apply(&to, &image)).into_iter().map(f64::from).collect();
+        let got: Vec<f64> = floats(&apply(&to, &image))
+            .into_iter()
+            .map(f64::from)
+            .collect();
         let (largest, _) = differences(&got, &expected);
         println!("{channels} channels: largest difference {largest:.3} of 65535");
         assert!(largest < 2.0);
@@ -212,7 +232,16 @@ fn cutting_first_changes_nothing_but_the_work() {
 #[test]
 fn the_centre_is_cut_as_torchvision_cuts_it() {
     // Python rounds halves to even: int(round(0.5)) is 0, of 1.5 it is 2, of 2.5 it is 2.
-    for (inner, expected) in [(5, 0), (6, 0), (7, -1), (8, -2), (9, -2), (10, -2), (11, -3), (12, -4)] {
+    for (inner, expected) in [
+        (5, 0),
+        (6, 0),
+        (7, -1),
+        (8, -2),
+        (9, -2),
+        (10, -2),
+        (11, -3),
+        (12, -4),
+    ] {
         assert_eq!(centred(5, inner), expected, "{inner} in 5");
     }
     // Missing pixels: (crop - size) // 2 come first.
@@ -285,7 +314,9 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
         );
         let (x, y) = placement.from_source(point.0, point.1);
         let back = placement.to_source(x, y);
-        largest = largest.max((back.0 - point.0).abs()).max((back.1 - point.1).abs());
+        largest = largest
+            .max((back.0 - point.0).abs())
+            .max((back.1 - point.1).abs());
     }
     println!("largest error of a round trip: {largest} px");
     // Far outside of a crop, the input's coordinates are large and their floats coarse.
@@ -383,7 +414,9 @@ fn colour_and_alpha_become_what_the_model_takes() {
     }
     // As Pillow weighs them.
     let image = frame(20, 12, 3, Samples::U8(pixels(corpus::rgb)));
-    let luma = decode(&corpus::fixture("luma.png"), &LIMITS, &whole).unwrap().remove(0);
+    let luma = decode(&corpus::fixture("luma.png"), &LIMITS, &whole)
+        .unwrap()
+        .remove(0);
     let to = Preprocess {
         color: Color::Gray,
         ..plain(20, 12, Resize::Exact, Filter::Bilinear)
@@ -397,16 +430,21 @@ fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
         resize: Resize::Shorter(256),
         ..plain(224, 224, Resize::Exact, Filter::Bilinear)
     };
-    for (width, height, progressive) in [(1920, 1080, false), (1031, 1203, false), (1333, 2001, true)] {
+    for (width, height, progressive) in
+        [(1920, 1080, false), (1031, 1203, false), (1333, 2001, true)]
+    {
         let photo = corpus::photo(width, height, 1);
         let bytes = corpus::jpeg(&photo, width, PixelFormat::RGB, progressive);
         for orientation in [1, 6, 3] {
             let bytes = corpus::turned(&bytes, orientation);
             let full = decode(&bytes, &LIMITS, &whole).unwrap().remove(0);
-            let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h)).unwrap().remove(0);
+            let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h))
+                .unwrap()
+                .remove(0);
             assert!(scaled.width < full.width);
             assert_eq!(scaled.source, full.source);
-            let (largest, mean) = differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
+            let (largest, mean) =
+                differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
             println!("{width} × {height}, {orientation}: largest {largest}, mean {mean:.3} of 255");
             assert!(mean < 0.5, "{mean}");
         }
@@ -418,7 +456,11 @@ fn an_image_of_another_size_is_refused_where_the_size_must_be_exact() {
     let image = frame(2, 1, 1, Samples::U8(vec![1, 2]));
     let to = plain(4, 4, Resize::Exact, Filter::Bilinear);
     let error = to
-        .apply(&image, &mut Scratch::default(), &mut vec![0; to.out_bytes()])
+        .apply(
+            &image,
+            &mut Scratch::default(),
+            &mut vec![0; to.out_bytes()],
+        )
         .unwrap_err();
     assert!(matches!(error, InferError::BadRequest(_)));
     assert_eq!(
@@ -437,8 +479,13 @@ fn the_strangest_sizes_are_resized_without_a_panic() {
         let (width, height, to_width, to_height, shorter) =
             (side(), side(), side().min(300), side().min(300), side());
         let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(shorter)][round % 3];
-        let filter = [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3]
-            [round / 3 % 5];
+        let filter = [
+            Filter::Nearest,
+            Filter::Box,
+            Filter::Bilinear,
+            Filter::Bicubic,
+            Filter::Lanczos3,
+        ][round / 3 % 5];
         let samples = vec![77u8; (width * height) as usize];
         let image = frame(width, height, 1, Samples::U8(samples));
         let to = Preprocess {
@@ -447,7 +494,7 @@ fn the_strangest_sizes_are_resized_without_a_panic() {
         };
         let mut out = vec![0; to.out_bytes()];
         let placement = to.apply(&image, &mut scratch, &mut out).unwrap();
-        let inside = placement.offset.0 <= 0 && placement.offset.1 <= 0;
+        let inside = placement.resized.0 >= to_width && placement.resized.1 >= to_height;
         if inside || resize == Resize::Letterbox {
             assert!(out.iter().all(|v| *v == 77), "{width} × {height} by {to:?}");
         }
