@@ -1,5 +1,7 @@
 //! Test images: made by encoders here, or read from `tests/fixtures/images` (see `make_images.py` there).
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use super::{Format, Limits};
 use image::ImageEncoder;
 use std::{io::Cursor, path::Path};

@@ -55,6 +55,7 @@ impl DecodeError {
         }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn corrupt(format: Format, reason: impl ToString) -> DecodeError {
         DecodeError::Corrupt {
             format,
@@ -62,6 +63,7 @@ impl DecodeError {
         }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn unsupported(
         format: Format,
         what: impl ToString,

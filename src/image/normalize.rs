@@ -1,7 +1,6 @@
 //! Pixels to a model's numbers: channel order, layout, scale, mean, deviation and element type in one pass.
 
-use super::preprocess::{Color, Layout, Preprocess};
-use crate::engine::DataType;
+use super::preprocess::{Color, DataType, Layout, Preprocess};
 use bytemuck::Pod;
 use half::f16;
 
@@ -49,7 +48,7 @@ pub(super) fn write(
                 f16::from_f32(number(channel, value))
             });
         }),
-        _ => fill(to, pixels, channels, window, pad, out, |_, value| {
+        DataType::Uint8 => fill(to, pixels, channels, window, pad, out, |_, value| {
             // Conversion to an integer saturates.
             value.round() as u8
         }),

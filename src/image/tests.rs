@@ -1,5 +1,7 @@
 //! Every format, from bytes to frames: what is right, what is refused, and that nothing panics.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use super::{
     DecodeError, Format, Frame, Limits, Samples,
     corpus::{self, HEIGHT, LIMITS, Random, WIDTH, pixels, rgb, whole},
@@ -274,7 +276,7 @@ fn lossy_webp_comes_back_nearly_as_it_was() {
 fn every_kind_of_tiff_is_read() {
     use tiff::encoder::{Compression, DeflateLevel, colortype as tc};
     let gray = pixels(|x, y| [(12 * x + y) as u8]);
-    let wide = pixels(|x, y| [(12 * x + y) as u16 * 257 ^ 0x55]);
+    let wide = pixels(|x, y| [((12 * x + y) as u16 * 257) ^ 0x55]);
     let colors = pixels(rgb);
     for compression in [
         Compression::Uncompressed,
@@ -446,7 +448,7 @@ fn images_that_claim_too_much_are_refused_by_their_headers() {
     for byte in &png[12..29] {
         sum ^= u32::from(*byte);
         for _ in 0..8 {
-            sum = sum >> 1 ^ (sum & 1) * 0xedb8_8320;
+            sum = (sum >> 1) ^ ((sum & 1) * 0xedb8_8320);
         }
     }
     png[29..33].copy_from_slice(&(!sum).to_be_bytes());

@@ -10,6 +10,8 @@ use std::io::Cursor;
 /// Bytes of an animation frame's own header, before its chunks.
 const ANIMATION_FRAME_HEADER: usize = 16;
 
+type Opened<'a> = WebPDecoder<Cursor<&'a [u8]>>;
+
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::WebP, error)
 }
@@ -48,10 +50,7 @@ fn stream_size(name: &[u8; 4], chunk: &[u8]) -> Option<(u32, u32)> {
     }
 }
 
-fn open<'a>(
-    bytes: &'a [u8],
-    limits: &Limits,
-) -> Result<(WebPDecoder<Cursor<&'a [u8]>>, Header), DecodeError> {
+fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
     let body = match bytes {
         [_, _, _, _, l0, l1, l2, l3, body @ ..] => {
             let length = u32::from_le_bytes([*l0, *l1, *l2, *l3]) as usize;

@@ -1,6 +1,6 @@
 //! What a TIFF page holds, and its conversion into grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
 
-use crate::image::Samples;
+use super::super::Samples;
 
 /// How the samples of a page are to be read.
 #[derive(Debug, Clone, PartialEq)]
