@@ -1,19 +1,16 @@
 //! BMP: uncompressed, run-length and bit-field bitmaps.
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image::{ColorType, ImageDecoder, codecs::bmp::BmpDecoder};
 use std::io::Cursor;
+
+type Opened<'a> = BmpDecoder<Cursor<&'a [u8]>>;
 
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Bmp, error)
 }
 
-fn open<'a>(
-    bytes: &'a [u8],
-    limits: &Limits,
-) -> Result<(BmpDecoder<Cursor<&'a [u8]>>, Header), DecodeError> {
+fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
     let mut decoder = BmpDecoder::new(Cursor::new(bytes)).map_err(corrupt)?;
     let size = decoder.dimensions();
     limits.check_one(size.0, size.1)?;

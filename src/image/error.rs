@@ -11,11 +11,7 @@ const SHOWN_BYTES: usize = 12;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DecodeError {
     /// None of the formats begins like this.
-    #[error(
-        "not an image: tried {}, but the body {}",
-        formats(),
-        begins(first)
-    )]
+    #[error("not an image: tried {}, but the body {}", formats(), begins(first))]
     Unknown {
         /// The first bytes, at most twelve.
         first: Vec<u8>,
@@ -59,6 +55,7 @@ impl DecodeError {
         }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn corrupt(format: Format, reason: impl ToString) -> DecodeError {
         DecodeError::Corrupt {
             format,
@@ -66,6 +63,7 @@ impl DecodeError {
         }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn unsupported(
         format: Format,
         what: impl ToString,

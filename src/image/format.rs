@@ -32,9 +32,7 @@ impl Format {
 
     /// The format whose magic bytes `bytes` begins with.
     pub fn sniff(bytes: &[u8]) -> Option<Format> {
-        Format::ALL
-            .into_iter()
-            .find(|format| format.begins(bytes))
+        Format::ALL.into_iter().find(|format| format.begins(bytes))
     }
 
     fn begins(self, bytes: &[u8]) -> bool {

@@ -3,9 +3,7 @@
 //! The blocks are walked here first, to the trailer: the decoder stops after the first frame and would not see that the
 //! rest is missing, nor how large that frame is before it allocates.
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image::{ImageDecoder, codecs::gif::GifDecoder};
 use std::io::Cursor;
 

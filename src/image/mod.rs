@@ -19,13 +19,15 @@ mod orient;
 mod placement;
 mod png;
 pub mod preprocess;
+#[cfg(test)]
+mod tests;
 mod tiff;
 mod webp;
 
 pub use error::DecodeError;
 pub use format::Format;
 pub use placement::Placement;
-pub use preprocess::{Color, Filter, Layout, Preprocess, Resize, Scratch};
+pub use preprocess::{Color, DataType, Filter, Layout, Preprocess, Resize, Scratch};
 
 use orient::Orientation;
 use std::panic::{AssertUnwindSafe, catch_unwind};

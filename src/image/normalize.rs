@@ -1,7 +1,6 @@
 //! Pixels to a model's numbers: channel order, layout, scale, mean, deviation and element type in one pass.
 
-use super::preprocess::{Color, Layout, Preprocess};
-use crate::engine::DataType;
+use super::preprocess::{Color, DataType, Layout, Preprocess};
 use bytemuck::Pod;
 use half::f16;
 
@@ -38,9 +37,8 @@ pub(super) fn write(
     out: &mut [u8],
     spare: &mut Vec<u32>,
 ) {
-    let number = |channel: usize, value: f32| {
-        (value * to.scale - to.mean[channel]) / to.std[channel]
-    };
+    let number =
+        |channel: usize, value: f32| (value * to.scale - to.mean[channel]) / to.std[channel];
     match to.datatype {
         DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| {
             fill(to, pixels, channels, window, pad, out, number);
@@ -50,7 +48,7 @@ pub(super) fn write(
                 f16::from_f32(number(channel, value))
             });
         }),
-        _ => fill(to, pixels, channels, window, pad, out, |_, value| {
+        DataType::Uint8 => fill(to, pixels, channels, window, pad, out, |_, value| {
             // Conversion to an integer saturates.
             value.round() as u8
         }),

@@ -1,23 +1,20 @@
 //! PNG: 1 to 16 bits, palettes and transparency expanded, interlacing resolved. Of an animation, the default image.
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use png::{BitDepth, ColorType, Decoder, DecodingError, Reader, Transformations};
 use std::io::Cursor;
 
 /// Bytes of the largest pixel, 16-bit RGBA: for rows that the decoder holds.
 const PIXEL_BYTES_MAX: usize = 8;
 
+type Opened<'a> = Reader<Cursor<&'a [u8]>>;
+
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Png, error)
 }
 
 /// Everything up to the pixels, checked.
-fn open<'a>(
-    bytes: &'a [u8],
-    limits: &Limits,
-) -> Result<(Reader<Cursor<&'a [u8]>>, Header), DecodeError> {
+fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
     let corrupt = |error: DecodingError| corrupt(error);
     let mut decoder = Decoder::new(Cursor::new(bytes));
     let info = decoder.read_header_info().map_err(corrupt)?;

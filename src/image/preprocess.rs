@@ -3,16 +3,20 @@
 //! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits); only the pixels that survive the crop
 //! are computed. The last pass normalises straight into the caller's memory.
 
+mod pixels;
+#[cfg(test)]
+mod tests;
+
 use super::{
     Frame, Placement, Samples,
     normalize::{self, Pixels, Window},
 };
-use crate::{engine::DataType, error::InferError};
-use bytemuck::Pod;
+use crate::error::InferError;
 use fast_image_resize::{
-    FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer,
+    FilterType, ResizeAlg, ResizeOptions, Resizer,
     images::{Image, ImageRef},
 };
+use pixels::{Sample, flatten};
 
 /// Sides of a model's input are at most this, in pixels.
 const SIDE_MAX: u32 = 1 << 15;
@@ -80,6 +84,44 @@ pub enum Layout {
     Nhwc,
 }
 
+/// The element types that a model's image input may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataType {
+    /// IEEE single.
+    Fp32,
+    /// IEEE half, rounded to the nearest.
+    Fp16,
+    /// The pixels themselves, rounded, without scale, mean and std.
+    Uint8,
+}
+
+impl DataType {
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        match self {
+            DataType::Fp32 => 4,
+            DataType::Fp16 => 2,
+            DataType::Uint8 => 1,
+        }
+    }
+
+    /// The name in the Open Inference Protocol, such as `FP32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataType::Fp32 => "FP32",
+            DataType::Fp16 => "FP16",
+            DataType::Uint8 => "UINT8",
+        }
+    }
+
+    /// The type with this protocol name; `None` for what images cannot become.
+    pub fn from_name(name: &str) -> Option<DataType> {
+        [DataType::Fp32, DataType::Fp16, DataType::Uint8]
+            .into_iter()
+            .find(|datatype| datatype.name() == name)
+    }
+}
+
 /// What turns a frame into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
 /// (16-bit samples are divided by 257, without rounding).
 #[derive(Debug, Clone, PartialEq)]
@@ -106,7 +148,7 @@ pub struct Preprocess {
     pub std: [f32; 3],
     /// Order of the axes.
     pub layout: Layout,
-    /// `FP32`, `FP16`, or `UINT8`: the pixels themselves, rounded, without scale, mean and std.
+    /// Type of the elements.
     pub datatype: DataType,
 }
 
@@ -160,25 +202,15 @@ impl Preprocess {
         if let Some(std) = std.iter().find(|std| !std.is_finite() || **std == 0.0) {
             return Err(format!("std holds {std}, but must be finite and not zero"));
         }
-        match self.datatype {
-            DataType::Fp32 | DataType::Fp16 => Ok(()),
-            DataType::Uint8 => {
-                let plain = self.scale == 1.0
-                    && mean.iter().all(|mean| *mean == 0.0)
-                    && std.iter().all(|std| *std == 1.0);
-                if plain {
-                    Ok(())
-                } else {
-                    Err(
-                        "UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1"
-                            .to_owned(),
-                    )
-                }
-            }
-            other => Err(format!(
-                "images cannot become {other}; FP32, FP16 and UINT8 are possible"
-            )),
+        let plain = self.scale == 1.0
+            && mean.iter().all(|mean| *mean == 0.0)
+            && std.iter().all(|std| *std == 1.0);
+        if self.datatype == DataType::Uint8 && !plain {
+            return Err(
+                "UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1".to_owned(),
+            );
         }
+        Ok(())
     }
 
     /// Extents of one item, in the order of the layout.
@@ -193,8 +225,7 @@ impl Preprocess {
 
     /// Bytes of one item.
     pub fn out_bytes(&self) -> usize {
-        let element = self.datatype.size().unwrap_or(1);
-        self.shape().into_iter().product::<usize>() * element
+        self.shape().into_iter().product::<usize>() * self.datatype.size()
     }
 
     /// The size that an image of `width` × `height` is resized to, for [`decode`](super::decode): less detail than that
@@ -329,17 +360,24 @@ impl Preprocess {
         buffers: &'a mut Buffers<T>,
     ) -> Result<(&'a [T], usize), InferError> {
         let Buffers { flat, resized } = buffers;
-        let (flat, channels) = self.flatten(samples, frame.channels, flat);
+        let (flat, channels) = flatten(
+            samples,
+            frame.channels,
+            self.color == Color::Gray,
+            self.background,
+            flat,
+        );
 
         let window = self.window(placement);
         let covered = frame.covered;
         // The window, in pixels of the frame: fractions matter, as does the neighbourhood beyond its edges, which the
         // resizer sees too. So the result is that of resizing everything and then cutting.
-        let axis = |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
-            let scale = span / f64::from(resized);
-            let start = (start as i64 - offset) as f64 * scale;
-            (from + start, length as f64 * scale)
-        };
+        let axis =
+            |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
+                let scale = span / f64::from(resized);
+                let start = (start as i64 - offset) as f64 * scale;
+                (from + start, length as f64 * scale)
+            };
         let (left, width) = axis(
             window.left,
             window.width,
@@ -368,13 +406,8 @@ impl Preprocess {
             InferError::Internal(format!("an image could not be resized: {error}"))
         };
         resized.resize(window.width * window.height * channels, T::default());
-        let from = ImageRef::new(
-            frame.width,
-            frame.height,
-            bytemuck::cast_slice(flat),
-            kind,
-        )
-        .map_err(|error| internal(&error))?;
+        let from = ImageRef::new(frame.width, frame.height, bytemuck::cast_slice(flat), kind)
+            .map_err(|error| internal(&error))?;
         let mut to = Image::from_slice_u8(
             window.width as u32,
             window.height as u32,
@@ -396,62 +429,6 @@ impl Preprocess {
             .resize(&from, &mut to, &options)
             .map_err(|error| internal(&error))?;
         Ok((resized, channels))
-    }
-
-    /// Puts the background behind transparent pixels, and turns colour into grey where grey is wanted.
-    fn flatten<'a, T: Sample>(
-        &self,
-        samples: &'a [T],
-        channels: u8,
-        buffer: &'a mut Vec<T>,
-    ) -> (&'a [T], usize) {
-        let background = self.background.map(T::from_u8);
-        let gray = self.color == Color::Gray;
-        let plain = background.iter().all(|c| *c == background[0]);
-        buffer.clear();
-        let channels = match (channels, gray) {
-            (1, _) => return (samples, 1),
-            (3, false) => return (samples, 3),
-            (2, _) if gray || plain => {
-                let (pixels, _) = samples.as_chunks::<2>();
-                let behind = luma(background);
-                buffer.extend(pixels.iter().map(|&[v, a]| over(v, a, behind)));
-                1
-            }
-            (2, _) => {
-                let (pixels, _) = samples.as_chunks::<2>();
-                buffer.extend(
-                    pixels
-                        .iter()
-                        .flat_map(|&[v, a]| background.map(|behind| over(v, a, behind))),
-                );
-                3
-            }
-            (3, true) => {
-                let (pixels, _) = samples.as_chunks::<3>();
-                buffer.extend(pixels.iter().map(|&pixel| luma(pixel)));
-                1
-            }
-            (_, wants_gray) => {
-                let (pixels, _) = samples.as_chunks::<4>();
-                let flat = |[r, g, b, a]: [T; 4]| {
-                    let [behind_r, behind_g, behind_b] = background;
-                    [
-                        over(r, a, behind_r),
-                        over(g, a, behind_g),
-                        over(b, a, behind_b),
-                    ]
-                };
-                if wants_gray {
-                    buffer.extend(pixels.iter().map(|&pixel| luma(flat(pixel))));
-                    1
-                } else {
-                    buffer.extend(pixels.iter().flat_map(|&pixel| flat(pixel)));
-                    3
-                }
-            }
-        };
-        (buffer, channels)
     }
 }
 
@@ -503,66 +480,4 @@ impl<T> Buffers<T> {
         }
         self
     }
-}
-
-/// A sample of 8 or 16 bits.
-trait Sample: Pod + Default + PartialEq + Into<u32> {
-    const WHITE: u32;
-    fn pixel_type(channels: usize) -> PixelType;
-    fn from_u8(value: u8) -> Self;
-    /// From a number that fits.
-    fn from_u32(value: u32) -> Self;
-}
-
-impl Sample for u8 {
-    const WHITE: u32 = u8::MAX as u32;
-
-    fn pixel_type(channels: usize) -> PixelType {
-        if channels == 1 {
-            PixelType::U8
-        } else {
-            PixelType::U8x3
-        }
-    }
-
-    fn from_u8(value: u8) -> u8 {
-        value
-    }
-
-    fn from_u32(value: u32) -> u8 {
-        value as u8
-    }
-}
-
-impl Sample for u16 {
-    const WHITE: u32 = u16::MAX as u32;
-
-    fn pixel_type(channels: usize) -> PixelType {
-        if channels == 1 {
-            PixelType::U16
-        } else {
-            PixelType::U16x3
-        }
-    }
-
-    fn from_u8(value: u8) -> u16 {
-        u16::from(value) * 257
-    }
-
-    fn from_u32(value: u32) -> u16 {
-        value as u16
-    }
-}
-
-/// `value` with opacity `alpha` over `behind`, rounded. The sums fit 32 bits: both weights together are white.
-fn over<T: Sample>(value: T, alpha: T, behind: T) -> T {
-    let (value, alpha, behind): (u32, u32, u32) = (value.into(), alpha.into(), behind.into());
-    let sum = value * alpha + behind * (T::WHITE - alpha);
-    T::from_u32((sum + T::WHITE / 2) / T::WHITE)
-}
-
-/// ITU-R 601 luma in 16-bit fixed point, as Pillow rounds it. The weights add up to one, so the sum fits 32 bits.
-fn luma<T: Sample>([r, g, b]: [T; 3]) -> T {
-    let (r, g, b): (u32, u32, u32) = (r.into(), g.into(), b.into());
-    T::from_u32((19_595 * r + 38_470 * g + 7_471 * b + (1 << 15)) >> 16)
 }

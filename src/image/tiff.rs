@@ -6,9 +6,7 @@
 mod samples;
 mod source;
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, jpeg,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg};
 use samples::{Kind, Page};
 use source::Source;
 use tiff::{
@@ -16,6 +14,9 @@ use tiff::{
     decoder::{Decoder, DecodingSampleType},
     tags::Tag,
 };
+
+/// What one tag's values may take: enough for 262,144 strips or tiles.
+const TAG_BYTES_MAX: usize = 8 << 20;
 
 /// More samples per pixel than any kind that is decoded.
 const SAMPLES_MAX: u16 = 8;
@@ -41,7 +42,7 @@ fn unsupported(what: impl ToString) -> DecodeError {
 fn from_tiff(error: TiffError) -> DecodeError {
     match error {
         TiffError::UnsupportedError(kind) => unsupported(kind),
-        TiffError::LimitsExceeded => corrupt("it wants more memory than its size explains"),
+        TiffError::LimitsExceeded => corrupt("a tag has more values than any image needs"),
         other => corrupt(other),
     }
 }
@@ -53,14 +54,22 @@ struct Pages {
     orientation: Orientation,
 }
 
+/// Opens the first directory. That one the decoder reads under its own limit for tags, of which a lie takes only address
+/// space: nothing is touched beyond what the file has.
+fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, DecodeError> {
+    let mut memory = tiff::decoder::Limits::default();
+    // Pixels go into memory of ours; what the decoder counts against this are the values of tags.
+    memory.decoding_buffer_size = TAG_BYTES_MAX;
+    memory.ifd_value_size = TAG_BYTES_MAX;
+    memory.intermediate_buffer_size = bytes.len();
+    let decoder = Decoder::new(source).map_err(from_tiff)?;
+    Ok(decoder.with_limits(memory))
+}
+
 /// Walks the directories.
 fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     let source = Source::new(bytes, Vec::new());
-    let mut memory = tiff::decoder::Limits::default();
-    memory.ifd_value_size = METADATA_BYTES_MAX;
-    let mut decoder = Decoder::new(source)
-        .map_err(from_tiff)?
-        .with_limits(memory);
+    let mut decoder = open(source, bytes)?;
     let mut pages = Vec::new();
     let mut pixels = 0;
     let mut orientation = Orientation::UPRIGHT;
@@ -244,7 +253,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, DecodeError> {
     let Pages { pages, orientation } = walk(bytes, limits)?;
     let patches = pages.iter().filter_map(|(_, page)| page.patch).collect();
-    let mut decoder = Decoder::new(Source::new(bytes, patches)).map_err(from_tiff)?;
+    let mut decoder = open(Source::new(bytes, patches), bytes)?;
     let mut frames = Vec::with_capacity(pages.len());
     let mut at = 0;
     for (index, page) in pages {
@@ -252,11 +261,6 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, Decode
             decoder.next_image().map_err(from_tiff)?;
             at += 1;
         }
-        let mut memory = tiff::decoder::Limits::default();
-        memory.decoding_buffer_size = page.raw_bytes() as usize;
-        memory.intermediate_buffer_size = bytes.len();
-        memory.ifd_value_size = METADATA_BYTES_MAX;
-        decoder = decoder.with_limits(memory);
         let raw = read(&mut decoder, &page)?;
         let samples = page.convert(raw);
         let size = (page.width, page.height);
@@ -271,10 +275,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, Decode
 }
 
 /// Reads the current page as the file has it, all planes.
-fn read(
-    decoder: &mut Decoder<Source<'_>>,
-    page: &Page,
-) -> Result<super::Samples, DecodeError> {
+fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples, DecodeError> {
     let layout = decoder.image_buffer_layout().map_err(from_tiff)?;
     let same = decoder.dimensions().map_err(from_tiff)? == (page.width, page.height)
         && layout.complete_len as u64 == page.raw_bytes();

@@ -3,14 +3,14 @@
 //! The chunks are walked here first: the decoder allocates by what the image data says of its own size, so that is
 //! compared with the size of the whole before the decoder sees it.
 
-use super::{
-    DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples,
-};
+use super::{DecodeError, Format, Frame, Header, Limits, METADATA_BYTES_MAX, Orientation, Samples};
 use image_webp::WebPDecoder;
 use std::io::Cursor;
 
 /// Bytes of an animation frame's own header, before its chunks.
 const ANIMATION_FRAME_HEADER: usize = 16;
+
+type Opened<'a> = WebPDecoder<Cursor<&'a [u8]>>;
 
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::WebP, error)
@@ -50,10 +50,7 @@ fn stream_size(name: &[u8; 4], chunk: &[u8]) -> Option<(u32, u32)> {
     }
 }
 
-fn open<'a>(
-    bytes: &'a [u8],
-    limits: &Limits,
-) -> Result<(WebPDecoder<Cursor<&'a [u8]>>, Header), DecodeError> {
+fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), DecodeError> {
     let body = match bytes {
         [_, _, _, _, l0, l1, l2, l3, body @ ..] => {
             let length = u32::from_le_bytes([*l0, *l1, *l2, *l3]) as usize;
@@ -63,8 +60,7 @@ fn open<'a>(
         _ => return Err(corrupt("it is too short")),
     };
     // What lies behind the container is not part of the image.
-    let mut decoder =
-        WebPDecoder::new(Cursor::new(&bytes[..12 + body.len()])).map_err(corrupt)?;
+    let mut decoder = WebPDecoder::new(Cursor::new(&bytes[..12 + body.len()])).map_err(corrupt)?;
     let (width, height) = decoder.dimensions();
     limits.check_one(width, height)?;
 

@@ -1,6 +1,6 @@
 //! What a TIFF page holds, and its conversion into grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
 
-use crate::image::Samples;
+use super::super::Samples;
 
 /// How the samples of a page are to be read.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +91,11 @@ impl Page {
     }
 
     fn convert_u8(&self, raw: Vec<u8>) -> Vec<u8> {
-        let raw = if self.bits < 8 { self.unpack(&raw) } else { raw };
+        let raw = if self.bits < 8 {
+            self.unpack(&raw)
+        } else {
+            raw
+        };
         match &self.kind {
             Kind::Palette(map) => self.look_up(&raw, map),
             Kind::Gray if self.bits < 8 => {

@@ -1,0 +1,530 @@
+//! Resizing against a plain reference and against Pillow, crops and padding against torchvision's rules, numbers against
+//! the formula, and scaled decoding against full decoding.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use super::{Color, DataType, Filter, Layout, Preprocess, Resize, Scratch, centred};
+use crate::{
+    error::InferError,
+    image::{
+        Frame, Orientation, Samples,
+        corpus::{self, LIMITS, pixels, whole},
+        decode,
+    },
+};
+use half::f16;
+use turbojpeg::PixelFormat;
+
+/// Pixels as they are, rounded.
+fn plain(width: u32, height: u32, resize: Resize, filter: Filter) -> Preprocess {
+    Preprocess {
+        resize,
+        filter,
+        scale: 1.0,
+        layout: Layout::Nhwc,
+        datatype: DataType::Uint8,
+        ..Preprocess::new(width, height)
+    }
+}
+
+fn frame(width: u32, height: u32, channels: u8, samples: Samples) -> Frame {
+    Frame::upright(Orientation::UPRIGHT, (width, height), channels, samples)
+}
+
+fn apply(to: &Preprocess, frame: &Frame) -> Vec<u8> {
+    to.check().unwrap();
+    let mut out = vec![0xaa; to.out_bytes()];
+    to.apply(frame, &mut Scratch::default(), &mut out).unwrap();
+    out
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (numbers, _) = bytes.as_chunks::<4>();
+    numbers.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+}
+
+/// The largest and the mean difference.
+fn differences(a: &[f64], b: &[f64]) -> (f64, f64) {
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    let largest = differences.clone().fold(0.0, f64::max);
+    (largest, differences.sum::<f64>() / a.len() as f64)
+}
+
+fn wide(bytes: &[u8]) -> Vec<f64> {
+    bytes.iter().map(|v| f64::from(*v)).collect()
+}
+
+/// The kernels by their definitions, and how far they reach.
+fn kernel(filter: Filter, x: f64) -> f64 {
+    // The half-open box decides about pixels whose centre lies on its edge.
+    if filter == Filter::Box {
+        return f64::from(u8::from(-0.5 < x && x <= 0.5));
+    }
+    let x = x.abs();
+    let sinc = |x: f64| {
+        let x = x * std::f64::consts::PI;
+        if x == 0.0 { 1.0 } else { x.sin() / x }
+    };
+    match filter {
+        Filter::Bilinear if x < 1.0 => 1.0 - x,
+        Filter::Bicubic if x < 1.0 => (1.5 * x - 2.5) * x * x + 1.0,
+        Filter::Bicubic if x < 2.0 => ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0,
+        Filter::Lanczos3 if x < 3.0 => sinc(x) * sinc(x / 3.0),
+        _ => 0.0,
+    }
+}
+
+/// One line resized to `length`, everything in double precision.
+fn resize_line(line: &[f64], length: usize, filter: Filter) -> Vec<f64> {
+    let scale = line.len() as f64 / length as f64;
+    let wide = scale.max(1.0);
+    let out = |i: usize| {
+        let centre = (i as f64 + 0.5) * scale;
+        let weights = (0..line.len()).map(|j| kernel(filter, (j as f64 + 0.5 - centre) / wide));
+        let total: f64 = weights.clone().sum();
+        weights.zip(line).map(|(w, v)| w * v).sum::<f64>() / total
+    };
+    (0..length).map(out).collect()
+}
+
+/// The whole image resized, channel by channel, rows then columns.
+fn reference(
+    samples: &[f64],
+    (width, height, channels): (usize, usize, usize),
+    (to_width, to_height): (usize, usize),
+    filter: Filter,
+) -> Vec<f64> {
+    let mut out = vec![0.0; to_width * to_height * channels];
+    for c in 0..channels {
+        let rows: Vec<Vec<f64>> = (0..height)
+            .map(|y| {
+                let line: Vec<f64> = (0..width)
+                    .map(|x| samples[(y * width + x) * channels + c])
+                    .collect();
+                resize_line(&line, to_width, filter)
+            })
+            .collect();
+        for x in 0..to_width {
+            let column: Vec<f64> = rows.iter().map(|row| row[x]).collect();
+            for (y, v) in resize_line(&column, to_height, filter)
+                .into_iter()
+                .enumerate()
+            {
+                out[(y * to_width + x) * channels + c] = v;
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn resizing_agrees_with_a_plain_reference() {
+    let photo = corpus::photo(157, 83, 7);
+    let image = frame(157, 83, 3, Samples::U8(photo.clone()));
+    for filter in [
+        Filter::Box,
+        Filter::Bilinear,
+        Filter::Bicubic,
+        Filter::Lanczos3,
+    ] {
+        for (width, height) in [(64, 64), (200, 31), (157, 40), (300, 200)] {
+            let to = plain(width, height, Resize::Stretch, filter);
+            let size = (width as usize, height as usize);
+            let expected: Vec<f64> = reference(&wide(&photo), (157, 83, 3), size, filter)
+                .into_iter()
+                .map(|v| v.clamp(0.0, 255.0))
+                .collect();
+            let (largest, mean) = differences(&wide(&apply(&to, &image)), &expected);
+            println!("{filter:?} {width} × {height}: largest {largest:.3}, mean {mean:.3}");
+            // Rounding after each of the two passes; the lobes of the wider kernels overshoot and are cut in between.
+            let tolerance = match filter {
+                Filter::Box | Filter::Bilinear => 1.01,
+                _ => 3.0,
+            };
+            assert!(largest <= tolerance && mean < 0.4);
+        }
+    }
+}
+
+#[test]
+fn resizing_agrees_with_pillow() {
+    let image = decode(&corpus::fixture("interlaced.png"), &LIMITS, &whole);
+    let image = image.unwrap().remove(0);
+    for (name, filter) in [
+        ("nearest", Filter::Nearest),
+        ("box", Filter::Box),
+        ("bilinear", Filter::Bilinear),
+        ("bicubic", Filter::Bicubic),
+        ("lanczos", Filter::Lanczos3),
+    ] {
+        for (width, height) in [(7, 5), (31, 17)] {
+            let pillow = corpus::fixture(&format!("{name}_{width}x{height}.png"));
+            let pillow = decode(&pillow, &LIMITS, &whole).unwrap().remove(0);
+            let Samples::U8(pillow) = pillow.samples else {
+                panic!("8 bits");
+            };
+            let to = plain(width, height, Resize::Stretch, filter);
+            let (largest, mean) = differences(&wide(&apply(&to, &image)), &wide(&pillow));
+            println!("{name} {width} × {height}: largest {largest}, mean {mean:.4}");
+            // Where the wide kernel overshoots, what is cut between the passes depends on which comes first.
+            let tolerance = if filter == Filter::Lanczos3 { 2.0 } else { 1.0 };
+            assert!(largest <= tolerance && mean < 0.1, "{name}");
+        }
+    }
+}
+
+#[test]
+fn sixteen_bits_are_resized_at_sixteen_bits() {
+    let samples: Vec<u16> = corpus::photo(90, 60, 3)
+        .iter()
+        .enumerate()
+        .map(|(i, v)| (u16::from(*v) * 257) ^ (i % 251) as u16)
+        .collect();
+    for channels in [1u8, 3] {
+        let width = 270 / u32::from(channels);
+        let image = frame(width, 60, channels, Samples::U16(samples.clone()));
+        let to = Preprocess {
+            scale: 257.0,
+            layout: Layout::Nhwc,
+            color: if channels == 1 {
+                Color::Gray
+            } else {
+                Color::Rgb
+            },
+            ..Preprocess::new(32, 24)
+        };
+        let numbers: Vec<f64> = samples.iter().map(|v| f64::from(*v)).collect();
+        let size = (width as usize, 60, usize::from(channels));
+        let expected = reference(&numbers, size, (32, 24), Filter::Bilinear);
+        let got: Vec<f64> = floats(&apply(&to, &image))
+            .into_iter()
+            .map(f64::from)
+            .collect();
+        let (largest, _) = differences(&got, &expected);
+        println!("{channels} channels: largest difference {largest:.3} of 65535");
+        assert!(largest < 2.0);
+    }
+}
+
+#[test]
+fn cutting_first_changes_nothing_but_the_work() {
+    let photo = corpus::photo(150, 101, 5);
+    let image = frame(150, 101, 3, Samples::U8(photo.clone()));
+    for (side, width, height) in [(64, 56, 56), (40, 57, 33), (120, 100, 99), (101, 64, 64)] {
+        let to = plain(width, height, Resize::Shorter(side), Filter::Bilinear);
+        let all = to.placement(150, 101);
+        let (all_width, all_height) = all.resized;
+        assert_eq!(all.resized, (side * 150 / 101, side));
+        let stretched = plain(all_width, all_height, Resize::Stretch, Filter::Bilinear);
+        let stretched = apply(&stretched, &image);
+        let (left, top) = (-all.offset.0 as usize, -all.offset.1 as usize);
+        let mut expected = Vec::new();
+        for y in 0..height as usize {
+            let start = ((y + top) * all_width as usize + left) * 3;
+            expected.extend(&stretched[start..start + width as usize * 3]);
+        }
+        let (largest, _) = differences(&wide(&apply(&to, &image)), &wide(&expected));
+        println!("{side} → {width} × {height}: largest difference {largest}");
+        assert!(largest <= 1.0);
+    }
+}
+
+#[test]
+fn the_centre_is_cut_as_torchvision_cuts_it() {
+    // Python rounds halves to even: int(round(0.5)) is 0, of 1.5 it is 2, of 2.5 it is 2.
+    for (inner, expected) in [
+        (5, 0),
+        (6, 0),
+        (7, -1),
+        (8, -2),
+        (9, -2),
+        (10, -2),
+        (11, -3),
+        (12, -4),
+    ] {
+        assert_eq!(centred(5, inner), expected, "{inner} in 5");
+    }
+    // Missing pixels: (crop - size) // 2 come first.
+    for (inner, expected) in [(4, 0), (3, 1), (2, 1), (1, 2)] {
+        assert_eq!(centred(5, inner), expected, "{inner} in 5");
+    }
+    // The longer side is rounded down: int(256 * 375 / 500) and the like.
+    let to = plain(224, 224, Resize::Shorter(256), Filter::Bilinear);
+    for (size, resized) in [
+        ((500, 375), (341, 256)),
+        ((375, 500), (256, 341)),
+        ((224, 225), (256, 257)),
+        ((1920, 1080), (455, 256)),
+        ((10, 10), (256, 256)),
+    ] {
+        assert_eq!(to.enough(size.0, size.1), Some(resized), "{size:?}");
+    }
+}
+
+#[test]
+fn an_image_smaller_than_the_crop_stands_on_black() {
+    let image = frame(2, 1, 1, Samples::U8(vec![100, 200]));
+    let to = Preprocess {
+        color: Color::Gray,
+        ..plain(5, 4, Resize::Shorter(1), Filter::Bilinear)
+    };
+    #[rustfmt::skip]
+    let expected = [
+        0,   0,   0, 0, 0,
+        0, 100, 200, 0, 0,
+        0,   0,   0, 0, 0,
+        0,   0,   0, 0, 0,
+    ];
+    assert_eq!(apply(&to, &image), expected);
+}
+
+#[test]
+fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
+    let samples = vec![10u8; 40 * 20];
+    let image = frame(40, 20, 1, Samples::U8(samples));
+    let to = Preprocess {
+        pad: 7,
+        color: Color::Gray,
+        ..plain(16, 16, Resize::Letterbox, Filter::Bilinear)
+    };
+    let mut out = vec![0; to.out_bytes()];
+    let placement = to.apply(&image, &mut Scratch::default(), &mut out).unwrap();
+    for (y, row) in out.chunks(16).enumerate() {
+        let expected = if (4..12).contains(&y) { 10 } else { 7 };
+        assert!(row.iter().all(|v| *v == expected), "row {y}: {row:?}");
+    }
+    assert_eq!(placement.to_source(0.0, 4.0), (0.0, 0.0));
+    assert_eq!(placement.to_source(16.0, 12.0), (40.0, 20.0));
+    assert_eq!(placement.to_source(8.0, 8.0), (20.0, 10.0));
+    // Padding belongs to the nearest edge.
+    assert_eq!(placement.to_source(-3.0, 0.0), (0.0, 0.0));
+    assert_eq!(placement.to_source(99.0, 16.0), (40.0, 20.0));
+    assert_eq!(placement.source, (40, 20));
+
+    let mut random = corpus::Random::new(11);
+    let mut largest = 0f32;
+    for _ in 0..1000 {
+        let (width, height) = (1 + random.below(4000) as u32, 1 + random.below(4000) as u32);
+        let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(256)][random.below(3)];
+        let to = plain(224, 160, resize, Filter::Bilinear);
+        let placement = to.placement(width, height);
+        let point = (
+            random.below(1 + width as usize) as f32,
+            random.below(1 + height as usize) as f32,
+        );
+        let (x, y) = placement.from_source(point.0, point.1);
+        let back = placement.to_source(x, y);
+        largest = largest
+            .max((back.0 - point.0).abs())
+            .max((back.1 - point.1).abs());
+    }
+    println!("largest error of a round trip: {largest} px");
+    // Far outside of a crop, the input's coordinates are large and their floats coarse.
+    assert!(largest < 0.05);
+}
+
+#[test]
+fn numbers_are_those_of_the_formula() {
+    let samples: Vec<u8> = (0..=255).flat_map(|v: u8| [v, 255 - v, v / 2]).collect();
+    let image = frame(16, 16, 3, Samples::U8(samples.clone()));
+    let wide_image = frame(
+        16,
+        16,
+        3,
+        Samples::U16(samples.iter().map(|v| u16::from(*v) * 257).collect()),
+    );
+    for layout in [Layout::Nchw, Layout::Nhwc] {
+        for color in [Color::Rgb, Color::Bgr] {
+            let to = Preprocess {
+                color,
+                layout,
+                mean: [0.485, 0.456, 0.406],
+                std: [0.229, 0.224, 0.225],
+                ..Preprocess::new(16, 16)
+            };
+            let half = Preprocess {
+                datatype: DataType::Fp16,
+                ..to.clone()
+            };
+            let got = floats(&apply(&to, &image));
+            assert_eq!(floats(&apply(&to, &wide_image)), got);
+            let halves = apply(&half, &image);
+            let (halves, _) = halves.as_chunks::<2>();
+            for i in 0..256 {
+                for k in 0..3 {
+                    let from = if color == Color::Bgr { 2 - k } else { k };
+                    let pixel = f32::from(samples[i * 3 + from]);
+                    let expected = (pixel * to.scale - to.mean[k]) / to.std[k];
+                    let at = match layout {
+                        Layout::Nchw => k * 256 + i,
+                        Layout::Nhwc => i * 3 + k,
+                    };
+                    assert_eq!(got[at], expected);
+                    assert_eq!(f16::from_ne_bytes(halves[at]), f16::from_f32(expected));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slot_that_is_not_aligned_gets_the_same_numbers() {
+    let image = frame(20, 12, 3, Samples::U8(pixels(corpus::rgb)));
+    let to = Preprocess::new(9, 7);
+    let expected = apply(&to, &image);
+    let mut scratch = Scratch::default();
+    let mut slot = vec![0; to.out_bytes() + 4];
+    for start in 0..4 {
+        let out = &mut slot[start..start + to.out_bytes()];
+        to.apply(&image, &mut scratch, out).unwrap();
+        assert_eq!(out, expected);
+    }
+}
+
+#[test]
+fn colour_and_alpha_become_what_the_model_takes() {
+    let one = |channels, samples: Vec<u8>| frame(1, 1, channels, Samples::U8(samples));
+    let rgb = Preprocess {
+        background: [0, 100, 200],
+        ..plain(1, 1, Resize::Exact, Filter::Bilinear)
+    };
+    let gray = Preprocess {
+        color: Color::Gray,
+        ..rgb.clone()
+    };
+    for (to, image, expected) in [
+        (&rgb, one(1, vec![9]), &[9, 9, 9][..]),
+        (&rgb, one(3, vec![1, 2, 3]), &[1, 2, 3]),
+        (&rgb, one(4, vec![255, 255, 255, 0]), &[0, 100, 200]),
+        (&rgb, one(4, vec![200, 0, 100, 255]), &[200, 0, 100]),
+        (&rgb, one(4, vec![255, 0, 0, 51]), &[51, 80, 160]),
+        (&rgb, one(2, vec![255, 51]), &[51, 131, 211]),
+        (&gray, one(1, vec![9]), &[9]),
+        (&gray, one(2, vec![255, 0]), &[82]),
+        (&gray, one(3, vec![255, 0, 0]), &[76]),
+        (&gray, one(4, vec![1, 1, 1, 0]), &[82]),
+    ] {
+        assert_eq!(apply(to, &image), expected, "{image:?}");
+        let Samples::U8(samples) = image.samples else {
+            panic!("8 bits");
+        };
+        let wide = samples.iter().map(|v| u16::from(*v) * 257).collect();
+        let wide = frame(1, 1, image.channels, Samples::U16(wide));
+        assert_eq!(apply(to, &wide), expected, "{wide:?}");
+    }
+    // As Pillow weighs them.
+    let image = frame(20, 12, 3, Samples::U8(pixels(corpus::rgb)));
+    let luma = decode(&corpus::fixture("luma.png"), &LIMITS, &whole)
+        .unwrap()
+        .remove(0);
+    let to = Preprocess {
+        color: Color::Gray,
+        ..plain(20, 12, Resize::Exact, Filter::Bilinear)
+    };
+    assert_eq!(Samples::U8(apply(&to, &image)), luma.samples);
+}
+
+#[test]
+fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
+    let to = Preprocess {
+        resize: Resize::Shorter(256),
+        ..plain(224, 224, Resize::Exact, Filter::Bilinear)
+    };
+    for (width, height, progressive) in
+        [(1920, 1080, false), (1031, 1203, false), (1333, 2001, true)]
+    {
+        let photo = corpus::photo(width, height, 1);
+        let bytes = corpus::jpeg(&photo, width, PixelFormat::RGB, progressive);
+        for orientation in [1, 6, 3] {
+            let bytes = corpus::turned(&bytes, orientation);
+            let full = decode(&bytes, &LIMITS, &whole).unwrap().remove(0);
+            let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h))
+                .unwrap()
+                .remove(0);
+            assert!(scaled.width < full.width);
+            assert_eq!(scaled.source, full.source);
+            let (largest, mean) =
+                differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
+            println!("{width} × {height}, {orientation}: largest {largest}, mean {mean:.3} of 255");
+            assert!(mean < 0.5, "{mean}");
+        }
+    }
+}
+
+#[test]
+fn an_image_of_another_size_is_refused_where_the_size_must_be_exact() {
+    let image = frame(2, 1, 1, Samples::U8(vec![1, 2]));
+    let to = plain(4, 4, Resize::Exact, Filter::Bilinear);
+    let error = to
+        .apply(
+            &image,
+            &mut Scratch::default(),
+            &mut vec![0; to.out_bytes()],
+        )
+        .unwrap_err();
+    assert!(matches!(error, InferError::BadRequest(_)));
+    assert_eq!(
+        error.to_string(),
+        "the image is 2 × 1 pixels, but the model takes exactly 4 × 4"
+    );
+    assert_eq!(to.enough(2, 1), None);
+}
+
+#[test]
+fn the_strangest_sizes_are_resized_without_a_panic() {
+    let mut random = corpus::Random::new(3);
+    let mut scratch = Scratch::default();
+    for round in 0..300 {
+        let mut side = || [1, 2, 3, 17, 255, 1000][random.below(6)] as u32;
+        let (width, height, to_width, to_height, shorter) =
+            (side(), side(), side().min(300), side().min(300), side());
+        let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(shorter)][round % 3];
+        let filter = [
+            Filter::Nearest,
+            Filter::Box,
+            Filter::Bilinear,
+            Filter::Bicubic,
+            Filter::Lanczos3,
+        ][round / 3 % 5];
+        let samples = vec![77u8; (width * height) as usize];
+        let image = frame(width, height, 1, Samples::U8(samples));
+        let to = Preprocess {
+            pad: 77,
+            ..plain(to_width, to_height, resize, filter)
+        };
+        let mut out = vec![0; to.out_bytes()];
+        let placement = to.apply(&image, &mut scratch, &mut out).unwrap();
+        let inside = placement.resized.0 >= to_width && placement.resized.1 >= to_height;
+        if inside || resize == Resize::Letterbox {
+            assert!(out.iter().all(|v| *v == 77), "{width} × {height} by {to:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_carried_out_is_said_with_its_value() {
+    let good = Preprocess::new(224, 224);
+    assert_eq!(good.check(), Ok(()));
+    let mut cases = vec![good; 7];
+    cases[0].width = 0;
+    cases[1].resize = Resize::Shorter(0);
+    cases[2].std[1] = 0.0;
+    cases[3].mean[2] = f32::NAN;
+    cases[4].scale = f32::INFINITY;
+    cases[5].datatype = DataType::Uint8;
+    cases[6].height = 1 << 16;
+    let said = [
+        "width is 0",
+        "shorter side is 0",
+        "std holds 0",
+        "mean holds NaN",
+        "scale is inf",
+        "set scale 1, mean 0 and std 1",
+        "height is 65536",
+    ];
+    for (case, said) in cases.iter().zip(said) {
+        let error = case.check().unwrap_err();
+        assert!(error.contains(said), "{error}");
+    }
+}

@@ -1,0 +1,612 @@
+//! Every format, from bytes to frames: what is right, what is refused, and that nothing panics.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use super::{
+    DecodeError, Format, Frame, Limits, Samples,
+    corpus::{self, HEIGHT, LIMITS, Random, WIDTH, pixels, rgb, whole},
+    decode, decode_as, header,
+};
+use crate::error::InferError;
+use png::{BitDepth, ColorType};
+use turbojpeg::PixelFormat;
+
+/// The one frame of an image, decoded at full size; its header must agree with it.
+fn frame(bytes: &[u8]) -> Frame {
+    let mut frames = frames(bytes);
+    assert_eq!(frames.len(), 1);
+    frames.remove(0)
+}
+
+fn frames(bytes: &[u8]) -> Vec<Frame> {
+    let header = header(bytes, &LIMITS).unwrap();
+    let frames = decode(bytes, &LIMITS, &whole).unwrap();
+    assert_eq!(header.frames, frames.len());
+    let first = &frames[0];
+    let (bits, samples) = match &first.samples {
+        Samples::U8(samples) => (8, samples.len()),
+        Samples::U16(samples) => (16, samples.len()),
+    };
+    assert_eq!(
+        (header.width, header.height, header.channels, header.bits),
+        (first.width, first.height, first.channels, bits)
+    );
+    let (width, height) = (first.width as usize, first.height as usize);
+    assert_eq!(samples, width * height * usize::from(first.channels));
+    assert!(header.decoded_bytes() >= (samples * usize::from(bits / 8)) as u64);
+    frames
+}
+
+fn u8s(frame: &Frame) -> &[u8] {
+    match &frame.samples {
+        Samples::U8(samples) => samples,
+        Samples::U16(_) => panic!("16 bits"),
+    }
+}
+
+fn u16s(frame: &Frame) -> &[u16] {
+    match &frame.samples {
+        Samples::U16(samples) => samples,
+        Samples::U8(_) => panic!("8 bits"),
+    }
+}
+
+fn largest_difference(a: &[u8], b: &[u8]) -> u8 {
+    assert_eq!(a.len(), b.len());
+    let largest = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max();
+    println!("largest difference {largest:?} of 255");
+    largest.unwrap_or(0)
+}
+
+fn exactly(bytes: &[u8], channels: u8, expected: &[u8]) {
+    let frame = frame(bytes);
+    assert_eq!(frame.channels, channels);
+    assert_eq!(u8s(&frame), expected);
+}
+
+/// Soft colours, of which a JPEG loses little.
+fn soft(x: u32, y: u32) -> [u8; 3] {
+    [60 + 6 * x as u8, 100 + 5 * y as u8, 200 - 3 * (x + y) as u8]
+}
+
+#[test]
+fn a_jpeg_comes_back_nearly_as_it_was() {
+    let colors = pixels(soft);
+    for progressive in [false, true] {
+        let bytes = corpus::jpeg(&colors, WIDTH, PixelFormat::RGB, progressive);
+        let frame = frame(&bytes);
+        assert_eq!((frame.width, frame.height, frame.channels), (20, 12, 3));
+        assert!(largest_difference(u8s(&frame), &colors) <= 12);
+    }
+    let gray = pixels(|x, y| [50 + 8 * x as u8 + y as u8]);
+    let frame = frame(&corpus::jpeg(&gray, WIDTH, PixelFormat::GRAY, false));
+    assert_eq!(frame.channels, 1);
+    assert!(largest_difference(u8s(&frame), &gray) <= 4);
+}
+
+#[test]
+fn every_orientation_is_applied_to_header_and_pixels() {
+    // The corners of the stored image: red, green / blue, white.
+    let stored = pixels(|x, y| match (x < WIDTH / 2, y < HEIGHT / 2) {
+        (true, true) => [255, 0, 0],
+        (false, true) => [0, 255, 0],
+        (true, false) => [0, 0, 255],
+        (false, false) => [255, 255, 255],
+    });
+    let stored = corpus::jpeg(&stored, WIDTH, PixelFormat::RGB, false);
+    for (orientation, seen) in [
+        (1, "rgbw"),
+        (2, "grwb"),
+        (3, "wbgr"),
+        (4, "bwrg"),
+        (5, "rbgw"),
+        (6, "brwg"),
+        (7, "wgbr"),
+        (8, "gwrb"),
+    ] {
+        let frame = frame(&corpus::turned(&stored, orientation));
+        let size = if orientation < 5 { (20, 12) } else { (12, 20) };
+        assert_eq!((frame.width, frame.height), size, "{orientation}");
+        assert_eq!(frame.source, size);
+        let (w, h) = (frame.width as usize, frame.height as usize);
+        let corner = |x: usize, y: usize| {
+            let at = (y * w + x) * 3;
+            let color = u8s(&frame)[at..at + 3].iter().map(|v| *v > 127);
+            match color.collect::<Vec<_>>()[..] {
+                [true, false, false] => 'r',
+                [false, true, false] => 'g',
+                [false, false, true] => 'b',
+                _ => 'w',
+            }
+        };
+        let corners: String = [(1, 1), (w - 2, 1), (1, h - 2), (w - 2, h - 2)]
+            .map(|(x, y)| corner(x, y))
+            .iter()
+            .collect();
+        assert_eq!(corners, seen, "{orientation}");
+    }
+    let turned = frame(&corpus::fixture("turned.webp"));
+    assert_eq!((turned.width, turned.height), (12, 20));
+    assert_eq!(u8s(&turned)[..3], rgb(0, HEIGHT - 1));
+}
+
+#[test]
+fn inks_become_light() {
+    let frame = frame(&corpus::fixture("cmyk.jpg"));
+    assert_eq!(frame.channels, 3);
+    let bands = [[255, 0, 0], [0, 155, 0], [255; 3], [0; 3]];
+    let expected = pixels(|x, _| bands[x as usize / 5]);
+    assert!(largest_difference(u8s(&frame), &expected) <= 12);
+}
+
+#[test]
+fn png_depths_palettes_and_transparency_are_expanded() {
+    let size = (WIDTH, HEIGHT);
+    let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};
+    for (depth, bits) in [
+        (BitDepth::One, 1u32),
+        (BitDepth::Two, 2),
+        (BitDepth::Four, 4),
+    ] {
+        let white = (1 << bits) - 1;
+        let level = |x: u32, y: u32| (x + y) % (white + 1);
+        let row_bytes = (WIDTH * bits).div_ceil(8) as usize;
+        let mut packed = vec![0u8; row_bytes * HEIGHT as usize];
+        for y in 0..HEIGHT {
+            for x in 0..WIDTH {
+                let bit = x * bits;
+                packed[y as usize * row_bytes + bit as usize / 8] |=
+                    (level(x, y) << (8 - bits - bit % 8)) as u8;
+            }
+        }
+        let gray = corpus::png(size, ColorType::Grayscale, depth, &packed, plain);
+        let expected = pixels(|x, y| [(level(x, y) * 255 / white) as u8]);
+        exactly(&gray, 1, &expected);
+
+        let palette: Vec<u8> = (0..3 * (white + 1)).map(|i| (i * 5) as u8).collect();
+        let indexed = corpus::png(size, ColorType::Indexed, depth, &packed, |encoder| {
+            encoder.set_palette(palette);
+        });
+        let expected = pixels(|x, y| [0, 1, 2].map(|c| ((level(x, y) * 3 + c) * 5) as u8));
+        exactly(&indexed, 3, &expected);
+    }
+
+    let indices = pixels(|x, y| [((x + y) % 2) as u8]);
+    let clear = corpus::png(
+        size,
+        ColorType::Indexed,
+        BitDepth::Eight,
+        &indices,
+        |encoder| {
+            encoder.set_palette(vec![9, 8, 7, 200, 100, 50]);
+            encoder.set_trns(vec![0, 255]);
+        },
+    );
+    let expected = pixels(|x, y| match (x + y) % 2 {
+        0 => [9, 8, 7, 0],
+        _ => [200, 100, 50, 255],
+    });
+    exactly(&clear, 4, &expected);
+
+    let gray_alpha = pixels(|x, y| [x as u8, y as u8]);
+    let bytes = corpus::png(
+        size,
+        ColorType::GrayscaleAlpha,
+        BitDepth::Eight,
+        &gray_alpha,
+        plain,
+    );
+    exactly(&bytes, 2, &gray_alpha);
+    exactly(&corpus::fixture("interlaced.png"), 3, &pixels(rgb));
+}
+
+#[test]
+fn sixteen_bits_stay_sixteen_bits() {
+    let wide = pixels(|x, y| [(3001 * x + 17 * y) as u16, 7, 65_535 - x as u16, y as u16]);
+    let bytes: Vec<u8> = wide.iter().flat_map(|v| v.to_be_bytes()).collect();
+    let size = (WIDTH, HEIGHT);
+    let bytes = corpus::png(size, ColorType::Rgba, BitDepth::Sixteen, &bytes, |_| {});
+    assert_eq!(u16s(&frame(&bytes)), wide);
+}
+
+#[test]
+fn lossless_webp_bmp_and_gif_come_back_as_they_were() {
+    let colors = pixels(rgb);
+    let clear = pixels(|x, y| {
+        let [r, g, b] = rgb(x, y);
+        [r, g, b, 10 + x as u8]
+    });
+    exactly(
+        &corpus::webp(&colors, image_webp::ColorType::Rgb8),
+        3,
+        &colors,
+    );
+    exactly(
+        &corpus::webp(&clear, image_webp::ColorType::Rgba8),
+        4,
+        &clear,
+    );
+    exactly(&corpus::fixture("animated.webp"), 3, &colors);
+    exactly(
+        &corpus::bmp(&colors, image::ExtendedColorType::Rgb8),
+        3,
+        &colors,
+    );
+    exactly(
+        &corpus::bmp(&clear, image::ExtendedColorType::Rgba8),
+        4,
+        &clear,
+    );
+    let few = pixels(|x, y| [[10, 20, 30], [200, 0, 90]][((x + y) % 2) as usize]);
+    let opaque = pixels(|x, y| {
+        let [r, g, b] = [[10, 20, 30], [200, 0, 90]][((x + y) % 2) as usize];
+        [r, g, b, 255]
+    });
+    exactly(&corpus::gif(&few), 4, &opaque);
+    // Around a frame that is smaller than its screen, the screen is transparent.
+    let inside = |x: u32, y: u32| (4..14).contains(&x) && (3..9).contains(&y);
+    let expected = pixels(|x, y| {
+        if inside(x, y) {
+            [200, 100, 50, 255]
+        } else {
+            [0; 4]
+        }
+    });
+    exactly(&corpus::fixture("offset.gif"), 4, &expected);
+}
+
+#[test]
+fn lossy_webp_comes_back_nearly_as_it_was() {
+    for (name, channels) in [("lossy.webp", 3), ("lossy_alpha.webp", 4)] {
+        let frame = frame(&corpus::fixture(name));
+        assert_eq!(frame.channels, channels);
+        let mean = |samples: &[u8], c: usize, step: usize| {
+            let channel = samples.iter().skip(c).step_by(step);
+            channel.map(|v| f64::from(*v)).sum::<f64>() / f64::from(WIDTH * HEIGHT)
+        };
+        for c in 0..3 {
+            let got = mean(u8s(&frame), c, usize::from(channels));
+            let expected = mean(&pixels(rgb), c, 3);
+            assert!((got - expected).abs() < 6.0, "{name}: {got}, {expected}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_tiff_is_read() {
+    use tiff::encoder::{Compression, DeflateLevel, colortype as tc};
+    let gray = pixels(|x, y| [(12 * x + y) as u8]);
+    let wide = pixels(|x, y| [((12 * x + y) as u16 * 257) ^ 0x55]);
+    let colors = pixels(rgb);
+    for compression in [
+        Compression::Uncompressed,
+        Compression::Lzw,
+        Compression::Deflate(DeflateLevel::Fast),
+        Compression::Packbits,
+    ] {
+        let upside_down: Vec<u8> = gray.iter().rev().copied().collect();
+        let bytes = corpus::tiff::<tc::Gray8>(&[gray.clone(), upside_down.clone()], compression);
+        let pages = frames(&bytes);
+        assert_eq!(u8s(&pages[0]), gray);
+        assert_eq!(u8s(&pages[1]), upside_down);
+        let pages = frames(&corpus::tiff::<tc::Gray16>(
+            &vec![wide.clone(); 3],
+            compression,
+        ));
+        assert_eq!(pages.len(), 3);
+        assert!(pages.iter().all(|page| u16s(page) == wide));
+        exactly(
+            &corpus::tiff::<tc::RGB8>(std::slice::from_ref(&colors), compression),
+            3,
+            &colors,
+        );
+    }
+    let big = frames(&corpus::fixture("big.tif"));
+    assert_eq!(u16s(&big[0]), wide);
+    assert_eq!(u16s(&big[1])[..20], wide[11 * 20..]);
+    exactly(&corpus::fixture("planar.tif"), 3, &colors);
+    exactly(&corpus::fixture("tiled.tif"), 3, &colors);
+    let palette = frame(&corpus::fixture("palette.png"));
+    exactly(&corpus::fixture("palette.tif"), 3, u8s(&palette));
+    exactly(&corpus::fixture("white_is_zero.tif"), 1, &gray);
+    let alpha = |x: u32, y: u32| (10 * x + y) as u8;
+    let expected = pixels(|x, y| {
+        let [r, g, b] = rgb(x, y);
+        [r, g, b, alpha(x, y)]
+    });
+    exactly(&corpus::fixture("rgba.tif"), 4, &expected);
+    let expected = pixels(|x, y| [(12 * x + y) as u8, alpha(x, y)]);
+    exactly(&corpus::fixture("gray_alpha.tif"), 2, &expected);
+    let expected: Vec<u8> = gray.iter().map(|v| u8::from(*v > 100) * 255).collect();
+    exactly(&corpus::fixture("fax.tif"), 1, &expected);
+    let from_jpeg = frame(&corpus::fixture("jpeg.tif"));
+    let mean_of =
+        |samples: &[u8]| samples.iter().map(|v| f64::from(*v)).sum::<f64>() / samples.len() as f64;
+    let difference = mean_of(u8s(&from_jpeg)) - mean_of(&colors);
+    assert!(difference.abs() < 4.0, "{difference}");
+}
+
+#[test]
+fn what_a_tiff_may_hold_but_we_do_not_read_is_named() {
+    for (name, what) in [
+        ("float.tif", "TIFF with floating-point samples"),
+        ("signed.tif", "TIFF with signed samples"),
+    ] {
+        let bytes = corpus::fixture(name);
+        let error = decode(&bytes, &LIMITS, &whole).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+        assert_eq!(header(&bytes, &LIMITS).unwrap_err().to_string(), error);
+    }
+}
+
+#[test]
+fn what_is_no_image_is_refused_with_what_was_tried() {
+    let error = decode(b"%PDF-1.7 etc", &LIMITS, &whole).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "not an image: tried JPEG, PNG, WebP, BMP, GIF, TIFF, but the body begins with \
+         25 50 44 46 2d 31 2e 37 20 65 74 63"
+    );
+    assert!(matches!(InferError::from(error), InferError::Decode(_)));
+    assert!(
+        header(b"", &LIMITS)
+            .unwrap_err()
+            .to_string()
+            .ends_with("is empty")
+    );
+}
+
+#[test]
+fn a_truncated_image_is_refused_at_every_length() {
+    for (name, format, bytes) in corpus::every_kind() {
+        decode_as(format, &bytes, &LIMITS, &whole).unwrap_or_else(|error| {
+            panic!("{name} as a whole: {error}");
+        });
+        let mut accepted = Vec::new();
+        for length in 0..bytes.len() {
+            if decode_as(format, &bytes[..length], &LIMITS, &whole).is_ok() {
+                accepted.push(length);
+            }
+        }
+        assert!(
+            accepted.is_empty(),
+            "{name} of {} bytes was accepted when cut to {accepted:?}",
+            bytes.len()
+        );
+    }
+}
+
+#[test]
+fn mutated_images_never_panic() {
+    const MUTATIONS: usize = 2000;
+    let limits = Limits {
+        side_max: 2048,
+        pixels_max: 1 << 18,
+        frames_max: 8,
+    };
+    let images = corpus::every_kind();
+    for format in Format::ALL {
+        let of_format: Vec<_> = images.iter().filter(|image| image.1 == format).collect();
+        let mut refused = 0;
+        for seed in 0..MUTATIONS {
+            let mut random = Random::new(seed as u64);
+            let (name, _, bytes) = of_format[seed % of_format.len()];
+            let mut bytes = bytes.clone();
+            for _ in 0..1 + random.below(6) {
+                let at = random.below(bytes.len());
+                match random.below(6) {
+                    0 => bytes[at] = 0xff,
+                    1 => bytes[at] = 0,
+                    2 => bytes[at] ^= 1 << random.below(8),
+                    3 => bytes.insert(at, random.below(256) as u8),
+                    4 if bytes.len() > 1 => drop(bytes.remove(at)),
+                    _ => bytes[at] = random.below(256) as u8,
+                }
+            }
+            let caught = std::panic::catch_unwind(|| {
+                super::guarded(format, || decode_as(format, &bytes, &limits, &whole)).is_ok()
+            });
+            let unguarded =
+                std::panic::catch_unwind(|| decode_as(format, &bytes, &limits, &whole).is_ok());
+            assert!(caught.is_ok());
+            match unguarded {
+                Ok(accepted) => refused += usize::from(!accepted),
+                Err(_) => panic!("{format} {name} panics with seed {seed}"),
+            }
+        }
+        println!("{format}: {refused} of {MUTATIONS} mutations refused");
+        assert!(refused > 0);
+    }
+}
+
+fn too_large(bytes: &[u8], limits: &Limits, named: &str, value: u64) {
+    for error in [
+        header(bytes, limits).unwrap_err(),
+        decode(bytes, limits, &whole).unwrap_err(),
+    ] {
+        match InferError::from(error) {
+            InferError::TooLarge { option, got, .. } => {
+                assert_eq!((option, got), (named, value));
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn images_that_claim_too_much_are_refused_by_their_headers() {
+    let limits = Limits {
+        side_max: 30_000,
+        ..LIMITS
+    };
+    let square = 20_000u64 * 20_000;
+    // The size stands in the header; of the pixels next to nothing is there, so nothing can have been read.
+    let mut png = corpus::png((8, 8), ColorType::Grayscale, BitDepth::One, &[0; 8], |_| {});
+    png[16..24].copy_from_slice(&[0, 0, 0x4e, 0x20, 0, 0, 0x4e, 0x20]);
+    // The header's checksum: its absence would be an error of its own.
+    let mut sum = !0u32;
+    for byte in &png[12..29] {
+        sum ^= u32::from(*byte);
+        for _ in 0..8 {
+            sum = (sum >> 1) ^ ((sum & 1) * 0xedb8_8320);
+        }
+    }
+    png[29..33].copy_from_slice(&(!sum).to_be_bytes());
+    too_large(&png, &limits, "image_pixels_max", square);
+
+    let entries = [
+        (256, 4, 1, 20_000),
+        (257, 4, 1, 20_000),
+        (258, 3, 1, 8),
+        (259, 3, 1, 8),
+        (262, 3, 1, 1),
+        (273, 4, 1, 8),
+        (277, 3, 1, 1),
+        (278, 4, 1, 20_000),
+        (279, 4, 1, 4),
+    ];
+    too_large(
+        &corpus::raw_tiff(&entries, 0, &[]),
+        &limits,
+        "image_pixels_max",
+        square,
+    );
+
+    let mut jpeg = corpus::jpeg(&[0; 3], 1, PixelFormat::RGB, false);
+    let at = jpeg.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
+    jpeg[at + 5..at + 9].copy_from_slice(&[0x4e, 0x20, 0x4e, 0x20]);
+    too_large(&jpeg, &limits, "image_pixels_max", square);
+    too_large(&jpeg, &LIMITS, "image_side_max", 20_000);
+
+    let mut gif = corpus::fixture("offset.gif");
+    // The first frame, not the screen.
+    let at = 13 + 3 * (2 << (gif[10] & 7));
+    assert_eq!(gif[at], 0x2c);
+    gif[at + 5..at + 9].copy_from_slice(&[0x20, 0x4e, 0x20, 0x4e]);
+    too_large(&gif, &limits, "image_pixels_max", square);
+
+    let mut bmp = corpus::bmp(&pixels(rgb), image::ExtendedColorType::Rgb8);
+    bmp[18..26].copy_from_slice(&[0x20, 0x4e, 0, 0, 0x20, 0x4e, 0, 0]);
+    too_large(&bmp, &limits, "image_pixels_max", square);
+
+    let mut webp = corpus::fixture("turned.webp");
+    webp[24..30].copy_from_slice(&[0x1f, 0x4e, 0, 0x1f, 0x4e, 0]);
+    too_large(&webp, &limits, "image_pixels_max", square);
+}
+
+#[test]
+fn streams_inside_a_container_may_not_be_larger_than_it_says() {
+    let mut webp = corpus::fixture("lossy_alpha.webp");
+    let at = webp
+        .windows(3)
+        .position(|w| w == [0x9d, 0x01, 0x2a])
+        .unwrap();
+    webp[at + 3..at + 7].copy_from_slice(&[0xff, 0x3f, 0xff, 0x3f]);
+    let error = decode(&webp, &LIMITS, &whole).unwrap_err().to_string();
+    assert!(error.contains("disagree"), "{error}");
+
+    let mut tiff = corpus::fixture("jpeg.tif");
+    let at = tiff.windows(3).position(|w| w == [0xff, 0xc0, 0]).unwrap();
+    tiff[at + 5..at + 9].copy_from_slice(&[0x3f, 0xff, 0x3f, 0xff]);
+    let error = decode(&tiff, &LIMITS, &whole).unwrap_err().to_string();
+    assert!(error.contains("larger than its place"), "{error}");
+}
+
+#[test]
+fn frames_are_counted_and_their_pixels_added_up() {
+    use tiff::encoder::{Compression, colortype::Gray8};
+    let page = pixels(|_, _| [0u8]);
+    let bytes = corpus::tiff::<Gray8>(&vec![page; 10], Compression::Uncompressed);
+    let few = Limits {
+        frames_max: 9,
+        ..LIMITS
+    };
+    too_large(&bytes, &few, "image_frames_max", 10);
+    let small = Limits {
+        pixels_max: 9 * 240,
+        ..LIMITS
+    };
+    too_large(&bytes, &small, "image_pixels_max", 2400);
+    assert_eq!(frames(&bytes).len(), 10);
+}
+
+#[test]
+fn directories_that_loop_and_counts_that_lie_are_refused() {
+    let entry = |count| {
+        [
+            (256, 4, 1, 4),
+            (257, 4, 1, 4),
+            (258, 3, 1, 8),
+            (262, 3, 1, 1),
+            (273, 4, count, 8),
+            (278, 4, 1, 4),
+            (279, 4, count, 16),
+        ]
+    };
+    decode(&corpus::raw_tiff(&entry(1), 0, &[0; 16]), &LIMITS, &whole).unwrap();
+    for bytes in [
+        corpus::raw_tiff(&entry(1), 8, &[0; 16]),
+        corpus::raw_tiff(&entry(u32::MAX), 0, &[0; 16]),
+        corpus::raw_tiff(&entry(1 << 24), 0, &[0; 16]),
+    ] {
+        let error = decode(&bytes, &LIMITS, &whole).unwrap_err();
+        assert!(matches!(error, DecodeError::Corrupt { .. }), "{error}");
+    }
+}
+
+#[test]
+fn more_progressive_scans_than_anyone_writes_are_refused() {
+    let bytes = corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, true);
+    // The last scan again and again: a refinement that changes nothing but costs a pass each.
+    let scan = bytes.windows(2).rposition(|w| w == [0xff, 0xda]).unwrap();
+    let (before, last) = bytes[..bytes.len() - 2].split_at(scan);
+    let mut many = before.to_vec();
+    for _ in 0..200 {
+        many.extend(last);
+    }
+    many.extend([0xff, 0xd9]);
+    let error = decode(&many, &LIMITS, &whole).unwrap_err().to_string();
+    assert!(error.contains("scans"), "{error}");
+}
+
+#[test]
+fn a_jpeg_is_decoded_at_the_smallest_scale_that_is_twice_what_is_wanted() {
+    let bytes = corpus::jpeg(&corpus::photo(405, 301, 1), 405, PixelFormat::RGB, false);
+    for (wanted, size) in [
+        ((202, 150), (405, 301)),
+        ((101, 75), (203, 151)),
+        ((50, 75), (203, 151)),
+        ((50, 38), (102, 76)),
+        ((20, 19), (51, 38)),
+        ((1, 1), (51, 38)),
+    ] {
+        let frame = decode(&bytes, &LIMITS, &|w, h| {
+            assert_eq!((w, h), (405, 301));
+            Some(wanted)
+        });
+        let frame = frame.unwrap().remove(0);
+        assert_eq!((frame.width, frame.height), size, "for {wanted:?}");
+        assert_eq!(frame.source, (405, 301));
+        let eighths = if size.0 == 405 {
+            1.0
+        } else {
+            f64::from(size.0) / 405.0
+        };
+        assert!((frame.covered.width - 405.0 * eighths).abs() < 1.0);
+        let header = header(&bytes, &LIMITS).unwrap();
+        assert_eq!(
+            header.decoded_bytes_for(&|_, _| Some(wanted)),
+            u64::from(size.0) * u64::from(size.1) * 3
+        );
+    }
+    // `enough` speaks of the image as it is seen.
+    let turned = corpus::turned(&bytes, 6);
+    let frame = decode(&turned, &LIMITS, &|w, h| {
+        assert_eq!((w, h), (301, 405));
+        Some((30, 101))
+    });
+    let frame = frame.unwrap().remove(0);
+    assert_eq!((frame.width, frame.height), (151, 203));
+    // The partly covered row at the stored bottom is now the column on the left.
+    assert_eq!((frame.covered.left, frame.covered.width), (0.5, 150.5));
+}
