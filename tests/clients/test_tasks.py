@@ -84,7 +84,9 @@ def test_a_mask_comes_as_a_picture_or_as_runs(server):
     assert response.status_code == 200 and response.headers["Content-Type"] == "image/png"
     assert (np.asarray(Image.open(io.BytesIO(response.content))) == classes).mean() > 0.97
     mask, _ = wire.one(wire.post_image(server, "segment-any", data, query={"mask": "rle"}), "segment")
-    assert mask["rle"] and "png" not in mask
+    got = wire.class_map(mask)
+    # A class whose pixels are the ground may be left out of the runs.
+    assert "png" not in mask and (np.maximum(got, 0) == classes).mean() > 0.97
 
 
 def test_an_embedding_agrees_with_onnx_runtime(server, models):
