@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether memory stays flat: many mixed requests, good and bad, with the server's resident memory sampled.
 
-    SERVER_BINARY=target/release/ocelli .venv/test/bin/python benches/soak.py [--requests 100000]
+    make soak                                    # or make soak SOAK="--requests 10000"
 
 Images raw, in multipart and in JSON, tensors as JSON and binary, bytes that are no image, wrong names, and callers that
 hang up in mid-request or before the reply. Fails when a reply has a status that its request does not deserve, when the
