@@ -126,7 +126,8 @@ def latencies(call, count):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=["resnet18", "resnet50", "cnn"], default="resnet18")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="compute threads of both sides")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="compute threads of both sides")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--processes", type=int, default=2, help="client processes")
     parser.add_argument("--seconds", type=float, default=10, help="of each block")

@@ -155,7 +155,8 @@ def soak(given, server):
         samples.append((done, rss(server.process.pid)))
         if done >= shown + given.requests // 20:
             shown = done
-            print(f"{done:7} requests, {time.monotonic() - started:5.0f} s, {samples[-1][1] / 2**20:7.1f} MiB", flush=True)
+            seconds, mib = time.monotonic() - started, samples[-1][1] / 2**20
+            print(f"{done:7} requests, {seconds:5.0f} s, {mib:7.1f} MiB", flush=True)
         time.sleep(0.1)  # the interval of the samples
     samples.append((counts.total(), rss(server.process.pid)))
 
