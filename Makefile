@@ -26,13 +26,14 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench ort tools format lint test-rust test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench soak ort tools format lint test-rust test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
 	@echo "make test         all checks: format, lints, Rust tests, licences, Python client tests with schemathesis"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
 	@echo "make bench        what the server costs over the engine it runs (minutes)"
+	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
 
 serve: $(ORT) build
@@ -60,9 +61,10 @@ test-rust: tools $(ORT)
 	$(call say,unit and integration tests)
 	$(CARGO) test --locked
 
+# Without the advisories: they change while the tree does not, and need a network every time.
 test-licences:
-	$(call say,checking licences and advisories)
-	@if $(CARGO) deny --version >/dev/null 2>&1; then echo "$(CARGO) deny check"; $(CARGO) deny check; \
+	$(call say,checking licences and sources)
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check bans licenses sources; \
 	else echo "cargo-deny is not installed, so this check is left out: cargo install --locked cargo-deny"; fi
 
 # With the binary that test-rust has built; SERVER_BINARY names another one.
@@ -76,6 +78,11 @@ bench: $(ORT) build
 	$(call say,measuring what the server costs over the engine)
 	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
 	SERVER_BINARY=$(TARGET)/release/ocelli .venv/test/bin/python benches/overhead.py $(BENCH)
+
+soak: $(ORT) build
+	$(call say,100000 mixed requests with resident memory watched)
+	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
+	SERVER_BINARY=$(TARGET)/release/ocelli .venv/test/bin/python benches/soak.py $(SOAK)
 
 ort:
 	@$(PYTHON) tools/fetch_onnxruntime.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether memory stays flat: many mixed requests, good and bad, with the server's resident memory sampled.
 
-    SERVER_BINARY=target/release/ocelli .venv/test/bin/python benches/soak.py [--requests 100000]
+    make soak                                    # or make soak SOAK="--requests 10000"
 
 Images raw, in multipart and in JSON, tensors as JSON and binary, bytes that are no image, wrong names, and callers that
 hang up in mid-request or before the reply. Fails when a reply has a status that its request does not deserve, when the
@@ -155,7 +155,8 @@ def soak(given, server):
         samples.append((done, rss(server.process.pid)))
         if done >= shown + given.requests // 20:
             shown = done
-            print(f"{done:7} requests, {time.monotonic() - started:5.0f} s, {samples[-1][1] / 2**20:7.1f} MiB", flush=True)
+            seconds, mib = time.monotonic() - started, samples[-1][1] / 2**20
+            print(f"{done:7} requests, {seconds:5.0f} s, {mib:7.1f} MiB", flush=True)
         time.sleep(0.1)  # the interval of the samples
     samples.append((counts.total(), rss(server.process.pid)))
 

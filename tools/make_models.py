@@ -294,7 +294,8 @@ def boxes(_):
     g.node("Add", deep, g.constant(floats([BOXES])), output="boxes")
     outputs = [("boxes", FLOAT, ["N", 5, 4]), ("labels", INT64, ["N", 5]), ("scores", FLOAT, ["N", 5])]
     model = g.bytes("boxes", [("image", FLOAT, ["N", 3, 64, 64])], outputs)
-    manifest = f'task = "detect"\nlabels = "labels.txt"\n\n{PLAIN_INPUT}\n[detect]\nformat = "boxes"\nscore_min = 0.3\niou_max = 0.5\n'
+    detect = '[detect]\nformat = "boxes"\nscore_min = 0.3\niou_max = 0.5\n'
+    manifest = f'task = "detect"\nlabels = "labels.txt"\n\n{PLAIN_INPUT}\n{detect}'
     return {"model.onnx": model, "model.toml": manifest, "labels.txt": "floor\ncat\ndog\n"}
 
 

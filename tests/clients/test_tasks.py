@@ -67,24 +67,34 @@ def quarters(width=200, height=120):
     return reference.png(image), classes
 
 
-def test_a_mask_has_the_size_of_the_posted_picture_and_its_classes(server):
+def check_mask(server, model, pixels_min):
     data, classes = quarters()
-    for model in ("segment", "segment-any"):
-        mask, _ = wire.one(wire.post_image(server, model, data), "segment")
-        assert (mask["width"], mask["height"]) == (200, 120), mask
-        got = np.asarray(Image.open(io.BytesIO(base64.b64decode(mask["png"]))))
-        agree = (got == classes).mean()
-        print(f"{model}: {agree:.2%} of the pixels")
-        assert got.shape == classes.shape and agree > 0.97, agree  # the edges are a resize apart
+    mask, _ = wire.one(wire.post_image(server, model, data), "segment")
+    assert (mask["width"], mask["height"]) == (200, 120), mask
+    got = np.asarray(Image.open(io.BytesIO(base64.b64decode(mask["png"]))))
+    assert got.shape == classes.shape
+    agree = (got == classes).mean()
+    print(f"{agree:.2%} of the pixels agree")
+    assert agree >= pixels_min
+
+
+def test_a_mask_has_the_size_of_the_posted_picture_and_its_classes(server):
+    check_mask(server, "segment", 0.97)  # through an input of 64 x 64: the edges move by a pixel or two
+
+
+def test_a_model_of_any_size_takes_the_picture_as_it_is(server):
+    check_mask(server, "segment-any", 1)
 
 
 def test_a_mask_comes_as_a_picture_or_as_runs(server):
     data, classes = quarters()
-    response = wire.post_image(server, "segment-any", data, headers={"Accept": "image/png"})
+    response = wire.post_image(server, "segment", data, headers={"Accept": "image/png"})
     assert response.status_code == 200 and response.headers["Content-Type"] == "image/png"
     assert (np.asarray(Image.open(io.BytesIO(response.content))) == classes).mean() > 0.97
-    mask, _ = wire.one(wire.post_image(server, "segment-any", data, query={"mask": "rle"}), "segment")
-    assert mask["rle"] and "png" not in mask
+    mask, _ = wire.one(wire.post_image(server, "segment", data, query={"mask": "rle"}), "segment")
+    got = wire.class_map(mask)
+    # A class whose pixels are the ground may be left out of the runs.
+    assert "png" not in mask and (np.maximum(got, 0) == classes).mean() > 0.97
 
 
 def test_an_embedding_agrees_with_onnx_runtime(server, models):

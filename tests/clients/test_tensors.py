@@ -1,5 +1,7 @@
 """The Open Inference Protocol: metadata, health, and tensors against ONNX Runtime in Python."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import reference
 import requests
@@ -67,6 +69,32 @@ def test_json_tensors_agree_with_onnx_runtime(server, models):
 def test_more_items_than_a_batch_holds_come_back_whole_and_in_order(server):
     x = np.arange(1000 * 16, dtype=np.float32).reshape(1000, 16)
     assert (wire.infer(server, "identity", {"x": x})["y"] == x).all()
+
+
+def test_callers_at_once_each_get_their_own_answer(server):
+    """Eight callers whose requests share batches, with one to twenty rows each."""
+    failures = []
+
+    def call(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(25):
+            x = rng.random((rng.integers(1, 21), 16), np.float32)
+            if not (wire.infer(server, "identity", {"x": x})["y"] == x).all():
+                failures.append(f"seed {seed}: the answer of another request")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(SEED, SEED + 8)))  # raises what a caller raised
+    assert not failures, failures
+
+
+def test_binary_tensors_agree_with_json_tensors(server):
+    """The binary extension, byte by byte: 1.0 and 2.0 are `0000803f 00000040`."""
+    x = np.zeros((1, 16), np.float32)
+    x[0, :2] = 1, 2
+    assert x.tobytes()[:8].hex() == "0000803f00000040"
+    head, got = wire.infer_binary(server, "identity", "x", x, "y")
+    assert head["outputs"][0]["datatype"] == "FP32" and (got == x).all()
+    assert (wire.infer(server, "identity", {"x": x})["y"] == got).all()
 
 
 def test_several_inputs_are_matched_by_name(server):

@@ -107,6 +107,21 @@ def single_or_only(response, task):
     return entries[0][TASK_MEMBER[task]]
 
 
+def class_map(mask):
+    """A mask sent as runs, as the class of each pixel; pixels in no run are -1, pixels in two runs an error.
+
+    Each run has a class's `index` and its `counts`, column by column: pixels outside, pixels inside, and so on.
+    """
+    import numpy
+
+    flat = numpy.full(mask["width"] * mask["height"], -1)
+    for run in mask["rle"]:
+        inside = numpy.repeat(numpy.arange(len(run["counts"])) % 2 == 1, run["counts"])
+        assert len(inside) == len(flat) and (flat[inside] == -1).all(), run["index"]
+        flat[inside] = run["index"]
+    return flat.reshape(mask["width"], mask["height"]).T
+
+
 # --- Errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -165,3 +180,26 @@ def infer(server, model, inputs):
     reply = ok(post_infer(server, model, inputs))
     assert reply["model_name"] == model, reply
     return arrays(reply["outputs"])
+
+
+def infer_binary(server, model, name, array, output):
+    """One binary input and one binary output: the JSON part of the reply, and the output as a numpy array."""
+    import numpy
+
+    data = array.tobytes()
+    given = {"name": name, "shape": list(array.shape), "datatype": TYPE_NAME[str(array.dtype)]}
+    given["parameters"] = {"binary_data_size": len(data)}
+    head = {"inputs": [given], "outputs": [{"name": output, "parameters": {"binary_data": True}}]}
+    head = json.dumps(head).encode()
+    response = requests.post(
+        f"{server.url}/v2/models/{model}/infer",
+        data=head + data,
+        headers={"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"},
+        timeout=TIMEOUT,
+    )
+    assert response.status_code == 200, f"{response.status_code}: {response.text[:1000]}"
+    length = int(response.headers["Inference-Header-Content-Length"])
+    head, data = json.loads(response.content[:length]), response.content[length:]
+    [described] = head["outputs"]
+    assert described["name"] == output and described["parameters"]["binary_data_size"] == len(data), head
+    return head, numpy.frombuffer(data, NUMPY_TYPE[described["datatype"]]).reshape(described["shape"])
