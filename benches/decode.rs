@@ -34,11 +34,7 @@ fn photo(width: usize, height: usize) -> Vec<u8> {
         for x in 0..width {
             let (u, v) = (x as f32 / width as f32, y as f32 / height as f32);
             let wave = (u * 19.0 + v * 7.0).sin() * 40.0 + (v * 31.0).cos() * 25.0;
-            let edge = if (x / 37 + y / 53).is_multiple_of(2) {
-                30.0
-            } else {
-                0.0
-            };
+            let edge = if (x / 37 + y / 53).is_multiple_of(2) { 30.0 } else { 0.0 };
             let shade = wave + edge + noise() + 30.0;
             for base in [200.0 * u, 180.0 * v, 120.0 * (1.0 - u)] {
                 pixels.push((base + shade).clamp(0.0, 255.0) as u8);
@@ -52,16 +48,8 @@ fn jpeg(width: usize, height: usize) -> Vec<u8> {
     let pixels = photo(width, height);
     let mut compressor = Compressor::new().expect("a compressor");
     compressor.set_quality(90).expect("a quality");
-    compressor
-        .set_subsamp(Subsamp::Sub2x2)
-        .expect("a subsampling");
-    let image = Image {
-        pixels: &pixels[..],
-        width,
-        pitch: width * 3,
-        height,
-        format: PixelFormat::RGB,
-    };
+    compressor.set_subsamp(Subsamp::Sub2x2).expect("a subsampling");
+    let image = Image { pixels: &pixels[..], width, pitch: width * 3, height, format: PixelFormat::RGB };
     compressor.compress_to_vec(image).expect("a JPEG")
 }
 
@@ -77,11 +65,7 @@ fn rate(mut work: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    let limits = Limits {
-        side_max: 16_384,
-        pixels_max: 1 << 26,
-        frames_max: 1,
-    };
+    let limits = Limits { side_max: 16_384, pixels_max: 1 << 26, frames_max: 1 };
     let to = Preprocess {
         resize: Resize::Shorter(256),
         mean: [0.485, 0.456, 0.406],
@@ -90,10 +74,7 @@ fn main() {
     };
     let folder = Path::new("target/bench-images");
     std::fs::create_dir_all(folder).expect("a folder for the images");
-    println!(
-        "{:12} {:>9} {:>24} {:>10}",
-        "source", "bytes", "what", "images/s"
-    );
+    println!("{:12} {:>9} {:>24} {:>10}", "source", "bytes", "what", "images/s");
     for (width, height) in [(500, 375), (1920, 1080), (4000, 3000)] {
         let bytes = jpeg(width, height);
         let name = format!("{width}x{height}");
@@ -129,12 +110,7 @@ fn main() {
                 *best = best.max(rate);
             }
         }
-        let what = [
-            "all",
-            "all, decoded in full",
-            "decode",
-            "resize and normalise",
-        ];
+        let what = ["all", "all, decoded in full", "decode", "resize and normalise"];
         for (what, rate) in what.iter().zip(best) {
             println!("{name:12} {:>9} {what:>24} {rate:>10.0}", bytes.len());
         }

@@ -92,8 +92,10 @@ impl Core {
         let catalog = Arc::new(Catalog::new());
         let metrics = Arc::new(Metrics::new(&http::paths(), VERSION, COMMIT));
         let status = Arc::new(Status::new(Instant::now()));
-        let queue =
-            Queue::new(QueueLimits { items_max: config.queue_items_max, bytes_max: config.queue_bytes_max as usize });
+        let queue = Queue::new(QueueLimits {
+            items_max: config.queue_items_max,
+            bytes_max: config.queue_bytes_max as usize,
+        });
         let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
         let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
         let parts = devices::Parts {

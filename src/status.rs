@@ -127,15 +127,12 @@ impl Status {
     /// Says that the data path still runs. Called every few seconds by a task of its runtime.
     pub fn beat(&self, now: Instant) {
         // The largest wins: two tasks may beat, and not in order.
-        self.beat_ms
-            .fetch_max(self.since_start_ms(now), Ordering::Relaxed);
+        self.beat_ms.fetch_max(self.since_start_ms(now), Ordering::Relaxed);
     }
 
     /// Whether the last beat (or the start, before the first) is at most [`BEAT_AGE_MAX`] old.
     pub fn live(&self, now: Instant) -> bool {
-        let age = self
-            .since_start_ms(now)
-            .saturating_sub(self.beat_ms.load(Ordering::Relaxed));
+        let age = self.since_start_ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed));
         u128::from(age) <= BEAT_AGE_MAX.as_millis()
     }
 
@@ -164,11 +161,7 @@ impl Status {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices
             .iter()
-            .map(|(id, (state, reason))| Device {
-                id: id.clone(),
-                state: *state,
-                reason: reason.clone(),
-            })
+            .map(|(id, (state, reason))| Device { id: id.clone(), state: *state, reason: reason.clone() })
             .collect()
     }
 
@@ -215,11 +208,7 @@ impl Status {
 
     fn models_ready(&self) -> Result<(), String> {
         let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
-        let ModelCounts {
-            ready,
-            loading,
-            unavailable,
-        } = models.counts;
+        let ModelCounts { ready, loading, unavailable } = models.counts;
         let all = ready + loading + unavailable;
         if !models.loaded {
             return Err(match all {
@@ -228,9 +217,7 @@ impl Status {
             });
         }
         if ready == 0 && all > 0 {
-            return Err(format!(
-                "no model is ready: {unavailable} of {all} unavailable, {loading} loading"
-            ));
+            return Err(format!("no model is ready: {unavailable} of {all} unavailable, {loading} loading"));
         }
         Ok(())
     }
@@ -241,11 +228,7 @@ mod tests {
     use super::*;
 
     fn counts(ready: usize, loading: usize, unavailable: usize) -> ModelCounts {
-        ModelCounts {
-            ready,
-            loading,
-            unavailable,
-        }
+        ModelCounts { ready, loading, unavailable }
     }
 
     fn serving() -> Status {
@@ -270,10 +253,7 @@ mod tests {
         assert!(status.live(t0 + s(61)));
         assert!(!status.live(t0 + s(62)));
         status.beat(t0 + s(5));
-        assert!(
-            status.live(t0 + s(61)),
-            "a late beat does not turn time back"
-        );
+        assert!(status.live(t0 + s(61)), "a late beat does not turn time back");
         assert!(status.live(t0), "a clock that is read early is not a fault");
     }
 
@@ -298,10 +278,7 @@ mod tests {
         status.set_device("cpu", DeviceState::Lost, "");
         check(&status, Ok(()));
         status.set_device("GPU-1", DeviceState::Fenced, "Xid 79");
-        check(
-            &status,
-            Err("no device is serving: GPU-1 is fenced (Xid 79), cpu is lost"),
-        );
+        check(&status, Err("no device is serving: GPU-1 is fenced (Xid 79), cpu is lost"));
         status.set_device("GPU-1", DeviceState::Suspect, "slow");
         check(&status, Ok(()));
     }
@@ -319,10 +296,7 @@ mod tests {
     fn a_replica_whose_models_all_failed_is_not_ready_but_one_without_models_is() {
         let status = serving();
         status.set_models(counts(0, 0, 2));
-        check(
-            &status,
-            Err("no model is ready: 2 of 2 unavailable, 0 loading"),
-        );
+        check(&status, Err("no model is ready: 2 of 2 unavailable, 0 loading"));
         status.set_models(counts(0, 0, 0));
         check(&status, Ok(()));
     }
@@ -343,9 +317,6 @@ mod tests {
     fn states_have_names_of_their_own() {
         let mut names: Vec<_> = DeviceState::ALL.map(DeviceState::name).to_vec();
         names.dedup();
-        assert_eq!(
-            names,
-            ["waiting", "warming", "serving", "suspect", "fenced", "lost"]
-        );
+        assert_eq!(names, ["waiting", "warming", "serving", "suspect", "fenced", "lost"]);
     }
 }

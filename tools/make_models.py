@@ -25,7 +25,7 @@ IMAGENET_STD = [0.229, 0.224, 0.225]
 TORCHVISION_INPUT = f"""\
 [input]
 resize = "shorter"
-shorter = 256
+size = 256
 filter = "bilinear"
 color = "rgb"
 scale = {1 / 255!r}

@@ -49,11 +49,7 @@ impl Entry {
 
     /// What decides when it runs.
     pub fn urgency(&self) -> Urgency {
-        Urgency {
-            priority: self.job.priority,
-            deadline: self.job.deadline,
-            arrived: self.job.arrived,
-        }
+        Urgency { priority: self.job.priority, deadline: self.job.deadline, arrived: self.job.arrived }
     }
 
     /// Those rows as part of a batch. All rows of a job are its inputs as they are, so that a model without a batch
@@ -68,15 +64,9 @@ impl Entry {
             self.job.inputs.clone()
         } else {
             let inputs = self.job.inputs.iter();
-            inputs
-                .map(|input| rows::cut(input, range.start, range.end))
-                .collect()
+            inputs.map(|input| rows::cut(input, range.start, range.end)).collect()
         };
-        Part {
-            job: key,
-            rows: range,
-            inputs,
-        }
+        Part { job: key, rows: range, inputs }
     }
 
     /// Keeps the outputs of some rows; hands all of them over with the last.

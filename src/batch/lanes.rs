@@ -268,10 +268,7 @@ impl Lanes {
 
     /// Takes a job out; false if nothing of it waits.
     pub fn remove(&mut self, shape: &Arc<ItemShape>, job: JobKey) -> bool {
-        let found = self
-            .lanes
-            .get_mut(shape)
-            .is_some_and(|lane| lane.remove(job).is_some());
+        let found = self.lanes.get_mut(shape).is_some_and(|lane| lane.remove(job).is_some());
         self.jobs -= usize::from(found);
         self.sweep(shape);
         found
@@ -320,9 +317,7 @@ impl Lanes {
 
     /// Jobs of which something waits.
     pub fn jobs(&self) -> impl Iterator<Item = JobKey> {
-        self.lanes
-            .values()
-            .flat_map(|lane| lane.jobs.keys().copied())
+        self.lanes.values().flat_map(|lane| lane.jobs.keys().copied())
     }
 
     /// How many jobs have something waiting.
@@ -346,11 +341,7 @@ impl Lanes {
     }
 
     fn sweep(&mut self, shape: &Arc<ItemShape>) {
-        if self
-            .lanes
-            .get(shape)
-            .is_some_and(|lane| lane.jobs.is_empty())
-        {
+        if self.lanes.get(shape).is_some_and(|lane| lane.jobs.is_empty()) {
             self.lanes.remove(shape);
         }
     }

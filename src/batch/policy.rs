@@ -39,15 +39,8 @@ pub fn decide(rules: &Rules, front: Option<&Front>, costs: &Costs, now: Instant)
             return Next::SleepUntil(until);
         }
     }
-    let items = if rules.wait_max.is_zero() {
-        without_waste(&rules.sizes, items, costs)
-    } else {
-        items
-    };
-    Next::Run {
-        items,
-        size: padded(&rules.sizes, items),
-    }
+    let items = if rules.wait_max.is_zero() { without_waste(&rules.sizes, items, costs) } else { items };
+    Next::Run { items, size: padded(&rules.sizes, items) }
 }
 
 /// The largest batch.
@@ -86,18 +79,12 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs) -> usize {
         return items;
     }
     let rest = padded(sizes, items - lower);
-    let (Some(one), Some(first), Some(second)) = (
-        costs.measured(upper),
-        costs.measured(lower),
-        costs.measured(rest),
-    ) else {
+    let (Some(one), Some(first), Some(second)) =
+        (costs.measured(upper), costs.measured(lower), costs.measured(rest))
+    else {
         return items;
     };
-    if first + second <= SPLIT_GAIN * one {
-        lower
-    } else {
-        items
-    }
+    if first + second <= SPLIT_GAIN * one { lower } else { items }
 }
 
 #[cfg(test)]
@@ -115,18 +102,8 @@ mod tests {
         costs: &[(usize, f64)],
     ) -> Result<(usize, usize), Option<Duration>> {
         let oldest = Instant::now();
-        let rules = Rules {
-            sizes: vec![1, 2, 4, 8],
-            whole: false,
-            wait_max: MS * wait_ms,
-            weight: 1.0,
-        };
-        let mut front = Front {
-            items,
-            oldest,
-            deadline: None,
-            shut: false,
-        };
+        let rules = Rules { sizes: vec![1, 2, 4, 8], whole: false, wait_max: MS * wait_ms, weight: 1.0 };
+        let mut front = Front { items, oldest, deadline: None, shut: false };
         change(&mut front);
         let mut measured = Costs::default();
         for &(size, seconds) in costs {
@@ -170,20 +147,10 @@ mod tests {
 
     #[test]
     fn waiting_for_company_leaves_time_for_the_deadline() {
-        assert_eq!(
-            check(3, 30, deadline(26), &[(4, 0.005)]),
-            Err(Some(16 * MS))
-        );
+        assert_eq!(check(3, 30, deadline(26), &[(4, 0.005)]), Err(Some(16 * MS)));
         assert_eq!(check(3, 30, deadline(20), &[(4, 0.005)]), Ok((3, 4)));
-        assert_eq!(
-            check(3, 30, deadline(20), &[]),
-            Ok((3, 4)),
-            "nothing measured"
-        );
-        assert_eq!(
-            check(3, 30, deadline(90), &[(4, 0.005)]),
-            Err(Some(30 * MS))
-        );
+        assert_eq!(check(3, 30, deadline(20), &[]), Ok((3, 4)), "nothing measured");
+        assert_eq!(check(3, 30, deadline(90), &[(4, 0.005)]), Err(Some(30 * MS)));
     }
 
     #[test]
@@ -192,15 +159,7 @@ mod tests {
         assert_eq!(check(5, 0, |_| {}, &linear), Ok((4, 4)));
         let flat = [(1, 0.5), (4, 0.6), (8, 0.8)];
         assert_eq!(check(5, 0, |_| {}, &flat), Ok((5, 8)));
-        assert_eq!(
-            check(5, 0, |_| {}, &linear[1..]),
-            Ok((5, 8)),
-            "rest not measured"
-        );
-        assert_eq!(
-            check(7, 0, |_| {}, &linear),
-            Ok((7, 8)),
-            "the rest is 3, padded to 4"
-        );
+        assert_eq!(check(5, 0, |_| {}, &linear[1..]), Ok((5, 8)), "rest not measured");
+        assert_eq!(check(7, 0, |_| {}, &linear), Ok((7, 8)), "the rest is 3, padded to 4");
     }
 }

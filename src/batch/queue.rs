@@ -57,10 +57,7 @@ impl State {
     /// Rings one sleeper that serves the model.
     fn ring_for(&mut self, model: ModelKey) -> Option<Arc<Condvar>> {
         // The last to fall asleep has the warmest caches.
-        let i = self
-            .parked
-            .iter()
-            .rposition(|parked| parked.serves.contains(&model))?;
+        let i = self.parked.iter().rposition(|parked| parked.serves.contains(&model))?;
         let parked = self.parked.remove(i);
         self.bells.get(&parked.worker).cloned()
     }
@@ -71,18 +68,13 @@ impl State {
             return Vec::new();
         }
         let models = self.book.waiting_models();
-        models
-            .into_iter()
-            .filter_map(|model| self.ring_for(model))
-            .collect()
+        models.into_iter().filter_map(|model| self.ring_for(model)).collect()
     }
 
     /// Rings everybody.
     fn ring_all(&mut self) -> Vec<Arc<Condvar>> {
         let parked = self.parked.drain(..);
-        parked
-            .filter_map(|parked| self.bells.get(&parked.worker).cloned())
-            .collect()
+        parked.filter_map(|parked| self.bells.get(&parked.worker).cloned()).collect()
     }
 }
 
@@ -96,9 +88,7 @@ impl Queue {
             woken: HashSet::new(),
             parked: Vec::new(),
         };
-        Arc::new(Queue {
-            state: Mutex::new(state),
-        })
+        Arc::new(Queue { state: Mutex::new(state) })
     }
 
     /// Lets jobs for a model in. `name` is for messages. A key that is known already keeps its rules.
@@ -134,11 +124,7 @@ impl Queue {
         let job = state.book.push(job, Instant::now())?;
         state.replies.insert(job, sender);
         self.leave(state, Some(model));
-        Ok(Ticket {
-            job,
-            reply: receiver,
-            queue: Some(Arc::clone(self)),
-        })
+        Ok(Ticket { job, reply: receiver, queue: Some(Arc::clone(self)) })
     }
 
     /// Adds a worker: one thread that runs batches on `device`.
@@ -147,12 +133,7 @@ impl Queue {
         let key = state.book.attach();
         let bell = Arc::new(Condvar::new());
         state.bells.insert(key, Arc::clone(&bell));
-        Worker {
-            key,
-            bell,
-            device: Arc::clone(device),
-            queue: Arc::clone(self),
-        }
+        Worker { key, bell, device: Arc::clone(device), queue: Arc::clone(self) }
     }
 
     /// Makes the current or next [`Worker::take`] of every worker return [`Taken::Woken`].

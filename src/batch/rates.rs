@@ -34,9 +34,7 @@ impl Costs {
         self.by_size
             .iter()
             .min_by_key(|(measured, _)| measured.abs_diff(size))
-            .map_or(SECONDS_UNMEASURED, |&(measured, seconds)| {
-                seconds * size as f64 / measured as f64
-            })
+            .map_or(SECONDS_UNMEASURED, |&(measured, seconds)| seconds * size as f64 / measured as f64)
     }
 
     /// The fewest seconds in which one device could run so many items, in batches up to `size_max`; `None` if nothing
@@ -44,11 +42,8 @@ impl Costs {
     pub fn fewest_seconds(&self, items: usize, size_max: usize) -> Option<f64> {
         let &(largest, seconds) = self.by_size.last()?;
         let unmeasured = seconds / size_max.max(largest) as f64;
-        let per_item = self
-            .by_size
-            .iter()
-            .map(|&(size, seconds)| seconds / size as f64)
-            .fold(unmeasured, f64::min);
+        let per_item =
+            self.by_size.iter().map(|&(size, seconds)| seconds / size as f64).fold(unmeasured, f64::min);
         Some(per_item * items as f64)
     }
 }

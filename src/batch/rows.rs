@@ -14,9 +14,7 @@ pub fn check(tensor: &Tensor, rows: Option<usize>) -> Result<(), String> {
     {
         return Err(format!("shape {shape:?} instead of {rows} rows"));
     }
-    let elements = shape
-        .iter()
-        .try_fold(1_usize, |product, &extent| product.checked_mul(extent));
+    let elements = shape.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent));
     let fits = match (elements, tensor.datatype.size()) {
         (Some(elements), Some(size)) => elements.checked_mul(size) == Some(tensor.data.len()),
         (Some(elements), None) => skip_strings(&tensor.data, elements) == Some(tensor.data.len()),
@@ -36,16 +34,11 @@ pub fn cut(tensor: &Tensor, start: usize, end: usize) -> Tensor {
         return tensor.rows(start, end);
     }
     let per_row: usize = tensor.shape[1..].iter().product();
-    let offset = |row: usize| {
-        skip_strings(&tensor.data, row * per_row).expect("strings were counted by `check`")
-    };
+    let offset =
+        |row: usize| skip_strings(&tensor.data, row * per_row).expect("strings were counted by `check`");
     let mut shape = tensor.shape.clone();
     shape[0] = end - start;
-    Tensor {
-        datatype: tensor.datatype,
-        shape,
-        data: tensor.data.slice(offset(start)..offset(end)),
-    }
+    Tensor { datatype: tensor.datatype, shape, data: tensor.data.slice(offset(start)..offset(end)) }
 }
 
 /// Puts tensors together along the first axis, in the order given.
@@ -56,14 +49,11 @@ pub fn join(parts: &[&Tensor]) -> Result<Tensor, String> {
     let Some((first, rest)) = parts.split_first() else {
         return Err("nothing to put together".into());
     };
-    let alike = |t: &Tensor| {
-        t.datatype == first.datatype && !t.shape.is_empty() && t.shape[1..] == first.shape[1..]
-    };
+    let alike =
+        |t: &Tensor| t.datatype == first.datatype && !t.shape.is_empty() && t.shape[1..] == first.shape[1..];
     if first.shape.is_empty() || !rest.iter().all(|tensor| alike(tensor)) {
         let shapes: Vec<_> = parts.iter().map(|tensor| &tensor.shape).collect();
-        return Err(format!(
-            "shapes {shapes:?} do not fit together; send fewer items in one request"
-        ));
+        return Err(format!("shapes {shapes:?} do not fit together; send fewer items in one request"));
     }
     if rest.is_empty() {
         return Ok((*first).clone());
@@ -74,11 +64,7 @@ pub fn join(parts: &[&Tensor]) -> Result<Tensor, String> {
     }
     let mut shape = first.shape.clone();
     shape[0] = parts.iter().map(|tensor| tensor.shape[0]).sum();
-    Ok(Tensor {
-        datatype: first.datatype,
-        shape,
-        data: data.freeze(),
-    })
+    Ok(Tensor { datatype: first.datatype, shape, data: data.freeze() })
 }
 
 /// The offset after `count` length-prefixed strings; `None` if there are fewer.
@@ -107,11 +93,7 @@ mod tests {
             data.extend_from_slice(&(string.len() as u32).to_le_bytes());
             data.extend_from_slice(string.as_bytes());
         }
-        Tensor {
-            datatype: DataType::Bytes,
-            shape: vec![rows.len(), rows[0].len()],
-            data: data.freeze(),
-        }
+        Tensor { datatype: DataType::Bytes, shape: vec![rows.len(), rows[0].len()], data: data.freeze() }
     }
 
     fn numbers(shape: &[usize], bytes: usize) -> Tensor {
@@ -124,11 +106,9 @@ mod tests {
 
     #[test]
     fn rows_that_were_cut_and_joined_are_the_same_again() {
-        for tensor in [
-            numbers(&[3, 2], 12),
-            numbers(&[3, 0], 0),
-            strings(&[&["a", "bc"], &["", "d"], &["efg", "h"]]),
-        ] {
+        for tensor in
+            [numbers(&[3, 2], 12), numbers(&[3, 0], 0), strings(&[&["a", "bc"], &["", "d"], &["efg", "h"]])]
+        {
             assert_eq!(check(&tensor, Some(3)), Ok(()));
             let (head, tail) = (cut(&tensor, 0, 1), cut(&tensor, 1, 3));
             assert_eq!(check(&head, Some(1)), Ok(()));

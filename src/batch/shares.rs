@@ -157,19 +157,13 @@ mod tests {
         let mut double = shares(&[(A, 2.0), (B, 1.0)]);
         assert_eq!(serve(&mut double, 6, |_| 1.0), "abaaba");
         let mut long = shares(&[(A, 1.0), (B, 1.0)]);
-        assert_eq!(
-            serve(&mut long, 8, |m| if m == A { 3.0 } else { 1.0 }),
-            "abbbabbb"
-        );
+        assert_eq!(serve(&mut long, 8, |m| if m == A { 3.0 } else { 1.0 }), "abbbabbb");
     }
 
     #[test]
     fn a_weight_that_is_no_positive_number_counts_as_one() {
         for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert_eq!(
-                serve(&mut shares(&[(A, weight), (B, 1.0)]), 4, |_| 1.0),
-                "abab"
-            );
+            assert_eq!(serve(&mut shares(&[(A, weight), (B, 1.0)]), 4, |_| 1.0), "abab");
         }
     }
 
@@ -179,11 +173,7 @@ mod tests {
         shares.set_waiting(B, false);
         assert_eq!(serve(&mut shares, 5, |_| 1.0), "aaaaa");
         shares.set_waiting(B, true);
-        assert_eq!(
-            serve(&mut shares, 4, |_| 1.0),
-            "abab",
-            "b does not get five turns"
-        );
+        assert_eq!(serve(&mut shares, 4, |_| 1.0), "abab", "b does not get five turns");
     }
 
     #[test]

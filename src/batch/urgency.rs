@@ -31,11 +31,7 @@ pub struct Urgency {
 impl Urgency {
     /// The highest level that age can bring it to.
     fn top(&self) -> i16 {
-        if self.deadline.is_some() {
-            0
-        } else {
-            LEVEL_OVERDUE
-        }
+        if self.deadline.is_some() { 0 } else { LEVEL_OVERDUE }
     }
 
     /// Its level at a time, if it never ran.
@@ -53,12 +49,7 @@ impl Urgency {
 
     /// Its place at a level.
     pub(super) fn rank(&self, level: i16, job: JobKey) -> Rank {
-        Rank {
-            level,
-            due: self.deadline.map_or(Due::Never, Due::At),
-            arrived: self.arrived,
-            job,
-        }
+        Rank { level, due: self.deadline.map_or(Due::Never, Due::At), arrived: self.arrived, job }
     }
 }
 

@@ -10,7 +10,8 @@ pub(super) fn report(rows: &[Checked]) -> (String, bool) {
     if rows.is_empty() {
         return ("no models found\n".into(), false);
     }
-    let mut table = vec![["MODEL", "VERSION", "TASK", "INPUT", "BATCH", "LOAD", "CANARY", "VERDICT"].map(str::to_owned)];
+    let mut table =
+        vec![["MODEL", "VERSION", "TASK", "INPUT", "BATCH", "LOAD", "CANARY", "VERDICT"].map(str::to_owned)];
     table.extend(rows.iter().map(row));
     let widths: Vec<usize> =
         (0..8).map(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
@@ -32,7 +33,16 @@ fn row(checked: &Checked) -> [String; 8] {
             let ms = |duration: std::time::Duration| format!("{:.1} ms", duration.as_secs_f64() * 1e3);
             let sizes: Vec<String> = model.rules.sizes.iter().map(usize::to_string).collect();
             let (load, canary) = (ms(loading.load), ms(loading.canary));
-            [name, version, model.task.name().into(), input(&model.signature), sizes.join(","), load, canary, "ok".into()]
+            [
+                name,
+                version,
+                model.task.name().into(),
+                input(&model.signature),
+                sizes.join(","),
+                load,
+                canary,
+                "ok".into(),
+            ]
         }
         Err(reason) => {
             let dash = || "-".to_owned();

@@ -27,14 +27,12 @@ pub(super) struct Target {
 impl Target {
     /// From `http://HOST[:PORT][/]`; or what is wrong with it.
     pub(super) fn parse(url: &str) -> Result<Target, String> {
-        let refused =
-            || format!("--url {url:?} is not http://HOST[:PORT], such as http://127.0.0.1:8000");
+        let refused = || format!("--url {url:?} is not http://HOST[:PORT], such as http://127.0.0.1:8000");
         let authority = url.strip_prefix("http://").ok_or_else(refused)?;
         let authority = authority.strip_suffix('/').unwrap_or(authority);
         // A colon after the last bracket begins the port; those in brackets belong to an IPv6 address.
-        let colon = authority
-            .rfind(':')
-            .filter(|colon| authority.rfind(']').is_none_or(|bracket| bracket < *colon));
+        let colon =
+            authority.rfind(':').filter(|colon| authority.rfind(']').is_none_or(|bracket| bracket < *colon));
         let (host, port) = match colon {
             Some(colon) => {
                 let port = authority[colon + 1..].parse().map_err(|_| refused())?;
@@ -46,17 +44,13 @@ impl Target {
         let fine = match inner {
             Some(address) => address.parse::<Ipv6Addr>().is_ok(),
             None => {
-                !host.is_empty()
-                    && (host.bytes()).all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+                !host.is_empty() && (host.bytes()).all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
             }
         };
         if !fine || port == 0 {
             return Err(refused());
         }
-        Ok(Target {
-            host: inner.unwrap_or(host).into(),
-            port,
-        })
+        Ok(Target { host: inner.unwrap_or(host).into(), port })
     }
 
     /// As a `Host` header has it.
@@ -73,9 +67,7 @@ impl Target {
 pub(super) fn default_url(config: &Config) -> Result<String, String> {
     let listen = config.admin_listen.unwrap_or(config.listen);
     if listen.port() == 0 {
-        return Err(format!(
-            "cannot tell which port {listen} became: name it with --url http://HOST:PORT"
-        ));
+        return Err(format!("cannot tell which port {listen} became: name it with --url http://HOST:PORT"));
     }
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -86,11 +78,7 @@ pub(super) fn default_url(config: &Config) -> Result<String, String> {
 }
 
 /// Status code and body of `GET /v2/health/{probe}`; or why there is none.
-pub(super) fn ask(
-    target: &Target,
-    probe: &str,
-    time_max: Duration,
-) -> Result<(u16, String), String> {
+pub(super) fn ask(target: &Target, probe: &str, time_max: Duration) -> Result<(u16, String), String> {
     // One clock for all of it, however the bytes trickle.
     let deadline = Instant::now() + time_max;
     let mut stream = connect(target, deadline)?;
@@ -111,17 +99,13 @@ pub(super) fn ask(
     let mut answer = Vec::new();
     let mut chunk = [0; 4096];
     while !is_whole(&answer) {
-        let read = stream
-            .set_read_timeout(Some(left(deadline)))
-            .and_then(|()| stream.read(&mut chunk));
+        let read = stream.set_read_timeout(Some(left(deadline))).and_then(|()| stream.read(&mut chunk));
         match read.map_err(failed)? {
             0 => break,
             n => answer.extend_from_slice(&chunk[..n]),
         }
         if answer.len() as u64 > ANSWER_BYTES_MAX {
-            return Err(format!(
-                "the answer is longer than {ANSWER_BYTES_MAX} bytes"
-            ));
+            return Err(format!("the answer is longer than {ANSWER_BYTES_MAX} bytes"));
         }
         if Instant::now() > deadline {
             return Err(format!("no answer within {} ms", time_max.as_millis()));
@@ -132,9 +116,7 @@ pub(super) fn ask(
 
 /// What is left until then; never zero, which would mean for ever.
 fn left(deadline: Instant) -> Duration {
-    deadline
-        .saturating_duration_since(Instant::now())
-        .max(Duration::from_millis(1))
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
 fn connect(target: &Target, deadline: Instant) -> Result<TcpStream, String> {
@@ -180,21 +162,14 @@ fn read_answer(answer: &[u8]) -> Option<(u16, String)> {
 }
 
 /// One line about the answer, and whether it is good.
-pub(super) fn report(
-    target: &Target,
-    probe: &str,
-    answer: &Result<(u16, String), String>,
-) -> (String, bool) {
+pub(super) fn report(target: &Target, probe: &str, answer: &Result<(u16, String), String>) -> (String, bool) {
     let from = target.authority();
     match answer {
         Ok((200, _)) => (format!("{probe}: {from} answered 200"), true),
         Ok((code, body)) => {
             let reason = reason(body);
             let colon = if reason.is_empty() { "" } else { ": " };
-            (
-                format!("not {probe}: {from} answered {code}{colon}{reason}"),
-                false,
-            )
+            (format!("not {probe}: {from} answered {code}{colon}{reason}"), false)
         }
         Err(reason) => (format!("not {probe}: {from}: {reason}"), false),
     }
@@ -204,12 +179,7 @@ pub(super) fn report(
 fn reason(body: &str) -> String {
     let json = serde_json::from_str::<serde_json::Value>(body).ok();
     let error = json.as_ref().and_then(|json| json.get("error")?.as_str());
-    let text: String = error
-        .unwrap_or(body)
-        .trim()
-        .chars()
-        .take(REASON_MAX)
-        .collect();
+    let text: String = error.unwrap_or(body).trim().chars().take(REASON_MAX).collect();
     text.replace(char::is_control, " ")
 }
 
@@ -235,10 +205,7 @@ mod tests {
             }
             String::from_utf8(request).expect("UTF-8")
         });
-        let target = Target {
-            host: "127.0.0.1".into(),
-            port,
-        };
+        let target = Target { host: "127.0.0.1".into(), port };
         (target, served)
     }
 
@@ -247,9 +214,7 @@ mod tests {
         let answer = ask(&target, probe, Duration::from_secs(30));
         let request = served.join().expect("the server ends");
         assert!(
-            request.starts_with(&format!(
-                "GET /v2/health/{probe} HTTP/1.1\r\nHost: 127.0.0.1:"
-            )),
+            request.starts_with(&format!("GET /v2/health/{probe} HTTP/1.1\r\nHost: 127.0.0.1:")),
             "{request}"
         );
         let (got, good) = report(&target, probe, &answer);
@@ -265,12 +230,7 @@ mod tests {
             "ready: 127.0.0.1:PORT answered 200",
             true,
         );
-        check(
-            &["HTTP/1.1 200 OK\r\n", "\r\n"],
-            "live",
-            "live: 127.0.0.1:PORT answered 200",
-            true,
-        );
+        check(&["HTTP/1.1 200 OK\r\n", "\r\n"], "live", "live: 127.0.0.1:PORT answered 200", true);
     }
 
     #[test]
@@ -295,28 +255,14 @@ mod tests {
             "not ready: 127.0.0.1:PORT answered 301",
             false,
         );
-        check(
-            &["SSH-2.0-x\r\n"],
-            "ready",
-            "not ready: 127.0.0.1:PORT: the answer is not HTTP",
-            false,
-        );
+        check(&["SSH-2.0-x\r\n"], "ready", "not ready: 127.0.0.1:PORT: the answer is not HTTP", false);
     }
 
     #[test]
     fn an_answer_is_whole_with_its_announced_length_or_the_connections_end() {
         let head = "HTTP/1.1 503 X\r\nServer: x\r\ncontent-LENGTH: 4\r\n";
-        for (rest, whole) in [
-            ("", false),
-            ("\r\n", false),
-            ("\r\nbod", false),
-            ("\r\nbody", true),
-        ] {
-            assert_eq!(
-                is_whole(format!("{head}{rest}").as_bytes()),
-                whole,
-                "{rest:?}"
-            );
+        for (rest, whole) in [("", false), ("\r\n", false), ("\r\nbod", false), ("\r\nbody", true)] {
+            assert_eq!(is_whole(format!("{head}{rest}").as_bytes()), whole, "{rest:?}");
         }
         assert!(!is_whole(b"HTTP/1.1 503 X\r\n\r\nbody"));
     }
@@ -326,10 +272,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         drop(listener);
-        let target = Target {
-            host: "127.0.0.1".into(),
-            port,
-        };
+        let target = Target { host: "127.0.0.1".into(), port };
         let (line, healthy) = report(&target, "live", &ask(&target, "live", TIME_MAX));
         assert!(!healthy && line.contains("refused"), "{line}");
     }
@@ -338,10 +281,8 @@ mod tests {
     fn a_server_that_does_not_answer_is_given_up() {
         // Connections are taken by the system; nobody reads them.
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let target = Target {
-            host: "127.0.0.1".into(),
-            port: listener.local_addr().expect("an address").port(),
-        };
+        let target =
+            Target { host: "127.0.0.1".into(), port: listener.local_addr().expect("an address").port() };
         let answer = ask(&target, "live", Duration::from_millis(30));
         assert_eq!(answer, Err("no answer within 30 ms".into()));
     }
@@ -366,16 +307,8 @@ mod tests {
 
     #[test]
     fn urls_are_plain_http_to_a_host() {
-        let target = |host: &str, port| {
-            Ok(Target {
-                host: host.into(),
-                port,
-            })
-        };
-        assert_eq!(
-            Target::parse("http://127.0.0.1:8000"),
-            target("127.0.0.1", 8000)
-        );
+        let target = |host: &str, port| Ok(Target { host: host.into(), port });
+        assert_eq!(Target::parse("http://127.0.0.1:8000"), target("127.0.0.1", 8000));
         assert_eq!(Target::parse("http://localhost/"), target("localhost", 80));
         assert_eq!(Target::parse("http://[::1]:8000/"), target("::1", 8000));
         assert_eq!(Target::parse("http://[::1]"), target("::1", 80));
@@ -394,10 +327,7 @@ mod tests {
             "http://::1:80",
         ] {
             let error = Target::parse(url).expect_err(url);
-            assert!(
-                error.starts_with(&format!("--url {url:?} is not")),
-                "{error}"
-            );
+            assert!(error.starts_with(&format!("--url {url:?} is not")), "{error}");
         }
         let six = Target::parse("http://[::1]:8000").expect("a URL");
         assert_eq!(six.authority(), "[::1]:8000");

@@ -63,10 +63,7 @@ pub fn command() -> Command {
         commit => format!("{VERSION} ({commit})"),
     };
     let with_options = |name: &'static str, about: &'static str| {
-        Command::new(name)
-            .about(about)
-            .args(options::arguments())
-            .after_long_help(options::PRECEDENCE)
+        Command::new(name).about(about).args(options::arguments()).after_long_help(options::PRECEDENCE)
     };
     Command::new("ocelli")
         .about("Runs image models behind HTTP")
@@ -75,10 +72,7 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(with_options("serve", "Serve until SIGTERM, then drain"))
-        .subcommand(with_options(
-            "check",
-            "Check the configuration and every model: load it and run it once",
-        ))
+        .subcommand(with_options("check", "Check the configuration and every model: load it and run it once"))
         .subcommand(with_options(
             "config",
             "Print the options in effect, as a configuration file, with where each comes from",
@@ -99,16 +93,9 @@ pub fn command() -> Command {
                         .help("The server to ask; default: admin_listen of the configuration, or listen"),
                 ),
         )
-        .subcommand(
-            Command::new("completions")
-                .about("Print completions for a shell")
-                .arg(
-                    Arg::new("shell")
-                        .value_name("SHELL")
-                        .required(true)
-                        .value_parser(clap::value_parser!(Shell)),
-                ),
-        )
+        .subcommand(Command::new("completions").about("Print completions for a shell").arg(
+            Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell)),
+        ))
 }
 
 /// Parses and runs.
@@ -137,20 +124,18 @@ impl Streams<'_> {
             Err(error) => return self.usage(&error),
         };
         match matches.subcommand() {
-            Some(("serve", matches)) => self.with_config(matches, |streams, loaded| {
-                streams.ended(app::serve(loaded.config))
-            }),
-            Some(("check", matches)) => self.with_config(matches, |streams, loaded| {
-                streams.check(&loaded.config)
-            }),
-            Some(("config", matches)) => self.with_config(matches, |streams, loaded| {
-                streams.print(&show::settings(&loaded.settings))
-            }),
+            Some(("serve", matches)) => {
+                self.with_config(matches, |streams, loaded| streams.ended(app::serve(loaded.config)))
+            }
+            Some(("check", matches)) => {
+                self.with_config(matches, |streams, loaded| streams.check(&loaded.config))
+            }
+            Some(("config", matches)) => {
+                self.with_config(matches, |streams, loaded| streams.print(&show::settings(&loaded.settings)))
+            }
             Some(("health", matches)) => self.health(matches),
             Some(("completions", matches)) => {
-                let shell = *matches
-                    .get_one::<Shell>("shell")
-                    .expect("clap requires the shell");
+                let shell = *matches.get_one::<Shell>("shell").expect("clap requires the shell");
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut command(), "ocelli", &mut script);
                 self.print(&String::from_utf8_lossy(&script))
@@ -175,11 +160,7 @@ impl Streams<'_> {
         }
     }
 
-    fn with_config(
-        &mut self,
-        matches: &ArgMatches,
-        then: impl FnOnce(&mut Self, Loaded) -> Exit,
-    ) -> Exit {
+    fn with_config(&mut self, matches: &ArgMatches, then: impl FnOnce(&mut Self, Loaded) -> Exit) -> Exit {
         match config::load(&options::sources(matches)) {
             Ok(loaded) => then(self, loaded),
             Err(error) => self.complain(&error, Exit::Config),
@@ -207,17 +188,13 @@ impl Streams<'_> {
     }
 
     fn health(&mut self, matches: &ArgMatches) -> Exit {
-        let probe = matches
-            .get_one::<String>("probe")
-            .expect("clap has a default");
+        let probe = matches.get_one::<String>("probe").expect("clap has a default");
         if let Some(url) = matches.get_one::<String>("url") {
             return self.ask(url, probe);
         }
-        self.with_config(matches, |streams, loaded| {
-            match health::default_url(&loaded.config) {
-                Ok(url) => streams.ask(&url, probe),
-                Err(reason) => streams.complain(&reason, Exit::Usage),
-            }
+        self.with_config(matches, |streams, loaded| match health::default_url(&loaded.config) {
+            Ok(url) => streams.ask(&url, probe),
+            Err(reason) => streams.complain(&reason, Exit::Usage),
         })
     }
 
@@ -240,10 +217,9 @@ impl Streams<'_> {
         match written.and_then(|()| self.out.flush()) {
             Ok(()) => Exit::Ok,
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
-            Err(error) => self.complain(
-                &format!("cannot write to the standard output: {error}"),
-                Exit::Failure,
-            ),
+            Err(error) => {
+                self.complain(&format!("cannot write to the standard output: {error}"), Exit::Failure)
+            }
         }
     }
 
@@ -260,11 +236,7 @@ mod tests {
     /// What a run prints to the standard output and the standard error.
     fn run(arguments: &[&str]) -> (Exit, String, String) {
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let mut streams = Streams {
-            out: &mut out,
-            err: &mut err,
-            colour: false,
-        };
+        let mut streams = Streams { out: &mut out, err: &mut err, colour: false };
         let exit = streams.run(["ocelli"].iter().chain(arguments).map(OsString::from));
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         (exit, text(out), text(err))
@@ -288,10 +260,7 @@ mod tests {
         check(&["serv"], Exit::Usage);
         check(&["serve", "--queue-item-max", "3"], Exit::Usage);
         check(&["serve", "--parts-max"], Exit::Usage);
-        check(
-            &["serve", "--parts-max", "1", "--parts-max", "2"],
-            Exit::Usage,
-        );
+        check(&["serve", "--parts-max", "1", "--parts-max", "2"], Exit::Usage);
         check(&["health", "alive"], Exit::Usage);
         check(&["health", "--url", "https://127.0.0.1"], Exit::Usage);
         check(&["completions", "tcl"], Exit::Usage);
@@ -329,13 +298,7 @@ mod tests {
         for (error, code) in [
             (AppError::Failed(String::new()), 1),
             (AppError::Backend(String::new()), 69),
-            (
-                AppError::Dropped {
-                    connections: 1,
-                    jobs: 0,
-                },
-                75,
-            ),
+            (AppError::Dropped { connections: 1, jobs: 0 }, 75),
         ] {
             assert_eq!(Exit::from(&error) as u8, code, "{error:?}");
             assert!(EXIT_CODES.contains(&format!("{code} ")));

@@ -48,9 +48,7 @@ fn flag(spec: &'static Spec) -> Arg {
         ));
     match spec.kind {
         Kind::Choice(words) => flag.value_parser(Words(words)).hide_possible_values(true),
-        Kind::Path { .. } => flag
-            .value_parser(value_parser!(OsString))
-            .value_hint(clap::ValueHint::AnyPath),
+        Kind::Path { .. } => flag.value_parser(value_parser!(OsString)).value_hint(clap::ValueHint::AnyPath),
         _ => flag.value_parser(value_parser!(OsString)),
     }
 }
@@ -62,12 +60,7 @@ struct Words(&'static [&'static str]);
 impl TypedValueParser for Words {
     type Value = OsString;
 
-    fn parse_ref(
-        &self,
-        _: &Command,
-        _: Option<&Arg>,
-        value: &OsStr,
-    ) -> Result<OsString, clap::Error> {
+    fn parse_ref(&self, _: &Command, _: Option<&Arg>, value: &OsStr) -> Result<OsString, clap::Error> {
         Ok(value.into())
     }
 
@@ -78,9 +71,8 @@ impl TypedValueParser for Words {
 
 /// The process's sources with the flags that were given.
 pub(super) fn sources(matches: &ArgMatches) -> Sources {
-    let flags = OPTIONS
-        .iter()
-        .filter_map(|spec| Some((spec.name, matches.get_one::<OsString>(spec.name)?.clone())));
+    let flags =
+        OPTIONS.iter().filter_map(|spec| Some((spec.name, matches.get_one::<OsString>(spec.name)?.clone())));
     Sources::of_process(matches.get_one("config").cloned(), flags.collect())
 }
 
@@ -105,10 +97,7 @@ mod tests {
     #[test]
     fn an_empty_value_is_a_value() {
         let sources = parse(&["--admin-listen=", "--parts-max", "-1"]);
-        assert_eq!(
-            sources.flags,
-            [("admin_listen", "".into()), ("parts_max", "-1".into())]
-        );
+        assert_eq!(sources.flags, [("admin_listen", "".into()), ("parts_max", "-1".into())]);
     }
 
     #[test]

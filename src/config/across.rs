@@ -24,9 +24,8 @@ const RULES: &[Rule] = &[
             };
             let listen = config.listen;
             // Port 0 becomes a free one. An unspecified address takes the port on all of them.
-            let same_address = admin.ip() == listen.ip()
-                || admin.ip().is_unspecified()
-                || listen.ip().is_unspecified();
+            let same_address =
+                admin.ip() == listen.ip() || admin.ip().is_unspecified() || listen.ip().is_unspecified();
             admin.port() == 0 || admin.port() != listen.port() || !same_address
         },
         must: |_| "admin_listen must differ from listen (or be empty, for none)".into(),
@@ -35,21 +34,24 @@ const RULES: &[Rule] = &[
         between: ["header_timeout_ms", "idle_timeout_ms"],
         holds: |config| config.header_timeout_ms < config.idle_timeout_ms,
         must: |_| {
-            "header_timeout_ms must be less than idle_timeout_ms, or idle connections would be closed first".into()
+            "header_timeout_ms must be less than idle_timeout_ms, or idle connections would be closed first"
+                .into()
         },
     },
     Rule {
         between: ["body_bytes_max", "in_flight_bytes_max"],
         holds: |config| config.body_bytes_max <= config.in_flight_bytes_max,
         must: |_| {
-            "body_bytes_max must be at most in_flight_bytes_max, or the largest body could never be let in".into()
+            "body_bytes_max must be at most in_flight_bytes_max, or the largest body could never be let in"
+                .into()
         },
     },
     Rule {
         between: ["body_bytes_max", "queue_bytes_max"],
         holds: |config| config.body_bytes_max <= config.queue_bytes_max,
         must: |_| {
-            "body_bytes_max must be at most queue_bytes_max, or the largest request could never be queued".into()
+            "body_bytes_max must be at most queue_bytes_max, or the largest request could never be queued"
+                .into()
         },
     },
     Rule {
@@ -76,12 +78,7 @@ fn decoded_bytes(config: &Config) -> u64 {
 
 /// Adds a mistake for each rule that does not hold. Rules about an option that is `broken` by itself wait until that
 /// one is mended.
-pub(super) fn check(
-    config: &Config,
-    settings: &[Setting],
-    broken: &[&str],
-    mistakes: &mut Vec<Mistake>,
-) {
+pub(super) fn check(config: &Config, settings: &[Setting], broken: &[&str], mistakes: &mut Vec<Mistake>) {
     for rule in RULES {
         if rule.between.iter().any(|name| broken.contains(name)) || (rule.holds)(config) {
             continue;
@@ -102,12 +99,7 @@ pub(super) fn check(
         mistakes.push(Mistake {
             origin: blamed.origin.clone(),
             found: format!("{} = {:?}", blamed.spec.name, blamed.text),
-            reason: format!(
-                "{}; {} is {:?}, {from}",
-                (rule.must)(config),
-                other.spec.name,
-                other.text
-            ),
+            reason: format!("{}; {} is {:?}, {from}", (rule.must)(config), other.spec.name, other.text),
         });
     }
 }

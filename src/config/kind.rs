@@ -100,10 +100,7 @@ impl Kind {
 
     /// Whether the file writes this kind without quotes. A number of bytes may be written both ways.
     pub(crate) fn is_number(&self) -> bool {
-        matches!(
-            self,
-            Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. }
-        )
+        matches!(self, Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. })
     }
 
     /// The value that `text` stands for, with `cores` for a thread count of 0; or what is wrong, such as
@@ -111,11 +108,7 @@ impl Kind {
     pub(crate) fn parse(&self, text: &str, cores: usize) -> Result<Value, String> {
         let refused = || format!("must be {}", self.allowed());
         let within = |number: u64, min: u64, max: u64| {
-            if (min..=max).contains(&number) {
-                Ok(number)
-            } else {
-                Err(refused())
-            }
+            if (min..=max).contains(&number) { Ok(number) } else { Err(refused()) }
         };
         let whole = || text.parse::<u64>().map_err(|_| refused());
         match self {
@@ -138,11 +131,9 @@ impl Kind {
                 let bytes = parse_bytes(text).ok_or_else(refused)?;
                 Ok(Value::Number(within(bytes, *min, *max)?))
             }
-            Kind::Millis { min, max } => Ok(Value::Duration(Duration::from_millis(within(
-                whole()?,
-                *min,
-                *max,
-            )?))),
+            Kind::Millis { min, max } => {
+                Ok(Value::Duration(Duration::from_millis(within(whole()?, *min, *max)?)))
+            }
             Kind::Threads { max } => match within(whole()?, 0, *max)? {
                 0 => Ok(Value::Number(cores as u64)),
                 threads => Ok(Value::Number(threads)),
@@ -175,22 +166,14 @@ fn parse_bytes(text: &str) -> Option<u64> {
     let unit = unit.trim_start_matches(' ');
     let factor = match unit {
         "" => 1,
-        unit => {
-            UNITS
-                .iter()
-                .find(|(name, _)| name.eq_ignore_ascii_case(unit))?
-                .1
-        }
+        unit => UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?.1,
     };
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
 /// Bytes in the largest binary unit that divides them: `256MiB`, `1500`.
 pub fn bytes_text(bytes: u64) -> String {
-    let unit = UNITS[..4]
-        .iter()
-        .rev()
-        .find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
+    let unit = UNITS[..4].iter().rev().find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
     match unit {
         Some((name, factor)) => format!("{}{name}", bytes / factor),
         None => bytes.to_string(),
@@ -213,8 +196,7 @@ fn filter_mistake(text: &str) -> Option<String> {
     for word in words {
         let lower = word.to_lowercase();
         let level = LEVELS.iter().find(|level| {
-            strsim::osa_distance(&lower, level) == 1
-                || (lower.starts_with(*level) && lower != **level)
+            strsim::osa_distance(&lower, level) == 1 || (lower.starts_with(*level) && lower != **level)
         });
         if let Some(level) = level {
             return Some(format!(
@@ -236,20 +218,14 @@ mod tests {
             Some(value) => assert_eq!(got.as_ref(), Ok(value), "{text:?}"),
             None => {
                 let message = got.expect_err(text);
-                assert!(
-                    message.contains(&kind.allowed()),
-                    "{message:?} does not say what is allowed"
-                );
+                assert!(message.contains(&kind.allowed()), "{message:?} does not say what is allowed");
             }
         }
     }
 
     #[test]
     fn bytes_are_plain_or_with_a_unit() {
-        let kind = Kind::Bytes {
-            min: 1,
-            max: u64::MAX,
-        };
+        let kind = Kind::Bytes { min: 1, max: u64::MAX };
         for (text, bytes) in [
             ("1500", 1500),
             ("1KiB", 1024),
@@ -263,18 +239,7 @@ mod tests {
         ] {
             check(kind, text, Some(Value::Number(bytes)));
         }
-        for text in [
-            "",
-            "GiB",
-            "-1",
-            "1.5GiB",
-            "1GiBs",
-            "0x10",
-            "1 000",
-            "99999999999TiB",
-            "١KiB",
-            "0",
-        ] {
+        for text in ["", "GiB", "-1", "1.5GiB", "1GiBs", "0x10", "1 000", "99999999999TiB", "١KiB", "0"] {
             check(kind, text, None);
         }
     }
@@ -313,13 +278,7 @@ mod tests {
     fn an_empty_address_is_only_allowed_where_it_means_off() {
         check(Kind::Address { off: true }, "", Some(Value::Address(None)));
         check(Kind::Address { off: false }, "", None);
-        for text in [
-            "localhost:80",
-            ":8000",
-            "127.0.0.1",
-            "1.2.3.4:70000",
-            "::1:80",
-        ] {
+        for text in ["localhost:80", ":8000", "127.0.0.1", "1.2.3.4:70000", "::1:80"] {
             check(Kind::Address { off: true }, text, None);
         }
     }

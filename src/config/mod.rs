@@ -50,19 +50,12 @@ pub struct Sources {
 impl Sources {
     /// This process's environment and cores, with the flags that it was given.
     pub fn of_process(file: Option<PathBuf>, flags: Vec<(&'static str, OsString)>) -> Sources {
-        Sources {
-            file,
-            environment: std::env::vars_os().collect(),
-            flags,
-            cores: cores(),
-        }
+        Sources { file, environment: std::env::vars_os().collect(), flags, cores: cores() }
     }
 
     fn variable(&self, name: &str) -> Option<&OsStr> {
         let found = self.environment.iter().find(|(key, _)| key == name);
-        found
-            .map(|(_, value)| value.as_os_str())
-            .filter(|value| !value.is_empty())
+        found.map(|(_, value)| value.as_os_str()).filter(|value| !value.is_empty())
     }
 }
 
@@ -126,23 +119,14 @@ pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
     // In the order of the sources, whichever step found them.
     mistakes.sort_by(|a, b| a.origin.cmp(&b.origin));
     across::check(&config, &settings, &broken, &mut mistakes);
-    if mistakes.is_empty() {
-        Ok(Loaded { config, settings })
-    } else {
-        Err(ConfigError { mistakes })
-    }
+    if mistakes.is_empty() { Ok(Loaded { config, settings }) } else { Err(ConfigError { mistakes }) }
 }
 
 impl Default for Config {
     /// All defaults, whatever the environment says.
     fn default() -> Config {
         let (mut settings, mut values) = defaults(cores());
-        let nowhere = Sources {
-            file: None,
-            environment: Vec::new(),
-            flags: Vec::new(),
-            cores: cores(),
-        };
+        let nowhere = Sources { file: None, environment: Vec::new(), flags: Vec::new(), cores: cores() };
         onnx_runtime(&nowhere, &mut settings, &mut values);
         Config::from_values(values)
     }
@@ -156,11 +140,7 @@ fn defaults(cores: usize) -> (Vec<Setting>, Vec<Value>) {
     OPTIONS
         .iter()
         .map(|spec| {
-            let setting = Setting {
-                spec,
-                text: spec.default.into(),
-                origin: Origin::Default,
-            };
+            let setting = Setting { spec, text: spec.default.into(), origin: Origin::Default };
             let value = spec.kind.parse(spec.default, cores);
             (setting, value.expect("a test holds defaults to their kind"))
         })
@@ -169,10 +149,7 @@ fn defaults(cores: usize) -> (Vec<Setting>, Vec<Value>) {
 
 /// Where nothing names the library: `ORT_DYLIB_PATH`, as other programs have it, or the system's.
 fn onnx_runtime(sources: &Sources, settings: &mut [Setting], values: &mut [Value]) {
-    let option = OPTIONS
-        .iter()
-        .position(|spec| spec.name == "onnx_runtime")
-        .expect("the table has it");
+    let option = OPTIONS.iter().position(|spec| spec.name == "onnx_runtime").expect("the table has it");
     if !settings[option].text.is_empty() {
         return;
     }

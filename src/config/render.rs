@@ -66,16 +66,12 @@ pub fn options_md() -> String {
 
 /// The table by its headings, in order.
 fn sections() -> impl Iterator<Item = (&'static str, &'static [Spec])> {
-    OPTIONS
-        .chunk_by(|a, b| a.section == b.section)
-        .map(|options| (options[0].section, options))
+    OPTIONS.chunk_by(|a, b| a.section == b.section).map(|options| (options[0].section, options))
 }
 
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
-    let first = letters
-        .next()
-        .map(|letter| letter.to_uppercase().to_string());
+    let first = letters.next().map(|letter| letter.to_uppercase().to_string());
     format!("{}{}.", first.unwrap_or_default(), letters.as_str())
 }
 

@@ -25,16 +25,9 @@ pub(super) struct Given {
 
 /// Reads a configuration file.
 pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mistake>) {
-    let at = |line| Origin::File {
-        path: path.into(),
-        line,
-    };
+    let at = |line| Origin::File { path: path.into(), line };
     let mut refuse = |line, found: String, reason: String| {
-        mistakes.push(Mistake {
-            origin: at(line),
-            found,
-            reason,
-        });
+        mistakes.push(Mistake { origin: at(line), found, reason });
     };
     let text = match read(path) {
         Ok(text) => text,
@@ -43,10 +36,8 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
     let line = |offset: usize| 1 + text[..offset.min(text.len())].matches('\n').count();
     // Goes on after a mistake in the syntax, so that all can be reported.
     let (table, errors) = DeTable::parse_recoverable(&text);
-    let broken: Vec<usize> = errors
-        .iter()
-        .map(|error| error.span().map_or(0, |span| line(span.start)))
-        .collect();
+    let broken: Vec<usize> =
+        errors.iter().map(|error| error.span().map_or(0, |span| line(span.start))).collect();
     for (error, line) in errors.iter().zip(&broken) {
         refuse(*line, String::new(), printable(error.message()));
     }
@@ -65,19 +56,11 @@ pub(super) fn file(path: &Path, given: &mut Vec<Given>, mistakes: &mut Vec<Mista
                 DeValue::Table(_) => "; options stand at the top, outside of tables",
                 _ => "",
             };
-            refuse(
-                line,
-                printable(name),
-                format!("unknown option{nearest}{table}"),
-            );
+            refuse(line, printable(name), format!("unknown option{nearest}{table}"));
             continue;
         };
         match toml_text(&OPTIONS[option], value.get_ref()) {
-            Ok(text) => given.push(Given {
-                option,
-                text,
-                origin: at(line),
-            }),
+            Ok(text) => given.push(Given { option, text, origin: at(line) }),
             Err(reason) => refuse(line, name.to_string(), reason),
         }
     }
@@ -91,16 +74,10 @@ fn read(path: &Path) -> Result<String, String> {
         .read_to_end(&mut bytes)
         .map_err(|error| format!("cannot be read: {error}"))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!(
-            "is larger than {FILE_BYTES_MAX} bytes: not a configuration"
-        ));
+        return Err(format!("is larger than {FILE_BYTES_MAX} bytes: not a configuration"));
     }
-    String::from_utf8(bytes).map_err(|error| {
-        format!(
-            "is not UTF-8 at byte {}",
-            error.utf8_error().valid_up_to() + 1
-        )
-    })
+    String::from_utf8(bytes)
+        .map_err(|error| format!("is not UTF-8 at byte {}", error.utf8_error().valid_up_to() + 1))
 }
 
 /// The text that a TOML value stands for, if its type is the option's.
@@ -116,10 +93,9 @@ fn toml_text(spec: &Spec, value: &DeValue<'_>) -> Result<String, String> {
             }
         }
         DeValue::String(text) if !number => Ok(text.to_string()),
-        DeValue::String(text) => Err(format!(
-            "is text ({text:?}): must be {}, without quotes",
-            spec.kind.allowed()
-        )),
+        DeValue::String(text) => {
+            Err(format!("is text ({text:?}): must be {}, without quotes", spec.kind.allowed()))
+        }
         value => Err(format!(
             "is of type {}: must be {}{}",
             value.type_str(),
@@ -140,8 +116,7 @@ pub(super) fn environment(
         .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"OCELLI_"))
         .map(|(name, value)| (name.to_string_lossy(), value))
         .filter(|(name, value)| {
-            !OTHER_VARIABLES.contains(&name.as_ref())
-                && !is_service_link(name, &value.to_string_lossy())
+            !OTHER_VARIABLES.contains(&name.as_ref()) && !is_service_link(name, &value.to_string_lossy())
         })
         .collect();
     // The order of an environment is nobody's intent; the table's is.
@@ -152,10 +127,7 @@ pub(super) fn environment(
     for (name, value) in ours {
         let origin = Origin::Variable(name.to_string());
         let Some(option) = OPTIONS.iter().position(|spec| spec.variable() == name) else {
-            let names = OPTIONS
-                .iter()
-                .map(Spec::variable)
-                .chain([OTHER_VARIABLES[0].to_string()]);
+            let names = OPTIONS.iter().map(Spec::variable).chain([OTHER_VARIABLES[0].to_string()]);
             mistakes.push(Mistake {
                 origin,
                 found: String::new(),
@@ -168,16 +140,10 @@ pub(super) fn environment(
 }
 
 /// Takes the flags' values; their names were checked by the command line.
-pub(super) fn flags(
-    flags: &[(&'static str, OsString)],
-    given: &mut Vec<Given>,
-    mistakes: &mut Vec<Mistake>,
-) {
+pub(super) fn flags(flags: &[(&'static str, OsString)], given: &mut Vec<Given>, mistakes: &mut Vec<Mistake>) {
     for (name, value) in flags {
-        let option = OPTIONS
-            .iter()
-            .position(|spec| spec.name == *name)
-            .expect("flags are made from the table");
+        let option =
+            OPTIONS.iter().position(|spec| spec.name == *name).expect("flags are made from the table");
         let origin = Origin::Flag(format!("--{}", OPTIONS[option].flag()));
         text(option, value, origin, given, mistakes);
     }
@@ -191,11 +157,7 @@ fn text(
     mistakes: &mut Vec<Mistake>,
 ) {
     match value.to_str() {
-        Some(text) => given.push(Given {
-            option,
-            text: text.into(),
-            origin,
-        }),
+        Some(text) => given.push(Given { option, text: text.into(), origin }),
         None => mistakes.push(Mistake {
             origin,
             found: format!("{value:?}"),
@@ -209,10 +171,7 @@ fn text(
 /// mistake.
 fn is_service_link(name: &str, value: &str) -> bool {
     const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
-    if name.ends_with("_SERVICE_HOST")
-        || name.contains("_SERVICE_PORT_")
-        || name.ends_with("_SERVICE_PORT")
-    {
+    if name.ends_with("_SERVICE_HOST") || name.contains("_SERVICE_PORT_") || name.ends_with("_SERVICE_PORT") {
         return true;
     }
     if name.ends_with("_PORT") && value.contains("://") {
@@ -234,10 +193,7 @@ fn is_service_link(name: &str, value: &str) -> bool {
 /// "; nearest: NAME" where a known name is close.
 fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
     let likeness = |known: &String| {
-        strsim::normalized_damerau_levenshtein(
-            &name.to_lowercase().replace('-', "_"),
-            &known.to_lowercase(),
-        )
+        strsim::normalized_damerau_levenshtein(&name.to_lowercase().replace('-', "_"), &known.to_lowercase())
     };
     known
         .map(|known| (likeness(&known), known))

@@ -10,11 +10,7 @@ struct Given<'a> {
     flags: &'a [(&'static str, &'a str)],
 }
 
-const NOTHING: Given<'static> = Given {
-    file: "",
-    variables: &[],
-    flags: &[],
-};
+const NOTHING: Given<'static> = Given { file: "", variables: &[], flags: &[] };
 
 fn read(given: &Given<'_>) -> Result<Loaded, ConfigError> {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -22,12 +18,8 @@ fn read(given: &Given<'_>) -> Result<Loaded, ConfigError> {
     fs::write(&path, given.file).expect("a file");
     load(&Sources {
         file: Some(path),
-        environment: (given.variables.iter())
-            .map(|(name, value)| (name.into(), value.into()))
-            .collect(),
-        flags: (given.flags.iter())
-            .map(|(name, value)| (*name, value.into()))
-            .collect(),
+        environment: (given.variables.iter()).map(|(name, value)| (name.into(), value.into())).collect(),
+        flags: (given.flags.iter()).map(|(name, value)| (*name, value.into())).collect(),
         cores: 6,
     })
 }
@@ -61,38 +53,18 @@ fn every_default_is_allowed_and_holds_with_the_others() {
     assert_eq!(loaded.config.compute_threads, 6);
     assert_eq!(loaded.config.backend, Backend::Auto);
     assert_eq!(loaded.config.log_dir, None);
-    assert_eq!(
-        loaded.config.onnx_runtime,
-        Path::new("libonnxruntime.so"),
-        "the system's library"
-    );
+    assert_eq!(loaded.config.onnx_runtime, Path::new("libonnxruntime.so"), "the system's library");
     assert_eq!(Config::default().listen, loaded.config.listen);
 }
 
 #[test]
 fn flags_win_over_variables_over_the_file_over_defaults() {
     let file = "queue_items_max = 1\nparts_max = 1\nconnections_max = 1\n";
-    let variables = [
-        ("OCELLI_QUEUE_ITEMS_MAX", "2"),
-        ("OCELLI_PARTS_MAX", "2"),
-        ("HOME", "/"),
-    ];
+    let variables = [("OCELLI_QUEUE_ITEMS_MAX", "2"), ("OCELLI_PARTS_MAX", "2"), ("HOME", "/")];
     let flags = [("queue_items_max", "3")];
-    let loaded = read(&Given {
-        file,
-        variables: &variables,
-        flags: &flags,
-    })
-    .expect("no mistakes");
+    let loaded = read(&Given { file, variables: &variables, flags: &flags }).expect("no mistakes");
     let config = &loaded.config;
-    assert_eq!(
-        (
-            config.queue_items_max,
-            config.parts_max,
-            config.connections_max
-        ),
-        (3, 2, 1)
-    );
+    assert_eq!((config.queue_items_max, config.parts_max, config.connections_max), (3, 2, 1));
     assert_eq!(config.requests_in_flight_max, 1024);
     let origin = |name: &str| {
         let setting = loaded.settings.iter().find(|s| s.spec.name == name);
@@ -108,10 +80,7 @@ fn flags_win_over_variables_over_the_file_over_defaults() {
 fn all_mistakes_of_all_sources_are_reported_together_with_their_places() {
     let lines = mistakes(&Given {
         file: "# a file\nparts_max = 0\nqueue_item_max = 5\nbackend = \"tpu\"\nlisten = 8000\n\ntimeout_ms = 900_000\n",
-        variables: &[
-            ("OCELLI_LISTENER", "127.0.0.1:1"),
-            ("OCELLI_DECODE_BYTES_MAX", "lots"),
-        ],
+        variables: &[("OCELLI_LISTENER", "127.0.0.1:1"), ("OCELLI_DECODE_BYTES_MAX", "lots")],
         flags: &[("log_filter", "inof")],
     });
     let beginnings = [
@@ -133,11 +102,7 @@ fn all_mistakes_of_all_sources_are_reported_together_with_their_places() {
 #[test]
 fn a_value_that_another_source_overrides_is_checked_all_the_same() {
     check_mistake(
-        &Given {
-            file: "parts_max = 0\n",
-            flags: &[("parts_max", "7")],
-            ..NOTHING
-        },
+        &Given { file: "parts_max = 0\n", flags: &[("parts_max", "7")], ..NOTHING },
         "ocelli.toml:1: parts_max = \"0\": must be a whole number from 1 to 100000",
     );
 }
@@ -153,18 +118,12 @@ fn broken_lines_of_the_file_are_named_without_hiding_the_mistakes_of_others() {
         (lines.iter()).any(|line| line.starts_with("ocelli.toml:2: connections_max = \"0\"")),
         "{lines:#?}"
     );
-    assert!(
-        (lines.iter()).any(|line| line.starts_with("ocelli.toml:3: ")),
-        "{lines:#?}"
-    );
+    assert!((lines.iter()).any(|line| line.starts_with("ocelli.toml:3: ")), "{lines:#?}");
 }
 
 #[test]
 fn an_option_given_twice_in_the_file_is_a_mistake() {
-    let lines = mistakes(&Given {
-        file: "parts_max = 3\nparts_max = 4\n",
-        ..NOTHING
-    });
+    let lines = mistakes(&Given { file: "parts_max = 3\nparts_max = 4\n", ..NOTHING });
     assert_eq!(lines.len(), 1, "{lines:#?}");
     assert!(lines[0].starts_with("ocelli.toml:2: "), "{lines:#?}");
     assert!(lines[0].contains("duplicate key"), "{lines:#?}");
@@ -173,42 +132,27 @@ fn an_option_given_twice_in_the_file_is_a_mistake() {
 #[test]
 fn tables_in_the_file_are_refused_with_the_reason() {
     check_mistake(
-        &Given {
-            file: "[queue]\nitems_max = 3\n",
-            ..NOTHING
-        },
+        &Given { file: "[queue]\nitems_max = 3\n", ..NOTHING },
         "ocelli.toml:1: queue: unknown option; options stand at the top, outside of tables",
     );
 }
 
 #[test]
 fn numbers_in_the_file_stand_without_quotes_and_sizes_in_either_way() {
-    let loaded = read(&Given {
-        file: "body_bytes_max = 0x10_0000\nqueue_bytes_max = \"3GiB\"\n",
-        ..NOTHING
-    })
-    .expect("no mistakes");
+    let loaded = read(&Given { file: "body_bytes_max = 0x10_0000\nqueue_bytes_max = \"3GiB\"\n", ..NOTHING })
+        .expect("no mistakes");
     assert_eq!(loaded.config.body_bytes_max, 1 << 20);
     assert_eq!(loaded.config.queue_bytes_max, 3 << 30);
     check_mistake(
-        &Given {
-            file: "parts_max = \"3\"\n",
-            ..NOTHING
-        },
+        &Given { file: "parts_max = \"3\"\n", ..NOTHING },
         "ocelli.toml:1: parts_max: is text (\"3\"): must be a whole number from 1 to 100000, without quotes",
     );
     check_mistake(
-        &Given {
-            file: "parts_max = 99999999999999999999999\n",
-            ..NOTHING
-        },
+        &Given { file: "parts_max = 99999999999999999999999\n", ..NOTHING },
         "ocelli.toml:1: parts_max = \"99999999999999999999999\": must be a whole number from 1 to 100000",
     );
     check_mistake(
-        &Given {
-            file: "timeout_ms = 1.5\n",
-            ..NOTHING
-        },
+        &Given { file: "timeout_ms = 1.5\n", ..NOTHING },
         "ocelli.toml:1: timeout_ms: is of type float: must be whole milliseconds from 1 to 86400000",
     );
 }
@@ -222,12 +166,7 @@ fn a_file_that_cannot_be_read_is_a_mistake_that_names_it() {
         cores: 1,
     };
     let error = load(&sources("/no/such/file.toml")).expect_err("no file");
-    assert!(
-        error
-            .to_string()
-            .contains("/no/such/file.toml: cannot be read: "),
-        "{error}"
-    );
+    assert!(error.to_string().contains("/no/such/file.toml: cannot be read: "), "{error}");
     assert!(load(&sources("")).is_ok(), "an empty name is no file");
 }
 
@@ -262,15 +201,9 @@ fn variables_of_a_kubernetes_service_named_ocelli_are_no_mistake() {
         ("OCELLI_ADMIN_SERVICE_HOST", "10.0.0.2"),
         ("OCELLI_ADMIN_PORT_8002_TCP_ADDR", "10.0.0.2"),
     ];
-    read(&Given {
-        variables: &variables,
-        ..NOTHING
-    })
-    .expect("no mistakes");
-    let lines = mistakes(&Given {
-        variables: &[("OCELLI_PORT", "8000"), ("OCELLI_PORT_RANGE", "1")],
-        ..NOTHING
-    });
+    read(&Given { variables: &variables, ..NOTHING }).expect("no mistakes");
+    let lines =
+        mistakes(&Given { variables: &[("OCELLI_PORT", "8000"), ("OCELLI_PORT_RANGE", "1")], ..NOTHING });
     assert_eq!(lines.len(), 2, "{lines:#?}");
 }
 
@@ -281,30 +214,15 @@ fn options_that_do_not_go_together_are_refused() {
         assert_eq!(lines.len(), 1, "{lines:#?}");
         assert!(lines[0].contains(part), "{}\nlacks\n{part}", lines[0]);
     };
-    refused(
-        "admin_listen = \"127.0.0.1:8000\"",
-        "admin_listen must differ from listen",
-    );
+    refused("admin_listen = \"127.0.0.1:8000\"", "admin_listen must differ from listen");
     refused(
         "listen = \"0.0.0.0:8002\"",
         "ocelli.toml:1: listen = \"0.0.0.0:8002\": admin_listen must differ from listen (or be empty, for none); admin_listen is \"127.0.0.1:8002\", the default",
     );
-    refused(
-        "idle_timeout_ms = 10000",
-        "header_timeout_ms must be less than idle_timeout_ms",
-    );
-    refused(
-        "in_flight_bytes_max = \"255MiB\"",
-        "body_bytes_max must be at most in_flight_bytes_max",
-    );
-    refused(
-        "queue_bytes_max = \"255MiB\"",
-        "body_bytes_max must be at most queue_bytes_max",
-    );
-    refused(
-        "decode_bytes_max = \"255MiB\"",
-        "at least 4 bytes for each of image_pixels_max (256MiB)",
-    );
+    refused("idle_timeout_ms = 10000", "header_timeout_ms must be less than idle_timeout_ms");
+    refused("in_flight_bytes_max = \"255MiB\"", "body_bytes_max must be at most in_flight_bytes_max");
+    refused("queue_bytes_max = \"255MiB\"", "body_bytes_max must be at most queue_bytes_max");
+    refused("decode_bytes_max = \"255MiB\"", "at least 4 bytes for each of image_pixels_max (256MiB)");
     refused("timeout_ms_max = 29999", "timeout_ms must be at most");
     for file in [
         "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"",
@@ -320,10 +238,7 @@ fn options_that_do_not_go_together_are_refused() {
 #[test]
 fn a_rule_about_a_broken_option_waits_until_it_is_mended() {
     check_mistake(
-        &Given {
-            file: "idle_timeout_ms = 0\nheader_timeout_ms = 80000\n",
-            ..NOTHING
-        },
+        &Given { file: "idle_timeout_ms = 0\nheader_timeout_ms = 80000\n", ..NOTHING },
         "ocelli.toml:1: idle_timeout_ms = \"0\": must be whole milliseconds from 1 to 86400000",
     );
 }
@@ -331,31 +246,18 @@ fn a_rule_about_a_broken_option_waits_until_it_is_mended() {
 #[test]
 fn onnx_runtime_comes_from_ort_dylib_path_where_nothing_else_names_it() {
     let library = |file: &str, variables: &[(&str, &str)]| {
-        let given = Given {
-            file,
-            variables,
-            flags: &[],
-        };
+        let given = Given { file, variables, flags: &[] };
         let loaded = read(&given).expect("no mistakes");
         let setting = (loaded.settings.iter()).find(|s| s.spec.name == "onnx_runtime");
-        (
-            loaded.config.onnx_runtime.display().to_string(),
-            setting.expect("an option").origin.to_string(),
-        )
+        (loaded.config.onnx_runtime.display().to_string(), setting.expect("an option").origin.to_string())
     };
     let ort = ("ORT_DYLIB_PATH", "/ort.so");
-    assert_eq!(
-        library("onnx_runtime = \"\"", &[ort]),
-        ("/ort.so".into(), "ORT_DYLIB_PATH".into())
-    );
+    assert_eq!(library("onnx_runtime = \"\"", &[ort]), ("/ort.so".into(), "ORT_DYLIB_PATH".into()));
     assert_eq!(
         library("", &[ort, ("OCELLI_ONNX_RUNTIME", "/own.so")]),
         ("/own.so".into(), "OCELLI_ONNX_RUNTIME".into())
     );
-    assert_eq!(
-        library("", &[("ORT_DYLIB_PATH", "")]).0,
-        "libonnxruntime.so"
-    );
+    assert_eq!(library("", &[("ORT_DYLIB_PATH", "")]).0, "libonnxruntime.so");
 }
 
 #[test]
@@ -391,18 +293,10 @@ fn check_file(name: &str, rendered: &str) {
 fn the_default_file_lists_every_option_and_reads_back_as_the_defaults() {
     let rendered = toml_defaults();
     check_file("deploy/ocelli.toml", &rendered);
-    let loaded = read(&Given {
-        file: &rendered,
-        ..NOTHING
-    })
-    .expect("no mistakes");
+    let loaded = read(&Given { file: &rendered, ..NOTHING }).expect("no mistakes");
     assert_eq!(loaded.config, read(&NOTHING).expect("defaults").config);
     for setting in loaded.settings {
-        assert!(
-            matches!(setting.origin, Origin::File { .. }),
-            "{} is missing",
-            setting.spec.name
-        );
+        assert!(matches!(setting.origin, Origin::File { .. }), "{} is missing", setting.spec.name);
     }
 }
 

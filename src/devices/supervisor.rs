@@ -5,7 +5,7 @@
 use super::worker::{Command, Worker, words};
 use crate::{
     batch::{ModelKey, Queue},
-    engine::{Batching, DataType, Dim, Engine, Signature, TensorView, onnx::Runtime},
+    engine::{DataType, Dim, Engine, Signature, TensorView, onnx::Runtime},
     models::{Catalog, Found, Model, Source, State},
     status::{DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
@@ -220,20 +220,20 @@ fn forward(engine: &mut impl Engine, model: &Model, size: usize) -> Result<Durat
     }
 }
 
-/// Input types and shapes for a forward pass: the image's own shape, 1 for extents that nobody fixed.
+/// Input types and shapes for a forward pass: the image's own shape, [`GUESS`] for extents that nobody fixed.
 fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
-    let batches = model.batching != Batching::Whole;
     signature
         .inputs
         .iter()
         .enumerate()
         .map(|(index, input)| {
-            let mut shape: Vec<usize> =
-                input.shape.iter().map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 }).collect();
+            let fixed = |dim: &Dim| if let Dim::Fixed(n) = dim { *n } else { GUESS };
+            let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
             if let (0, Some(image)) = (index, &model.image) {
-                shape.clone_from(&image.item_shape);
+                let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
+                shape = image.item_shape(width, height);
             }
-            if batches {
+            if !model.rules.whole {
                 shape[0] = size;
             }
             (input.datatype, shape)
@@ -241,9 +241,13 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
         .collect()
 }
 
+/// An extent that most networks which take any extent will take.
+const GUESS: usize = 64;
+
 /// Whether [`warm_shapes`] had to guess an extent.
 fn guessed(signature: &Signature, model: &Model) -> bool {
-    let first = usize::from(model.batching != Batching::Whole);
+    let own_size = model.image.as_ref().is_some_and(|image| image.size().is_none());
     let inputs = signature.inputs.iter().skip(usize::from(model.image.is_some()));
-    inputs.flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
+    let first = usize::from(!model.rules.whole);
+    own_size || inputs.flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
 }

@@ -43,14 +43,7 @@ impl Worker {
     ) -> std::io::Result<Worker> {
         let (commands, mailbox) = mpsc::channel();
         let place = queue.attach(&device);
-        let work = Work {
-            device,
-            place,
-            metrics,
-            mailbox,
-            served: Vec::new(),
-            engines: HashMap::new(),
-        };
+        let work = Work { device, place, metrics, mailbox, served: Vec::new(), engines: HashMap::new() };
         let thread = std::thread::Builder::new().name(name).spawn(move || work.run())?;
         Ok(Worker { commands, queue, thread })
     }
@@ -129,7 +122,7 @@ impl Loaded {
     fn run(&mut self, batch: &Batch) -> RunResult {
         let started = Instant::now();
         let whole = self.model.rules.whole;
-        let mut staging = self.model.image.as_ref().map(|image| &image.staging);
+        let mut staging = self.model.image.as_ref().and_then(|image| image.staging.as_ref());
         let mut inputs = Vec::with_capacity(self.assemblers.len());
         for (index, assembler) in self.assemblers.iter_mut().enumerate() {
             let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();

@@ -176,18 +176,8 @@ impl Acceptor {
             + 'static,
         S::Future: Send,
     {
-        let Acceptor {
-            listener,
-            settings,
-            stages,
-            connections,
-        } = self;
-        let shared = Arc::new(Shared {
-            builder: builder(&settings),
-            settings,
-            stages,
-            connections,
-        });
+        let Acceptor { listener, settings, stages, connections } = self;
+        let shared = Arc::new(Shared { builder: builder(&settings), settings, stages, connections });
         let mut open = JoinSet::new();
         let mut backoff = BACKOFF_MIN;
         loop {
@@ -240,9 +230,7 @@ impl Acceptor {
         let dropped = &shared.connections.dropped;
         dropped.fetch_add(connections_dropped as u64, Ordering::Relaxed);
         open.shutdown().await;
-        Ended {
-            connections_dropped,
-        }
+        Ended { connections_dropped }
     }
 }
 
@@ -342,10 +330,7 @@ impl Shared {
             }
         };
         if in_order && watch.may_still_send() {
-            let left = left_at
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            let left = left_at.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(stream) = left {
                 linger(stream).await;
             }

@@ -88,25 +88,17 @@ impl Admission {
     /// [`InferError::Full`], with `retry_after` from how long requests have been in flight lately.
     pub fn admit(self: &Arc<Self>, announced: Option<u64>) -> Result<Permit, InferError> {
         let limits = &self.limits;
-        let bytes =
-            announced.unwrap_or(limits.unknown_length_bytes.min(limits.bytes_in_flight_max));
+        let bytes = announced.unwrap_or(limits.unknown_length_bytes.min(limits.bytes_in_flight_max));
         if !take(&self.requests, 1, limits.requests_in_flight_max) {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
-            return Err(self.full(
-                "the number of requests in flight",
-                limits.requests_in_flight_max,
-            ));
+            return Err(self.full("the number of requests in flight", limits.requests_in_flight_max));
         }
         if !take(&self.bytes, bytes, limits.bytes_in_flight_max) {
             self.requests.fetch_sub(1, Ordering::AcqRel);
             self.refused_bytes.fetch_add(1, Ordering::Relaxed);
             return Err(self.full(BYTES_IN_FLIGHT, limits.bytes_in_flight_max));
         }
-        Ok(Permit {
-            admission: Arc::clone(self),
-            bytes: AtomicU64::new(bytes),
-            since: Instant::now(),
-        })
+        Ok(Permit { admission: Arc::clone(self), bytes: AtomicU64::new(bytes), since: Instant::now() })
     }
 
     /// The counts now.
@@ -122,11 +114,7 @@ impl Admission {
     fn full(&self, what: &'static str, limit: u64) -> InferError {
         // With everything taken, the mean time in flight is about when half of it is free again.
         let held = Duration::from_micros(self.held_us.load(Ordering::Relaxed));
-        InferError::Full {
-            what,
-            limit,
-            retry_after: held.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX),
-        }
+        InferError::Full { what, limit, retry_after: held.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX) }
     }
 }
 
@@ -167,10 +155,7 @@ impl Permit {
         let max = self.admission.limits.bytes_in_flight_max;
         let ahead = bytes.next_multiple_of(COVER_STEP_BYTES) - now;
         let more = [ahead, bytes - now];
-        let Some(taken) = more
-            .into_iter()
-            .find(|more| take(&self.admission.bytes, *more, max))
-        else {
+        let Some(taken) = more.into_iter().find(|more| take(&self.admission.bytes, *more, max)) else {
             self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
             return Err(self.admission.full(BYTES_IN_FLIGHT, max));
         };
@@ -186,12 +171,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let Admission {
-            requests,
-            bytes,
-            held_us,
-            ..
-        } = &*self.admission;
+        let Admission { requests, bytes, held_us, .. } = &*self.admission;
         bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
         requests.fetch_sub(1, Ordering::AcqRel);
         let held = self.since.elapsed().as_micros() as u64;
@@ -207,23 +187,14 @@ pub async fn admit(
     mut request: Request,
     next: Next,
 ) -> Response<Body> {
-    let length = if request.body().is_end_stream() {
-        Some(0)
-    } else {
-        announced(request.headers())
-    };
+    let length = if request.body().is_end_stream() { Some(0) } else { announced(request.headers()) };
     match admission.admit(length) {
         Err(full) => full.into_response(),
         Ok(permit) => {
             let permit = Arc::new(permit);
             request.extensions_mut().insert(Arc::clone(&permit));
             let reply = next.run(request).await;
-            reply.map(|body| {
-                Body::new(Held {
-                    body,
-                    _permit: permit,
-                })
-            })
+            reply.map(|body| Body::new(Held { body, _permit: permit }))
         }
     }
 }
@@ -274,10 +245,7 @@ mod tests {
         let admission = admission();
         let first = admission.admit(Some(60)).unwrap();
         let full = admission.admit(Some(41)).unwrap_err();
-        assert!(
-            matches!(full, InferError::Full { limit: 100, .. }),
-            "{full}"
-        );
+        assert!(matches!(full, InferError::Full { limit: 100, .. }), "{full}");
         let second = admission.admit(Some(40)).unwrap();
         let full = admission.admit(Some(0)).unwrap_err();
         assert!(matches!(full, InferError::Full { limit: 2, .. }), "{full}");
@@ -307,9 +275,9 @@ mod tests {
     #[tokio::test]
     async fn the_permit_lives_until_the_body_of_the_reply_has_ended() {
         let admission = admission();
-        let router: Router = Router::new().route("/", post(|| async { "answer" })).layer(
-            middleware::from_fn_with_state(Arc::clone(&admission), admit),
-        );
+        let router: Router = Router::new()
+            .route("/", post(|| async { "answer" }))
+            .layer(middleware::from_fn_with_state(Arc::clone(&admission), admit));
         let request = http::Request::post("/").header("content-length", "10");
         let request = request.body(Body::from("0123456789")).unwrap();
         let reply = router.oneshot(request).await.unwrap();

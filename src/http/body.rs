@@ -2,7 +2,10 @@
 
 use super::admission::Permit;
 use crate::error::InferError;
-use axum::body::{Body, Bytes};
+use axum::{
+    body::{Body, Bytes},
+    extract::Request,
+};
 use bytes::BytesMut;
 use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
@@ -53,13 +56,7 @@ pub struct Reader {
 impl Reader {
     /// The clock starts now.
     pub fn new(body: Body, limits: BodyLimits) -> Reader {
-        Reader {
-            body,
-            limits,
-            began: Instant::now(),
-            received: 0,
-            permit: None,
-        }
+        Reader { body, limits, began: Instant::now(), received: 0, permit: None }
     }
 
     /// Keeps the permit's bytes at those that have come: more for a body of unknown length as it grows, and no more
@@ -124,9 +121,7 @@ impl Reader {
             return Ok(first);
         };
         // An announced length is within the limit, and admission has set it aside.
-        let room = hint
-            .exact()
-            .map_or(START_BYTES, |announced| announced as usize);
+        let room = hint.exact().map_or(START_BYTES, |announced| announced as usize);
         let mut whole = BytesMut::with_capacity(room.max(first.len() + second.len()));
         whole.extend_from_slice(&first);
         whole.extend_from_slice(&second);
@@ -138,25 +133,27 @@ impl Reader {
     }
 
     fn slow(&self) -> InferError {
-        let BodyLimits {
-            deadline,
-            grace,
-            rate_min,
-            ..
-        } = self.limits;
-        let so_far = format!(
-            "{} bytes of the body came in {} ms",
-            self.received,
-            self.began.elapsed().as_millis()
-        );
+        let BodyLimits { deadline, grace, rate_min, .. } = self.limits;
+        let so_far =
+            format!("{} bytes of the body came in {} ms", self.received, self.began.elapsed().as_millis());
         InferError::SlowBody(if self.began.elapsed() >= deadline {
             format!("{so_far}; the whole body has {} ms", deadline.as_millis())
         } else {
-            format!(
-                "{so_far}; after {} ms it must come at {rate_min} bytes/s or more",
-                grace.as_millis()
-            )
+            format!("{so_far}; after {} ms it must come at {rate_min} bytes/s or more", grace.as_millis())
         })
+    }
+}
+
+/// Reads a request's whole body, charged to its permit if it has one.
+///
+/// # Errors
+/// As [`Reader::next`].
+pub async fn of(request: Request, limits: BodyLimits) -> Result<Bytes, InferError> {
+    let permit = request.extensions().get::<Arc<Permit>>().cloned();
+    let reader = Reader::new(request.into_body(), limits);
+    match permit {
+        Some(permit) => reader.charged_to(permit).all().await,
+        None => reader.all().await,
     }
 }
 
@@ -170,12 +167,7 @@ pub async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, InferError> {
 
 /// The refusal of a body of `got` bytes.
 pub fn too_large(got: u64, limit: u64) -> InferError {
-    InferError::TooLarge {
-        what: "the body in bytes",
-        got,
-        limit,
-        option: "body_bytes_max",
-    }
+    InferError::TooLarge { what: "the body in bytes", got, limit, option: "body_bytes_max" }
 }
 
 /// A body that cannot be read: the client's framing is at fault, or the client is gone.
@@ -197,14 +189,9 @@ fn broken(error: &axum::Error) -> InferError {
 
 /// hyper reports a malformed chunk as an I/O error of an invalid kind.
 fn is_invalid(error: &hyper::Error) -> bool {
-    let io = error
-        .source()
-        .and_then(|source| source.downcast_ref::<std::io::Error>());
+    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     io.is_some_and(|io| {
-        matches!(
-            io.kind(),
-            std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData
-        )
+        matches!(io.kind(), std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData)
     })
 }
 
@@ -238,9 +225,7 @@ mod tests {
 
     #[tokio::test]
     async fn frames_are_gathered_in_order() {
-        let sent: Vec<Bytes> = (0..100_000u32)
-            .map(|i| Bytes::from(vec![i as u8]))
-            .collect();
+        let sent: Vec<Bytes> = (0..100_000u32).map(|i| Bytes::from(vec![i as u8])).collect();
         let got = read(frames(sent), LIMITS).await.unwrap();
         assert!(got.iter().enumerate().all(|(i, b)| *b == i as u8));
         assert_eq!(got.len(), 100_000);
@@ -248,20 +233,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused_with_the_option() {
-        let limits = BodyLimits {
-            bytes_max: 10,
-            ..LIMITS
-        };
-        for body in [
-            Body::from("01234567890"),
-            frames(vec!["012345".into(), "67890".into()]),
-        ] {
+        let limits = BodyLimits { bytes_max: 10, ..LIMITS };
+        for body in [Body::from("01234567890"), frames(vec!["012345".into(), "67890".into()])] {
             assert_eq!(read(body, limits).await, Err(too_large(11, 10)));
         }
-        assert_eq!(
-            read(Body::from("0123456789"), limits).await.unwrap(),
-            "0123456789"
-        );
+        assert_eq!(read(Body::from("0123456789"), limits).await.unwrap(), "0123456789");
     }
 
     #[tokio::test]
@@ -297,31 +273,9 @@ mod tests {
     async fn a_body_that_stops_is_cut_by_whichever_limit_comes_first() {
         let stops = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
         let quick = Duration::from_millis(1);
-        let by_rate = read(
-            stops(),
-            BodyLimits {
-                grace: quick,
-                ..LIMITS
-            },
-        )
-        .await
-        .unwrap_err();
-        assert!(
-            by_rate.to_string().contains("at 1000 bytes/s or more"),
-            "{by_rate}"
-        );
-        let by_deadline = read(
-            stops(),
-            BodyLimits {
-                deadline: quick,
-                ..LIMITS
-            },
-        )
-        .await
-        .unwrap_err();
-        assert!(
-            by_deadline.to_string().contains("the whole body has 1 ms"),
-            "{by_deadline}"
-        );
+        let by_rate = read(stops(), BodyLimits { grace: quick, ..LIMITS }).await.unwrap_err();
+        assert!(by_rate.to_string().contains("at 1000 bytes/s or more"), "{by_rate}");
+        let by_deadline = read(stops(), BodyLimits { deadline: quick, ..LIMITS }).await.unwrap_err();
+        assert!(by_deadline.to_string().contains("the whole body has 1 ms"), "{by_deadline}");
     }
 }

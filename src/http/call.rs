@@ -34,14 +34,22 @@ impl Call {
     pub(super) fn of(headers: &HeaderMap, model: &Model, timeout_max: Duration) -> Result<Call, InferError> {
         let arrived = Instant::now();
         let timeout = match number(headers, "timeout")? {
-            Some(0) => return Err(InferError::BadRequest("header timeout is 0; it is in milliseconds, at least 1".into())),
+            Some(0) => {
+                return Err(InferError::BadRequest(
+                    "header timeout is 0; it is in milliseconds, at least 1".into(),
+                ));
+            }
             Some(ms) => Duration::from_millis(ms).min(timeout_max),
             None => model.timeout,
         };
         let priority = match number(headers, "priority")? {
-            Some(priority) => u8::try_from(priority).ok().filter(|p| *p <= PRIORITY_MAX).ok_or_else(|| {
-                InferError::BadRequest(format!("header priority is {priority}; it goes from 0 (most urgent) to {PRIORITY_MAX}"))
-            })?,
+            Some(priority) => {
+                u8::try_from(priority).ok().filter(|p| *p <= PRIORITY_MAX).ok_or_else(|| {
+                    InferError::BadRequest(format!(
+                        "header priority is {priority}; it goes from 0 (most urgent) to {PRIORITY_MAX}"
+                    ))
+                })?
+            }
             None => model.priority,
         };
         Ok(Call { arrived, deadline: arrived + timeout, priority, timeout })
@@ -81,9 +89,9 @@ impl Call {
 fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, InferError> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
-    number.map(Some).ok_or_else(|| {
-        InferError::BadRequest(format!("header {name} is {value:?}, expected a whole number"))
-    })
+    number
+        .map(Some)
+        .ok_or_else(|| InferError::BadRequest(format!("header {name} is {value:?}, expected a whole number")))
 }
 
 /// Counts a request's outcome exactly once; one that is dropped without (the caller went away) is `cancelled`.
@@ -162,9 +170,9 @@ fn outcome(error: Option<&InferError>) -> metrics::Outcome {
     match error {
         None => Outcome::Ok,
         Some(error) => match error {
-            InferError::BadRequest(_) | InferError::UnsupportedMedia { .. } | InferError::NotAcceptable { .. } => {
-                Outcome::BadRequest
-            }
+            InferError::BadRequest(_)
+            | InferError::UnsupportedMedia { .. }
+            | InferError::NotAcceptable { .. } => Outcome::BadRequest,
             InferError::Decode(_) => Outcome::Decode,
             InferError::TooLarge { .. } => Outcome::TooLarge,
             InferError::Full { .. } => Outcome::Full,

@@ -73,8 +73,13 @@ pub(super) async fn versioned_ready(
 
 fn metadata(front: &Front, name: &str, version: Option<&str>) -> Result<Json<Value>, InferError> {
     let model = front.catalog.get(name, version)?;
-    let versions: Vec<String> =
-        front.catalog.list().into_iter().filter(|entry| *entry.name == *name).map(|entry| entry.version.to_string()).collect();
+    let versions: Vec<String> = front
+        .catalog
+        .list()
+        .into_iter()
+        .filter(|entry| *entry.name == *name)
+        .map(|entry| entry.version.to_string())
+        .collect();
     Ok(Json(json!({
         "name": &*model.name,
         "versions": versions,

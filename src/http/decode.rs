@@ -4,10 +4,10 @@
 //! header announces fit beside those of the decodes that run.
 
 use crate::{
-    engine::Tensor,
+    engine::{self, Tensor},
     error::InferError,
-    image::{self, Limits, Placement, preprocess::Scratch},
-    models::Model,
+    image::{self, Frame, Limits, Placement, Scratch},
+    models::{ImageInput, Model},
 };
 use bytes::Bytes;
 use std::{
@@ -52,7 +52,11 @@ impl DecodePool {
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub fn new(threads: usize, bytes_max: u64, limits: Limits) -> Result<DecodePool, rayon::ThreadPoolBuildError> {
+    pub fn new(
+        threads: usize,
+        bytes_max: u64,
+        limits: Limits,
+    ) -> Result<DecodePool, rayon::ThreadPoolBuildError> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|index| format!("ocelli-decode-{index}"))
@@ -69,7 +73,10 @@ impl DecodePool {
     ///
     /// # Errors
     /// If the work panicked: our bug, answered as such.
-    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, InferError> {
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, InferError> {
         let (reply, answer) = oneshot::channel();
         self.pool.spawn_fifo(move || {
             if !reply.is_closed() {
@@ -99,21 +106,36 @@ fn stage(bytes: &[u8], limits: &Limits, budget: &Budget, model: &Model) -> Resul
         InferError::Internal(format!("an image came to the decoder for {:?}, which takes none", model.name))
     })?;
     let header = image::header(bytes, limits)?;
-    let enough = |width, height| input.preprocess.enough(width, height);
+    let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
     let _share = budget.take(header.decoded_bytes_for(&enough))?;
     let frames = image::decode(bytes, limits, &enough)?;
-    let frames = frames
-        .iter()
-        .map(|frame| {
-            let mut slot = input.staging.slot();
-            let placement = SCRATCH
-                .with_borrow_mut(|scratch| input.preprocess.apply(frame, scratch, &mut slot))
-                .map_err(|error| InferError::BadRequest(error.to_string()))?;
-            let tensor = Tensor { datatype: input.preprocess.datatype, shape: input.item_shape.clone(), data: slot.freeze() };
-            Ok(Staged { tensor, placement })
-        })
-        .collect::<Result<_, InferError>>()?;
+    let frames = frames.iter().map(|frame| stage_frame(frame, input)).collect::<Result<_, _>>()?;
     Ok(Decoded { frames, took: started.elapsed() })
+}
+
+/// Writes a frame into the memory of the batch that it will be part of; a frame that keeps its own size has no batch
+/// to share memory with.
+fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> {
+    let (width, height) = frame.source;
+    let preprocess = input.preprocess_for(width, height);
+    let write = |out: &mut [u8]| {
+        SCRATCH
+            .with_borrow_mut(|scratch| preprocess.apply(frame, scratch, out))
+            .map_err(|error| InferError::BadRequest(error.to_string()))
+    };
+    let (placement, data) = match &input.staging {
+        Some(staging) => {
+            let mut slot = staging.slot();
+            (write(&mut slot)?, slot.freeze())
+        }
+        None => {
+            let mut own = vec![0; preprocess.out_bytes()];
+            (write(&mut own)?, own.into())
+        }
+    };
+    let datatype = engine::DataType::from_name(preprocess.datatype.name())
+        .expect("both name types as the Open Inference Protocol does");
+    Ok(Staged { tensor: Tensor { datatype, shape: input.item_shape(width, height), data }, placement })
 }
 
 /// A bound on bytes that are in use at once. Whoever does not fit yet waits on its own (pool) thread.

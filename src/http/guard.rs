@@ -6,9 +6,7 @@ use crate::error::InferError;
 use axum::{
     body::Body,
     extract::{Request, State},
-    http::{
-        HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header, request::Parts,
-    },
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header, request::Parts},
     middleware::Next,
     response::IntoResponse,
 };
@@ -86,11 +84,7 @@ pub fn catch_panics() -> CatchPanicLayer<OnPanic> {
 pub type OnPanic = fn(Box<dyn Any + Send>) -> Response<Body>;
 
 /// Refuses on the head what can be: see [`check_head`].
-pub async fn check(
-    State(limits): State<HeadLimits>,
-    request: Request,
-    next: Next,
-) -> Response<Body> {
+pub async fn check(State(limits): State<HeadLimits>, request: Request, next: Next) -> Response<Body> {
     let (parts, body) = request.into_parts();
     match check_head(&parts, limits) {
         Ok(()) => next.run(Request::from_parts(parts, body)).await,
@@ -126,35 +120,23 @@ pub fn check_head(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
                 .is_ok_and(|authority| !authority.as_str().contains('@'))
     };
     if host.is_some_and(|host| !is_authority(host)) {
-        return Err(bad(
-            "the host header is not a host name or address with an optional port",
-        ));
+        return Err(bad("the host header is not a host name or address with an optional port"));
     }
-    let uri_bytes = parts
-        .uri
-        .path_and_query()
-        .map_or(0, |path| path.as_str().len());
+    let uri_bytes = parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
     if uri_bytes > limits.uri_bytes_max {
         return Err(Problem::uri_too_long(uri_bytes, limits.uri_bytes_max));
     }
     match announced(&parts.headers) {
-        Some(got) if got > limits.body_bytes_max => Err(Problem::from(&super::body::too_large(
-            got,
-            limits.body_bytes_max,
-        ))),
+        Some(got) if got > limits.body_bytes_max => {
+            Err(Problem::from(&super::body::too_large(got, limits.body_bytes_max)))
+        }
         _ => Ok(()),
     }
 }
 
 /// The length of the body, where the head says it.
 pub fn announced(headers: &HeaderMap) -> Option<u64> {
-    headers
-        .get(header::CONTENT_LENGTH)?
-        .to_str()
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
 /// For `Router::fallback`: no route has this path.
@@ -175,10 +157,7 @@ mod tests {
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 
-    const LIMITS: HeadLimits = HeadLimits {
-        body_bytes_max: 1000,
-        uri_bytes_max: 100,
-    };
+    const LIMITS: HeadLimits = HeadLimits { body_bytes_max: 1000, uri_bytes_max: 100 };
 
     fn head(version: Version, uri: &str, headers: &[(&str, &str)]) -> Parts {
         let mut builder = http::Request::builder().version(version).uri(uri);
@@ -199,21 +178,11 @@ mod tests {
         check(Version::HTTP_11, "/", &[("host", "a:80")], None);
         check(Version::HTTP_11, "/", &[("host", "[::1]:80")], None);
         check(Version::HTTP_11, "/", &[], Some(400));
-        check(
-            Version::HTTP_11,
-            "/",
-            &[("host", "a"), ("host", "a")],
-            Some(400),
-        );
+        check(Version::HTTP_11, "/", &[("host", "a"), ("host", "a")], Some(400));
         check(Version::HTTP_11, "/", &[("host", "a b")], Some(400));
         check(Version::HTTP_11, "/", &[("host", "user@a")], Some(400));
         check(Version::HTTP_10, "/", &[], None);
-        check(
-            Version::HTTP_10,
-            "/",
-            &[("host", "a"), ("host", "b")],
-            Some(400),
-        );
+        check(Version::HTTP_10, "/", &[("host", "a"), ("host", "b")], Some(400));
     }
 
     #[test]
@@ -226,23 +195,13 @@ mod tests {
     #[test]
     fn an_announced_length_over_the_limit_is_refused_on_the_head() {
         check(Version::HTTP_10, "/", &[("content-length", "1000")], None);
-        check(
-            Version::HTTP_10,
-            "/",
-            &[("content-length", "1001")],
-            Some(413),
-        );
+        check(Version::HTTP_10, "/", &[("content-length", "1001")], Some(413));
     }
 
     #[test]
     fn a_long_address_is_refused() {
         check(Version::HTTP_10, &format!("/{}", "x".repeat(99)), &[], None);
-        check(
-            Version::HTTP_10,
-            &format!("/{}", "x".repeat(100)),
-            &[],
-            Some(414),
-        );
+        check(Version::HTTP_10, &format!("/{}", "x".repeat(100)), &[], Some(414));
     }
 
     #[test]
@@ -268,10 +227,7 @@ mod tests {
             .method_not_allowed_fallback(method_not_allowed)
             .layer(catch_panics())
             .layer(middleware::from_fn(identify));
-        let request = http::Request::builder()
-            .method(method)
-            .uri(path)
-            .header(X_REQUEST_ID, "me");
+        let request = http::Request::builder().method(method).uri(path).header(X_REQUEST_ID, "me");
         let request = request.body(Body::empty()).unwrap();
         let (parts, body) = router.oneshot(request).await.unwrap().into_parts();
         let body = body.collect().await.unwrap().to_bytes();
@@ -281,11 +237,9 @@ mod tests {
 
     #[tokio::test]
     async fn errors_outside_the_handlers_have_the_same_body_and_the_id() {
-        for (method, path, status) in [
-            ("GET", "/none", 404),
-            ("POST", "/panics", 405),
-            ("GET", "/panics", 500),
-        ] {
+        for (method, path, status) in
+            [("GET", "/none", 404), ("POST", "/panics", 405), ("GET", "/panics", 500)]
+        {
             let (reply, body) = ask(method, path).await;
             assert_eq!(reply.status(), status);
             assert_eq!(reply.headers()[X_REQUEST_ID], "me");

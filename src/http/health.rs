@@ -34,9 +34,8 @@ async fn live(State(front): State<Arc<Front>>) -> Response {
 async fn ready(State(front): State<Arc<Front>>) -> Response {
     match front.status.ready() {
         Ok(()) => Json(json!({ "live": true, "ready": true })).into_response(),
-        Err(reason) => {
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "error": reason }))).into_response()
-        }
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "error": reason })))
+            .into_response(),
     }
 }
 
@@ -45,7 +44,8 @@ async fn ping(State(front): State<Arc<Front>>) -> Response {
     match front.status.ready() {
         Ok(()) => Json(json!({ "status": "Healthy" })).into_response(),
         Err(reason) => {
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "Unhealthy", "error": reason }))).into_response()
+            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "Unhealthy", "error": reason })))
+                .into_response()
         }
     }
 }

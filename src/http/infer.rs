@@ -1,13 +1,12 @@
 //! `POST /v2/models/{model}/infer`: tensors in, tensors out, by the Open Inference Protocol.
 
 use super::{
-    Front,
+    Front, body,
     call::{Call, Outcome, Spent},
-    body,
     wire::{
         HEADER_LENGTH, raw,
         reply::{self, InferReply, Output},
-        request::{self as oip, Input, InferRequest},
+        request::{self as oip, InferRequest, Input},
     },
 };
 use crate::{
@@ -72,7 +71,9 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
     let inputs = slots
         .into_iter()
         .zip(specs)
-        .map(|(slot, spec)| slot.ok_or_else(|| bad(format!("input {:?} is missing; expected {}", spec.name, names(specs)))))
+        .map(|(slot, spec)| {
+            slot.ok_or_else(|| bad(format!("input {:?} is missing; expected {}", spec.name, names(specs))))
+        })
         .collect::<Result<Vec<_>, _>>()?;
     if model.rules.whole {
         return Ok((inputs, 1));
@@ -91,10 +92,14 @@ fn check(spec: &TensorSpec, tensor: &Tensor) -> Result<(), InferError> {
     if spec.datatype != tensor.datatype {
         return Err(bad(format!("input {:?} is {}, expected {}", spec.name, tensor.datatype, spec.datatype)));
     }
-    let fits = spec.shape.len() == tensor.shape.len() && spec.shape.iter().zip(&tensor.shape).all(|(d, n)| d.takes(*n));
+    let fits = spec.shape.len() == tensor.shape.len()
+        && spec.shape.iter().zip(&tensor.shape).all(|(d, n)| d.takes(*n));
     if !fits {
         let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
-        return Err(bad(format!("input {:?} has shape {:?}, expected {expected:?} (-1 is any)", spec.name, tensor.shape)));
+        return Err(bad(format!(
+            "input {:?} has shape {:?}, expected {expected:?} (-1 is any)",
+            spec.name, tensor.shape
+        )));
     }
     if tensor.elements() == 0 {
         return Err(bad(format!("input {:?} has shape {:?}: it has no elements", spec.name, tensor.shape)));
@@ -113,7 +118,7 @@ fn bad(message: String) -> InferError {
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
     let length = oip::json_length(request.headers())?;
-    let body = body::read(request.into_body(), front.limits.body).await?;
+    let body = body::of(request, front.limits.body).await?;
     let began = Instant::now();
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
@@ -121,7 +126,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         Some(0) => raw::read(body, &signature.signature.inputs),
         length => oip::read(&body, length),
     };
-    let request = if length.is_some_and(|json| json < INLINE_BYTES_MAX) { read()? } else { front.decode.run(read).await?? };
+    let request = if length.is_some_and(|json| json < INLINE_BYTES_MAX) {
+        read()?
+    } else {
+        front.decode.run(read).await??
+    };
     let wanted = wanted(model, &request)?;
     let call = call.within(request.timeout()?);
     let (inputs, items) = arrange(model, request.inputs)?;

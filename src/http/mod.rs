@@ -57,6 +57,9 @@ pub const OPENAPI: &str = include_str!("../../openapi.yaml");
 /// Longest path and query. Nothing that we route is near it.
 const URI_BYTES_MAX: usize = 8 * 1024;
 
+/// What a chunked body counts as before any of it is read: more than most images have.
+const UNKNOWN_LENGTH_BYTES: u64 = 16 << 20;
+
 /// A body may be slower than its minimum rate for this long.
 const BODY_GRACE: Duration = Duration::from_secs(5);
 
@@ -104,7 +107,7 @@ impl Front {
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
             bytes_in_flight_max: config.in_flight_bytes_max,
-            body_bytes_max: config.body_bytes_max,
+            unknown_length_bytes: UNKNOWN_LENGTH_BYTES.min(config.body_bytes_max),
         });
         let limits = Limits {
             body: BodyLimits {
@@ -172,7 +175,11 @@ fn catalog_routes() -> Vec<Route> {
 
 /// Every path of the API, for the metrics and for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
-    [inference_routes(), catalog_routes(), health::routes()].concat().into_iter().map(|(path, _)| path).collect()
+    [inference_routes(), catalog_routes(), health::routes()]
+        .concat()
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect()
 }
 
 fn router(routes: Vec<Route>) -> Router<Arc<Front>> {

@@ -65,9 +65,7 @@ pub fn boundary(content_type: &str) -> Result<Option<String>, InferError> {
         || !boundary.bytes().all(legal)
         || boundary.ends_with(' ')
     {
-        return Err(bad(
-            "the multipart boundary is not 1 to 70 of the characters that RFC 2046 allows",
-        ));
+        return Err(bad("the multipart boundary is not 1 to 70 of the characters that RFC 2046 allows"));
     }
     Ok(Some(boundary))
 }
@@ -76,20 +74,14 @@ pub fn boundary(content_type: &str) -> Result<Option<String>, InferError> {
 ///
 /// # Errors
 /// 400 for what is malformed, 413 naming `parts_max` or `body_bytes_max` for what is over `limits`.
-pub fn parts(
-    body: &Bytes,
-    boundary: &str,
-    limits: &MultipartLimits,
-) -> Result<Vec<Part>, InferError> {
+pub fn parts(body: &Bytes, boundary: &str, limits: &MultipartLimits) -> Result<Vec<Part>, InferError> {
     let delimiter = format!("\r\n--{boundary}").into_bytes();
     let finder = Finder::new(&delimiter);
     // The first delimiter may stand at the very beginning, without its line break.
     let mut at = if body.starts_with(&delimiter[2..]) {
         delimiter.len() - 2
     } else {
-        finder
-            .find(body, 0)
-            .ok_or_else(|| bad("the multipart body does not contain its boundary"))?
+        finder.find(body, 0).ok_or_else(|| bad("the multipart body does not contain its boundary"))?
             + delimiter.len()
     };
     let mut parts = Vec::new();
@@ -97,10 +89,7 @@ pub fn parts(
         if body[at..].starts_with(b"--") {
             return Ok(parts);
         }
-        let padding = body[at..]
-            .iter()
-            .take_while(|b| matches!(b, b' ' | b'\t'))
-            .count();
+        let padding = body[at..].iter().take_while(|b| matches!(b, b' ' | b'\t')).count();
         at += padding;
         if !body[at..].starts_with(b"\r\n") {
             return Err(bad("a multipart boundary is not followed by a line break"));
@@ -117,9 +106,7 @@ pub fn parts(
         let start = header.end + 4;
         // For an empty part, the delimiter's line break may be the one that ends the header.
         let Some(found) = finder.find(body, start - 2) else {
-            return Err(bad(
-                "the multipart body ends inside a part; was it cut short?",
-            ));
+            return Err(bad("the multipart body ends inside a part; was it cut short?"));
         };
         let end = found.max(start);
         let part = part(&body[header], body.slice(start..end), parts.len(), limits)?;
@@ -144,20 +131,12 @@ fn header_range(
             "the headers of part {index} are over {} bytes",
             limits.part_header_bytes_max
         ))),
-        None => Err(bad(
-            "the multipart body ends inside the headers of a part; was it cut short?",
-        )),
+        None => Err(bad("the multipart body ends inside the headers of a part; was it cut short?")),
     }
 }
 
-fn part(
-    header: &[u8],
-    bytes: Bytes,
-    index: usize,
-    limits: &MultipartLimits,
-) -> Result<Part, InferError> {
-    let malformed =
-        |what: &str| InferError::BadRequest(format!("part {index} of the multipart body {what}"));
+fn part(header: &[u8], bytes: Bytes, index: usize, limits: &MultipartLimits) -> Result<Part, InferError> {
+    let malformed = |what: &str| InferError::BadRequest(format!("part {index} of the multipart body {what}"));
     if bytes.len() as u64 > limits.part_bytes_max {
         return Err(InferError::TooLarge {
             what: "a part in bytes",
@@ -178,13 +157,9 @@ fn part(
         } else if name.eq_ignore_ascii_case("content-type") {
             content_type = Some(value.to_owned());
         } else if name.eq_ignore_ascii_case("content-transfer-encoding")
-            && !["binary", "8bit", "7bit"]
-                .iter()
-                .any(|plain| value.eq_ignore_ascii_case(plain))
+            && !["binary", "8bit", "7bit"].iter().any(|plain| value.eq_ignore_ascii_case(plain))
         {
-            return Err(malformed(
-                "has a content-transfer-encoding; send the bytes as they are",
-            ));
+            return Err(malformed("has a content-transfer-encoding; send the bytes as they are"));
         }
     }
     let disposition = disposition.ok_or_else(|| malformed("has no content-disposition"))?;
@@ -201,12 +176,7 @@ fn part(
             limits.name_bytes_max
         )));
     }
-    Ok(Part {
-        name,
-        file_name,
-        content_type,
-        bytes,
-    })
+    Ok(Part { name, file_name, content_type, bytes })
 }
 
 /// The value of `wanted` among `; name=value` parameters; values may be quoted, with backslashes.
@@ -298,20 +268,13 @@ mod tests {
                 let got: Vec<_> = got
                     .iter()
                     .map(|part| {
-                        (
-                            &*part.name,
-                            part.file_name.as_deref(),
-                            str::from_utf8(&part.bytes).unwrap(),
-                        )
+                        (&*part.name, part.file_name.as_deref(), str::from_utf8(&part.bytes).unwrap())
                     })
                     .collect();
                 assert_eq!(got, expected);
             }
             (Err(error), Err(expected)) => {
-                assert!(
-                    error.to_string().contains(expected),
-                    "{error} lacks {expected}"
-                );
+                assert!(error.to_string().contains(expected), "{error} lacks {expected}");
             }
             _ => panic!("{body:?}: {got:?}, expected {expected:?}"),
         }
@@ -327,10 +290,7 @@ mod tests {
             "preamble\r\n--B \r\nContent-Disposition: form-data; name=data; filename=\"a \\\"b\\\".jpg\"\r\n\
              Content-Type: image/jpeg\r\n\r\none\r\ntwo\r\n--B\r\ncontent-disposition: form-data; filename=\"\"; \
              name=\"x\"\r\n\r\n\r\n--B--",
-            Ok(&[
-                ("data", Some("a \"b\".jpg"), "one\r\ntwo"),
-                ("x", Some(""), ""),
-            ]),
+            Ok(&[("data", Some("a \"b\".jpg"), "one\r\ntwo"), ("x", Some(""), "")]),
         );
     }
 
@@ -346,27 +306,12 @@ mod tests {
     fn what_is_malformed_is_named() {
         check("nothing", Err("does not contain its boundary"));
         check("--Bx", Err("not followed by a line break"));
-        check(
-            "--B\r\nContent-Disposition: form-data; name=a\r\n\r\nx",
-            Err("ends inside a part"),
-        );
-        check(
-            "--B\r\nContent-Disposition: form",
-            Err("ends inside the headers"),
-        );
+        check("--B\r\nContent-Disposition: form-data; name=a\r\n\r\nx", Err("ends inside a part"));
+        check("--B\r\nContent-Disposition: form", Err("ends inside the headers"));
         check(&one("Content-Type: a/b", ""), Err("no content-disposition"));
-        check(
-            &one("Content-Disposition: form-data", ""),
-            Err("has no name"),
-        );
-        check(
-            &one("Content-Disposition: attachment; name=a", ""),
-            Err("not form-data"),
-        );
-        check(
-            &one("Content-Disposition form-data", ""),
-            Err("without a colon"),
-        );
+        check(&one("Content-Disposition: form-data", ""), Err("has no name"));
+        check(&one("Content-Disposition: attachment; name=a", ""), Err("not form-data"));
+        check(&one("Content-Disposition form-data", ""), Err("without a colon"));
         let base64 = "Content-Disposition: form-data; name=a\r\nContent-Transfer-Encoding: base64";
         check(&one(base64, ""), Err("send the bytes as they are"));
     }
@@ -375,37 +320,19 @@ mod tests {
     fn parts_names_and_headers_are_bounded() {
         let header = "Content-Disposition: form-data; name=a";
         let four = format!("--B\r\n{header}\r\n\r\nx\r\n").repeat(4) + "--B--";
-        check(
-            &four,
-            Err("the number of parts is 4, more than the limit of 3; raise it with parts_max"),
-        );
+        check(&four, Err("the number of parts is 4, more than the limit of 3; raise it with parts_max"));
         let long = format!("{header}\r\nX: {}", "x".repeat(500_000));
-        check(
-            &one(&long, "x"),
-            Err("the headers of part 0 are over 200 bytes"),
-        );
-        check(
-            &one(&format!("{header}{}", "b".repeat(20)), "x"),
-            Err("a name of 21 bytes"),
-        );
-        check(
-            &one(header, &"x".repeat(1001)),
-            Err("more than the limit of 1000"),
-        );
+        check(&one(&long, "x"), Err("the headers of part 0 are over 200 bytes"));
+        check(&one(&format!("{header}{}", "b".repeat(20)), "x"), Err("a name of 21 bytes"));
+        check(&one(header, &"x".repeat(1001)), Err("more than the limit of 1000"));
     }
 
     #[test]
     fn the_boundary_is_read_from_the_content_type() {
         let of = |content_type| boundary(content_type);
         assert_eq!(of("image/png"), Ok(None));
-        assert_eq!(
-            of("Multipart/Form-Data; charset=x; Boundary=\"a b\""),
-            Ok(Some("a b".to_owned()))
-        );
-        assert_eq!(
-            of("multipart/form-data; boundary=----a1"),
-            Ok(Some("----a1".to_owned()))
-        );
+        assert_eq!(of("Multipart/Form-Data; charset=x; Boundary=\"a b\""), Ok(Some("a b".to_owned())));
+        assert_eq!(of("multipart/form-data; boundary=----a1"), Ok(Some("----a1".to_owned())));
         assert!(of("multipart/form-data").is_err());
         assert!(of("multipart/form-data; boundary=a\"b").is_err());
         assert!(of(&format!("multipart/form-data; boundary={}", "a".repeat(71))).is_err());

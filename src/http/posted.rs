@@ -1,8 +1,7 @@
 //! What a prediction request posts: one file as the raw body, files in a multipart form, or base64 in JSON.
 
 use super::{
-    Limits,
-    body,
+    Limits, body,
     multipart::{self, MultipartLimits, Part},
     wire::{Parameters, predict},
 };
@@ -30,7 +29,7 @@ pub(super) struct Posted {
 /// Reads the body, within its limits, and finds the files in it.
 pub(super) async fn read(request: Request, limits: &Limits) -> Result<Posted, InferError> {
     let form = Form::of(request.headers())?;
-    let body = body::read(request.into_body(), limits.body).await?;
+    let body = body::of(request, limits.body).await?;
     if body.is_empty() {
         return Err(InferError::BadRequest("the body is empty, expected an image".into()));
     }

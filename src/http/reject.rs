@@ -30,41 +30,21 @@ pub struct Kind {
 }
 
 const fn kind(slug: &'static str, status: u16, title: &'static str) -> Kind {
-    Kind {
-        slug,
-        status,
-        title,
-    }
+    Kind { slug, status, title }
 }
 
 const BAD_REQUEST: Kind = kind("bad-request", 400, "the request is malformed");
-const NOT_AN_IMAGE: Kind = kind(
-    "not-an-image",
-    400,
-    "the bytes are not an image we can decode",
-);
+const NOT_AN_IMAGE: Kind = kind("not-an-image", 400, "the bytes are not an image we can decode");
 const INPUT_REFUSED: Kind = kind("input-refused", 400, "the model refused the input");
 const MODEL_NOT_READY: Kind = kind("model-not-ready", 400, "the model cannot be served now");
 const NOT_FOUND: Kind = kind("not-found", 404, "there is nothing at this path");
 const UNKNOWN_MODEL: Kind = kind("unknown-model", 404, "there is no such model or version");
-const METHOD: Kind = kind(
-    "method-not-allowed",
-    405,
-    "the path does not take this method",
-);
-const NOT_ACCEPTABLE: Kind = kind(
-    "not-acceptable",
-    406,
-    "the answer has no form that is accepted",
-);
+const METHOD: Kind = kind("method-not-allowed", 405, "the path does not take this method");
+const NOT_ACCEPTABLE: Kind = kind("not-acceptable", 406, "the answer has no form that is accepted");
 const SLOW_BODY: Kind = kind("slow-body", 408, "the body came too slowly");
 const TOO_LARGE: Kind = kind("too-large", 413, "the request is over a limit");
 const URI_TOO_LONG: Kind = kind("uri-too-long", 414, "the address is over a limit");
-const MEDIA: Kind = kind(
-    "unsupported-media",
-    415,
-    "the content type is not supported",
-);
+const MEDIA: Kind = kind("unsupported-media", 415, "the content type is not supported");
 const FULL: Kind = kind("queue-full", 429, "a queue is full");
 const CANCELLED: Kind = kind("cancelled", 499, "the caller went away");
 const INTERNAL: Kind = kind("internal", 500, "the server is at fault");
@@ -134,16 +114,12 @@ impl Problem {
     /// No route has this path.
     pub fn not_found(path: &str) -> Problem {
         let path: String = path.chars().take(200).collect();
-        Problem::new(
-            NOT_FOUND,
-            format!("there is nothing at {path:?}; /openapi.yaml lists all paths"),
-        )
+        Problem::new(NOT_FOUND, format!("there is nothing at {path:?}; /openapi.yaml lists all paths"))
     }
 
     /// The route has other methods.
     pub fn method_not_allowed(method: &str) -> Problem {
-        let detail =
-            format!("the path does not take {method}; the header allow lists what it takes");
+        let detail = format!("the path does not take {method}; the header allow lists what it takes");
         Problem::new(METHOD, detail)
     }
 
@@ -161,19 +137,12 @@ impl Problem {
     /// For readiness probes of one model. 400, as Triton answers and as KServe's clients understand it: a request for
     /// the model itself gets 503.
     pub fn model_not_ready(name: &str, reason: &str) -> Problem {
-        Problem::new(
-            MODEL_NOT_READY,
-            format!("model {name:?} is not ready: {reason}"),
-        )
+        Problem::new(MODEL_NOT_READY, format!("model {name:?} is not ready: {reason}"))
     }
 
     fn new(kind: Kind, detail: String) -> Problem {
         let passes = matches!(kind.status, 429 | 503);
-        Problem {
-            kind,
-            detail,
-            retry_after: passes.then_some(RETRY_AFTER),
-        }
+        Problem { kind, detail, retry_after: passes.then_some(RETRY_AFTER) }
     }
 
     /// The JSON body. Also the entry of one failed item in a reply with several.
@@ -198,8 +167,8 @@ impl Problem {
     /// The whole reply. The problem itself stays in the extensions, for logs, metrics and the request id.
     pub fn into_response_for(self, request_id: Option<&str>) -> Response<Body> {
         let mut reply = Response::new(Body::from(self.to_json(request_id).to_string()));
-        *reply.status_mut() = StatusCode::from_u16(self.kind.status)
-            .expect("the table holds statuses between 100 and 999");
+        *reply.status_mut() =
+            StatusCode::from_u16(self.kind.status).expect("the table holds statuses between 100 and 999");
         let headers = reply.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         if let Some(retry_after) = self.retry_after {
@@ -244,35 +213,14 @@ mod tests {
         vec![
             InferError::BadRequest(text()),
             InferError::Decode(text()),
-            InferError::TooLarge {
-                what: "the body in bytes",
-                got: 2,
-                limit: 1,
-                option: "body_bytes_max",
-            },
+            InferError::TooLarge { what: "the body in bytes", got: 2, limit: 1, option: "body_bytes_max" },
             InferError::SlowBody(text()),
             InferError::Cancelled,
-            InferError::NotAcceptable {
-                got: text(),
-                accepted: "application/json",
-            },
-            InferError::UnsupportedMedia {
-                got: text(),
-                accepted: "application/json",
-            },
-            InferError::UnknownModel {
-                name: text(),
-                nearest: vec![],
-            },
-            InferError::ModelUnavailable {
-                name: text(),
-                reason: text(),
-            },
-            InferError::Full {
-                what: "the queue",
-                limit: 3,
-                retry_after,
-            },
+            InferError::NotAcceptable { got: text(), accepted: "application/json" },
+            InferError::UnsupportedMedia { got: text(), accepted: "application/json" },
+            InferError::UnknownModel { name: text(), nearest: vec![] },
+            InferError::ModelUnavailable { name: text(), reason: text() },
+            InferError::Full { what: "the queue", limit: 3, retry_after },
             InferError::Draining { retry_after },
             InferError::Late(text()),
             InferError::Input(text()),
@@ -295,32 +243,21 @@ mod tests {
             assert_eq!(reply.status(), problem.kind.status);
             assert_eq!(reply.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
             let told = reply.headers().contains_key(header::RETRY_AFTER);
-            assert_eq!(
-                told,
-                matches!(problem.kind.status, 429 | 503),
-                "{problem:?}"
-            );
+            assert_eq!(told, matches!(problem.kind.status, 429 | 503), "{problem:?}");
         }
     }
 
     #[test]
     fn retry_after_is_rounded_up_to_seconds() {
-        let full = InferError::Full {
-            what: "the queue",
-            limit: 3,
-            retry_after: Duration::from_millis(2100),
-        };
+        let full = InferError::Full { what: "the queue", limit: 3, retry_after: Duration::from_millis(2100) };
         assert_eq!(full.into_response().headers()[header::RETRY_AFTER], "3");
     }
 
     #[test]
     fn the_errors_page_explains_every_kind_and_no_other() {
         let page = include_str!("../../docs/errors.md");
-        let explained: Vec<_> = page
-            .lines()
-            .filter_map(|line| line.strip_prefix("## "))
-            .map(str::to_owned)
-            .collect();
+        let explained: Vec<_> =
+            page.lines().filter_map(|line| line.strip_prefix("## ")).map(str::to_owned).collect();
         let kinds: Vec<_> = KINDS.iter().map(|kind| kind.slug.to_owned()).collect();
         assert_eq!(explained, kinds, "headings of docs/errors.md, table");
         for kind in KINDS {

@@ -8,8 +8,8 @@
 //! - [`data`]: the numbers of a JSON tensor, straight into its bytes.
 //! - [`reply`]: the reply to an inference request.
 
-pub mod binary;
 pub mod answer;
+pub mod binary;
 pub mod data;
 pub mod predict;
 pub mod raw;
@@ -62,9 +62,9 @@ pub fn flag(parameters: &Parameters, name: &str) -> Result<Option<bool>, InferEr
     match parameters.get(name) {
         None => Ok(None),
         Some(Parameter::Bool(flag)) => Ok(Some(*flag)),
-        Some(other) => Err(InferError::BadRequest(format!(
-            "parameter {name:?} is {other}, expected true or false"
-        ))),
+        Some(other) => {
+            Err(InferError::BadRequest(format!("parameter {name:?} is {other}, expected true or false")))
+        }
     }
 }
 

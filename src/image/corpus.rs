@@ -9,11 +9,7 @@ use tiff::{encoder, tags::Tag};
 use turbojpeg::{Colorspace, Compressor, Image, PixelFormat, Subsamp};
 
 /// Room for every image here.
-pub(super) const LIMITS: Limits = Limits {
-    side_max: 8192,
-    pixels_max: 1 << 24,
-    frames_max: 64,
-};
+pub(super) const LIMITS: Limits = Limits { side_max: 8192, pixels_max: 1 << 24, frames_max: 64 };
 
 /// The size of the fixtures.
 pub(super) const WIDTH: u32 = 20;
@@ -31,10 +27,7 @@ pub(super) fn rgb(x: u32, y: u32) -> [u8; 3] {
 
 /// A value for every pixel of the fixtures.
 pub(super) fn pixels<T, const C: usize>(pixel: impl Fn(u32, u32) -> [T; C]) -> Vec<T> {
-    (0..HEIGHT)
-        .flat_map(|y| (0..WIDTH).map(move |x| (x, y)))
-        .flat_map(|(x, y)| pixel(x, y))
-        .collect()
+    (0..HEIGHT).flat_map(|y| (0..WIDTH).map(move |x| (x, y))).flat_map(|(x, y)| pixel(x, y)).collect()
 }
 
 /// A small generator of random numbers (xorshift64*), so that a seed is all that a failure needs.
@@ -62,11 +55,7 @@ pub(super) fn photo(width: u32, height: u32, seed: u64) -> Vec<u8> {
         for x in 0..width {
             let (u, v) = (x as f32 / width as f32, y as f32 / height as f32);
             let wave = (u * 19.0 + v * 7.0).sin() * 40.0 + (v * 31.0).cos() * 25.0;
-            let edge = if (x / 37 + y / 53) % 2 == 0 {
-                30.0
-            } else {
-                0.0
-            };
+            let edge = if (x / 37 + y / 53) % 2 == 0 { 30.0 } else { 0.0 };
             let noise = random.below(25) as f32 - 12.0;
             for base in [200.0 * u, 180.0 * v, 120.0 * (1.0 - u)] {
                 pixels.push((base + wave + edge + noise + 30.0).clamp(0.0, 255.0) as u8);
@@ -89,13 +78,7 @@ pub(super) fn jpeg(pixels: &[u8], width: u32, format: PixelFormat, progressive: 
     compressor.set_progressive(progressive).unwrap();
     let pitch = width as usize * format.size();
     compressor
-        .compress_to_vec(Image {
-            pixels,
-            width: width as usize,
-            pitch,
-            height: pixels.len() / pitch,
-            format,
-        })
+        .compress_to_vec(Image { pixels, width: width as usize, pitch, height: pixels.len() / pitch, format })
         .unwrap()
 }
 
@@ -132,9 +115,7 @@ pub(super) fn png(
 
 pub(super) fn bmp(pixels: &[u8], color: image::ExtendedColorType) -> Vec<u8> {
     let mut bytes = Vec::new();
-    image::codecs::bmp::BmpEncoder::new(&mut bytes)
-        .write_image(pixels, WIDTH, HEIGHT, color)
-        .unwrap();
+    image::codecs::bmp::BmpEncoder::new(&mut bytes).write_image(pixels, WIDTH, HEIGHT, color).unwrap();
     bytes
 }
 
@@ -148,9 +129,7 @@ pub(super) fn gif(pixels: &[u8]) -> Vec<u8> {
 
 pub(super) fn webp(pixels: &[u8], color: image_webp::ColorType) -> Vec<u8> {
     let mut bytes = Vec::new();
-    image_webp::WebPEncoder::new(&mut bytes)
-        .encode(pixels, WIDTH, HEIGHT, color)
-        .unwrap();
+    image_webp::WebPEncoder::new(&mut bytes).encode(pixels, WIDTH, HEIGHT, color).unwrap();
     bytes
 }
 
@@ -163,9 +142,7 @@ where
     [C::Inner]: encoder::TiffValue,
 {
     let mut bytes = Cursor::new(Vec::new());
-    let mut writer = encoder::TiffEncoder::new(&mut bytes)
-        .unwrap()
-        .with_compression(compression);
+    let mut writer = encoder::TiffEncoder::new(&mut bytes).unwrap().with_compression(compression);
     for page in pages {
         let mut image = writer.new_image::<C>(WIDTH, HEIGHT).unwrap();
         image.encoder().write_tag(Tag::Software, "tests").unwrap();
@@ -216,98 +193,24 @@ pub(super) fn every_kind() -> Vec<(&'static str, Format, Vec<u8>)> {
     let two = vec![gray8.clone(), gray8.iter().map(|v| 255 - v).collect()];
     let deflate = Compression::Deflate(DeflateLevel::Fast);
     let mut images = vec![
-        (
-            "baseline",
-            Format::Jpeg,
-            jpeg(&rgb8, WIDTH, PixelFormat::RGB, false),
-        ),
-        (
-            "progressive",
-            Format::Jpeg,
-            jpeg(&rgb8, WIDTH, PixelFormat::RGB, true),
-        ),
-        (
-            "grey jpeg",
-            Format::Jpeg,
-            jpeg(&gray8, WIDTH, PixelFormat::GRAY, false),
-        ),
-        (
-            "ycck",
-            Format::Jpeg,
-            jpeg(&ycck, WIDTH, PixelFormat::CMYK, false),
-        ),
-        (
-            "turned",
-            Format::Jpeg,
-            turned(&jpeg(&rgb8, WIDTH, PixelFormat::RGB, false), 6),
-        ),
-        (
-            "rgb png",
-            Format::Png,
-            png(size, ColorType::Rgb, BitDepth::Eight, &rgb8, plain),
-        ),
-        (
-            "rgba png",
-            Format::Png,
-            png(size, ColorType::Rgba, BitDepth::Eight, &rgba8, plain),
-        ),
-        (
-            "16-bit png",
-            Format::Png,
-            png(
-                size,
-                ColorType::Grayscale,
-                BitDepth::Sixteen,
-                &gray16_bytes,
-                plain,
-            ),
-        ),
-        (
-            "rgb bmp",
-            Format::Bmp,
-            bmp(&rgb8, image::ExtendedColorType::Rgb8),
-        ),
-        (
-            "rgba bmp",
-            Format::Bmp,
-            bmp(&rgba8, image::ExtendedColorType::Rgba8),
-        ),
-        (
-            "grey bmp",
-            Format::Bmp,
-            bmp(&gray8, image::ExtendedColorType::L8),
-        ),
+        ("baseline", Format::Jpeg, jpeg(&rgb8, WIDTH, PixelFormat::RGB, false)),
+        ("progressive", Format::Jpeg, jpeg(&rgb8, WIDTH, PixelFormat::RGB, true)),
+        ("grey jpeg", Format::Jpeg, jpeg(&gray8, WIDTH, PixelFormat::GRAY, false)),
+        ("ycck", Format::Jpeg, jpeg(&ycck, WIDTH, PixelFormat::CMYK, false)),
+        ("turned", Format::Jpeg, turned(&jpeg(&rgb8, WIDTH, PixelFormat::RGB, false), 6)),
+        ("rgb png", Format::Png, png(size, ColorType::Rgb, BitDepth::Eight, &rgb8, plain)),
+        ("rgba png", Format::Png, png(size, ColorType::Rgba, BitDepth::Eight, &rgba8, plain)),
+        ("16-bit png", Format::Png, png(size, ColorType::Grayscale, BitDepth::Sixteen, &gray16_bytes, plain)),
+        ("rgb bmp", Format::Bmp, bmp(&rgb8, image::ExtendedColorType::Rgb8)),
+        ("rgba bmp", Format::Bmp, bmp(&rgba8, image::ExtendedColorType::Rgba8)),
+        ("grey bmp", Format::Bmp, bmp(&gray8, image::ExtendedColorType::L8)),
         ("gif", Format::Gif, gif(&rgb8)),
-        (
-            "rgb webp",
-            Format::WebP,
-            webp(&rgb8, image_webp::ColorType::Rgb8),
-        ),
-        (
-            "rgba webp",
-            Format::WebP,
-            webp(&rgba8, image_webp::ColorType::Rgba8),
-        ),
-        (
-            "two pages",
-            Format::Tiff,
-            tiff::<tc::Gray8>(&two, Compression::Uncompressed),
-        ),
-        (
-            "lzw",
-            Format::Tiff,
-            tiff::<tc::Gray16>(std::slice::from_ref(&gray16), Compression::Lzw),
-        ),
-        (
-            "deflate",
-            Format::Tiff,
-            tiff::<tc::RGB16>(std::slice::from_ref(&rgb16), deflate),
-        ),
-        (
-            "packbits",
-            Format::Tiff,
-            tiff::<tc::RGB8>(std::slice::from_ref(&rgb8), Compression::Packbits),
-        ),
+        ("rgb webp", Format::WebP, webp(&rgb8, image_webp::ColorType::Rgb8)),
+        ("rgba webp", Format::WebP, webp(&rgba8, image_webp::ColorType::Rgba8)),
+        ("two pages", Format::Tiff, tiff::<tc::Gray8>(&two, Compression::Uncompressed)),
+        ("lzw", Format::Tiff, tiff::<tc::Gray16>(std::slice::from_ref(&gray16), Compression::Lzw)),
+        ("deflate", Format::Tiff, tiff::<tc::RGB16>(std::slice::from_ref(&rgb16), deflate)),
+        ("packbits", Format::Tiff, tiff::<tc::RGB8>(std::slice::from_ref(&rgb8), Compression::Packbits)),
     ];
     for (name, format) in [
         ("interlaced.png", Format::Png),

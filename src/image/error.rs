@@ -50,47 +50,26 @@ pub enum DecodeError {
 
 impl DecodeError {
     pub(super) fn unknown(bytes: &[u8]) -> DecodeError {
-        DecodeError::Unknown {
-            first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec(),
-        }
+        DecodeError::Unknown { first: bytes[..bytes.len().min(SHOWN_BYTES)].to_vec() }
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
     pub(super) fn corrupt(format: Format, reason: impl ToString) -> DecodeError {
-        DecodeError::Corrupt {
-            format,
-            reason: reason.to_string(),
-        }
+        DecodeError::Corrupt { format, reason: reason.to_string() }
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` hands errors over")]
-    pub(super) fn unsupported(
-        format: Format,
-        what: impl ToString,
-        instead: &'static str,
-    ) -> DecodeError {
-        DecodeError::Unsupported {
-            format,
-            what: what.to_string(),
-            instead,
-        }
+    pub(super) fn unsupported(format: Format, what: impl ToString, instead: &'static str) -> DecodeError {
+        DecodeError::Unsupported { format, what: what.to_string(), instead }
     }
 }
 
 impl From<DecodeError> for InferError {
     fn from(error: DecodeError) -> InferError {
         match error {
-            DecodeError::TooLarge {
-                what,
-                got,
-                limit,
-                option,
-            } => InferError::TooLarge {
-                what,
-                got,
-                limit,
-                option,
-            },
+            DecodeError::TooLarge { what, got, limit, option } => {
+                InferError::TooLarge { what, got, limit, option }
+            }
             other => InferError::Decode(other.to_string()),
         }
     }

@@ -21,14 +21,8 @@ pub enum Format {
 
 impl Format {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Format; 6] = [
-        Format::Jpeg,
-        Format::Png,
-        Format::WebP,
-        Format::Bmp,
-        Format::Gif,
-        Format::Tiff,
-    ];
+    pub const ALL: [Format; 6] =
+        [Format::Jpeg, Format::Png, Format::WebP, Format::Bmp, Format::Gif, Format::Tiff];
 
     /// The format whose magic bytes `bytes` begins with.
     pub fn sniff(bytes: &[u8]) -> Option<Format> {
@@ -44,9 +38,7 @@ impl Format {
             // Two letters are little evidence, so the reserved bytes must be zero as well.
             Format::Bmp => begins(b"BM") && bytes.get(6..10) == Some(&[0; 4]),
             Format::Gif => begins(b"GIF87a") || begins(b"GIF89a"),
-            Format::Tiff => [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"]
-                .into_iter()
-                .any(|magic| begins(magic)),
+            Format::Tiff => [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].into_iter().any(|magic| begins(magic)),
         }
     }
 

@@ -13,11 +13,7 @@ fn corrupt(error: impl ToString) -> DecodeError {
 
 /// Bytes of a colour table, from the flags of the descriptor before it.
 fn table_bytes(flags: u8) -> usize {
-    if flags & 0x80 == 0 {
-        0
-    } else {
-        3 << ((flags & 7) + 1)
-    }
+    if flags & 0x80 == 0 { 0 } else { 3 << ((flags & 7) + 1) }
 }
 
 /// What the blocks say.
@@ -89,10 +85,5 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError
     }
     let mut samples = vec![0; header.frame_bytes as usize];
     decoder.read_image(&mut samples).map_err(corrupt)?;
-    Ok(Frame::upright(
-        header.orientation,
-        size,
-        header.channels,
-        Samples::U8(samples),
-    ))
+    Ok(Frame::upright(header.orientation, size, header.channels, Samples::U8(samples)))
 }

@@ -149,11 +149,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     Ok(header)
 }
 
-pub(super) fn decode(
-    bytes: &[u8],
-    limits: &Limits,
-    enough: Enough<'_>,
-) -> Result<Frame, DecodeError> {
+pub(super) fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Result<Frame, DecodeError> {
     let corrupt = |error: turbojpeg::Error| DecodeError::corrupt(Format::Jpeg, words(&error));
     let markers = checked(bytes, limits)?;
     let orientation = markers.orientation;
@@ -163,24 +159,12 @@ pub(super) fn decode(
     decompressor.set_scan_limit(SCANS_MAX).map_err(corrupt)?;
     let header = decompressor.read_header(bytes).map_err(corrupt)?;
     if (header.width, header.height) != (markers.width as usize, markers.height as usize) {
-        return Err(DecodeError::corrupt(
-            Format::Jpeg,
-            "its headers disagree about its size",
-        ));
+        return Err(DecodeError::corrupt(Format::Jpeg, "its headers disagree about its size"));
     }
-    let eighths = if markers.lossless {
-        8
-    } else {
-        eighths(source, enough)
-    };
-    decompressor
-        .set_scaling_factor(ScalingFactor::new(eighths as usize, 8))
-        .map_err(corrupt)?;
+    let eighths = if markers.lossless { 8 } else { eighths(source, enough) };
+    decompressor.set_scaling_factor(ScalingFactor::new(eighths as usize, 8)).map_err(corrupt)?;
 
-    let (width, height) = (
-        scaled(markers.width, eighths),
-        scaled(markers.height, eighths),
-    );
+    let (width, height) = (scaled(markers.width, eighths), scaled(markers.height, eighths));
     let (format, channels) = match header.colorspace {
         Colorspace::Gray => (PixelFormat::GRAY, 1),
         Colorspace::CMYK | Colorspace::YCCK => (PixelFormat::CMYK, 3),
@@ -188,13 +172,8 @@ pub(super) fn decode(
     };
     let pitch = width as usize * format.size();
     let mut pixels = vec![0; pitch * height as usize];
-    let image = Image {
-        pixels: &mut pixels[..],
-        width: width as usize,
-        pitch,
-        height: height as usize,
-        format,
-    };
+    let image =
+        Image { pixels: &mut pixels[..], width: width as usize, pitch, height: height as usize, format };
     decompressor.decompress(bytes, image).map_err(corrupt)?;
     if format == PixelFormat::CMYK {
         pixels = rgb_from_inverted_cmyk(&pixels);
@@ -221,9 +200,7 @@ pub(super) fn decode(
 fn rgb_from_inverted_cmyk(pixels: &[u8]) -> Vec<u8> {
     let (cmyk, _) = pixels.as_chunks::<4>();
     cmyk.iter()
-        .flat_map(|&[c, m, y, k]| {
-            [c, m, y].map(|ink| ((u32::from(ink) * u32::from(k) + 127) / 255) as u8)
-        })
+        .flat_map(|&[c, m, y, k]| [c, m, y].map(|ink| ((u32::from(ink) * u32::from(k) + 127) / 255) as u8))
         .collect()
 }
 

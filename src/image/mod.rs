@@ -48,10 +48,7 @@ pub struct Limits {
 
 impl Limits {
     fn check_side(&self, width: u32, height: u32) -> Result<(), DecodeError> {
-        for (what, got) in [
-            ("image width in pixels", width),
-            ("image height in pixels", height),
-        ] {
+        for (what, got) in [("image width in pixels", width), ("image height in pixels", height)] {
             if got > self.side_max {
                 return Err(DecodeError::TooLarge {
                     what,
@@ -160,11 +157,7 @@ impl Header {
             let scaled = |side: u32| u64::from(jpeg::scaled(side, eighths));
             bytes = scaled(self.width) * scaled(self.height) * u64::from(self.channels);
         }
-        let copies = if self.orientation == Orientation::UPRIGHT {
-            1
-        } else {
-            2
-        };
+        let copies = if self.orientation == Orientation::UPRIGHT { 1 } else { 2 };
         bytes * copies + self.work_bytes
     }
 }
@@ -272,11 +265,7 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
 ///
 /// # Errors
 /// As [`header`], and [`DecodeError::Corrupt`] for truncated or damaged pixel data.
-pub fn decode(
-    bytes: &[u8],
-    limits: &Limits,
-    enough: Enough<'_>,
-) -> Result<Vec<Frame>, DecodeError> {
+pub fn decode(bytes: &[u8], limits: &Limits, enough: Enough<'_>) -> Result<Vec<Frame>, DecodeError> {
     let format = Format::sniff(bytes).ok_or_else(|| DecodeError::unknown(bytes))?;
     guarded(format, || decode_as(format, bytes, limits, enough))
 }
@@ -300,10 +289,7 @@ fn decode_as(
 
 /// A decoder's panic on hostile bytes costs one image, not the thread. The tests call the decoders without this, so that
 /// a panic is found there.
-fn guarded<T>(
-    format: Format,
-    work: impl FnOnce() -> Result<T, DecodeError>,
-) -> Result<T, DecodeError> {
+fn guarded<T>(format: Format, work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, DecodeError> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(DecodeError::corrupt(format, "the decoder gave up on it")))
 }

@@ -37,8 +37,7 @@ pub(super) fn write(
     out: &mut [u8],
     spare: &mut Vec<u32>,
 ) {
-    let number =
-        |channel: usize, value: f32| (value * to.scale - to.mean[channel]) / to.std[channel];
+    let number = |channel: usize, value: f32| (value * to.scale - to.mean[channel]) / to.std[channel];
     match to.datatype {
         DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| {
             fill(to, pixels, channels, window, pad, out, number);
@@ -80,12 +79,9 @@ fn fill<T: Copy>(
     match pixels {
         Pixels::U8(pixels) => {
             // 256 values are few, so each is computed once, by the formula itself.
-            let tables: [[T; 256]; 3] = std::array::from_fn(|channel| {
-                std::array::from_fn(|value| number(channel, value as f32))
-            });
-            arrange(to, pixels, channels, window, padding, out, |channel, v| {
-                tables[channel][usize::from(v)]
-            });
+            let tables: [[T; 256]; 3] =
+                std::array::from_fn(|channel| std::array::from_fn(|value| number(channel, value as f32)));
+            arrange(to, pixels, channels, window, padding, out, |channel, v| tables[channel][usize::from(v)]);
         }
         Pixels::U16(pixels) => {
             arrange(to, pixels, channels, window, padding, out, |channel, v| {
@@ -147,10 +143,7 @@ fn arrange<S: Copy, T: Copy>(
             let rows = out.chunks_exact_mut(width * depth).skip(window.top);
             for (row, pixels) in rows.zip(pixels.chunks_exact(row_samples)) {
                 let row = &mut row[window.left * depth..(window.left + window.width) * depth];
-                for (out, pixel) in row
-                    .chunks_exact_mut(depth)
-                    .zip(pixels.chunks_exact(channels))
-                {
+                for (out, pixel) in row.chunks_exact_mut(depth).zip(pixels.chunks_exact(channels)) {
                     for (k, out) in out.iter_mut().enumerate() {
                         *out = number(k, pixel[sample(k)]);
                     }

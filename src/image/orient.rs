@@ -24,8 +24,7 @@ impl Orientation {
 
     /// From an EXIF block (which begins with its TIFF header); upright when it says nothing.
     pub(super) fn from_exif(block: &[u8]) -> Orientation {
-        Exif::from_exif_chunk(block)
-            .map_or(Orientation::UPRIGHT, |exif| Orientation(exif.to_exif()))
+        Exif::from_exif_chunk(block).map_or(Orientation::UPRIGHT, |exif| Orientation(exif.to_exif()))
     }
 
     /// Whether width and height change places.
@@ -35,11 +34,7 @@ impl Orientation {
 
     /// A stored size as a person sees it, and the other way round.
     pub(super) fn size(self, width: u32, height: u32) -> (u32, u32) {
-        if self.swaps() {
-            (height, width)
-        } else {
-            (width, height)
-        }
+        if self.swaps() { (height, width) } else { (width, height) }
     }
 
     /// Whether the stored image is mirrored left to right, top to bottom: (before any transposition).
@@ -64,13 +59,7 @@ impl Orientation {
         }
     }
 
-    fn turn_any<T: Copy + Default>(
-        self,
-        stored: &[T],
-        width: usize,
-        height: usize,
-        channels: u8,
-    ) -> Vec<T> {
+    fn turn_any<T: Copy + Default>(self, stored: &[T], width: usize, height: usize, channels: u8) -> Vec<T> {
         match channels {
             1 => self.turn_pixels::<T, 1>(stored, width, height),
             2 => self.turn_pixels::<T, 2>(stored, width, height),
@@ -129,12 +118,7 @@ impl Orientation {
             seen.top = f64::from(height) - region.top - region.height;
         }
         if self.swaps() {
-            Region {
-                left: seen.top,
-                top: seen.left,
-                width: seen.height,
-                height: seen.width,
-            }
+            Region { left: seen.top, top: seen.left, width: seen.height, height: seen.width }
         } else {
             seen
         }
@@ -162,12 +146,9 @@ mod tests {
         for (seen, number) in SEEN {
             for channels in 1..=4u8 {
                 let wide = |text: &str| -> Vec<u8> {
-                    text.bytes()
-                        .flat_map(|b| (0..channels).map(move |c| b + 20 * c))
-                        .collect()
+                    text.bytes().flat_map(|b| (0..channels).map(move |c| b + 20 * c)).collect()
                 };
-                let turned =
-                    Orientation::new(number).turn(Samples::U8(wide("abcdef")), 3, 2, channels);
+                let turned = Orientation::new(number).turn(Samples::U8(wide("abcdef")), 3, 2, channels);
                 assert_eq!(turned, Samples::U8(wide(seen)), "{number} × {channels}");
             }
         }
@@ -176,22 +157,13 @@ mod tests {
     #[test]
     fn a_region_turns_with_its_pixels() {
         // The pixel `c` of `abc / def`.
-        let c = Region {
-            left: 2.0,
-            top: 0.0,
-            width: 1.0,
-            height: 1.0,
-        };
+        let c = Region { left: 2.0, top: 0.0, width: 1.0, height: 1.0 };
         for (seen, number) in SEEN {
             let orientation = Orientation::new(number);
             let (width, _) = orientation.size(3, 2);
             let at = seen.find('c').expect("c is in every row") as u32;
             let region = orientation.turn_region(c, 3, 2);
-            assert_eq!(
-                (region.left, region.top),
-                (f64::from(at % width), f64::from(at / width)),
-                "{number}"
-            );
+            assert_eq!((region.left, region.top), (f64::from(at % width), f64::from(at / width)), "{number}");
         }
     }
 

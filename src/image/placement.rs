@@ -41,9 +41,6 @@ impl Placement {
     /// Input pixels per pixel of the posted image, along x and y.
     pub fn scale(&self) -> (f32, f32) {
         let axis = |resized: u32, source: u32| (f64::from(resized) / f64::from(source)) as f32;
-        (
-            axis(self.resized.0, self.source.0),
-            axis(self.resized.1, self.source.1),
-        )
+        (axis(self.resized.0, self.source.0), axis(self.resized.1, self.source.1))
     }
 }

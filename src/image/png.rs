@@ -20,20 +20,15 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
     let info = decoder.read_header_info().map_err(corrupt)?;
     let size = info.size();
     limits.check_one(size.0, size.1)?;
-    decoder.set_limits(png::Limits {
-        bytes: METADATA_BYTES_MAX + 2 * PIXEL_BYTES_MAX * size.0 as usize,
-    });
+    decoder.set_limits(png::Limits { bytes: METADATA_BYTES_MAX + 2 * PIXEL_BYTES_MAX * size.0 as usize });
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     decoder.set_transformations(Transformations::EXPAND);
     let reader = decoder.read_info().map_err(corrupt)?;
 
     let (color, depth) = reader.output_color_type();
-    let orientation = reader
-        .info()
-        .exif_metadata
-        .as_deref()
-        .map_or(Orientation::UPRIGHT, Orientation::from_exif);
+    let orientation =
+        reader.info().exif_metadata.as_deref().map_or(Orientation::UPRIGHT, Orientation::from_exif);
     let channels = match color {
         ColorType::Grayscale => 1,
         ColorType::GrayscaleAlpha => 2,
@@ -43,10 +38,7 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
     let bits = if depth == BitDepth::Sixteen { 16 } else { 8 };
     let header = Header::single(Format::Png, size, channels, bits, orientation);
     if reader.output_buffer_size().map(|size| size as u64) != Some(header.frame_bytes) {
-        return Err(DecodeError::corrupt(
-            Format::Png,
-            "its headers disagree about its size",
-        ));
+        return Err(DecodeError::corrupt(Format::Png, "its headers disagree about its size"));
     }
     Ok((reader, header))
 }
@@ -81,9 +73,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError
     let samples = header.frame_bytes as usize / usize::from(header.bits / 8);
     let samples = if header.bits == 16 {
         let mut samples = vec![0u16; samples];
-        reader
-            .next_frame(bytemuck::cast_slice_mut(&mut samples))
-            .map_err(corrupt)?;
+        reader.next_frame(bytemuck::cast_slice_mut(&mut samples)).map_err(corrupt)?;
         for sample in &mut samples {
             *sample = u16::from_be(*sample);
         }
@@ -93,10 +83,5 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Frame, DecodeError
         reader.next_frame(&mut samples).map_err(corrupt)?;
         Samples::U8(samples)
     };
-    Ok(Frame::upright(
-        header.orientation,
-        stored,
-        header.channels,
-        samples,
-    ))
+    Ok(Frame::upright(header.orientation, stored, header.channels, samples))
 }

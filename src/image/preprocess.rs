@@ -116,9 +116,7 @@ impl DataType {
 
     /// The type with this protocol name; `None` for what images cannot become.
     pub fn from_name(name: &str) -> Option<DataType> {
-        [DataType::Fp32, DataType::Fp16, DataType::Uint8]
-            .into_iter()
-            .find(|datatype| datatype.name() == name)
+        [DataType::Fp32, DataType::Fp16, DataType::Uint8].into_iter().find(|datatype| datatype.name() == name)
     }
 }
 
@@ -184,17 +182,12 @@ impl Preprocess {
         if let Resize::Shorter(side) = self.resize
             && !(1..=SIDE_MAX).contains(&side)
         {
-            return Err(format!(
-                "the shorter side is {side}, but must be 1 to {SIDE_MAX}"
-            ));
+            return Err(format!("the shorter side is {side}, but must be 1 to {SIDE_MAX}"));
         }
         let depth = self.color.channels();
         let (mean, std) = (&self.mean[..depth], &self.std[..depth]);
         if !self.scale.is_finite() || self.scale == 0.0 {
-            return Err(format!(
-                "scale is {}, but must be finite and not zero",
-                self.scale
-            ));
+            return Err(format!("scale is {}, but must be finite and not zero", self.scale));
         }
         if let Some(mean) = mean.iter().find(|mean| !mean.is_finite()) {
             return Err(format!("mean holds {mean}, but must be finite"));
@@ -202,13 +195,10 @@ impl Preprocess {
         if let Some(std) = std.iter().find(|std| !std.is_finite() || **std == 0.0) {
             return Err(format!("std holds {std}, but must be finite and not zero"));
         }
-        let plain = self.scale == 1.0
-            && mean.iter().all(|mean| *mean == 0.0)
-            && std.iter().all(|std| *std == 1.0);
+        let plain =
+            self.scale == 1.0 && mean.iter().all(|mean| *mean == 0.0) && std.iter().all(|std| *std == 1.0);
         if self.datatype == DataType::Uint8 && !plain {
-            return Err(
-                "UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1".to_owned(),
-            );
+            return Err("UINT8 input takes pixels as they are: set scale 1, mean 0 and std 1".to_owned());
         }
         Ok(())
     }
@@ -248,11 +238,7 @@ impl Preprocess {
                     let long = u64::from(side) * u64::from(long) / u64::from(short);
                     u32::try_from(long).unwrap_or(u32::MAX)
                 };
-                if width <= height {
-                    (side, long(height, width))
-                } else {
-                    (long(width, height), side)
-                }
+                if width <= height { (side, long(height, width)) } else { (long(width, height), side) }
             }
             Resize::Letterbox => {
                 let ratio = (f64::from(self.width) / f64::from(width))
@@ -267,10 +253,7 @@ impl Preprocess {
         Placement {
             source: (width, height),
             resized,
-            offset: (
-                centred(self.width, resized.0),
-                centred(self.height, resized.1),
-            ),
+            offset: (centred(self.width, resized.0), centred(self.height, resized.1)),
         }
     }
 
@@ -342,12 +325,7 @@ impl Preprocess {
         };
         let (left, width) = axis(placement.offset.0, placement.resized.0, self.width);
         let (top, height) = axis(placement.offset.1, placement.resized.1, self.height);
-        Window {
-            left,
-            top,
-            width,
-            height,
-        }
+        Window { left, top, width, height }
     }
 
     /// The pixels of the window with one or three channels.
@@ -360,24 +338,18 @@ impl Preprocess {
         buffers: &'a mut Buffers<T>,
     ) -> Result<(&'a [T], usize), InferError> {
         let Buffers { flat, resized } = buffers;
-        let (flat, channels) = flatten(
-            samples,
-            frame.channels,
-            self.color == Color::Gray,
-            self.background,
-            flat,
-        );
+        let (flat, channels) =
+            flatten(samples, frame.channels, self.color == Color::Gray, self.background, flat);
 
         let window = self.window(placement);
         let covered = frame.covered;
         // The window, in pixels of the frame: fractions matter, as does the neighbourhood beyond its edges, which the
         // resizer sees too. So the result is that of resizing everything and then cutting.
-        let axis =
-            |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
-                let scale = span / f64::from(resized);
-                let start = (start as i64 - offset) as f64 * scale;
-                (from + start, length as f64 * scale)
-            };
+        let axis = |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
+            let scale = span / f64::from(resized);
+            let start = (start as i64 - offset) as f64 * scale;
+            (from + start, length as f64 * scale)
+        };
         let (left, width) = axis(
             window.left,
             window.width,
@@ -416,18 +388,13 @@ impl Preprocess {
         )
         .map_err(|error| internal(&error))?;
         // Rounding may have pushed the far edges out by a few ulp.
-        let options = ResizeOptions::new()
-            .resize_alg(self.filter.algorithm())
-            .crop(
-                left,
-                top,
-                width.min(f64::from(frame.width) - left),
-                height.min(f64::from(frame.height) - top),
-            );
-        scratch
-            .resizer
-            .resize(&from, &mut to, &options)
-            .map_err(|error| internal(&error))?;
+        let options = ResizeOptions::new().resize_alg(self.filter.algorithm()).crop(
+            left,
+            top,
+            width.min(f64::from(frame.width) - left),
+            height.min(f64::from(frame.height) - top),
+        );
+        scratch.resizer.resize(&from, &mut to, &options).map_err(|error| internal(&error))?;
         Ok((resized, channels))
     }
 }

@@ -119,10 +119,8 @@ fn every_orientation_is_applied_to_header_and_pixels() {
                 _ => 'w',
             }
         };
-        let corners: String = [(1, 1), (w - 2, 1), (1, h - 2), (w - 2, h - 2)]
-            .map(|(x, y)| corner(x, y))
-            .iter()
-            .collect();
+        let corners: String =
+            [(1, 1), (w - 2, 1), (1, h - 2), (w - 2, h - 2)].map(|(x, y)| corner(x, y)).iter().collect();
         assert_eq!(corners, seen, "{orientation}");
     }
     let turned = frame(&corpus::fixture("turned.webp"));
@@ -143,11 +141,7 @@ fn inks_become_light() {
 fn png_depths_palettes_and_transparency_are_expanded() {
     let size = (WIDTH, HEIGHT);
     let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};
-    for (depth, bits) in [
-        (BitDepth::One, 1u32),
-        (BitDepth::Two, 2),
-        (BitDepth::Four, 4),
-    ] {
+    for (depth, bits) in [(BitDepth::One, 1u32), (BitDepth::Two, 2), (BitDepth::Four, 4)] {
         let white = (1 << bits) - 1;
         let level = |x: u32, y: u32| (x + y) % (white + 1);
         let row_bytes = (WIDTH * bits).div_ceil(8) as usize;
@@ -172,16 +166,10 @@ fn png_depths_palettes_and_transparency_are_expanded() {
     }
 
     let indices = pixels(|x, y| [((x + y) % 2) as u8]);
-    let clear = corpus::png(
-        size,
-        ColorType::Indexed,
-        BitDepth::Eight,
-        &indices,
-        |encoder| {
-            encoder.set_palette(vec![9, 8, 7, 200, 100, 50]);
-            encoder.set_trns(vec![0, 255]);
-        },
-    );
+    let clear = corpus::png(size, ColorType::Indexed, BitDepth::Eight, &indices, |encoder| {
+        encoder.set_palette(vec![9, 8, 7, 200, 100, 50]);
+        encoder.set_trns(vec![0, 255]);
+    });
     let expected = pixels(|x, y| match (x + y) % 2 {
         0 => [9, 8, 7, 0],
         _ => [200, 100, 50, 255],
@@ -189,13 +177,7 @@ fn png_depths_palettes_and_transparency_are_expanded() {
     exactly(&clear, 4, &expected);
 
     let gray_alpha = pixels(|x, y| [x as u8, y as u8]);
-    let bytes = corpus::png(
-        size,
-        ColorType::GrayscaleAlpha,
-        BitDepth::Eight,
-        &gray_alpha,
-        plain,
-    );
+    let bytes = corpus::png(size, ColorType::GrayscaleAlpha, BitDepth::Eight, &gray_alpha, plain);
     exactly(&bytes, 2, &gray_alpha);
     exactly(&corpus::fixture("interlaced.png"), 3, &pixels(rgb));
 }
@@ -216,27 +198,11 @@ fn lossless_webp_bmp_and_gif_come_back_as_they_were() {
         let [r, g, b] = rgb(x, y);
         [r, g, b, 10 + x as u8]
     });
-    exactly(
-        &corpus::webp(&colors, image_webp::ColorType::Rgb8),
-        3,
-        &colors,
-    );
-    exactly(
-        &corpus::webp(&clear, image_webp::ColorType::Rgba8),
-        4,
-        &clear,
-    );
+    exactly(&corpus::webp(&colors, image_webp::ColorType::Rgb8), 3, &colors);
+    exactly(&corpus::webp(&clear, image_webp::ColorType::Rgba8), 4, &clear);
     exactly(&corpus::fixture("animated.webp"), 3, &colors);
-    exactly(
-        &corpus::bmp(&colors, image::ExtendedColorType::Rgb8),
-        3,
-        &colors,
-    );
-    exactly(
-        &corpus::bmp(&clear, image::ExtendedColorType::Rgba8),
-        4,
-        &clear,
-    );
+    exactly(&corpus::bmp(&colors, image::ExtendedColorType::Rgb8), 3, &colors);
+    exactly(&corpus::bmp(&clear, image::ExtendedColorType::Rgba8), 4, &clear);
     let few = pixels(|x, y| [[10, 20, 30], [200, 0, 90]][((x + y) % 2) as usize]);
     let opaque = pixels(|x, y| {
         let [r, g, b] = [[10, 20, 30], [200, 0, 90]][((x + y) % 2) as usize];
@@ -245,13 +211,7 @@ fn lossless_webp_bmp_and_gif_come_back_as_they_were() {
     exactly(&corpus::gif(&few), 4, &opaque);
     // Around a frame that is smaller than its screen, the screen is transparent.
     let inside = |x: u32, y: u32| (4..14).contains(&x) && (3..9).contains(&y);
-    let expected = pixels(|x, y| {
-        if inside(x, y) {
-            [200, 100, 50, 255]
-        } else {
-            [0; 4]
-        }
-    });
+    let expected = pixels(|x, y| if inside(x, y) { [200, 100, 50, 255] } else { [0; 4] });
     exactly(&corpus::fixture("offset.gif"), 4, &expected);
 }
 
@@ -289,17 +249,10 @@ fn every_kind_of_tiff_is_read() {
         let pages = frames(&bytes);
         assert_eq!(u8s(&pages[0]), gray);
         assert_eq!(u8s(&pages[1]), upside_down);
-        let pages = frames(&corpus::tiff::<tc::Gray16>(
-            &vec![wide.clone(); 3],
-            compression,
-        ));
+        let pages = frames(&corpus::tiff::<tc::Gray16>(&vec![wide.clone(); 3], compression));
         assert_eq!(pages.len(), 3);
         assert!(pages.iter().all(|page| u16s(page) == wide));
-        exactly(
-            &corpus::tiff::<tc::RGB8>(std::slice::from_ref(&colors), compression),
-            3,
-            &colors,
-        );
+        exactly(&corpus::tiff::<tc::RGB8>(std::slice::from_ref(&colors), compression), 3, &colors);
     }
     let big = frames(&corpus::fixture("big.tif"));
     assert_eq!(u16s(&big[0]), wide);
@@ -320,18 +273,16 @@ fn every_kind_of_tiff_is_read() {
     let expected: Vec<u8> = gray.iter().map(|v| u8::from(*v > 100) * 255).collect();
     exactly(&corpus::fixture("fax.tif"), 1, &expected);
     let from_jpeg = frame(&corpus::fixture("jpeg.tif"));
-    let mean_of =
-        |samples: &[u8]| samples.iter().map(|v| f64::from(*v)).sum::<f64>() / samples.len() as f64;
+    let mean_of = |samples: &[u8]| samples.iter().map(|v| f64::from(*v)).sum::<f64>() / samples.len() as f64;
     let difference = mean_of(u8s(&from_jpeg)) - mean_of(&colors);
     assert!(difference.abs() < 4.0, "{difference}");
 }
 
 #[test]
 fn what_a_tiff_may_hold_but_we_do_not_read_is_named() {
-    for (name, what) in [
-        ("float.tif", "TIFF with floating-point samples"),
-        ("signed.tif", "TIFF with signed samples"),
-    ] {
+    for (name, what) in
+        [("float.tif", "TIFF with floating-point samples"), ("signed.tif", "TIFF with signed samples")]
+    {
         let bytes = corpus::fixture(name);
         let error = decode(&bytes, &LIMITS, &whole).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
@@ -348,12 +299,7 @@ fn what_is_no_image_is_refused_with_what_was_tried() {
          25 50 44 46 2d 31 2e 37 20 65 74 63"
     );
     assert!(matches!(InferError::from(error), InferError::Decode(_)));
-    assert!(
-        header(b"", &LIMITS)
-            .unwrap_err()
-            .to_string()
-            .ends_with("is empty")
-    );
+    assert!(header(b"", &LIMITS).unwrap_err().to_string().ends_with("is empty"));
 }
 
 #[test]
@@ -368,22 +314,14 @@ fn a_truncated_image_is_refused_at_every_length() {
                 accepted.push(length);
             }
         }
-        assert!(
-            accepted.is_empty(),
-            "{name} of {} bytes was accepted when cut to {accepted:?}",
-            bytes.len()
-        );
+        assert!(accepted.is_empty(), "{name} of {} bytes was accepted when cut to {accepted:?}", bytes.len());
     }
 }
 
 #[test]
 fn mutated_images_never_panic() {
     const MUTATIONS: usize = 2000;
-    let limits = Limits {
-        side_max: 2048,
-        pixels_max: 1 << 18,
-        frames_max: 8,
-    };
+    let limits = Limits { side_max: 2048, pixels_max: 1 << 18, frames_max: 8 };
     let images = corpus::every_kind();
     for format in Format::ALL {
         let of_format: Vec<_> = images.iter().filter(|image| image.1 == format).collect();
@@ -406,8 +344,7 @@ fn mutated_images_never_panic() {
             let caught = std::panic::catch_unwind(|| {
                 super::guarded(format, || decode_as(format, &bytes, &limits, &whole)).is_ok()
             });
-            let unguarded =
-                std::panic::catch_unwind(|| decode_as(format, &bytes, &limits, &whole).is_ok());
+            let unguarded = std::panic::catch_unwind(|| decode_as(format, &bytes, &limits, &whole).is_ok());
             assert!(caught.is_ok());
             match unguarded {
                 Ok(accepted) => refused += usize::from(!accepted),
@@ -420,10 +357,7 @@ fn mutated_images_never_panic() {
 }
 
 fn too_large(bytes: &[u8], limits: &Limits, named: &str, value: u64) {
-    for error in [
-        header(bytes, limits).unwrap_err(),
-        decode(bytes, limits, &whole).unwrap_err(),
-    ] {
+    for error in [header(bytes, limits).unwrap_err(), decode(bytes, limits, &whole).unwrap_err()] {
         match InferError::from(error) {
             InferError::TooLarge { option, got, .. } => {
                 assert_eq!((option, got), (named, value));
@@ -435,10 +369,7 @@ fn too_large(bytes: &[u8], limits: &Limits, named: &str, value: u64) {
 
 #[test]
 fn images_that_claim_too_much_are_refused_by_their_headers() {
-    let limits = Limits {
-        side_max: 30_000,
-        ..LIMITS
-    };
+    let limits = Limits { side_max: 30_000, ..LIMITS };
     let square = 20_000u64 * 20_000;
     // The size stands in the header; of the pixels next to nothing is there, so nothing can have been read.
     let mut png = corpus::png((8, 8), ColorType::Grayscale, BitDepth::One, &[0; 8], |_| {});
@@ -465,12 +396,7 @@ fn images_that_claim_too_much_are_refused_by_their_headers() {
         (278, 4, 1, 20_000),
         (279, 4, 1, 4),
     ];
-    too_large(
-        &corpus::raw_tiff(&entries, 0, &[]),
-        &limits,
-        "image_pixels_max",
-        square,
-    );
+    too_large(&corpus::raw_tiff(&entries, 0, &[]), &limits, "image_pixels_max", square);
 
     let mut jpeg = corpus::jpeg(&[0; 3], 1, PixelFormat::RGB, false);
     let at = jpeg.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
@@ -497,10 +423,7 @@ fn images_that_claim_too_much_are_refused_by_their_headers() {
 #[test]
 fn streams_inside_a_container_may_not_be_larger_than_it_says() {
     let mut webp = corpus::fixture("lossy_alpha.webp");
-    let at = webp
-        .windows(3)
-        .position(|w| w == [0x9d, 0x01, 0x2a])
-        .unwrap();
+    let at = webp.windows(3).position(|w| w == [0x9d, 0x01, 0x2a]).unwrap();
     webp[at + 3..at + 7].copy_from_slice(&[0xff, 0x3f, 0xff, 0x3f]);
     let error = decode(&webp, &LIMITS, &whole).unwrap_err().to_string();
     assert!(error.contains("disagree"), "{error}");
@@ -517,15 +440,9 @@ fn frames_are_counted_and_their_pixels_added_up() {
     use tiff::encoder::{Compression, colortype::Gray8};
     let page = pixels(|_, _| [0u8]);
     let bytes = corpus::tiff::<Gray8>(&vec![page; 10], Compression::Uncompressed);
-    let few = Limits {
-        frames_max: 9,
-        ..LIMITS
-    };
+    let few = Limits { frames_max: 9, ..LIMITS };
     too_large(&bytes, &few, "image_frames_max", 10);
-    let small = Limits {
-        pixels_max: 9 * 240,
-        ..LIMITS
-    };
+    let small = Limits { pixels_max: 9 * 240, ..LIMITS };
     too_large(&bytes, &small, "image_pixels_max", 2400);
     assert_eq!(frames(&bytes).len(), 10);
 }
@@ -587,17 +504,10 @@ fn a_jpeg_is_decoded_at_the_smallest_scale_that_is_twice_what_is_wanted() {
         let frame = frame.unwrap().remove(0);
         assert_eq!((frame.width, frame.height), size, "for {wanted:?}");
         assert_eq!(frame.source, (405, 301));
-        let eighths = if size.0 == 405 {
-            1.0
-        } else {
-            f64::from(size.0) / 405.0
-        };
+        let eighths = if size.0 == 405 { 1.0 } else { f64::from(size.0) / 405.0 };
         assert!((frame.covered.width - 405.0 * eighths).abs() < 1.0);
         let header = header(&bytes, &LIMITS).unwrap();
-        assert_eq!(
-            header.decoded_bytes_for(&|_, _| Some(wanted)),
-            u64::from(size.0) * u64::from(size.1) * 3
-        );
+        assert_eq!(header.decoded_bytes_for(&|_, _| Some(wanted)), u64::from(size.0) * u64::from(size.1) * 3);
     }
     // `enough` speaks of the image as it is seen.
     let turned = corpus::turned(&bytes, 6);

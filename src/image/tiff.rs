@@ -32,11 +32,7 @@ fn corrupt(reason: impl ToString) -> DecodeError {
 }
 
 fn unsupported(what: impl ToString) -> DecodeError {
-    DecodeError::unsupported(
-        Format::Tiff,
-        what,
-        "post it as grey or RGB with 8 or 16 bits per sample",
-    )
+    DecodeError::unsupported(Format::Tiff, what, "post it as grey or RGB with 8 or 16 bits per sample")
 }
 
 fn from_tiff(error: TiffError) -> DecodeError {
@@ -100,17 +96,11 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     Ok(Pages { pages, orientation })
 }
 
-fn find<T: TryFrom<u64>>(
-    decoder: &mut Decoder<Source<'_>>,
-    tag: Tag,
-) -> Result<Option<T>, DecodeError> {
+fn find<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Result<Option<T>, DecodeError> {
     decoder.find_tag_unsigned(tag).map_err(from_tiff)
 }
 
-fn find_all<T: TryFrom<u64>>(
-    decoder: &mut Decoder<Source<'_>>,
-    tag: Tag,
-) -> Result<Vec<T>, DecodeError> {
+fn find_all<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Result<Vec<T>, DecodeError> {
     let values = decoder.find_tag_unsigned_vec(tag).map_err(from_tiff)?;
     Ok(values.unwrap_or_default())
 }
@@ -122,10 +112,7 @@ fn page(
     (width, height): (u32, u32),
 ) -> Result<Page, DecodeError> {
     let photometric: u16 = find(decoder, Tag::PhotometricInterpretation)?.unwrap_or(1);
-    let bits: u8 = find_all(decoder, Tag::BitsPerSample)?
-        .first()
-        .copied()
-        .unwrap_or(1);
+    let bits: u8 = find_all(decoder, Tag::BitsPerSample)?.first().copied().unwrap_or(1);
     let count: u16 = find(decoder, Tag::SamplesPerPixel)?.unwrap_or(1);
     let extra: Vec<u16> = find_all(decoder, Tag::ExtraSamples)?;
     match find_all::<u16>(decoder, Tag::SampleFormat)?.first() {
@@ -169,9 +156,7 @@ fn page(
     };
     let patch = match kind {
         Kind::Palette(_) => {
-            let directory = decoder
-                .ifd_pointer()
-                .ok_or_else(|| corrupt("it has no directory"))?;
+            let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?;
             let at = source::photometric_at(bytes, directory.0)
                 .ok_or_else(|| corrupt("its colour interpretation is not a number"))?;
             Some(at)
@@ -193,10 +178,7 @@ fn page(
 
 /// Strips or tiles must lie inside the file; JPEG streams must not be larger than the strip or tile that they are for.
 fn check_chunks(bytes: &[u8], decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
-    let tiled = decoder
-        .find_tag(Tag::TileOffsets)
-        .map_err(from_tiff)?
-        .is_some();
+    let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
     let (offsets, counts) = if tiled {
         (Tag::TileOffsets, Tag::TileByteCounts)
     } else {
@@ -233,20 +215,11 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     let Pages { pages, orientation } = walk(bytes, limits)?;
     let (_, first) = &pages[0];
     let size = (first.width, first.height);
-    let mut header = Header::single(
-        Format::Tiff,
-        size,
-        first.kind.channels(),
-        first.decoded_bits(),
-        orientation,
-    );
+    let mut header =
+        Header::single(Format::Tiff, size, first.kind.channels(), first.decoded_bits(), orientation);
     header.frames = pages.len();
     header.frame_bytes = pages.iter().map(|(_, page)| page.decoded_bytes()).sum();
-    header.work_bytes = pages
-        .iter()
-        .map(|(_, page)| page.raw_bytes())
-        .max()
-        .unwrap_or(0);
+    header.work_bytes = pages.iter().map(|(_, page)| page.raw_bytes()).max().unwrap_or(0);
     Ok(header)
 }
 
@@ -264,12 +237,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, Decode
         let raw = read(&mut decoder, &page)?;
         let samples = page.convert(raw);
         let size = (page.width, page.height);
-        frames.push(Frame::upright(
-            orientation,
-            size,
-            page.kind.channels(),
-            samples,
-        ));
+        frames.push(Frame::upright(orientation, size, page.kind.channels(), samples));
     }
     Ok(frames)
 }
@@ -286,9 +254,7 @@ fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples
     }
     if wide {
         let mut samples = vec![0u16; layout.complete_len / 2];
-        decoder
-            .read_image_bytes(bytemuck::cast_slice_mut(&mut samples))
-            .map_err(from_tiff)?;
+        decoder.read_image_bytes(bytemuck::cast_slice_mut(&mut samples)).map_err(from_tiff)?;
         Ok(super::Samples::U16(samples))
     } else {
         let mut samples = vec![0u8; layout.complete_len];

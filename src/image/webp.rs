@@ -54,8 +54,7 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
     let body = match bytes {
         [_, _, _, _, l0, l1, l2, l3, body @ ..] => {
             let length = u32::from_le_bytes([*l0, *l1, *l2, *l3]) as usize;
-            body.get(4..length)
-                .ok_or_else(|| corrupt("it is shorter than it says"))?
+            body.get(4..length).ok_or_else(|| corrupt("it is shorter than it says"))?
         }
         _ => return Err(corrupt("it is too short")),
     };
@@ -66,9 +65,7 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
 
     let mut orientation = Orientation::UPRIGHT;
     let check_stream = |name: &[u8; 4], chunk: &[u8]| match stream_size(name, chunk) {
-        Some((w, h)) if w > width || h > height => {
-            Err(corrupt("its headers disagree about its size"))
-        }
+        Some((w, h)) if w > width || h > height => Err(corrupt("its headers disagree about its size")),
         _ => Ok(()),
     };
     for chunk in chunks(body) {

@@ -96,20 +96,20 @@ impl Catalog {
             nearest: nearest(name, map.keys()),
         })?;
         let state = match version {
-            Some(version) => versions
-                .iter()
-                .find(|(other, _)| &**other == version)
-                .map(|(_, state)| state)
-                .ok_or_else(|| InferError::UnknownModel {
-                    name: format!("{name}/{version}"),
-                    nearest: versions
-                        .iter()
-                        .rev()
-                        .filter(|(other, _)| !other.is_empty())
-                        .take(NEAREST_MAX)
-                        .map(|(other, _)| format!("{name}/{other}"))
-                        .collect(),
-                })?,
+            Some(version) => {
+                versions.iter().find(|(other, _)| &**other == version).map(|(_, state)| state).ok_or_else(
+                    || InferError::UnknownModel {
+                        name: format!("{name}/{version}"),
+                        nearest: versions
+                            .iter()
+                            .rev()
+                            .filter(|(other, _)| !other.is_empty())
+                            .take(NEAREST_MAX)
+                            .map(|(other, _)| format!("{name}/{other}"))
+                            .collect(),
+                    },
+                )?
+            }
             None => versions
                 .iter()
                 .rev()
@@ -171,8 +171,7 @@ fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n Arc<str>>) -> Vec<Str
     let wanted = name.to_ascii_lowercase();
     let mut near: Vec<(f64, &str)> = names
         .map(|other| {
-            let likeness =
-                strsim::normalized_damerau_levenshtein(&wanted, &other.to_ascii_lowercase());
+            let likeness = strsim::normalized_damerau_levenshtein(&wanted, &other.to_ascii_lowercase());
             (likeness, &**other)
         })
         .filter(|(likeness, _)| *likeness >= 0.4)
@@ -194,8 +193,7 @@ mod tests {
     }
 
     fn key(got: Result<Arc<Model>, InferError>) -> Result<u64, String> {
-        got.map(|model| model.key.0)
-            .map_err(|error| error.to_string())
+        got.map(|model| model.key.0).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -206,11 +204,7 @@ mod tests {
         catalog.set("digits", "11", State::Unavailable("broken".to_owned()));
         assert_eq!(key(catalog.get("digits", None)), Ok(2));
         assert_eq!(key(catalog.get("digits", Some("9"))), Ok(1));
-        let versions: Vec<String> = catalog
-            .list()
-            .iter()
-            .map(|e| e.version.to_string())
-            .collect();
+        let versions: Vec<String> = catalog.list().iter().map(|e| e.version.to_string()).collect();
         assert_eq!(versions, ["9", "10", "11"]);
         assert_eq!(catalog.ready().len(), 2);
     }
@@ -224,10 +218,7 @@ mod tests {
             "model \"a\" is unavailable: it is still loading"
         );
         catalog.set("a", "2", State::Unavailable("no such output".to_owned()));
-        assert_eq!(
-            key(catalog.get("a", None)).unwrap_err(),
-            "model \"a\" is unavailable: no such output"
-        );
+        assert_eq!(key(catalog.get("a", None)).unwrap_err(), "model \"a\" is unavailable: no such output");
         assert_eq!(
             key(catalog.get("a", Some("1"))).unwrap_err(),
             "model \"a/1\" is unavailable: it is still loading"
@@ -264,10 +255,7 @@ mod tests {
         assert_eq!(held.key, ModelKey(1));
         assert_eq!(key(catalog.get("a", None)), Ok(2));
         catalog.remove("a", "1");
-        assert!(matches!(
-            catalog.get("a", None),
-            Err(InferError::UnknownModel { .. })
-        ));
+        assert!(matches!(catalog.get("a", None), Err(InferError::UnknownModel { .. })));
         assert!(catalog.list().is_empty());
     }
 }

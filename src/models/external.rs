@@ -21,19 +21,13 @@ const ENTRY_BYTES_MAX: u64 = 8192;
 /// A file that is not ONNX, and names that lead out of the model's folder.
 pub(super) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
     let file = File::open(path).map_err(|error| format!("cannot read it: {error}"))?;
-    let bytes = file
-        .metadata()
-        .map_err(|error| format!("cannot read it: {error}"))?
-        .len();
+    let bytes = file.metadata().map_err(|error| format!("cannot read it: {error}"))?.len();
     let names = Walk::over(file, bytes)?;
     for name in &names {
-        let inside = Path::new(name)
-            .components()
-            .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        let inside =
+            Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
         if !inside || name.contains(['\\', '\0']) {
-            return Err(format!(
-                "its weights are in {name:?}, which leads out of the model's folder"
-            ));
+            return Err(format!("its weights are in {name:?}, which leads out of the model's folder"));
         }
     }
     Ok(names)
@@ -79,28 +73,19 @@ struct Walk<R> {
 
 impl<R: Read + Seek> Walk<R> {
     fn over(reader: R, bytes: u64) -> Result<BTreeSet<String>, String> {
-        let mut walk = Walk {
-            reader: BufReader::new(reader),
-            at: 0,
-            names: BTreeSet::new(),
-        };
+        let mut walk = Walk { reader: BufReader::new(reader), at: 0, names: BTreeSet::new() };
         walk.message(Message::Model, bytes, 0)?;
         Ok(walk.names)
     }
 
     fn broken(&self) -> String {
-        format!(
-            "it is not an ONNX file, or a damaged one (at byte {})",
-            self.at
-        )
+        format!("it is not an ONNX file, or a damaged one (at byte {})", self.at)
     }
 
     /// Reads the fields of a message up to `end`.
     fn message(&mut self, message: Message, end: u64, depth: usize) -> Result<(), String> {
         if depth > DEPTH_MAX {
-            return Err(format!(
-                "its graphs are nested more deeply than the limit of {DEPTH_MAX}"
-            ));
+            return Err(format!("its graphs are nested more deeply than the limit of {DEPTH_MAX}"));
         }
         while self.at < end {
             let key = self.varint(end)?;
@@ -142,9 +127,7 @@ impl<R: Read + Seek> Walk<R> {
                 return Err(self.broken());
             }
             let mut text = vec![0; bytes as usize];
-            self.reader
-                .read_exact(&mut text)
-                .map_err(|_| self.broken())?;
+            self.reader.read_exact(&mut text).map_err(|_| self.broken())?;
             self.at += bytes;
             match key >> 3 {
                 1 => name = text,
@@ -210,10 +193,7 @@ pub(super) mod testing {
     /// A tensor whose data lies in another file.
     pub(in crate::models) fn tensor(location: &str) -> Vec<u8> {
         let entry = |key: &str, value: &str| {
-            field(
-                13,
-                &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat(),
-            )
+            field(13, &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat())
         };
         // Extents, raw data that must be skipped, then where the data is.
         [
@@ -278,16 +258,11 @@ mod tests {
     #[test]
     fn damaged_files_are_errors() {
         let whole = model("w.data");
-        assert!(
-            walk(&whole[..whole.len() - 1])
-                .unwrap_err()
-                .contains("damaged")
-        );
+        assert!(walk(&whole[..whole.len() - 1]).unwrap_err().contains("damaged"));
         assert!(walk(b"<html>").is_err());
         // A graph in an attribute of a node of a graph, and so on.
-        let nested = (0..300).fold(field(5, &tensor("x")), |inner, level| {
-            field([6, 5, 1][level % 3], &inner)
-        });
+        let nested =
+            (0..300).fold(field(5, &tensor("x")), |inner, level| field([6, 5, 1][level % 3], &inner));
         let error = walk(&field(7, &nested)).unwrap_err();
         assert!(error.contains("nested more deeply"), "{error}");
     }

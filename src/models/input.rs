@@ -17,11 +17,7 @@ const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 ///
 /// # Errors
 /// A model that does not take exactly one image, and settings that contradict its input.
-pub(super) fn resolve(
-    input: &Input,
-    task: &Task,
-    signature: &Signature,
-) -> Result<ImageInput, String> {
+pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Result<ImageInput, String> {
     let [spec] = &signature.inputs[..] else {
         return Err(format!(
             "the model has {} inputs; images can be posted to models of one input only: serve it with task = \
@@ -30,10 +26,7 @@ pub(super) fn resolve(
         ));
     };
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
-        format!(
-            "input {:?} is {}; images can become FP32, FP16 or UINT8",
-            spec.name, spec.datatype
-        )
+        format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
     let axes = Axes::find(spec, signature.batching(), input)?;
     let any_size = input.resize == Some(ResizeRule::None);
@@ -70,11 +63,7 @@ pub(super) fn resolve(
     let plain = datatype == image::DataType::Uint8
         || color == Color::Gray
         || matches!(task, Task::Detect(_) | Task::Tensors);
-    let [mean, std] = if plain {
-        [[0.0; 3], [1.0; 3]]
-    } else {
-        imagenet(color)
-    };
+    let [mean, std] = if plain { [[0.0; 3], [1.0; 3]] } else { imagenet(color) };
     let preprocess = Preprocess {
         width,
         height,
@@ -92,9 +81,7 @@ pub(super) fn resolve(
         layout: axes.layout,
         datatype,
     };
-    preprocess
-        .check()
-        .map_err(|mistake| format!("[input]: {mistake}"))?;
+    preprocess.check().map_err(|mistake| format!("[input]: {mistake}"))?;
     Ok(ImageInput {
         preprocess,
         staging: None,
@@ -167,14 +154,7 @@ impl Axes {
             Dim::Fixed(_) => return Err(wrong()),
             Dim::Free => None,
         };
-        Ok(Axes {
-            batch_axis,
-            channel_axis: true,
-            layout,
-            channels,
-            width,
-            height,
-        })
+        Ok(Axes { batch_axis, channel_axis: true, layout, channels, width, height })
     }
 }
 
@@ -187,9 +167,9 @@ fn side(
     any_size: bool,
 ) -> Result<Option<u32>, String> {
     match (dim, set) {
-        (Dim::Fixed(n), None) => u32::try_from(n)
-            .map(Some)
-            .map_err(|_| format!("input {:?} has a {key} of {n}", spec.name)),
+        (Dim::Fixed(n), None) => {
+            u32::try_from(n).map(Some).map_err(|_| format!("input {:?} has a {key} of {n}", spec.name))
+        }
         (Dim::Fixed(n), Some(set)) if n as u64 != u64::from(set) => Err(format!(
             "input.{key} is {set}, but input {:?} of shape {} has {n}: leave input.{key} out",
             spec.name,
@@ -215,16 +195,12 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
     if rule != ResizeRule::Shorter
         && let Some(size) = input.size
     {
-        return Err(format!(
-            "input.size = {size} is only read with input.resize = \"shorter\""
-        ));
+        return Err(format!("input.size = {size} is only read with input.resize = \"shorter\""));
     }
     if rule != ResizeRule::Letterbox
         && let Some(pad) = input.pad
     {
-        return Err(format!(
-            "input.pad = {pad} is only read with input.resize = \"letterbox\""
-        ));
+        return Err(format!("input.pad = {pad} is only read with input.resize = \"letterbox\""));
     }
     Ok(match rule {
         ResizeRule::Shorter => {
@@ -255,12 +231,7 @@ fn imagenet(color: Color) -> [[f32; 3]; 2] {
 }
 
 /// The values set, one for all channels or one for each.
-fn per_channel(
-    key: &str,
-    set: Option<&[f32]>,
-    usual: [f32; 3],
-    channels: usize,
-) -> Result<[f32; 3], String> {
+fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize) -> Result<[f32; 3], String> {
     match set {
         None => Ok(usual),
         Some([all]) => Ok([*all; 3]),
@@ -293,11 +264,7 @@ mod tests {
         tasks::testing::{signature, spec},
     };
 
-    fn run(
-        manifest: &str,
-        datatype: DataType,
-        shape: &[i64],
-    ) -> Result<(Preprocess, Vec<usize>), String> {
+    fn run(manifest: &str, datatype: DataType, shape: &[i64]) -> Result<(Preprocess, Vec<usize>), String> {
         let manifest = Manifest::parse(manifest).unwrap();
         let mut signature = signature(&[("out", &[-1, 10])]);
         signature.inputs = vec![spec("image", datatype, shape)];
@@ -338,20 +305,14 @@ mod tests {
     #[test]
     fn gray_bgr_and_uint8_inputs_are_told_from_the_model_and_the_manifest() {
         let (gray, shape) = run("task = \"classify\"", DataType::Fp32, &[-1, 28, 28, 1]).unwrap();
-        assert_eq!(
-            (gray.color, gray.layout, gray.mean),
-            (Color::Gray, Layout::Nhwc, [0.0; 3])
-        );
+        assert_eq!((gray.color, gray.layout, gray.mean), (Color::Gray, Layout::Nhwc, [0.0; 3]));
         assert_eq!(shape, [1, 28, 28, 1]);
         let (_, shape) = run("task = \"classify\"", DataType::Fp32, &[-1, 8, 8]).unwrap();
         assert_eq!(shape, [1, 8, 8]);
         let (_, shape) = run("task = \"classify\"", DataType::Fp32, &[3, 8, 9]).unwrap();
         assert_eq!(shape, [3, 8, 9]);
         let bgr = "task = \"embed\"\n[input]\ncolor = \"bgr\"\n";
-        assert_eq!(
-            run(bgr, DataType::Fp16, &[-1, 3, 8, 8]).unwrap().0.mean,
-            [0.406, 0.456, 0.485]
-        );
+        assert_eq!(run(bgr, DataType::Fp16, &[-1, 3, 8, 8]).unwrap().0.mean, [0.406, 0.456, 0.485]);
         let bytes = "task = \"detect\"\n[input]\nwidth = 320\nheight = 240\n";
         let (bytes, shape) = run(bytes, DataType::Uint8, &[1, -1, -1, 3]).unwrap();
         assert_eq!((bytes.scale, bytes.datatype), (1.0, image::DataType::Uint8));
@@ -389,80 +350,25 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         let fp32 = DataType::Fp32;
-        check(
-            "",
-            fp32,
-            &[-1, 3, -1, -1],
-            "leaves its width open: set input.width",
-        );
+        check("", fp32, &[-1, 3, -1, -1], "leaves its width open: set input.width");
         check(
             "width = 9",
             fp32,
             &[-1, 3, 8, 8],
             "input.width is 9, but input \"image\" of shape [?, 3, 8, 8] has 8",
         );
-        check(
-            "",
-            DataType::Int64,
-            &[-1, 3, 8, 8],
-            "is INT64; images can become FP32, FP16 or UINT8",
-        );
-        check(
-            "",
-            fp32,
-            &[-1, 4, 8, 8],
-            "has shape [?, 4, 8, 8]; an image needs",
-        );
-        check(
-            "",
-            fp32,
-            &[8, 3, 8, 8],
-            "has shape [8, 3, 8, 8]; an image needs",
-        );
+        check("", DataType::Int64, &[-1, 3, 8, 8], "is INT64; images can become FP32, FP16 or UINT8");
+        check("", fp32, &[-1, 4, 8, 8], "has shape [?, 4, 8, 8]; an image needs");
+        check("", fp32, &[8, 3, 8, 8], "has shape [8, 3, 8, 8]; an image needs");
         check("", fp32, &[-1, 10], "has shape [?, 10]; an image needs");
         check("", fp32, &[-1, 3, 8, 3], "set input.layout");
         check("", fp32, &[-1, -1, 8, 8], "set input.layout");
-        check(
-            "layout = \"nchw\"",
-            fp32,
-            &[-1, -1, 8, 8],
-            "set input.color",
-        );
-        check(
-            "color = \"gray\"",
-            fp32,
-            &[-1, 3, 8, 8],
-            "input.color has 1 channels",
-        );
-        check(
-            "mean = [1, 2, 3]",
-            fp32,
-            &[-1, 1, 8, 8],
-            "input.mean has 3 numbers",
-        );
-        check(
-            "mean = 0.5",
-            DataType::Uint8,
-            &[-1, 3, 8, 8],
-            "[input]: UINT8",
-        );
-        check(
-            "size = 7",
-            fp32,
-            &[-1, 3, 8, 8],
-            "input.size is 7, less than the input of 8 x 8",
-        );
-        check(
-            "resize = \"stretch\"\nsize = 9",
-            fp32,
-            &[-1, 3, 8, 8],
-            "input.size = 9 is only read with",
-        );
-        check(
-            "pad = 9",
-            fp32,
-            &[-1, 3, 8, 8],
-            "input.pad = 9 is only read with",
-        );
+        check("layout = \"nchw\"", fp32, &[-1, -1, 8, 8], "set input.color");
+        check("color = \"gray\"", fp32, &[-1, 3, 8, 8], "input.color has 1 channels");
+        check("mean = [1, 2, 3]", fp32, &[-1, 1, 8, 8], "input.mean has 3 numbers");
+        check("mean = 0.5", DataType::Uint8, &[-1, 3, 8, 8], "[input]: UINT8");
+        check("size = 7", fp32, &[-1, 3, 8, 8], "input.size is 7, less than the input of 8 x 8");
+        check("resize = \"stretch\"\nsize = 9", fp32, &[-1, 3, 8, 8], "input.size = 9 is only read with");
+        check("pad = 9", fp32, &[-1, 3, 8, 8], "input.pad = 9 is only read with");
     }
 }

@@ -220,11 +220,7 @@ impl Manifest {
         }
         let manifest = read(&Table::root(&root, &mistakes));
         let messages = mistakes.into_messages();
-        if messages.is_empty() {
-            Ok(manifest)
-        } else {
-            Err(ManifestError(messages))
-        }
+        if messages.is_empty() { Ok(manifest) } else { Err(ManifestError(messages)) }
     }
 
     /// What the manifest asks for and this version does not do yet, for the log at load.
@@ -242,9 +238,7 @@ impl Manifest {
             ));
         }
         if let Some(fallback) = self.placement.fallback {
-            missing.push(format!(
-                "placement.fallback = {fallback}: this version always runs on the CPU"
-            ));
+            missing.push(format!("placement.fallback = {fallback}: this version always runs on the CPU"));
         }
         missing
     }
@@ -253,10 +247,9 @@ impl Manifest {
 fn read(root: &Table<'_, '_>) -> Manifest {
     match root.string("engine").as_deref() {
         None | Some("onnx") => {}
-        Some("gauss-mle") => root.mistake_at(
-            "engine",
-            "is \"gauss-mle\", which this version does not have yet; allowed: onnx",
-        ),
+        Some("gauss-mle") => {
+            root.mistake_at("engine", "is \"gauss-mle\", which this version does not have yet; allowed: onnx")
+        }
         Some(other) => root.mistake_at("engine", format_args!("is {other:?}, allowed: onnx")),
     }
     let kind = root.choice("task", TASKS).unwrap_or(Kind::Tensors);
@@ -266,9 +259,7 @@ fn read(root: &Table<'_, '_>) -> Manifest {
     {
         root.mistake_at(
             "labels",
-            format_args!(
-                "is {name:?}, allowed: the name of a file in the model's folder, without a path"
-            ),
+            format_args!("is {name:?}, allowed: the name of a file in the model's folder, without a path"),
         );
     }
     let priority = root.integer("priority", 0..=PRIORITY_MAX).unwrap_or(1);
@@ -283,10 +274,7 @@ fn read(root: &Table<'_, '_>) -> Manifest {
         (Kind::Embed, root.table("embed")),
     ];
     for (of, table) in &tables {
-        let name = TASKS
-            .iter()
-            .find(|(_, k)| k == of)
-            .map_or("", |(name, _)| name);
+        let name = TASKS.iter().find(|(_, k)| k == of).map_or("", |(name, _)| name);
         if *of != kind && table.is_given() {
             table.mistake(format_args!("[{name}] is only read with task = {name:?}"));
         }
@@ -345,14 +333,7 @@ fn read_input(table: &Table<'_, '_>) -> Input {
                 ("lanczos3", Filter::Lanczos3),
             ],
         ),
-        color: table.choice(
-            "color",
-            &[
-                ("rgb", Color::Rgb),
-                ("bgr", Color::Bgr),
-                ("gray", Color::Gray),
-            ],
-        ),
+        color: table.choice("color", &[("rgb", Color::Rgb), ("bgr", Color::Bgr), ("gray", Color::Gray)]),
         layout: table.choice("layout", LAYOUTS),
         scale: table.number("scale", 1e-9..=1e9).map(|n| n as f32),
         mean: table.channels("mean", -1e6..=1e6),
@@ -387,10 +368,7 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
 fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
     Detect {
-        format: table.choice(
-            "format",
-            &[("yolo", Format::Yolo), ("boxes", Format::Boxes)],
-        ),
+        format: table.choice("format", &[("yolo", Format::Yolo), ("boxes", Format::Boxes)]),
         output: table.string("output"),
         boxes: table.string("boxes"),
         scores: table.string("scores"),
@@ -408,22 +386,13 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         normalized: table.flag("normalized"),
         orientation: table.choice(
             "orientation",
-            &[
-                ("channels_first", Orientation::ChannelsFirst),
-                ("channels_last", Orientation::ChannelsLast),
-            ],
+            &[("channels_first", Orientation::ChannelsFirst), ("channels_last", Orientation::ChannelsLast)],
         ),
         objectness: table.flag("objectness"),
         first_class: table.integer("first_class", 0..=65_535).unwrap_or(0),
-        score_min: table
-            .number("score_min", 0.0..=1.0)
-            .map_or(default.score_min, |n| n as f32),
-        iou_max: table
-            .number("iou_max", 0.0..=1.0)
-            .map_or(default.iou_max, |n| n as f32),
-        detections_max: table
-            .integer("detections_max", 1..=1000)
-            .unwrap_or(default.detections_max),
+        score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
+        iou_max: table.number("iou_max", 0.0..=1.0).map_or(default.iou_max, |n| n as f32),
+        detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),
         input: None,
     }
 }
@@ -433,9 +402,7 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
     Segment {
         output: table.string("output"),
         layout: table.choice("layout", LAYOUTS),
-        threshold: table
-            .number("threshold", -1e6..=1e6)
-            .map_or(default.threshold, |n| n as f32),
+        threshold: table.number("threshold", -1e6..=1e6).map_or(default.threshold, |n| n as f32),
         input: None,
     }
 }
@@ -452,7 +419,9 @@ fn read_batch(table: &Table<'_, '_>) -> BatchLimits {
         {
             table.mistake_at(
                 "items_max",
-                format_args!("is {items_max}, but the largest of batch.sizes is {largest}: give one of the two"),
+                format_args!(
+                    "is {items_max}, but the largest of batch.sizes is {largest}: give one of the two"
+                ),
             );
         }
     }
@@ -471,16 +440,11 @@ fn read_batch(table: &Table<'_, '_>) -> BatchLimits {
 fn read_placement(table: &Table<'_, '_>) -> Placing {
     let device = |word: &str| {
         let gpu = word.strip_prefix("gpu:");
-        let number = gpu
-            .is_some_and(|n| (1..=3).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit()));
+        let number = gpu.is_some_and(|n| (1..=3).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit()));
         matches!(word, "all" | "cpu" | "gpu") || number
     };
     let mut devices = table
-        .words(
-            "devices",
-            "\"all\", or \"cpu\", \"gpu\", \"gpu:N\", or a list of these",
-            device,
-        )
+        .words("devices", "\"all\", or \"cpu\", \"gpu\", \"gpu:N\", or a list of these", device)
         .unwrap_or_default();
     if devices.iter().any(|device| device == "all") {
         devices.clear();
@@ -509,23 +473,14 @@ mod tests {
     fn an_empty_manifest_has_the_documented_defaults() {
         let manifest = Manifest::parse("").unwrap();
         assert_eq!(manifest.task, Task::Tensors);
-        assert_eq!(
-            (manifest.priority, manifest.timeout),
-            (1, Duration::from_secs(30))
-        );
+        assert_eq!((manifest.priority, manifest.timeout), (1, Duration::from_secs(30)));
         assert_eq!(manifest.input, None);
         assert_eq!(manifest.batch.wait_max, Duration::ZERO);
         assert_eq!(manifest.placement.instances, 1);
         assert_eq!(manifest.not_yet(), Vec::<String>::new());
         // Image tasks take images without an [input] table; tensors only with one.
-        assert_eq!(
-            Manifest::parse("task = \"embed\"").unwrap().input,
-            Some(Input::default())
-        );
-        assert_eq!(
-            Manifest::parse("[input]").unwrap().input,
-            Some(Input::default())
-        );
+        assert_eq!(Manifest::parse("task = \"embed\"").unwrap().input, Some(Input::default()));
+        assert_eq!(Manifest::parse("[input]").unwrap().input, Some(Input::default()));
     }
 
     /// The lines of this file's own description.
@@ -578,15 +533,9 @@ mod tests {
 
     #[test]
     fn unknown_keys_and_tables_are_errors() {
-        check(
-            "tsak = \"embed\"",
-            &["line 1: unknown key \"tsak\"; did you mean \"task\"?"],
-        );
+        check("tsak = \"embed\"", &["line 1: unknown key \"tsak\"; did you mean \"task\"?"]);
         check("\n\n[wings]\n", &["line 3: unknown key \"wings\""]);
-        check(
-            "task = \"detect\"\n[detect]\niou = 0.5\n",
-            &["line 3: unknown key \"detect.iou\""],
-        );
+        check("task = \"detect\"\n[detect]\niou = 0.5\n", &["line 3: unknown key \"detect.iou\""]);
         check("batch = 4", &["line 1: batch is 4, allowed: a table"]);
     }
 
@@ -602,25 +551,14 @@ mod tests {
     fn an_engine_of_a_later_version_says_so() {
         check(
             "engine = \"gauss-mle\"",
-            &[
-                "line 1: engine is \"gauss-mle\", which this version does not have yet; allowed: onnx",
-            ],
+            &["line 1: engine is \"gauss-mle\", which this version does not have yet; allowed: onnx"],
         );
     }
 
     #[test]
     fn labels_cannot_be_a_path() {
-        for name in [
-            "../labels.txt",
-            "/etc/passwd",
-            "a/b.txt",
-            "..",
-            "a\\\\b",
-            "C:x",
-        ] {
-            let mistakes = Manifest::parse(&format!("labels = \"{name}\""))
-                .unwrap_err()
-                .0;
+        for name in ["../labels.txt", "/etc/passwd", "a/b.txt", "..", "a\\\\b", "C:x"] {
+            let mistakes = Manifest::parse(&format!("labels = \"{name}\"")).unwrap_err().0;
             assert!(mistakes[0].contains("without a path"), "{mistakes:?}");
         }
         assert!(Manifest::parse("labels = \"labels.txt\"").is_ok());
@@ -630,17 +568,11 @@ mod tests {
     fn ranges_are_enforced() {
         let check = |text: &str, key: &str| {
             let mistakes = Manifest::parse(text).unwrap_err().0;
-            assert!(
-                mistakes.len() == 1 && mistakes[0].contains(key),
-                "{text}: {mistakes:?}"
-            );
+            assert!(mistakes.len() == 1 && mistakes[0].contains(key), "{text}: {mistakes:?}");
         };
         check("timeout_ms = 0", "timeout_ms is 0");
         check("[batch]\nitems_max = 0", "batch.items_max is 0");
-        check(
-            "[batch]\nitems_max = 8\nsizes = [1, 4]",
-            "largest of batch.sizes is 4",
-        );
+        check("[batch]\nitems_max = 8\nsizes = [1, 4]", "largest of batch.sizes is 4");
         check("[batch]\nsizes = []", "batch.sizes is []");
         check("[batch]\nweight = nan", "batch.weight is nan");
         check("[input]\nstd = 0", "input.std is 0");
@@ -648,47 +580,26 @@ mod tests {
         check("[input]\nbackground = [0, 0, 300]", "input.background is");
         check("[placement]\ninstances = 65", "placement.instances is 65");
         check("[placement]\ndevices = [\"gpu:x\"]", "placement.devices is");
-        check(
-            "task = \"classify\"\n[classify]\ntop_k = 0",
-            "classify.top_k is 0",
-        );
-        check(
-            "task = \"detect\"\n[detect]\nscore_min = 1.5",
-            "detect.score_min is 1.5",
-        );
+        check("task = \"classify\"\n[classify]\ntop_k = 0", "classify.top_k is 0");
+        check("task = \"detect\"\n[detect]\nscore_min = 1.5", "detect.score_min is 1.5");
         check("labels = \"\"", "labels is \"\"");
     }
 
     #[test]
     fn syntax_errors_carry_their_line() {
-        let mistakes = Manifest::parse("task = \"embed\"\nlabels = \n")
-            .unwrap_err()
-            .0;
+        let mistakes = Manifest::parse("task = \"embed\"\nlabels = \n").unwrap_err().0;
         assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
-        let mistakes = Manifest::parse("task = \"embed\"\ntask = \"embed\"\n")
-            .unwrap_err()
-            .0;
+        let mistakes = Manifest::parse("task = \"embed\"\ntask = \"embed\"\n").unwrap_err().0;
         assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
     }
 
     #[test]
     fn what_is_only_acted_on_later_is_said_so() {
-        let text =
-            "[placement]\ndevices = [\"gpu:0\", \"cpu\"]\nmemory_bytes_max = 5\nfallback = false\n";
+        let text = "[placement]\ndevices = [\"gpu:0\", \"cpu\"]\nmemory_bytes_max = 5\nfallback = false\n";
         let not_yet = Manifest::parse(text).unwrap().not_yet();
         assert_eq!(not_yet.len(), 3, "{not_yet:?}");
         assert!(not_yet[0].starts_with("placement.devices = [\"gpu:0\", \"cpu\"]"));
-        assert!(
-            Manifest::parse("[placement]\ndevices = \"cpu\"")
-                .unwrap()
-                .not_yet()
-                .is_empty()
-        );
-        assert!(
-            Manifest::parse("[placement]\ndevices = \"all\"")
-                .unwrap()
-                .not_yet()
-                .is_empty()
-        );
+        assert!(Manifest::parse("[placement]\ndevices = \"cpu\"").unwrap().not_yet().is_empty());
+        assert!(Manifest::parse("[placement]\ndevices = \"all\"").unwrap().not_yet().is_empty());
     }
 }

@@ -144,15 +144,8 @@ impl Model {
             Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
         };
         let size = image.as_ref().and_then(ImageInput::size);
-        let task = manifest
-            .task
-            .clone()
-            .resolve(&signature, &source.labels, size)?;
-        let batching = if task.can_batch(&signature) {
-            signature.batching()
-        } else {
-            Batching::Whole
-        };
+        let task = manifest.task.clone().resolve(&signature, &source.labels, size)?;
+        let batching = if task.can_batch(&signature) { signature.batching() } else { Batching::Whole };
         let rules = rules(manifest, batching, &signature)?;
         if let Some(image) = &mut image
             && image.size().is_some()
@@ -194,25 +187,15 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
              dynamic_axes={{\"{}\": {{0: \"batch\"}}, ...}}), or leave items_max and sizes out",
             largest.unwrap_or(1),
             first_fixed(signature),
-            signature
-                .inputs
-                .first()
-                .map_or("input", |input| &input.name)
+            signature.inputs.first().map_or("input", |input| &input.name)
         ));
     }
     let sizes = match (&asked.sizes, batching) {
         (_, Batching::One | Batching::Whole) => vec![1],
         (Some(sizes), Batching::Dynamic) => sizes.clone(),
-        (None, Batching::Dynamic) => {
-            powers_of_two(asked.items_max.unwrap_or(manifest::BATCH_ITEMS_MAX))
-        }
+        (None, Batching::Dynamic) => powers_of_two(asked.items_max.unwrap_or(manifest::BATCH_ITEMS_MAX)),
     };
-    Ok(Rules {
-        sizes,
-        whole: batching == Batching::Whole,
-        wait_max: asked.wait_max,
-        weight: asked.weight,
-    })
+    Ok(Rules { sizes, whole: batching == Batching::Whole, wait_max: asked.wait_max, weight: asked.weight })
 }
 
 /// Names a tensor whose first axis is not free, so that whoever exports the model knows where to look.
@@ -279,9 +262,7 @@ mod tests {
         let image = model.image.unwrap();
         assert_eq!(image.item_shape(500, 400), [1, 3, 8, 8]);
         assert_eq!(image.staging.unwrap().slot_bytes(), 3 * 8 * 8 * 4);
-        let Task::Classify(classify) = model.task else {
-            panic!("expected a classifier")
-        };
+        let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
         assert_eq!(classify.output.as_deref(), Some("logits"));
     }
 
@@ -298,27 +279,17 @@ mod tests {
 
     #[test]
     fn a_model_that_cannot_batch_refuses_to_and_says_how_it_could() {
-        let one = resolve("[batch]\nitems_max = 4", &[1, 4], &[1, 10])
-            .err()
-            .unwrap();
+        let one = resolve("[batch]\nitems_max = 4", &[1, 4], &[1, 10]).err().unwrap();
         assert_eq!(
             one,
             "[batch] asks for up to 4 items, but the model has its batch axis fixed at 1 (\"image\" begins with 1): \
              export it with a dynamic batch axis (with torch: dynamic_axes={\"image\": {0: \"batch\"}, ...}), or leave \
              items_max and sizes out"
         );
-        let whole = resolve("[batch]\nsizes = [1, 2]", &[-1, 4], &[10])
-            .err()
-            .unwrap();
+        let whole = resolve("[batch]\nsizes = [1, 2]", &[-1, 4], &[10]).err().unwrap();
         assert!(whole.contains("\"logits\" begins with 10"), "{whole}");
         assert_eq!(resolve("", &[1, 4], &[1, 10]).unwrap().rules.sizes, [1]);
-        assert_eq!(
-            resolve("[batch]\nsizes = [1]", &[1, 4], &[1, 10])
-                .unwrap()
-                .rules
-                .sizes,
-            [1]
-        );
+        assert_eq!(resolve("[batch]\nsizes = [1]", &[1, 4], &[1, 10]).unwrap().rules.sizes, [1]);
     }
 
     #[test]
@@ -349,21 +320,14 @@ mod tests {
 
     #[test]
     fn tensors_without_an_input_table_take_no_images() {
-        assert!(
-            resolve("", &[-1, 3, 8, 8], &[-1, 10])
-                .unwrap()
-                .image
-                .is_none()
-        );
+        assert!(resolve("", &[-1, 3, 8, 8], &[-1, 10]).unwrap().image.is_none());
         let with = resolve("[input]", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
         assert!(with.image.is_some() && with.task == Task::Tensors);
     }
 
     #[test]
     fn a_task_needs_an_image_input() {
-        let error = resolve("task = \"embed\"", &[-1, 10], &[-1, 10])
-            .err()
-            .unwrap();
+        let error = resolve("task = \"embed\"", &[-1, 10], &[-1, 10]).err().unwrap();
         assert!(error.contains("an image needs"), "{error}");
     }
 }

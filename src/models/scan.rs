@@ -132,11 +132,7 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
                 labels,
             })
         });
-        found.push(Found {
-            name: name.to_owned(),
-            version: version.to_owned(),
-            source,
-        });
+        found.push(Found { name: name.to_owned(), version: version.to_owned(), source });
     };
     let flat = folder.join(MODEL_FILE);
     let has_flat = flat.is_file();
@@ -157,15 +153,14 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
         } else if has_flat && version == FLAT_VERSION {
             mistakes.push(failed(
                 "",
-                format!("{MODEL_FILE} and {version}/{MODEL_FILE} are both version {version}: remove one of them"),
+                format!(
+                    "{MODEL_FILE} and {version}/{MODEL_FILE} are both version {version}: remove one of them"
+                ),
             ));
         } else if path.join(MODEL_FILE).is_file() {
             add(&version, path.join(MODEL_FILE));
         } else {
-            mistakes.push(failed(
-                &version,
-                format!("{version}/{MODEL_FILE} is missing"),
-            ));
+            mistakes.push(failed(&version, format!("{version}/{MODEL_FILE} is missing")));
         }
     }
     found.extend(mistakes);
@@ -182,8 +177,8 @@ fn describe(folder: &Path) -> Result<(Manifest, Arc<Labels>), String> {
     let manifest = match fs::symlink_metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Manifest::default(),
         _ => {
-            let text = read(&path, MANIFEST_BYTES_MAX)
-                .map_err(|reason| format!("{MANIFEST_FILE}: {reason}"))?;
+            let text =
+                read(&path, MANIFEST_BYTES_MAX).map_err(|reason| format!("{MANIFEST_FILE}: {reason}"))?;
             Manifest::parse(&text).map_err(|error| format!("{MANIFEST_FILE}: {error}"))?
         }
     };
@@ -198,10 +193,7 @@ fn describe(folder: &Path) -> Result<(Manifest, Arc<Labels>), String> {
 
 /// The text of a file in a folder, which a link may not leave.
 fn read_inside(folder: &Path, name: &str) -> Result<String, String> {
-    let resolve = |path: &Path| {
-        path.canonicalize()
-            .map_err(|error| format!("cannot read it: {error}"))
-    };
+    let resolve = |path: &Path| path.canonicalize().map_err(|error| format!("cannot read it: {error}"));
     let path = resolve(&folder.join(name))?;
     if !path.starts_with(resolve(folder)?) {
         return Err("it leads out of the model's folder".to_owned());
@@ -217,9 +209,7 @@ fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
     }
     let mut text = String::new();
     // One byte more than allowed tells a file that is too large, whatever its metadata said.
-    file.take(bytes_max + 1)
-        .read_to_string(&mut text)
-        .map_err(cannot)?;
+    file.take(bytes_max + 1).read_to_string(&mut text).map_err(cannot)?;
     if text.len() as u64 > bytes_max {
         return Err(format!("it is larger than the limit of {bytes_max} bytes"));
     }
@@ -251,16 +241,11 @@ fn model_bytes(path: &Path) -> Result<u64, String> {
 /// Names go into URLs, metrics and log files as they are.
 fn check_name(name: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    let begins = name
-        .bytes()
-        .next()
-        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     if begins && name.len() <= 64 && name.bytes().all(allowed) {
         return Ok(());
     }
-    Err(format!(
-        "the name {name:?} must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
-    ))
+    Err(format!("the name {name:?} must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"))
 }
 
 #[cfg(test)]
@@ -361,26 +346,15 @@ mod tests {
     #[test]
     fn two_files_for_one_version_are_said_so() {
         check(
-            &[
-                ("a/model.onnx", ONNX),
-                ("a/1/model.onnx", ONNX),
-                ("a.onnx", ONNX),
-            ],
-            &[
-                ("a", "", "both version 1"),
-                ("a", "1", ""),
-                ("a.onnx", "1", "lies beside the folder a"),
-            ],
+            &[("a/model.onnx", ONNX), ("a/1/model.onnx", ONNX), ("a.onnx", ONNX)],
+            &[("a", "", "both version 1"), ("a", "1", ""), ("a.onnx", "1", "lies beside the folder a")],
         );
     }
 
     #[test]
     fn labels_and_external_data_go_with_every_version() {
         let folder = folder(&[
-            (
-                "m/model.toml",
-                "task = \"classify\"\nlabels = \"names.txt\"",
-            ),
+            ("m/model.toml", "task = \"classify\"\nlabels = \"names.txt\""),
             ("m/names.txt", "cat\ndog\n"),
             ("m/1/weights.data", "67890"),
             ("m/2/model.onnx", ONNX),
@@ -409,11 +383,7 @@ mod tests {
         check_folder(
             folder.path(),
             &[
-                (
-                    "away",
-                    "1",
-                    "\"/etc/passwd\", which leads out of the model's folder",
-                ),
+                ("away", "1", "\"/etc/passwd\", which leads out of the model's folder"),
                 ("lost", "1", "cannot read its external data \"w.data\""),
                 ("root", "1", "leads out of the model's folder"),
             ],
@@ -454,21 +424,12 @@ mod tests {
         };
         link("secret.txt", "a/names.txt");
         link("b/data/names.txt", "b/names.txt");
-        check_folder(
-            folder.path(),
-            &[
-                ("a", "1", "leads out of the model's folder"),
-                ("b", "1", ""),
-            ],
-        );
+        check_folder(folder.path(), &[("a", "1", "leads out of the model's folder"), ("b", "1", "")]);
     }
 
     #[test]
     fn a_folder_that_cannot_be_read_is_an_error() {
         let error = scan(Path::new("/nonexistent/models")).unwrap_err();
-        assert!(
-            error.starts_with("cannot read the folder /nonexistent/models"),
-            "{error}"
-        );
+        assert!(error.starts_with("cannot read the folder /nonexistent/models"), "{error}");
     }
 }

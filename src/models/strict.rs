@@ -20,19 +20,14 @@ pub(super) struct Mistakes<'t> {
 
 impl<'t> Mistakes<'t> {
     pub(super) fn new(text: &'t str) -> Mistakes<'t> {
-        Mistakes {
-            text,
-            found: RefCell::default(),
-        }
+        Mistakes { text, found: RefCell::default() }
     }
 
     /// Notes a mistake at a place of the text.
     pub(super) fn note(&self, span: &Range<usize>, message: impl Display) {
         let before = self.text.as_bytes().get(..span.start).unwrap_or_default();
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-        self.found
-            .borrow_mut()
-            .push((span.start, format!("line {line}: {message}")));
+        self.found.borrow_mut().push((span.start, format!("line {line}: {message}")));
     }
 
     /// All of them, in the order of the file.
@@ -71,20 +66,13 @@ impl<'a, 't> Table<'a, 't> {
 
     /// The dotted name of a key.
     fn name(&self, key: &str) -> String {
-        if self.path.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{}.{key}", self.path)
-        }
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
     fn entry(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'t>>> {
         self.asked.borrow_mut().push(key);
         // Keys of this map carry their place in the file, so a lookup by text walks it; tables are short.
-        self.table?
-            .iter()
-            .find(|(name, _)| name.get_ref() == key)
-            .map(|(_, value)| value)
+        self.table?.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
     }
 
     /// Notes a mistake about this table.
@@ -94,11 +82,8 @@ impl<'a, 't> Table<'a, 't> {
 
     /// Notes a mistake about the value of a key, at its line.
     pub(super) fn mistake_at(&self, key: &'static str, message: impl Display) {
-        let span = self
-            .entry(key)
-            .map_or_else(|| self.span.clone(), Spanned::span);
-        self.mistakes
-            .note(&span, format_args!("{} {message}", self.name(key)));
+        let span = self.entry(key).map_or_else(|| self.span.clone(), Spanned::span);
+        self.mistakes.note(&span, format_args!("{} {message}", self.name(key)));
     }
 
     /// A table inside; empty if it is not given.
@@ -121,10 +106,7 @@ impl<'a, 't> Table<'a, 't> {
     }
 
     fn wrong(&self, key: &str, at: &Spanned<DeValue<'t>>, got: &str, allowed: &str) {
-        self.mistakes.note(
-            &at.span(),
-            format_args!("{} is {got}, allowed: {allowed}", self.name(key)),
-        );
+        self.mistakes.note(&at.span(), format_args!("{} is {got}, allowed: {allowed}", self.name(key)));
     }
 
     /// Text.
@@ -195,19 +177,13 @@ impl<'a, 't> Table<'a, 't> {
     }
 
     /// A number for all channels, or one for each of three.
-    pub(super) fn channels(
-        &self,
-        key: &'static str,
-        range: RangeInclusive<f64>,
-    ) -> Option<Vec<f32>> {
+    pub(super) fn channels(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<Vec<f32>> {
         let value = self.entry(key)?;
         let numbers = match value.get_ref() {
             DeValue::Array(items) => items.iter().map(|item| number(item.get_ref())).collect(),
             other => number(other).map(|number| vec![number]),
         };
-        let fits = |n: &Vec<f64>| {
-            matches!(n.len(), 1 | 3) && n.iter().all(|number| range.contains(number))
-        };
+        let fits = |n: &Vec<f64>| matches!(n.len(), 1 | 3) && n.iter().all(|number| range.contains(number));
         let numbers = numbers.filter(fits);
         if numbers.is_none() {
             let allowed = format!(
@@ -221,11 +197,7 @@ impl<'a, 't> Table<'a, 't> {
     }
 
     /// A list of whole numbers in a range.
-    pub(super) fn integers(
-        &self,
-        key: &'static str,
-        range: RangeInclusive<usize>,
-    ) -> Option<Vec<usize>> {
+    pub(super) fn integers(&self, key: &'static str, range: RangeInclusive<usize>) -> Option<Vec<usize>> {
         let value = self.entry(key)?;
         let numbers: Option<Vec<usize>> = match value.get_ref() {
             DeValue::Array(items) => items.iter().map(|item| integer(item.get_ref())).collect(),
@@ -233,11 +205,7 @@ impl<'a, 't> Table<'a, 't> {
         };
         let numbers = numbers.filter(|n| !n.is_empty() && n.iter().all(|n| range.contains(n)));
         if numbers.is_none() {
-            let allowed = format!(
-                "a list of whole numbers from {} to {}",
-                range.start(),
-                range.end()
-            );
+            let allowed = format!("a list of whole numbers from {} to {}", range.start(), range.end());
             self.wrong(key, value, &show(value.get_ref()), &allowed);
         }
         numbers
@@ -274,10 +242,8 @@ impl<'a, 't> Table<'a, 't> {
                 continue;
             }
             let meant = did_you_mean(key.get_ref(), asked.iter().copied());
-            self.mistakes.note(
-                &key.span(),
-                format_args!("unknown key {:?}{meant}", self.name(key.get_ref())),
-            );
+            self.mistakes
+                .note(&key.span(), format_args!("unknown key {:?}{meant}", self.name(key.get_ref())));
         }
     }
 }
@@ -326,9 +292,7 @@ fn did_you_mean<'w>(got: &str, words: impl Iterator<Item = &'w str>) -> String {
     }
     words
         .map(|word| (strsim::damerau_levenshtein(got, word), word))
-        .filter(|(distance, word)| {
-            *distance <= word.len().div_ceil(3).max(2) && *distance < word.len()
-        })
+        .filter(|(distance, word)| *distance <= word.len().div_ceil(3).max(2) && *distance < word.len())
         .min()
         .map(|(_, word)| format!("; did you mean {word:?}?"))
         .unwrap_or_default()

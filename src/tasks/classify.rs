@@ -28,11 +28,7 @@ pub struct Classify {
 
 impl Default for Classify {
     fn default() -> Classify {
-        Classify {
-            output: None,
-            activation: Activation::Softmax,
-            top_k: 5,
-        }
+        Classify { output: None, activation: Activation::Softmax, top_k: 5 }
     }
 }
 
@@ -50,11 +46,7 @@ pub struct Class {
 const SHAPE: &str = "[1, classes]";
 
 impl Classify {
-    pub(super) fn resolve(
-        mut self,
-        signature: &Signature,
-        labels: &Labels,
-    ) -> Result<Classify, String> {
+    pub(super) fn resolve(mut self, signature: &Signature, labels: &Labels) -> Result<Classify, String> {
         let output = choose(signature, self.output.as_deref(), "classify.output")?;
         if let Some(classes) = classes(&output.name, &output.shape)? {
             labels.fit(&output.name, classes)?;
@@ -64,11 +56,7 @@ impl Classify {
     }
 
     /// The best classes, best first; equal scores in the order of their index.
-    pub(super) fn answer(
-        &self,
-        outputs: &Outputs<'_>,
-        labels: &Labels,
-    ) -> Result<Vec<Class>, String> {
+    pub(super) fn answer(&self, outputs: &Outputs<'_>, labels: &Labels) -> Result<Vec<Class>, String> {
         let output = outputs.get(self.output.as_deref())?;
         classes(output.name, &output.shape())?;
         let mut scores = output.numbers()?;
@@ -83,11 +71,7 @@ impl Classify {
         order.sort_unstable_by(better);
         Ok(order
             .into_iter()
-            .map(|index| Class {
-                index,
-                label: labels.get(index),
-                score: scores[index],
-            })
+            .map(|index| Class { index, label: labels.get(index), score: scores[index] })
             .collect())
     }
 
@@ -118,9 +102,7 @@ fn classes(name: &str, shape: &[Dim]) -> Result<Option<usize>, String> {
     if axes.contains(&Dim::Fixed(0)) {
         return Err(wrong_shape(name, shape, SHAPE));
     }
-    let mut larger = axes
-        .iter()
-        .filter(|dim| !matches!(dim, Dim::Fixed(1) | Dim::Free));
+    let mut larger = axes.iter().filter(|dim| !matches!(dim, Dim::Fixed(1) | Dim::Free));
     match (larger.next(), larger.next()) {
         (Some(_), Some(_)) => Err(wrong_shape(name, shape, SHAPE)),
         (Some(Dim::Fixed(classes)), None) => Ok(Some(*classes)),
@@ -160,19 +142,13 @@ mod tests {
     fn run(task: Classify, shape: &[usize], scores: &[f32]) -> Result<Vec<Class>, String> {
         let signature = signature(&[("logits", &[])]);
         let tensors = [floats(shape, scores)];
-        task.resolve(&signature, &Labels::default())?.answer(
-            &Outputs::new(&tensors, &signature)?,
-            &Labels::parse("a\nb\nc")?,
-        )
+        task.resolve(&signature, &Labels::default())?
+            .answer(&Outputs::new(&tensors, &signature)?, &Labels::parse("a\nb\nc")?)
     }
 
     /// Scores in, (index, score) out.
     fn check(activation: Activation, top_k: usize, scores: &[f32], expected: &[(usize, f32)]) {
-        let task = Classify {
-            output: None,
-            activation,
-            top_k,
-        };
+        let task = Classify { output: None, activation, top_k };
         let got = run(task, &[1, scores.len()], scores).unwrap();
         assert_eq!(got.len(), expected.len(), "{got:?}");
         for (class, (index, score)) in got.iter().zip(expected) {
@@ -194,44 +170,19 @@ mod tests {
 
     #[test]
     fn softmax_of_huge_logits_does_not_overflow() {
-        check(
-            Activation::Softmax,
-            2,
-            &[1e30, -1e30, f32::NEG_INFINITY],
-            &[(0, 1.0), (1, 0.0)],
-        );
-        check(
-            Activation::Softmax,
-            2,
-            &[1e4, 1e4 - 1.0],
-            &[(0, 0.731_058_6), (1, 0.268_941_43)],
-        );
+        check(Activation::Softmax, 2, &[1e30, -1e30, f32::NEG_INFINITY], &[(0, 1.0), (1, 0.0)]);
+        check(Activation::Softmax, 2, &[1e4, 1e4 - 1.0], &[(0, 0.731_058_6), (1, 0.268_941_43)]);
     }
 
     #[test]
     fn sigmoid_scores_each_class_alone() {
-        check(
-            Activation::Sigmoid,
-            3,
-            &[0.0, -200.0, 200.0],
-            &[(2, 1.0), (0, 0.5), (1, 0.0)],
-        );
+        check(Activation::Sigmoid, 3, &[0.0, -200.0, 200.0], &[(2, 1.0), (0, 0.5), (1, 0.0)]);
     }
 
     #[test]
     fn given_probabilities_pass_unchanged_and_ties_go_by_index() {
-        check(
-            Activation::None,
-            2,
-            &[0.25, 0.5, 0.25, 0.0],
-            &[(1, 0.5), (0, 0.25)],
-        );
-        check(
-            Activation::None,
-            9,
-            &[0.25, 0.5, 0.25],
-            &[(1, 0.5), (0, 0.25), (2, 0.25)],
-        );
+        check(Activation::None, 2, &[0.25, 0.5, 0.25, 0.0], &[(1, 0.5), (0, 0.25)]);
+        check(Activation::None, 9, &[0.25, 0.5, 0.25], &[(1, 0.5), (0, 0.25), (2, 0.25)]);
     }
 
     #[test]
@@ -245,19 +196,13 @@ mod tests {
         let error = run(Classify::default(), &[1, 3], &[0.0, f32::NAN, 1.0]).unwrap_err();
         assert!(error.contains("\"logits\" is not a number"), "{error}");
         let error = run(Classify::default(), &[1, 2], &[f32::NEG_INFINITY; 2]).unwrap_err();
-        assert!(
-            error.contains("class 0 in output \"logits\" is NaN"),
-            "{error}"
-        );
+        assert!(error.contains("class 0 in output \"logits\" is NaN"), "{error}");
     }
 
     #[test]
     fn shapes_that_are_not_one_score_per_class_are_refused() {
         let error = run(Classify::default(), &[2, 2], &[0.0; 4]).unwrap_err();
-        assert_eq!(
-            error,
-            "output \"logits\" has shape [2, 2], expected [1, classes]"
-        );
+        assert_eq!(error, "output \"logits\" has shape [2, 2], expected [1, classes]");
         assert!(run(Classify::default(), &[1, 2, 2], &[0.0; 4]).is_err());
         assert!(run(Classify::default(), &[1, 0], &[]).is_err());
         assert!(run(Classify::default(), &[1, 3, 1, 1], &[0.0; 3]).is_ok());
@@ -267,8 +212,7 @@ mod tests {
     #[test]
     fn labels_for_another_number_of_classes_are_refused_at_load() {
         let labels = Labels::parse("cat\ndog").unwrap();
-        let resolve =
-            |shape: &[i64]| Classify::default().resolve(&signature(&[("logits", shape)]), &labels);
+        let resolve = |shape: &[i64]| Classify::default().resolve(&signature(&[("logits", shape)]), &labels);
         assert_eq!(
             resolve(&[-1, 1000]).unwrap_err(),
             "the labels file has 2 labels, output \"logits\" has 1000 classes"

@@ -176,10 +176,7 @@ impl Detect {
         // Where images keep their size, the input is the posted image.
         let size = self.input.or(placement.map(|p| [p.source.0, p.source.1]));
         if self.normalized == Some(true) && size.is_none() {
-            return Err(
-                "boxes are parts of the input's size, which is not known without an image"
-                    .to_owned(),
-            );
+            return Err("boxes are parts of the input's size, which is not known without an image".to_owned());
         }
         let candidates = raw
             .into_iter()
@@ -236,12 +233,7 @@ impl Detect {
             }
             (None, Some([width, height])) => {
                 let [width, height] = [width as f32, height as f32];
-                (
-                    x0.clamp(0.0, width),
-                    y0.clamp(0.0, height),
-                    x1.clamp(0.0, width),
-                    y1.clamp(0.0, height),
-                )
+                (x0.clamp(0.0, width), y0.clamp(0.0, height), x1.clamp(0.0, width), y1.clamp(0.0, height))
             }
             (None, None) => (x0, y0, x1, y1),
         };
@@ -254,9 +246,7 @@ fn finite(name: &str, numbers: [f32; 4]) -> Result<[f32; 4], String> {
     if numbers.iter().all(|n| n.is_finite()) {
         Ok(numbers)
     } else {
-        Err(format!(
-            "output {name:?} has a box of {numbers:?}, expected finite numbers"
-        ))
+        Err(format!("output {name:?} has a box of {numbers:?}, expected finite numbers"))
     }
 }
 
@@ -279,21 +269,16 @@ mod testing {
     ) -> Result<Vec<Seen>, String> {
         let specs: Vec<(&str, &[i64])> = outputs.iter().map(|(n, s, _)| (*n, *s)).collect();
         let signature = signature(&specs);
-        let labels = if labels.is_empty() {
-            Labels::default()
-        } else {
-            Labels::parse(labels)?
-        };
+        let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
         let tensors: Vec<Tensor> = outputs.iter().map(|(_, _, t)| t.clone()).collect();
-        let found = task
-            .resolve(&signature, &labels, Some([100, 100]))?
-            .answer(&Outputs::new(&tensors, &signature)?, &labels, placement)?;
+        let found = task.resolve(&signature, &labels, Some([100, 100]))?.answer(
+            &Outputs::new(&tensors, &signature)?,
+            &labels,
+            placement,
+        )?;
         for detection in &found {
             assert_eq!(detection.label, labels.get(detection.index));
         }
-        Ok(found
-            .into_iter()
-            .map(|d| ([d.x0, d.y0, d.x1, d.y1], d.index, d.score))
-            .collect())
+        Ok(found.into_iter().map(|d| ([d.x0, d.y0, d.x1, d.y1], d.index, d.score)).collect())
     }
 }

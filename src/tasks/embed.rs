@@ -16,10 +16,7 @@ impl Embed {
     pub(super) fn resolve(mut self, signature: &Signature) -> Result<Embed, String> {
         let output = choose(signature, self.output.as_deref(), "embed.output")?;
         if output.datatype == DataType::Bytes {
-            return Err(format!(
-                "output {:?} is {}, expected numbers",
-                output.name, output.datatype
-            ));
+            return Err(format!("output {:?} is {}, expected numbers", output.name, output.datatype));
         }
         self.output = Some(output.name.clone());
         Ok(self)
@@ -44,11 +41,7 @@ impl Embed {
 
 /// Divides by the Euclidean norm, summed in `f64` so that neither large nor long vectors overflow.
 fn normalize(vector: &mut [f32]) {
-    let norm = vector
-        .iter()
-        .map(|n| f64::from(*n).powi(2))
-        .sum::<f64>()
-        .sqrt();
+    let norm = vector.iter().map(|n| f64::from(*n).powi(2)).sum::<f64>().sqrt();
     if norm > 0.0 {
         for n in vector {
             *n = (f64::from(*n) / norm) as f32;
@@ -63,15 +56,9 @@ mod tests {
 
     fn check(normalize: bool, numbers: &[f32]) -> Result<Vec<f32>, String> {
         let signature = signature(&[("features", &[-1, -1, 1, 1])]);
-        let embed = Embed {
-            output: None,
-            normalize,
-        };
+        let embed = Embed { output: None, normalize };
         let tensors = [floats(&[1, numbers.len(), 1, 1], numbers)];
-        embed
-            .resolve(&signature)
-            .unwrap()
-            .answer(&Outputs::new(&tensors, &signature).unwrap())
+        embed.resolve(&signature).unwrap().answer(&Outputs::new(&tensors, &signature).unwrap())
     }
 
     #[test]
@@ -91,11 +78,7 @@ mod tests {
             check(false, &[1.0, f32::NAN]).unwrap_err(),
             "output \"features\" is not a number (NaN) at element 1: the model cannot process this input"
         );
-        assert!(
-            check(true, &[f32::INFINITY])
-                .unwrap_err()
-                .contains("is inf")
-        );
+        assert!(check(true, &[f32::INFINITY]).unwrap_err().contains("is inf"));
     }
 
     proptest! {

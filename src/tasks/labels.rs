@@ -20,10 +20,7 @@ impl Labels {
         for (index, line) in text.lines().enumerate() {
             let label = line.trim();
             if label.is_empty() {
-                return Err(format!(
-                    "line {} is empty: give every class a label, one per line",
-                    index + 1
-                ));
+                return Err(format!("line {} is empty: give every class a label, one per line", index + 1));
             }
             labels.push(Arc::from(label));
         }
@@ -55,10 +52,7 @@ impl Labels {
         if self.is_empty() || self.len() == classes {
             return Ok(());
         }
-        Err(format!(
-            "the labels file has {} labels, output {output:?} has {classes} classes",
-            self.len()
-        ))
+        Err(format!("the labels file has {} labels, output {output:?} has {classes} classes", self.len()))
     }
 }
 

@@ -47,18 +47,9 @@ impl Mask {
         let present = (0..=largest)
             .zip(counts)
             .filter(|(_, pixels)| *pixels > 0)
-            .map(|(index, pixels)| MaskClass {
-                index,
-                label: labels.get(usize::from(index)),
-                pixels,
-            })
+            .map(|(index, pixels)| MaskClass { index, label: labels.get(usize::from(index)), pixels })
             .collect();
-        Mask {
-            width,
-            height,
-            classes,
-            present,
-        }
+        Mask { width, height, classes, present }
     }
 
     /// Bits per pixel of the PNG renderings: 8, or 16 when a class above 255 occurs.
@@ -99,12 +90,7 @@ impl Mask {
         self.classes.iter().map(|class| *class as u8).collect()
     }
 
-    fn encode(
-        &self,
-        color: png::ColorType,
-        depth: png::BitDepth,
-        data: &[u8],
-    ) -> Result<Vec<u8>, String> {
+    fn encode(&self, color: png::ColorType, depth: png::BitDepth, data: &[u8]) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, self.width, self.height);
         encoder.set_color(color);
@@ -117,10 +103,7 @@ impl Mask {
             encoder.set_palette(palette);
         }
         let failed = |error: png::EncodingError| {
-            format!(
-                "cannot write a mask of {} x {} pixels as PNG: {error}",
-                self.width, self.height
-            )
+            format!("cannot write a mask of {} x {} pixels as PNG: {error}", self.width, self.height)
         };
         let mut writer = encoder.write_header().map_err(failed)?;
         writer.write_image_data(data).map_err(failed)?;
@@ -131,14 +114,8 @@ impl Mask {
     /// Run lengths of every class that occurs, by index.
     pub fn runs(&self) -> Vec<Run> {
         let [width, height] = [self.width as usize, self.height as usize];
-        let mut runs: Vec<Run> = self
-            .present
-            .iter()
-            .map(|class| Run {
-                index: class.index,
-                counts: Vec::new(),
-            })
-            .collect();
+        let mut runs: Vec<Run> =
+            self.present.iter().map(|class| Run { index: class.index, counts: Vec::new() }).collect();
         let largest = self.present.last().map_or(0, |class| class.index);
         let mut place = vec![0; usize::from(largest) + 1];
         for (at, run) in runs.iter().enumerate() {
@@ -148,9 +125,7 @@ impl Mask {
         let mut ends = vec![0_usize; runs.len()];
         let mut note = |class: u16, start: usize, end: usize| {
             let at = place[usize::from(class)];
-            runs[at]
-                .counts
-                .extend([(start - ends[at]) as u32, (end - start) as u32]);
+            runs[at].counts.extend([(start - ends[at]) as u32, (end - start) as u32]);
             ends[at] = end;
         };
         let mut open: Option<(u16, usize)> = None;
@@ -197,12 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn mask(width: u32, height: u32, classes: &[u16]) -> Mask {
-        Mask::new(
-            width,
-            height,
-            classes.to_vec(),
-            &Labels::parse("sky\nsea").unwrap(),
-        )
+        Mask::new(width, height, classes.to_vec(), &Labels::parse("sky\nsea").unwrap())
     }
 
     #[test]
@@ -212,16 +182,7 @@ mod tests {
         let runs = mask(3, 2, &[0, 1, 1, 1, 1, 0]).runs();
         assert_eq!(
             runs,
-            [
-                Run {
-                    index: 0,
-                    counts: vec![0, 1, 4, 1]
-                },
-                Run {
-                    index: 1,
-                    counts: vec![1, 4, 1]
-                },
-            ]
+            [Run { index: 0, counts: vec![0, 1, 4, 1] }, Run { index: 1, counts: vec![1, 4, 1] },]
         );
     }
 
@@ -231,16 +192,11 @@ mod tests {
         assert_eq!(present.len(), 2);
         assert_eq!((present[0].index, present[0].pixels), (1, 3));
         assert_eq!(present[0].label.as_deref(), Some("sea"));
-        assert_eq!(
-            (present[1].index, present[1].pixels, &present[1].label),
-            (7, 1, &None)
-        );
+        assert_eq!((present[1].index, present[1].pixels, &present[1].label), (7, 1, &None));
     }
 
     fn decode(bytes: &[u8]) -> (png::ColorType, png::BitDepth, Option<Vec<u8>>, Vec<u8>) {
-        let mut reader = png::Decoder::new(std::io::Cursor::new(bytes))
-            .read_info()
-            .unwrap();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
         let mut data = vec![0; reader.output_buffer_size().unwrap()];
         let info = reader.next_frame(&mut data).unwrap();
         data.truncate(info.buffer_size());
@@ -252,10 +208,7 @@ mod tests {
     fn png_values_are_the_classes() {
         let small = mask(3, 2, &[0, 1, 2, 255, 4, 5]);
         let (color, depth, _, data) = decode(&small.to_png_gray().unwrap());
-        assert_eq!(
-            (color, depth),
-            (png::ColorType::Grayscale, png::BitDepth::Eight)
-        );
+        assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Eight));
         assert_eq!(data, [0, 1, 2, 255, 4, 5]);
 
         let (color, _, palette, data) = decode(&small.to_png_palette().unwrap());
@@ -270,15 +223,9 @@ mod tests {
     #[test]
     fn classes_above_255_take_sixteen_bits() {
         let large = mask(2, 1, &[1, 300]);
-        for bytes in [
-            large.to_png_gray().unwrap(),
-            large.to_png_palette().unwrap(),
-        ] {
+        for bytes in [large.to_png_gray().unwrap(), large.to_png_palette().unwrap()] {
             let (color, depth, _, data) = decode(&bytes);
-            assert_eq!(
-                (color, depth),
-                (png::ColorType::Grayscale, png::BitDepth::Sixteen)
-            );
+            assert_eq!((color, depth), (png::ColorType::Grayscale, png::BitDepth::Sixteen));
             assert_eq!(data, [0, 1, 1, 44]);
         }
     }

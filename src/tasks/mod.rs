@@ -157,10 +157,7 @@ impl<'a> Outputs<'a> {
             Some(name) => no_such_output(self.signature, name),
             None => "the model has several outputs and none was chosen".to_owned(),
         })?;
-        Ok(Output {
-            name: &self.signature.outputs[index].name,
-            tensor: &self.tensors[index],
-        })
+        Ok(Output { name: &self.signature.outputs[index].name, tensor: &self.tensors[index] })
     }
 }
 
@@ -173,12 +170,10 @@ struct Output<'a> {
 impl Output<'_> {
     /// The elements as `f32`; none of them is NaN.
     fn numbers(&self) -> Result<Vec<f32>, String> {
-        let numbers = self.tensor.to_f32().ok_or_else(|| {
-            format!(
-                "output {:?} is {}, expected numbers",
-                self.name, self.tensor.datatype
-            )
-        })?;
+        let numbers = self
+            .tensor
+            .to_f32()
+            .ok_or_else(|| format!("output {:?} is {}, expected numbers", self.name, self.tensor.datatype))?;
         if numbers.len() != self.tensor.elements() {
             return Err(format!(
                 "output {:?} has {} elements, expected {} from its shape {:?}",
@@ -205,10 +200,7 @@ impl Output<'_> {
 
 /// The mistake of an output whose shape cannot hold the answer.
 fn wrong_shape(name: &str, shape: &[Dim], expected: &str) -> String {
-    format!(
-        "output {name:?} has shape {}, expected {expected}",
-        show(shape)
-    )
+    format!("output {name:?} has shape {}, expected {expected}", show(shape))
 }
 
 /// A shape as people write it, `?` for what is free.
@@ -224,27 +216,16 @@ fn show(shape: &[Dim]) -> String {
 }
 
 fn no_such_output(signature: &Signature, name: &str) -> String {
-    format!(
-        "the model has no output {name:?}; it has {}",
-        output_names(signature)
-    )
+    format!("the model has no output {name:?}; it has {}", output_names(signature))
 }
 
 fn output_names(signature: &Signature) -> String {
-    let names: Vec<String> = signature
-        .outputs
-        .iter()
-        .map(|output| format!("{:?}", output.name))
-        .collect();
+    let names: Vec<String> = signature.outputs.iter().map(|output| format!("{:?}", output.name)).collect();
     names.join(", ")
 }
 
 /// The output that a task reads: the one that is named, or the only one. `key` is the setting that names it.
-fn choose<'a>(
-    signature: &'a Signature,
-    name: Option<&str>,
-    key: &str,
-) -> Result<&'a TensorSpec, String> {
+fn choose<'a>(signature: &'a Signature, name: Option<&str>, key: &str) -> Result<&'a TensorSpec, String> {
     match (name, &signature.outputs[..]) {
         (Some(name), outputs) => outputs
             .iter()
@@ -277,12 +258,7 @@ pub(crate) mod testing {
         Tensor {
             datatype: DataType::Fp32,
             shape: shape.to_vec(),
-            data: Bytes::from(
-                numbers
-                    .iter()
-                    .flat_map(|n| n.to_le_bytes())
-                    .collect::<Vec<u8>>(),
-            ),
+            data: Bytes::from(numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>()),
         }
     }
 
@@ -292,12 +268,7 @@ pub(crate) mod testing {
         Tensor {
             datatype: DataType::Int64,
             shape: shape.to_vec(),
-            data: Bytes::from(
-                numbers
-                    .iter()
-                    .flat_map(|n| n.to_le_bytes())
-                    .collect::<Vec<u8>>(),
-            ),
+            data: Bytes::from(numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>()),
         }
     }
 
@@ -306,10 +277,7 @@ pub(crate) mod testing {
         TensorSpec {
             name: name.to_owned(),
             datatype,
-            shape: shape
-                .iter()
-                .map(|n| usize::try_from(*n).map_or(Dim::Free, Dim::Fixed))
-                .collect(),
+            shape: shape.iter().map(|n| usize::try_from(*n).map_or(Dim::Free, Dim::Fixed)).collect(),
         }
     }
 
@@ -318,10 +286,7 @@ pub(crate) mod testing {
         Signature {
             platform: "onnxruntime_onnx",
             inputs: vec![spec("images", DataType::Fp32, &[-1, 3, 8, 8])],
-            outputs: outputs
-                .iter()
-                .map(|(name, shape)| spec(name, DataType::Fp32, shape))
-                .collect(),
+            outputs: outputs.iter().map(|(name, shape)| spec(name, DataType::Fp32, shape)).collect(),
         }
     }
 }
@@ -333,17 +298,9 @@ mod tests {
     #[test]
     fn tensors_come_back_as_they_are() {
         let outputs = [floats(&[1, 2], &[1.0, f32::NAN])];
-        let answer = Task::Tensors
-            .answer(
-                &outputs,
-                &signature(&[("y", &[-1, 2])]),
-                &Labels::default(),
-                None,
-            )
-            .unwrap();
-        let Answer::Tensors(tensors) = answer else {
-            panic!("expected tensors")
-        };
+        let answer =
+            Task::Tensors.answer(&outputs, &signature(&[("y", &[-1, 2])]), &Labels::default(), None).unwrap();
+        let Answer::Tensors(tensors) = answer else { panic!("expected tensors") };
         assert_eq!(tensors[0].shape, [1, 2]);
         assert_eq!(tensors[0].data, outputs[0].data);
     }
@@ -353,10 +310,7 @@ mod tests {
         let signature = signature(&[("logits", &[-1, 10]), ("features", &[-1, 64])]);
         let labels = Labels::default();
         let resolve = |output: Option<&str>| {
-            let embed = Embed {
-                output: output.map(str::to_owned),
-                ..Embed::default()
-            };
+            let embed = Embed { output: output.map(str::to_owned), ..Embed::default() };
             Task::Embed(embed).resolve(&signature, &labels, None)
         };
         assert_eq!(

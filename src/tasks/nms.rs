@@ -19,11 +19,7 @@ pub struct Candidate {
 ///
 /// A candidate goes when it overlaps a better one of its own class by more than `iou_max` (intersection over union);
 /// at 1 all stay.
-pub fn suppress(
-    mut candidates: Vec<Candidate>,
-    iou_max: f32,
-    detections_max: usize,
-) -> Vec<Candidate> {
+pub fn suppress(mut candidates: Vec<Candidate>, iou_max: f32, detections_max: usize) -> Vec<Candidate> {
     // The sort is stable, so ties keep their order.
     candidates.sort_by(|a, b| b.score.total_cmp(&a.score));
     candidates.truncate(CANDIDATES_MAX);
@@ -34,8 +30,7 @@ pub fn suppress(
         }
         let covered = iou_max < 1.0
             && kept.iter().any(|better| {
-                better.class == candidate.class
-                    && iou(&better.corners, &candidate.corners) > iou_max
+                better.class == candidate.class && iou(&better.corners, &candidate.corners) > iou_max
             });
         if !covered {
             kept.push(candidate);
@@ -47,12 +42,7 @@ pub fn suppress(
 /// Intersection over union of two boxes given as corners `x0, y0, x1, y1`; 0 when both are empty.
 pub fn iou(a: &[f32; 4], b: &[f32; 4]) -> f32 {
     let area = |b: &[f32; 4]| (b[2] - b[0]).max(0.0) * (b[3] - b[1]).max(0.0);
-    let shared = area(&[
-        a[0].max(b[0]),
-        a[1].max(b[1]),
-        a[2].min(b[2]),
-        a[3].min(b[3]),
-    ]);
+    let shared = area(&[a[0].max(b[0]), a[1].max(b[1]), a[2].min(b[2]), a[3].min(b[3])]);
     let union = area(a) + area(b) - shared;
     if union > 0.0 { shared / union } else { 0.0 }
 }
@@ -63,20 +53,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn at(corners: [f32; 4], score: f32, class: usize) -> Candidate {
-        Candidate {
-            corners,
-            score,
-            class,
-        }
+        Candidate { corners, score, class }
     }
 
     #[test]
     fn iou_of_known_boxes() {
         // 10 × 10 boxes shifted by 5: 50 shared of 150.
-        assert_eq!(
-            iou(&[0.0, 0.0, 10.0, 10.0], &[5.0, 0.0, 15.0, 10.0]),
-            1.0 / 3.0
-        );
+        assert_eq!(iou(&[0.0, 0.0, 10.0, 10.0], &[5.0, 0.0, 15.0, 10.0]), 1.0 / 3.0);
         assert_eq!(iou(&[0.0, 0.0, 10.0, 10.0], &[10.0, 0.0, 20.0, 10.0]), 0.0);
         assert_eq!(iou(&[0.0; 4], &[0.0; 4]), 0.0);
     }
@@ -111,9 +94,8 @@ mod tests {
 
     #[test]
     fn only_the_best_candidates_are_looked_at() {
-        let boxes = (0..CANDIDATES_MAX + 10)
-            .map(|i| at([i as f32, 0.0, i as f32 + 0.5, 1.0], i as f32, 0))
-            .collect();
+        let boxes =
+            (0..CANDIDATES_MAX + 10).map(|i| at([i as f32, 0.0, i as f32 + 0.5, 1.0], i as f32, 0)).collect();
         let kept = suppress(boxes, 1.0, usize::MAX);
         assert_eq!(kept.len(), CANDIDATES_MAX);
         assert_eq!(kept.last().unwrap().score, 10.0);

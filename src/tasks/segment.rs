@@ -25,12 +25,7 @@ pub struct Segment {
 
 impl Default for Segment {
     fn default() -> Segment {
-        Segment {
-            output: None,
-            layout: None,
-            threshold: 0.5,
-            input: None,
-        }
+        Segment { output: None, layout: None, threshold: 0.5, input: None }
     }
 }
 
@@ -41,17 +36,9 @@ const SHAPE: &str =
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Reading {
     /// Planes of scores.
-    First {
-        classes: Dim,
-        height: Dim,
-        width: Dim,
-    },
+    First { classes: Dim, height: Dim, width: Dim },
     /// Interleaved scores.
-    Last {
-        height: Dim,
-        width: Dim,
-        classes: Dim,
-    },
+    Last { height: Dim, width: Dim, classes: Dim },
     /// Classes.
     Given { height: Dim, width: Dim },
 }
@@ -95,16 +82,12 @@ impl Segment {
         let (classes, [width, height]) =
             match self.reading(output.name, output.tensor.datatype, &shape, labels)? {
                 Reading::Given { height, width } => (given(&output)?, [width, height]),
-                Reading::First {
-                    classes,
-                    height,
-                    width,
-                } => (self.best(&output, extent(classes), true)?, [width, height]),
-                Reading::Last {
-                    height,
-                    width,
-                    classes,
-                } => (self.best(&output, extent(classes), false)?, [width, height]),
+                Reading::First { classes, height, width } => {
+                    (self.best(&output, extent(classes), true)?, [width, height])
+                }
+                Reading::Last { height, width, classes } => {
+                    (self.best(&output, extent(classes), false)?, [width, height])
+                }
             };
         let [width, height] = [extent(width), extent(height)];
         if width == 0 || height == 0 {
@@ -115,12 +98,8 @@ impl Segment {
         };
         let (source_width, source_height) = placement.source;
         let [input_width, input_height] = self.input.unwrap_or([source_width, source_height]);
-        let columns = nearest(source_width, input_width, width, |x| {
-            placement.from_source(x, 0.0).0
-        });
-        let rows = nearest(source_height, input_height, height, |y| {
-            placement.from_source(0.0, y).1
-        });
+        let columns = nearest(source_width, input_width, width, |x| placement.from_source(x, 0.0).0);
+        let rows = nearest(source_height, input_height, height, |y| placement.from_source(0.0, y).1);
         let mut mapped = Vec::with_capacity(columns.len() * rows.len());
         for row in rows {
             match row {
@@ -137,18 +116,11 @@ impl Segment {
     /// From scores to the class of each pixel: the best, the first of equals; one channel against the threshold.
     fn best(&self, output: &Output<'_>, classes: usize, planes: bool) -> Result<Vec<u16>, String> {
         if classes == 0 || classes > usize::from(u16::MAX) + 1 {
-            return Err(wrong_shape(
-                output.name,
-                &output.shape(),
-                "1 to 65536 classes",
-            ));
+            return Err(wrong_shape(output.name, &output.shape(), "1 to 65536 classes"));
         }
         let scores = output.numbers()?;
         if classes == 1 {
-            return Ok(scores
-                .into_iter()
-                .map(|score| u16::from(score >= self.threshold))
-                .collect());
+            return Ok(scores.into_iter().map(|score| u16::from(score >= self.threshold)).collect());
         }
         let pixels = scores.len() / classes;
         if planes {
@@ -187,10 +159,7 @@ impl Segment {
         shape: &[Dim],
         labels: &Labels,
     ) -> Result<Reading, String> {
-        let integers = !matches!(
-            datatype,
-            DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64
-        );
+        let integers = !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
         let [a, b, c] = match *shape {
             [height, width] if integers => return Ok(Reading::Given { height, width }),
             [batch, height, width] if integers && is_one(batch) => {
@@ -200,16 +169,8 @@ impl Segment {
             [a, b, c] => [a, b, c],
             _ => return Err(wrong_shape(name, shape, SHAPE)),
         };
-        let first = Reading::First {
-            classes: a,
-            height: b,
-            width: c,
-        };
-        let last = Reading::Last {
-            height: a,
-            width: b,
-            classes: c,
-        };
+        let first = Reading::First { classes: a, height: b, width: c };
+        let last = Reading::Last { height: a, width: b, classes: c };
         let reading = match self.layout {
             Some(Layout::Nchw) => first,
             Some(Layout::Nhwc) => last,
@@ -232,16 +193,12 @@ impl Segment {
         };
         // One channel of integers is classes, not scores.
         Ok(match reading {
-            Reading::First {
-                classes: Dim::Fixed(1),
-                height,
-                width,
+            Reading::First { classes: Dim::Fixed(1), height, width }
+            | Reading::Last { height, width, classes: Dim::Fixed(1) }
+                if integers =>
+            {
+                Reading::Given { height, width }
             }
-            | Reading::Last {
-                height,
-                width,
-                classes: Dim::Fixed(1),
-            } if integers => Reading::Given { height, width },
             reading => reading,
         })
     }
@@ -264,10 +221,7 @@ fn given(output: &Output<'_>) -> Result<Vec<u16>, String> {
             if (0.0..=65535.0).contains(&number) {
                 Ok(number as u16)
             } else {
-                Err(format!(
-                    "output {:?} has a class {number}, expected 0 to 65535",
-                    output.name
-                ))
+                Err(format!("output {:?} has a class {number}, expected 0 to 65535", output.name))
             }
         })
         .collect()
@@ -275,19 +229,12 @@ fn given(output: &Output<'_>) -> Result<Vec<u16>, String> {
 
 /// For each pixel of the posted image along one axis, the element of the output under its centre; `None` where the
 /// model did not see it (cropped away), which becomes class 0. `to_input` leads to pixels of the model's input.
-fn nearest(
-    source: u32,
-    input: u32,
-    output: usize,
-    to_input: impl Fn(f32) -> f32,
-) -> Vec<Option<usize>> {
+fn nearest(source: u32, input: u32, output: usize, to_input: impl Fn(f32) -> f32) -> Vec<Option<usize>> {
     let ratio = output as f32 / input as f32;
     (0..source)
         .map(|pixel| {
             let position = to_input(pixel as f32 + 0.5);
-            (0.0..input as f32)
-                .contains(&position)
-                .then(|| ((position * ratio) as usize).min(output - 1))
+            (0.0..input as f32).contains(&position).then(|| ((position * ratio) as usize).min(output - 1))
         })
         .collect()
 }
@@ -306,11 +253,7 @@ mod tests {
         labels: &str,
         placement: Option<&Placement>,
     ) -> Result<Mask, String> {
-        let labels = if labels.is_empty() {
-            Labels::default()
-        } else {
-            Labels::parse(labels)?
-        };
+        let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
         let mut signature = signature(&[("map", &[])]);
         signature.outputs[0].datatype = tensor.datatype;
         let task = task.resolve(&signature, &labels, Some([4, 4]))?;
@@ -319,46 +262,21 @@ mod tests {
     }
 
     /// Scores of three classes over 2 × 2 pixels whose best are 0 2 / 1 0 (the last pixel is a tie).
-    const SCORES: [[f32; 3]; 4] = [
-        [9.0, 1.0, 2.0],
-        [0.0, 1.0, 2.0],
-        [0.0, 5.0, -1.0],
-        [3.0, 3.0, 3.0],
-    ];
+    const SCORES: [[f32; 3]; 4] = [[9.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 5.0, -1.0], [3.0, 3.0, 3.0]];
     const BEST: [u16; 4] = [0, 2, 1, 0];
 
     fn planes() -> Vec<f32> {
-        (0..3)
-            .flat_map(|c| SCORES.iter().map(move |p| p[c]))
-            .collect()
+        (0..3).flat_map(|c| SCORES.iter().map(move |p| p[c])).collect()
     }
 
     #[test]
     fn the_best_class_counts_in_both_layouts() {
         let labels = "background\ncat\ndog";
-        let first = run(
-            Segment::default(),
-            &floats(&[1, 3, 2, 2], &planes()),
-            labels,
-            None,
-        )
-        .unwrap();
+        let first = run(Segment::default(), &floats(&[1, 3, 2, 2], &planes()), labels, None).unwrap();
         assert_eq!(first.classes, BEST);
-        let last = run(
-            Segment::default(),
-            &floats(&[1, 2, 2, 3], &SCORES.concat()),
-            labels,
-            None,
-        )
-        .unwrap();
+        let last = run(Segment::default(), &floats(&[1, 2, 2, 3], &SCORES.concat()), labels, None).unwrap();
         assert_eq!(last.classes, BEST);
-        let whole = run(
-            Segment::default(),
-            &floats(&[3, 2, 2], &planes()),
-            labels,
-            None,
-        )
-        .unwrap();
+        let whole = run(Segment::default(), &floats(&[3, 2, 2], &planes()), labels, None).unwrap();
         assert_eq!(whole.classes, BEST);
         assert_eq!((whole.width, whole.height), (2, 2));
     }
@@ -367,43 +285,19 @@ mod tests {
     fn a_layout_that_cannot_be_told_must_be_set() {
         let tensor = floats(&[1, 3, 1, 3], &[0.0; 9]);
         let error = run(Segment::default(), &tensor, "", None).unwrap_err();
-        assert_eq!(
-            error,
-            "output \"map\" of shape [1, 3, 1, 3] can be read both ways: set segment.layout"
-        );
-        let task = Segment {
-            layout: Some(Layout::Nhwc),
-            ..Segment::default()
-        };
+        assert_eq!(error, "output \"map\" of shape [1, 3, 1, 3] can be read both ways: set segment.layout");
+        let task = Segment { layout: Some(Layout::Nhwc), ..Segment::default() };
         let mask = run(task, &tensor, "", None).unwrap();
         assert_eq!((mask.width, mask.height), (1, 3));
     }
 
     #[test]
     fn classes_that_are_given_stay() {
-        let mask = run(
-            Segment::default(),
-            &integers(&[1, 2, 2], &[0, 7, 300, 1]),
-            "",
-            None,
-        )
-        .unwrap();
+        let mask = run(Segment::default(), &integers(&[1, 2, 2], &[0, 7, 300, 1]), "", None).unwrap();
         assert_eq!(mask.classes, [0, 7, 300, 1]);
-        let mask = run(
-            Segment::default(),
-            &integers(&[1, 1, 2, 2], &[0, 7, 300, 1]),
-            "",
-            None,
-        )
-        .unwrap();
+        let mask = run(Segment::default(), &integers(&[1, 1, 2, 2], &[0, 7, 300, 1]), "", None).unwrap();
         assert_eq!(mask.classes, [0, 7, 300, 1]);
-        let error = run(
-            Segment::default(),
-            &integers(&[1, 1, 2], &[0, -1]),
-            "",
-            None,
-        )
-        .unwrap_err();
+        let error = run(Segment::default(), &integers(&[1, 1, 2], &[0, -1]), "", None).unwrap_err();
         assert_eq!(error, "output \"map\" has a class -1, expected 0 to 65535");
     }
 
@@ -412,21 +306,14 @@ mod tests {
         let tensor = floats(&[1, 1, 2, 2], &[0.2, 0.5, 0.7, 0.49]);
         let mask = run(Segment::default(), &tensor, "", None).unwrap();
         assert_eq!(mask.classes, [0, 1, 1, 0]);
-        let task = Segment {
-            threshold: 0.3,
-            ..Segment::default()
-        };
+        let task = Segment { threshold: 0.3, ..Segment::default() };
         assert_eq!(run(task, &tensor, "", None).unwrap().classes, [0, 1, 1, 1]);
     }
 
     #[test]
     fn letterbox_padding_is_removed() {
         // 8 × 4 posted, input 4 × 4: scale 2, one row of padding above and below.
-        let placement = Preprocess {
-            resize: Resize::Letterbox,
-            ..Preprocess::new(4, 4)
-        }
-        .placement(8, 4);
+        let placement = Preprocess { resize: Resize::Letterbox, ..Preprocess::new(4, 4) }.placement(8, 4);
         #[rustfmt::skip]
         let tensor = integers(&[1, 4, 4], &[
             9, 9, 9, 9,
@@ -449,14 +336,8 @@ mod tests {
     fn a_coarse_output_for_images_of_any_size_is_spread_over_the_image() {
         let labels = Labels::parse("a\nb").unwrap();
         let signature = signature(&[("map", &[-1, 2, -1, -1])]);
-        let task = Segment::default()
-            .resolve(&signature, &labels, None)
-            .unwrap();
-        let placement = Preprocess {
-            resize: Resize::Exact,
-            ..Preprocess::new(4, 2)
-        }
-        .placement(4, 2);
+        let task = Segment::default().resolve(&signature, &labels, None).unwrap();
+        let placement = Preprocess { resize: Resize::Exact, ..Preprocess::new(4, 2) }.placement(4, 2);
         // Two classes over 1 × 2: as many columns as classes, which the model file has settled.
         let tensors = [floats(&[1, 2, 1, 2], &[1.0, 0.0, 0.0, 1.0])];
         let outputs = Outputs::new(&tensors, &signature).unwrap();
@@ -468,11 +349,7 @@ mod tests {
     #[test]
     fn what_was_cropped_away_is_class_zero_and_coarse_outputs_are_spread() {
         // 8 × 4 posted, the middle 4 × 4 seen, output of 2 × 2.
-        let placement = Preprocess {
-            resize: Resize::Shorter(4),
-            ..Preprocess::new(4, 4)
-        }
-        .placement(8, 4);
+        let placement = Preprocess { resize: Resize::Shorter(4), ..Preprocess::new(4, 4) }.placement(8, 4);
         let tensor = integers(&[1, 2, 2], &[1, 2, 3, 4]);
         let mask = run(Segment::default(), &tensor, "", Some(&placement)).unwrap();
         #[rustfmt::skip]
@@ -486,33 +363,14 @@ mod tests {
 
     #[test]
     fn wrong_shapes_and_nan_are_errors() {
-        let error = run(
-            Segment::default(),
-            &floats(&[2, 3, 2, 2], &[0.0; 24]),
-            "",
-            None,
-        )
-        .unwrap_err();
-        assert!(
-            error.starts_with("output \"map\" has shape [2, 3, 2, 2], expected"),
-            "{error}"
-        );
-        let error = run(
-            Segment::default(),
-            &floats(&[1, 2, 1, 3], &[f32::NAN; 6]),
-            "",
-            None,
-        )
-        .unwrap_err();
+        let error = run(Segment::default(), &floats(&[2, 3, 2, 2], &[0.0; 24]), "", None).unwrap_err();
+        assert!(error.starts_with("output \"map\" has shape [2, 3, 2, 2], expected"), "{error}");
+        let error = run(Segment::default(), &floats(&[1, 2, 1, 3], &[f32::NAN; 6]), "", None).unwrap_err();
         assert!(error.contains("not a number"), "{error}");
         assert!(run(Segment::default(), &floats(&[1, 2, 0, 3], &[]), "", None).is_err());
         let labels = Labels::parse("a\nb").unwrap();
-        let error = Segment::default()
-            .resolve(&signature(&[("map", &[-1, 21, 64, 64])]), &labels, None)
-            .unwrap_err();
-        assert_eq!(
-            error,
-            "the labels file has 2 labels, output \"map\" has 21 classes"
-        );
+        let error =
+            Segment::default().resolve(&signature(&[("map", &[-1, 21, 64, 64])]), &labels, None).unwrap_err();
+        assert_eq!(error, "the labels file has 2 labels, output \"map\" has 21 classes");
     }
 }

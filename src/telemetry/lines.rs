@@ -67,11 +67,7 @@ pub(super) struct HumanFields;
 
 impl<'w> FormatFields<'w> for HumanFields {
     fn format_fields<R: RecordFields>(&self, writer: Writer<'w>, fields: R) -> fmt::Result {
-        let mut visit = HumanVisit {
-            out: writer,
-            first: true,
-            result: Ok(()),
-        };
+        let mut visit = HumanVisit { out: writer, first: true, result: Ok(()) };
         fields.record(&mut visit);
         visit.result
     }
@@ -154,10 +150,7 @@ impl Visit for JsonFields {
     fn record_f64(&mut self, field: &Field, value: f64) {
         // JSON has no NaN and no infinities.
         let number = serde_json::Number::from_f64(value);
-        self.set(
-            field,
-            number.map_or_else(|| value.to_string().into(), Value::Number),
-        );
+        self.set(field, number.map_or_else(|| value.to_string().into(), Value::Number));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {

@@ -40,9 +40,7 @@ impl Format {
     /// For people, with colours on a terminal unless `NO_COLOR` is set.
     pub fn human() -> Format {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Format::Human {
-            colour: io::stderr().is_terminal() && !refused,
-        }
+        Format::Human { colour: io::stderr().is_terminal() && !refused }
     }
 }
 
@@ -87,10 +85,9 @@ impl Logging {
     /// The file cannot be written.
     pub fn add_model(&self, name: &str) -> Result<(), LogError> {
         match &self.files {
-            Some(files) => files.add(name).map_err(|error| LogError::Folder {
-                folder: files.folder().into(),
-                error,
-            }),
+            Some(files) => {
+                files.add(name).map_err(|error| LogError::Folder { folder: files.folder().into(), error })
+            }
             None => Ok(()),
         }
     }
@@ -129,16 +126,11 @@ fn subscriber(
 ) -> Result<(impl Subscriber + Send + Sync, Logging), LogError> {
     let filter = EnvFilter::builder()
         .parse(filter)
-        .map_err(|error| LogError::Filter {
-            filter: filter.into(),
-            reason: error.to_string(),
-        })?;
+        .map_err(|error| LogError::Filter { filter: filter.into(), reason: error.to_string() })?;
     let files = match folder {
         Some(folder) => {
-            let files = ModelFiles::new(folder).map_err(|error| LogError::Folder {
-                folder: folder.into(),
-                error,
-            })?;
+            let files =
+                ModelFiles::new(folder).map_err(|error| LogError::Folder { folder: folder.into(), error })?;
             Some(Arc::new(files))
         }
         None => None,
@@ -159,14 +151,7 @@ fn subscriber(
         .with(KeepFields)
         .with(console)
         .with(files.clone().map(ToModelFiles));
-    Ok((
-        subscriber,
-        Logging {
-            files,
-            lost,
-            _console: guard,
-        },
-    ))
+    Ok((subscriber, Logging { files, lost, _console: guard }))
 }
 
 #[cfg(test)]
@@ -191,15 +176,9 @@ mod tests {
     }
 
     /// What the console shows of the events that `act` makes.
-    fn log(
-        format: Format,
-        filter: &str,
-        folder: Option<&Path>,
-        act: impl FnOnce(&Logging),
-    ) -> String {
+    fn log(format: Format, filter: &str, folder: Option<&Path>, act: impl FnOnce(&Logging)) -> String {
         let console = Console::default();
-        let (subscriber, logging) =
-            subscriber(format, filter, folder, console.clone()).expect("a log");
+        let (subscriber, logging) = subscriber(format, filter, folder, console.clone()).expect("a log");
         tracing::subscriber::with_default(subscriber, || act(&logging));
         drop(logging);
         let bytes = console.0.lock().expect("not poisoned").clone();
@@ -207,18 +186,14 @@ mod tests {
     }
 
     const PLAIN: Format = Format::Human { colour: false };
-    const HOSTILE: &str =
-        "x\r\n2026-01-01T00:00:00Z ERROR forged\u{1b}[2J\u{9b}31m\u{202e}\u{2028}\u{7f}";
+    const HOSTILE: &str = "x\r\n2026-01-01T00:00:00Z ERROR forged\u{1b}[2J\u{9b}31m\u{202e}\u{2028}\u{7f}";
 
     fn hostile_events() {
         let span = info_span!("request", id = HOSTILE, path = %HOSTILE);
         let _in = span.enter();
         let error = io::Error::other(HOSTILE);
         info!(name = HOSTILE, shown = %HOSTILE, seen = ?HOSTILE, "{HOSTILE}");
-        warn!(
-            error = &error as &(dyn std::error::Error + 'static),
-            "failed"
-        );
+        warn!(error = &error as &(dyn std::error::Error + 'static), "failed");
     }
 
     #[test]
@@ -226,14 +201,7 @@ mod tests {
         for format in [PLAIN, Format::Human { colour: true }, Format::Json] {
             let text = log(format, "info", None, |_| hostile_events());
             assert_eq!(text.lines().count(), 2, "{text:?}");
-            for bad in [
-                "\r",
-                "\u{1b}[2J",
-                "\u{9b}",
-                "\u{202e}",
-                "\u{2028}",
-                "\u{7f}",
-            ] {
+            for bad in ["\r", "\u{1b}[2J", "\u{9b}", "\u{202e}", "\u{2028}", "\u{7f}"] {
                 assert!(!text.contains(bad), "{bad:?} is in {text:?}");
             }
             if format == PLAIN {
@@ -268,10 +236,7 @@ mod tests {
         let line: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(line["level"], "INFO");
         assert_eq!(line["message"], "done \"x\"");
-        assert_eq!(
-            line["fields"],
-            serde_json::json!({"n": 3, "ok": true, "x": 0.5, "nan": "NaN"})
-        );
+        assert_eq!(line["fields"], serde_json::json!({"n": 3, "ok": true, "x": 0.5, "nan": "NaN"}));
         assert_eq!(
             line["spans"],
             serde_json::json!([
@@ -290,10 +255,7 @@ mod tests {
         let error = Outer(io::Error::other("disk is gone"));
         for format in [PLAIN, Format::Json] {
             let text = log(format, "info", None, |_| {
-                warn!(
-                    error = &error as &(dyn std::error::Error + 'static),
-                    "model"
-                );
+                warn!(error = &error as &(dyn std::error::Error + 'static), "model");
             });
             assert!(text.contains("cannot load: disk is gone"), "{text}");
         }
@@ -308,10 +270,7 @@ mod tests {
         assert!(text.contains("ours") && !text.contains("theirs"), "{text}");
         let refused = subscriber(PLAIN, "ocelli=loud", None, io::sink());
         let error = refused.err().expect("not a filter").to_string();
-        assert!(
-            error.starts_with("log_filter \"ocelli=loud\" is not"),
-            "{error}"
-        );
+        assert!(error.starts_with("log_filter \"ocelli=loud\" is not"), "{error}");
     }
 
     #[test]
@@ -342,10 +301,7 @@ mod tests {
             });
             lines.collect()
         };
-        assert_eq!(
-            messages("digits.log"),
-            ["by field", "shown", "by span", "by outer span"]
-        );
+        assert_eq!(messages("digits.log"), ["by field", "shown", "by span", "by outer span"]);
         assert_eq!(messages("boxes.log"), ["event wins", "named later"]);
     }
 

@@ -17,9 +17,7 @@ impl RequestId {
     pub fn from_header(value: Option<&[u8]>) -> RequestId {
         let harmless = |value: &&[u8]| {
             (1..=RequestId::LENGTH_MAX).contains(&value.len())
-                && value
-                    .iter()
-                    .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(b))
+                && value.iter().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(b))
         };
         match value.filter(harmless).map(str::from_utf8) {
             Some(Ok(id)) => RequestId(id.into()),
@@ -58,27 +56,18 @@ pub struct TraceContext {
 
 /// Why a `traceparent` was not taken. The specification has such a header ignored and a trace of our own begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "traceparent is not version-traceid-parentid-flags in lower-case hex, or one of its ids is zero"
-)]
+#[error("traceparent is not version-traceid-parentid-flags in lower-case hex, or one of its ids is zero")]
 pub struct BadTraceParent;
 
 impl TraceContext {
     /// The beginning of a trace of our own, not marked as recorded.
     pub fn root() -> TraceContext {
-        TraceContext {
-            trace_id: *Uuid::now_v7().as_bytes(),
-            span_id: new_span_id(),
-            flags: 0,
-        }
+        TraceContext { trace_id: *Uuid::now_v7().as_bytes(), span_id: new_span_id(), flags: 0 }
     }
 
     /// Our span under the caller's: the same trace and flags, a new span.
     pub fn child(&self) -> TraceContext {
-        TraceContext {
-            span_id: new_span_id(),
-            ..*self
-        }
+        TraceContext { span_id: new_span_id(), ..*self }
     }
 
     /// Our span for a request with this header: a child of the caller's, or a root. The second value is the
@@ -128,24 +117,14 @@ impl FromStr for TraceContext {
         if version == 0xff || (version == 0 && more) || trace_id == [0; 16] || span_id == [0; 8] {
             return Err(BadTraceParent);
         }
-        Ok(TraceContext {
-            trace_id,
-            span_id,
-            flags,
-        })
+        Ok(TraceContext { trace_id, span_id, flags })
     }
 }
 
 impl fmt::Display for TraceContext {
     /// The header's value. Of the flags only the one that version 00 defines is passed on.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "00-{}-{}-{:02x}",
-            self.trace_id_hex(),
-            self.span_id_hex(),
-            self.flags & 1
-        )
+        write!(f, "00-{}-{}-{:02x}", self.trace_id_hex(), self.span_id_hex(), self.flags & 1)
     }
 }
 
@@ -184,24 +163,11 @@ mod tests {
         assert!(kept("a"));
         assert!(kept("Job_7.part-3"));
         assert!(kept(&"x".repeat(128)));
-        for id in [
-            "",
-            " ",
-            "a b",
-            "a\nb",
-            "\u{1b}[31m",
-            "é",
-            "a/b",
-            "a\"",
-            "<b>",
-        ] {
+        for id in ["", " ", "a b", "a\nb", "\u{1b}[31m", "é", "a/b", "a\"", "<b>"] {
             assert!(!kept(id), "{id:?}");
         }
         assert!(!kept(&"x".repeat(129)));
-        assert_eq!(
-            RequestId::from_header(Some(&[0xff, 0xfe])).as_str().len(),
-            36
-        );
+        assert_eq!(RequestId::from_header(Some(&[0xff, 0xfe])).as_str().len(), 36);
     }
 
     #[test]
@@ -243,11 +209,7 @@ mod tests {
             " 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         ];
         for text in bad {
-            assert_eq!(
-                text.parse::<TraceContext>(),
-                Err(BadTraceParent),
-                "{text:?}"
-            );
+            assert_eq!(text.parse::<TraceContext>(), Err(BadTraceParent), "{text:?}");
             let (ours, caller) = TraceContext::from_header(Some(text.as_bytes()));
             assert_eq!((caller, ours.flags), (None, 0));
             assert_ne!(ours.trace_id, [0; 16]);

@@ -43,11 +43,7 @@ const BODY_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 fn settings() -> Settings {
     Settings {
-        clocks: Clocks {
-            idle: LONG,
-            header: LONG,
-            write_stall: LONG,
-        },
+        clocks: Clocks { idle: LONG, header: LONG, write_stall: LONG },
         close_timeout: LONG,
         ..Settings::default()
     }
@@ -69,12 +65,7 @@ struct Server {
 }
 
 async fn length(request: Request, deadline: Duration) -> Result<String, InferError> {
-    let limits = BodyLimits {
-        bytes_max: BODY_BYTES_MAX,
-        deadline,
-        grace: LONG,
-        rate_min: 0,
-    };
+    let limits = BodyLimits { bytes_max: BODY_BYTES_MAX, deadline, grace: LONG, rate_min: 0 };
     let bytes = body::read(request.into_body(), limits).await?;
     Ok(bytes.len().to_string())
 }
@@ -91,10 +82,7 @@ async fn start(settings: Settings) -> Server {
     let address = listener.local_addr().unwrap();
     let go = Arc::new(Notify::new());
     let wait = Arc::clone(&go);
-    let head = HeadLimits {
-        body_bytes_max: BODY_BYTES_MAX,
-        uri_bytes_max: 8192,
-    };
+    let head = HeadLimits { body_bytes_max: BODY_BYTES_MAX, uri_bytes_max: 8192 };
     let router = Router::new()
         .route("/", get(|| async { "hello" }))
         .route("/large", get(|| async { vec![b'x'; 64 * 1024 * 1024] }))
@@ -110,19 +98,9 @@ async fn start(settings: Settings) -> Server {
         .route("/parts", post(parts))
         .layer(middleware::from_fn_with_state(head, guard::check));
     let (stages, connections) = (Stages::default(), Arc::new(Connections::default()));
-    let acceptor = Acceptor {
-        listener,
-        settings,
-        stages: stages.clone(),
-        connections: Arc::clone(&connections),
-    };
-    Server {
-        address,
-        stages,
-        connections,
-        ended: tokio::spawn(acceptor.run(router)),
-        go,
-    }
+    let acceptor =
+        Acceptor { listener, settings, stages: stages.clone(), connections: Arc::clone(&connections) };
+    Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go }
 }
 
 impl Server {
@@ -140,9 +118,7 @@ impl Server {
 
 /// What `future` gives, if it does not take for ever.
 async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
-        .await
-        .expect("it did not happen")
+    tokio::time::timeout(PATIENCE, future).await.expect("it did not happen")
 }
 
 /// Comes back when `event` has happened. For what only a counter shows.
@@ -213,9 +189,7 @@ async fn an_idle_connection_is_closed_by_the_idle_clock() {
 #[tokio::test]
 async fn a_body_that_stops_is_answered_408_and_cut() {
     let server = start(settings()).await;
-    let stream = server
-        .send("POST /length-soon HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n012")
-        .await;
+    let stream = server.send("POST /length-soon HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n012").await;
     let reply = rest(stream).await;
     assert!(reply.starts_with("HTTP/1.1 408"), "{reply}");
     assert!(reply.contains("3 bytes of the body came"), "{reply}");
@@ -235,12 +209,7 @@ async fn a_client_that_does_not_take_its_answer_is_cut() {
 async fn an_announced_giant_is_refused_before_its_body_is_asked_for() {
     let server = start(settings()).await;
     let head = "POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n";
-    let reply = rest(
-        server
-            .send(format!("{head}Expect: 100-continue\r\n\r\n"))
-            .await,
-    )
-    .await;
+    let reply = rest(server.send(format!("{head}Expect: 100-continue\r\n\r\n")).await).await;
     assert!(reply.starts_with("HTTP/1.1 413"), "{reply}");
     assert!(!reply.contains("100 Continue"), "{reply}");
     assert!(reply.contains("body_bytes_max"), "{reply}");
@@ -252,8 +221,7 @@ async fn a_refusal_reaches_a_client_that_sends_its_whole_body_first() {
     let server = start(settings()).await;
     let length = BODY_BYTES_MAX as usize + 1;
     let mut request =
-        format!("POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n")
-            .into_bytes();
+        format!("POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n").into_bytes();
     request.resize(request.len() + length, b'x');
     let reply = rest(server.send(request).await).await;
     assert!(reply.starts_with("HTTP/1.1 413"), "{reply:?}");
@@ -263,17 +231,10 @@ async fn a_refusal_reaches_a_client_that_sends_its_whole_body_first() {
 async fn a_small_body_that_nobody_read_costs_no_connection() {
     let server = start(settings()).await;
     let head = "POST /none HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n";
-    let mut stream = server
-        .send(format!("{head}\r\n{}{HELLO}", "x".repeat(60_000)))
-        .await;
+    let mut stream = server.send(format!("{head}\r\n{}{HELLO}", "x".repeat(60_000))).await;
     let both = reply(&mut stream).await;
-    assert!(
-        both.starts_with("HTTP/1.1 404") && both.contains("200 OK"),
-        "{both}"
-    );
-    let waiting = server
-        .send(format!("{head}Expect: 100-continue\r\n\r\n"))
-        .await;
+    assert!(both.starts_with("HTTP/1.1 404") && both.contains("200 OK"), "{both}");
+    let waiting = server.send(format!("{head}Expect: 100-continue\r\n\r\n")).await;
     let refused = rest(waiting).await;
     assert!(refused.starts_with("HTTP/1.1 404"), "{refused}");
     assert!(refused.contains("connection: close"), "{refused}");
@@ -282,7 +243,9 @@ async fn a_small_body_that_nobody_read_costs_no_connection() {
 #[tokio::test]
 async fn a_flood_of_tiny_chunks_is_one_body() {
     let server = start(settings()).await;
-    let mut request = b"POST /length HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+    let mut request =
+        b"POST /length HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+            .to_vec();
     request.extend(b"1\r\nx\r\n".repeat(200_000));
     request.extend(b"0\r\n\r\n");
     let reply = rest(server.send(request).await).await;
@@ -292,15 +255,9 @@ async fn a_flood_of_tiny_chunks_is_one_body() {
 #[tokio::test]
 async fn a_chunked_body_over_the_limit_is_refused_when_it_is_over() {
     let server = start(settings()).await;
-    let mut stream = server
-        .send("POST /length HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
-        .await;
-    let megabyte = [
-        b"100000\r\n".to_vec(),
-        vec![b'x'; 1 << 20],
-        b"\r\n".to_vec(),
-    ]
-    .concat();
+    let mut stream =
+        server.send("POST /length HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+    let megabyte = [b"100000\r\n".to_vec(), vec![b'x'; 1 << 20], b"\r\n".to_vec()].concat();
     for _ in 0..5 {
         // The last may find the connection closed.
         let _ = stream.write_all(&megabyte).await;
@@ -312,15 +269,11 @@ async fn a_chunked_body_over_the_limit_is_refused_when_it_is_over() {
 #[tokio::test]
 async fn fifteen_thousand_parts_are_refused() {
     let server = start(settings()).await;
-    let body =
-        "--B\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n".repeat(15_000) + "--B--\r\n";
+    let body = "--B\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n".repeat(15_000) + "--B--\r\n";
     let head = "POST /parts HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: multipart/form-data; boundary=B\r\n";
     let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
     let reply = rest(server.send(request).await).await;
-    assert!(
-        reply.starts_with("HTTP/1.1 413") && reply.contains("parts_max"),
-        "{reply}"
-    );
+    assert!(reply.starts_with("HTTP/1.1 413") && reply.contains("parts_max"), "{reply}");
 }
 
 #[tokio::test]
@@ -346,11 +299,7 @@ async fn requests_that_another_server_would_read_differently_are_refused() {
 
 #[tokio::test]
 async fn at_the_cap_a_client_waits_until_another_ends() {
-    let server = start(Settings {
-        connections_max: 2,
-        ..settings()
-    })
-    .await;
+    let server = start(Settings { connections_max: 2, ..settings() }).await;
     let (mut first, mut second) = (server.send(HELLO).await, server.send(HELLO).await);
     reply(&mut first).await;
     reply(&mut second).await;

@@ -24,30 +24,20 @@ fn operations(document: &Value) -> Vec<(String, String, Value)> {
 
 fn statuses(operation: &Value) -> BTreeSet<u16> {
     let responses = operation["responses"].as_mapping().unwrap();
-    responses
-        .keys()
-        .map(|status| status.as_str().unwrap().parse().unwrap())
-        .collect()
+    responses.keys().map(|status| status.as_str().unwrap().parse().unwrap()).collect()
 }
 
 #[test]
 fn predictions_declare_every_status_of_the_table_of_errors() {
     // Nobody is there to read a 499.
-    let table: BTreeSet<u16> = KINDS
-        .iter()
-        .map(|kind| kind.status)
-        .filter(|status| *status != 499)
-        .collect();
+    let table: BTreeSet<u16> = KINDS.iter().map(|kind| kind.status).filter(|status| *status != 499).collect();
     for (method, path, operation) in operations(&document()) {
         let mut declared = statuses(&operation);
         assert!(declared.remove(&200), "{method} {path} declares no success");
         if path.starts_with("/predictions/") {
             assert_eq!(declared, table, "{method} {path}");
         } else {
-            assert!(
-                declared.is_subset(&table),
-                "{method} {path} declares {declared:?}"
-            );
+            assert!(declared.is_subset(&table), "{method} {path} declares {declared:?}");
         }
     }
 }
@@ -59,9 +49,7 @@ fn every_reference_leads_somewhere() {
             Value::Mapping(mapping) => {
                 if let Some(reference) = mapping.get("$ref").and_then(Value::as_str) {
                     let steps = reference.strip_prefix("#/").unwrap().split('/');
-                    let found = steps
-                        .into_iter()
-                        .try_fold(document, |at, step| at.get(step));
+                    let found = steps.into_iter().try_fold(document, |at, step| at.get(step));
                     assert!(found.is_some(), "{reference} leads nowhere");
                 }
                 mapping.values().for_each(|value| walk(value, document));
@@ -82,12 +70,7 @@ fn refusals_that_pass_say_when_to_come_back() {
             let Some(response) = operation["responses"].get(status) else {
                 continue;
             };
-            let name = response["$ref"]
-                .as_str()
-                .unwrap()
-                .rsplit('/')
-                .next()
-                .unwrap();
+            let name = response["$ref"].as_str().unwrap().rsplit('/').next().unwrap();
             let headers = &document["components"]["responses"][name]["headers"];
             assert!(headers.get("Retry-After").is_some(), "{path} {status}");
         }

@@ -66,9 +66,7 @@ fn code(text: &str) -> String {
 fn reached(code: &str) -> Vec<String> {
     let name = |text: &str| -> String {
         let text = text.trim_start();
-        text.chars()
-            .take_while(|c| c.is_alphanumeric() || *c == '_')
-            .collect()
+        text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
     };
     let mut reached = Vec::new();
     for (at, _) in code.match_indices("crate::") {
@@ -101,13 +99,7 @@ fn reached(code: &str) -> Vec<String> {
 /// The top-level module that a file under `src` belongs to.
 fn module(path: &Path) -> String {
     let inside = path.strip_prefix("src").unwrap();
-    let first = inside
-        .components()
-        .next()
-        .unwrap()
-        .as_os_str()
-        .to_str()
-        .unwrap();
+    let first = inside.components().next().unwrap().as_os_str().to_str().unwrap();
     first.trim_end_matches(".rs").to_owned()
 }
 
@@ -126,11 +118,7 @@ fn imports_point_downward() {
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "imports that do not point downward:\n{}",
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "imports that do not point downward:\n{}", wrong.join("\n"));
 }
 
 #[test]
@@ -157,11 +145,7 @@ fn unsafe_code_lives_under_engine() {
 fn nothing_is_served_without_our_accept_loop() {
     for (path, text) in sources("src") {
         let found = code(&text).contains("axum::serve(");
-        assert!(
-            !found,
-            "{} uses axum's own server, which sets no timer",
-            path.display()
-        );
+        assert!(!found, "{} uses axum's own server, which sets no timer", path.display());
     }
 }
 
@@ -169,17 +153,9 @@ fn nothing_is_served_without_our_accept_loop() {
 fn every_file_says_what_it_is_for_and_holds_one_subject() {
     for folder in ["src", "tests"] {
         for (path, text) in sources(folder) {
-            assert!(
-                text.starts_with("//!"),
-                "{} does not begin with //!",
-                path.display()
-            );
+            assert!(text.starts_with("//!"), "{} does not begin with //!", path.display());
             let lines = text.lines().count();
-            assert!(
-                lines <= LINES_MAX,
-                "{} has {lines} lines, more than {LINES_MAX}",
-                path.display()
-            );
+            assert!(lines <= LINES_MAX, "{} has {lines} lines, more than {LINES_MAX}", path.display());
         }
     }
 }

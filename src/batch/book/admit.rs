@@ -34,8 +34,7 @@ impl Book {
             gone => {
                 return Err(InferError::ModelUnavailable {
                     name: gone.map_or_else(String::new, |model| model.name.to_string()),
-                    reason: "it was unloaded while the request was on its way; send it again"
-                        .into(),
+                    reason: "it was unloaded while the request was on its way; send it again".into(),
                 });
             }
         };
@@ -51,11 +50,7 @@ impl Book {
         } else if job.deadline.is_some() {
             self.expire(job.model, now);
         }
-        let urgency = Urgency {
-            priority: job.priority,
-            deadline: job.deadline,
-            arrived: job.arrived,
-        };
+        let urgency = Urgency { priority: job.priority, deadline: job.deadline, arrived: job.arrived };
         self.in_time(&job, &shape, urgency, now)?;
 
         let key = JobKey(self.new_key());
@@ -150,19 +145,11 @@ impl Book {
 /// they can tear down a worker.
 fn check(job: &Job, whole: bool) -> Result<(), InferError> {
     let rows = (!whole).then_some(job.items);
-    let tensors = job
-        .inputs
-        .iter()
-        .try_for_each(|input| rows::check(input, rows));
+    let tensors = job.inputs.iter().try_for_each(|input| rows::check(input, rows));
     let items = match (whole, job.items) {
         (_, 0) => Err("0 items".into()),
-        (true, 2..) => Err(format!(
-            "{} items for a model without a batch axis",
-            job.items
-        )),
+        (true, 2..) => Err(format!("{} items for a model without a batch axis", job.items)),
         _ => Ok(()),
     };
-    items
-        .and(tensors)
-        .map_err(|error| InferError::Internal(format!("a job that cannot be queued: {error}")))
+    items.and(tensors).map_err(|error| InferError::Internal(format!("a job that cannot be queued: {error}")))
 }

@@ -254,9 +254,10 @@ impl Book {
             return;
         };
         for job in model.lanes.refresh(now) {
-            let waited = self.jobs.get(&job).map_or(0, |entry| {
-                now.saturating_duration_since(entry.job.arrived).as_millis()
-            });
+            let waited = self
+                .jobs
+                .get(&job)
+                .map_or(0, |entry| now.saturating_duration_since(entry.job.arrived).as_millis());
             let error = format!("the deadline passed in the queue, after {waited} ms");
             self.end(job, Some(Err(InferError::Late(error))), now);
         }
@@ -264,12 +265,7 @@ impl Book {
 
     /// Answers jobs that no worker will ever run: of retired models (of all, once closed) that no worker serves.
     fn strand(&mut self, now: Instant) {
-        let Book {
-            models,
-            workers,
-            closed,
-            ..
-        } = self;
+        let Book { models, workers, closed, .. } = self;
         let stranded = models.iter().filter(|(key, model)| {
             (*closed || model.retired)
                 && !model.lanes.is_empty()
@@ -303,11 +299,7 @@ impl Book {
 
     /// Gives back the bounds of a job that is over, when nothing of it runs any more.
     fn release(&mut self, key: JobKey, now: Instant) {
-        if self
-            .jobs
-            .get(&key)
-            .is_none_or(|entry| !entry.over || entry.running > 0)
-        {
+        if self.jobs.get(&key).is_none_or(|entry| !entry.over || entry.running > 0) {
             return;
         }
         let entry = self.jobs.remove(&key).expect("looked up above");
@@ -337,30 +329,20 @@ impl Book {
 
     /// Whether nothing came of the calls since the last [`Book::settle`].
     pub fn is_settled(&self) -> bool {
-        let Settled {
-            done,
-            inputs,
-            forgotten,
-        } = &self.settled;
+        let Settled { done, inputs, forgotten } = &self.settled;
         done.is_empty() && inputs.is_empty() && forgotten.is_empty()
     }
 
     /// Models that something waits for.
     pub fn waiting_models(&self) -> Vec<ModelKey> {
-        let waiting = self
-            .models
-            .iter()
-            .filter(|(_, model)| !model.lanes.is_empty());
+        let waiting = self.models.iter().filter(|(_, model)| !model.lanes.is_empty());
         waiting.map(|(key, _)| *key).collect()
     }
 
     /// What waits and runs.
     pub fn load(&self, now: Instant) -> Load {
         let models = self.models.values();
-        let oldest = models
-            .clone()
-            .filter_map(|model| model.lanes.oldest())
-            .min();
+        let oldest = models.clone().filter_map(|model| model.lanes.oldest()).min();
         let mut items: Vec<_> = self.models.iter().map(|(key, m)| (*key, m.items)).collect();
         items.sort_unstable();
         Load {

@@ -54,11 +54,7 @@ impl Book {
                 return self.form(worker, key, &shape, items, size, now);
             }
         }
-        let others = self
-            .models
-            .values()
-            .map(|model| model.running)
-            .sum::<usize>()
+        let others = self.models.values().map(|model| model.running).sum::<usize>()
             - self.workers.get(&worker).map_or(0, |worker| worker.running);
         match until {
             _ if self.aborted => Pick::Closed,
@@ -151,17 +147,9 @@ impl Book {
         self.forget(batch.model);
     }
 
-    fn distribute(
-        &mut self,
-        batch: &Batch,
-        ran: &Ran,
-        whole: bool,
-        device: &Arc<str>,
-        now: Instant,
-    ) {
+    fn distribute(&mut self, batch: &Batch, ran: &Ran, whole: bool, device: &Arc<str>, now: Instant) {
         let bytes = |part: &Part| -> usize { part.inputs.iter().map(|i| i.data.len()).sum() };
-        self.throughput
-            .record(batch.items, batch.parts.iter().map(bytes).sum(), now);
+        self.throughput.record(batch.items, batch.parts.iter().map(bytes).sum(), now);
         let mut start = 0;
         for part in &batch.parts {
             let end = start + part.rows.len();
@@ -224,14 +212,9 @@ impl Book {
         };
         entry.alone |= alone;
         let key = entry.job.model;
-        let model = self
-            .models
-            .get_mut(&key)
-            .expect("a model outlives its jobs");
+        let model = self.models.get_mut(&key).expect("a model outlives its jobs");
         let (urgency, rows) = (entry.urgency(), part.rows.clone());
-        model
-            .lanes
-            .put_back(&entry.shape, part.job, urgency, rows, entry.alone);
+        model.lanes.put_back(&entry.shape, part.job, urgency, rows, entry.alone);
         self.shares.set_waiting(key, true);
     }
 

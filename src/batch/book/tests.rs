@@ -18,10 +18,7 @@ struct Desk {
 
 impl Desk {
     fn new(whole: bool) -> Desk {
-        let mut book = Book::new(QueueLimits {
-            items_max: 20,
-            bytes_max: 40,
-        });
+        let mut book = Book::new(QueueLimits { items_max: 20, bytes_max: 40 });
         let rules = Rules {
             sizes: if whole { vec![1] } else { vec![1, 2, 4] },
             whole,
@@ -56,10 +53,7 @@ impl Desk {
 
     fn push_due(&mut self, items: usize, ms: u64) -> Result<JobKey, InferError> {
         let deadline = Some(self.now + Duration::from_millis(ms));
-        let job = Job {
-            deadline,
-            ..self.job(items, 0)
-        };
+        let job = Job { deadline, ..self.job(items, 0) };
         self.book.push(job, self.now)
     }
 
@@ -71,31 +65,20 @@ impl Desk {
     }
 
     /// Ends a batch after `ms`.
-    fn end(
-        &mut self,
-        (batch, receipt): &(Batch, Receipt),
-        ms: u64,
-        result: Result<Tensor, EngineError>,
-    ) {
+    fn end(&mut self, (batch, receipt): &(Batch, Receipt), ms: u64, result: Result<Tensor, EngineError>) {
         self.pass(ms);
         let result = result.map(|output| Ran {
             outputs: vec![output],
             stage: Duration::ZERO,
             compute: Duration::from_millis(ms),
         });
-        self.book
-            .finish(batch, receipt, &"cpu".into(), result, self.now);
+        self.book.finish(batch, receipt, &"cpu".into(), result, self.now);
     }
 
     /// Takes a batch and gives back its rows as they are, padded.
     fn run(&mut self, ms: u64) -> Vec<(usize, usize)> {
         let taken = self.take();
-        let shares = taken
-            .0
-            .parts
-            .iter()
-            .map(|p| (p.rows.start, p.rows.end))
-            .collect();
+        let shares = taken.0.parts.iter().map(|p| (p.rows.start, p.rows.end)).collect();
         let inputs: Vec<_> = taken.0.parts.iter().map(|part| &part.inputs[0]).collect();
         let mut output = rows::join(&inputs).unwrap();
         let mut data = output.data.to_vec();
@@ -127,10 +110,7 @@ fn bytes(items: usize, first: u8) -> Tensor {
     Tensor {
         datatype: DataType::Uint8,
         shape: vec![items, 1],
-        data: (0..items as u8)
-            .map(|i| first + i)
-            .collect::<Vec<_>>()
-            .into(),
+        data: (0..items as u8).map(|i| first + i).collect::<Vec<_>>().into(),
     }
 }
 
@@ -140,15 +120,8 @@ fn a_job_larger_than_a_batch_is_split_and_put_together_in_order() {
     let (large, small) = (desk.push(6, 10), desk.push(1, 90));
     assert_eq!(desk.run(1), [(0, 4)]);
     assert_eq!(desk.answers(), []);
-    assert_eq!(
-        desk.run(1),
-        [(4, 6), (0, 1)],
-        "another job shares the last batch"
-    );
-    let expected = [
-        (large, Ok(vec![10, 11, 12, 13, 14, 15])),
-        (small, Ok(vec![90])),
-    ];
+    assert_eq!(desk.run(1), [(4, 6), (0, 1)], "another job shares the last batch");
+    let expected = [(large, Ok(vec![10, 11, 12, 13, 14, 15])), (small, Ok(vec![90]))];
     assert_eq!(desk.answers(), expected);
     assert_eq!(desk.held(), (0, 0));
 }
@@ -163,10 +136,7 @@ fn outputs_of_a_job_that_ran_in_one_batch_are_slices_of_its_output() {
     desk.end(&taken, 1, Ok(output.clone()));
     for (done, start) in desk.book.settle().done.into_iter().zip([0, 1]) {
         let answer = done.result.unwrap().join().unwrap();
-        assert_eq!(
-            answer.outputs[0].data.as_ptr(),
-            output.data[start..].as_ptr()
-        );
+        assert_eq!(answer.outputs[0].data.as_ptr(), output.data[start..].as_ptr());
         assert_eq!((answer.batch_items, &*answer.device), (3, "cpu"));
     }
 }
@@ -220,11 +190,7 @@ fn a_bad_input_is_found_by_running_its_companions_alone() {
     assert_eq!(taken.0.parts.len(), 1);
     desk.end(&taken, 1, Err(EngineError::Input("bad".into())));
     desk.run(1);
-    let expected = [
-        (good, Ok(vec![1])),
-        (bad, Err(InferError::Input("bad".into()))),
-        (later, Ok(vec![3])),
-    ];
+    let expected = [(good, Ok(vec![1])), (bad, Err(InferError::Input("bad".into()))), (later, Ok(vec![3]))];
     assert_eq!(desk.answers(), expected);
 }
 
@@ -241,10 +207,7 @@ fn a_failed_device_gives_its_jobs_a_second_chance_but_no_third() {
     let taken = desk.take();
     assert_eq!(taken.0.parts[0].job, key, "ahead of what never ran");
     desk.end(&taken, 1, broken());
-    assert_eq!(
-        desk.answers(),
-        [(key, Err(InferError::Device("xid 79".into())))]
-    );
+    assert_eq!(desk.answers(), [(key, Err(InferError::Device("xid 79".into())))]);
     assert_eq!(desk.run(1), [(0, 4)]);
     assert_eq!(desk.answers(), [(urgent, Ok(vec![1, 2, 3, 4]))]);
 }
@@ -259,10 +222,7 @@ fn a_late_job_is_answered_when_a_batch_is_formed_and_never_runs() {
     let (key, answer) = desk.answers().remove(0);
     let error = answer.unwrap_err();
     assert_eq!(key, late);
-    assert_eq!(
-        error,
-        InferError::Late("the deadline passed in the queue, after 5 ms".into())
-    );
+    assert_eq!(error, InferError::Late("the deadline passed in the queue, after 5 ms".into()));
 }
 
 #[test]
@@ -319,11 +279,7 @@ fn a_full_queue_says_when_to_retry_and_that_grows_with_the_backlog() {
         desk.push(20, 0);
         let job = desk.job(1, 0);
         match desk.book.push(job, desk.now) {
-            Err(InferError::Full {
-                retry_after,
-                limit: 20,
-                ..
-            }) => retry_after.as_secs_f64(),
+            Err(InferError::Full { retry_after, limit: 20, .. }) => retry_after.as_secs_f64(),
             other => panic!("{other:?}"),
         }
     };
@@ -338,10 +294,7 @@ fn late_jobs_give_their_place_to_new_ones() {
     desk.pass(5);
     desk.push(20, 0);
     let answers = desk.answers();
-    assert!(
-        matches!(answers[..], [(k, Err(InferError::Late(_)))] if k == late),
-        "{answers:?}"
-    );
+    assert!(matches!(answers[..], [(k, Err(InferError::Late(_)))] if k == late), "{answers:?}");
 }
 
 #[test]
@@ -353,10 +306,7 @@ fn bytes_are_bounded_apart_from_items() {
     desk.book.push(job, desk.now).unwrap();
     let job = desk.job(1, 0);
     let full = desk.book.push(job, desk.now);
-    assert!(
-        matches!(full, Err(InferError::Full { limit: 40, .. })),
-        "{full:?}"
-    );
+    assert!(matches!(full, Err(InferError::Full { limit: 40, .. })), "{full:?}");
 }
 
 #[test]
@@ -368,10 +318,7 @@ fn a_cancelled_job_gives_back_its_bounds_at_once_or_with_its_last_running_part()
     assert_eq!(desk.held(), (6, 6));
     desk.book.cancel(first, desk.now);
     assert_eq!(desk.held(), (6, 6), "part of it runs");
-    assert!(matches!(
-        desk.book.pick(desk.worker, &[MODEL], desk.now),
-        Pick::Sleep
-    ));
+    assert!(matches!(desk.book.pick(desk.worker, &[MODEL], desk.now), Pick::Sleep));
     desk.end(&taken, 1, Ok(bytes(4, 0)));
     assert_eq!(desk.held(), (0, 0));
     assert_eq!(desk.answers(), []);
@@ -410,17 +357,11 @@ fn a_retired_model_takes_no_jobs_runs_what_waits_and_is_forgotten() {
 fn jobs_of_a_retired_model_that_no_worker_serves_are_answered() {
     let mut desk = Desk::new(false);
     let key = desk.push(1, 1);
-    assert!(matches!(
-        desk.book.pick(desk.worker, &[], desk.now),
-        Pick::Sleep
-    ));
+    assert!(matches!(desk.book.pick(desk.worker, &[], desk.now), Pick::Sleep));
     assert_eq!(desk.answers(), [], "a device may come");
     desk.book.retire(MODEL, desk.now);
     let answers = desk.answers();
-    assert!(
-        matches!(answers[..], [(k, Err(InferError::Device(_)))] if k == key),
-        "{answers:?}"
-    );
+    assert!(matches!(answers[..], [(k, Err(InferError::Device(_)))] if k == key), "{answers:?}");
     assert!(!desk.book.knows(MODEL));
 }
 
@@ -434,18 +375,12 @@ fn once_closed_workers_go_home_when_nothing_can_come_back_to_them() {
     let job = desk.job(1, 0);
     let refused = desk.book.push(job, desk.now);
     assert!(matches!(refused, Err(InferError::Draining { .. })));
-    assert!(matches!(
-        desk.book.pick(other, &[MODEL], desk.now),
-        Pick::Sleep
-    ));
+    assert!(matches!(desk.book.pick(other, &[MODEL], desk.now), Pick::Sleep));
     desk.end(&taken, 1, Err(EngineError::Device("gone".into())));
     desk.run(1);
     assert_eq!(desk.answers(), [(key, Ok(vec![1]))]);
     for worker in [other, desk.worker] {
-        assert!(matches!(
-            desk.book.pick(worker, &[MODEL], desk.now),
-            Pick::Closed
-        ));
+        assert!(matches!(desk.book.pick(worker, &[MODEL], desk.now), Pick::Closed));
     }
 }
 
@@ -461,10 +396,7 @@ fn tensors_that_are_not_what_they_say_are_refused() {
         let mut job = desk.job(2, 0);
         change(&mut job);
         let refused = desk.book.push(job, desk.now);
-        assert!(
-            matches!(refused, Err(InferError::Internal(_))),
-            "{refused:?}"
-        );
+        assert!(matches!(refused, Err(InferError::Internal(_))), "{refused:?}");
     }
     assert_eq!(desk.held(), (0, 0));
 }

@@ -13,11 +13,7 @@ fn check(jobs: &[(u8, Option<u64>, u64)], now_s: u64, order: &[u64]) {
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut lanes = Lanes::default();
     for (key, &(priority, deadline, arrived)) in jobs.iter().enumerate() {
-        let urgency = Urgency {
-            priority,
-            deadline: deadline.map(at),
-            arrived: at(arrived),
-        };
+        let urgency = Urgency { priority, deadline: deadline.map(at), arrived: at(arrived) };
         lanes.push(&shape(1), JobKey(key as u64), urgency, 1, at(arrived));
     }
     assert_eq!(lanes.refresh(at(now_s)), []);
@@ -34,12 +30,7 @@ fn jobs_of_one_priority_and_no_deadline_leave_as_they_came() {
 
 #[test]
 fn priority_goes_before_deadline_and_deadline_before_arrival() {
-    let jobs = [
-        (1, Some(9), 0),
-        (0, None, 1),
-        (0, Some(8), 2),
-        (0, Some(7), 3),
-    ];
+    let jobs = [(1, Some(9), 0), (0, None, 1), (0, Some(8), 2), (0, Some(7), 3)];
     check(&jobs, 3, &[3, 2, 1, 0]);
 }
 
@@ -57,11 +48,7 @@ fn a_job_without_a_deadline_does_not_wait_for_ever_behind_those_with_one() {
 }
 
 fn plain(arrived: Instant) -> Urgency {
-    Urgency {
-        priority: 1,
-        deadline: None,
-        arrived,
-    }
+    Urgency { priority: 1, deadline: None, arrived }
 }
 
 #[test]
@@ -69,30 +56,17 @@ fn rows_that_come_back_go_first_and_join_what_is_left() {
     let now = Instant::now();
     let (lane, mut lanes) = (shape(1), Lanes::default());
     for key in 0..2 {
-        let urgency = Urgency {
-            priority: 1 - key as u8,
-            ..plain(now)
-        };
+        let urgency = Urgency { priority: 1 - key as u8, ..plain(now) };
         lanes.push(&lane, JobKey(key), urgency, 5, now);
     }
     let taken = lanes.take(&lane, 7);
-    let rows: Vec<_> = taken
-        .iter()
-        .map(|p| (p.job.0, p.rows.clone(), p.last))
-        .collect();
+    let rows: Vec<_> = taken.iter().map(|p| (p.job.0, p.rows.clone(), p.last)).collect();
     assert_eq!(rows, [(1, 0..5, true), (0, 0..2, false)]);
     assert!(!lanes.put_back(&lane, JobKey(0), plain(now), 0..2, false));
     assert!(lanes.put_back(&lane, JobKey(1), plain(now), 0..5, true));
     // Job 0 is whole again; job 1 stands behind it, and shares no batch.
     let taken = lanes.take(&lane, 8);
-    assert_eq!(
-        taken,
-        [Piece {
-            job: JobKey(0),
-            rows: 0..5,
-            last: true
-        }]
-    );
+    assert_eq!(taken, [Piece { job: JobKey(0), rows: 0..5, last: true }]);
     assert_eq!(lanes.take(&lane, 8).len(), 1);
     assert_eq!(lanes.len(), 0);
 }
@@ -123,23 +97,11 @@ fn the_front_of_a_lane_ends_with_the_largest_batch_and_before_a_job_that_runs_al
     lanes.push(&lane, JobKey(1), plain(now + second), 3, now + second);
     lanes.push(&lane, JobKey(2), plain(now), 3, now + second);
     let front = |lanes: &Lanes, items| lanes.lanes[&lane].front(items);
-    let expected = Front {
-        items: 4,
-        oldest: now,
-        deadline: None,
-        shut: false,
-    };
+    let expected = Front { items: 4, oldest: now, deadline: None, shut: false };
     assert_eq!(front(&lanes, 4), Some(expected));
     lanes.remove(&lane, JobKey(1));
     lanes.put_back(&lane, JobKey(1), plain(now), 0..3, true);
-    assert_eq!(
-        front(&lanes, 9),
-        Some(Front {
-            items: 3,
-            shut: true,
-            ..expected
-        })
-    );
+    assert_eq!(front(&lanes, 9), Some(Front { items: 3, shut: true, ..expected }));
 }
 
 #[test]
@@ -147,10 +109,7 @@ fn rows_ahead_of_a_new_job_are_those_more_urgent() {
     let now = Instant::now();
     let (lane, mut lanes) = (shape(1), Lanes::default());
     for priority in 0..4 {
-        let urgency = Urgency {
-            priority,
-            ..plain(now)
-        };
+        let urgency = Urgency { priority, ..plain(now) };
         lanes.push(&lane, JobKey(priority.into()), urgency, 10, now);
     }
     assert_eq!(lanes.ahead(&lane, plain(now), now), 20);

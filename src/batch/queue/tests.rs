@@ -12,17 +12,9 @@ const A: ModelKey = ModelKey(1);
 const B: ModelKey = ModelKey(2);
 
 fn queue(wait_max: Duration) -> Arc<Queue> {
-    let queue = Queue::new(QueueLimits {
-        items_max: 100,
-        bytes_max: 10_000,
-    });
+    let queue = Queue::new(QueueLimits { items_max: 100, bytes_max: 10_000 });
     for (model, wait_max) in [(A, wait_max), (B, Duration::ZERO)] {
-        let rules = Rules {
-            sizes: vec![1, 2, 4],
-            whole: false,
-            wait_max,
-            weight: 1.0,
-        };
+        let rules = Rules { sizes: vec![1, 2, 4], whole: false, wait_max, weight: 1.0 };
         queue.register(model, "digits", rules);
     }
     queue
@@ -36,11 +28,7 @@ fn job(model: ModelKey, items: usize, first: u8) -> Job {
     let data: Vec<u8> = (0..items as u8).map(|i| first.wrapping_add(i)).collect();
     Job {
         model,
-        inputs: vec![Tensor {
-            datatype: DataType::Uint8,
-            shape: vec![items, 1],
-            data: data.into(),
-        }],
+        inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![items, 1], data: data.into() }],
         items,
         priority: 0,
         deadline: None,
@@ -55,11 +43,7 @@ fn echo(batch: &Batch) -> RunResult {
     let mut data = output.data.to_vec();
     data.resize(batch.size, 0xff);
     (output.shape[0], output.data) = (batch.size, data.into());
-    Ok(Ran {
-        outputs: vec![output],
-        stage: Duration::ZERO,
-        compute: Duration::from_micros(100),
-    })
+    Ok(Ran { outputs: vec![output], stage: Duration::ZERO, compute: Duration::from_micros(100) })
 }
 
 /// A worker thread that echoes until it is sent home.
@@ -104,10 +88,7 @@ fn a_job_is_split_over_devices_and_put_together_whichever_ends_first() {
     let ticket = queue.push(job(A, 6, 10)).unwrap();
     let first = queue.attach(&device("gpu-0"));
     let second = queue.attach(&device("gpu-1"));
-    let (one, two) = (
-        first.try_take(&[A]).unwrap(),
-        second.try_take(&[A]).unwrap(),
-    );
+    let (one, two) = (first.try_take(&[A]).unwrap(), second.try_take(&[A]).unwrap());
     assert_eq!((one.items, two.items), (4, 2));
     for running in [two, one] {
         let result = echo(&running);
@@ -122,10 +103,7 @@ fn a_job_is_split_over_devices_and_put_together_whichever_ends_first() {
 fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
     let queue = queue(Duration::ZERO);
     let ticket = queue.push(job(A, 100, 0)).unwrap();
-    assert!(matches!(
-        queue.push(job(A, 1, 0)),
-        Err(InferError::Full { .. })
-    ));
+    assert!(matches!(queue.push(job(A, 1, 0)), Err(InferError::Full { .. })));
     drop(ticket);
     assert_eq!((queue.load().items, queue.load().waiting), (0, 0));
     assert!(queue.attach(&device("cpu")).try_take(&[A]).is_none());
@@ -166,10 +144,7 @@ fn closing_finishes_what_is_queued_and_sends_the_workers_home() {
     let tickets: Vec<_> = (0..9).map(|i| queue.push(job(A, 3, i)).unwrap()).collect();
     // 27 items in batches of 4: the last 3 wait for company until then.
     queue.close();
-    assert!(matches!(
-        queue.push(job(A, 1, 0)),
-        Err(InferError::Draining { .. })
-    ));
+    assert!(matches!(queue.push(job(A, 1, 0)), Err(InferError::Draining { .. })));
     for (i, ticket) in tickets.into_iter().enumerate() {
         let i = i as u8;
         assert_eq!(bytes(wait(ticket)), [i, i + 1, i + 2]);
@@ -231,10 +206,7 @@ fn workers_hear_of_it_when_a_retired_model_is_empty() {
     queue.retire(A);
     assert!(thread.join().unwrap());
     assert!(!queue.knows(A) && queue.knows(B));
-    assert!(matches!(
-        queue.push(job(A, 1, 0)),
-        Err(InferError::ModelUnavailable { .. })
-    ));
+    assert!(matches!(queue.push(job(A, 1, 0)), Err(InferError::ModelUnavailable { .. })));
 }
 
 #[test]
@@ -291,11 +263,7 @@ fn one_large_job_wakes_every_worker_that_can_help() {
 #[test]
 fn many_callers_and_failing_workers_end_with_every_answer_right_and_nothing_left() {
     let queue = queue(Duration::from_micros(50));
-    let workers = [
-        worker(&queue, &[A, B]),
-        worker(&queue, &[B]),
-        worker(&queue, &[A]),
-    ];
+    let workers = [worker(&queue, &[A, B]), worker(&queue, &[B]), worker(&queue, &[A])];
     // One worker drops every batch it gets: each of its jobs needs a second chance.
     let place = queue.attach(&device("sick"));
     let sick = thread::spawn(move || {
@@ -356,9 +324,6 @@ fn many_callers_and_failing_workers_end_with_every_answer_right_and_nothing_left
         worker.join().unwrap();
     }
     let load = queue.load();
-    assert_eq!(
-        (load.items, load.bytes, load.waiting, load.running),
-        (0, 0, 0, 0)
-    );
+    assert_eq!((load.items, load.bytes, load.waiting, load.running), (0, 0, 0, 0));
     assert!(queue.lock().replies.is_empty());
 }

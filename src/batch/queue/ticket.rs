@@ -33,9 +33,7 @@ impl Future for Ticket {
         let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context));
         self.queue = None;
         Poll::Ready(reply.unwrap_or_else(|_| {
-            Err(InferError::Internal(
-                "the queue lost the request before it was answered".into(),
-            ))
+            Err(InferError::Internal("the queue lost the request before it was answered".into()))
         }))
     }
 }

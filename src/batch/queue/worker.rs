@@ -58,11 +58,7 @@ impl Worker {
                 Pick::Sleep => None,
             };
             if state.book.is_settled() {
-                self.sleep(
-                    state,
-                    serves,
-                    until.map(|until| until.saturating_duration_since(now)),
-                );
+                self.sleep(state, serves, until.map(|until| until.saturating_duration_since(now)));
             } else {
                 // Late jobs are answered before anybody sleeps.
                 self.queue.leave(state, None);
@@ -90,21 +86,10 @@ impl Worker {
         }
     }
 
-    fn sleep(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        serves: &[ModelKey],
-        limit: Option<Duration>,
-    ) {
-        state.parked.push(Parked {
-            worker: self.key,
-            serves: serves.to_vec(),
-        });
+    fn sleep(&self, mut state: MutexGuard<'_, State>, serves: &[ModelKey], limit: Option<Duration>) {
+        state.parked.push(Parked { worker: self.key, serves: serves.to_vec() });
         let mut state = match limit {
-            None => self
-                .bell
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner),
+            None => self.bell.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(limit) => {
                 let waited = self.bell.wait_timeout(state, limit);
                 waited.unwrap_or_else(PoisonError::into_inner).0
@@ -141,8 +126,7 @@ impl Running {
     /// error allows it.
     pub fn finish(mut self, result: RunResult) {
         if let Some(receipt) = self.receipt.take() {
-            self.queue
-                .finish(&self.batch, &receipt, &self.device, result);
+            self.queue.finish(&self.batch, &receipt, &self.device, result);
         }
     }
 }
@@ -160,8 +144,7 @@ impl Drop for Running {
         if let Some(receipt) = self.receipt.take() {
             let error = format!("the worker on {} stopped in the middle of it", self.device);
             let result = Err(EngineError::Device(error));
-            self.queue
-                .finish(&self.batch, &receipt, &self.device, result);
+            self.queue.finish(&self.batch, &receipt, &self.device, result);
         }
     }
 }

@@ -14,22 +14,14 @@ use std::time::{Duration, Instant};
 /// worker adds the batches that run there, charged by an estimate.
 pub(super) fn run(seed: u64) -> f64 {
     let mut random = Random(seed);
-    let limits = QueueLimits {
-        items_max: 10_000,
-        bytes_max: 1_000_000,
-    };
+    let limits = QueueLimits { items_max: 10_000, bytes_max: 1_000_000 };
     let mut book = Book::new(limits);
     let base = Instant::now();
     let models: Vec<(ModelKey, f64, u64, u8)> = (0..random.between(2, 3))
         .map(|i| {
             let weight = *random.of(&[0.5, 1.0, 2.0, 4.0]);
             let size = *random.of(&[1, 4, 8]);
-            let rules = Rules {
-                sizes: vec![size],
-                whole: false,
-                wait_max: Duration::ZERO,
-                weight,
-            };
+            let rules = Rules { sizes: vec![size], whole: false, wait_max: Duration::ZERO, weight };
             book.register(ModelKey(i), "model", rules);
             // An urgent model gets no more of the device than any other.
             let priority = *random.of(&[0, 9]);
@@ -48,11 +40,7 @@ pub(super) fn run(seed: u64) -> f64 {
         let at = base + Duration::from_millis(now);
         for &(key, _, _, priority) in &models {
             let load = book.load(at);
-            let items = load
-                .models
-                .iter()
-                .find(|(k, _)| *k == key)
-                .map_or(0, |l| l.1);
+            let items = load.models.iter().find(|(k, _)| *k == key).map_or(0, |l| l.1);
             for _ in items..40 {
                 let job = Job {
                     model: key,
@@ -84,11 +72,7 @@ pub(super) fn run(seed: u64) -> f64 {
         let compute = at - batch.taken;
         served[batch.model.0 as usize] += compute.as_secs_f64();
         let rows = tagged(0, vec![batch.size, 8], batch.size);
-        let ran = Ran {
-            outputs: vec![rows],
-            stage: Duration::ZERO,
-            compute,
-        };
+        let ran = Ran { outputs: vec![rows], stage: Duration::ZERO, compute };
         book.finish(&batch, &receipt, &device, Ok(ran), at);
         book.settle();
 

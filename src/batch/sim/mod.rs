@@ -80,8 +80,5 @@ fn saturated_models_share_the_devices_by_weight() {
     run(SEEDS_FAIRNESS, |seed| {
         worst.set(worst.get().max(fairness::run(seed)));
     });
-    println!(
-        "largest difference, as a part of what is allowed: {:.2}",
-        worst.get()
-    );
+    println!("largest difference, as a part of what is allowed: {:.2}", worst.get());
 }

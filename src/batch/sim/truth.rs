@@ -111,13 +111,8 @@ impl Truth {
 
     /// Items and bytes that wait or run.
     fn held(&self) -> (usize, usize) {
-        let held = self
-            .jobs
-            .iter()
-            .filter(|job| job.state == State::Live || job.runs());
-        held.fold((0, 0), |(items, bytes), job| {
-            (items + job.rows.len(), bytes + job.input.data.len())
-        })
+        let held = self.jobs.iter().filter(|job| job.state == State::Live || job.runs());
+        held.fold((0, 0), |(items, bytes), job| (items + job.rows.len(), bytes + job.input.data.len()))
     }
 
     pub(super) fn check_load(&self, load: &Load) {
@@ -141,9 +136,7 @@ impl Truth {
         let retired = self.retired.contains(&job.model);
         let late = job.deadline.is_some_and(|deadline| deadline <= now);
         let others = self.jobs.iter().any(|other| {
-            other.model == job.model
-                && other.state == State::Live
-                && other.rows.contains(&Row::Waiting)
+            other.model == job.model && other.state == State::Live && other.rows.contains(&Row::Waiting)
         });
         match result {
             Ok(key) => {
@@ -246,11 +239,7 @@ impl Truth {
         let in_lane = || left().filter(|job| job.same_lane(head));
         let joinable = in_lane().min_by_key(|job| job.rank(now));
         if let Some(next) = joinable {
-            assert!(
-                next.rank(now) >= last,
-                "{next:?} before {:?}",
-                self.job(first)
-            );
+            assert!(next.rank(now) >= last, "{next:?} before {:?}", self.job(first));
             let shut = next.key != first && (head.alone || next.alone);
             assert!(
                 shut || items == largest || rules.sizes.contains(&items),
@@ -261,10 +250,7 @@ impl Truth {
             let of_model = left().filter(|job| job.model == batch.model);
             let urgent = of_model.map(|job| job.rank(now)).min();
             let head_rank = head.rank(now);
-            assert!(
-                urgent.is_none_or(|rank| rank >= head_rank),
-                "the most urgent lane runs"
-            );
+            assert!(urgent.is_none_or(|rank| rank >= head_rank), "the most urgent lane runs");
         }
         let steps = now.duration_since(head.arrived).as_micros() / AGE_STEP.as_micros();
         let aged = head.priority > 0 && steps > 0;
@@ -283,10 +269,7 @@ impl Truth {
             let ripe = self.closed
                 || self.retired.contains(&job.model)
                 || job.arrived + self.models[&job.model].wait_max <= now;
-            assert!(
-                !(serves.contains(&job.model) && (ripe || home)),
-                "idle while {job:?} waits"
-            );
+            assert!(!(serves.contains(&job.model) && (ripe || home)), "idle while {job:?} waits");
         }
         self.tally.slept += 1;
     }
@@ -305,11 +288,7 @@ impl Truth {
         for part in &batch.parts {
             let job = self.job_mut(part.job);
             let live = job.state == State::Live;
-            let row = if shared && live {
-                Row::Waiting
-            } else {
-                Row::Done
-            };
+            let row = if shared && live { Row::Waiting } else { Row::Done };
             job.rows[part.rows.clone()].fill(row);
             job.alone |= shared;
             job.again |= shared;
@@ -339,21 +318,14 @@ impl Truth {
         };
         let index = self.by_key[&done.job];
         let job = &self.jobs[index];
-        assert_eq!(
-            job.state,
-            State::Live,
-            "answered once, and not after a cancel"
-        );
+        assert_eq!(job.state, State::Live, "answered once, and not after a cancel");
         match done.result {
             Ok(pieces) => {
                 let answer = pieces.join().unwrap();
                 assert!(job.rows.iter().all(|row| *row == Row::Done), "complete");
                 let output = &answer.outputs[0];
                 assert_eq!(output.shape, job.input.shape);
-                assert_eq!(
-                    output.data, job.input.data,
-                    "rows are complete and in order"
-                );
+                assert_eq!(output.data, job.input.data, "rows are complete and in order");
                 assert!(!job.poisoned);
                 self.tally.ok += 1;
             }
@@ -378,10 +350,7 @@ impl Truth {
 
     /// Everything has come to rest.
     pub(super) fn check_rest(&self, load: &Load) {
-        assert_eq!(
-            (load.items, load.bytes, load.waiting, load.running),
-            (0, 0, 0, 0)
-        );
+        assert_eq!((load.items, load.bytes, load.waiting, load.running), (0, 0, 0, 0));
         for job in &self.jobs {
             assert!(job.state != State::Live, "never answered: {job:?}");
             assert!(!job.runs());
@@ -401,9 +370,6 @@ pub(super) fn tagged(tag: usize, shape: Vec<usize>, rows: usize) -> Tensor {
     Tensor {
         datatype: DataType::Uint8,
         shape,
-        data: numbers
-            .flat_map(u64::to_le_bytes)
-            .collect::<Vec<_>>()
-            .into(),
+        data: numbers.flat_map(u64::to_le_bytes).collect::<Vec<_>>().into(),
     }
 }

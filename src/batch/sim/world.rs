@@ -89,10 +89,7 @@ pub(super) fn run(seed: u64) -> Tally {
     }
     world.truth.check_rest(&world.book.load(now));
     if world.truth.closed && world.comes_back {
-        assert!(
-            world.workers.iter().all(|w| w.home || w.key.is_none()),
-            "all go home"
-        );
+        assert!(world.workers.iter().all(|w| w.home || w.key.is_none()), "all go home");
     }
     let models: Vec<_> = world.truth.models.keys().copied().collect();
     for model in models {
@@ -127,10 +124,7 @@ impl World {
             let key = ModelKey(i);
             book.register(key, "model", rules.clone());
             models.insert(key, rules);
-            let cost = (
-                random.between(500, 20_000) * scale,
-                random.between(100, 8_000) * scale,
-            );
+            let cost = (random.between(500, 20_000) * scale, random.between(100, 8_000) * scale);
             costs.insert(key, cost);
         }
         let all: Vec<ModelKey> = (0..models.len() as u64).map(ModelKey).collect();
@@ -192,8 +186,7 @@ impl World {
 
     fn plan(&mut self, after: u64, event: Event) {
         self.sequence += 1;
-        self.events
-            .push(Reverse((self.now + after, self.sequence, event)));
+        self.events.push(Reverse((self.now + after, self.sequence, event)));
     }
 
     fn step(&mut self, event: Event) {
@@ -259,10 +252,7 @@ impl World {
             deadline,
             arrived: now - decoded,
         };
-        let copy = Job {
-            inputs: job.inputs.clone(),
-            ..job
-        };
+        let copy = Job { inputs: job.inputs.clone(), ..job };
         let poisoned = random.percent(4);
         let result = self.book.push(copy, now);
         self.settle();
@@ -305,13 +295,7 @@ impl World {
                     worker.life += 1;
                     worker.running = Some((batch, receipt));
                     let life = worker.life;
-                    self.plan(
-                        cost,
-                        Event::Finish {
-                            worker: index,
-                            life,
-                        },
-                    );
+                    self.plan(cost, Event::Finish { worker: index, life });
                 }
                 Pick::SleepUntil(until) => {
                     self.truth.may_sleep(&serves, now, false);
@@ -355,8 +339,7 @@ impl World {
             self.truth.ran(&batch);
             self.echo(&batch)
         };
-        self.book
-            .finish(&batch, &receipt, &self.device, result, now);
+        self.book.finish(&batch, &receipt, &self.device, result, now);
         if fails && self.random.percent(50) {
             self.vanish(worker);
         }
@@ -373,11 +356,7 @@ impl World {
             output.data = data.freeze();
             output.shape[0] = batch.size;
         }
-        Ok(Ran {
-            outputs: vec![output],
-            stage: Duration::ZERO,
-            compute: self.at() - batch.taken,
-        })
+        Ok(Ran { outputs: vec![output], stage: Duration::ZERO, compute: self.at() - batch.taken })
     }
 
     fn vanish(&mut self, worker: usize) {
@@ -396,8 +375,7 @@ impl World {
         if let Some((batch, receipt)) = running {
             self.truth.broke(&batch, now);
             let result = Err(EngineError::Device("it vanished".into()));
-            self.book
-                .finish(&batch, &receipt, &self.device, result, now);
+            self.book.finish(&batch, &receipt, &self.device, result, now);
             self.settle();
         }
         if let Some(key) = detach.take() {

@@ -256,10 +256,7 @@ mod tests {
         let watch = Watch::new(zero);
         events(&watch, zero);
         let before = watch.verdict(&CLOCKS, zero + s(end - 1));
-        assert!(
-            matches!(before, Verdict::LookAt(at) if at <= zero + s(end)),
-            "{before:?}"
-        );
+        assert!(matches!(before, Verdict::LookAt(at) if at <= zero + s(end)), "{before:?}");
         assert_eq!(watch.verdict(&CLOCKS, zero + s(end)), Verdict::End(reason));
     }
 
@@ -313,11 +310,7 @@ mod tests {
             76,
             Reason::Idle,
         );
-        check(
-            |watch, zero| watch.read(&PREFACE[..10], zero),
-            10,
-            Reason::Header,
-        );
+        check(|watch, zero| watch.read(&PREFACE[..10], zero), 10, Reason::Header);
     }
 
     #[test]
@@ -360,8 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_a_zero_window_holds_back_is_stalled_but_one_that_is_still_being_made_is_not()
-    {
+    fn an_answer_that_a_zero_window_holds_back_is_stalled_but_one_that_is_still_being_made_is_not() {
         check(
             |watch, zero| {
                 let first = watch.request_begins();

@@ -25,11 +25,7 @@ pub(super) struct Io {
 
 impl Io {
     pub(super) fn new(stream: TcpStream, watch: Arc<Watch>, left_at: LeftAt) -> Io {
-        Io {
-            stream: Some(stream),
-            watch,
-            left_at,
-        }
+        Io { stream: Some(stream), watch, left_at }
     }
 
     fn stream(&mut self) -> Pin<&mut TcpStream> {

@@ -40,10 +40,7 @@ pub(super) struct Observed<S> {
 
 impl<S> hyper::service::Service<Request<Incoming>> for Observed<S>
 where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
+    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
     type Response = Response<Answer>;
@@ -51,10 +48,7 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let under_way = UnderWay {
-            request: self.watch.request_begins(),
-            watch: Arc::clone(&self.watch),
-        };
+        let under_way = UnderWay { request: self.watch.request_begins(), watch: Arc::clone(&self.watch) };
         let stages = self.stages.clone();
         if stages.is_draining() {
             self.drained_request.notify_one();
@@ -68,10 +62,7 @@ where
         let body = if incoming.is_end_stream() {
             Body::empty()
         } else {
-            Body::new(Upload {
-                incoming: Some(incoming),
-                unread: Arc::clone(&unread),
-            })
+            Body::new(Upload { incoming: Some(incoming), unread: Arc::clone(&unread) })
         };
         let answer = self.inner.clone().oneshot(Request::from_parts(parts, body));
         Box::pin(async move {
@@ -98,10 +89,7 @@ where
 
 /// Reads what little is left of a body, so that the connection can be kept; false if it is much, or slow in coming.
 async fn throw_away(mut left: Incoming) -> bool {
-    let little = left
-        .size_hint()
-        .upper()
-        .is_some_and(|upper| upper <= UNREAD_BYTES_MAX);
+    let little = left.size_hint().upper().is_some_and(|upper| upper <= UNREAD_BYTES_MAX);
     let to_the_end = async {
         while let Some(frame) = left.frame().await {
             if frame.is_err() {
@@ -110,10 +98,7 @@ async fn throw_away(mut left: Incoming) -> bool {
         }
         true
     };
-    little
-        && tokio::time::timeout(UNREAD_WAIT, to_the_end)
-            .await
-            .unwrap_or(false)
+    little && tokio::time::timeout(UNREAD_WAIT, to_the_end).await.unwrap_or(false)
 }
 
 /// A request that has not been answered completely; dropped when it has, or when its client is gone.
@@ -181,9 +166,7 @@ impl HttpBody for Upload {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming
-            .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+        self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
     }
 }
 

@@ -84,7 +84,8 @@ pub fn members(
                 json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
                 string(&mut json, &spec.name);
                 let (datatype, shape) = (tensor.datatype, &tensor.shape);
-                write!(json, ",\"datatype\":\"{datatype}\",\"shape\":{shape:?},\"data\":[").expect("memory takes all");
+                write!(json, ",\"datatype\":\"{datatype}\",\"shape\":{shape:?},\"data\":[")
+                    .expect("memory takes all");
                 numbers_of(&mut json, &spec.name, tensor)?;
                 json.extend_from_slice(b"]}");
             }
@@ -158,7 +159,8 @@ fn mask_value(mask: &Mask, form: MaskForm) -> Result<Value, InferError> {
         }
         MaskForm::Rle => {
             let runs = mask.runs();
-            value["rle"] = runs.iter().map(|run| json!({ "index": run.index, "counts": run.counts })).collect();
+            value["rle"] =
+                runs.iter().map(|run| json!({ "index": run.index, "counts": run.counts })).collect();
         }
     }
     Ok(value)

@@ -21,9 +21,7 @@ pub fn check(name: &str, tensor: &Tensor) -> Result<(), InferError> {
             tensor.shape
         ))),
         Some(_) if tensor.datatype == DataType::Bool && tensor.data.iter().any(|b| *b > 1) => {
-            Err(bad(format!(
-                "input {name:?} is BOOL and holds a byte other than 0 and 1"
-            )))
+            Err(bad(format!("input {name:?} is BOOL and holds a byte other than 0 and 1")))
         }
         Some(_) => Ok(()),
         None => match strings(&tensor.data) {

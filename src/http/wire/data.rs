@@ -31,9 +31,7 @@ pub fn elements(name: &str, shape: &[usize]) -> Result<usize, InferError> {
         .try_fold(1usize, |product, extent| product.checked_mul(*extent))
         .filter(|elements| *elements <= isize::MAX as usize / 8)
         .ok_or_else(|| {
-            InferError::BadRequest(format!(
-                "input {name:?} of shape {shape:?} has too many elements"
-            ))
+            InferError::BadRequest(format!("input {name:?} of shape {shape:?} has too many elements"))
         })
 }
 
@@ -56,15 +54,8 @@ pub fn tensor(
     let text = data.get();
     // A number takes two characters or more of JSON ("1,"): a shape cannot make us set aside more than was sent.
     let room = expected.min(text.len() / 2 + 1) * datatype.size().unwrap_or(5);
-    let mut scan = Scan {
-        name,
-        datatype,
-        shape: &shape,
-        text,
-        at: 0,
-        count: 0,
-        bytes: Vec::with_capacity(room),
-    };
+    let mut scan =
+        Scan { name, datatype, shape: &shape, text, at: 0, count: 0, bytes: Vec::with_capacity(room) };
     scan.list(0)?;
     if scan.count != expected {
         return Err(InferError::BadRequest(format!(
@@ -73,11 +64,7 @@ pub fn tensor(
         )));
     }
     let bytes = scan.bytes;
-    Ok(Tensor {
-        datatype,
-        shape,
-        data: bytes.into(),
-    })
+    Ok(Tensor { datatype, shape, data: bytes.into() })
 }
 
 /// A walk over JSON text that is known to be valid.
@@ -112,10 +99,9 @@ impl<'a> Scan<'a> {
                 Some(b',') => self.at += 1,
                 Some(b'[') => {
                     if depth + 1 >= self.shape.len().max(1) {
-                        return Err(self.error(&format!(
-                            "data is nested deeper than its shape {:?}",
-                            self.shape
-                        )));
+                        return Err(
+                            self.error(&format!("data is nested deeper than its shape {:?}", self.shape))
+                        );
                     }
                     if members > 0 && !nested {
                         return Err(self.error("data mixes lists and elements"));
@@ -162,8 +148,7 @@ impl<'a> Scan<'a> {
             });
             end.map(|end| end + 2)
         } else {
-            let ends =
-                |b: &u8| matches!(b, b',' | b']' | b'[' | b'{' | b'}') || b.is_ascii_whitespace();
+            let ends = |b: &u8| matches!(b, b',' | b']' | b'[' | b'{' | b'}') || b.is_ascii_whitespace();
             rest.iter().position(ends).filter(|length| *length > 0)
         };
         let Some(length) = length else {
@@ -234,9 +219,7 @@ impl<'a> Scan<'a> {
 
     fn mismatch(&self, token: &str, expected: &str) -> InferError {
         let (count, datatype, token) = (self.count, self.datatype, clipped(token));
-        self.error(&format!(
-            "element {count} is {token}, expected {datatype}: {expected}"
-        ))
+        self.error(&format!("element {count} is {token}, expected {datatype}: {expected}"))
     }
 
     fn error(&self, what: &str) -> InferError {
@@ -266,25 +249,11 @@ mod tests {
 
     #[test]
     fn flat_and_nested_data_give_the_same_bytes() {
-        let expected: Vec<u8> = [1f32, 2.5, -3.0, 4e-3]
-            .iter()
-            .flat_map(|n| n.to_le_bytes())
-            .collect();
-        for data in [
-            "[1, 2.5,-3.0 ,4e-3]",
-            "[[1,2.5],[-3,0.004]]",
-            " [ [1,2.5]\n,[ -3 , 0.004 ] ] ",
-        ] {
-            assert_eq!(
-                read(DataType::Fp32, &[2, 2], data).unwrap(),
-                expected,
-                "{data}"
-            );
+        let expected: Vec<u8> = [1f32, 2.5, -3.0, 4e-3].iter().flat_map(|n| n.to_le_bytes()).collect();
+        for data in ["[1, 2.5,-3.0 ,4e-3]", "[[1,2.5],[-3,0.004]]", " [ [1,2.5]\n,[ -3 , 0.004 ] ] "] {
+            assert_eq!(read(DataType::Fp32, &[2, 2], data).unwrap(), expected, "{data}");
         }
-        assert_eq!(
-            read(DataType::Fp32, &[2, 2, 1], "[[[1],[2.5]],[[-3],[0.004]]]").unwrap(),
-            expected
-        );
+        assert_eq!(read(DataType::Fp32, &[2, 2, 1], "[[[1],[2.5]],[[-3],[0.004]]]").unwrap(), expected);
         assert_eq!(read(DataType::Int8, &[0, 3], "[]").unwrap(), [0u8; 0]);
         assert_eq!(read(DataType::Int8, &[2, 0], "[[],[]]").unwrap(), [0u8; 0]);
     }
@@ -298,10 +267,7 @@ mod tests {
     #[test]
     fn integers_keep_all_their_bits_and_their_range() {
         let max = u64::MAX;
-        assert_eq!(
-            read(DataType::Uint64, &[1], &format!("[{max}]")).unwrap(),
-            max.to_le_bytes()
-        );
+        assert_eq!(read(DataType::Uint64, &[1], &format!("[{max}]")).unwrap(), max.to_le_bytes());
         refuses(
             DataType::Uint8,
             &[2],
@@ -309,65 +275,22 @@ mod tests {
             "element 1 is 256, expected UINT8: an integer from 0 to 255",
         );
         refuses(DataType::Uint8, &[1], "[-1]", "element 0 is -1");
-        refuses(
-            DataType::Int32,
-            &[1],
-            "[1.5]",
-            "element 0 is 1.5, expected INT32",
-        );
+        refuses(DataType::Int32, &[1], "[1.5]", "element 0 is 1.5, expected INT32");
         refuses(DataType::Int64, &[1], "[\"1\"]", "element 0 is \"1\"");
-        assert_eq!(
-            read(DataType::Bool, &[4], "[true,false,1,0]").unwrap(),
-            [1, 0, 1, 0]
-        );
+        assert_eq!(read(DataType::Bool, &[4], "[true,false,1,0]").unwrap(), [1, 0, 1, 0]);
         refuses(DataType::Bool, &[1], "[2]", "true or false");
     }
 
     #[test]
     fn what_does_not_fit_says_expected_and_got() {
-        refuses(
-            DataType::Fp32,
-            &[2],
-            "[1,2,3]",
-            "has 3 elements, expected 2 for shape [2]",
-        );
-        refuses(
-            DataType::Fp32,
-            &[2, 2],
-            "[[1,2],[3]]",
-            "has 1 elements, which does not fit shape [2, 2]",
-        );
-        refuses(
-            DataType::Fp32,
-            &[2, 2],
-            "[[1,2],3]",
-            "mixes lists and elements",
-        );
-        refuses(
-            DataType::Fp32,
-            &[2, 2],
-            "[1,[2,3]]",
-            "mixes lists and elements",
-        );
-        refuses(
-            DataType::Fp32,
-            &[1],
-            "[[1]]",
-            "nested deeper than its shape",
-        );
-        refuses(
-            DataType::Fp32,
-            &[1, 1, 2],
-            "[[1,2]]",
-            "does not fit shape [1, 1, 2]",
-        );
+        refuses(DataType::Fp32, &[2], "[1,2,3]", "has 3 elements, expected 2 for shape [2]");
+        refuses(DataType::Fp32, &[2, 2], "[[1,2],[3]]", "has 1 elements, which does not fit shape [2, 2]");
+        refuses(DataType::Fp32, &[2, 2], "[[1,2],3]", "mixes lists and elements");
+        refuses(DataType::Fp32, &[2, 2], "[1,[2,3]]", "mixes lists and elements");
+        refuses(DataType::Fp32, &[1], "[[1]]", "nested deeper than its shape");
+        refuses(DataType::Fp32, &[1, 1, 2], "[[1,2]]", "does not fit shape [1, 1, 2]");
         refuses(DataType::Fp32, &[1], "3", "data is not a list");
-        refuses(
-            DataType::Fp32,
-            &[1],
-            "[{\"a\":1}]",
-            "neither a list nor an element",
-        );
+        refuses(DataType::Fp32, &[1], "[{\"a\":1}]", "neither a list nor an element");
         refuses(DataType::Fp32, &[1], "[null]", "element 0 is null");
         refuses(DataType::Fp32, &[1], "[1e39]", "within ±3.4e38");
         refuses(DataType::Fp16, &[1], "[1]", "binary_data_size");

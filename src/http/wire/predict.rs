@@ -40,10 +40,7 @@ struct Wire<'a> {
 }
 
 #[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a base64 string or an object with b64, data or image_bytes"
-)]
+#[serde(untagged, expecting = "expected a base64 string or an object with b64, data or image_bytes")]
 enum Instance<'a> {
     Text(#[serde(borrow)] Cow<'a, str>),
     Base64 {
@@ -75,11 +72,9 @@ impl Instance<'_> {
     fn base64(&self) -> &str {
         match self {
             Instance::Text(text) | Instance::Base64 { b64: text } => text,
-            Instance::Data { data: text } | Instance::ImageBytes { image_bytes: text } => {
-                match text {
-                    Text::Plain(text) | Text::Wrapped { b64: text } => text,
-                }
-            }
+            Instance::Data { data: text } | Instance::ImageBytes { image_bytes: text } => match text {
+                Text::Plain(text) | Text::Wrapped { b64: text } => text,
+            },
         }
     }
 }
@@ -92,9 +87,7 @@ pub fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError>
     let wire: Wire<'_> = serde_json::from_slice(body)
         .map_err(|error| bad_json("the JSON body {\"instances\": […]}", &error))?;
     if wire.instances.is_empty() {
-        return Err(InferError::BadRequest(
-            "instances is empty, expected 1 or more".to_owned(),
-        ));
+        return Err(InferError::BadRequest("instances is empty, expected 1 or more".to_owned()));
     }
     if wire.instances.len() > parts_max {
         return Err(InferError::TooLarge {
@@ -106,9 +99,7 @@ pub fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError>
     }
     let decode = |(index, instance): (usize, &Instance<'_>)| {
         BASE64.decode(instance.base64()).map_err(|error| {
-            InferError::BadRequest(
-                format!("instance {index} is not base64: {error}").to_lowercase(),
-            )
+            InferError::BadRequest(format!("instance {index} is not base64: {error}").to_lowercase())
         })
     };
     Ok(Instances {
@@ -125,10 +116,7 @@ mod tests {
     fn check(body: &str, expected: &[&str]) {
         let got = instances(body.as_bytes(), 4).unwrap();
         let got: Vec<_> = got.images.into_iter().map(|image| image.unwrap()).collect();
-        let expected: Vec<_> = expected
-            .iter()
-            .map(|image| image.as_bytes().to_vec())
-            .collect();
+        let expected: Vec<_> = expected.iter().map(|image| image.as_bytes().to_vec()).collect();
         assert_eq!(got, expected, "{body}");
     }
 
@@ -140,10 +128,7 @@ mod tests {
     #[test]
     fn the_forms_of_all_families_are_read() {
         check(r#"{"instances":[{"b64":"YWI="}]}"#, &["ab"]);
-        check(
-            r#"{"instances":[{"data":"YWI="},{"data":{"b64":"Yw"}}]}"#,
-            &["ab", "c"],
-        );
+        check(r#"{"instances":[{"data":"YWI="},{"data":{"b64":"Yw"}}]}"#, &["ab", "c"]);
         check(
             r#"{"signature_name":"x","instances":[{"image_bytes":{"b64":"YWI"},"key":"1"},"Yw=="]}"#,
             &["ab", "c"],
@@ -154,13 +139,7 @@ mod tests {
     #[test]
     fn one_instance_that_is_not_base64_leaves_the_others() {
         let got = instances(br#"{"instances":["YW I=","Yw"]}"#, 4).unwrap();
-        assert!(
-            got.images[0]
-                .as_ref()
-                .unwrap_err()
-                .to_string()
-                .contains("instance 0 is not base64")
-        );
+        assert!(got.images[0].as_ref().unwrap_err().to_string().contains("instance 0 is not base64"));
         assert_eq!(got.images[1], Ok(b"c".to_vec()));
     }
 
@@ -169,15 +148,9 @@ mod tests {
         refuses("{", "EOF");
         refuses("[]", "expected");
         refuses(r#"{"instances":[]}"#, "1 or more");
-        refuses(
-            r#"{"instances":[1]}"#,
-            "expected a base64 string or an object with b64",
-        );
+        refuses(r#"{"instances":[1]}"#, "expected a base64 string or an object with b64");
         refuses(r#"{"inputs":[]}"#, "missing field `instances`");
-        refuses(
-            r#"{"instances":["","","","",""]}"#,
-            "instances is 5, more than the limit of 4",
-        );
+        refuses(r#"{"instances":["","","","",""]}"#, "instances is 5, more than the limit of 4");
         let deep = "[".repeat(100_000);
         refuses(&format!("{{\"instances\":{deep}"), "recursion limit");
     }

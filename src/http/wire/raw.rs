@@ -32,14 +32,11 @@ pub fn read(body: Bytes, inputs: &[TensorSpec]) -> Result<InferRequest, InferErr
         *first = Dim::Fixed(1);
     }
     if free(&dims) > 1 {
-        return Err(bad(
-            "a raw request is for inputs with one free extent at most".to_owned(),
-        ));
+        return Err(bad("a raw request is for inputs with one free extent at most".to_owned()));
     }
     let tensor = match spec.datatype.size() {
         None => {
-            let length =
-                u32::try_from(body.len()).map_err(|_| bad("the body is over 4 GiB".to_owned()))?;
+            let length = u32::try_from(body.len()).map_err(|_| bad("the body is over 4 GiB".to_owned()))?;
             Tensor {
                 datatype: spec.datatype,
                 shape: vec![1; dims.len()],
@@ -47,10 +44,7 @@ pub fn read(body: Bytes, inputs: &[TensorSpec]) -> Result<InferRequest, InferErr
             }
         }
         Some(size) => {
-            let fixed: usize = dims
-                .iter()
-                .map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 })
-                .product();
+            let fixed: usize = dims.iter().map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 }).product();
             let row = fixed * size;
             let fits = row > 0
                 && match free(&dims) {
@@ -61,36 +55,20 @@ pub fn read(body: Bytes, inputs: &[TensorSpec]) -> Result<InferRequest, InferErr
                 return Err(bad(format!(
                     "the body has {} bytes, expected {}{row} for {}",
                     body.len(),
-                    if free(&dims) == 0 {
-                        ""
-                    } else {
-                        "a multiple of "
-                    },
+                    if free(&dims) == 0 { "" } else { "a multiple of " },
                     spec.datatype
                 )));
             }
             let extent = |dim: &Dim| {
-                if let Dim::Fixed(n) = dim {
-                    *n
-                } else {
-                    body.len() / row
-                }
+                if let Dim::Fixed(n) = dim { *n } else { body.len() / row }
             };
-            Tensor {
-                datatype: spec.datatype,
-                shape: dims.iter().map(extent).collect(),
-                data: body,
-            }
+            Tensor { datatype: spec.datatype, shape: dims.iter().map(extent).collect(), data: body }
         }
     };
     Ok(InferRequest {
         id: None,
         parameters: Parameters::new(),
-        inputs: vec![Input {
-            name: spec.name.clone(),
-            tensor,
-            parameters: Parameters::new(),
-        }],
+        inputs: vec![Input { name: spec.name.clone(), tensor, parameters: Parameters::new() }],
         outputs: Vec::new(),
         binary_default: true,
     })
@@ -109,31 +87,18 @@ mod tests {
 
     #[test]
     fn a_raw_body_is_the_only_input() {
-        let spec = |datatype, shape: &[Dim]| TensorSpec {
-            name: "x".to_owned(),
-            datatype,
-            shape: shape.to_vec(),
-        };
+        let spec =
+            |datatype, shape: &[Dim]| TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() };
         use Dim::{Fixed, Free};
         let shape = |bytes: usize, spec: &TensorSpec| {
             read(Bytes::from(vec![0; bytes]), std::slice::from_ref(spec))
                 .map(|r| r.inputs[0].tensor.shape.clone())
         };
-        assert_eq!(
-            shape(24, &spec(DataType::Fp32, &[Free, Fixed(3)])),
-            Ok(vec![2, 3])
-        );
-        assert_eq!(
-            shape(24, &spec(DataType::Fp32, &[Free, Fixed(3), Free])),
-            Ok(vec![1, 3, 2])
-        );
+        assert_eq!(shape(24, &spec(DataType::Fp32, &[Free, Fixed(3)])), Ok(vec![2, 3]));
+        assert_eq!(shape(24, &spec(DataType::Fp32, &[Free, Fixed(3), Free])), Ok(vec![1, 3, 2]));
         assert!(shape(25, &spec(DataType::Fp32, &[Free, Fixed(3)])).is_err());
         assert!(shape(25, &spec(DataType::Fp32, &[Fixed(2), Free, Free])).is_err());
-        let image = read(
-            Bytes::from_static(b"jpeg"),
-            &[spec(DataType::Bytes, &[Free])],
-        )
-        .unwrap();
+        let image = read(Bytes::from_static(b"jpeg"), &[spec(DataType::Bytes, &[Free])]).unwrap();
         assert_eq!(strings(&image.inputs[0].tensor.data).unwrap(), ["jpeg"]);
         assert!(image.binary_default);
         assert!(read(Bytes::new(), &[]).is_err());

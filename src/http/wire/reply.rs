@@ -63,12 +63,8 @@ pub struct Encoded {
 /// 400 for an FP16 or BF16 output that was not asked for as binary: JSON does not carry these types.
 /// [`InferError::Internal`] for a BYTES output whose lengths do not add up.
 pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
-    let numbers: usize = reply
-        .outputs
-        .iter()
-        .filter(|output| !output.binary)
-        .map(|output| output.tensor.data.len())
-        .sum();
+    let numbers: usize =
+        reply.outputs.iter().filter(|output| !output.binary).map(|output| output.tensor.data.len()).sum();
     let mut json = Vec::with_capacity(512 + 3 * numbers);
     json.push(b'{');
     if let Some(id) = &reply.id {
@@ -82,36 +78,21 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
     string(&mut json, &reply.model_version);
     if !reply.parameters.is_empty() {
         json.extend_from_slice(b",\"parameters\":");
-        serde_json::to_writer(&mut json, &reply.parameters)
-            .expect("a JSON value can be written to memory");
+        serde_json::to_writer(&mut json, &reply.parameters).expect("a JSON value can be written to memory");
     }
     json.extend_from_slice(b",\"outputs\":[");
     let mut chunks = VecDeque::from([Bytes::new()]);
-    for (
-        index,
-        Output {
-            name,
-            tensor,
-            binary,
-        },
-    ) in reply.outputs.iter().enumerate()
-    {
+    for (index, Output { name, tensor, binary }) in reply.outputs.iter().enumerate() {
         if index > 0 {
             json.push(b',');
         }
         json.extend_from_slice(b"{\"name\":");
         string(&mut json, name);
         let shape = &tensor.shape;
-        write!(
-            json,
-            ",\"datatype\":\"{}\",\"shape\":{shape:?}",
-            tensor.datatype
-        )
-        .expect("memory takes all");
+        write!(json, ",\"datatype\":\"{}\",\"shape\":{shape:?}", tensor.datatype).expect("memory takes all");
         if *binary {
             let size = tensor.data.len();
-            write!(json, ",\"parameters\":{{\"binary_data_size\":{size}}}}}")
-                .expect("memory takes all");
+            write!(json, ",\"parameters\":{{\"binary_data_size\":{size}}}}}").expect("memory takes all");
             chunks.push_back(tensor.data.clone());
         } else {
             json.extend_from_slice(b",\"data\":[");
@@ -135,11 +116,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
 
 /// Writes the elements of a tensor, flat, with commas between them.
 pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
-    fn each<const SIZE: usize>(
-        json: &mut Vec<u8>,
-        data: &[u8],
-        one: impl Fn(&mut Vec<u8>, [u8; SIZE]),
-    ) {
+    fn each<const SIZE: usize>(json: &mut Vec<u8>, data: &[u8], one: impl Fn(&mut Vec<u8>, [u8; SIZE])) {
         for (index, chunk) in data.as_chunks::<SIZE>().0.iter().enumerate() {
             if index > 0 {
                 json.push(b',');
@@ -181,8 +158,7 @@ pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Res
             )));
         }
         DataType::Bytes => {
-            let broken =
-                || InferError::Internal(format!("output {name:?} has lengths that do not add up"));
+            let broken = || InferError::Internal(format!("output {name:?} has lengths that do not add up"));
             for (index, element) in strings(&tensor.data).ok_or_else(broken)?.iter().enumerate() {
                 if index > 0 {
                     json.push(b',');
@@ -258,11 +234,7 @@ mod tests {
     fn output(datatype: DataType, shape: &[usize], data: &[u8], binary: bool) -> Output {
         Output {
             name: "y".to_owned(),
-            tensor: Tensor {
-                datatype,
-                shape: shape.to_vec(),
-                data: Bytes::copy_from_slice(data),
-            },
+            tensor: Tensor { datatype, shape: shape.to_vec(), data: Bytes::copy_from_slice(data) },
             binary,
         }
     }
@@ -282,10 +254,7 @@ mod tests {
 
     fn check(datatype: DataType, data: &[u8], shape: &[usize], expected: &str) {
         let (encoded, bytes) = encode(vec![output(datatype, shape, data, false)]).unwrap();
-        assert_eq!(
-            (encoded.content_type, encoded.json_length),
-            ("application/json", None)
-        );
+        assert_eq!((encoded.content_type, encoded.json_length), ("application/json", None));
         let expected = format!(
             r#"{{"id":"a\"b","model_name":"m","model_version":"1","outputs":[{{"name":"y","datatype":"{datatype}","shape":{shape:?},"data":{expected}}}]}}"#
         );
@@ -297,22 +266,12 @@ mod tests {
         check(DataType::Bool, &[1, 0], &[2], "[true,false]");
         check(DataType::Int16, &[0xff, 0xff, 2, 1], &[2, 1], "[-1,258]");
         check(DataType::Uint64, &[0xff; 8], &[1], "[18446744073709551615]");
-        let floats: Vec<u8> = [0.1f32, -3e38, 1.0]
-            .iter()
-            .flat_map(|n| n.to_le_bytes())
-            .collect();
+        let floats: Vec<u8> = [0.1f32, -3e38, 1.0].iter().flat_map(|n| n.to_le_bytes()).collect();
         check(DataType::Fp32, &floats, &[3], "[0.1,-3e+38,1.0]");
-        let odd: Vec<u8> = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY]
-            .iter()
-            .flat_map(|n| n.to_le_bytes())
-            .collect();
+        let odd: Vec<u8> =
+            [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].iter().flat_map(|n| n.to_le_bytes()).collect();
         check(DataType::Fp64, &odd, &[3], "[NaN,Infinity,-Infinity]");
-        check(
-            DataType::Bytes,
-            b"\x02\0\0\0ab\x01\0\0\0\"",
-            &[2],
-            r#"["ab","\""]"#,
-        );
+        check(DataType::Bytes, b"\x02\0\0\0ab\x01\0\0\0\"", &[2], r#"["ab","\""]"#);
         check(DataType::Fp32, &[], &[0, 4], "[]");
     }
 
@@ -320,18 +279,11 @@ mod tests {
     fn binary_outputs_follow_the_json_in_order_and_are_not_copied() {
         let first = output(DataType::Fp32, &[1, 2], b"\0\0\x80\x3f\0\0\0\x40", true);
         let second = output(DataType::Bytes, &[2], b"\x02\0\0\0ab\x01\0\0\0c", true);
-        let (encoded, bytes) = encode(vec![
-            first.clone(),
-            output(DataType::Int8, &[1], &[5], false),
-            second,
-        ])
-        .unwrap();
+        let (encoded, bytes) =
+            encode(vec![first.clone(), output(DataType::Int8, &[1], &[5], false), second]).unwrap();
         let length = encoded.json_length.unwrap();
         assert_eq!(encoded.content_type, "application/octet-stream");
-        assert_eq!(
-            bytes[length..],
-            *b"\0\0\x80\x3f\0\0\0\x40\x02\0\0\0ab\x01\0\0\0c"
-        );
+        assert_eq!(bytes[length..], *b"\0\0\x80\x3f\0\0\0\x40\x02\0\0\0ab\x01\0\0\0c");
         assert_eq!(encoded.body.len(), bytes.len());
         assert_eq!(encoded.body.0[1].as_ptr(), first.tensor.data.as_ptr());
         let json: Value = serde_json::from_slice(&bytes[..length]).unwrap();

@@ -115,10 +115,7 @@ pub fn json_length(headers: &HeaderMap) -> Result<Option<usize>, InferError> {
     let length = value.to_str().ok().and_then(|text| text.parse().ok());
     length.map(Some).ok_or_else(|| {
         let got = String::from_utf8_lossy(value.as_bytes()).into_owned();
-        bad(format!(
-            "the header {HEADER_LENGTH} is {:?}, expected a number of bytes",
-            clipped(&got)
-        ))
+        bad(format!("the header {HEADER_LENGTH} is {:?}, expected a number of bytes", clipped(&got)))
     })
 }
 
@@ -134,13 +131,9 @@ pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, In
             body.len()
         )));
     }
-    let wire: Wire<'_> = serde_json::from_slice(&body[..length])
-        .map_err(|error| bad_json("the inference request", &error))?;
-    if let Some(name) = wire
-        .parameters
-        .keys()
-        .find(|name| name.starts_with("triton_"))
-    {
+    let wire: Wire<'_> =
+        serde_json::from_slice(&body[..length]).map_err(|error| bad_json("the inference request", &error))?;
+    if let Some(name) = wire.parameters.keys().find(|name| name.starts_with("triton_")) {
         return Err(bad(format!(
             "parameter {:?} is reserved: names must not begin with triton_",
             clipped(name)
@@ -150,10 +143,7 @@ pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, In
     let mut inputs: Vec<Input> = Vec::with_capacity(wire.inputs.len().min(64));
     for wire in wire.inputs {
         if inputs.iter().any(|input| input.name == wire.name) {
-            return Err(bad(format!(
-                "input {:?} is given twice",
-                clipped(&wire.name)
-            )));
+            return Err(bad(format!("input {:?} is given twice", clipped(&wire.name))));
         }
         inputs.push(input(wire, &mut behind)?);
     }
@@ -167,10 +157,7 @@ pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, In
     let mut outputs: Vec<Requested> = Vec::with_capacity(wire.outputs.len().min(64));
     for wire in wire.outputs {
         if outputs.iter().any(|output| output.name == wire.name) {
-            return Err(bad(format!(
-                "output {:?} is asked for twice",
-                clipped(&wire.name)
-            )));
+            return Err(bad(format!("output {:?} is asked for twice", clipped(&wire.name))));
         }
         refuse_shared_memory(&wire.parameters)?;
         outputs.push(Requested {
@@ -179,29 +166,14 @@ pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, In
             name: wire.name,
         });
     }
-    Ok(InferRequest {
-        id: wire.id,
-        parameters: wire.parameters,
-        inputs,
-        outputs,
-        binary_default,
-    })
+    Ok(InferRequest { id: wire.id, parameters: wire.parameters, inputs, outputs, binary_default })
 }
 
 /// One input; takes its binary data, if it has some, from the front of `behind`.
 fn input(wire: WireInput<'_>, behind: &mut Bytes) -> Result<Input, InferError> {
-    let WireInput {
-        name,
-        shape,
-        datatype,
-        mut parameters,
-        data,
-    } = wire;
+    let WireInput { name, shape, datatype, mut parameters, data } = wire;
     let Some(datatype) = DataType::from_name(&datatype) else {
-        let names: Vec<_> = DataType::ALL
-            .iter()
-            .map(|datatype| datatype.name())
-            .collect();
+        let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
         return Err(bad(format!(
             "input {name:?} has datatype {:?}, expected one of {}",
             clipped(&datatype),
@@ -216,32 +188,22 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes) -> Result<Input, InferError> {
         (None, Some(size)) => {
             let left = behind.len();
             let size = usize::try_from(size).ok().filter(|size| *size <= left).ok_or_else(|| {
-                bad(format!("input {name:?} has binary_data_size {size}, but {left} bytes of the body are left for it"))
+                bad(format!(
+                    "input {name:?} has binary_data_size {size}, but {left} bytes of the body are left for it"
+                ))
             })?;
-            let tensor = Tensor {
-                datatype,
-                shape,
-                data: behind.split_to(size),
-            };
+            let tensor = Tensor { datatype, shape, data: behind.split_to(size) };
             binary::check(&name, &tensor)?;
             tensor
         }
         (Some(_), Some(_)) => {
-            return Err(bad(format!(
-                "input {name:?} has both data and binary_data_size; send one"
-            )));
+            return Err(bad(format!("input {name:?} has both data and binary_data_size; send one")));
         }
         (None, None) => {
-            return Err(bad(format!(
-                "input {name:?} has neither data nor binary_data_size; send one"
-            )));
+            return Err(bad(format!("input {name:?} has neither data nor binary_data_size; send one")));
         }
     };
-    Ok(Input {
-        name,
-        tensor,
-        parameters,
-    })
+    Ok(Input { name, tensor, parameters })
 }
 
 fn refuse_shared_memory(parameters: &Parameters) -> Result<(), InferError> {
@@ -249,9 +211,7 @@ fn refuse_shared_memory(parameters: &Parameters) -> Result<(), InferError> {
         Some((
             name,
             Parameter::Text(_) | Parameter::Integer(_) | Parameter::Number(_) | Parameter::Bool(_),
-        )) => Err(bad(format!(
-            "parameter {name:?} is not supported: send the data with the request"
-        ))),
+        )) => Err(bad(format!("parameter {name:?} is not supported: send the data with the request"))),
         None => Ok(()),
     }
 }
@@ -290,11 +250,7 @@ mod tests {
         let input = &request.inputs[0];
         assert_eq!(input.tensor.data[..], [0, 0, 0x80, 0x3f, 0, 0, 0, 0x40]);
         assert_eq!(input.parameters["k"], Parameter::Text("v".to_owned()));
-        let asked: Vec<_> = request
-            .outputs
-            .iter()
-            .map(|o| (&*o.name, o.binary, o.classification))
-            .collect();
+        let asked: Vec<_> = request.outputs.iter().map(|o| (&*o.name, o.binary, o.classification)).collect();
         assert_eq!(asked, [("y", true, None), ("z", false, Some(3))]);
     }
 
@@ -306,9 +262,7 @@ mod tests {
             {"name":"c","shape":[2],"datatype":"BYTES","parameters":{"binary_data_size":11}}]}"#;
         let (body, length) = body(json, b"\0\0\x80\x3f\0\0\0\x40\x02\0\0\0ab\x01\0\0\0c");
         let request = read(&body, length).unwrap();
-        let [a, b, c] = &request.inputs[..] else {
-            panic!()
-        };
+        let [a, b, c] = &request.inputs[..] else { panic!() };
         assert_eq!(a.tensor.to_f32().unwrap(), [1.0, 2.0]);
         assert_eq!(a.tensor.data.as_ptr(), body[json.len()..].as_ptr());
         assert_eq!(b.tensor.data[..], [0xff]);
@@ -319,90 +273,33 @@ mod tests {
     #[test]
     fn binary_data_must_fit_its_shape_and_the_body() {
         let one = |parameters: &str, datatype: &str, shape: &str| {
-            format!(
-                r#"{{"inputs":[{{"name":"a","shape":{shape},"datatype":"{datatype}",{parameters}}}]}}"#
-            )
+            format!(r#"{{"inputs":[{{"name":"a","shape":{shape},"datatype":"{datatype}",{parameters}}}]}}"#)
         };
         let sized = |size: &str| format!(r#""parameters":{{"binary_data_size":{size}}}"#);
-        refuses(
-            &one(&sized("8"), "FP32", "[2]"),
-            &[0; 7],
-            "7 bytes of the body are left",
-        );
-        refuses(
-            &one(&sized("8"), "FP32", "[2]"),
-            &[0; 9],
-            "1 bytes are left over",
-        );
-        refuses(
-            &one(&sized("4"), "FP32", "[2]"),
-            &[0; 4],
-            "has 4 bytes, expected 8 for FP32 of shape [2]",
-        );
-        refuses(
-            &one(&sized("-4"), "FP32", "[2]"),
-            &[],
-            "expected an integer of 0 or more",
-        );
-        refuses(
-            &one(&sized("4"), "BYTES", "[1]"),
-            &[1, 0, 0, 0],
-            "32-bit lengths",
-        );
-        refuses(
-            &one(&sized("8"), "BYTES", "[1]"),
-            &[0; 8],
-            "has 2 elements, expected 1",
-        );
+        refuses(&one(&sized("8"), "FP32", "[2]"), &[0; 7], "7 bytes of the body are left");
+        refuses(&one(&sized("8"), "FP32", "[2]"), &[0; 9], "1 bytes are left over");
+        refuses(&one(&sized("4"), "FP32", "[2]"), &[0; 4], "has 4 bytes, expected 8 for FP32 of shape [2]");
+        refuses(&one(&sized("-4"), "FP32", "[2]"), &[], "expected an integer of 0 or more");
+        refuses(&one(&sized("4"), "BYTES", "[1]"), &[1, 0, 0, 0], "32-bit lengths");
+        refuses(&one(&sized("8"), "BYTES", "[1]"), &[0; 8], "has 2 elements, expected 1");
         refuses(&one(&sized("1"), "BOOL", "[1]"), &[2], "other than 0 and 1");
-        refuses(
-            &one(&format!("{},\"data\":[1]", sized("0")), "FP32", "[0]"),
-            &[],
-            "both data and",
-        );
+        refuses(&one(&format!("{},\"data\":[1]", sized("0")), "FP32", "[0]"), &[], "both data and");
         refuses(&one("\"x\":1", "FP32", "[1]"), &[], "neither data nor");
-        refuses(
-            &one("\"data\":[1]", "FLOAT", "[1]"),
-            &[],
-            "expected one of BOOL, UINT8",
-        );
+        refuses(&one("\"data\":[1]", "FLOAT", "[1]"), &[], "expected one of BOOL, UINT8");
         refuses(&one("\"data\":[1]", "FP32", "[-1]"), &[], "cannot be read");
-        refuses(
-            &one(
-                r#""parameters":{"shared_memory_region":"r"}"#,
-                "FP32",
-                "[1]",
-            ),
-            &[],
-            "not supported",
-        );
+        refuses(&one(r#""parameters":{"shared_memory_region":"r"}"#, "FP32", "[1]"), &[], "not supported");
         assert!(
-            read(&Bytes::from_static(b"{}"), Some(3))
-                .unwrap_err()
-                .to_string()
-                .contains("the body has 2")
+            read(&Bytes::from_static(b"{}"), Some(3)).unwrap_err().to_string().contains("the body has 2")
         );
     }
 
     #[test]
     fn names_are_unique_and_reserved_parameters_are_refused() {
         let input = r#"{"name":"a","shape":[1],"datatype":"FP32","data":[1]}"#;
-        refuses(
-            &format!(r#"{{"inputs":[{input},{input}]}}"#),
-            &[],
-            "\"a\" is given twice",
-        );
+        refuses(&format!(r#"{{"inputs":[{input},{input}]}}"#), &[], "\"a\" is given twice");
         let twice = r#""outputs":[{"name":"y"},{"name":"y"}]"#;
-        refuses(
-            &format!(r#"{{"inputs":[],{twice}}}"#),
-            &[],
-            "\"y\" is asked for twice",
-        );
-        refuses(
-            r#"{"inputs":[],"parameters":{"triton_x":1}}"#,
-            &[],
-            "reserved",
-        );
+        refuses(&format!(r#"{{"inputs":[],{twice}}}"#), &[], "\"y\" is asked for twice");
+        refuses(r#"{"inputs":[],"parameters":{"triton_x":1}}"#, &[], "reserved");
         refuses("{}", &[], "missing field `inputs`");
     }
 

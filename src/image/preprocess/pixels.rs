@@ -27,11 +27,7 @@ pub(super) fn flatten<'a, T: Sample>(
         }
         (2, _) => {
             let (pixels, _) = samples.as_chunks::<2>();
-            buffer.extend(
-                pixels
-                    .iter()
-                    .flat_map(|&[v, a]| background.map(|behind| over(v, a, behind))),
-            );
+            buffer.extend(pixels.iter().flat_map(|&[v, a]| background.map(|behind| over(v, a, behind))));
             3
         }
         (3, true) => {
@@ -43,11 +39,7 @@ pub(super) fn flatten<'a, T: Sample>(
             let (pixels, _) = samples.as_chunks::<4>();
             let flat = |[r, g, b, a]: [T; 4]| {
                 let [behind_r, behind_g, behind_b] = background;
-                [
-                    over(r, a, behind_r),
-                    over(g, a, behind_g),
-                    over(b, a, behind_b),
-                ]
+                [over(r, a, behind_r), over(g, a, behind_g), over(b, a, behind_b)]
             };
             if wants_gray {
                 buffer.extend(pixels.iter().map(|&pixel| luma(flat(pixel))));
@@ -74,11 +66,7 @@ impl Sample for u8 {
     const WHITE: u32 = u8::MAX as u32;
 
     fn pixel_type(channels: usize) -> PixelType {
-        if channels == 1 {
-            PixelType::U8
-        } else {
-            PixelType::U8x3
-        }
+        if channels == 1 { PixelType::U8 } else { PixelType::U8x3 }
     }
 
     fn from_u8(value: u8) -> u8 {
@@ -94,11 +82,7 @@ impl Sample for u16 {
     const WHITE: u32 = u16::MAX as u32;
 
     fn pixel_type(channels: usize) -> PixelType {
-        if channels == 1 {
-            PixelType::U16
-        } else {
-            PixelType::U16x3
-        }
+        if channels == 1 { PixelType::U16 } else { PixelType::U16x3 }
     }
 
     fn from_u8(value: u8) -> u16 {

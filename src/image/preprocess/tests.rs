@@ -99,18 +99,13 @@ fn reference(
     for c in 0..channels {
         let rows: Vec<Vec<f64>> = (0..height)
             .map(|y| {
-                let line: Vec<f64> = (0..width)
-                    .map(|x| samples[(y * width + x) * channels + c])
-                    .collect();
+                let line: Vec<f64> = (0..width).map(|x| samples[(y * width + x) * channels + c]).collect();
                 resize_line(&line, to_width, filter)
             })
             .collect();
         for x in 0..to_width {
             let column: Vec<f64> = rows.iter().map(|row| row[x]).collect();
-            for (y, v) in resize_line(&column, to_height, filter)
-                .into_iter()
-                .enumerate()
-            {
+            for (y, v) in resize_line(&column, to_height, filter).into_iter().enumerate() {
                 out[(y * to_width + x) * channels + c] = v;
             }
         }
@@ -122,12 +117,7 @@ fn reference(
 fn resizing_agrees_with_a_plain_reference() {
     let photo = corpus::photo(157, 83, 7);
     let image = frame(157, 83, 3, Samples::U8(photo.clone()));
-    for filter in [
-        Filter::Box,
-        Filter::Bilinear,
-        Filter::Bicubic,
-        Filter::Lanczos3,
-    ] {
+    for filter in [Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
         for (width, height) in [(64, 64), (200, 31), (157, 40), (300, 200)] {
             let to = plain(width, height, Resize::Stretch, filter);
             let size = (width as usize, height as usize);
@@ -187,20 +177,13 @@ fn sixteen_bits_are_resized_at_sixteen_bits() {
         let to = Preprocess {
             scale: 257.0,
             layout: Layout::Nhwc,
-            color: if channels == 1 {
-                Color::Gray
-            } else {
-                Color::Rgb
-            },
+            color: if channels == 1 { Color::Gray } else { Color::Rgb },
             ..Preprocess::new(32, 24)
         };
         let numbers: Vec<f64> = samples.iter().map(|v| f64::from(*v)).collect();
         let size = (width as usize, 60, usize::from(channels));
         let expected = reference(&numbers, size, (32, 24), Filter::Bilinear);
-        let got: Vec<f64> = floats(&apply(&to, &image))
-            .into_iter()
-            .map(f64::from)
-            .collect();
+        let got: Vec<f64> = floats(&apply(&to, &image)).into_iter().map(f64::from).collect();
         let (largest, _) = differences(&got, &expected);
         println!("{channels} channels: largest difference {largest:.3} of 65535");
         assert!(largest < 2.0);
@@ -233,16 +216,7 @@ fn cutting_first_changes_nothing_but_the_work() {
 #[test]
 fn the_centre_is_cut_as_torchvision_cuts_it() {
     // Python rounds halves to even: int(round(0.5)) is 0, of 1.5 it is 2, of 2.5 it is 2.
-    for (inner, expected) in [
-        (5, 0),
-        (6, 0),
-        (7, -1),
-        (8, -2),
-        (9, -2),
-        (10, -2),
-        (11, -3),
-        (12, -4),
-    ] {
+    for (inner, expected) in [(5, 0), (6, 0), (7, -1), (8, -2), (9, -2), (10, -2), (11, -3), (12, -4)] {
         assert_eq!(centred(5, inner), expected, "{inner} in 5");
     }
     // Missing pixels: (crop - size) // 2 come first.
@@ -265,10 +239,7 @@ fn the_centre_is_cut_as_torchvision_cuts_it() {
 #[test]
 fn an_image_smaller_than_the_crop_stands_on_black() {
     let image = frame(2, 1, 1, Samples::U8(vec![100, 200]));
-    let to = Preprocess {
-        color: Color::Gray,
-        ..plain(5, 4, Resize::Shorter(1), Filter::Bilinear)
-    };
+    let to = Preprocess { color: Color::Gray, ..plain(5, 4, Resize::Shorter(1), Filter::Bilinear) };
     #[rustfmt::skip]
     let expected = [
         0,   0,   0, 0, 0,
@@ -283,11 +254,7 @@ fn an_image_smaller_than_the_crop_stands_on_black() {
 fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
     let samples = vec![10u8; 40 * 20];
     let image = frame(40, 20, 1, Samples::U8(samples));
-    let to = Preprocess {
-        pad: 7,
-        color: Color::Gray,
-        ..plain(16, 16, Resize::Letterbox, Filter::Bilinear)
-    };
+    let to = Preprocess { pad: 7, color: Color::Gray, ..plain(16, 16, Resize::Letterbox, Filter::Bilinear) };
     let mut out = vec![0; to.out_bytes()];
     let placement = to.apply(&image, &mut Scratch::default(), &mut out).unwrap();
     for (y, row) in out.chunks(16).enumerate() {
@@ -309,15 +276,10 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
         let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(256)][random.below(3)];
         let to = plain(224, 160, resize, Filter::Bilinear);
         let placement = to.placement(width, height);
-        let point = (
-            random.below(1 + width as usize) as f32,
-            random.below(1 + height as usize) as f32,
-        );
+        let point = (random.below(1 + width as usize) as f32, random.below(1 + height as usize) as f32);
         let (x, y) = placement.from_source(point.0, point.1);
         let back = placement.to_source(x, y);
-        largest = largest
-            .max((back.0 - point.0).abs())
-            .max((back.1 - point.1).abs());
+        largest = largest.max((back.0 - point.0).abs()).max((back.1 - point.1).abs());
     }
     println!("largest error of a round trip: {largest} px");
     // Far outside of a crop, the input's coordinates are large and their floats coarse.
@@ -328,12 +290,7 @@ fn a_letterboxed_image_stands_in_the_middle_and_boxes_find_their_way_back() {
 fn numbers_are_those_of_the_formula() {
     let samples: Vec<u8> = (0..=255).flat_map(|v: u8| [v, 255 - v, v / 2]).collect();
     let image = frame(16, 16, 3, Samples::U8(samples.clone()));
-    let wide_image = frame(
-        16,
-        16,
-        3,
-        Samples::U16(samples.iter().map(|v| u16::from(*v) * 257).collect()),
-    );
+    let wide_image = frame(16, 16, 3, Samples::U16(samples.iter().map(|v| u16::from(*v) * 257).collect()));
     for layout in [Layout::Nchw, Layout::Nhwc] {
         for color in [Color::Rgb, Color::Bgr] {
             let to = Preprocess {
@@ -343,10 +300,7 @@ fn numbers_are_those_of_the_formula() {
                 std: [0.229, 0.224, 0.225],
                 ..Preprocess::new(16, 16)
             };
-            let half = Preprocess {
-                datatype: DataType::Fp16,
-                ..to.clone()
-            };
+            let half = Preprocess { datatype: DataType::Fp16, ..to.clone() };
             let got = floats(&apply(&to, &image));
             assert_eq!(floats(&apply(&to, &wide_image)), got);
             let halves = apply(&half, &image);
@@ -385,14 +339,8 @@ fn a_slot_that_is_not_aligned_gets_the_same_numbers() {
 #[test]
 fn colour_and_alpha_become_what_the_model_takes() {
     let one = |channels, samples: Vec<u8>| frame(1, 1, channels, Samples::U8(samples));
-    let rgb = Preprocess {
-        background: [0, 100, 200],
-        ..plain(1, 1, Resize::Exact, Filter::Bilinear)
-    };
-    let gray = Preprocess {
-        color: Color::Gray,
-        ..rgb.clone()
-    };
+    let rgb = Preprocess { background: [0, 100, 200], ..plain(1, 1, Resize::Exact, Filter::Bilinear) };
+    let gray = Preprocess { color: Color::Gray, ..rgb.clone() };
     for (to, image, expected) in [
         (&rgb, one(1, vec![9]), &[9, 9, 9][..]),
         (&rgb, one(3, vec![1, 2, 3]), &[1, 2, 3]),
@@ -415,37 +363,24 @@ fn colour_and_alpha_become_what_the_model_takes() {
     }
     // As Pillow weighs them.
     let image = frame(20, 12, 3, Samples::U8(pixels(corpus::rgb)));
-    let luma = decode(&corpus::fixture("luma.png"), &LIMITS, &whole)
-        .unwrap()
-        .remove(0);
-    let to = Preprocess {
-        color: Color::Gray,
-        ..plain(20, 12, Resize::Exact, Filter::Bilinear)
-    };
+    let luma = decode(&corpus::fixture("luma.png"), &LIMITS, &whole).unwrap().remove(0);
+    let to = Preprocess { color: Color::Gray, ..plain(20, 12, Resize::Exact, Filter::Bilinear) };
     assert_eq!(Samples::U8(apply(&to, &image)), luma.samples);
 }
 
 #[test]
 fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
-    let to = Preprocess {
-        resize: Resize::Shorter(256),
-        ..plain(224, 224, Resize::Exact, Filter::Bilinear)
-    };
-    for (width, height, progressive) in
-        [(1920, 1080, false), (1031, 1203, false), (1333, 2001, true)]
-    {
+    let to = Preprocess { resize: Resize::Shorter(256), ..plain(224, 224, Resize::Exact, Filter::Bilinear) };
+    for (width, height, progressive) in [(1920, 1080, false), (1031, 1203, false), (1333, 2001, true)] {
         let photo = corpus::photo(width, height, 1);
         let bytes = corpus::jpeg(&photo, width, PixelFormat::RGB, progressive);
         for orientation in [1, 6, 3] {
             let bytes = corpus::turned(&bytes, orientation);
             let full = decode(&bytes, &LIMITS, &whole).unwrap().remove(0);
-            let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h))
-                .unwrap()
-                .remove(0);
+            let scaled = decode(&bytes, &LIMITS, &|w, h| to.enough(w, h)).unwrap().remove(0);
             assert!(scaled.width < full.width);
             assert_eq!(scaled.source, full.source);
-            let (largest, mean) =
-                differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
+            let (largest, mean) = differences(&wide(&apply(&to, &scaled)), &wide(&apply(&to, &full)));
             println!("{width} × {height}, {orientation}: largest {largest}, mean {mean:.3} of 255");
             assert!(mean < 0.5, "{mean}");
         }
@@ -456,18 +391,9 @@ fn scaled_decoding_gives_nearly_what_full_decoding_gives() {
 fn an_image_of_another_size_is_refused_where_the_size_must_be_exact() {
     let image = frame(2, 1, 1, Samples::U8(vec![1, 2]));
     let to = plain(4, 4, Resize::Exact, Filter::Bilinear);
-    let error = to
-        .apply(
-            &image,
-            &mut Scratch::default(),
-            &mut vec![0; to.out_bytes()],
-        )
-        .unwrap_err();
+    let error = to.apply(&image, &mut Scratch::default(), &mut vec![0; to.out_bytes()]).unwrap_err();
     assert!(matches!(error, InferError::BadRequest(_)));
-    assert_eq!(
-        error.to_string(),
-        "the image is 2 × 1 pixels, but the model takes exactly 4 × 4"
-    );
+    assert_eq!(error.to_string(), "the image is 2 × 1 pixels, but the model takes exactly 4 × 4");
     assert_eq!(to.enough(2, 1), None);
 }
 
@@ -480,19 +406,11 @@ fn the_strangest_sizes_are_resized_without_a_panic() {
         let (width, height, to_width, to_height, shorter) =
             (side(), side(), side().min(300), side().min(300), side());
         let resize = [Resize::Letterbox, Resize::Stretch, Resize::Shorter(shorter)][round % 3];
-        let filter = [
-            Filter::Nearest,
-            Filter::Box,
-            Filter::Bilinear,
-            Filter::Bicubic,
-            Filter::Lanczos3,
-        ][round / 3 % 5];
+        let filter = [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3]
+            [round / 3 % 5];
         let samples = vec![77u8; (width * height) as usize];
         let image = frame(width, height, 1, Samples::U8(samples));
-        let to = Preprocess {
-            pad: 77,
-            ..plain(to_width, to_height, resize, filter)
-        };
+        let to = Preprocess { pad: 77, ..plain(to_width, to_height, resize, filter) };
         let mut out = vec![0; to.out_bytes()];
         let placement = to.apply(&image, &mut scratch, &mut out).unwrap();
         let inside = placement.resized.0 >= to_width && placement.resized.1 >= to_height;

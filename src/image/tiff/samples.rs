@@ -73,11 +73,7 @@ impl Page {
 
     /// Bytes as the decoder gives them: rows padded to whole bytes.
     pub(super) fn raw_bytes(&self) -> u64 {
-        let (interleaved, planes) = if self.planar {
-            (1, self.given())
-        } else {
-            (self.given(), 1)
-        };
+        let (interleaved, planes) = if self.planar { (1, self.given()) } else { (self.given(), 1) };
         let row = (u64::from(self.width) * interleaved * u64::from(self.bits)).div_ceil(8);
         row * u64::from(self.height) * planes
     }
@@ -91,11 +87,7 @@ impl Page {
     }
 
     fn convert_u8(&self, raw: Vec<u8>) -> Vec<u8> {
-        let raw = if self.bits < 8 {
-            self.unpack(&raw)
-        } else {
-            raw
-        };
+        let raw = if self.bits < 8 { self.unpack(&raw) } else { raw };
         match &self.kind {
             Kind::Palette(map) => self.look_up(&raw, map),
             Kind::Gray if self.bits < 8 => {
@@ -130,10 +122,7 @@ impl Page {
         // The standard says 16 bits, but some writers store 8.
         let shift = if map.iter().all(|&v| v < 256) { 0 } else { 8 };
         let channel = |c: usize, index: u8| (map[c * colors + usize::from(index)] >> shift) as u8;
-        indices
-            .iter()
-            .flat_map(|&index| [0, 1, 2].map(|c| channel(c, index)))
-            .collect()
+        indices.iter().flat_map(|&index| [0, 1, 2].map(|c| channel(c, index))).collect()
     }
 
     fn convert_any<T: Sample>(&self, mut raw: Vec<T>, white: u32) -> Vec<T> {
@@ -155,10 +144,7 @@ impl Page {
                     let paper = u64::from(white - ink.into()) * u64::from(white - k.into());
                     T::from_u32(((paper + u64::from(white / 2)) / u64::from(white)) as u32)
                 };
-                pixels
-                    .iter()
-                    .flat_map(|&[c, m, y, k]| [c, m, y].map(|ink| light(ink, k)))
-                    .collect()
+                pixels.iter().flat_map(|&[c, m, y, k]| [c, m, y].map(|ink| light(ink, k))).collect()
             }
             Kind::GrayAlpha if self.premultiplied => unmultiply::<T, 2>(raw, white),
             Kind::Rgba if self.premultiplied => unmultiply::<T, 4>(raw, white),
@@ -204,10 +190,5 @@ fn unmultiply<T: Sample, const C: usize>(mut samples: Vec<T>, white: u32) -> Vec
 fn rgb_from_ycbcr([y, cb, cr]: [u8; 3]) -> [u8; 3] {
     let (y, cb, cr) = (f32::from(y), f32::from(cb) - 128.0, f32::from(cr) - 128.0);
     // Conversion to an integer saturates.
-    [
-        y + 1.402 * cr,
-        y - 0.344_136 * cb - 0.714_136 * cr,
-        y + 1.772 * cb,
-    ]
-    .map(|value| value.round() as u8)
+    [y + 1.402 * cr, y - 0.344_136 * cb - 0.714_136 * cr, y + 1.772 * cb].map(|value| value.round() as u8)
 }

@@ -75,11 +75,7 @@ pub(super) fn photometric_at(bytes: &[u8], directory: u64) -> Option<u64> {
         let bytes = bytes.get(at..at.checked_add(size)?)?;
         let mut number = 0;
         for i in 0..size {
-            let byte = if little {
-                bytes[size - 1 - i]
-            } else {
-                bytes[i]
-            };
+            let byte = if little { bytes[size - 1 - i] } else { bytes[i] };
             number = number << 8 | u64::from(byte);
         }
         Some(number)

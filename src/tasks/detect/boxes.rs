@@ -14,11 +14,7 @@ const COUNT: &[&str] = &["num_detections"];
 
 impl Detect {
     /// Fills in the outputs; refuses shapes that cannot hold boxes.
-    pub(super) fn resolve_boxes(
-        &mut self,
-        signature: &Signature,
-        labels: &Labels,
-    ) -> Result<(), String> {
+    pub(super) fn resolve_boxes(&mut self, signature: &Signature, labels: &Labels) -> Result<(), String> {
         for (key, set) in [
             ("output", self.output.is_some()),
             ("orientation", self.orientation.is_some()),
@@ -47,11 +43,7 @@ impl Detect {
         }
         // TensorFlow's detectors give parts of the input's size, y first.
         let tensorflow = name(boxes) == "detection_boxes";
-        self.box_format.get_or_insert(if tensorflow {
-            BoxFormat::Yxyx
-        } else {
-            BoxFormat::Xyxy
-        });
+        self.box_format.get_or_insert(if tensorflow { BoxFormat::Yxyx } else { BoxFormat::Xyxy });
         self.normalized.get_or_insert(tensorflow);
         self.boxes = Some(name(boxes));
         self.scores = Some(name(scores));
@@ -89,11 +81,7 @@ impl Detect {
                 )
             })?;
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * 4 + i]);
-            found.push(Raw {
-                numbers: finite(boxes.name, [a, b, c, d])?,
-                score,
-                class,
-            });
+            found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class });
         }
         Ok(found)
     }
@@ -108,11 +96,7 @@ impl Detect {
     ) -> Result<Vec<(Option<usize>, f32)>, String> {
         for output in [scores, classes] {
             if !is_column(&output.tensor.shape, n) {
-                return Err(wrong_shape(
-                    output.name,
-                    &output.shape(),
-                    &format!("[1, {n}], one per box"),
-                ));
+                return Err(wrong_shape(output.name, &output.shape(), &format!("[1, {n}], one per box")));
             }
         }
         let class = |number: f32| {
@@ -120,11 +104,7 @@ impl Detect {
             (index >= 0.0 && index.fract() == 0.0 && index < 1e6).then_some(index as usize)
         };
         let classes = classes.numbers()?;
-        Ok(classes
-            .into_iter()
-            .map(class)
-            .zip(scores.numbers()?)
-            .collect())
+        Ok(classes.into_iter().map(class).zip(scores.numbers()?).collect())
     }
 }
 
@@ -156,11 +136,7 @@ fn classes_best(scores: &Output<'_>, n: usize) -> Result<Vec<(Option<usize>, f32
 fn read_count(count: &Output<'_>, n: usize) -> Result<usize, String> {
     match count.numbers()?[..] {
         [number] if number >= 0.0 && number.fract() == 0.0 => Ok((number as usize).min(n)),
-        _ => Err(wrong_shape(
-            count.name,
-            &count.shape(),
-            "one whole number, the number of boxes",
-        )),
+        _ => Err(wrong_shape(count.name, &count.shape(), "one whole number, the number of boxes")),
     }
 }
 
@@ -226,10 +202,7 @@ mod tests {
     fn torchvision_outputs_are_corners_in_pixels() {
         assert_eq!(
             torchvision(Detect::default()).unwrap(),
-            [
-                ([50.0, 60.0, 70.0, 100.0], 0, 0.9),
-                ([10.0, 20.0, 30.0, 40.0], 1, 0.5),
-            ]
+            [([50.0, 60.0, 70.0, 100.0], 0, 0.9), ([10.0, 20.0, 30.0, 40.0], 1, 0.5),]
         );
     }
 
@@ -251,18 +224,11 @@ mod tests {
             0.0, 0.0, 0.0, 0.0,
         ];
         run(
-            Detect {
-                first_class: 1,
-                ..Detect::default()
-            },
+            Detect { first_class: 1, ..Detect::default() },
             &[
                 ("detection_boxes", &[-1, 3, 4], floats(&[1, 3, 4], &boxes)),
                 ("detection_classes", &[-1, 3], floats(&[1, 3], classes)),
-                (
-                    "detection_scores",
-                    &[-1, 3],
-                    floats(&[1, 3], &[0.75, 0.5, 0.0]),
-                ),
+                ("detection_scores", &[-1, 3], floats(&[1, 3], &[0.75, 0.5, 0.0])),
                 ("num_detections", &[-1], floats(&[1], &[count])),
             ],
             "person\nbicycle",
@@ -276,19 +242,13 @@ mod tests {
         let second = ([0.0, 0.0, 25.0, 25.0], 0, 0.5);
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 2.0).unwrap(), [first, second]);
         assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 1.0).unwrap(), [first]);
-        assert_eq!(
-            tensorflow(&[2.0, 1.0, 0.0], 100.0).unwrap(),
-            [first, second]
-        );
+        assert_eq!(tensorflow(&[2.0, 1.0, 0.0], 100.0).unwrap(), [first, second]);
     }
 
     #[test]
     fn class_numbers_below_the_first_are_an_error_unless_they_are_padding() {
         let error = tensorflow(&[0.0, 1.0, 0.0], 2.0).unwrap_err();
-        assert!(
-            error.contains("\"detection_classes\" has a class number at box 0"),
-            "{error}"
-        );
+        assert!(error.contains("\"detection_classes\" has a class number at box 0"), "{error}");
         assert!(tensorflow(&[1.5, 1.0, 0.0], 2.0).is_err());
     }
 
@@ -324,16 +284,10 @@ mod tests {
         let boxes = || floats(&[1, 2, 4], &[0.0; 8]);
         let scores = |n: usize| floats(&[1, n], &vec![0.0; n]);
         let check = |outputs: &[(&str, &[i64], Tensor)], expected: &str| {
-            assert_eq!(
-                run(Detect::default(), outputs, "", None).unwrap_err(),
-                expected
-            );
+            assert_eq!(run(Detect::default(), outputs, "", None).unwrap_err(), expected);
         };
         check(
-            &[
-                ("dets", &[-1, 2, 4], boxes()),
-                ("scores", &[-1, 2], scores(2)),
-            ],
+            &[("dets", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
             "the model has no output named boxes or detection_boxes; it has \"dets\", \"scores\": name it with detect.boxes",
         );
         check(
@@ -345,30 +299,18 @@ mod tests {
             "output \"scores\" has shape [1, 3], expected [1, 2], one per box",
         );
         check(
-            &[
-                ("boxes", &[-1, 2, 4], boxes()),
-                ("scores", &[-1, 2], scores(2)),
-            ],
+            &[("boxes", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
             "output \"scores\" has shape [1, 2], expected [1, 2, classes], since no output of classes is set",
         );
         check(
-            &[
-                ("boxes", &[-1, 2, 5], boxes()),
-                ("scores", &[-1, 2], scores(2)),
-            ],
+            &[("boxes", &[-1, 2, 5], boxes()), ("scores", &[-1, 2], scores(2))],
             "output \"boxes\" has shape [?, 2, 5], expected [1, boxes, 4] or [boxes, 4]",
         );
     }
 
     #[test]
     fn settings_of_the_other_format_are_refused() {
-        let task = Detect {
-            objectness: Some(true),
-            ..Detect::default()
-        };
-        assert_eq!(
-            torchvision(task).unwrap_err(),
-            "detect.objectness is for detect.format = \"yolo\""
-        );
+        let task = Detect { objectness: Some(true), ..Detect::default() };
+        assert_eq!(torchvision(task).unwrap_err(), "detect.objectness is for detect.format = \"yolo\"");
     }
 }

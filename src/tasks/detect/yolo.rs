@@ -6,7 +6,8 @@ use crate::{
     tasks::{Labels, Outputs, choose, is_one, wrong_shape},
 };
 
-const SHAPE: &str = "[1, 4 + classes, anchors] or [1, anchors, 4 + classes], or one channel more with an objectness";
+const SHAPE: &str =
+    "[1, 4 + classes, anchors] or [1, anchors, 4 + classes], or one channel more with an objectness";
 
 /// How an output is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,11 +18,7 @@ struct Reading {
 
 impl Detect {
     /// Fills in the output; refuses shapes that cannot hold boxes, as far as the model file tells them.
-    pub(super) fn resolve_yolo(
-        &mut self,
-        signature: &Signature,
-        labels: &Labels,
-    ) -> Result<(), String> {
+    pub(super) fn resolve_yolo(&mut self, signature: &Signature, labels: &Labels) -> Result<(), String> {
         for (key, set) in [
             ("boxes", self.boxes.is_some()),
             ("scores", self.scores.is_some()),
@@ -69,11 +66,7 @@ impl Detect {
         Ok(())
     }
 
-    pub(super) fn read_yolo(
-        &self,
-        outputs: &Outputs<'_>,
-        labels: &Labels,
-    ) -> Result<Vec<Raw>, String> {
+    pub(super) fn read_yolo(&self, outputs: &Outputs<'_>, labels: &Labels) -> Result<Vec<Raw>, String> {
         let output = outputs.get(self.output.as_deref())?;
         let shape = output.shape();
         let [Dim::Fixed(a), Dim::Fixed(b)] = axes(output.name, &shape)? else {
@@ -81,11 +74,7 @@ impl Detect {
         };
         let reading = self.reading(output.name, &shape, [a, b], labels)?;
         let numbers = output.numbers()?;
-        let (channels, anchors) = if reading.channels_first {
-            (a, b)
-        } else {
-            (b, a)
-        };
+        let (channels, anchors) = if reading.channels_first { (a, b) } else { (b, a) };
         let at = |channel: usize, anchor: usize| {
             if reading.channels_first {
                 numbers[channel * anchors + anchor]
@@ -107,11 +96,7 @@ impl Detect {
             }
             if score >= self.score_min {
                 let numbers = finite(output.name, [0, 1, 2, 3].map(|i| at(i, anchor)))?;
-                found.push(Raw {
-                    numbers,
-                    score,
-                    class,
-                });
+                found.push(Raw { numbers, score, class });
             }
         }
         Ok(found)
@@ -159,10 +144,7 @@ impl Detect {
             None if labels.is_empty() => return Err(unknown_objectness(name)),
             None => fits(channels, true),
         };
-        Ok(Reading {
-            channels_first,
-            objectness,
-        })
+        Ok(Reading { channels_first, objectness })
     }
 
     fn misfit(&self, name: &str, shape: &[Dim], labels: &Labels) -> String {
@@ -173,11 +155,9 @@ impl Detect {
                 n + 4 + usize::from(objectness),
                 if objectness { "1 + " } else { "" }
             ),
-            (n, None) => format!(
-                "{} channels for {n} labels (4 + {n}), or {} with an objectness",
-                n + 4,
-                n + 5
-            ),
+            (n, None) => {
+                format!("{} channels for {n} labels (4 + {n}), or {} with an objectness", n + 4, n + 5)
+            }
         };
         wrong_shape(name, shape, &expected)
     }
@@ -218,10 +198,7 @@ mod tests {
     ];
 
     fn expected() -> Vec<Seen> {
-        vec![
-            ([10.0, 20.0, 30.0, 40.0], 1, 0.9),
-            ([10.0, 20.0, 30.0, 40.0], 0, 0.7),
-        ]
+        vec![([10.0, 20.0, 30.0, 40.0], 1, 0.9), ([10.0, 20.0, 30.0, 40.0], 0, 0.7)]
     }
 
     fn rows() -> Vec<f32> {
@@ -229,38 +206,20 @@ mod tests {
     }
 
     fn columns() -> Vec<f32> {
-        (0..6)
-            .flat_map(|channel| ANCHORS.iter().map(move |anchor| anchor[channel]))
-            .collect()
+        (0..6).flat_map(|channel| ANCHORS.iter().map(move |anchor| anchor[channel])).collect()
     }
 
-    fn check(
-        task: Detect,
-        shape: &[usize],
-        numbers: &[f32],
-        labels: &str,
-    ) -> Result<Vec<Seen>, String> {
+    fn check(task: Detect, shape: &[usize], numbers: &[f32], labels: &str) -> Result<Vec<Seen>, String> {
         let free = vec![-1; shape.len()];
-        run(
-            task,
-            &[("out", &free, floats(shape, numbers))],
-            labels,
-            None,
-        )
+        run(task, &[("out", &free, floats(shape, numbers))], labels, None)
     }
 
     #[test]
     fn both_orientations_are_found_from_the_labels() {
         let labels = "cat\ndog";
         let task = Detect::default;
-        assert_eq!(
-            check(task(), &[1, 6, 5], &columns(), labels).unwrap(),
-            expected()
-        );
-        assert_eq!(
-            check(task(), &[1, 5, 6], &rows(), labels).unwrap(),
-            expected()
-        );
+        assert_eq!(check(task(), &[1, 6, 5], &columns(), labels).unwrap(), expected());
+        assert_eq!(check(task(), &[1, 5, 6], &rows(), labels).unwrap(), expected());
         assert_eq!(check(task(), &[5, 6], &rows(), labels).unwrap(), expected());
     }
 
@@ -272,10 +231,7 @@ mod tests {
             ..Detect::default()
         };
         let first = task(Orientation::ChannelsFirst);
-        assert_eq!(
-            check(first, &[1, 6, 5], &columns(), "").unwrap(),
-            expected()
-        );
+        assert_eq!(check(first, &[1, 6, 5], &columns(), "").unwrap(), expected());
         let last = task(Orientation::ChannelsLast);
         assert_eq!(check(last, &[1, 5, 6], &rows(), "").unwrap(), expected());
     }
@@ -289,41 +245,26 @@ mod tests {
         let outputs = [("out", &[-1, -1, 6][..], tensor)];
         let found = run(Detect::default(), &outputs, "cat\ndog", None);
         assert_eq!(found.unwrap(), expected());
-        let wrong = Detect {
-            orientation: Some(Orientation::ChannelsFirst),
-            ..Detect::default()
-        };
+        let wrong = Detect { orientation: Some(Orientation::ChannelsFirst), ..Detect::default() };
         let error = run(wrong, &outputs, "cat\ndog", None).unwrap_err();
         assert!(error.contains("counts anchors"), "{error}");
         let error = run(Detect::default(), &outputs, "a\nb\nc", None).unwrap_err();
-        assert!(
-            error.contains("has shape [?, ?, 6], expected 7 channels"),
-            "{error}"
-        );
+        assert!(error.contains("has shape [?, ?, 6], expected 7 channels"), "{error}");
     }
 
     #[test]
     fn without_labels_the_shorter_axis_has_the_channels() {
-        let task = || Detect {
-            objectness: Some(false),
-            ..Detect::default()
-        };
+        let task = || Detect { objectness: Some(false), ..Detect::default() };
         let mut many = rows();
         many.extend([0.0; 30]);
         assert_eq!(check(task(), &[1, 10, 6], &many, "").unwrap(), expected());
         let square = check(task(), &[1, 6, 6], &[0.0; 36], "").unwrap_err();
-        assert_eq!(
-            square,
-            "output \"out\" of shape [1, 6, 6] can be read both ways: set detect.orientation"
-        );
+        assert_eq!(square, "output \"out\" of shape [1, 6, 6] can be read both ways: set detect.orientation");
     }
 
     #[test]
     fn objectness_multiplies_the_class_score() {
-        let anchors = [
-            [50.0, 50.0, 10.0, 10.0, 0.5, 0.2, 0.8],
-            [20.0, 20.0, 10.0, 10.0, 0.1, 1.0, 0.0],
-        ];
+        let anchors = [[50.0, 50.0, 10.0, 10.0, 0.5, 0.2, 0.8], [20.0, 20.0, 10.0, 10.0, 0.1, 1.0, 0.0]];
         let found = check(Detect::default(), &[1, 2, 7], &anchors.concat(), "cat\ndog").unwrap();
         assert_eq!(found, [([45.0, 45.0, 55.0, 55.0], 1, 0.4)]);
     }
@@ -345,20 +286,15 @@ mod tests {
         assert!(check(Detect::default(), &[2, 5, 3], &rows(), "a\nb").is_err());
         // Known at load, where the model file tells.
         let signature = signature(&[("out", &[-1, 85, 8400])]);
-        let error = Detect::default()
-            .resolve(&signature, &Labels::parse("a\nb").unwrap(), None)
-            .unwrap_err();
+        let error = Detect::default().resolve(&signature, &Labels::parse("a\nb").unwrap(), None).unwrap_err();
         assert!(error.contains("has shape [?, 85, 8400]"), "{error}");
     }
 
     #[test]
     fn letterboxed_boxes_come_back_in_the_posted_image() {
         // 200 × 100 posted, model 100 × 100: scale 2, 25 rows of padding above and below.
-        let placement = Preprocess {
-            resize: Resize::Letterbox,
-            ..Preprocess::new(100, 100)
-        }
-        .placement(200, 100);
+        let placement =
+            Preprocess { resize: Resize::Letterbox, ..Preprocess::new(100, 100) }.placement(200, 100);
         let anchors = [
             [50.0, 50.0, 20.0, 10.0, 0.9],
             // Half of it in the padding, half right of the image.
@@ -367,20 +303,9 @@ mod tests {
             [50.0, 10.0, 20.0, 20.0, 0.7],
         ];
         let tensor = floats(&[1, 3, 5], &anchors.concat());
-        let found = run(
-            Detect::default(),
-            &[("out", &[-1, 3, 5], tensor)],
-            "spot",
-            Some(&placement),
-        )
-        .unwrap();
-        assert_eq!(
-            found,
-            [
-                ([80.0, 40.0, 120.0, 60.0], 0, 0.9),
-                ([170.0, 0.0, 200.0, 30.0], 0, 0.8),
-            ]
-        );
+        let found =
+            run(Detect::default(), &[("out", &[-1, 3, 5], tensor)], "spot", Some(&placement)).unwrap();
+        assert_eq!(found, [([80.0, 40.0, 120.0, 60.0], 0, 0.9), ([170.0, 0.0, 200.0, 30.0], 0, 0.8),]);
     }
 
     #[test]
@@ -396,9 +321,6 @@ mod tests {
 
     #[test]
     fn no_anchors_give_no_boxes() {
-        assert_eq!(
-            check(Detect::default(), &[1, 6, 0], &[], "a\nb").unwrap(),
-            []
-        );
+        assert_eq!(check(Detect::default(), &[1, 6, 0], &[], "a\nb").unwrap(), []);
     }
 }

@@ -78,40 +78,26 @@ impl Metrics {
         Metrics::registered(&mut Register::new(), routes, version, commit)
     }
 
-    fn registered(
-        register: &mut Register,
-        routes: &[&str],
-        version: &str,
-        commit: &str,
-    ) -> Metrics {
+    fn registered(register: &mut Register, routes: &[&str], version: &str, commit: &str) -> Metrics {
         let routes = Routes::new(register, routes);
-        let http_connections =
-            register.gauge("ocelli_http_connections", "Open connections on the API.");
+        let http_connections = register.gauge("ocelli_http_connections", "Open connections on the API.");
         let http_connections_refused_total = register.counter(
             "ocelli_http_connections_refused_total",
             "Connections refused because connections_max were open.",
         );
-        let requests_in_flight = register.gauge(
-            "ocelli_requests_in_flight",
-            "Requests between their headers and the end of their reply.",
-        );
-        let in_flight_bytes = register.gauge(
-            "ocelli_in_flight_bytes",
-            "Bytes of request bodies admitted and not yet released.",
-        );
+        let requests_in_flight = register
+            .gauge("ocelli_requests_in_flight", "Requests between their headers and the end of their reply.");
+        let in_flight_bytes = register
+            .gauge("ocelli_in_flight_bytes", "Bytes of request bodies admitted and not yet released.");
         let families = Families::new(register);
-        let queue_bytes = register.gauge(
-            "ocelli_queue_bytes",
-            "Bytes of model input waiting for a device, all models.",
-        );
+        let queue_bytes =
+            register.gauge("ocelli_queue_bytes", "Bytes of model input waiting for a device, all models.");
         let queue_oldest_age_seconds = register.float_gauge(
             "ocelli_queue_oldest_age_seconds",
             "Age of the job that has waited longest; 0 when none waits.",
         );
-        let decode_bytes = register.gauge(
-            "ocelli_decode_bytes",
-            "Bytes reserved for decoded images, all decodes together.",
-        );
+        let decode_bytes =
+            register.gauge("ocelli_decode_bytes", "Bytes reserved for decoded images, all decodes together.");
         let device_state = register.gauges(
             "ocelli_device_state",
             "1 for the state that a device is in, 0 for the others.",
@@ -124,11 +110,7 @@ impl Metrics {
         );
         let dropped = DropReason::ALL.map(|reason| dropped.with_label_values(&[reason.name()]));
         register
-            .gauges(
-                "ocelli_build_info",
-                "Always 1; the labels name the build.",
-                &["version", "commit"],
-            )
+            .gauges("ocelli_build_info", "Always 1; the labels name the build.", &["version", "commit"])
             .with_label_values(&[version, commit])
             .set(1);
         register.process();
@@ -158,9 +140,8 @@ impl Metrics {
         }
         drop(known);
         let mut known = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        let model = known
-            .entry(name.into())
-            .or_insert_with(|| Arc::new(ModelMetrics::new(&self.families, name)));
+        let model =
+            known.entry(name.into()).or_insert_with(|| Arc::new(ModelMetrics::new(&self.families, name)));
         Arc::clone(model)
     }
 
@@ -172,9 +153,7 @@ impl Metrics {
     /// Says which of its possible `states` a device is in now.
     pub fn set_device_state(&self, device: &str, states: &[&str], now: &str) {
         for state in states {
-            self.device_state
-                .with_label_values(&[device, state])
-                .set(i64::from(*state == now));
+            self.device_state.with_label_values(&[device, state]).set(i64::from(*state == now));
         }
     }
 
@@ -213,10 +192,7 @@ mod tests {
         metrics.model("digits");
         for outcome in Outcome::ALL {
             let name = outcome.name();
-            check(
-                &metrics,
-                &format!("ocelli_outcomes_total{{model=\"digits\",outcome=\"{name}\"}} 0"),
-            );
+            check(&metrics, &format!("ocelli_outcomes_total{{model=\"digits\",outcome=\"{name}\"}} 0"));
         }
         check(&metrics, "ocelli_queue_items{model=\"digits\"} 0");
     }
@@ -231,10 +207,7 @@ mod tests {
         for (i, outcome) in Outcome::ALL.into_iter().enumerate() {
             let name = outcome.name();
             let n = i + 1;
-            check(
-                &metrics,
-                &format!("ocelli_outcomes_total{{model=\"digits\",outcome=\"{name}\"}} {n}"),
-            );
+            check(&metrics, &format!("ocelli_outcomes_total{{model=\"digits\",outcome=\"{name}\"}} {n}"));
         }
     }
 
@@ -262,10 +235,7 @@ mod tests {
         }
         let again = metrics.model("digits").device("cpu");
         again.batch(1, 1);
-        check(
-            &metrics,
-            "ocelli_items_total{device=\"cpu\",model=\"digits\"} 1006",
-        );
+        check(&metrics, "ocelli_items_total{device=\"cpu\",model=\"digits\"} 1006");
     }
 
     #[test]
@@ -274,14 +244,8 @@ mod tests {
         let model = metrics.model("digits");
         model.set_state("1", ModelState::Loading);
         model.set_state("1", ModelState::Ready);
-        check(
-            &metrics,
-            "ocelli_model_state{model=\"digits\",state=\"ready\",version=\"1\"} 1",
-        );
-        check(
-            &metrics,
-            "ocelli_model_state{model=\"digits\",state=\"loading\",version=\"1\"} 0",
-        );
+        check(&metrics, "ocelli_model_state{model=\"digits\",state=\"ready\",version=\"1\"} 1");
+        check(&metrics, "ocelli_model_state{model=\"digits\",state=\"loading\",version=\"1\"} 0");
         model.remove_version("1");
         assert!(!metrics.render().contains("ocelli_model_state{"));
     }
@@ -291,14 +255,8 @@ mod tests {
         let metrics = metrics();
         metrics.set_device_state("cpu", &["warming", "serving"], "warming");
         metrics.set_device_state("cpu", &["warming", "serving"], "serving");
-        check(
-            &metrics,
-            "ocelli_device_state{device=\"cpu\",state=\"warming\"} 0",
-        );
-        check(
-            &metrics,
-            "ocelli_device_state{device=\"cpu\",state=\"serving\"} 1",
-        );
+        check(&metrics, "ocelli_device_state{device=\"cpu\",state=\"warming\"} 0");
+        check(&metrics, "ocelli_device_state{device=\"cpu\",state=\"serving\"} 1");
     }
 
     #[test]
@@ -324,14 +282,9 @@ mod tests {
             let route = metrics.route(&format!("/{i}"));
             route.request(&format!("M{i}"), 404, Duration::ZERO);
         }
-        check(
-            &metrics,
-            "ocelli_http_requests_total{code=\"404\",method=\"OTHER\",route=\"other\"} 10000",
-        );
+        check(&metrics, "ocelli_http_requests_total{code=\"404\",method=\"OTHER\",route=\"other\"} 10000");
         let text = metrics.render();
-        let series = text
-            .lines()
-            .filter(|line| line.starts_with("ocelli_http_requests_total{"));
+        let series = text.lines().filter(|line| line.starts_with("ocelli_http_requests_total{"));
         assert_eq!(series.count(), 1);
     }
 
@@ -348,10 +301,7 @@ mod tests {
     fn every_metric_has_our_prefix_or_is_about_the_process() {
         let text = metrics().render();
         for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
-            assert!(
-                line.starts_with("# TYPE ocelli_") || line.starts_with("# TYPE process_"),
-                "{line}"
-            );
+            assert!(line.starts_with("# TYPE ocelli_") || line.starts_with("# TYPE process_"), "{line}");
         }
         assert!(text.contains("process_resident_memory_bytes"));
     }

@@ -87,11 +87,7 @@ pub enum ModelState {
 }
 
 impl ModelState {
-    const ALL: [ModelState; 3] = [
-        ModelState::Ready,
-        ModelState::Loading,
-        ModelState::Unavailable,
-    ];
+    const ALL: [ModelState; 3] = [ModelState::Ready, ModelState::Loading, ModelState::Unavailable];
 
     fn name(self) -> &'static str {
         match self {
@@ -104,8 +100,8 @@ impl ModelState {
 
 /// From 50 µs to 10 s in steps of 2 to 2.5: a stage may be a memory copy or a large model on a small CPU.
 pub(super) const DURATION_BUCKETS: [f64; 17] = [
-    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
-    1.0, 2.5, 5.0, 10.0,
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0,
 ];
 
 /// The metrics that have a `model` label.
@@ -146,11 +142,7 @@ impl Families {
                 "Items that were run, without padding.",
                 &["model", "device"],
             ),
-            queue_items: register.gauges(
-                "ocelli_queue_items",
-                "Items waiting for a device.",
-                &["model"],
-            ),
+            queue_items: register.gauges("ocelli_queue_items", "Items waiting for a device.", &["model"]),
             outcomes: register.counters(
                 "ocelli_outcomes_total",
                 "Requests for a model by how they ended.",
@@ -220,10 +212,7 @@ impl ModelMetrics {
     pub fn remove_version(&self, version: &str) {
         for state in ModelState::ALL {
             // Fails only for what was never set.
-            let _ = self
-                .families
-                .state
-                .remove_label_values(&[&self.name, version, state.name()]);
+            let _ = self.families.state.remove_label_values(&[&self.name, version, state.name()]);
         }
     }
 }

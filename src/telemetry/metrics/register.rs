@@ -3,8 +3,8 @@
 
 use super::Metrics;
 use prometheus::{
-    Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, core::Collector, process_collector::ProcessCollector, proto::MetricType,
+    Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    core::Collector, process_collector::ProcessCollector, proto::MetricType,
 };
 use std::fmt::Write;
 
@@ -27,10 +27,7 @@ const LITERALS: &str = "names and labels are literals that Prometheus allows";
 
 impl Register {
     pub(super) fn new() -> Register {
-        Register {
-            registry: Registry::new(),
-            described: Vec::new(),
-        }
+        Register { registry: Registry::new(), described: Vec::new() }
     }
 
     fn add<M: Collector + Clone + 'static>(&mut self, kind: &'static str, metric: M) -> M {
@@ -42,9 +39,7 @@ impl Register {
                 help: desc.help.clone(),
             });
         }
-        self.registry
-            .register(Box::new(metric.clone()))
-            .expect("each name is registered once");
+        self.registry.register(Box::new(metric.clone())).expect("each name is registered once");
         metric
     }
 
@@ -78,35 +73,21 @@ impl Register {
         buckets: &[f64],
     ) -> HistogramVec {
         let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.add(
-            "histogram",
-            HistogramVec::new(options, labels).expect(LITERALS),
-        )
+        self.add("histogram", HistogramVec::new(options, labels).expect(LITERALS))
     }
 
     /// CPU time, memory, file descriptors and threads of this process, read when rendered.
     pub(super) fn process(&mut self) {
-        self.registry
-            .register(Box::new(ProcessCollector::for_self()))
-            .expect("each name is registered once");
+        self.registry.register(Box::new(ProcessCollector::for_self())).expect("each name is registered once");
     }
 }
 
 /// What each label means, and its values where they are few.
 const LABELS: [(&str, &str); 10] = [
-    (
-        "code",
-        "status code of the reply; `other` outside of 100 to 599",
-    ),
+    ("code", "status code of the reply; `other` outside of 100 to 599"),
     ("commit", "git commit of the build, empty if unknown"),
-    (
-        "device",
-        "device id, such as `cpu`; empty for what happens before a device is chosen",
-    ),
-    (
-        "method",
-        "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`; `OTHER` for any other",
-    ),
+    ("device", "device id, such as `cpu`; empty for what happens before a device is chosen"),
+    ("method", "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`; `OTHER` for any other"),
     ("model", "name of a model in the catalog"),
     (
         "outcome",
@@ -114,14 +95,8 @@ const LABELS: [(&str, &str); 10] = [
          `full`, `draining`, `unavailable`: refused for the state that we are in; `late`: its deadline passed; \
          `cancelled`: its caller went away; `device`, `internal`: our fault",
     ),
-    (
-        "reason",
-        "`connection`: cut with a request on it; `job`: waiting or running",
-    ),
-    (
-        "route",
-        "the route's template, such as `/predictions/{model}`; `other` where none matched",
-    ),
+    ("reason", "`connection`: cut with a request on it; `job`: waiting or running"),
+    ("route", "the route's template, such as `/predictions/{model}`; `other` where none matched"),
     (
         "stage",
         "`decode`: bytes to pixels and model input; `queue`: waiting for a device; `stage`: putting the batch \
@@ -149,14 +124,8 @@ pub fn metrics_md() -> String {
     );
     for metric in &register.described {
         let labels: Vec<_> = metric.labels.iter().map(|l| format!("`{l}`")).collect();
-        let _ = writeln!(
-            out,
-            "| `{}` | {} | {} | {} |",
-            metric.name,
-            metric.kind,
-            labels.join(" "),
-            metric.help
-        );
+        let _ =
+            writeln!(out, "| `{}` | {} | {} | {} |", metric.name, metric.kind, labels.join(" "), metric.help);
     }
     for family in metrics.registry.gather() {
         if family.name().starts_with("process_") {

@@ -9,9 +9,7 @@ use std::{
 };
 
 /// Methods that are told apart; a caller may invent others.
-const METHODS: [&str; 8] = [
-    "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER",
-];
+const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER"];
 
 /// The routes of the router, and `other`.
 #[derive(Debug)]
@@ -40,9 +38,7 @@ impl Routes {
             counters: RwLock::default(),
         };
         Routes {
-            known: (routes.iter())
-                .map(|template| (template.to_string(), route(template)))
-                .collect(),
+            known: (routes.iter()).map(|template| (template.to_string(), route(template))).collect(),
             other: route("other"),
         }
     }
@@ -66,10 +62,7 @@ impl RouteMetrics {
     /// Counts a request that was answered with `code` after `duration`. `method` may be anything a caller sends.
     pub fn request(&self, method: &str, code: u16, duration: Duration) {
         self.duration.observe(duration.as_secs_f64());
-        let method = METHODS
-            .into_iter()
-            .find(|known| *known == method)
-            .unwrap_or("OTHER");
+        let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("OTHER");
         // 0 stands for whatever is not a status code.
         let code = if (100..600).contains(&code) { code } else { 0 };
         let count = |counters: &[(&'static str, u16, IntCounter)]| {
@@ -84,18 +77,13 @@ impl RouteMetrics {
             return;
         }
         drop(known);
-        let mut known = self
-            .counters
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.counters.write().unwrap_or_else(PoisonError::into_inner);
         if !count(&known) {
             let label = match code {
                 0 => "other".into(),
                 code => code.to_string(),
             };
-            let counter =
-                self.requests
-                    .with_label_values(&[self.template.as_str(), method, &label]);
+            let counter = self.requests.with_label_values(&[self.template.as_str(), method, &label]);
             counter.inc();
             known.push((method, code, counter));
         }

@@ -14,18 +14,10 @@ async fn while_draining_requests_are_answered_and_told_to_go() {
     kept.write_all(HELLO.as_bytes()).await.unwrap();
     for stream in [kept, server.send(HELLO).await] {
         let reply = rest(stream).await;
-        assert!(
-            reply.contains("connection: close") && reply.ends_with("hello"),
-            "{reply}"
-        );
+        assert!(reply.contains("connection: close") && reply.ends_with("hello"), "{reply}");
     }
     server.stages.close();
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 0
-        }
-    );
+    assert_eq!(server.ended().await, Ended { connections_dropped: 0 });
 }
 
 #[tokio::test]
@@ -42,31 +34,17 @@ async fn closing_answers_what_was_asked_and_lets_idle_connections_go() {
     assert!(TcpStream::connect(server.address).await.is_err());
     server.go.notify_one();
     assert!(rest(asking).await.ends_with("waited"));
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 0
-        }
-    );
+    assert_eq!(server.ended().await, Ended { connections_dropped: 0 });
 }
 
 #[tokio::test]
 async fn a_half_sent_header_holds_up_the_end_no_longer_than_its_deadline() {
-    let server = start(Settings {
-        close_timeout: 4 * SHORT,
-        ..settings()
-    })
-    .await;
+    let server = start(Settings { close_timeout: 4 * SHORT, ..settings() }).await;
     let half = server.send(HALF).await;
     let mut kept = server.send(HELLO).await;
     reply(&mut kept).await;
     server.stages.close();
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 1
-        }
-    );
+    assert_eq!(server.ended().await, Ended { connections_dropped: 1 });
     assert_eq!(rest(half).await, "");
 }
 
@@ -76,11 +54,6 @@ async fn aborting_waits_for_nothing() {
     let asking = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
     until(|| server.connections.accepted.load(Relaxed) == 1).await;
     server.stages.abort();
-    assert_eq!(
-        server.ended().await,
-        Ended {
-            connections_dropped: 1
-        }
-    );
+    assert_eq!(server.ended().await, Ended { connections_dropped: 1 });
     assert_eq!(rest(asking).await, "");
 }

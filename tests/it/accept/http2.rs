@@ -23,15 +23,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// GET of a path, in the static table's terms and literals (RFC 7541).
 fn get(stream: u32, path: &str) -> Vec<u8> {
-    let mut block = vec![
-        0x82,
-        0x86,
-        0x01,
-        1,
-        b'a',
-        0x04,
-        u8::try_from(path.len()).unwrap(),
-    ];
+    let mut block = vec![0x82, 0x86, 0x01, 1, b'a', 0x04, u8::try_from(path.len()).unwrap()];
     block.extend(path.as_bytes());
     frame(HEADERS, WHOLE, stream, &block)
 }
@@ -41,9 +33,7 @@ fn cancel(stream: u32) -> Vec<u8> {
 }
 
 async fn connect(server: &Server, settings: &[u8]) -> TcpStream {
-    server
-        .send([PREFACE, &frame(SETTINGS, 0, 0, settings)].concat())
-        .await
+    server.send([PREFACE, &frame(SETTINGS, 0, 0, settings)].concat()).await
 }
 
 /// The next frame: its kind, stream and payload. `None` at the end of the connection.
@@ -53,11 +43,7 @@ async fn next(stream: &mut TcpStream) -> Option<(u8, u32, Vec<u8>)> {
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
     let mut payload = vec![0; length];
     soon(stream.read_exact(&mut payload)).await.ok()?;
-    Some((
-        head[3],
-        u32::from_be_bytes([head[5], head[6], head[7], head[8]]),
-        payload,
-    ))
+    Some((head[3], u32::from_be_bytes([head[5], head[6], head[7], head[8]]), payload))
 }
 
 /// Reads on to the first frame of a kind.
@@ -75,24 +61,18 @@ async fn first(stream: &mut TcpStream, wanted: u8) -> Option<(u32, Vec<u8>)> {
 async fn http_2_is_spoken_on_the_same_port() {
     let server = start(settings()).await;
     let client: Client<_, http_body_util::Empty<bytes::Bytes>> =
-        Client::builder(TokioExecutor::new())
-            .http2_only(true)
-            .build_http();
+        Client::builder(TokioExecutor::new()).http2_only(true).build_http();
     let uri: http::Uri = format!("http://{}/", server.address).parse().unwrap();
     let reply = soon(client.get(uri)).await.unwrap();
-    assert_eq!(
-        (reply.status().as_u16(), reply.version()),
-        (200, http::Version::HTTP_2)
-    );
+    assert_eq!((reply.status().as_u16(), reply.version()), (200, http::Version::HTTP_2));
 }
 
 #[tokio::test]
 async fn a_rapid_reset_is_told_to_go_away() {
     let server = start(settings()).await;
     let mut stream = connect(&server, &[]).await;
-    let flood: Vec<u8> = (0..1000)
-        .flat_map(|i| [get(2 * i + 1, "/wait"), cancel(2 * i + 1)].concat())
-        .collect();
+    let flood: Vec<u8> =
+        (0..1000).flat_map(|i| [get(2 * i + 1, "/wait"), cancel(2 * i + 1)].concat()).collect();
     // The end may find the connection closed.
     let _ = stream.write_all(&flood).await;
     let (_, payload) = first(&mut stream, GOAWAY).await.unwrap();
@@ -113,10 +93,7 @@ async fn a_proxy_may_cancel_two_thousand_requests_on_one_connection() {
         stream.write_all(&get(id, "/")).await.unwrap();
         assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, id);
         for cancelled in 0..20 {
-            stream
-                .write_all(&cancel(id - 2 - 2 * cancelled))
-                .await
-                .unwrap();
+            stream.write_all(&cancel(id - 2 - 2 * cancelled)).await.unwrap();
         }
         id += 2;
     }
