@@ -78,7 +78,7 @@ impl Core {
         match config.backend {
             Backend::Cpu => {}
             Backend::Auto => {
-                tracing::info!("backend auto: this version drives no GPU yet, models run on the CPU")
+                tracing::info!("backend auto: this version drives no GPU yet, models run on the CPU");
             }
             Backend::Gpu => {
                 return Err(AppError::Backend(

@@ -96,9 +96,9 @@ fn readiness(front: &Front, name: &str, version: Option<&str>) -> Result<Json<Va
     match front.catalog.get(name, version) {
         Ok(model) => Ok(Json(json!({ "name": &*model.name, "ready": true }))),
         Err(InferError::ModelUnavailable { name, reason }) => {
-            Err(InferError::BadRequest(format!("model {name:?} is not ready: {reason}")).into())
+            Err(InferError::BadRequest(format!("model {name:?} is not ready: {reason}")))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::telemetry::request::TraceContext;
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
-    http::Response,
+    http::{HeaderValue, Response},
     middleware::Next,
 };
 use std::{sync::Arc, time::Instant};
@@ -17,7 +17,7 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
     let method = request.method().clone();
     let id = request.extensions().get::<RequestId>().map(|id| Arc::clone(&id.0)).unwrap_or_default();
     let (trace, _) =
-        TraceContext::from_header(request.headers().get("traceparent").map(|value| value.as_bytes()));
+        TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let span = tracing::info_span!("request", id = &*id, trace = trace.trace_id_hex());
     let reply = next.run(request).instrument(span.clone()).await;

@@ -228,7 +228,7 @@ impl Preprocess {
     }
 
     /// Where an image of `width` × `height` lies in the input.
-    fn placement(&self, width: u32, height: u32) -> Placement {
+    pub fn placement(&self, width: u32, height: u32) -> Placement {
         let (width, height) = (width.max(1), height.max(1));
         let resized = match self.resize {
             Resize::Exact => (width, height),

@@ -248,7 +248,7 @@ fn read(root: &Table<'_, '_>) -> Manifest {
     match root.string("engine").as_deref() {
         None | Some("onnx") => {}
         Some("gauss-mle") => {
-            root.mistake_at("engine", "is \"gauss-mle\", which this version does not have yet; allowed: onnx")
+            root.mistake_at("engine", "is \"gauss-mle\", which this version does not have yet; allowed: onnx");
         }
         Some(other) => root.mistake_at("engine", format_args!("is {other:?}, allowed: onnx")),
     }
@@ -473,7 +473,7 @@ mod tests {
     fn an_empty_manifest_has_the_documented_defaults() {
         let manifest = Manifest::parse("").unwrap();
         assert_eq!(manifest.task, Task::Tensors);
-        assert_eq!((manifest.priority, manifest.timeout), (1, Duration::from_secs(30)));
+        assert_eq!((manifest.priority, manifest.timeout), (1, None));
         assert_eq!(manifest.input, None);
         assert_eq!(manifest.batch.wait_max, Duration::ZERO);
         assert_eq!(manifest.placement.instances, 1);

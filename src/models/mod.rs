@@ -252,7 +252,7 @@ mod tests {
     fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
         let mut signature = signature(&[("logits", output)]);
         signature.inputs = vec![spec("image", DataType::Fp32, input)];
-        Model::resolve(ModelKey(1), &source("m", "1", manifest), signature)
+        Model::resolve(ModelKey(1), &source("m", "1", manifest), signature, Duration::from_secs(30))
     }
 
     #[test]
@@ -298,7 +298,7 @@ mod tests {
         signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
         assert_eq!(signature.batching(), Batching::Dynamic);
         let source = source("m", "1", "task = \"detect\"");
-        let model = Model::resolve(ModelKey(1), &source, signature).unwrap();
+        let model = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30)).unwrap();
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
         assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);

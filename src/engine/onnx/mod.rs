@@ -71,10 +71,10 @@ impl Runtime {
 fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
     match level {
         LogLevel::Verbose | LogLevel::Info => {
-            tracing::trace!(target: "onnxruntime", category, location, "{message}")
+            tracing::trace!(target: "onnxruntime", category, location, "{message}");
         }
         LogLevel::Warning => {
-            tracing::debug!(target: "onnxruntime", category, location, "{message}")
+            tracing::debug!(target: "onnxruntime", category, location, "{message}");
         }
         // Failed runs come back as errors too and are answered; here they are detail.
         LogLevel::Error => tracing::info!(target: "onnxruntime", category, location, "{message}"),
