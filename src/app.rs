@@ -241,6 +241,7 @@ impl App {
         wait(config.drain_delay_ms, now).await;
 
         stages.close();
+        front.queue.hurry();
         let mut accepting = accepting;
         let left = deadline.saturating_duration_since(Instant::now());
         let in_order = tokio::select! {

@@ -146,6 +146,15 @@ impl Queue {
         bells.iter().for_each(|bell| bell.notify_one());
     }
 
+    /// From now on no job waits for company: the server is ending, and whoever is to come has come.
+    pub fn hurry(&self) {
+        let mut state = self.lock();
+        state.book.hurry();
+        let bells = state.ring_all();
+        drop(state);
+        bells.iter().for_each(|bell| bell.notify_one());
+    }
+
     /// Lets no more jobs in. What there is still runs, without waiting for company; what no worker serves is answered
     /// with an error. Workers get [`Taken::Closed`] when nothing is left for them.
     pub fn close(&self) {

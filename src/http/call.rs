@@ -80,9 +80,12 @@ impl Call {
             deadline: Some(self.deadline),
             arrived: self.arrived,
         })?;
-        tokio::time::timeout_at(self.deadline.into(), ticket).await.unwrap_or_else(|_| {
+        let answer = tokio::time::timeout_at(self.deadline.into(), ticket).await.unwrap_or_else(|_| {
             Err(InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis())))
-        })
+        })?;
+        let device = front.metrics.model(&model.name).device(&answer.device);
+        device.queue_seconds.observe(answer.timing.queue.as_secs_f64());
+        Ok(answer)
     }
 }
 

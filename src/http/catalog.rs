@@ -1,15 +1,12 @@
 //! What can be served: server and model metadata by the Open Inference Protocol.
 
-use super::Front;
+use super::{Front, reject::Problem, target::Target};
 use crate::{
     engine::{Dim, TensorSpec},
     error::InferError,
     models::State as ModelState,
 };
-use axum::{
-    Json,
-    extract::{Path, State},
-};
+use axum::{Json, extract::State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -39,45 +36,17 @@ pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
     Json(json!({ "models": entries }))
 }
 
-/// `GET /v2/models/{model}`
-pub(super) async fn latest(
+/// `GET /v2/models/{model}[/versions/{version}]`
+pub(super) async fn model(
     State(front): State<Arc<Front>>,
-    Path(model): Path<String>,
+    target: Target,
 ) -> Result<Json<Value>, InferError> {
-    metadata(&front, &model, None)
-}
-
-/// `GET /v2/models/{model}/versions/{version}`
-pub(super) async fn versioned(
-    State(front): State<Arc<Front>>,
-    Path((model, version)): Path<(String, String)>,
-) -> Result<Json<Value>, InferError> {
-    metadata(&front, &model, Some(&version))
-}
-
-/// `GET /v2/models/{model}/ready`
-pub(super) async fn latest_ready(
-    State(front): State<Arc<Front>>,
-    Path(model): Path<String>,
-) -> Result<Json<Value>, InferError> {
-    readiness(&front, &model, None)
-}
-
-/// `GET /v2/models/{model}/versions/{version}/ready`
-pub(super) async fn versioned_ready(
-    State(front): State<Arc<Front>>,
-    Path((model, version)): Path<(String, String)>,
-) -> Result<Json<Value>, InferError> {
-    readiness(&front, &model, Some(&version))
-}
-
-fn metadata(front: &Front, name: &str, version: Option<&str>) -> Result<Json<Value>, InferError> {
-    let model = front.catalog.get(name, version)?;
+    let model = target.find(&front)?;
     let versions: Vec<String> = front
         .catalog
         .list()
         .into_iter()
-        .filter(|entry| *entry.name == *name)
+        .filter(|entry| entry.name == model.name)
         .map(|entry| entry.version.to_string())
         .collect();
     Ok(Json(json!({
@@ -91,14 +60,12 @@ fn metadata(front: &Front, name: &str, version: Option<&str>) -> Result<Json<Val
     })))
 }
 
-/// Callers of Triton expect 400 for a model that is not ready, and 200 for one that is.
-fn readiness(front: &Front, name: &str, version: Option<&str>) -> Result<Json<Value>, InferError> {
-    match front.catalog.get(name, version) {
+/// `GET /v2/models/{model}[/versions/{version}]/ready`. Callers of Triton expect 400 for a model that is not ready.
+pub(super) async fn ready(State(front): State<Arc<Front>>, target: Target) -> Result<Json<Value>, Problem> {
+    match target.find(&front) {
         Ok(model) => Ok(Json(json!({ "name": &*model.name, "ready": true }))),
-        Err(InferError::ModelUnavailable { name, reason }) => {
-            Err(InferError::BadRequest(format!("model {name:?} is not ready: {reason}")))
-        }
-        Err(error) => Err(error),
+        Err(InferError::ModelUnavailable { name, reason }) => Err(Problem::model_not_ready(&name, &reason)),
+        Err(error) => Err(Problem::from(&error)),
     }
 }
 

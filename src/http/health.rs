@@ -27,7 +27,7 @@ pub(super) fn routes() -> Vec<Route> {
 async fn live(State(front): State<Arc<Front>>) -> Response {
     let live = front.status.live(Instant::now());
     let status = if live { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(json!({ "live": live }))).into_response()
+    (status, Json(json!({ "live": live, "ready": front.status.ready().is_ok() }))).into_response()
 }
 
 /// Ready means that a forward pass works now and that no drain has begun.

@@ -3,52 +3,35 @@
 use super::{
     Front, body,
     call::{Call, Outcome, Spent},
+    target::Target,
     wire::{
         HEADER_LENGTH, raw,
         reply::{self, InferReply, Output},
-        request::{self as oip, InferRequest, Input},
+        request::{self as oip, InferRequest, Input, fits},
     },
 };
 use crate::{
-    engine::{Dim, Tensor, TensorSpec},
+    engine::{Tensor, TensorSpec},
     error::InferError,
     models::Model,
 };
 use axum::{
     body::Body,
-    extract::{Path, Request, State},
+    extract::{Request, State},
     http::{HeaderValue, header},
     response::Response,
 };
 use std::{sync::Arc, time::Instant};
 
-/// `POST /v2/models/{model}/infer`
-pub(super) async fn latest(
+/// `POST /v2/models/{model}[/versions/{version}]/infer`
+pub(super) async fn infer(
     State(front): State<Arc<Front>>,
-    Path(model): Path<String>,
+    target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    infer(&front, &model, None, request).await
-}
-
-/// `POST /v2/models/{model}/versions/{version}/infer`
-pub(super) async fn versioned(
-    State(front): State<Arc<Front>>,
-    Path((model, version)): Path<(String, String)>,
-    request: Request,
-) -> Result<Response, InferError> {
-    infer(&front, &model, Some(&version), request).await
-}
-
-async fn infer(
-    front: &Arc<Front>,
-    name: &str,
-    version: Option<&str>,
-    request: Request,
-) -> Result<Response, InferError> {
-    let model = front.catalog.get(name, version)?;
+    let model = target.find(&front)?;
     let mut outcome = Outcome::of(front.metrics.model(&model.name));
-    let result = answer(front, &model, request).await;
+    let result = answer(&front, &model, request).await;
     outcome.settle(result.as_ref().err());
     result
 }
@@ -63,7 +46,7 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
         let index = specs.iter().position(named).ok_or_else(|| {
             bad(format!("model {:?} has no input {name:?}; it has {}", model.name, names(specs)))
         })?;
-        check(&specs[index], &tensor)?;
+        fits(&specs[index], tensor.datatype, &tensor.shape)?;
         if slots[index].replace(tensor).is_some() {
             return Err(bad(format!("input {name:?} is given twice")));
         }
@@ -88,25 +71,6 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
     Ok((inputs, items))
 }
 
-fn check(spec: &TensorSpec, tensor: &Tensor) -> Result<(), InferError> {
-    if spec.datatype != tensor.datatype {
-        return Err(bad(format!("input {:?} is {}, expected {}", spec.name, tensor.datatype, spec.datatype)));
-    }
-    let fits = spec.shape.len() == tensor.shape.len()
-        && spec.shape.iter().zip(&tensor.shape).all(|(d, n)| d.takes(*n));
-    if !fits {
-        let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
-        return Err(bad(format!(
-            "input {:?} has shape {:?}, expected {expected:?} (-1 is any)",
-            spec.name, tensor.shape
-        )));
-    }
-    if tensor.elements() == 0 {
-        return Err(bad(format!("input {:?} has shape {:?}: it has no elements", spec.name, tensor.shape)));
-    }
-    Ok(())
-}
-
 fn names(specs: &[TensorSpec]) -> String {
     specs.iter().map(|spec| format!("{:?} ({})", spec.name, spec.datatype)).collect::<Vec<_>>().join(", ")
 }
@@ -124,7 +88,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let signature = Arc::clone(model);
     let read = move || match length {
         Some(0) => raw::read(body, &signature.signature.inputs),
-        length => oip::read(&body, length),
+        length => oip::read(&body, length, &signature.signature.inputs),
     };
     let request = if length.is_some_and(|json| json < INLINE_BYTES_MAX) {
         read()?
@@ -138,6 +102,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let ran = call.run(front, model, inputs, items).await?;
     let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
 
+    let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
     let outputs: Vec<Output> = wanted
         .into_iter()
         .map(|(index, binary)| Output {
@@ -156,6 +121,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let write = move || reply::write(&reply);
     let encoded = if text_bytes < INLINE_BYTES_MAX { write()? } else { front.decode.run(write).await?? };
+    device.reply_seconds.observe(answered.elapsed().as_secs_f64());
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));

@@ -6,7 +6,7 @@
 //! - `observe`: a span, a log line and counts for each request.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
-//! - `predict`, `infer`, `catalog`, `health`: the handlers; `call`: what the first two share.
+//! - `predict`, `infer`, `catalog`, `health`: the handlers; `target`, `call`: what they share.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
 
@@ -24,6 +24,7 @@ mod observe;
 mod posted;
 mod predict;
 pub mod reject;
+mod target;
 pub mod wire;
 
 use crate::{
@@ -153,10 +154,10 @@ type Route = (&'static str, MethodRouter<Arc<Front>>);
 fn inference_routes() -> Vec<Route> {
     vec![
         // PUT is what `curl -T` sends.
-        ("/predictions/{model}", post(predict::latest).put(predict::latest)),
-        ("/predictions/{model}/{version}", post(predict::versioned).put(predict::versioned)),
-        ("/v2/models/{model}/infer", post(infer::latest)),
-        ("/v2/models/{model}/versions/{version}/infer", post(infer::versioned)),
+        ("/predictions/{model}", post(predict::predict).put(predict::predict)),
+        ("/predictions/{model}/{version}", post(predict::predict).put(predict::predict)),
+        ("/v2/models/{model}/infer", post(infer::infer)),
+        ("/v2/models/{model}/versions/{version}/infer", post(infer::infer)),
     ]
 }
 
@@ -165,10 +166,10 @@ fn catalog_routes() -> Vec<Route> {
     vec![
         ("/v2", get(catalog::server)),
         ("/v2/models", get(catalog::models)),
-        ("/v2/models/{model}", get(catalog::latest)),
-        ("/v2/models/{model}/ready", get(catalog::latest_ready)),
-        ("/v2/models/{model}/versions/{version}", get(catalog::versioned)),
-        ("/v2/models/{model}/versions/{version}/ready", get(catalog::versioned_ready)),
+        ("/v2/models/{model}", get(catalog::model)),
+        ("/v2/models/{model}/ready", get(catalog::ready)),
+        ("/v2/models/{model}/versions/{version}", get(catalog::model)),
+        ("/v2/models/{model}/versions/{version}/ready", get(catalog::ready)),
         ("/openapi.yaml", get(openapi)),
     ]
 }

@@ -1,7 +1,7 @@
 //! Around each request: a span that carries its id and trace, one log line at its end, and counts by route.
 
-use super::{Front, guard::RequestId, reject::Problem};
-use crate::telemetry::request::TraceContext;
+use super::{Front, reject::Problem};
+use crate::telemetry::request::{RequestId, TraceContext};
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
@@ -15,12 +15,15 @@ use tracing::Instrument;
 pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response<Body> {
     let began = Instant::now();
     let method = request.method().clone();
-    let id = request.extensions().get::<RequestId>().map(|id| Arc::clone(&id.0)).unwrap_or_default();
+    let id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (trace, _) =
         TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let span = tracing::info_span!("request", id = &*id, trace = trace.trace_id_hex());
-    let reply = next.run(request).instrument(span.clone()).await;
+    let span = tracing::info_span!("request", id = id.as_str(), trace = trace.trace_id_hex());
+    let mut reply = next.run(request).instrument(span.clone()).await;
+    if let Ok(trace) = HeaderValue::from_str(&trace.to_string()) {
+        reply.headers_mut().insert("traceparent", trace);
+    }
 
     let (status, took) = (reply.status().as_u16(), began.elapsed());
     let route = route.as_deref().unwrap_or("other");

@@ -9,6 +9,7 @@ use super::{
     call::{Call, Outcome, Spent},
     decode::{Decoded, Staged},
     posted,
+    target::Target,
     wire::{
         self, Parameters,
         answer::{self, MaskForm, Of},
@@ -20,14 +21,17 @@ use crate::{
     tasks::{Answer, Task},
 };
 use axum::{
-    extract::{Path, Query, Request, State},
+    extract::{Query, Request, State},
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
 use serde::Deserialize;
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// What the query of a request may say.
 #[derive(Debug, Default, Deserialize)]
@@ -38,46 +42,23 @@ pub(super) struct Options {
     mask: Option<String>,
 }
 
-/// `POST /predictions/{model}`
-pub(super) async fn latest(
+/// `POST /predictions/{model}[/{version}]`
+pub(super) async fn predict(
     State(front): State<Arc<Front>>,
-    Path(model): Path<String>,
-    Query(options): Query<Options>,
+    target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    predict(&front, &model, None, options, request).await
-}
-
-/// `POST /predictions/{model}/{version}`
-pub(super) async fn versioned(
-    State(front): State<Arc<Front>>,
-    Path((model, version)): Path<(String, String)>,
-    Query(options): Query<Options>,
-    request: Request,
-) -> Result<Response, InferError> {
-    predict(&front, &model, Some(&version), options, request).await
-}
-
-async fn predict(
-    front: &Arc<Front>,
-    name: &str,
-    version: Option<&str>,
-    options: Options,
-    request: Request,
-) -> Result<Response, InferError> {
-    let model = front.catalog.get(name, version)?;
+    let model = target.find(&front)?;
     let mut outcome = Outcome::of(front.metrics.model(&model.name));
-    let result = answer(front, &model, options, request).await;
+    let result = answer(&front, &model, request).await;
     outcome.settle(result.as_ref().err());
     result
 }
 
-async fn answer(
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    options: Options,
-    request: Request,
-) -> Result<Response, InferError> {
+async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
+    let Query(options) = Query::<Options>::try_from_uri(request.uri()).map_err(|error| {
+        InferError::BadRequest(format!("the query cannot be read: {}", error.body_text()))
+    })?;
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
     if model.image.is_none() {
         return Err(takes_tensors(model));
@@ -189,6 +170,7 @@ async fn one_frame(
 ) -> Frame {
     let Staged { tensor, placement } = frame;
     let ran = call.run(front, model, vec![tensor], 1).await?;
+    let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
     let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
     let entry = move || {
@@ -206,6 +188,7 @@ async fn one_frame(
         Task::Classify(_) | Task::Embed(_) => entry(),
         Task::Detect(_) | Task::Segment(_) | Task::Tensors => front.decode.run(entry).await?,
     };
+    device.reply_seconds.observe(answered.elapsed().as_secs_f64());
     Ok((entry?, spent))
 }
 

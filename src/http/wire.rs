@@ -137,7 +137,7 @@ mod tests {
             let loose = Bytes::from(text.clone());
             let one = format!("{{\"inputs\":[{{\"name\":\"a\",\"shape\":[2],\"datatype\":\"FP32\",{text}}}]}}");
             for body in [loose, Bytes::from(one)] {
-                let _ = super::request::read(&body, cut);
+                let _ = super::request::read(&body, cut, &[]);
                 let _ = super::predict::instances(&body, 4);
                 let _ = super::binary::strings(&body);
             }

@@ -248,7 +248,10 @@ fn read(root: &Table<'_, '_>) -> Manifest {
     match root.string("engine").as_deref() {
         None | Some("onnx") => {}
         Some("gauss-mle") => {
-            root.mistake_at("engine", "is \"gauss-mle\", which this version does not have yet; allowed: onnx");
+            root.mistake_at(
+                "engine",
+                "is \"gauss-mle\", which this version does not have yet; allowed: onnx",
+            );
         }
         Some(other) => root.mistake_at("engine", format_args!("is {other:?}, allowed: onnx")),
     }

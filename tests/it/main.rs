@@ -2,5 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod accept;
+mod api;
+mod drain;
 mod openapi;
+mod support;
 mod tidy;

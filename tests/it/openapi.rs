@@ -12,7 +12,7 @@ fn document() -> Value {
 fn operations(document: &Value) -> Vec<(String, String, Value)> {
     let mut operations = Vec::new();
     for (path, item) in document["paths"].as_mapping().unwrap() {
-        for method in ["get", "post"] {
+        for method in ["get", "post", "put"] {
             if let Some(operation) = item.get(method) {
                 let path = path.as_str().unwrap().to_owned();
                 operations.push((method.to_owned(), path, operation.clone()));
@@ -25,6 +25,15 @@ fn operations(document: &Value) -> Vec<(String, String, Value)> {
 fn statuses(operation: &Value) -> BTreeSet<u16> {
     let responses = operation["responses"].as_mapping().unwrap();
     responses.keys().map(|status| status.as_str().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn the_paths_are_those_of_the_router() {
+    let document = document();
+    let declared: BTreeSet<&str> =
+        document["paths"].as_mapping().unwrap().keys().map(|path| path.as_str().unwrap()).collect();
+    let routed: BTreeSet<&str> = ocelli::http::paths().into_iter().collect();
+    assert_eq!(declared, routed, "openapi.yaml, router");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Longer files hold a second subject.
-const LINES_MAX: usize = 450;
+const LINES_MAX: usize = 480;
 
 /// What each top-level module stands on: it may use those of a lower rank, and the leaves. `http` and `devices` have
 /// the same rank: they do not know each other.
@@ -154,8 +154,14 @@ fn every_file_says_what_it_is_for_and_holds_one_subject() {
     for folder in ["src", "tests"] {
         for (path, text) in sources(folder) {
             assert!(text.starts_with("//!"), "{} does not begin with //!", path.display());
-            let lines = text.lines().count();
-            assert!(lines <= LINES_MAX, "{} has {lines} lines, more than {LINES_MAX}", path.display());
+            // Tests may be as many as there is to test.
+            let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").count();
+            let tests = path.file_stem().is_some_and(|stem| stem == "tests") || path.starts_with("tests");
+            assert!(
+                tests || lines <= LINES_MAX,
+                "{} has {lines} lines, more than {LINES_MAX}",
+                path.display()
+            );
         }
     }
 }

@@ -139,6 +139,7 @@ pub struct Book {
     items: usize,
     bytes: usize,
     closed: bool,
+    hurried: bool,
     aborted: bool,
 }
 
@@ -157,6 +158,7 @@ impl Book {
             items: 0,
             bytes: 0,
             closed: false,
+            hurried: false,
             aborted: false,
         }
     }
@@ -215,6 +217,11 @@ impl Book {
     pub fn detach(&mut self, worker: WorkerKey, now: Instant) {
         self.workers.remove(&worker);
         self.strand(now);
+    }
+
+    /// From now on nothing waits for company.
+    pub fn hurry(&mut self) {
+        self.hurried = true;
     }
 
     /// Lets no more jobs in; what there is still runs.

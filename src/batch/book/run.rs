@@ -29,7 +29,7 @@ impl Book {
             let Some(model) = self.models.get(&key) else {
                 continue;
             };
-            let hurry = self.closed || model.retired;
+            let hurry = self.hurried || self.closed || model.retired;
             let largest = policy::largest(&model.rules.sizes);
             let mut best: Option<(Rank, &Arc<ItemShape>, usize, usize)> = None;
             for (shape, lane) in model.lanes.iter() {

@@ -13,7 +13,14 @@ use ort::{
     session::{Session, builder::GraphOptimizationLevel},
     value::ValueType,
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// The library takes one environment per process and never lets go of it, so that a second server in the process (in
+/// tests) shares the first one's.
+static LOADED: Mutex<Option<(PathBuf, Runtime)>> = Mutex::new(None);
 
 /// The loaded library. Cloning is cheap; the library stays for the life of the process.
 #[derive(Clone)]
@@ -24,11 +31,24 @@ pub struct Runtime {
 impl Runtime {
     /// Loads the shared library at `path` and makes the process's environment.
     ///
-    /// Must come before any other use of `ort`, whose error type already needs the library.
+    /// Must come before any other use of `ort`, whose error type already needs the library. Loading the same library
+    /// again gives the same environment.
     ///
     /// # Errors
     /// If the library is missing, too old, or one is already loaded. Words for an operator.
     pub fn load(path: &Path) -> Result<Runtime, String> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*loaded {
+            Some((from, runtime)) if from == path => return Ok(runtime.clone()),
+            Some((from, _)) => {
+                return Err(format!(
+                    "ONNX Runtime is loaded from {} already, not from {}",
+                    from.display(),
+                    path.display()
+                ));
+            }
+            None => {}
+        }
         let advice = "run `make serve` once, which fetches it, or set ORT_DYLIB_PATH to libonnxruntime.so";
         let builder = ort::init_from(path).map_err(|error| {
             format!("cannot load ONNX Runtime from {}: {error}; {advice}", path.display())
@@ -39,7 +59,9 @@ impl Runtime {
             .with_logger(Arc::new(log))
             .build()
             .map_err(|error| format!("cannot start ONNX Runtime: {error}"))?;
-        Ok(Runtime { environment })
+        let runtime = Runtime { environment };
+        *loaded = Some((path.to_owned(), runtime.clone()));
+        Ok(runtime)
     }
 
     /// The library's own build description: version, commit, flags.

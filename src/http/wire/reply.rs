@@ -125,6 +125,12 @@ pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Res
         }
     }
     let data = &tensor.data[..];
+    if let Some(index) = not_finite(tensor) {
+        return Err(InferError::BadRequest(format!(
+            "output {name:?} is not a finite number at element {index}, which JSON does not carry; ask for it at \
+             /v2/models/…/infer with \"parameters\": {{\"binary_data\": true}}"
+        )));
+    }
     match tensor.datatype {
         DataType::Bool => each(json, data, |json, [b]| number(json, b != 0)),
         DataType::Uint8 => each(json, data, |json, b| number(json, u8::from_le_bytes(b))),
@@ -135,22 +141,8 @@ pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Res
         DataType::Int16 => each(json, data, |json, b| number(json, i16::from_le_bytes(b))),
         DataType::Int32 => each(json, data, |json, b| number(json, i32::from_le_bytes(b))),
         DataType::Int64 => each(json, data, |json, b| number(json, i64::from_le_bytes(b))),
-        DataType::Fp32 => each(json, data, |json, b| {
-            let value = f32::from_le_bytes(b);
-            if value.is_finite() {
-                number(json, value);
-            } else {
-                not_finite(json, f64::from(value));
-            }
-        }),
-        DataType::Fp64 => each(json, data, |json, b| {
-            let value = f64::from_le_bytes(b);
-            if value.is_finite() {
-                number(json, value);
-            } else {
-                not_finite(json, value);
-            }
-        }),
+        DataType::Fp32 => each(json, data, |json, b| number(json, f32::from_le_bytes(b))),
+        DataType::Fp64 => each(json, data, |json, b| number(json, f64::from_le_bytes(b))),
         DataType::Fp16 | DataType::Bf16 => {
             return Err(InferError::BadRequest(format!(
                 "output {name:?} is {}, which JSON does not carry; ask for it with \"parameters\": {{\"binary_data\": true}}",
@@ -175,14 +167,13 @@ fn number(json: &mut Vec<u8>, value: impl serde::Serialize) {
     serde_json::to_writer(json, &value).expect("a number can be written to memory");
 }
 
-fn not_finite(json: &mut Vec<u8>, value: f64) {
-    json.extend_from_slice(if value.is_nan() {
-        b"NaN"
-    } else if value > 0.0 {
-        b"Infinity"
-    } else {
-        b"-Infinity"
-    });
+/// The first element that is NaN or infinite.
+fn not_finite(tensor: &Tensor) -> Option<usize> {
+    match tensor.datatype {
+        DataType::Fp32 => tensor.data.as_chunks().0.iter().position(|b| !f32::from_le_bytes(*b).is_finite()),
+        DataType::Fp64 => tensor.data.as_chunks().0.iter().position(|b| !f64::from_le_bytes(*b).is_finite()),
+        _ => None,
+    }
 }
 
 pub(super) fn string(json: &mut Vec<u8>, text: &str) {

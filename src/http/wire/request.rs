@@ -9,7 +9,7 @@
 
 use super::{HEADER_LENGTH, Parameter, Parameters, bad_json, binary, clipped, count, data, flag};
 use crate::{
-    engine::{DataType, Tensor},
+    engine::{DataType, Dim, Tensor, TensorSpec},
     error::InferError,
 };
 use axum::{body::Bytes, http::HeaderMap};
@@ -123,7 +123,11 @@ pub fn json_length(headers: &HeaderMap) -> Result<Option<usize>, InferError> {
 ///
 /// # Errors
 /// 400 saying which member of which input, what was expected and what came.
-pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, InferError> {
+pub fn read(
+    body: &Bytes,
+    json_length: Option<usize>,
+    specs: &[TensorSpec],
+) -> Result<InferRequest, InferError> {
     let length = json_length.unwrap_or(body.len());
     if length > body.len() {
         return Err(bad(format!(
@@ -145,7 +149,7 @@ pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, In
         if inputs.iter().any(|input| input.name == wire.name) {
             return Err(bad(format!("input {:?} is given twice", clipped(&wire.name))));
         }
-        inputs.push(input(wire, &mut behind)?);
+        inputs.push(input(wire, &mut behind, specs)?);
     }
     if !behind.is_empty() {
         return Err(bad(format!(
@@ -170,7 +174,7 @@ pub fn read(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, In
 }
 
 /// One input; takes its binary data, if it has some, from the front of `behind`.
-fn input(wire: WireInput<'_>, behind: &mut Bytes) -> Result<Input, InferError> {
+fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Result<Input, InferError> {
     let WireInput { name, shape, datatype, mut parameters, data } = wire;
     let Some(datatype) = DataType::from_name(&datatype) else {
         let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
@@ -180,6 +184,10 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes) -> Result<Input, InferError> {
             names.join(", ")
         )));
     };
+    // Before the data: that it is not of the type which was said is the smaller mistake.
+    if let Some(spec) = specs.iter().find(|spec| spec.name == name) {
+        fits(spec, datatype, &shape)?;
+    }
     refuse_shared_memory(&parameters)?;
     let size = count(&parameters, "binary_data_size")?;
     parameters.remove("binary_data_size");
@@ -204,6 +212,25 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes) -> Result<Input, InferError> {
         }
     };
     Ok(Input { name, tensor, parameters })
+}
+
+/// Whether an input is of the type and shape that the model takes.
+///
+/// # Errors
+/// 400 saying expected and got.
+pub fn fits(spec: &TensorSpec, datatype: DataType, shape: &[usize]) -> Result<(), InferError> {
+    let name = &spec.name;
+    if spec.datatype != datatype {
+        return Err(bad(format!("input {name:?} is {datatype}, expected {}", spec.datatype)));
+    }
+    if spec.shape.len() != shape.len() || !spec.shape.iter().zip(shape).all(|(dim, n)| dim.takes(*n)) {
+        let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
+        return Err(bad(format!("input {name:?} has shape {shape:?}, expected {expected:?} (-1 is any)")));
+    }
+    if shape.contains(&0) {
+        return Err(bad(format!("input {name:?} has shape {shape:?}: it has no elements")));
+    }
+    Ok(())
 }
 
 fn refuse_shared_memory(parameters: &Parameters) -> Result<(), InferError> {
@@ -233,7 +260,7 @@ mod tests {
 
     fn refuses(json: &str, binary: &[u8], told: &str) {
         let (body, length) = body(json, binary);
-        let error = read(&body, length).unwrap_err().to_string();
+        let error = read(&body, length, &[]).unwrap_err().to_string();
         assert!(error.contains(told), "{error} lacks {told}");
     }
 
@@ -242,7 +269,7 @@ mod tests {
         let json = r#"{"id":"7","parameters":{"timeout":1500,"priority":2,"binary_data_output":true,"knob":0.5},
             "inputs":[{"name":"a","data":[1,2],"datatype":"FP32","shape":[1,2],"parameters":{"k":"v"}}],
             "outputs":[{"name":"y"},{"name":"z","parameters":{"binary_data":false,"classification":3}}],"more":1}"#;
-        let request = read(&Bytes::from(json), None).unwrap();
+        let request = read(&Bytes::from(json), None, &[]).unwrap();
         assert_eq!(request.id.as_deref(), Some("7"));
         assert_eq!(request.timeout(), Ok(Some(Duration::from_micros(1500))));
         assert_eq!(request.priority(), Ok(Some(2)));
@@ -261,7 +288,7 @@ mod tests {
             {"name":"b","shape":[1],"datatype":"INT8","data":[-1]},
             {"name":"c","shape":[2],"datatype":"BYTES","parameters":{"binary_data_size":11}}]}"#;
         let (body, length) = body(json, b"\0\0\x80\x3f\0\0\0\x40\x02\0\0\0ab\x01\0\0\0c");
-        let request = read(&body, length).unwrap();
+        let request = read(&body, length, &[]).unwrap();
         let [a, b, c] = &request.inputs[..] else { panic!() };
         assert_eq!(a.tensor.to_f32().unwrap(), [1.0, 2.0]);
         assert_eq!(a.tensor.data.as_ptr(), body[json.len()..].as_ptr());
@@ -289,7 +316,10 @@ mod tests {
         refuses(&one("\"data\":[1]", "FP32", "[-1]"), &[], "cannot be read");
         refuses(&one(r#""parameters":{"shared_memory_region":"r"}"#, "FP32", "[1]"), &[], "not supported");
         assert!(
-            read(&Bytes::from_static(b"{}"), Some(3)).unwrap_err().to_string().contains("the body has 2")
+            read(&Bytes::from_static(b"{}"), Some(3), &[])
+                .unwrap_err()
+                .to_string()
+                .contains("the body has 2")
         );
     }
 

@@ -1,0 +1,37 @@
+//! Which model a path names.
+
+use super::Front;
+use crate::{error::InferError, models::Model};
+use axum::{
+    extract::{FromRequestParts, Path},
+    http::request::Parts,
+};
+use std::{collections::HashMap, sync::Arc};
+
+/// The `{model}` and, where the route has one, the `{version}` of a path. Looked up in a map, never joined to a path.
+pub(super) struct Target {
+    /// As the caller wrote it, percent-decoded.
+    pub(super) model: String,
+    /// The same; `None` asks for the highest that can be served.
+    pub(super) version: Option<String>,
+}
+
+impl Target {
+    /// The model, if it can be served now.
+    pub(super) fn find(&self, front: &Front) -> Result<Arc<Model>, InferError> {
+        front.catalog.get(&self.model, self.version.as_deref())
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Target {
+    type Rejection = InferError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Target, InferError> {
+        let Path(mut names) =
+            Path::<HashMap<String, String>>::from_request_parts(parts, state).await.map_err(|error| {
+                InferError::BadRequest(format!("the path cannot be read: {}", error.body_text()))
+            })?;
+        let model = names.remove("model").unwrap_or_default();
+        Ok(Target { model, version: names.remove("version") })
+    }
+}

@@ -1,0 +1,344 @@
+//! The API by example: images in each of their forms, tensors, metadata, and what bad requests get.
+
+use crate::support::{DIGITS, Reply, Server, config, digits_with, three, until_metrics};
+use ocelli::config::Config;
+use serde_json::json;
+
+const BASE64: &str = "base64 of the image";
+
+fn base64(bytes: &[u8]) -> String {
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    BASE64_STANDARD.encode(bytes)
+}
+
+/// A multipart body with these files.
+fn form(files: &[(&str, &[u8])]) -> (String, Vec<u8>) {
+    let mut body = Vec::new();
+    for (name, bytes) in files {
+        body.extend_from_slice(
+            format!("--x\r\nContent-Disposition: form-data; name=\"data\"; filename=\"{name}\"\r\n\r\n")
+                .as_bytes(),
+        );
+        body.extend_from_slice(bytes);
+        body.extend_from_slice(b"\r\n");
+    }
+    body.extend_from_slice(b"--x--\r\n");
+    ("multipart/form-data; boundary=x".into(), body)
+}
+
+fn check_problem(reply: &Reply, status: u16, words: &[&str]) {
+    let body = reply.json();
+    assert_eq!(reply.status, status, "{body}");
+    assert_eq!(body["status"], status);
+    assert_eq!(body["error"], body["detail"]);
+    assert!(
+        body["request_id"].is_string() && body["type"].is_string() && body["title"].is_string(),
+        "{body}"
+    );
+    let error = body["error"].as_str().unwrap_or_default();
+    for word in words {
+        assert!(error.contains(word), "{error:?} does not say {word:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_posted_image_is_answered_in_every_form_it_can_come_in() {
+    let server = Server::start(config()).await;
+    for method in ["POST", "PUT"] {
+        let reply = server.send(method, "/predictions/digits", &[], three()).await;
+        let body = reply.json();
+        assert_eq!(reply.status, 200, "{body}");
+        assert_eq!(
+            (&body["model"], &body["version"], &body["task"]),
+            (&json!("digits"), &json!("1"), &json!("classify"))
+        );
+        assert_eq!(body["classes"][0]["label"], "3", "{body}");
+        let scores: f64 =
+            body["classes"].as_array().unwrap().iter().map(|c| c["score"].as_f64().unwrap()).sum();
+        assert!((0.9..=1.0001).contains(&scores), "softmax scores of the best five sum to {scores}");
+        assert!(reply.headers["server-timing"].to_str().unwrap().contains("compute;dur="));
+        assert_eq!(reply.headers["ocelli-device"], "cpu");
+    }
+    let versioned =
+        server.send("POST", "/predictions/digits/1?top_k=2", &[("content-type", "image/png")], three()).await;
+    assert_eq!(versioned.json()["classes"].as_array().unwrap().len(), 2);
+
+    let (kind, body) = form(&[("a.png", &three()), ("b.png", &three())]);
+    let reply = server.send("POST", "/predictions/digits", &[("content-type", &kind)], body).await;
+    let labels: Vec<_> = reply.json()["predictions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["classes"][0]["label"].clone())
+        .collect();
+    assert_eq!(labels, ["3", "3"]);
+
+    let image = base64(&three());
+    for instance in
+        [json!({"b64": image}), json!({"data": image}), json!({"image_bytes": {"b64": image}, "key": "1"})]
+    {
+        let body = json!({"instances": [instance, {"b64": image}], "parameters": {"top_k": 1}}).to_string();
+        let reply =
+            server.send("POST", "/predictions/digits", &[("content-type", "application/json")], body).await;
+        let predictions = reply.json()["predictions"].clone();
+        assert_eq!(predictions.as_array().map(Vec::len), Some(2), "{BASE64}: {predictions}");
+        assert_eq!(predictions[0]["classes"], json!([predictions[1]["classes"][0]]));
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_bad_image_among_many_is_its_own_entrys_error() {
+    let server = Server::start(config()).await;
+    let image = three();
+    let (kind, body) =
+        form(&[("good", &image), ("bad", b"not an image"), ("cut", &image[..60]), ("good", &image)]);
+    let reply = server.send("POST", "/predictions/digits", &[("content-type", &kind)], body).await;
+    assert_eq!(reply.status, 200);
+    let entries = reply.json()["predictions"].as_array().unwrap().clone();
+    assert_eq!(entries.len(), 4);
+    assert_eq!(
+        (&entries[0]["classes"][0]["label"], &entries[3]["classes"][0]["label"]),
+        (&json!("3"), &json!("3"))
+    );
+    for bad in [1, 2] {
+        assert_eq!(entries[bad]["status"], 400, "{}", entries[bad]);
+        assert!(entries[bad]["error"].is_string());
+    }
+    let (kind, body) = form(&[("bad", b"not an image"), ("bad", b"nor this")]);
+    let reply = server.send("POST", "/predictions/digits", &[("content-type", &kind)], body).await;
+    check_problem(&reply, 400, &["JPEG", "PNG", "TIFF"]);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_get_a_clear_error_of_the_right_kind() {
+    let server = Server::start(Config { body_bytes_max: 100_000, ..config() }).await;
+    let post = async |path: &str, headers: &[(&str, &str)], body: &[u8]| {
+        server.send("POST", path, headers, body.to_vec()).await
+    };
+    check_problem(&post("/predictions/digits", &[], b"nothing like an image").await, 400, &["JPEG", "WebP"]);
+    check_problem(&post("/predictions/digits", &[], b"").await, 400, &["empty"]);
+    check_problem(&post("/predictions/digit", &[], &three()).await, 404, &["\"digit\"", "nearest: digits"]);
+    check_problem(&post("/predictions/digits/7", &[], &three()).await, 404, &["7"]);
+    check_problem(
+        &post("/predictions/digits", &[("content-type", "text/html")], &three()).await,
+        415,
+        &["text/html"],
+    );
+    check_problem(&post("/predictions/digits?top_k=none", &[], &three()).await, 400, &["top_k", "none"]);
+    check_problem(
+        &post("/predictions/digits", &[("timeout", "soon")], &three()).await,
+        400,
+        &["timeout", "soon"],
+    );
+    check_problem(
+        &post("/predictions/digits", &[("priority", "77")], &three()).await,
+        400,
+        &["priority", "77"],
+    );
+    let large = post("/predictions/digits", &[], &vec![0; 100_001]).await;
+    check_problem(&large, 413, &["100001", "100000", "body_bytes_max"]);
+    check_problem(&server.get("/nothing/here").await, 404, &["/nothing/here"]);
+    check_problem(&server.get("/predictions/digits").await, 405, &["GET"]);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tensors_are_checked_against_the_model_and_say_expected_and_got() {
+    let server = Server::start(config()).await;
+    let zeros = vec![0.0; 1024];
+    let infer = async |input: serde_json::Value| {
+        let body = json!({"id": "a", "inputs": [input]}).to_string();
+        server.send("POST", "/v2/models/digits/infer", &[], body).await
+    };
+    let reply =
+        infer(json!({"name": "image", "shape": [1, 1, 32, 32], "datatype": "FP32", "data": zeros})).await;
+    let body = reply.json();
+    assert_eq!(reply.status, 200, "{body}");
+    assert_eq!(
+        (&body["id"], &body["model_name"], &body["model_version"]),
+        (&json!("a"), &json!("digits"), &json!("1"))
+    );
+    let output = &body["outputs"][0];
+    assert_eq!((&output["shape"], &output["datatype"]), (&json!([1, 10]), &json!("FP32")));
+    assert_eq!(output["data"].as_array().unwrap().len(), 10);
+
+    let bad =
+        infer(json!({"name": "picture", "shape": [1, 1, 32, 32], "datatype": "FP32", "data": zeros})).await;
+    check_problem(&bad, 400, &["\"picture\"", "\"image\""]);
+    let bad =
+        infer(json!({"name": "image", "shape": [1, 1, 32, 31], "datatype": "FP32", "data": &zeros[..992]}))
+            .await;
+    check_problem(&bad, 400, &["[1, 1, 32, 31]", "[-1, 1, 32, 32]"]);
+    let bad =
+        infer(json!({"name": "image", "shape": [1, 1, 32, 32], "datatype": "INT64", "data": vec![0; 1024]}))
+            .await;
+    check_problem(&bad, 400, &["INT64", "FP32"]);
+    let bad =
+        infer(json!({"name": "image", "shape": [1, 1, 32, 32], "datatype": "FP32", "data": [1.0]})).await;
+    check_problem(&bad, 400, &["1024"]);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_larger_than_a_batch_is_split_and_comes_back_in_order() {
+    let models = digits_with(&[("digits", &format!("{DIGITS}[batch]\nitems_max = 4\n"))]);
+    let server = Server::start_with(models, config()).await;
+    // Item n has n pixels lit, so that each has an output of its own.
+    let items = 11;
+    let mut pixels = vec![0f32; items * 1024];
+    for n in 0..items {
+        pixels[n * 1024..n * 1024 + n * 40].fill(1.0);
+    }
+    let send = async |pixels: &[f32]| {
+        let data: Vec<u8> = pixels.iter().flat_map(|p| p.to_le_bytes()).collect();
+        let n = pixels.len() / 1024;
+        let head = json!({"inputs": [{"name": "image", "shape": [n, 1, 32, 32], "datatype": "FP32",
+            "parameters": {"binary_data_size": data.len()}}]})
+        .to_string();
+        let length = head.len().to_string();
+        let body = [head.as_bytes(), &data].concat();
+        let headers = [("inference-header-content-length", length.as_str())];
+        let reply = server.send("POST", "/v2/models/digits/infer", &headers, body).await;
+        let body = reply.json();
+        assert_eq!(reply.status, 200, "{body}");
+        let data: Vec<f64> =
+            body["outputs"][0]["data"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+        data
+    };
+    let together = send(&pixels).await;
+    assert_eq!(together.len(), items * 10);
+    let mut largest: f64 = 0.0;
+    for n in 0..items {
+        let alone = send(&pixels[n * 1024..(n + 1) * 1024]).await;
+        for (a, b) in alone.iter().zip(&together[n * 10..]) {
+            largest = largest.max((a - b).abs());
+        }
+    }
+    println!("largest difference between alone and in a batch: {largest:e}");
+    assert!(largest < 1e-4, "rows came back out of order or wrong: {largest}");
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_bad_model_never_stops_the_others() {
+    let models = digits_with(&[("good", DIGITS), ("typo", "taks = \"classify\"\n"), ("garbage", DIGITS)]);
+    std::fs::write(models.path().join("garbage/model.onnx"), b"no model").unwrap();
+    let server = Server::start_with(models, config()).await;
+    assert_eq!(server.send("POST", "/predictions/good", &[], three()).await.status, 200);
+    let reply = server.send("POST", "/predictions/typo", &[], three()).await;
+    check_problem(&reply, 503, &["typo", "taks", "task"]);
+    check_problem(&server.send("POST", "/predictions/garbage", &[], three()).await, 503, &["garbage"]);
+    let list = server.get("/v2/models").await.json();
+    let states: Vec<_> =
+        list["models"].as_array().unwrap().iter().map(|m| (m["name"].clone(), m["state"].clone())).collect();
+    let expected = [("garbage", "UNAVAILABLE"), ("good", "READY"), ("typo", "UNAVAILABLE")];
+    assert_eq!(states, expected.map(|(name, state)| (json!(name), json!(state))));
+    assert_eq!(server.get("/v2/models/typo/ready").await.status, 400);
+    assert_eq!(server.get("/v2/models/good/ready").await.json()["ready"], true);
+    assert_eq!(
+        server.get("/v2/health/ready").await.status,
+        200,
+        "ready is about the models that can be served"
+    );
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_says_429_and_when_to_come_back() {
+    let server = Server::start_slow(Config { requests_in_flight_max: 1, ..config() }).await;
+    let (first, second) =
+        tokio::join!(server.send("POST", "/predictions/slow", &[("timeout", "3000")], three()), async {
+            until_metrics(server.address, &["ocelli_queue_items{model=\"slow\"} 1"]).await;
+            server.send("POST", "/predictions/slow", &[], three()).await
+        });
+    check_problem(&second, 429, &["in flight", "1"]);
+    assert!(second.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
+    assert_eq!(first.status, 200, "the window for company closes in time for the deadline: {:?}", first.body);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_that_passes_is_504() {
+    let server = Server::start(config()).await;
+    // Decoding nine megapixels takes longer than a millisecond.
+    let mut body = Vec::new();
+    let mut encoder = png::Encoder::new(&mut body, 3000, 3000);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.write_header().unwrap().write_image_data(&vec![7; 9_000_000]).unwrap();
+    let reply = server.send("POST", "/predictions/digits", &[("timeout", "1")], body).await;
+    check_problem(&reply, 504, &["deadline"]);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_health_and_metrics_answer_on_both_listeners() {
+    let server = Server::start(config()).await;
+    let about = server.get("/v2").await.json();
+    assert_eq!(about["name"], "ocelli");
+    let model = server.get("/v2/models/digits").await.json();
+    assert_eq!(model["versions"], json!(["1"]));
+    assert_eq!(model["inputs"], json!([{"name": "image", "datatype": "FP32", "shape": [-1, 1, 32, 32]}]));
+    assert_eq!(server.get("/v2/models/digits/versions/1").await.json(), model);
+    assert_eq!(server.get("/ping").await.json(), json!({"status": "Healthy"}));
+    assert!(server.get("/openapi.yaml").await.body.starts_with(b"openapi: 3.1"));
+    server.send("POST", "/predictions/digits", &[], three()).await;
+    for address in [server.address, server.admin] {
+        let get =
+            async |path| crate::support::send(address, "GET", path, &[], axum::body::Body::empty()).await;
+        assert_eq!(get("/v2/health/live").await.json()["live"], true);
+        assert_eq!(get("/v2/health/ready").await.json()["ready"], true);
+        let metrics = get("/metrics").await;
+        let text = String::from_utf8(metrics.body.to_vec()).unwrap();
+        for line in [
+            "ocelli_outcomes_total{model=\"digits\",outcome=\"ok\"} 1",
+            "ocelli_items_total{device=\"cpu\",model=\"digits\"} 1",
+            "ocelli_queue_items{model=\"digits\"} 0",
+            "ocelli_device_state{device=\"cpu\",state=\"serving\"} 1",
+            "ocelli_stage_duration_seconds_count{device=\"cpu\",model=\"digits\",stage=\"queue\"} 1",
+            "ocelli_stage_duration_seconds_count{device=\"cpu\",model=\"digits\",stage=\"reply\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_and_a_request_id_are_honoured() {
+    let server = Server::start(config()).await;
+    let headers = [
+        ("x-request-id", "mine-1"),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+    ];
+    let reply = server.send("POST", "/predictions/none", &headers, three()).await;
+    assert_eq!(reply.headers["x-request-id"], "mine-1");
+    assert_eq!(reply.json()["request_id"], "mine-1");
+    let trace = reply.headers["traceparent"].to_str().unwrap();
+    assert!(
+        trace.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && !trace.contains("b7ad6b7169203331"),
+        "{trace}"
+    );
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_away_takes_its_job_with_it() {
+    let server = Server::start_slow(config()).await;
+    let waits = server.send("POST", "/predictions/slow", &[("timeout", "50000")], three());
+    let queued = until_metrics(server.address, &["ocelli_queue_items{model=\"slow\"} 1"]);
+    tokio::select! {
+        reply = waits => panic!("answered without waiting: {reply:?}"),
+        () = queued => (),
+    }
+    let lines = [
+        "ocelli_queue_items{model=\"slow\"} 0",
+        "ocelli_queue_bytes 0",
+        "ocelli_requests_in_flight 0",
+        "ocelli_outcomes_total{model=\"slow\",outcome=\"cancelled\"} 1",
+        "ocelli_items_total{device=\"cpu\",model=\"slow\"} 1",
+    ];
+    until_metrics(server.address, &lines).await;
+    server.end().await;
+}

@@ -1,0 +1,51 @@
+//! The end of a server: ready turns, callers are still served, what was accepted is finished.
+
+use crate::support::{Server, config, send, three, until_metrics};
+use axum::body::Body;
+use ocelli::{app::Undone, config::Config};
+use std::time::Duration;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draining_server_is_live_not_ready_and_still_answers() {
+    let server = Server::start(Config { drain_delay_ms: Duration::from_secs(3), ..config() }).await;
+    let (address, admin) = (server.address, server.admin);
+    let ending = tokio::spawn(server.end());
+    let get = async |path| send(admin, "GET", path, &[], Body::empty()).await;
+    while get("/v2/health/ready").await.status == 200 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(get("/v2/health/live").await.status, 200, "alive all the same");
+    assert_eq!(get("/ping").await.status, 503);
+    let reply = send(address, "POST", "/predictions/digits", &[], three().into()).await;
+    assert_eq!(reply.status, 200, "whoever still routes to us is answered");
+    assert_eq!(reply.headers["connection"], "close", "and told to go elsewhere next time");
+    assert_eq!(ending.await.unwrap(), Undone { jobs: 0, connections: 0 });
+    tokio::net::TcpStream::connect(address).await.expect_err("the listener is closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_queued_when_the_listener_closes_is_answered() {
+    // The job waits for company for ten seconds: the end lets it run alone.
+    let server = Server::start_slow(Config { drain_delay_ms: Duration::from_millis(1), ..config() }).await;
+    let waiting = tokio::spawn(send(
+        server.address,
+        "POST",
+        "/predictions/slow",
+        &[("timeout", "60000")],
+        three().into(),
+    ));
+    until_metrics(server.admin, &["ocelli_queue_items{model=\"slow\"} 1"]).await;
+    assert_eq!(server.end().await, Undone { jobs: 0, connections: 0 });
+    assert_eq!(waiting.await.unwrap().status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_now_whatever_the_delay() {
+    let server = Server::start(Config { drain_delay_ms: Duration::from_secs(3600), ..config() }).await;
+    let now = tokio_util::sync::CancellationToken::new();
+    let second = now.clone();
+    let ending = tokio::spawn(async move { server.end_at(&second).await });
+    now.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(60), ending).await.expect("not an hour").unwrap();
+    assert_eq!(ended.jobs, 0);
+}
