@@ -1,8 +1,8 @@
 //! The reply to an inference request: JSON with tensors in it or behind it.
 //!
-//! Numbers are written in the shortest form that reads back as the same value of their type. A NaN or an infinity is
-//! written `NaN`, `Infinity` or `-Infinity`, as TensorFlow Serving does and as Python's readers take it: it is not JSON
-//! in the strict sense, but every strict form would lose the value. Clients that mind ask for binary tensors.
+//! Numbers are written in the shortest form that reads back as the same value of their type. JSON has no NaN and no
+//! infinity: an output that holds one is refused as text, since `null` would hide that a model has gone wrong, and comes
+//! back unchanged as binary.
 
 use super::binary::strings;
 use crate::{
@@ -259,9 +259,6 @@ mod tests {
         check(DataType::Uint64, &[0xff; 8], &[1], "[18446744073709551615]");
         let floats: Vec<u8> = [0.1f32, -3e38, 1.0].iter().flat_map(|n| n.to_le_bytes()).collect();
         check(DataType::Fp32, &floats, &[3], "[0.1,-3e+38,1.0]");
-        let odd: Vec<u8> =
-            [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].iter().flat_map(|n| n.to_le_bytes()).collect();
-        check(DataType::Fp64, &odd, &[3], "[NaN,Infinity,-Infinity]");
         check(DataType::Bytes, b"\x02\0\0\0ab\x01\0\0\0\"", &[2], r#"["ab","\""]"#);
         check(DataType::Fp32, &[], &[0, 4], "[]");
     }
@@ -281,6 +278,16 @@ mod tests {
         assert_eq!(json["outputs"][0]["parameters"]["binary_data_size"], 8);
         assert_eq!(json["outputs"][1]["data"][0], 5);
         assert_eq!(json["outputs"][2]["parameters"]["binary_data_size"], 11);
+    }
+
+    #[test]
+    fn what_json_cannot_hold_is_refused_and_says_how_to_get_it() {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let data = [1f32.to_le_bytes(), odd.to_le_bytes()].concat();
+            let error = encode(vec![output(DataType::Fp32, &[2], &data, false)]).unwrap_err().to_string();
+            assert!(error.contains("element 1") && error.contains("binary_data"), "{error}");
+            assert!(encode(vec![output(DataType::Fp32, &[2], &data, true)]).is_ok());
+        }
     }
 
     #[test]
