@@ -93,7 +93,15 @@ impl Core {
         }
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
-        let found = models::scan(&config.models).map_err(AppError::Failed)?;
+        let found = models::scan(&config.models).map_err(|reason| {
+            AppError::Failed(format!("{reason} (option models: the folder that holds the models)"))
+        })?;
+        if found.is_empty() {
+            tracing::warn!(
+                folder = %config.models.display(),
+                "no models found: put each into a folder NAME/model.onnx there, and start again"
+            );
+        }
         let catalog = Arc::new(Catalog::new());
         let metrics = Arc::new(Metrics::new(&http::paths(), VERSION, COMMIT));
         let status = Arc::new(Status::new(Instant::now()));
@@ -201,7 +209,8 @@ impl App {
                 devices
             })
             .map_err(failed("cannot start the loading thread"))?;
-        tracing::info!(%address, admin = ?admin_address, models = %config.models.display(), "listening");
+        let admin = admin_address.map(tracing::field::display);
+        tracing::info!(%address, admin, models = %config.models.display(), "listening");
         Ok(App {
             config,
             front,

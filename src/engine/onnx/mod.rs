@@ -49,7 +49,8 @@ impl Runtime {
             }
             None => {}
         }
-        let advice = "run `make serve` once, which fetches it, or set ORT_DYLIB_PATH to libonnxruntime.so";
+        let advice = "set ORT_DYLIB_PATH, or the option onnx_runtime, to a libonnxruntime.so; `make ort` fetches one \
+                      into .lib/";
         let builder = ort::init_from(path).map_err(|error| {
             format!("cannot load ONNX Runtime from {}: {error}; {advice}", path.display())
         })?;
