@@ -2,7 +2,7 @@
 //!
 //! Loading happens on a thread of its own, so that models that are ready serve while others load.
 
-use super::worker::{Command, Worker, words};
+use super::worker::{Worker, words};
 use crate::{
     batch::{ModelKey, Queue},
     engine::{DataType, Dim, Engine, Signature, TensorView, onnx::Runtime},
@@ -170,17 +170,9 @@ impl Devices {
         let model = Arc::new(model);
         self.parts.queue.register(key, &model.name, model.rules.clone());
         for (worker, engine) in self.workers.iter().zip(engines) {
-            worker.tell(Command::Add(Arc::clone(&model), Box::new(engine)));
+            worker.assign(Arc::clone(&model), Box::new(engine));
         }
         Ok(Loading { model, load, canary })
-    }
-
-    /// Stops serving a model: what waits for it still runs.
-    pub fn unload(&self, key: ModelKey) {
-        self.parts.queue.retire(key);
-        for worker in &self.workers {
-            worker.tell(Command::Remove(key));
-        }
     }
 
     /// Waits until all workers have ended: the queue must be closed first.

@@ -18,17 +18,12 @@ use std::{
     time::Instant,
 };
 
-/// What can be asked of a worker.
-pub(super) enum Command {
-    /// Serve this model with this engine.
-    Add(Arc<Model>, Box<dyn Engine + Send>),
-    /// Stop serving it and drop the engine.
-    Remove(ModelKey),
-}
+/// A model and the engine to serve it with.
+type Assignment = (Arc<Model>, Box<dyn Engine + Send>);
 
 /// A running worker thread.
 pub(super) struct Worker {
-    commands: mpsc::Sender<Command>,
+    assignments: mpsc::Sender<Assignment>,
     queue: Arc<Queue>,
     thread: JoinHandle<()>,
 }
@@ -41,17 +36,17 @@ impl Worker {
         queue: Arc<Queue>,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Worker> {
-        let (commands, mailbox) = mpsc::channel();
+        let (assignments, mailbox) = mpsc::channel();
         let place = queue.attach(&device);
         let work = Work { device, place, metrics, mailbox, served: Vec::new(), engines: HashMap::new() };
         let thread = std::thread::Builder::new().name(name).spawn(move || work.run())?;
-        Ok(Worker { commands, queue, thread })
+        Ok(Worker { assignments, queue, thread })
     }
 
-    /// Puts a command into the mailbox and wakes the worker.
-    pub(super) fn tell(&self, command: Command) {
+    /// Has the worker serve a model from now on.
+    pub(super) fn assign(&self, model: Arc<Model>, engine: Box<dyn Engine + Send>) {
         // A worker that is gone has nothing to serve; the queue is closed by then.
-        let _ = self.commands.send(command);
+        let _ = self.assignments.send((model, engine));
         self.queue.wake();
     }
 
@@ -67,7 +62,7 @@ struct Work {
     device: Arc<str>,
     place: batch::Worker,
     metrics: Arc<Metrics>,
-    mailbox: mpsc::Receiver<Command>,
+    mailbox: mpsc::Receiver<Assignment>,
     served: Vec<ModelKey>,
     engines: HashMap<ModelKey, Loaded>,
 }
@@ -82,8 +77,8 @@ struct Loaded {
 impl Work {
     fn run(mut self) {
         loop {
-            while let Ok(command) = self.mailbox.try_recv() {
-                self.obey(command);
+            while let Ok(assignment) = self.mailbox.try_recv() {
+                self.accept(assignment);
             }
             match self.place.take(&self.served) {
                 Taken::Batch(batch) => self.serve(batch),
@@ -93,22 +88,17 @@ impl Work {
         }
     }
 
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Add(model, engine) => {
-                let assemblers = engine.signature().inputs.iter().map(|_| Assembler::default()).collect();
-                let metrics = self.metrics.model(&model.name).device(&self.device);
-                self.engines.insert(model.key, Loaded { model, engine, assemblers, metrics });
-            }
-            Command::Remove(key) => drop(self.engines.remove(&key)),
-        }
-        self.served = self.engines.keys().copied().collect();
+    fn accept(&mut self, (model, engine): Assignment) {
+        let assemblers = engine.signature().inputs.iter().map(|_| Assembler::default()).collect();
+        let metrics = self.metrics.model(&model.name).device(&self.device);
+        self.served.push(model.key);
+        self.engines.insert(model.key, Loaded { model, engine, assemblers, metrics });
     }
 
     fn serve(&mut self, batch: Running) {
         let result = match self.engines.get_mut(&batch.model) {
             Some(loaded) => loaded.run(&batch),
-            None => Err(EngineError::Device("the model was unloaded".into())),
+            None => Err(EngineError::Device("the worker has no engine for the model".into())),
         };
         if let Err(error) = &result {
             let model = self.engines.get(&batch.model).map(|loaded| &*loaded.model.name);

@@ -1,6 +1,6 @@
 //! What every inference request carries beside its data: a deadline, a priority, and an outcome that is counted once.
 
-use super::Front;
+use super::{Front, target::Target};
 use crate::{
     batch::{Answer, Job, Timing},
     engine::Tensor,
@@ -8,7 +8,10 @@ use crate::{
     models::Model,
     telemetry::metrics::{self, ModelMetrics},
 };
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::{
+    http::{HeaderMap, HeaderName, HeaderValue},
+    response::Response,
+};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -97,27 +100,30 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, InferError> {
         .ok_or_else(|| InferError::BadRequest(format!("header {name} is {value:?}, expected a whole number")))
 }
 
-/// Counts a request's outcome exactly once; one that is dropped without (the caller went away) is `cancelled`.
-pub(super) struct Outcome {
-    metrics: Option<Arc<ModelMetrics>>,
+/// Finds the model that a request is for, has it answered, and counts how that ended: exactly once, as `cancelled` if
+/// the future is dropped because the caller went away.
+pub(super) async fn counted<F>(
+    front: &Front,
+    target: &Target,
+    answer: impl FnOnce(Arc<Model>) -> F,
+) -> Result<Response, InferError>
+where
+    F: Future<Output = Result<Response, InferError>>,
+{
+    let model = target.find(front)?;
+    let mut uncounted = Uncounted(Some(front.metrics.model(&model.name)));
+    let result = answer(model).await;
+    if let Some(metrics) = uncounted.0.take() {
+        metrics.outcome(outcome(result.as_ref().err())).inc();
+    }
+    result
 }
 
-impl Outcome {
-    pub(super) fn of(metrics: Arc<ModelMetrics>) -> Outcome {
-        Outcome { metrics: Some(metrics) }
-    }
+struct Uncounted(Option<Arc<ModelMetrics>>);
 
-    /// `None` for a request that was answered.
-    pub(super) fn settle(&mut self, error: Option<&InferError>) {
-        if let Some(metrics) = self.metrics.take() {
-            metrics.outcome(outcome(error)).inc();
-        }
-    }
-}
-
-impl Drop for Outcome {
+impl Drop for Uncounted {
     fn drop(&mut self) {
-        if let Some(metrics) = self.metrics.take() {
+        if let Some(metrics) = self.0.take() {
             metrics.outcome(metrics::Outcome::Cancelled).inc();
         }
     }

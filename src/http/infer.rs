@@ -2,7 +2,7 @@
 
 use super::{
     Front, body,
-    call::{Call, Outcome, Spent},
+    call::{self, Call, Spent},
     target::Target,
     wire::{
         HEADER_LENGTH, raw,
@@ -29,11 +29,8 @@ pub(super) async fn infer(
     target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    let model = target.find(&front)?;
-    let mut outcome = Outcome::of(front.metrics.model(&model.name));
-    let result = answer(&front, &model, request).await;
-    outcome.settle(result.as_ref().err());
-    result
+    let front = &front;
+    call::counted(front, &target, |model| async move { answer(front, &model, request).await }).await
 }
 
 /// Puts tensors into the model's order and checks each against its specification. Also counts the items.
@@ -83,18 +80,14 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
     let length = oip::json_length(request.headers())?;
     let body = body::of(request, front.limits.body).await?;
-    let began = Instant::now();
+    let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
     let read = move || match length {
         Some(0) => raw::read(body, &signature.signature.inputs),
         length => oip::read(&body, length, &signature.signature.inputs),
     };
-    let request = if length.is_some_and(|json| json < INLINE_BYTES_MAX) {
-        read()?
-    } else {
-        front.decode.run(read).await??
-    };
+    let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
     let wanted = wanted(model, &request)?;
     let call = call.within(request.timeout()?);
     let (inputs, items) = arrange(model, request.inputs)?;

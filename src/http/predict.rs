@@ -6,7 +6,7 @@
 
 use super::{
     Front,
-    call::{Call, Outcome, Spent},
+    call::{self, Call, Spent},
     decode::{Decoded, Staged},
     posted,
     target::Target,
@@ -48,11 +48,8 @@ pub(super) async fn predict(
     target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    let model = target.find(&front)?;
-    let mut outcome = Outcome::of(front.metrics.model(&model.name));
-    let result = answer(&front, &model, request).await;
-    outcome.settle(result.as_ref().err());
-    result
+    let front = &front;
+    call::counted(front, &target, |model| async move { answer(front, &model, request).await }).await
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
