@@ -1,9 +1,14 @@
 //! The one file that knows every part: builds from the leaves up, binds the sockets, and returns something that can
 //! be drained.
 
+mod admin;
+mod run;
+
+pub use run::{Checked, check, serve};
+
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{Backend, Config, LogFormat},
+    config::{Backend, Config},
     devices::{self, Devices},
     engine::onnx::Runtime,
     error::InferError,
@@ -17,10 +22,10 @@ use crate::{
     status::Status,
     telemetry::{
         COMMIT, VERSION,
-        logging::{self, Logging},
         metrics::{DropReason, Metrics},
     },
 };
+use admin::Admin;
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
@@ -168,6 +173,8 @@ impl App {
             .map_err(failed("cannot start the decode pool"))?;
         let front = Arc::new(Front::new(&config, queue, catalog, Arc::clone(&status), metrics, decode));
 
+        // Before the first request can ask for one: a model that loads is not unknown.
+        devices.announce(&found);
         let stages = Stages::default();
         let acceptor = Acceptor {
             listener,
@@ -302,144 +309,4 @@ fn accept_settings(config: &Config) -> Settings {
         close_timeout: config.drain_timeout_ms,
         ..default
     }
-}
-
-/// The admin listener, on a thread and runtime of its own: a jammed data path cannot fail a probe.
-struct Admin {
-    stages: Stages,
-    thread: std::thread::JoinHandle<()>,
-}
-
-impl Admin {
-    fn start(listener: TcpListener, front: Arc<Front>) -> Result<Admin, AppError> {
-        let stages = Stages::default();
-        let listener = listener.into_std().map_err(failed("cannot hand over the admin socket"))?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(failed("cannot start the admin runtime"))?;
-        let (theirs, settings) = (stages.clone(), Settings { connections_max: 256, ..Settings::default() });
-        let serve = async move {
-            match TcpListener::from_std(listener) {
-                Ok(listener) => {
-                    let acceptor =
-                        Acceptor { listener, settings, stages: theirs, connections: Arc::default() };
-                    acceptor.run(http::admin_routes(front)).await;
-                }
-                Err(error) => tracing::error!(%error, "the admin listener did not start"),
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("ocelli-admin".into())
-            .spawn(move || runtime.block_on(serve))
-            .map_err(failed("cannot start the admin thread"))?;
-        Ok(Admin { stages, thread })
-    }
-
-    /// Probes have nothing to finish.
-    fn end(self) {
-        self.stages.abort();
-        if self.thread.join().is_err() {
-            tracing::error!("the admin thread panicked");
-        }
-    }
-}
-
-/// `ocelli serve`: runs until a signal, then drains.
-///
-/// # Errors
-/// Why it could not start, or what was left undone at the end.
-pub fn serve(config: Config) -> Result<(), AppError> {
-    // Lives to the end: dropping it writes what is left of the log.
-    let logging = log(&config)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.http_threads)
-        .thread_name("ocelli-http")
-        .enable_all()
-        .build()
-        .map_err(failed("cannot start the runtime"))?;
-    runtime.block_on(async {
-        let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
-        let app = App::start(config).await?;
-        for name in app.model_names() {
-            logging.add_model(&name).map_err(failed("cannot log per model"))?;
-        }
-        let name = signals.next().await;
-        tracing::info!(signal = name, "told to end");
-        let now = CancellationToken::new();
-        let second = now.clone();
-        tokio::spawn(async move {
-            let name = signals.next().await;
-            tracing::warn!(signal = name, "told again: ending now");
-            second.cancel();
-        });
-        let Undone { jobs, connections } = app.drain(&now).await;
-        if jobs + connections > 0 {
-            return Err(AppError::Dropped { connections, jobs });
-        }
-        tracing::info!("ended in order");
-        Ok(())
-    })
-}
-
-fn log(config: &Config) -> Result<Logging, AppError> {
-    let format = match config.log_format {
-        LogFormat::Auto => logging::Format::auto(),
-        LogFormat::Human => logging::Format::human(),
-        LogFormat::Json => logging::Format::Json,
-    };
-    logging::init(format, &config.log_filter, config.log_dir.as_deref()).map_err(failed("cannot log"))
-}
-
-/// The signals that end the server.
-struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
-}
-
-/// One row of `ocelli check`.
-pub struct Checked {
-    /// The model's name and version.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-    /// What was loaded, or why it cannot be served.
-    pub result: Result<devices::Loading, String>,
-}
-
-/// `ocelli check`: loads every model, runs a forward pass of each, and says how it went. Serves nothing.
-///
-/// # Errors
-/// As [`Core::start`].
-pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
-    let core = Core::start(config)?;
-    let rows = core
-        .found
-        .iter()
-        .map(|found| Checked {
-            name: found.name.clone(),
-            version: found.version.clone(),
-            result: core.devices.load(found),
-        })
-        .collect();
-    core.queue.close();
-    core.devices.join();
-    Ok(rows)
 }

@@ -75,10 +75,8 @@ impl Devices {
         Ok(Devices { parts, workers, next_key: AtomicU64::new(1) })
     }
 
-    /// Loads what a scan found, one after the other, and publishes each result in the catalog.
-    ///
-    /// `stop` is asked between models: a server that is told to end does not load the rest.
-    pub fn load_all(&self, found: &[Found], stop: &dyn Fn() -> bool) {
+    /// Publishes that these models are about to be loaded.
+    pub fn announce(&self, found: &[Found]) {
         if found.iter().any(|found| found.source.is_ok()) {
             self.parts.status.set_device(CPU, DeviceState::Warming, "loading models");
         }
@@ -86,6 +84,12 @@ impl Devices {
             self.publish(found, State::Loading);
         }
         self.count();
+    }
+
+    /// Loads what was announced, one after the other, and publishes each result in the catalog.
+    ///
+    /// `stop` is asked between models: a server that is told to end does not load the rest.
+    pub fn load_all(&self, found: &[Found], stop: &dyn Fn() -> bool) {
         for found in found {
             if stop() {
                 return;

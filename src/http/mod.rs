@@ -128,8 +128,8 @@ impl Front {
         let metrics = &self.metrics;
         let flight = self.admission.in_flight();
         metrics.http_connections.set(self.connections.open.load(Ordering::Relaxed) as i64);
-        let refused = &metrics.http_connections_refused_total;
-        refused.inc_by(self.connections.capped.load(Ordering::Relaxed).saturating_sub(refused.get()));
+        let capped = &metrics.http_connections_capped_total;
+        capped.inc_by(self.connections.capped.load(Ordering::Relaxed).saturating_sub(capped.get()));
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);
         metrics.decode_bytes.set(self.decode.bytes() as i64);

@@ -19,7 +19,12 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
     let (trace, _) =
         TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let span = tracing::info_span!("request", id = id.as_str(), trace = trace.trace_id_hex());
+    let span = tracing::info_span!(
+        "request",
+        id = id.as_str(),
+        trace = trace.trace_id_hex(),
+        model = tracing::field::Empty
+    );
     let mut reply = next.run(request).instrument(span.clone()).await;
     if let Ok(trace) = HeaderValue::from_str(&trace.to_string()) {
         reply.headers_mut().insert("traceparent", trace);

@@ -19,7 +19,10 @@ pub(super) struct Target {
 impl Target {
     /// The model, if it can be served now.
     pub(super) fn find(&self, front: &Front) -> Result<Arc<Model>, InferError> {
-        front.catalog.get(&self.model, self.version.as_deref())
+        let model = front.catalog.get(&self.model, self.version.as_deref())?;
+        // Only a name of the catalog: it decides which log file the request's lines go to.
+        tracing::Span::current().record("model", &*model.name);
+        Ok(model)
     }
 }
 

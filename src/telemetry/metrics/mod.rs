@@ -57,8 +57,8 @@ pub struct Metrics {
 
     /// Open connections.
     pub http_connections: IntGauge,
-    /// Connections refused because of `connections_max`.
-    pub http_connections_refused_total: IntCounter,
+    /// Times that `connections_max` was met.
+    pub http_connections_capped_total: IntCounter,
     /// Requests being worked on.
     pub requests_in_flight: IntGauge,
     /// Bytes of request bodies held.
@@ -81,9 +81,9 @@ impl Metrics {
     fn registered(register: &mut Register, routes: &[&str], version: &str, commit: &str) -> Metrics {
         let routes = Routes::new(register, routes);
         let http_connections = register.gauge("ocelli_http_connections", "Open connections on the API.");
-        let http_connections_refused_total = register.counter(
-            "ocelli_http_connections_refused_total",
-            "Connections refused because connections_max were open.",
+        let http_connections_capped_total = register.counter(
+            "ocelli_http_connections_capped_total",
+            "Times that connections_max were open and no more were accepted until one ended.",
         );
         let requests_in_flight = register
             .gauge("ocelli_requests_in_flight", "Requests between their headers and the end of their reply.");
@@ -122,7 +122,7 @@ impl Metrics {
             device_state,
             dropped,
             http_connections,
-            http_connections_refused_total,
+            http_connections_capped_total,
             requests_in_flight,
             in_flight_bytes,
             queue_bytes,

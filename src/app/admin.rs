@@ -1,0 +1,54 @@
+//! The admin listener, on a thread and runtime of its own: a jammed data path cannot fail a probe.
+
+use super::{AppError, failed};
+use crate::http::{
+    self, Front,
+    accept::{Acceptor, Settings, Stages},
+};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+/// Connections at once: probes and scrapers are few.
+const CONNECTIONS_MAX: usize = 256;
+
+/// The running listener.
+pub(super) struct Admin {
+    stages: Stages,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Admin {
+    pub(super) fn start(listener: TcpListener, front: Arc<Front>) -> Result<Admin, AppError> {
+        let stages = Stages::default();
+        let listener = listener.into_std().map_err(failed("cannot hand over the admin socket"))?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(failed("cannot start the admin runtime"))?;
+        let (theirs, settings) =
+            (stages.clone(), Settings { connections_max: CONNECTIONS_MAX, ..Settings::default() });
+        let serve = async move {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => {
+                    let acceptor =
+                        Acceptor { listener, settings, stages: theirs, connections: Arc::default() };
+                    acceptor.run(http::admin_routes(front)).await;
+                }
+                Err(error) => tracing::error!(%error, "the admin listener did not start"),
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("ocelli-admin".into())
+            .spawn(move || runtime.block_on(serve))
+            .map_err(failed("cannot start the admin thread"))?;
+        Ok(Admin { stages, thread })
+    }
+
+    /// Probes have nothing to finish.
+    pub(super) fn end(self) {
+        self.stages.abort();
+        if self.thread.join().is_err() {
+            tracing::error!("the admin thread panicked");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What the commands `serve` and `check` do, from a configuration to the end.
+
+use super::{App, AppError, Core, Undone, failed};
+use crate::{
+    config::{Config, LogFormat},
+    devices::Loading,
+    telemetry::logging::{self, Logging},
+};
+use tokio_util::sync::CancellationToken;
+
+/// `ocelli serve`: runs until a signal, then drains.
+///
+/// # Errors
+/// Why it could not start, or what was left undone at the end.
+pub fn serve(config: Config) -> Result<(), AppError> {
+    // Lives to the end: dropping it writes what is left of the log.
+    let logging = log(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.http_threads)
+        .thread_name("ocelli-http")
+        .enable_all()
+        .build()
+        .map_err(failed("cannot start the runtime"))?;
+    runtime.block_on(async {
+        let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
+        let app = App::start(config).await?;
+        for name in app.model_names() {
+            logging.add_model(&name).map_err(failed("cannot log per model"))?;
+        }
+        let name = signals.next().await;
+        tracing::info!(signal = name, "told to end");
+        let now = CancellationToken::new();
+        let second = now.clone();
+        tokio::spawn(async move {
+            let name = signals.next().await;
+            tracing::warn!(signal = name, "told again: ending now");
+            second.cancel();
+        });
+        let Undone { jobs, connections } = app.drain(&now).await;
+        if jobs + connections > 0 {
+            return Err(AppError::Dropped { connections, jobs });
+        }
+        tracing::info!("ended in order");
+        Ok(())
+    })
+}
+
+fn log(config: &Config) -> Result<Logging, AppError> {
+    let format = match config.log_format {
+        LogFormat::Auto => logging::Format::auto(),
+        LogFormat::Human => logging::Format::human(),
+        LogFormat::Json => logging::Format::Json,
+    };
+    logging::init(format, &config.log_filter, config.log_dir.as_deref()).map_err(failed("cannot log"))
+}
+
+/// The signals that end the server.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// One row of `ocelli check`.
+pub struct Checked {
+    /// The model's name and version.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// What was loaded, or why it cannot be served.
+    pub result: Result<Loading, String>,
+}
+
+/// `ocelli check`: loads every model, runs a forward pass of each, and says how it went. Serves nothing.
+///
+/// # Errors
+/// As [`Core::start`].
+pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
+    // What a manifest asks for in vain is said there.
+    let _logging = log(config)?;
+    let core = Core::start(config)?;
+    let rows = core
+        .found
+        .iter()
+        .map(|found| Checked {
+            name: found.name.clone(),
+            version: found.version.clone(),
+            result: core.devices.load(found),
+        })
+        .collect();
+    core.queue.close();
+    core.devices.join();
+    Ok(rows)
+}
