@@ -16,7 +16,9 @@ the server adds, and with ONNX Runtime's defaults (they do), which tells what a 
 the other. A bare socket that takes the same bytes and gives as many back shows which part of the added latency is the
 kernel's and the client's.
 
-All sides take turns in blocks. The client posts ready-made bytes from processes of its own; its CPU time is printed,
+All sides take turns in blocks. A round in which other programs took more than 5 % of the cores in any of its blocks is not
+counted for throughput; CPU seconds per image are compared in all rounds, since they hardly depend on the neighbours. The
+client posts ready-made bytes from processes of its own; its CPU time is printed,
 and where it is not small against the server's, the cores are what limits, not the server.
 """
 
@@ -59,14 +61,44 @@ def session_of(path, threads, settings):
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
+class Block:
+    """One side's turn: images/s, CPU seconds per image, and which share of the cores went to neither side."""
+
+    def __init__(self):
+        self.started, self.busy_before, self.own_before = time.perf_counter(), busy_seconds(), time.process_time()
+
+    def end(self, images, others=()):
+        """`others` are CPU seconds of other processes of this benchmark: the server's first."""
+        self.seconds, self.images = time.perf_counter() - self.started, images
+        own = time.process_time() - self.own_before
+        self.cpu = others[0] if others else own
+        ours = own + sum(others)
+        self.foreign = max(0.0, busy_seconds() - self.busy_before - ours) / (self.seconds * os.cpu_count())
+        return self
+
+    @property
+    def rate(self):
+        return self.images / self.seconds
+
+    @property
+    def cpu_per_image(self):
+        return self.cpu / self.images
+
+
+def busy_seconds():
+    """CPU seconds that the machine has spent on anything, all cores together."""
+    fields = [int(v) for v in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
 def in_process(session, x, seconds):
-    """Images/s of the session called in a loop."""
+    """The session called in a loop."""
     session.run(None, {"image": x})
-    started, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
+    block, count = Block(), 0
+    while time.perf_counter() - block.started < seconds:
         session.run(None, {"image": x})
         count += len(x)
-    return count / elapsed
+    return block.end(count)
 
 
 def callers(port, data, count, start, stop, results):
@@ -99,7 +131,7 @@ def cpu_seconds(pid):
 
 
 def served(server, data, concurrency, processes, seconds):
-    """Images/s through the server, and the CPU seconds of the client and of the server."""
+    """The server asked by `concurrency` callers; also the CPU seconds of the client."""
     context = multiprocessing.get_context("fork")
     start, stop, results = context.Event(), context.Event(), context.Queue()
     shares = [concurrency // processes + (i < concurrency % processes) for i in range(processes)]
@@ -108,20 +140,19 @@ def served(server, data, concurrency, processes, seconds):
     ]
     for c in clients:
         c.start()
-    before = cpu_seconds(server.process.pid)
-    started = time.perf_counter()
+    block, before = Block(), cpu_seconds(server.process.pid)
     start.set()
     stop.wait(seconds)
     stop.set()
     totals = [results.get(timeout=120) for _ in clients]
-    elapsed = time.perf_counter() - started  # until the last answer: nothing is counted that was not waited for
-    used = cpu_seconds(server.process.pid) - before
+    used, client = cpu_seconds(server.process.pid) - before, sum(t[1] for t in totals)
+    block.end(sum(t[0] for t in totals), (used, client))  # until the last answer: all that is counted was waited for
     for c in clients:
         c.join()
     for _, _, failed in totals:
         if failed:
             sys.exit(f"overhead: the server answered {failed[0]}")
-    return sum(t[0] for t in totals) / elapsed, sum(t[1] for t in totals), used
+    return block, client
 
 
 def sink(listener, size, reply):
@@ -159,6 +190,8 @@ def main():
     parser.add_argument("--processes", type=int, default=2, help="client processes")
     parser.add_argument("--seconds", type=float, default=10, help="of each block")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tries", type=int, default=15, help="rounds at most, where some were not quiet")
+    parser.add_argument("--foreign-max", type=float, default=0.05, help="share of the cores that others may take")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of blocks in which latency is compared")
     parser.add_argument("--calls", type=int, default=10, help="calls in each such block")
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -201,30 +234,39 @@ def report(given, server, session, spinning, x, data):
     print(f"{given.model}, {given.threads} compute threads; answers differ by at most {largest:.1e}", flush=True)
     assert largest < 1e-3, "the two sides do not compute the same"
 
-    by_batch = {b: in_process(session, x[:b], given.seconds / 4) for b in BATCHES}
+    by_batch = {b: in_process(session, x[:b], given.seconds / 4).rate for b in BATCHES}
     print("in-process: " + ", ".join(f"batch {b}: {v:.1f}/s" for b, v in by_batch.items()), flush=True)
 
     batch = max(BATCHES)
-    alone, alone_spinning, through, client_cpu, server_cpu = [], [], [], 0.0, 0.0
-    before = batch_of(server)
-    for i in range(given.rounds):
-        # The middle of two blocks, one on each side of the server's: a drift of the machine cancels.
+    ratios, ratios_spinning, cpu_ratios, cpu_ratios_spinning = [], [], [], []
+    rates, client_cpu, server_cpu = [], 0.0, 0.0
+    before, tries = batch_of(server), 0
+    while len(ratios) < given.rounds and tries < given.tries:
+        tries += 1
+        # One block on each side of the server's: a drift of the machine cancels.
         first = in_process(session, x[:batch], given.seconds / 2)
-        rate, client, used = served(server, data, given.concurrency, given.processes, given.seconds)
+        through, client = served(server, data, given.concurrency, given.processes, given.seconds)
         second = in_process(session, x[:batch], given.seconds / 2)
-        alone_spinning.append(in_process(spinning, x[:batch], given.seconds))
+        default = in_process(spinning, x[:batch], given.seconds)
         time.sleep(SPIN_SECONDS)
-        alone.append(2 / (1 / first + 1 / second))
-        through.append(rate)
-        client_cpu, server_cpu = client_cpu + client, server_cpu + used
+        alone = (first.images + second.images) / (first.seconds + second.seconds)
+        cpu = (first.cpu + second.cpu) / (first.images + second.images)
+        client_cpu, server_cpu = client_cpu + client, server_cpu + through.cpu
+        foreign = max(block.foreign for block in (first, second, through, default))
+        cpu_ratios.append(cpu / through.cpu_per_image)
+        cpu_ratios_spinning.append(default.cpu_per_image / through.cpu_per_image)
+        kept = foreign <= given.foreign_max
+        if kept:
+            ratios.append(through.rate / alone)
+            ratios_spinning.append(through.rate / default.rate)
+            rates.append((alone, default.rate, through.rate))
         print(
-            f"round {i + 1}: in-process {alone[-1]:.1f}/s ({first:.1f} and {second:.1f}), spinning "
-            f"{alone_spinning[-1]:.1f}/s, server {rate:.1f}/s, {rate / alone[-1]:.1%}, load {os.getloadavg()[0]:.1f}",
+            f"round {tries}: in-process {alone:.2f}/s, spinning {default.rate:.2f}/s, server {through.rate:.2f}/s, "
+            f"{through.rate / alone:.1%}; CPU {cpu_ratios[-1]:.1%}; others took up to {foreign:.1%} of the cores"
+            + ("" if kept else ": not counted"),
             flush=True,
         )
     items, batches = batch_of(server) - before
-    ratios = [t / a for t, a in zip(through, alone)]
-    ratio, ratio_spinning = statistics.median(ratios), statistics.median(t / a for t, a in zip(through, alone_spinning))
     client_share = client_cpu / (client_cpu + server_cpu)
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -233,6 +275,7 @@ def report(given, server, session, spinning, x, data):
     )
     echo.start()
     bare = Connection(listener.getsockname()[1])
+    connection = Connection(server.port)  # the first one has been idle for too long
     # Short blocks in turn, compared pair by pair: whatever else runs on the machine hits all sides alike.
     sides = {
         "in-process": lambda: session.run(None, {"image": x[:1]}),
@@ -258,24 +301,27 @@ def report(given, server, session, spinning, x, data):
         "concurrency": given.concurrency,
         "batch": batch,
         "batch_of_the_server": round(items / batches, 2),
-        "in_process_images_per_second": round(statistics.median(alone), 2),
-        "in_process_spinning_images_per_second": round(statistics.median(alone_spinning), 2),
-        "server_images_per_second": round(statistics.median(through), 2),
-        "throughput_ratio": round(ratio, 4),
+        "images_per_second": [[round(v, 2) for v in row] for row in rates],
         "throughput_ratios": [round(r, 4) for r in sorted(ratios)],
-        "throughput_ratio_to_spinning": round(ratio_spinning, 4),
+        "throughput_ratios_to_spinning": [round(r, 4) for r in sorted(ratios_spinning)],
+        "cpu_ratios": [round(r, 4) for r in sorted(cpu_ratios)],
+        "cpu_ratios_to_spinning": [round(r, 4) for r in sorted(cpu_ratios_spinning)],
         "client_cpu_share": round(client_share, 4),
         "p50_us": {name: round(statistics.median(seconds) * 1e6, 1) for name, seconds in every.items()},
         "added_p50_us": round(added[1] * 1e6, 1),
         "added_p50_us_quartiles": [round(added[0] * 1e6, 1), round(added[2] * 1e6, 1)],
         "added_p50_us_to_spinning": round(added_spinning * 1e6, 1),
     }
-    print("\n| model | threads | in-process images/s | the same, spinning | server images/s | ratio | to spinning |")
-    print("|---|---|---|---|---|---|---|")
+    def spread(values):
+        if not values:
+            return "none: the machine was never quiet"
+        return f"{statistics.median(values):.1%} ({min(values):.1%} to {max(values):.1%}, {len(values)} rounds)"
+
+    print("\n| model | threads | against | throughput ratio | CPU per image, in-process over server |")
+    print("|---|---|---|---|---|")
+    print(f"| {given.model} | {given.threads} | as served | {spread(ratios)} | {spread(cpu_ratios)} |")
     print(
-        f"| {given.model} | {given.threads} | {result['in_process_images_per_second']} "
-        f"| {result['in_process_spinning_images_per_second']} | {result['server_images_per_second']} "
-        f"| {ratio:.1%} ({min(ratios):.1%} to {max(ratios):.1%}) | {ratio_spinning:.1%} |"
+        f"| {given.model} | {given.threads} | defaults, spinning | {spread(ratios_spinning)} | {spread(cpu_ratios_spinning)} |"
     )
     print(
         f"Batches of {batch} in-process, {items / batches:.1f} in the server at concurrency {given.concurrency}. "
