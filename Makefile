@@ -26,13 +26,13 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench soak ort tools format lint test-rust test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-venv soak ort tools format lint test-rust test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
 	@echo "make test         all checks: format, lints, Rust tests, licences, Python client tests with schemathesis"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
-	@echo "make bench        what the server costs over the engine it runs (minutes)"
+	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
 
@@ -74,15 +74,25 @@ test-clients: tools $(ORT)
 	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(PYTEST)
 
-bench: $(ORT) build
-	$(call say,measuring what the server costs over the engine)
-	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
-	SERVER_BINARY=$(TARGET)/release/ocelli .venv/test/bin/python benches/overhead.py $(BENCH)
+bench: bench-overhead bench-decode
 
-soak: $(ORT) build
+bench-overhead: $(ORT) build bench-venv
+	$(call say,measuring what the server costs over the engine)
+	SERVER_BINARY=$(TARGET)/release/ocelli .venv/bench/bin/python benches/overhead.py $(BENCH)
+
+# Cargo names the binary that it builds only in its messages.
+bench-decode: tools bench-venv
+	$(call say,measuring decode and resize against Pillow and OpenCV)
+	$(CARGO) bench --locked --bench decode --no-run
+	.venv/bench/bin/python benches/decode_peers.py \
+		"$$(ls -t $(TARGET)/release/deps/decode-* | grep -v '\.d$$' | head -n 1)" $(DECODE)
+
+soak: $(ORT) build bench-venv
 	$(call say,100000 mixed requests with resident memory watched)
-	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
-	SERVER_BINARY=$(TARGET)/release/ocelli .venv/test/bin/python benches/soak.py $(SOAK)
+	SERVER_BINARY=$(TARGET)/release/ocelli .venv/bench/bin/python benches/soak.py $(SOAK)
+
+bench-venv:
+	@$(PYTHON) tools/make_venv.py .venv/bench benches/requirements.txt
 
 ort:
 	@$(PYTHON) tools/fetch_onnxruntime.py

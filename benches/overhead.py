@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
 """What the server costs over the engine it runs: the same ONNX Runtime session, through HTTP and called in-process.
 
-    make bench                                   # ResNet-18 on all cores
-    make bench BENCH="--model resnet50 --threads 1 --seconds 20"
+    make bench-overhead                                    # ResNet-18 on all cores
+    make bench-overhead BENCH="--model resnet50 --threads 1 --seconds 20"
 
 Two numbers, each a ratio or a difference within this one run, because absolute figures drift:
 
 - throughput at saturation: images/s through the server (many callers, one image each, binary tensors) over images/s
-  of the session in-process at its best batch size;
+  of the session in-process, in batches of the size that the server ran;
 - added latency at concurrency 1: the median of a request minus the median of a call. `--model cnn` has the same
   input of 602 kB and a forward pass of a millisecond, so that what is added does not drown in the noise of the pass.
 
-Server and session take turns in blocks. The client posts ready-made bytes from processes of its own; its CPU time is
-printed, and where it is not small against the server's, the cores are what limits, not the server.
+In-process is measured twice: with the settings of the server's session (intra-op threads do not spin), which tells what
+the server adds, and with ONNX Runtime's defaults (they do), which tells what a caller gives up who changes from one to
+the other. A bare socket that takes the same bytes and gives as many back shows which part of the added latency is the
+kernel's and the client's.
+
+All sides take turns in blocks. A round in which other programs took more than 5 % of the cores in any of its blocks is not
+counted for throughput; CPU seconds per image are compared in all rounds, since they hardly depend on the neighbours. The
+client posts ready-made bytes from processes of its own; its CPU time is printed,
+and where it is not small against the server's, the cores are what limits, not the server.
 """
 
 import argparse
@@ -20,6 +27,7 @@ import json
 import multiprocessing
 import os
 import resource
+import socket
 import statistics
 import sys
 import tempfile
@@ -29,6 +37,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import requests
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "clients")]
@@ -36,25 +45,60 @@ import make_models  # noqa: E402
 from rawhttp import Connection, infer  # noqa: E402
 from server import Server  # noqa: E402
 
-BATCHES = (1, 2, 4, 8, 16)
+BATCHES = (1, 4, 16)
 SEED = 1
+# What src/engine/onnx sets beside the number of threads.
+AS_SERVED = {"session.intra_op.allow_spinning": "0"}
+SPIN_SECONDS = 0.05  # spinning threads are left alone until they sleep, so that they do not disturb the next side
 
 
-def session_of(path, threads):
+def session_of(path, threads, settings):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    for name, value in settings.items():
+        options.add_session_config_entry(name, value)
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
+class Block:
+    """One side's turn: images/s, CPU seconds per image, and which share of the cores went to neither side."""
+
+    def __init__(self):
+        self.started, self.busy_before, self.own_before = time.perf_counter(), busy_seconds(), time.process_time()
+
+    def end(self, images, others=()):
+        """`others` are CPU seconds of other processes of this benchmark: the server's first."""
+        self.seconds, self.images = time.perf_counter() - self.started, images
+        own = time.process_time() - self.own_before
+        self.cpu = others[0] if others else own
+        ours = own + sum(others)
+        self.foreign = max(0.0, busy_seconds() - self.busy_before - ours) / (self.seconds * os.cpu_count())
+        return self
+
+    @property
+    def rate(self):
+        return self.images / self.seconds
+
+    @property
+    def cpu_per_image(self):
+        return self.cpu / self.images
+
+
+def busy_seconds():
+    """CPU seconds that the machine has spent on anything, all cores together."""
+    fields = [int(v) for v in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
 def in_process(session, x, seconds):
-    """Images/s of the session called in a loop."""
+    """The session called in a loop."""
     session.run(None, {"image": x})
-    started, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
+    block, count = Block(), 0
+    while time.perf_counter() - block.started < seconds:
         session.run(None, {"image": x})
         count += len(x)
-    return count / elapsed
+    return block.end(count)
 
 
 def callers(port, data, count, start, stop, results):
@@ -87,7 +131,7 @@ def cpu_seconds(pid):
 
 
 def served(server, data, concurrency, processes, seconds):
-    """Images/s through the server, and the CPU seconds of the client and of the server."""
+    """The server asked by `concurrency` callers; also the CPU seconds of the client."""
     context = multiprocessing.get_context("fork")
     start, stop, results = context.Event(), context.Event(), context.Queue()
     shares = [concurrency // processes + (i < concurrency % processes) for i in range(processes)]
@@ -96,20 +140,34 @@ def served(server, data, concurrency, processes, seconds):
     ]
     for c in clients:
         c.start()
-    before = cpu_seconds(server.process.pid)
-    started = time.perf_counter()
+    block, before = Block(), cpu_seconds(server.process.pid)
     start.set()
     stop.wait(seconds)
     stop.set()
     totals = [results.get(timeout=120) for _ in clients]
-    elapsed = time.perf_counter() - started  # until the last answer: nothing is counted that was not waited for
-    used = cpu_seconds(server.process.pid) - before
+    used, client = cpu_seconds(server.process.pid) - before, sum(t[1] for t in totals)
+    block.end(sum(t[0] for t in totals), (used, client))  # until the last answer: all that is counted was waited for
     for c in clients:
         c.join()
     for _, _, failed in totals:
         if failed:
             sys.exit(f"overhead: the server answered {failed[0]}")
-    return sum(t[0] for t in totals) / elapsed, sum(t[1] for t in totals), used
+    return block, client
+
+
+def sink(listener, size, reply):
+    """Takes `size` bytes and gives `reply`, for ever: a server that does nothing."""
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    buffer = memoryview(bytearray(size))
+    while True:
+        got = 0
+        while got < size:
+            count = connection.recv_into(buffer[got:])
+            if count == 0:
+                return
+            got += count
+        connection.sendall(reply)
 
 
 def latencies(call, count):
@@ -132,6 +190,8 @@ def main():
     parser.add_argument("--processes", type=int, default=2, help="client processes")
     parser.add_argument("--seconds", type=float, default=10, help="of each block")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tries", type=int, default=15, help="rounds at most, where some were not quiet")
+    parser.add_argument("--foreign-max", type=float, default=0.05, help="share of the cores that others may take")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of blocks in which latency is compared")
     parser.add_argument("--calls", type=int, default=10, help="calls in each such block")
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -140,18 +200,30 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         make_models.write(folder / "models", [given.model])
-        session = session_of(folder / "models" / given.model / "model.onnx", given.threads)
+        path = folder / "models" / given.model / "model.onnx"
+        sessions = session_of(path, given.threads, AS_SERVED), session_of(path, given.threads, {})
         rng = np.random.default_rng(SEED)
         x = rng.standard_normal((max(BATCHES), 3, 224, 224)).astype(np.float32)
         data = infer(given.model, "image", x[:1], "logits")
         server = Server(folder / "models", folder / "server.log", compute_threads=given.threads, log_filter="warn")
         try:
-            report(given, server.wait_ready(), session, x, data)
+            report(given, server.wait_ready(), *sessions, x, data)
         finally:
             server.kill()
 
 
-def report(given, server, session, x, data):
+def batch_of(server):
+    """Items and batches that the server ran so far."""
+    text = requests.get(f"{server.url}/metrics", timeout=10).text
+    values = {}
+    for line in text.splitlines():
+        for name in ("ocelli_batch_items_sum{", "ocelli_batch_items_count{"):
+            if line.startswith(name):
+                values[name] = values.get(name, 0) + float(line.rsplit(" ", 1)[1])
+    return np.array(list(values.values()))
+
+
+def report(given, server, session, spinning, x, data):
     connection = Connection(server.port)
     status, head, body = connection.roundtrip(data)
     if status != 200:
@@ -162,51 +234,106 @@ def report(given, server, session, x, data):
     print(f"{given.model}, {given.threads} compute threads; answers differ by at most {largest:.1e}", flush=True)
     assert largest < 1e-3, "the two sides do not compute the same"
 
-    by_batch = {b: in_process(session, x[:b], given.seconds / 4) for b in BATCHES}
-    best = max(by_batch, key=by_batch.get)
+    by_batch = {b: in_process(session, x[:b], given.seconds / 4).rate for b in BATCHES}
     print("in-process: " + ", ".join(f"batch {b}: {v:.1f}/s" for b, v in by_batch.items()), flush=True)
 
-    alone, through, client_cpu, server_cpu = [], [], 0.0, 0.0
-    for i in range(given.rounds):
-        alone.append(in_process(session, x[:best], given.seconds))
-        rate, client, used = served(server, data, given.concurrency, given.processes, given.seconds)
-        through.append(rate)
-        client_cpu, server_cpu = client_cpu + client, server_cpu + used
-        print(f"round {i + 1}: in-process {alone[-1]:.1f}/s, server {rate:.1f}/s, {rate / alone[-1]:.1%}", flush=True)
-    ratio = statistics.median(t / a for t, a in zip(through, alone))
+    batch = max(BATCHES)
+    ratios, ratios_spinning, cpu_ratios, cpu_ratios_spinning = [], [], [], []
+    rates, client_cpu, server_cpu = [], 0.0, 0.0
+    before, tries = batch_of(server), 0
+    while len(ratios) < given.rounds and tries < given.tries:
+        tries += 1
+        # One block on each side of the server's: a drift of the machine cancels.
+        first = in_process(session, x[:batch], given.seconds / 2)
+        through, client = served(server, data, given.concurrency, given.processes, given.seconds)
+        second = in_process(session, x[:batch], given.seconds / 2)
+        default = in_process(spinning, x[:batch], given.seconds)
+        time.sleep(SPIN_SECONDS)
+        alone = (first.images + second.images) / (first.seconds + second.seconds)
+        cpu = (first.cpu + second.cpu) / (first.images + second.images)
+        client_cpu, server_cpu = client_cpu + client, server_cpu + through.cpu
+        foreign = max(block.foreign for block in (first, second, through, default))
+        cpu_ratios.append(cpu / through.cpu_per_image)
+        cpu_ratios_spinning.append(default.cpu_per_image / through.cpu_per_image)
+        kept = foreign <= given.foreign_max
+        if kept:
+            ratios.append(through.rate / alone)
+            ratios_spinning.append(through.rate / default.rate)
+            rates.append((alone, default.rate, through.rate))
+        print(
+            f"round {tries}: in-process {alone:.2f}/s, spinning {default.rate:.2f}/s, server {through.rate:.2f}/s, "
+            f"{through.rate / alone:.1%}; CPU {cpu_ratios[-1]:.1%}; others took up to {foreign:.1%} of the cores"
+            + ("" if kept else ": not counted"),
+            flush=True,
+        )
+    items, batches = batch_of(server) - before
+    client_share = client_cpu / (client_cpu + server_cpu)
 
-    # Short blocks in turn, compared pair by pair: whatever else runs on the machine hits both sides alike.
-    calls, requests, added = [], [], []
+    listener = socket.create_server(("127.0.0.1", 0))
+    echo = multiprocessing.get_context("fork").Process(
+        target=sink, args=(listener, len(data), b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body), daemon=True
+    )
+    echo.start()
+    bare = Connection(listener.getsockname()[1])
+    connection = Connection(server.port)  # the first one has been idle for too long
+    # Short blocks in turn, compared pair by pair: whatever else runs on the machine hits all sides alike.
+    sides = {
+        "in-process": lambda: session.run(None, {"image": x[:1]}),
+        "server": lambda: connection.roundtrip(data),
+        "bare socket": lambda: bare.roundtrip(data),
+        "in-process, spinning": lambda: spinning.run(None, {"image": x[:1]}),
+    }
+    every, medians = {name: [] for name in sides}, {name: [] for name in sides}
     for _ in range(given.pairs):
-        call = latencies(lambda: session.run(None, {"image": x[:1]}), given.calls)
-        ask = latencies(lambda: connection.roundtrip(data), given.calls)
-        calls, requests = calls + call, requests + ask
-        added.append(statistics.median(ask) - statistics.median(call))
-    call, ask = statistics.median(calls), statistics.median(requests)
-    low, middle, high = statistics.quantiles(added, n=4)
+        for name, call in sides.items():
+            seconds = latencies(call, given.calls)
+            every[name] += seconds
+            medians[name].append(statistics.median(seconds))
+        time.sleep(SPIN_SECONDS)
+    echo.kill()
+    added = statistics.quantiles([s - c for s, c in zip(medians["server"], medians["in-process"])], n=4)
+    added_spinning = statistics.median(
+        s - c for s, c in zip(medians["server"], medians["in-process, spinning"])
+    )
     result = {
         "model": given.model,
         "compute_threads": given.threads,
         "concurrency": given.concurrency,
-        "in_process_images_per_second": round(statistics.median(alone), 2),
-        "in_process_batch": best,
-        "server_images_per_second": round(statistics.median(through), 2),
-        "throughput_ratio": round(ratio, 4),
-        "client_cpu_share": round(client_cpu / (client_cpu + server_cpu), 4),
-        "in_process_p50_ms": round(call * 1e3, 3),
-        "server_p50_ms": round(ask * 1e3, 3),
-        "added_p50_us": round(middle * 1e6, 1),
-        "added_p50_us_quartiles": [round(low * 1e6, 1), round(high * 1e6, 1)],
+        "batch": batch,
+        "batch_of_the_server": round(items / batches, 2),
+        "images_per_second": [[round(v, 2) for v in row] for row in rates],
+        "throughput_ratios": [round(r, 4) for r in sorted(ratios)],
+        "throughput_ratios_to_spinning": [round(r, 4) for r in sorted(ratios_spinning)],
+        "cpu_ratios": [round(r, 4) for r in sorted(cpu_ratios)],
+        "cpu_ratios_to_spinning": [round(r, 4) for r in sorted(cpu_ratios_spinning)],
+        "client_cpu_share": round(client_share, 4),
+        "p50_us": {name: round(statistics.median(seconds) * 1e6, 1) for name, seconds in every.items()},
+        "added_p50_us": round(added[1] * 1e6, 1),
+        "added_p50_us_quartiles": [round(added[0] * 1e6, 1), round(added[2] * 1e6, 1)],
+        "added_p50_us_to_spinning": round(added_spinning * 1e6, 1),
     }
-    print("\n| model | threads | in-process images/s | server images/s | ratio | p50 in-process | p50 server | added (quartiles) |")
-    print("|---|---|---|---|---|---|---|---|")
+    def spread(values):
+        if not values:
+            return "none: the machine was never quiet"
+        return f"{statistics.median(values):.1%} ({min(values):.1%} to {max(values):.1%}, {len(values)} rounds)"
+
+    print("\n| model | threads | against | throughput ratio | CPU per image, in-process over server |")
+    print("|---|---|---|---|---|")
+    print(f"| {given.model} | {given.threads} | as served | {spread(ratios)} | {spread(cpu_ratios)} |")
     print(
-        f"| {given.model} | {given.threads} | {result['in_process_images_per_second']} (batch {best}) "
-        f"| {result['server_images_per_second']} (concurrency {given.concurrency}) | {ratio:.1%} "
-        f"| {call * 1e3:.2f} ms | {ask * 1e3:.2f} ms | {middle * 1e6:.0f} µs "
-        f"({low * 1e6:.0f} to {high * 1e6:.0f}) |"
+        f"| {given.model} | {given.threads} | defaults, spinning | {spread(ratios_spinning)} | {spread(cpu_ratios_spinning)} |"
     )
-    print(f"The client took {result['client_cpu_share']:.1%} of the CPU time of client and server together.")
+    print(
+        f"Batches of {batch} in-process, {items / batches:.1f} in the server at concurrency {given.concurrency}. "
+        f"The client took {client_share:.1%} of the CPU time of client and server together."
+    )
+    names = list(sides)
+    print("\n| model | p50 " + " | p50 ".join(names) + " | added (quartiles) | added to spinning |")
+    print("|---|" + "---|" * (len(names) + 2))
+    print(
+        f"| {given.model} | " + " | ".join(f"{result['p50_us'][name]:.0f} µs" for name in names)
+        + f" | {added[1] * 1e6:.0f} µs ({added[0] * 1e6:.0f} to {added[2] * 1e6:.0f}) | {added_spinning * 1e6:.0f} µs |"
+    )
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -116,16 +116,24 @@ impl Reader {
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
         };
-        // The end is asked for even where it is known: it settles the permit.
-        let Some(second) = self.next().await? else {
-            return Ok(first);
+        let gathered = |parts: &[Bytes]| {
+            let so_far: usize = parts.iter().map(Bytes::len).sum();
+            // An announced length is within the limit, and admission has set it aside.
+            let room = hint.exact().map_or(START_BYTES, |announced| announced as usize);
+            let mut whole = BytesMut::with_capacity(room.max(so_far));
+            parts.iter().for_each(|part| whole.extend_from_slice(part));
+            whole
         };
-        // An announced length is within the limit, and admission has set it aside.
-        let room = hint.exact().map_or(START_BYTES, |announced| announced as usize);
-        let mut whole = BytesMut::with_capacity(room.max(first.len() + second.len()));
-        whole.extend_from_slice(&first);
-        whole.extend_from_slice(&second);
-        drop((first, second));
+        // Where more is sure to come, the first frame is copied while the rest is under way.
+        let mut whole = if hint.exact().is_some_and(|announced| announced > first.len() as u64) {
+            gathered(&[first])
+        } else {
+            // The end is asked for even where it is known: it settles the permit.
+            let Some(second) = self.next().await? else {
+                return Ok(first);
+            };
+            gathered(&[first, second])
+        };
         while let Some(bytes) = self.next().await? {
             whole.extend_from_slice(&bytes);
         }
