@@ -64,7 +64,7 @@ test-rust: tools $(ORT)
 # Without the advisories: they change while the tree does not, and need a network every time.
 test-licences:
 	$(call say,checking licences and sources)
-	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check bans licenses sources; \
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --log-level error check bans licenses sources; \
 	else echo "cargo-deny is not installed, so this check is left out: cargo install --locked cargo-deny"; fi
 
 # With the binary that test-rust has built; SERVER_BINARY names another one.

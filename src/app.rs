@@ -209,8 +209,8 @@ impl App {
                 devices
             })
             .map_err(failed("cannot start the loading thread"))?;
-        let admin = admin_address.map(tracing::field::display);
-        tracing::info!(%address, admin, models = %config.models.display(), "listening");
+        let shown = admin_address.map(tracing::field::display);
+        tracing::info!(%address, admin = shown, models = %config.models.display(), "listening");
         Ok(App {
             config,
             front,
