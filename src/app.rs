@@ -94,7 +94,7 @@ impl Core {
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
         let found = models::scan(&config.models).map_err(|reason| {
-            AppError::Failed(format!("{reason} (option models: the folder that holds the models)"))
+            AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
         if found.is_empty() {
             tracing::warn!(
