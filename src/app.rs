@@ -32,7 +32,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, task::JoinHandle as Task};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle as Task};
 use tokio_util::sync::CancellationToken;
 
 /// Why a run ended other than well; the command line gives each its exit code.
@@ -140,7 +140,7 @@ pub struct App {
     stop_loading: CancellationToken,
 }
 
-/// After the drain's deadline: how long the refusals of what was left may take to be sent.
+/// After the drain's deadline: how long the refusals of what was left may take to be sent, and idle threads to end.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// What an ended server left undone.
@@ -284,13 +284,23 @@ impl App {
         if let Some(admin) = admin {
             admin.end();
         }
-        // Loading a model cannot be interrupted; nobody waits for one that is only half there.
-        if now.is_cancelled() || !loading.is_finished() {
-            tracing::warn!(
-                "ended while a model was loading or on a second signal: workers are not waited for"
-            );
-        } else if let Ok(devices) = loading.join() {
-            let _ = tokio::task::spawn_blocking(move || devices.join()).await;
+        let (tell, ended) = oneshot::channel();
+        std::thread::spawn(move || {
+            if let Ok(devices) = loading.join() {
+                devices.join();
+            }
+            let _ = tell.send(());
+        });
+        // Neither a batch that runs nor a model that loads can be interrupted; the deadline holds all the same.
+        let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
+        let already = now.is_cancelled();
+        let in_order = tokio::select! {
+            _ = ended => true,
+            () = now.cancelled(), if !already => false,
+            () = tokio::time::sleep(if already { ABORT_GRACE } else { left }) => false,
+        };
+        if !in_order {
+            tracing::warn!("ended while a batch ran or a model was loading: not waited for");
         }
         Undone { jobs, connections }
     }

@@ -7,7 +7,7 @@
 //!
 //! 1. the models that were there at the start have been loaded, or have failed to (the first time that none is
 //!    loading; models that are loaded later do not take readiness away),
-//! 2. at least one model is ready, or there are none at all, and
+//! 2. at least one model is ready, and
 //! 3. at least one device is serving, which it is after a forward pass that worked;
 //!
 //! and it turns back when the last serving device is lost or fenced, when no model is left that works, or for good

@@ -6,6 +6,8 @@ use crate::{
     devices::Loading,
     telemetry::logging::{self, Logging},
 };
+use futures_util::FutureExt;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// `ocelli serve`: runs until a signal, then drains.
@@ -21,7 +23,7 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         .enable_all()
         .build()
         .map_err(failed("cannot start the runtime"))?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
         let app = App::start(config).await?;
         for name in app.model_names() {
@@ -32,6 +34,8 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         let now = CancellationToken::new();
         let second = now.clone();
         tokio::spawn(async move {
+            tokio::time::sleep(ECHO).await;
+            let _ = signals.next().now_or_never();
             let name = signals.next().await;
             tracing::warn!(signal = name, "told again: ending now");
             second.cancel();
@@ -40,10 +44,16 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         if jobs + connections > 0 {
             return Err(AppError::Dropped { connections, jobs });
         }
-        tracing::info!("ended in order");
+        tracing::info!("ended");
         Ok(())
-    })
+    });
+    // A handler that is stuck would hold up the exit for ever.
+    runtime.shutdown_background();
+    result
 }
+
+/// A signal that comes again within this is the same one: supervisors signal the process and its group.
+const ECHO: Duration = Duration::from_millis(500);
 
 fn log(config: &Config) -> Result<Logging, AppError> {
     let format = match config.log_format {

@@ -132,7 +132,7 @@ options! {
             "A request counts from its headers until its reply has been sent.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once; more are answered with 429.",
-            "A body counts with its announced length, one without a length with body_bytes_max, before any of it is read.";
+            "A body counts with its announced length, one without a length with 16 MiB at first and with more as it grows.";
         body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
@@ -157,14 +157,14 @@ options! {
             "The longest side of an image, in pixels.",
             "Read from the header before anything is allocated, as are the next two.";
         image_pixels_max: u64, Count { min: 1, max: 1 << 40 }, "67108864",
-            "The largest image, in pixels (width times height) of one frame.",
-            "The default is 64 Mi pixels, such as 8192 x 8192.";
+            "The largest image, in pixels (width times height) of all its frames together.",
+            "The default is 64 Mi pixels, such as 8192 x 8192, or 256 pages of 512 x 512.";
         image_frames_max: usize, Count { min: 1, max: 10_000_000 }, "4096",
             "Frames of one image, such as the pages of a TIFF.",
             "Formats of which only the first frame is used count as one.";
         decode_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
-            "Memory for decoded images, all decodes together.",
-            "A decode waits until its share is free. At least 4 bytes for each of image_pixels_max, so that one image of the largest size fits.";
+            "Memory for decoded images and the model input made of them, all decodes together.",
+            "A decode waits until its share is free. At least 4 bytes for each of image_pixels_max; formats whose decoders work on more (progressive JPEG, WebP, 16 bits) take up to 18, and an image that needs more than all of it is answered with 413.";
     }
     section "Queue" {
         queue_items_max: usize, Count { min: 1, max: 100_000_000 }, "8192",

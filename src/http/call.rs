@@ -1,17 +1,13 @@
-//! What every inference request carries beside its data: a deadline, a priority, and an outcome that is counted once.
+//! What every inference request carries beside its data: a deadline and a priority; and where its time went.
 
-use super::{Front, target::Target};
+use super::Front;
 use crate::{
-    batch::{Answer, Job, Timing},
+    batch::{Answer, Job, Ticket, Timing},
     engine::Tensor,
     error::InferError,
-    models::Model,
-    telemetry::metrics::{self, ModelMetrics},
+    models::{self, Model},
 };
-use axum::{
-    http::{HeaderMap, HeaderName, HeaderValue},
-    response::Response,
-};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -27,10 +23,12 @@ pub(super) struct Call {
     /// 0 is the most urgent.
     pub(super) priority: u8,
     timeout: Duration,
+    /// A header said how urgent it is.
+    prioritised: bool,
 }
 
 /// Priorities run from 0 to this.
-const PRIORITY_MAX: u8 = 9;
+const PRIORITY_MAX: u8 = models::manifest::PRIORITY_MAX;
 
 impl Call {
     /// From the headers `timeout` (milliseconds, at most `timeout_max`) and `priority` (0 to 9), else from the model.
@@ -43,9 +41,10 @@ impl Call {
                 ));
             }
             Some(ms) => Duration::from_millis(ms).min(timeout_max),
-            None => model.timeout,
+            None => model.timeout.min(timeout_max),
         };
-        let priority = match number(headers, "priority")? {
+        let wish = number(headers, "priority")?;
+        let priority = match wish {
             Some(priority) => {
                 u8::try_from(priority).ok().filter(|p| *p <= PRIORITY_MAX).ok_or_else(|| {
                     InferError::BadRequest(format!(
@@ -55,40 +54,60 @@ impl Call {
             }
             None => model.priority,
         };
-        Ok(Call { arrived, deadline: arrived + timeout, priority, timeout })
+        Ok(Call { arrived, deadline: arrived + timeout, priority, timeout, prioritised: wish.is_some() })
     }
 
-    /// Shortens the deadline to what a request's body asks for beside its headers.
-    pub(super) fn within(mut self, timeout: Option<Duration>) -> Call {
+    /// Takes what a request's body asks for beside its headers: a deadline counts if it is shorter, a priority (1 is the
+    /// most urgent, 0 is no wish) if no header gave one.
+    pub(super) fn within(mut self, timeout: Option<Duration>, priority: Option<u64>) -> Call {
+        if let (Some(wish), false) = (priority.filter(|wish| *wish > 0), self.prioritised) {
+            self.priority = (wish - 1).min(u64::from(PRIORITY_MAX)) as u8;
+        }
         if let Some(timeout) = timeout.filter(|timeout| *timeout < self.timeout) {
             (self.timeout, self.deadline) = (timeout, self.arrived + timeout);
         }
         self
     }
 
-    /// Queues a job of `items` items and waits for its answer, no longer than the deadline. Dropping the future
-    /// cancels the job.
-    pub(super) async fn run(
+    /// Queues a job of `items` items. Dropping the ticket cancels it.
+    pub(super) fn push(
         &self,
         front: &Front,
         model: &Model,
         inputs: Vec<Tensor>,
         items: usize,
-    ) -> Result<Answer, InferError> {
-        let ticket = front.queue.push(Job {
+    ) -> Result<Ticket, InferError> {
+        front.queue.push(Job {
             model: model.key,
             inputs,
             items,
             priority: self.priority,
             deadline: Some(self.deadline),
             arrived: self.arrived,
-        })?;
-        let answer = tokio::time::timeout_at(self.deadline.into(), ticket).await.unwrap_or_else(|_| {
-            Err(InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis())))
-        })?;
+        })
+    }
+
+    /// Waits for a job's answer, no longer than the deadline.
+    pub(super) async fn answer(
+        &self,
+        front: &Front,
+        model: &Model,
+        ticket: Ticket,
+    ) -> Result<Answer, InferError> {
+        let answer = self.in_time(ticket).await?;
         let device = front.metrics.model(&model.name).device(&answer.device);
         device.queue_seconds.observe(answer.timing.queue.as_secs_f64());
         Ok(answer)
+    }
+
+    /// Waits for something no longer than the deadline.
+    pub(super) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, InferError>>,
+    ) -> Result<T, InferError> {
+        tokio::time::timeout_at(self.deadline.into(), work).await.unwrap_or_else(|_| {
+            Err(InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis())))
+        })
     }
 }
 
@@ -98,35 +117,6 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, InferError> {
     number
         .map(Some)
         .ok_or_else(|| InferError::BadRequest(format!("header {name} is {value:?}, expected a whole number")))
-}
-
-/// Finds the model that a request is for, has it answered, and counts how that ended: exactly once, as `cancelled` if
-/// the future is dropped because the caller went away.
-pub(super) async fn counted<F>(
-    front: &Front,
-    target: &Target,
-    answer: impl FnOnce(Arc<Model>) -> F,
-) -> Result<Response, InferError>
-where
-    F: Future<Output = Result<Response, InferError>>,
-{
-    let model = target.find(front)?;
-    let mut uncounted = Uncounted(Some(front.metrics.model(&model.name)));
-    let result = answer(model).await;
-    if let Some(metrics) = uncounted.0.take() {
-        metrics.outcome(outcome(result.as_ref().err())).inc();
-    }
-    result
-}
-
-struct Uncounted(Option<Arc<ModelMetrics>>);
-
-impl Drop for Uncounted {
-    fn drop(&mut self) {
-        if let Some(metrics) = self.0.take() {
-            metrics.outcome(metrics::Outcome::Cancelled).inc();
-        }
-    }
 }
 
 /// Which device answered.
@@ -170,28 +160,5 @@ impl Spent {
         if let Some(device) = self.device.as_deref().and_then(|device| HeaderValue::from_str(device).ok()) {
             headers.insert(DEVICE, device);
         }
-    }
-}
-
-/// Under which outcome the metrics count an error.
-fn outcome(error: Option<&InferError>) -> metrics::Outcome {
-    use metrics::Outcome;
-    match error {
-        None => Outcome::Ok,
-        Some(error) => match error {
-            InferError::BadRequest(_)
-            | InferError::UnsupportedMedia { .. }
-            | InferError::NotAcceptable { .. } => Outcome::BadRequest,
-            InferError::Decode(_) => Outcome::Decode,
-            InferError::TooLarge { .. } => Outcome::TooLarge,
-            InferError::Full { .. } => Outcome::Full,
-            InferError::Draining { .. } => Outcome::Draining,
-            InferError::Late(_) | InferError::SlowBody(_) => Outcome::Late,
-            InferError::Cancelled => Outcome::Cancelled,
-            InferError::Input(_) => Outcome::Input,
-            InferError::Device(_) => Outcome::Device,
-            InferError::Internal(_) => Outcome::Internal,
-            InferError::UnknownModel { .. } | InferError::ModelUnavailable { .. } => Outcome::Unavailable,
-        },
     }
 }

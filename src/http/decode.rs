@@ -12,7 +12,7 @@ use crate::{
 use bytes::Bytes;
 use std::{
     cell::RefCell,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
@@ -33,6 +33,8 @@ pub struct Decoded {
     pub frames: Vec<Staged>,
     /// Decode, resize and normalise.
     pub took: Duration,
+    /// The memory of the frames, as long as no queue accounts for it: to be dropped once they are queued.
+    pub share: Share,
 }
 
 /// Threads that decode, and the memory they may use together.
@@ -100,17 +102,20 @@ impl DecodePool {
     }
 }
 
-fn stage(bytes: &[u8], limits: &Limits, budget: &Budget, model: &Model) -> Result<Decoded, InferError> {
+fn stage(bytes: &[u8], limits: &Limits, budget: &Arc<Budget>, model: &Model) -> Result<Decoded, InferError> {
     let started = Instant::now();
     let input = model.image.as_ref().ok_or_else(|| {
         InferError::Internal(format!("an image came to the decoder for {:?}, which takes none", model.name))
     })?;
     let header = image::header(bytes, limits)?;
     let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
-    let _share = budget.take(header.decoded_bytes_for(&enough))?;
+    // What the frames become is there beside them until they are queued.
+    let staged = input.preprocess_for(header.width, header.height).out_bytes() as u64;
+    let staged = staged.saturating_mul(header.frames as u64);
+    let share = Budget::take(budget, header.decoded_bytes_for(&enough).saturating_add(staged))?;
     let frames = image::decode(bytes, limits, &enough)?;
     let frames = frames.iter().map(|frame| stage_frame(frame, input)).collect::<Result<_, _>>()?;
-    Ok(Decoded { frames, took: started.elapsed() })
+    Ok(Decoded { frames, took: started.elapsed(), share })
 }
 
 /// Writes a frame into the memory of the batch that it will be part of; a frame that keeps its own size has no batch
@@ -138,46 +143,68 @@ fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> 
     Ok(Staged { tensor: Tensor { datatype, shape: input.item_shape(width, height), data }, placement })
 }
 
-/// A bound on bytes that are in use at once. Whoever does not fit yet waits on its own (pool) thread.
+/// A bound on bytes that are in use at once. Whoever does not fit yet waits on its own (pool) thread, in the order of
+/// coming, so that small images do not overtake a large one for ever.
+#[derive(Debug)]
 struct Budget {
     limit: u64,
-    used: Mutex<u64>,
+    state: Mutex<BudgetState>,
     freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BudgetState {
+    used: u64,
+    /// Numbers given out, and the one whose turn it is.
+    given: u64,
+    turn: u64,
 }
 
 impl Budget {
     fn new(limit: u64) -> Budget {
-        Budget { limit, used: Mutex::new(0), freed: Condvar::new() }
+        Budget { limit, state: Mutex::default(), freed: Condvar::new() }
     }
 
     fn used(&self) -> u64 {
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().used
     }
 
-    fn take(&self, bytes: u64) -> Result<Share<'_>, InferError> {
-        if bytes > self.limit {
+    fn lock(&self) -> MutexGuard<'_, BudgetState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(budget: &Arc<Budget>, bytes: u64) -> Result<Share, InferError> {
+        if bytes > budget.limit {
             return Err(InferError::TooLarge {
-                what: "decoded image in bytes",
+                what: "memory to decode the image in bytes",
                 got: bytes,
-                limit: self.limit,
+                limit: budget.limit,
                 option: "decode_bytes_max",
             });
         }
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |used: &mut u64| *used + bytes > self.limit;
-        *self.freed.wait_while(used, fits).unwrap_or_else(PoisonError::into_inner) += bytes;
-        Ok(Share { budget: self, bytes })
+        let mut state = budget.lock();
+        let number = state.given;
+        state.given += 1;
+        let waits = |state: &mut BudgetState| state.turn != number || state.used + bytes > budget.limit;
+        let mut state = budget.freed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        state.used += bytes;
+        state.turn += 1;
+        drop(state);
+        budget.freed.notify_all();
+        Ok(Share { budget: Arc::clone(budget), bytes })
     }
 }
 
-struct Share<'a> {
-    budget: &'a Budget,
+/// A part of the budget, given back when dropped.
+#[derive(Debug)]
+pub struct Share {
+    budget: Arc<Budget>,
     bytes: u64,
 }
 
-impl Drop for Share<'_> {
+impl Drop for Share {
     fn drop(&mut self) {
-        *self.budget.used.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        self.budget.lock().used -= self.bytes;
         self.budget.freed.notify_all();
     }
 }
@@ -188,18 +215,18 @@ mod tests {
 
     #[test]
     fn a_file_larger_than_the_whole_budget_is_refused_and_names_the_option() {
-        let budget = Budget::new(100);
-        let error = budget.take(101).err().expect("refused");
+        let budget = Arc::new(Budget::new(100));
+        let error = Budget::take(&budget, 101).expect_err("refused");
         assert!(error.to_string().contains("decode_bytes_max"), "{error}");
         assert_eq!(budget.used(), 0);
     }
 
     #[test]
     fn a_decode_waits_for_its_share_and_gives_it_back() {
-        let budget = Budget::new(100);
-        let first = budget.take(80).expect("fits");
+        let budget = Arc::new(Budget::new(100));
+        let first = Budget::take(&budget, 80).expect("fits");
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| budget.take(80).map(|share| share.bytes));
+            let second = scope.spawn(|| Budget::take(&budget, 80).map(|share| share.bytes));
             drop(first);
             assert_eq!(second.join().expect("no panic").expect("fits now"), 80);
         });

@@ -1,7 +1,7 @@
 //! Health and metrics: outside the layers of the API, so that they answer when everything else is refused, and again on
 //! the admin listener, whose thread shares nothing with the data path.
 
-use super::{Front, Route};
+use super::{Front, Route, reject::Problem};
 use axum::{
     Json,
     extract::State,
@@ -34,8 +34,7 @@ async fn live(State(front): State<Arc<Front>>) -> Response {
 async fn ready(State(front): State<Arc<Front>>) -> Response {
     match front.status.ready() {
         Ok(()) => Json(json!({ "live": true, "ready": true })).into_response(),
-        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "error": reason })))
-            .into_response(),
+        Err(reason) => Problem::not_ready(&reason).into_response(),
     }
 }
 
@@ -43,10 +42,7 @@ async fn ready(State(front): State<Arc<Front>>) -> Response {
 async fn ping(State(front): State<Arc<Front>>) -> Response {
     match front.status.ready() {
         Ok(()) => Json(json!({ "status": "Healthy" })).into_response(),
-        Err(reason) => {
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "Unhealthy", "error": reason })))
-                .into_response()
-        }
+        Err(reason) => Problem::not_ready(&reason).into_response(),
     }
 }
 

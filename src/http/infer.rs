@@ -2,7 +2,7 @@
 
 use super::{
     Front, body,
-    call::{self, Call, Spent},
+    call::{Call, Spent},
     target::Target,
     wire::{
         HEADER_LENGTH, raw,
@@ -29,8 +29,7 @@ pub(super) async fn infer(
     target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    let front = &front;
-    call::counted(front, &target, |model| async move { answer(front, &model, request).await }).await
+    answer(&front, &target.find(&front)?, request).await
 }
 
 /// Puts tensors into the model's order and checks each against its specification. Also counts the items.
@@ -89,10 +88,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
     let wanted = wanted(model, &request)?;
-    let call = call.within(request.timeout()?);
+    let call = call.within(request.timeout()?, request.priority()?);
     let (inputs, items) = arrange(model, request.inputs)?;
     let decode = began.elapsed();
-    let ran = call.run(front, model, inputs, items).await?;
+    let ticket = call.push(front, model, inputs, items)?;
+    let ran = call.answer(front, model, ticket).await?;
     let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
 
     let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());

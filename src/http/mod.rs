@@ -48,7 +48,8 @@ use body::BodyLimits;
 use decode::DecodePool;
 use guard::HeadLimits;
 use std::{
-    sync::{Arc, atomic::Ordering},
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -93,6 +94,7 @@ pub struct Front {
     pub connections: Arc<Connections>,
     /// What a request may bring.
     pub limits: Limits,
+    scrape: Mutex<()>,
 }
 
 impl Front {
@@ -120,11 +122,23 @@ impl Front {
             parts_max: config.parts_max,
             timeout_max: config.timeout_ms_max,
         };
-        Front { queue, catalog, status, metrics, decode, admission, connections: Arc::default(), limits }
+        Front {
+            queue,
+            catalog,
+            status,
+            metrics,
+            decode,
+            admission,
+            connections: Arc::default(),
+            limits,
+            scrape: Mutex::default(),
+        }
     }
 
     /// Copies what others count into the gauges, just before a scrape reads them.
     fn gauge(&self) {
+        // Two scrapes at once would each add what has been counted since the last one.
+        let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         let metrics = &self.metrics;
         let flight = self.admission.in_flight();
         metrics.http_connections.set(self.connections.open.load(Ordering::Relaxed) as i64);
@@ -136,9 +150,14 @@ impl Front {
         let load = self.queue.load();
         metrics.queue_bytes.set(load.bytes as i64);
         metrics.queue_oldest_age_seconds.set(load.oldest.unwrap_or_default().as_secs_f64());
+        let mut items: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         for model in self.catalog.ready() {
-            let items = load.models.iter().find(|(key, _)| *key == model.key).map_or(0, |(_, items)| *items);
-            metrics.model(&model.name).queue_items.set(items as i64);
+            let of_version =
+                load.models.iter().find(|(key, _)| *key == model.key).map_or(0, |(_, items)| *items);
+            *items.entry(Arc::clone(&model.name)).or_default() += of_version;
+        }
+        for (name, items) in items {
+            metrics.model(&name).queue_items.set(items as i64);
         }
         for device in self.status.devices() {
             let states = DeviceState::ALL.map(DeviceState::name);

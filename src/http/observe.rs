@@ -1,13 +1,21 @@
-//! Around each request: a span that carries its id and trace, one log line at its end, and counts by route.
+//! Around each request: a span that carries its id and trace, one log line at its end, counts by route, and for a
+//! model's requests how they ended, whichever layer ended them.
 
-use super::{Front, reject::Problem};
-use crate::telemetry::request::{RequestId, TraceContext};
+use super::{
+    Front,
+    reject::{Kind, Problem},
+};
+use crate::telemetry::{
+    metrics::{ModelMetrics, Outcome},
+    request::{RequestId, TraceContext},
+};
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
     http::{HeaderValue, Response},
     middleware::Next,
 };
+use percent_encoding::percent_decode_str;
 use std::{sync::Arc, time::Instant};
 use tracing::Instrument;
 
@@ -19,6 +27,8 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
     let (trace, _) =
         TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let mut uncounted =
+        Uncounted(route.as_deref().and_then(|route| inferred(&front, route, request.uri().path())));
     let span = tracing::info_span!(
         "request",
         id = id.as_str(),
@@ -30,6 +40,9 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
         reply.headers_mut().insert("traceparent", trace);
     }
 
+    if let Some(metrics) = uncounted.0.take() {
+        metrics.outcome(outcome(reply.extensions().get::<Problem>().map(|problem| problem.kind))).inc();
+    }
     let (status, took) = (reply.status().as_u16(), began.elapsed());
     let route = route.as_deref().unwrap_or("other");
     front.metrics.route(route).request(method.as_str(), status, took);
@@ -39,8 +52,48 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
         Some(problem) if status >= 500 => {
             tracing::warn!(%method, route, status, ms, error = problem.detail, "answered");
         }
-        Some(problem) => tracing::debug!(%method, route, status, ms, error = problem.detail, "answered"),
+        Some(problem) => tracing::info!(%method, route, status, ms, error = problem.detail, "answered"),
         None => tracing::debug!(%method, route, status, ms, "answered"),
     }
     reply
+}
+
+/// The metrics of the model that an inference request is for, if the catalog has it: a name that a caller made up must
+/// not become a label.
+fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>> {
+    if !route.starts_with("/predictions/") && !route.ends_with("/infer") {
+        return None;
+    }
+    let place = route.split('/').position(|segment| segment == "{model}")?;
+    let name = percent_decode_str(path.split('/').nth(place)?).decode_utf8().ok()?;
+    front.catalog.has(&name).then(|| front.metrics.model(&name))
+}
+
+/// A request that is dropped before it has a reply: its caller went away.
+struct Uncounted(Option<Arc<ModelMetrics>>);
+
+impl Drop for Uncounted {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0.take() {
+            metrics.outcome(Outcome::Cancelled).inc();
+        }
+    }
+}
+
+/// Under which outcome the metrics count a reply.
+fn outcome(problem: Option<Kind>) -> Outcome {
+    match problem.map(|kind| kind.slug) {
+        None => Outcome::Ok,
+        Some("not-an-image") => Outcome::Decode,
+        Some("too-large" | "uri-too-long") => Outcome::TooLarge,
+        Some("queue-full") => Outcome::Full,
+        Some("draining") => Outcome::Draining,
+        Some("late" | "slow-body") => Outcome::Late,
+        Some("cancelled") => Outcome::Cancelled,
+        Some("input-refused") => Outcome::Input,
+        Some("no-device") => Outcome::Device,
+        Some("internal") => Outcome::Internal,
+        Some("model-unavailable" | "unknown-model") => Outcome::Unavailable,
+        Some(_) => Outcome::BadRequest,
+    }
 }

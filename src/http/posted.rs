@@ -1,7 +1,7 @@
 //! What a prediction request posts: one file as the raw body, files in a multipart form, or base64 in JSON.
 
 use super::{
-    Limits, body,
+    Front, body,
     multipart::{self, MultipartLimits, Part},
     wire::{Parameters, predict},
 };
@@ -27,26 +27,41 @@ pub(super) struct Posted {
 }
 
 /// Reads the body, within its limits, and finds the files in it.
-pub(super) async fn read(request: Request, limits: &Limits) -> Result<Posted, InferError> {
+pub(super) async fn read(request: Request, front: &Front) -> Result<Posted, InferError> {
+    let limits = &front.limits;
     let form = Form::of(request.headers())?;
     let body = body::of(request, limits.body).await?;
     if body.is_empty() {
         return Err(InferError::BadRequest("the body is empty, expected an image".into()));
     }
-    let (files, raw, parameters) = match form {
-        Form::Raw => (vec![Ok(body)], true, Parameters::new()),
+    let parts_max = limits.parts_max;
+    match form {
+        Form::Raw => Ok(Posted { files: vec![Ok(body)], raw: true, parameters: Parameters::new() }),
+        // Finding parts and reading base64 takes a millisecond per megabyte: not on the async threads.
+        form if body.len() > INLINE_BYTES_MAX => {
+            front.decode.run(move || find(&form, &body, parts_max)).await?
+        }
+        form => find(&form, &body, parts_max),
+    }
+}
+
+/// Bodies up to here are taken apart where they are; a hand-over to the pool would take longer.
+const INLINE_BYTES_MAX: usize = 4096;
+
+fn find(form: &Form, body: &Bytes, parts_max: usize) -> Result<Posted, InferError> {
+    let (files, parameters) = match form {
+        Form::Raw => (vec![Ok(body.clone())], Parameters::new()),
         Form::Multipart(boundary) => {
-            let limits = MultipartLimits { parts_max: limits.parts_max, ..MultipartLimits::default() };
-            let parts = multipart::parts(&body, &boundary, &limits)?;
-            (files(parts)?, false, Parameters::new())
+            let limits = MultipartLimits { parts_max, ..MultipartLimits::default() };
+            (files(multipart::parts(body, boundary, &limits)?)?, Parameters::new())
         }
         Form::Json => {
-            let instances = predict::instances(&body, limits.parts_max)?;
+            let instances = predict::instances(body, parts_max)?;
             let files = instances.images.into_iter().map(|image| image.map(Bytes::from)).collect();
-            (files, false, instances.parameters)
+            (files, instances.parameters)
         }
     };
-    Ok(Posted { files, raw, parameters })
+    Ok(Posted { files, raw: matches!(form, Form::Raw), parameters })
 }
 
 enum Form {

@@ -6,7 +6,7 @@
 
 use super::{
     Front,
-    call::{self, Call, Spent},
+    call::{Call, Spent},
     decode::{Decoded, Staged},
     posted,
     target::Target,
@@ -16,7 +16,9 @@ use super::{
     },
 };
 use crate::{
+    batch,
     error::InferError,
+    image::Placement,
     models::Model,
     tasks::{Answer, Task},
 };
@@ -35,6 +37,7 @@ use std::{
 
 /// What the query of a request may say.
 #[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Options {
     /// Classes to return, instead of the model's own setting.
     top_k: Option<String>,
@@ -48,8 +51,7 @@ pub(super) async fn predict(
     target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    let front = &front;
-    call::counted(front, &target, |model| async move { answer(front, &model, request).await }).await
+    answer(&front, &target.find(&front)?, request).await
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
@@ -61,7 +63,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         return Err(takes_tensors(model));
     }
     let wants_png = accepts_png(request.headers(), &model.task);
-    let posted = posted::read(request, &front.limits).await?;
+    let posted = posted::read(request, front).await?;
     let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
 
     let files = posted.files.into_iter().map(|file| one_file(front, model, &call, &asked, file));
@@ -152,21 +154,31 @@ async fn one_file(
     asked: &Arc<Asked>,
     file: Result<Bytes, InferError>,
 ) -> Result<Vec<Frame>, InferError> {
-    let Decoded { frames, took } = front.decode.stage(file?, Arc::clone(model)).await?;
+    let decoded = call.in_time(front.decode.stage(file?, Arc::clone(model))).await?;
+    let Decoded { frames, took, share } = decoded;
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
-    Ok(join_all(frames.into_iter().map(|frame| one_frame(front, model, call, asked, frame, took))).await)
+    let queued: Vec<_> = frames
+        .into_iter()
+        .map(|Staged { tensor, placement }| (call.push(front, model, vec![tensor], 1), placement))
+        .collect();
+    // From here on the queue accounts for their memory.
+    drop(share);
+    let answers = queued.into_iter().map(async |(ticket, placement)| {
+        let ran = call.answer(front, model, ticket?).await?;
+        entry(front, model, asked, ran, placement, took).await
+    });
+    Ok(join_all(answers).await)
 }
 
-async fn one_frame(
-    front: &Arc<Front>,
+/// Turns what a model gave for a frame into an entry of the reply.
+async fn entry(
+    front: &Front,
     model: &Arc<Model>,
-    call: &Call,
     asked: &Arc<Asked>,
-    frame: Staged,
+    ran: batch::Answer,
+    placement: Placement,
     decode: Duration,
 ) -> Frame {
-    let Staged { tensor, placement } = frame;
-    let ran = call.run(front, model, vec![tensor], 1).await?;
     let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
     let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));

@@ -131,6 +131,11 @@ impl Catalog {
         }
     }
 
+    /// Whether there is a model of this name, in whatever state.
+    pub fn has(&self, name: &str) -> bool {
+        self.map().contains_key(name)
+    }
+
     /// All versions of all models, by name and rising version.
     pub fn list(&self) -> Vec<Entry> {
         self.map()

@@ -4,7 +4,7 @@
 //! engine = "onnx"              # what runs the model: onnx
 //! task = "tensors"             # classify | detect | segment | embed | tensors
 //! labels = "labels.txt"        # class names, one per line, a file in the model's folder; default: none
-//! priority = 1                 # of its requests unless they say otherwise: 0 (most urgent) to 3
+//! priority = 1                 # of its requests unless they say otherwise: 0 (most urgent) to 9
 //! timeout_ms = 30000           # deadline of its requests unless they say otherwise: 1 to 3600000
 //!
 //! [input]                      # how an image becomes the input; with task = "tensors", images are taken only if this is there
@@ -175,7 +175,7 @@ impl std::error::Error for ManifestError {}
 /// Items of the largest batch where the manifest does not say.
 pub const BATCH_ITEMS_MAX: usize = 16;
 /// The least urgent priority.
-pub const PRIORITY_MAX: u8 = 3;
+pub const PRIORITY_MAX: u8 = 9;
 
 impl Default for Manifest {
     fn default() -> Manifest {
@@ -519,12 +519,12 @@ mod tests {
     #[test]
     fn all_mistakes_are_reported_together_with_line_key_and_what_is_allowed() {
         check(
-            "engine = \"onnxx\"\ntask = \"clasify\"\npriority = 9\ntimeout_ms = \"soon\"\n[input]\nresise = 1\nmean = [1, 2]\n\
+            "engine = \"onnxx\"\ntask = \"clasify\"\npriority = 10\ntimeout_ms = \"soon\"\n[input]\nresise = 1\nmean = [1, 2]\n\
              [batch]\nsizes = [4, 2]\nwait_ms_max = -1\n",
             &[
                 "line 1: engine is \"onnxx\", allowed: onnx",
                 "line 2: task is \"clasify\", allowed: classify, detect, segment, embed, tensors; did you mean \"classify\"?",
-                "line 3: priority is 9, allowed: whole numbers from 0 to 3",
+                "line 3: priority is 10, allowed: whole numbers from 0 to 9",
                 "line 4: timeout_ms is \"soon\", allowed: whole numbers from 1 to 3600000",
                 "line 6: unknown key \"input.resise\"; did you mean \"resize\"?",
                 "line 7: input.mean is [1, 2], allowed: one number, or three in the order of input.color, from -1000000 to 1000000",

@@ -22,7 +22,7 @@ pub use scan::{Found, scan};
 
 use crate::{
     batch::{ModelKey, Rules},
-    engine::{Batching, Dim, Signature, staging::Staging},
+    engine::{Batching, DataType, Dim, Signature, staging::Staging},
     image::Preprocess,
     tasks::{Labels, Task},
 };
@@ -145,7 +145,11 @@ impl Model {
         };
         let size = image.as_ref().and_then(ImageInput::size);
         let task = manifest.task.clone().resolve(&signature, &source.labels, size)?;
-        let batching = if task.can_batch(&signature) { signature.batching() } else { Batching::Whole };
+        let batching = if task.can_batch(&signature) && !has_strings(&signature) {
+            signature.batching()
+        } else {
+            Batching::Whole
+        };
         let rules = rules(manifest, batching, &signature)?;
         if let Some(image) = &mut image
             && image.size().is_some()
@@ -170,6 +174,11 @@ impl Model {
     }
 }
 
+/// Whether it takes or gives strings: their rows are of different lengths, so that such a model is run request by request.
+fn has_strings(signature: &Signature) -> bool {
+    signature.inputs.iter().chain(&signature.outputs).any(|spec| spec.datatype == DataType::Bytes)
+}
+
 /// Batch sizes as set, or powers of two up to the largest; only 1 for a model that does not batch.
 fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Result<Rules, String> {
     let asked = &manifest.batch;
@@ -179,6 +188,7 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
     };
     if batching != Batching::Dynamic && largest.is_some_and(|largest| largest > 1) {
         let what = match batching {
+            _ if has_strings(signature) => "takes or gives strings, which are run request by request",
             Batching::One => "has its batch axis fixed at 1",
             _ => "has no batch axis that is free in all inputs and outputs",
         };

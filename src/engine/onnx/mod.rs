@@ -135,14 +135,13 @@ impl Engine for OnnxEngine {
         &self.signature
     }
 
-    /// On the CPU provider every failure is the batch's own: an operator refused its input.
+    /// On the CPU provider every failure but want of memory is the batch's own: an operator refused its input.
     fn run(&mut self, inputs: &[TensorView<'_>]) -> Result<Vec<Tensor>, EngineError> {
-        let input = |error: ort::Error| EngineError::Input(first_line(error.message()));
         let mut values = Vec::with_capacity(inputs.len());
         for view in inputs {
             values.push(value::lend(view)?);
         }
-        let outputs = self.session.run(values.as_slice()).map_err(input)?;
+        let outputs = self.session.run(values.as_slice()).map_err(|error| failed(&error))?;
         outputs.into_iter().map(|(_, output)| value::take(output)).collect()
     }
 }
@@ -161,7 +160,31 @@ fn spec(kind: &str, name: &str, dtype: &ValueType) -> Result<TensorSpec, String>
     }
 }
 
-/// ONNX Runtime's messages may carry a stack trace below the first line.
+/// Whose fault a failed run is.
+fn failed(error: &ort::Error) -> EngineError {
+    let message = first_line(error.message());
+    if message.contains("Failed to allocate memory") || message.contains("bad_alloc") {
+        EngineError::Device(format!("out of memory: {message}"))
+    } else {
+        EngineError::Input(message)
+    }
+}
+
+/// The first line of one of ONNX Runtime's messages, without what only its own developers can use: stack traces below
+/// it, and the source files it names.
 fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().trim().to_owned()
+    let words = message.lines().next().unwrap_or_default().split_whitespace();
+    words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_for_callers_name_no_source_files() {
+        let message =
+            "Non-zero status code /onnxruntime_src/onnxruntime/core/bfc_arena.cc:360 void* f() Failed\n0x1";
+        assert_eq!(first_line(message), "Non-zero status code void* f() Failed");
+    }
 }

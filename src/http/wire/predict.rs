@@ -14,8 +14,11 @@ use base64::{
     alphabet::STANDARD,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
-use serde::Deserialize;
-use std::borrow::Cow;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+use std::{borrow::Cow, fmt};
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -34,9 +37,45 @@ pub struct Instances {
 #[derive(Deserialize)]
 struct Wire<'a> {
     #[serde(borrow)]
-    instances: Vec<Instance<'a>>,
+    instances: Bounded<'a>,
     #[serde(default)]
     parameters: Parameters,
+}
+
+/// No more instances are kept than any setting of `parts_max` allows: the rest is only counted.
+const INSTANCES_KEPT_MAX: usize = 100_000;
+
+#[derive(Default)]
+struct Bounded<'a> {
+    kept: Vec<Instance<'a>>,
+    count: usize,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Bounded<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bounded<'a>, D::Error> {
+        struct Visit<'a>(Bounded<'a>);
+        impl<'de: 'a, 'a> Visitor<'de> for Visit<'a> {
+            type Value = Bounded<'a>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of instances")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Bounded<'a>, A::Error> {
+                let Visit(mut bounded) = self;
+                while bounded.kept.len() < INSTANCES_KEPT_MAX {
+                    let Some(instance) = list.next_element()? else { return Ok(bounded) };
+                    bounded.kept.push(instance);
+                    bounded.count += 1;
+                }
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    bounded.count += 1;
+                }
+                Ok(bounded)
+            }
+        }
+        deserializer.deserialize_seq(Visit(Bounded::default()))
+    }
 }
 
 #[derive(Deserialize)]
@@ -86,24 +125,29 @@ impl Instance<'_> {
 pub fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError> {
     let wire: Wire<'_> = serde_json::from_slice(body)
         .map_err(|error| bad_json("the JSON body {\"instances\": […]}", &error))?;
-    if wire.instances.is_empty() {
+    if wire.instances.count == 0 {
         return Err(InferError::BadRequest("instances is empty, expected 1 or more".to_owned()));
     }
-    if wire.instances.len() > parts_max {
+    if wire.instances.count > parts_max {
         return Err(InferError::TooLarge {
             what: "the number of instances",
-            got: wire.instances.len() as u64,
+            got: wire.instances.count as u64,
             limit: parts_max as u64,
             option: "parts_max",
         });
     }
     let decode = |(index, instance): (usize, &Instance<'_>)| {
         BASE64.decode(instance.base64()).map_err(|error| {
-            InferError::BadRequest(format!("instance {index} is not base64: {error}").to_lowercase())
+            InferError::BadRequest(
+                format!("instance {index} is not base64: {error}")
+                    .to_lowercase()
+                    .trim_end_matches('.')
+                    .to_owned(),
+            )
         })
     };
     Ok(Instances {
-        images: wire.instances.iter().enumerate().map(decode).collect(),
+        images: wire.instances.kept.iter().enumerate().map(decode).collect(),
         parameters: wire.parameters,
     })
 }

@@ -63,7 +63,7 @@ pub struct Metrics {
     pub requests_in_flight: IntGauge,
     /// Bytes of request bodies held.
     pub in_flight_bytes: IntGauge,
-    /// Bytes of model input waiting in the queue.
+    /// Bytes of model input that wait or run.
     pub queue_bytes: IntGauge,
     /// Age of what has waited longest; set just before [`Metrics::render`].
     pub queue_oldest_age_seconds: prometheus::Gauge,
@@ -91,7 +91,7 @@ impl Metrics {
             .gauge("ocelli_in_flight_bytes", "Bytes of request bodies admitted and not yet released.");
         let families = Families::new(register);
         let queue_bytes =
-            register.gauge("ocelli_queue_bytes", "Bytes of model input waiting for a device, all models.");
+            register.gauge("ocelli_queue_bytes", "Bytes of model input that wait or run, all models.");
         let queue_oldest_age_seconds = register.float_gauge(
             "ocelli_queue_oldest_age_seconds",
             "Age of the job that has waited longest; 0 when none waits.",

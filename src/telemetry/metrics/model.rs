@@ -142,7 +142,7 @@ impl Families {
                 "Items that were run, without padding.",
                 &["model", "device"],
             ),
-            queue_items: register.gauges("ocelli_queue_items", "Items waiting for a device.", &["model"]),
+            queue_items: register.gauges("ocelli_queue_items", "Items that wait or run.", &["model"]),
             outcomes: register.counters(
                 "ocelli_outcomes_total",
                 "Requests for a model by how they ended.",
@@ -165,7 +165,7 @@ pub struct ModelMetrics {
     outcomes: [IntCounter; Outcome::ALL.len()],
     devices: Mutex<BTreeMap<String, Arc<DeviceMetrics>>>,
 
-    /// Items waiting for a device.
+    /// Items that wait or run.
     pub queue_items: IntGauge,
     /// Bytes to pixels to model input, per image. It happens before a device is chosen.
     pub decode_seconds: Histogram,

@@ -27,7 +27,7 @@ impl Routes {
         );
         let durations = register.histograms(
             "ocelli_http_request_duration_seconds",
-            "From a request's headers to the end of its reply.",
+            "From a request's headers to the head of its reply.",
             &["route"],
             &DURATION_BUCKETS,
         );
