@@ -54,6 +54,10 @@ const LINGER: Duration = Duration::from_secs(2);
 /// And how much.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// What is read from an HTTP/1 connection at once, and the longest header. A frame of this size is still in the core's
+/// cache when it is put with the rest of its body; hyper's own bound (408 KiB) was 11 % slower with bodies of 602 kB.
+const READ_BYTES_MAX: usize = 128 * 1024;
+
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -369,6 +373,7 @@ fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
+        .max_buf_size(READ_BYTES_MAX)
         // Behind our own two clocks, which are the ones that act.
         .header_read_timeout(settings.clocks.idle + settings.clocks.header);
     builder
