@@ -54,6 +54,11 @@ const LINGER: Duration = Duration::from_secs(2);
 /// And how much.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// When the listener closes: how long the backlog may be silent before it counts as empty.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(20);
+/// And how long a connection that has not sent its first request yet may still do so: it cannot know that we are closing.
+const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
+
 /// What is read from an HTTP/1 connection at once, and the longest header. A frame of this size is still in the core's
 /// cache when it is put with the rest of its body; hyper's own bound (408 KiB) was 11 % slower with bodies of 602 kB.
 const READ_BYTES_MAX: usize = 128 * 1024;
@@ -184,6 +189,20 @@ impl Acceptor {
         let shared = Arc::new(Shared { builder: builder(&settings), settings, stages, connections });
         let mut open = JoinSet::new();
         let mut backoff = BACKOFF_MIN;
+        let serve = |open: &mut JoinSet<()>, stream: TcpStream, peer: SocketAddr| {
+            let counts = &shared.connections;
+            counts.accepted.fetch_add(1, Ordering::Relaxed);
+            counts.open.fetch_add(1, Ordering::Relaxed);
+            let counted = Counted(Arc::clone(counts));
+            let (server, service) = (Arc::clone(&shared), service.clone());
+            open.spawn(async move {
+                let _counted = counted;
+                server.serve(stream, peer, service).await;
+            });
+            if open.len() >= shared.settings.connections_max {
+                counts.capped.fetch_add(1, Ordering::Relaxed);
+            }
+        };
         loop {
             let capped = open.len() >= shared.settings.connections_max;
             let accepted = tokio::select! {
@@ -196,17 +215,7 @@ impl Acceptor {
             match accepted {
                 Ok((stream, peer)) => {
                     backoff = BACKOFF_MIN;
-                    counts.accepted.fetch_add(1, Ordering::Relaxed);
-                    counts.open.fetch_add(1, Ordering::Relaxed);
-                    let counted = Counted(Arc::clone(counts));
-                    let (server, service) = (Arc::clone(&shared), service.clone());
-                    open.spawn(async move {
-                        let _counted = counted;
-                        server.serve(stream, peer, service).await;
-                    });
-                    if open.len() >= shared.settings.connections_max {
-                        counts.capped.fetch_add(1, Ordering::Relaxed);
-                    }
+                    serve(&mut open, stream, peer);
                 }
                 Err(error) => {
                     counts.accept_errors.fetch_add(1, Ordering::Relaxed);
@@ -220,6 +229,12 @@ impl Acceptor {
                     }
                 }
             }
+        }
+        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request.
+        while open.len() < shared.settings.connections_max
+            && let Ok(Ok((stream, peer))) = tokio::time::timeout(BACKLOG_PAUSE, listener.accept()).await
+        {
+            serve(&mut open, stream, peer);
         }
         drop(listener);
         let answered = async { while open.join_next().await.is_some() {} };
@@ -235,6 +250,14 @@ impl Acceptor {
         dropped.fetch_add(connections_dropped as u64, Ordering::Relaxed);
         open.shutdown().await;
         Ended { connections_dropped }
+    }
+}
+
+/// Sleeps; for ever without a time.
+async fn until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -294,6 +317,7 @@ impl Shared {
             let mut connection = pin!(connection);
             let mut drain_seen = false;
             let mut close_seen = false;
+            let mut first_request_until = None;
             let mut idle_seen = false;
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             loop {
@@ -328,6 +352,14 @@ impl Shared {
                     }
                     () = self.stages.closing.cancelled(), if !close_seen => {
                         close_seen = true;
+                        if watch.is_http2() || watch.requests() > 0 {
+                            connection.as_mut().graceful_shutdown();
+                        } else {
+                            first_request_until = Some(tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
+                        }
+                    }
+                    () = until(first_request_until), if first_request_until.is_some() => {
+                        first_request_until = None;
                         connection.as_mut().graceful_shutdown();
                     }
                 }

@@ -327,7 +327,7 @@ mod tests {
                 ("hollow/model.onnx", ""),
                 ("lost/1/notes.txt", ""),
                 ("typo/model.onnx", ONNX),
-                ("typo/model.toml", "tsak = \"embed\"\npriority = 7"),
+                ("typo/model.toml", "tsak = \"embed\"\npriority = 77"),
                 ("zeros/01/model.onnx", ONNX),
             ],
             &[
@@ -337,7 +337,7 @@ mod tests {
                 ("good", "1", ""),
                 ("hollow", "1", "model.onnx is empty"),
                 ("lost", "1", "1/model.onnx is missing"),
-                ("typo", "1", "did you mean \"task\"?; line 2: priority is 7"),
+                ("typo", "1", "did you mean \"task\"?; line 2: priority is 77"),
                 ("zeros", "01", "without leading zeros"),
             ],
         );
