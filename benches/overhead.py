@@ -9,7 +9,8 @@ Two numbers, each a ratio or a difference within this one run, because absolute 
 - throughput at saturation: images/s through the server (many callers, one image each, binary tensors) over images/s
   of the session in-process, in batches of the size that the server ran;
 - added latency at concurrency 1: the median of a request minus the median of a call. `--model cnn` has the same
-  input of 602 kB and a forward pass of a millisecond, so that what is added does not drown in the noise of the pass.
+  input of 602 kB and a forward pass of 0.1 ms, so that what is added does not drown in the noise of the pass;
+  `--model identity` copies 64 bytes: what a request costs beside its data.
 
 In-process is measured twice: with the settings of the server's session (intra-op threads do not spin), which tells what
 the server adds, and with ONNX Runtime's defaults (they do), which tells what a caller gives up who changes from one to
@@ -47,6 +48,9 @@ from server import Server  # noqa: E402
 
 BATCHES = (1, 4, 16)
 SEED = 1
+# A model's input, the shape of one item of it, and its output.
+IMAGE = ("image", (3, 224, 224), "logits")
+TENSORS = {"resnet18": IMAGE, "resnet50": IMAGE, "cnn": IMAGE, "identity": ("x", (16,), "y")}
 # What src/engine/onnx sets beside the number of threads.
 AS_SERVED = {"session.intra_op.allow_spinning": "0"}
 SPIN_SECONDS = 0.05  # spinning threads are left alone until they sleep, so that they do not disturb the next side
@@ -93,10 +97,10 @@ def busy_seconds():
 
 def in_process(session, x, seconds):
     """The session called in a loop."""
-    session.run(None, {"image": x})
+    session.run(None, {session.get_inputs()[0].name: x})
     block, count = Block(), 0
     while time.perf_counter() - block.started < seconds:
-        session.run(None, {"image": x})
+        session.run(None, {session.get_inputs()[0].name: x})
         count += len(x)
     return block.end(count)
 
@@ -183,7 +187,7 @@ def latencies(call, count):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=["resnet18", "resnet50", "cnn"], default="resnet18")
+    parser.add_argument("--model", choices=["resnet18", "resnet50", "cnn", "identity"], default="resnet18")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="compute threads of both sides")
     parser.add_argument("--concurrency", type=int, default=32)
@@ -203,8 +207,9 @@ def main():
         path = folder / "models" / given.model / "model.onnx"
         sessions = session_of(path, given.threads, AS_SERVED), session_of(path, given.threads, {})
         rng = np.random.default_rng(SEED)
-        x = rng.standard_normal((max(BATCHES), 3, 224, 224)).astype(np.float32)
-        data = infer(given.model, "image", x[:1], "logits")
+        name, shape, output = TENSORS[given.model]
+        x = rng.standard_normal((max(BATCHES), *shape)).astype(np.float32)
+        data = infer(given.model, name, x[:1], output)
         server = Server(folder / "models", folder / "server.log", compute_threads=given.threads, log_filter="warn")
         try:
             report(given, server.wait_ready(), *sessions, x, data)
@@ -228,7 +233,7 @@ def report(given, server, session, spinning, x, data):
     status, head, body = connection.roundtrip(data)
     if status != 200:
         sys.exit(f"overhead: the server answered {status}: {body[:500]!r}")
-    expected = session.run(None, {"image": x[:1]})[0]
+    expected = session.run(None, {session.get_inputs()[0].name: x[:1]})[0]
     got = np.frombuffer(body[-expected.nbytes :], np.float32)
     largest = float(np.abs(got - expected.ravel()).max())
     print(f"{given.model}, {given.threads} compute threads; answers differ by at most {largest:.1e}", flush=True)
@@ -267,7 +272,7 @@ def report(given, server, session, spinning, x, data):
             flush=True,
         )
     items, batches = batch_of(server) - before
-    client_share = client_cpu / (client_cpu + server_cpu)
+    client_share = client_cpu / (client_cpu + server_cpu or 1)
 
     listener = socket.create_server(("127.0.0.1", 0))
     echo = multiprocessing.get_context("fork").Process(
@@ -278,10 +283,10 @@ def report(given, server, session, spinning, x, data):
     connection = Connection(server.port)  # the first one has been idle for too long
     # Short blocks in turn, compared pair by pair: whatever else runs on the machine hits all sides alike.
     sides = {
-        "in-process": lambda: session.run(None, {"image": x[:1]}),
+        "in-process": lambda: session.run(None, {session.get_inputs()[0].name: x[:1]}),
         "server": lambda: connection.roundtrip(data),
         "bare socket": lambda: bare.roundtrip(data),
-        "in-process, spinning": lambda: spinning.run(None, {"image": x[:1]}),
+        "in-process, spinning": lambda: spinning.run(None, {session.get_inputs()[0].name: x[:1]}),
     }
     every, medians = {name: [] for name in sides}, {name: [] for name in sides}
     for _ in range(given.pairs):
@@ -300,7 +305,7 @@ def report(given, server, session, spinning, x, data):
         "compute_threads": given.threads,
         "concurrency": given.concurrency,
         "batch": batch,
-        "batch_of_the_server": round(items / batches, 2),
+        "batch_of_the_server": round(items / (batches or 1), 2),
         "images_per_second": [[round(v, 2) for v in row] for row in rates],
         "throughput_ratios": [round(r, 4) for r in sorted(ratios)],
         "throughput_ratios_to_spinning": [round(r, 4) for r in sorted(ratios_spinning)],
@@ -324,7 +329,7 @@ def report(given, server, session, spinning, x, data):
         f"| {given.model} | {given.threads} | defaults, spinning | {spread(ratios_spinning)} | {spread(cpu_ratios_spinning)} |"
     )
     print(
-        f"Batches of {batch} in-process, {items / batches:.1f} in the server at concurrency {given.concurrency}. "
+        f"Batches of {batch} in-process, {items / (batches or 1):.1f} in the server at concurrency {given.concurrency}. "
         f"The client took {client_share:.1%} of the CPU time of client and server together."
     )
     names = list(sides)
