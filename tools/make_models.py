@@ -299,7 +299,36 @@ def boxes(_):
     return {"model.onnx": model, "model.toml": manifest, "labels.txt": "floor\ncat\ndog\n"}
 
 
+def slow(_):
+    """`y = x` after as many products of matrices as the largest `x` says, `[N, 1]`: runs as long as a test wants."""
+    body = Graph()
+    body.node("Identity", "again", output="go_on")
+    body.node("MatMul", "a", "a", output="product")
+    body = helper.make_graph(
+        body.nodes,
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("a", TensorProto.FLOAT, [512, 512]),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("product", TensorProto.FLOAT, [512, 512]),
+        ],
+    )
+    g = Graph()
+    times = g.node("Cast", g.node("ReduceMax", "x", keepdims=0), to=TensorProto.INT64)
+    eye = g.constant(np.eye(512, dtype=np.float32))
+    last = g.node("Loop", times, g.constant(True), eye, body=body)
+    one = g.node("Mul", g.node("ReduceMean", last, keepdims=0), g.constant(np.float32(512)))
+    g.node("Mul", "x", one, output="y")
+    shapes = [("x", TensorProto.FLOAT, ["N", 1])], [("y", TensorProto.FLOAT, ["N", 1])]
+    return {"model.onnx": g.bytes("slow", *shapes)}
+
+
 MODELS = {
+    "slow": slow,
     "resnet18": resnet18,
     "resnet50": resnet50,
     "cnn": cnn,

@@ -1,5 +1,9 @@
 """SIGTERM: readiness goes first, requests are answered until the end, and the exit code is 0."""
 
+import threading
+
+import make_models
+import numpy as np
 import requests
 import wire
 from server import until
@@ -44,5 +48,27 @@ def test_a_second_signal_means_now(start_server, only_digits):
     server = start_server(only_digits, drain_delay_ms=3_600_000)
     server.terminate()
     until(lambda: server.status("/v2/health/ready") == 503, 20, "ready is 503")
+
+    def ended():
+        # One that comes within half a second of the first is taken for the same.
+        server.terminate()
+        return server.process.poll() is not None
+
+    until(ended, 60, "the server has ended")
+
+
+def test_a_batch_that_runs_does_not_hold_up_the_end(start_server, tmp_path):
+    make_models.write(tmp_path, ["slow"])
+    server = start_server(tmp_path, drain_delay_ms=0, drain_timeout_ms=500)
+    replies = []
+    ask = threading.Thread(
+        target=lambda: replies.append(wire.post_infer(server, "slow", {"x": np.float32([[1e9]])}))
+    )
+    ask.start()
+    running = 'ocelli_queue_items{model="slow"} 1'
+    until(lambda: running in requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text, 20, "the job runs")
     server.terminate()
-    server.wait_exit()
+    # The pass would take weeks.
+    assert server.wait_exit() == 75, server.log_text()
+    ask.join(wire.TIMEOUT)
+    wire.problem(replies[0], 503, "draining")
