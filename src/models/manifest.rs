@@ -65,10 +65,12 @@
 //! fallback = true              # run on the CPU when no GPU can
 //! ```
 
+mod read;
+
 use super::strict::{Mistakes, Table};
 use crate::{
     image::{Color, Filter, Layout},
-    tasks::{Activation, BoxFormat, Classify, Detect, Embed, Format, Orientation, Segment, Task},
+    tasks::Task,
 };
 use std::{fmt, time::Duration};
 use toml::de::DeTable;
@@ -183,25 +185,6 @@ impl Default for Manifest {
     }
 }
 
-const LAYOUTS: &[(&str, Layout)] = &[("nchw", Layout::Nchw), ("nhwc", Layout::Nhwc)];
-
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Classify,
-    Detect,
-    Segment,
-    Embed,
-    Tensors,
-}
-
-const TASKS: &[(&str, Kind)] = &[
-    ("classify", Kind::Classify),
-    ("detect", Kind::Detect),
-    ("segment", Kind::Segment),
-    ("embed", Kind::Embed),
-    ("tensors", Kind::Tensors),
-];
-
 impl Manifest {
     /// Reads a manifest.
     ///
@@ -218,7 +201,7 @@ impl Manifest {
             // What could be recovered may have lost keys: their absence is not the author's mistake.
             return Err(ManifestError(mistakes.into_messages()));
         }
-        let manifest = read(&Table::root(&root, &mistakes));
+        let manifest = read::manifest(&Table::root(&root, &mistakes));
         let messages = mistakes.into_messages();
         if messages.is_empty() { Ok(manifest) } else { Err(ManifestError(messages)) }
     }
@@ -244,227 +227,9 @@ impl Manifest {
     }
 }
 
-fn read(root: &Table<'_, '_>) -> Manifest {
-    match root.string("engine").as_deref() {
-        None | Some("onnx") => {}
-        Some("gauss-mle") => {
-            root.mistake_at(
-                "engine",
-                "is \"gauss-mle\", which this version does not have yet; allowed: onnx",
-            );
-        }
-        Some(other) => root.mistake_at("engine", format_args!("is {other:?}, allowed: onnx")),
-    }
-    let kind = root.choice("task", TASKS).unwrap_or(Kind::Tensors);
-    let labels = root.string("labels");
-    if let Some(name) = &labels
-        && (name.contains(['/', '\\', '\0', ':']) || matches!(name.as_str(), "." | ".."))
-    {
-        root.mistake_at(
-            "labels",
-            format_args!("is {name:?}, allowed: the name of a file in the model's folder, without a path"),
-        );
-    }
-    let priority = root.integer("priority", 0..=PRIORITY_MAX).unwrap_or(1);
-    let timeout_ms = root.integer("timeout_ms", 1..=3_600_000_u64);
-
-    let input = root.table("input");
-    let takes_images = kind != Kind::Tensors || input.is_given();
-    let tables = [
-        (Kind::Classify, root.table("classify")),
-        (Kind::Detect, root.table("detect")),
-        (Kind::Segment, root.table("segment")),
-        (Kind::Embed, root.table("embed")),
-    ];
-    for (of, table) in &tables {
-        let name = TASKS.iter().find(|(_, k)| k == of).map_or("", |(name, _)| name);
-        if *of != kind && table.is_given() {
-            table.mistake(format_args!("[{name}] is only read with task = {name:?}"));
-        }
-    }
-    let [(_, classify), (_, detect), (_, segment), (_, embed)] = &tables;
-    let task = match kind {
-        Kind::Classify => Task::Classify(read_classify(classify)),
-        Kind::Detect => Task::Detect(read_detect(detect)),
-        Kind::Segment => Task::Segment(read_segment(segment)),
-        Kind::Embed => Task::Embed(Embed {
-            output: embed.string("output"),
-            normalize: embed.flag("normalize").unwrap_or(false),
-        }),
-        Kind::Tensors => Task::Tensors,
-    };
-    for (of, table) in &tables {
-        if *of == kind {
-            table.finish();
-        }
-    }
-    let manifest = Manifest {
-        task,
-        labels,
-        priority,
-        timeout: timeout_ms.map(Duration::from_millis),
-        input: takes_images.then(|| read_input(&input)),
-        batch: read_batch(&root.table("batch")),
-        placement: read_placement(&root.table("placement")),
-    };
-    root.finish();
-    manifest
-}
-
-fn read_input(table: &Table<'_, '_>) -> Input {
-    let pixels = 1..=16384_u32;
-    let input = Input {
-        resize: table.choice(
-            "resize",
-            &[
-                ("shorter", ResizeRule::Shorter),
-                ("stretch", ResizeRule::Stretch),
-                ("letterbox", ResizeRule::Letterbox),
-                ("none", ResizeRule::None),
-            ],
-        ),
-        size: table.integer("size", pixels.clone()),
-        width: table.integer("width", pixels.clone()),
-        height: table.integer("height", pixels),
-        filter: table.choice(
-            "filter",
-            &[
-                ("nearest", Filter::Nearest),
-                ("box", Filter::Box),
-                ("bilinear", Filter::Bilinear),
-                ("bicubic", Filter::Bicubic),
-                ("lanczos3", Filter::Lanczos3),
-            ],
-        ),
-        color: table.choice("color", &[("rgb", Color::Rgb), ("bgr", Color::Bgr), ("gray", Color::Gray)]),
-        layout: table.choice("layout", LAYOUTS),
-        scale: table.number("scale", 1e-9..=1e9).map(|n| n as f32),
-        mean: table.channels("mean", -1e6..=1e6),
-        std: table.channels("std", 1e-6..=1e6),
-        pad: table.integer("pad", 0..=255),
-        background: table
-            .channels("background", 0.0..=255.0)
-            .map(|values| std::array::from_fn(|i| *values.get(i).unwrap_or(&values[0]) as u8)),
-    };
-    table.finish();
-    input
-}
-
-fn read_classify(table: &Table<'_, '_>) -> Classify {
-    let default = Classify::default();
-    Classify {
-        output: table.string("output"),
-        activation: table
-            .choice(
-                "activation",
-                &[
-                    ("softmax", Activation::Softmax),
-                    ("sigmoid", Activation::Sigmoid),
-                    ("none", Activation::None),
-                ],
-            )
-            .unwrap_or(default.activation),
-        top_k: table.integer("top_k", 1..=1000).unwrap_or(default.top_k),
-    }
-}
-
-fn read_detect(table: &Table<'_, '_>) -> Detect {
-    let default = Detect::default();
-    Detect {
-        format: table.choice("format", &[("yolo", Format::Yolo), ("boxes", Format::Boxes)]),
-        output: table.string("output"),
-        boxes: table.string("boxes"),
-        scores: table.string("scores"),
-        classes: table.string("classes"),
-        count: table.string("count"),
-        box_format: table.choice(
-            "box_format",
-            &[
-                ("xyxy", BoxFormat::Xyxy),
-                ("yxyx", BoxFormat::Yxyx),
-                ("cxcywh", BoxFormat::Cxcywh),
-                ("xywh", BoxFormat::Xywh),
-            ],
-        ),
-        normalized: table.flag("normalized"),
-        orientation: table.choice(
-            "orientation",
-            &[("channels_first", Orientation::ChannelsFirst), ("channels_last", Orientation::ChannelsLast)],
-        ),
-        objectness: table.flag("objectness"),
-        first_class: table.integer("first_class", 0..=65_535).unwrap_or(0),
-        score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
-        iou_max: table.number("iou_max", 0.0..=1.0).map_or(default.iou_max, |n| n as f32),
-        detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),
-        input: None,
-    }
-}
-
-fn read_segment(table: &Table<'_, '_>) -> Segment {
-    let default = Segment::default();
-    Segment {
-        output: table.string("output"),
-        layout: table.choice("layout", LAYOUTS),
-        threshold: table.number("threshold", -1e6..=1e6).map_or(default.threshold, |n| n as f32),
-        input: None,
-    }
-}
-
-fn read_batch(table: &Table<'_, '_>) -> BatchLimits {
-    let items_max = table.integer("items_max", 1..=1024);
-    let mut sizes = table.integers("sizes", 1..=1024);
-    if let Some(sizes) = &mut sizes {
-        if !sizes.is_sorted_by(|a, b| a < b) {
-            table.mistake_at("sizes", format_args!("is {sizes:?}, allowed: rising sizes"));
-        }
-        if let (Some(items_max), Some(largest)) = (items_max, sizes.last())
-            && items_max != *largest
-        {
-            table.mistake_at(
-                "items_max",
-                format_args!(
-                    "is {items_max}, but the largest of batch.sizes is {largest}: give one of the two"
-                ),
-            );
-        }
-    }
-    let limits = BatchLimits {
-        items_max,
-        sizes,
-        wait_max: Duration::from_secs_f64(
-            table.number("wait_ms_max", 0.0..=10_000.0).unwrap_or(0.0) / 1000.0,
-        ),
-        weight: table.number("weight", 0.01..=100.0).unwrap_or(1.0),
-    };
-    table.finish();
-    limits
-}
-
-fn read_placement(table: &Table<'_, '_>) -> Placing {
-    let device = |word: &str| {
-        let gpu = word.strip_prefix("gpu:");
-        let number = gpu.is_some_and(|n| (1..=3).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit()));
-        matches!(word, "all" | "cpu" | "gpu") || number
-    };
-    let mut devices = table
-        .words("devices", "\"all\", or \"cpu\", \"gpu\", \"gpu:N\", or a list of these", device)
-        .unwrap_or_default();
-    if devices.iter().any(|device| device == "all") {
-        devices.clear();
-    }
-    let placing = Placing {
-        devices,
-        instances: table.integer("instances", 1..=64).unwrap_or(1),
-        memory_bytes_max: table.integer("memory_bytes_max", 1..=1_u64 << 50),
-        fallback: table.flag("fallback"),
-    };
-    table.finish();
-    placing
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{read::TASKS, *};
 
     /// A manifest's mistakes.
     fn check(text: &str, expected: &[&str]) {
