@@ -56,6 +56,8 @@ const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// When the listener closes: how long the backlog may be silent before it counts as empty.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(20);
+/// How long taking it may last in all, however many keep coming.
+const BACKLOG_TIME_MAX: Duration = Duration::from_millis(100);
 /// And how long a connection that has not sent its first request yet may still do so: it cannot know that we are closing.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
@@ -230,11 +232,19 @@ impl Acceptor {
                 }
             }
         }
-        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request.
-        while open.len() < shared.settings.connections_max
-            && let Ok(Ok((stream, peer))) = tokio::time::timeout(BACKLOG_PAUSE, listener.accept()).await
-        {
-            serve(&mut open, stream, peer);
+        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request. Bounded as a whole:
+        // callers that do not look at readiness keep coming.
+        let rest = async {
+            while open.len() < shared.settings.connections_max
+                && let Ok(Ok((stream, peer))) = tokio::time::timeout(BACKLOG_PAUSE, listener.accept()).await
+            {
+                serve(&mut open, stream, peer);
+            }
+        };
+        tokio::select! {
+            () = rest => (),
+            () = shared.stages.aborting.cancelled() => (),
+            () = tokio::time::sleep(BACKLOG_TIME_MAX) => (),
         }
         drop(listener);
         let answered = async { while open.join_next().await.is_some() {} };
