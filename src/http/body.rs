@@ -6,7 +6,7 @@ use axum::{
     body::{Body, Bytes},
     extract::Request,
 };
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
 use std::{
@@ -17,6 +17,9 @@ use std::{
 
 /// What is set aside before the first byte of a body of unknown length.
 const START_BYTES: usize = 16 * 1024;
+
+/// Where a tensor in a body begins: engines read numbers in place only where they are aligned.
+const ALIGN: usize = 64;
 
 /// How much, and how slowly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,12 +54,22 @@ pub struct Reader {
     began: Instant,
     received: u64,
     permit: Option<Arc<Permit>>,
+    /// The byte that is put at an aligned address.
+    aligned: usize,
 }
 
 impl Reader {
     /// The clock starts now.
     pub fn new(body: Body, limits: BodyLimits) -> Reader {
-        Reader { body, limits, began: Instant::now(), received: 0, permit: None }
+        Reader { body, limits, began: Instant::now(), received: 0, permit: None, aligned: 0 }
+    }
+
+    /// Puts the byte at `offset` at an address that is aligned for any type, if the body is gathered: a tensor behind
+    /// a JSON header of any length can then be read where it is.
+    #[must_use]
+    pub fn aligned_at(mut self, offset: usize) -> Reader {
+        self.aligned = offset;
+        self
     }
 
     /// Keeps the permit's bytes at those that have come: more for a body of unknown length as it grows, and no more
@@ -116,11 +129,15 @@ impl Reader {
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
         };
+        let aligned = self.aligned;
         let gathered = |parts: &[Bytes]| {
             let so_far: usize = parts.iter().map(Bytes::len).sum();
             // An announced length is within the limit, and admission has set it aside.
             let room = hint.exact().map_or(START_BYTES, |announced| announced as usize);
-            let mut whole = BytesMut::with_capacity(room.max(so_far));
+            let mut whole = BytesMut::with_capacity(room.max(so_far) + ALIGN);
+            let before = whole.as_ptr().addr().wrapping_add(aligned).wrapping_neg() % ALIGN;
+            whole.resize(before, 0);
+            whole.advance(before);
             parts.iter().for_each(|part| whole.extend_from_slice(part));
             whole
         };
@@ -157,8 +174,16 @@ impl Reader {
 /// # Errors
 /// As [`Reader::next`].
 pub async fn of(request: Request, limits: BodyLimits) -> Result<Bytes, InferError> {
+    aligned(request, limits, 0).await
+}
+
+/// The same, with the byte at `offset` where [`Reader::aligned_at`] puts it.
+///
+/// # Errors
+/// As [`Reader::next`].
+pub async fn aligned(request: Request, limits: BodyLimits, offset: usize) -> Result<Bytes, InferError> {
     let permit = request.extensions().get::<Arc<Permit>>().cloned();
-    let reader = Reader::new(request.into_body(), limits);
+    let reader = Reader::new(request.into_body(), limits).aligned_at(offset);
     match permit {
         Some(permit) => reader.charged_to(permit).all().await,
         None => reader.all().await,
@@ -237,6 +262,19 @@ mod tests {
         let got = read(frames(sent), LIMITS).await.unwrap();
         assert!(got.iter().enumerate().all(|(i, b)| *b == i as u8));
         assert_eq!(got.len(), 100_000);
+    }
+
+    #[tokio::test]
+    async fn a_tensor_behind_a_header_of_any_length_is_aligned() {
+        for header in [0, 1, 141, 200, 999] {
+            let sent = [vec![b' '; header + 10], vec![7; 100_000]].map(Bytes::from);
+            let got = Reader::new(frames(sent.into()), LIMITS).aligned_at(header).all().await.unwrap();
+            assert_eq!(got.len(), header + 100_010);
+            assert!(got[header..].as_ptr().addr().is_multiple_of(ALIGN), "a header of {header} bytes");
+            assert!(
+                got[..header + 10].iter().all(|b| *b == b' ') && got[header + 10..].iter().all(|b| *b == 7)
+            );
+        }
     }
 
     #[tokio::test]

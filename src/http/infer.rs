@@ -78,7 +78,7 @@ fn bad(message: String) -> InferError {
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
     let length = oip::json_length(request.headers())?;
-    let body = body::of(request, front.limits.body).await?;
+    let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
