@@ -16,6 +16,7 @@ use crate::{
         self, Front,
         accept::{Acceptor, Clocks, Ended, Settings, Stages},
         decode::DecodePool,
+        threads::Threads,
     },
     image::Limits,
     models::{self, Catalog},
@@ -32,7 +33,9 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle as Task};
+use tokio::{
+    net::TcpListener, runtime::Handle, sync::oneshot, task::JoinHandle as Task, time::MissedTickBehavior,
+};
 use tokio_util::sync::CancellationToken;
 
 /// Why a run ended other than well; the command line gives each its exit code.
@@ -133,6 +136,8 @@ pub struct App {
     admin_address: Option<SocketAddr>,
     stages: Stages,
     accepting: Task<Ended>,
+    /// What serves the connections.
+    threads: Threads,
     heart: Task<()>,
     admin: Option<Admin>,
     loading: std::thread::JoinHandle<Devices>,
@@ -155,7 +160,7 @@ pub struct Undone {
 impl App {
     /// Binds the sockets and begins to load models; answers from the first moment on, ready when a model is.
     ///
-    /// Must be called inside a tokio runtime, which becomes the data path.
+    /// Must be called inside a tokio runtime, which accepts connections; they are served on threads of their own.
     ///
     /// # Errors
     /// If a socket cannot be bound, the backend cannot be had, or the system refuses a thread.
@@ -181,6 +186,8 @@ impl App {
             .map_err(failed("cannot start the decode pool"))?;
         let front = Arc::new(Front::new(&config, queue, catalog, Arc::clone(&status), metrics, decode));
 
+        let threads = Threads::start(config.http_threads).map_err(failed("cannot start the HTTP threads"))?;
+
         // Before the first request can ask for one: a model that loads is not unknown.
         devices.announce(&found);
         let stages = Stages::default();
@@ -189,9 +196,10 @@ impl App {
             settings: accept_settings(&config),
             stages: stages.clone(),
             connections: Arc::clone(&front.connections),
+            threads: threads.handles().to_vec(),
         };
         let accepting = tokio::spawn(acceptor.run(http::routes(Arc::clone(&front))));
-        let heart = tokio::spawn(beat(status));
+        let heart = tokio::spawn(beat(status, threads.handles().to_vec()));
         let (admin, admin_address) = match admin_listener {
             Some(listener) => {
                 let address = listener.local_addr().map_err(failed("cannot read the admin address"))?;
@@ -218,6 +226,7 @@ impl App {
             admin_address,
             stages,
             accepting,
+            threads,
             heart,
             admin,
             loading,
@@ -248,7 +257,19 @@ impl App {
     /// Ends the server in order: not ready at once; still serving for `drain_delay_ms`, so that whoever routes to us
     /// can notice; then nothing new, and what was accepted is finished within `drain_timeout_ms`. `now` cuts all of this short.
     pub async fn drain(self, now: &CancellationToken) -> Undone {
-        let App { config, front, stages, accepting, heart, admin, loading, stop_loading, .. } = self;
+        // `threads` end with this function.
+        let App {
+            config,
+            front,
+            stages,
+            accepting,
+            threads: _threads,
+            heart,
+            admin,
+            loading,
+            stop_loading,
+            ..
+        } = self;
         let deadline = Instant::now() + config.drain_delay_ms + config.drain_timeout_ms;
         front.status.begin_drain();
         stages.drain();
@@ -311,11 +332,13 @@ async fn wait(duration: Duration, now: &CancellationToken) {
     let _ = tokio::time::timeout(duration, now.cancelled()).await;
 }
 
-/// The data path's heartbeat, which liveness looks at.
-async fn beat(status: Arc<Status>) {
+/// The data path's heartbeat, which liveness looks at: it stops when one of the threads is stuck.
+async fn beat(status: Arc<Status>, threads: Vec<Handle>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        Threads::pulse(&threads).await;
         status.beat(Instant::now());
     }
 }

@@ -30,8 +30,13 @@ impl Admin {
         let serve = async move {
             match TcpListener::from_std(listener) {
                 Ok(listener) => {
-                    let acceptor =
-                        Acceptor { listener, settings, stages: theirs, connections: Arc::default() };
+                    let acceptor = Acceptor {
+                        listener,
+                        settings,
+                        stages: theirs,
+                        connections: Arc::default(),
+                        threads: Vec::new(),
+                    };
                     acceptor.run(http::admin_routes(front)).await;
                 }
                 Err(error) => tracing::error!(%error, "the admin listener did not start"),

@@ -17,9 +17,8 @@ use tokio_util::sync::CancellationToken;
 pub fn serve(config: Config) -> Result<(), AppError> {
     // Lives to the end: dropping it writes what is left of the log.
     let logging = log(&config)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.http_threads)
-        .thread_name("ocelli-http")
+    // Accepts connections and looks after the rest; the data path has threads of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(failed("cannot start the runtime"))?;

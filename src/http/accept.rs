@@ -10,7 +10,9 @@
 //! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped and counted.
 
 mod clocks;
+mod connection;
 mod io;
+mod seats;
 mod service;
 
 pub use clocks::{Clocks, Phase, Reason, Verdict, Watch};
@@ -20,27 +22,22 @@ use axum::{
     body::Body,
     http::{Request, Response},
 };
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-};
-use io::{Io, LeftAt};
-use service::Observed;
+use connection::Shared;
+use seats::Seats;
+use socket2::{SockFilter, SockRef};
 use std::{
     convert::Infallible,
     io::ErrorKind,
     net::SocketAddr,
-    pin::pin,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
-    io::AsyncReadExt,
     net::{TcpListener, TcpStream},
-    sync::Notify,
+    runtime::Handle,
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -49,21 +46,11 @@ use tokio_util::sync::CancellationToken;
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 /// Longest pause after a failed accept.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// After a reply that left a body unread: how long we read and throw away, so that the reply is not lost in a reset.
-const LINGER: Duration = Duration::from_secs(2);
-/// And how much.
-const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// When the listener closes: how long the backlog may be silent before it counts as empty.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(20);
 /// How long taking it may last in all, however many keep coming.
 const BACKLOG_TIME_MAX: Duration = Duration::from_millis(100);
-/// And how long a connection that has not sent its first request yet may still do so: it cannot know that we are closing.
-const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
-
-/// What is read from an HTTP/1 connection at once, and the longest header. A frame of this size is still in the core's
-/// cache when it is put with the rest of its body; hyper's own bound (408 KiB) was 11 % slower with bodies of 602 kB.
-const READ_BYTES_MAX: usize = 128 * 1024;
 
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
@@ -175,6 +162,8 @@ pub struct Acceptor {
     pub stages: Stages,
     /// What it counts.
     pub connections: Arc<Connections>,
+    /// Where connections are served, each on the one that has the fewest; none: where [`Acceptor::run`] runs.
+    pub threads: Vec<Handle>,
 }
 
 impl Acceptor {
@@ -187,20 +176,26 @@ impl Acceptor {
             + 'static,
         S::Future: Send,
     {
-        let Acceptor { listener, settings, stages, connections } = self;
-        let shared = Arc::new(Shared { builder: builder(&settings), settings, stages, connections });
+        let Acceptor { listener, settings, stages, connections, threads } = self;
+        let shared = Arc::new(Shared::new(settings, stages, connections));
+        let mut seats = Seats::new(threads);
         let mut open = JoinSet::new();
         let mut backoff = BACKOFF_MIN;
-        let serve = |open: &mut JoinSet<()>, stream: TcpStream, peer: SocketAddr| {
+        let mut serve = |open: &mut JoinSet<()>, stream: TcpStream, peer: SocketAddr| {
             let counts = &shared.connections;
             counts.accepted.fetch_add(1, Ordering::Relaxed);
-            counts.open.fetch_add(1, Ordering::Relaxed);
-            let counted = Counted(Arc::clone(counts));
+            // The socket leaves this thread's event queue for the other's.
+            let Ok(stream) = stream.into_std() else { return };
+            let (thread, seat) = seats.take(Arc::clone(counts));
             let (server, service) = (Arc::clone(&shared), service.clone());
-            open.spawn(async move {
-                let _counted = counted;
-                server.serve(stream, peer, service).await;
-            });
+            let serve = async move {
+                let _seat = seat;
+                match TcpStream::from_std(stream) {
+                    Ok(stream) => server.serve(stream, peer, service).await,
+                    Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
+                }
+            };
+            open.spawn_on(serve, &thread);
             if open.len() >= shared.settings.connections_max {
                 counts.capped.fetch_add(1, Ordering::Relaxed);
             }
@@ -232,8 +227,11 @@ impl Acceptor {
                 }
             }
         }
-        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request. Bounded as a whole:
-        // callers that do not look at readiness keep coming.
+        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request. Bounded as a whole,
+        // for systems that cannot turn newcomers away: callers that do not look at readiness keep coming.
+        if let Err(error) = turn_newcomers_away(&listener) {
+            tracing::warn!(%error, "connections may be reset while the listener closes");
+        }
         let rest = async {
             while open.len() < shared.settings.connections_max
                 && let Ok(Ok((stream, peer))) = tokio::time::timeout(BACKLOG_PAUSE, listener.accept()).await
@@ -263,12 +261,25 @@ impl Acceptor {
     }
 }
 
-/// Sleeps; for ever without a time.
-async fn until(at: Option<tokio::time::Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
+/// From now on the kernel drops whatever asks for a new connection, as if it had not arrived; handshakes under way are finished.
+/// The backlog can then be emptied: closing a listener resets those who are in it. Who asked in vain asks again
+/// after a second, and is refused by then.
+fn turn_newcomers_away(listener: &TcpListener) -> std::io::Result<()> {
+    const FLAGS: u32 = 13; // offset of the flags in a TCP header
+    const SYN: u32 = 0x02;
+    const ACK: u32 = 0x10;
+    // Classic BPF: load a byte, and, jump if equal, return how many bytes to keep.
+    const LOAD_BYTE: u16 = 0x30;
+    const AND: u16 = 0x54;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    SockRef::from(listener).attach_filter(&[
+        SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
+        SockFilter::new(AND, 0, 0, SYN | ACK),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, SYN),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ])
 }
 
 /// Whether a failed accept says nothing about the next one.
@@ -280,155 +291,4 @@ fn is_about_one_client(kind: ErrorKind) -> bool {
             | ErrorKind::ConnectionRefused
             | ErrorKind::Interrupted
     )
-}
-
-/// One open connection; counted out however its task ends.
-struct Counted(Arc<Connections>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// What all connections of a listener share.
-struct Shared {
-    settings: Settings,
-    stages: Stages,
-    connections: Arc<Connections>,
-    builder: auto::Builder<TokioExecutor>,
-}
-
-impl Shared {
-    /// Serves one connection to its end.
-    async fn serve<S>(&self, stream: TcpStream, peer: SocketAddr, service: S)
-    where
-        S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-            + Clone
-            + Send
-            + 'static,
-        S::Future: Send,
-    {
-        // Replies are written whole; waiting to fill a segment only delays them.
-        let _ = stream.set_nodelay(true);
-        let watch = Arc::new(Watch::new(Instant::now()));
-        let left_at = LeftAt::default();
-        let io = Io::new(stream, Arc::clone(&watch), Arc::clone(&left_at));
-        let drained_request = Arc::new(Notify::new());
-        let service = Observed {
-            inner: service,
-            watch: Arc::clone(&watch),
-            stages: self.stages.clone(),
-            drained_request: Arc::clone(&drained_request),
-            peer: Peer(peer),
-        };
-        let in_order = {
-            let connection = self.builder.serve_connection(TokioIo::new(io), service);
-            let mut connection = pin!(connection);
-            let mut drain_seen = false;
-            let mut close_seen = false;
-            let mut first_request_until = None;
-            let mut idle_seen = false;
-            let mut look = pin!(tokio::time::sleep(Duration::ZERO));
-            loop {
-                tokio::select! {
-                    ended = connection.as_mut() => break ended.is_ok(),
-                    () = look.as_mut() => match watch.verdict(&self.settings.clocks, Instant::now()) {
-                        Verdict::LookAt(at) => look.as_mut().reset(at.into()),
-                        Verdict::End(Reason::Idle) if !idle_seen => {
-                            // HTTP/2 says GOAWAY and may need a moment for it.
-                            idle_seen = true;
-                            self.count(Reason::Idle);
-                            connection.as_mut().graceful_shutdown();
-                            look.as_mut().reset((Instant::now() + self.settings.clocks.header).into());
-                        }
-                        Verdict::End(reason) => {
-                            if reason != Reason::Idle {
-                                self.count(reason);
-                            }
-                            break false;
-                        }
-                    },
-                    () = drained_request.notified() => {
-                        if watch.is_http2() {
-                            connection.as_mut().graceful_shutdown();
-                        }
-                    }
-                    () = self.stages.draining.cancelled(), if !drain_seen => {
-                        drain_seen = true;
-                        if watch.is_http2() && watch.requests() > 0 {
-                            connection.as_mut().graceful_shutdown();
-                        }
-                    }
-                    () = self.stages.closing.cancelled(), if !close_seen => {
-                        close_seen = true;
-                        if watch.is_http2() || watch.requests() > 0 {
-                            connection.as_mut().graceful_shutdown();
-                        } else {
-                            first_request_until = Some(tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
-                        }
-                    }
-                    () = until(first_request_until), if first_request_until.is_some() => {
-                        first_request_until = None;
-                        connection.as_mut().graceful_shutdown();
-                    }
-                }
-            }
-        };
-        if in_order && watch.may_still_send() {
-            let left = left_at.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(stream) = left {
-                linger(stream).await;
-            }
-        }
-    }
-
-    fn count(&self, reason: Reason) {
-        let counter = match reason {
-            Reason::Idle => &self.connections.ended_idle,
-            Reason::Header => &self.connections.ended_header,
-            Reason::Stalled => &self.connections.ended_stalled,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Reads on, for a while, what a client sends that has not yet seen our refusal: closing at once would reset the
-/// connection, and the reset would overtake the reply.
-async fn linger(mut stream: TcpStream) {
-    let throw_away = async {
-        let mut buffer = vec![0; 16 * 1024];
-        let mut left = LINGER_BYTES_MAX;
-        while left > 0 {
-            match stream.read(&mut buffer).await {
-                Ok(0) | Err(_) => break,
-                Ok(count) => left = left.saturating_sub(count),
-            }
-        }
-    };
-    let _ = tokio::time::timeout(LINGER, throw_away).await;
-}
-
-/// hyper, set up for both versions.
-fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .max_buf_size(READ_BYTES_MAX)
-        // Behind our own two clocks, which are the ones that act.
-        .header_read_timeout(settings.clocks.idle + settings.clocks.header);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(settings.http2_ping)
-        .keep_alive_timeout(settings.http2_ping)
-        .max_concurrent_streams(settings.http2_streams_max)
-        .max_pending_accept_reset_streams(settings.http2_resets_pending_max)
-        .max_local_error_reset_streams(settings.http2_resets_local_max)
-        .max_header_list_size(settings.http2_header_bytes_max)
-        // Images are larger than the standard 64 KiB window: one round trip less for most of them.
-        .initial_stream_window_size(1024 * 1024)
-        .initial_connection_window_size(4 * 1024 * 1024);
-    builder
 }

@@ -1,6 +1,6 @@
 //! The front: from a socket to a request with a permit, and from an answer or an error to a reply.
 //!
-//! - [`accept`]: connections, their clocks and their end.
+//! - [`accept`]: connections, their clocks and their end; [`threads`]: where they are served.
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request.
@@ -25,6 +25,7 @@ mod posted;
 mod predict;
 pub mod reject;
 mod target;
+pub mod threads;
 pub mod wire;
 
 use crate::{

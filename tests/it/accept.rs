@@ -23,7 +23,10 @@ use ocelli::{
 };
 use std::{
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::{
@@ -98,8 +101,13 @@ async fn start(settings: Settings) -> Server {
         .route("/parts", post(parts))
         .layer(middleware::from_fn_with_state(head, guard::check));
     let (stages, connections) = (Stages::default(), Arc::new(Connections::default()));
-    let acceptor =
-        Acceptor { listener, settings, stages: stages.clone(), connections: Arc::clone(&connections) };
+    let acceptor = Acceptor {
+        listener,
+        settings,
+        stages: stages.clone(),
+        connections: Arc::clone(&connections),
+        threads: Vec::new(),
+    };
     Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go }
 }
 
@@ -152,6 +160,7 @@ async fn reply(stream: &mut TcpStream) -> String {
 }
 
 const HELLO: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+const CLOSING: &str = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 const HALF: &str = "GET / HTTP/1.1\r\nHos";
 
 #[tokio::test]
@@ -184,6 +193,59 @@ async fn an_idle_connection_is_closed_by_the_idle_clock() {
     assert!(rest(server.send(HELLO).await).await.ends_with("hello"));
     assert_eq!(rest(server.send("").await).await, "");
     assert_eq!(server.connections.ended_idle.load(Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_client_that_ends_its_side_still_gets_its_answer() {
+    let server = start(settings()).await;
+    for _ in 0..20 {
+        let mut stream = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        stream.shutdown().await.unwrap();
+        until(|| server.connections.open.load(Relaxed) == 1).await;
+        server.go.notify_one();
+        assert!(rest(stream).await.ends_with("waited"));
+        until(|| server.connections.open.load(Relaxed) == 0).await;
+    }
+}
+
+/// Callers that connect without end are answered or refused, and none is reset in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_connection_that_was_made_is_lost_when_the_listener_closes() {
+    let server = start(settings()).await;
+    let address = server.address;
+    let (answered, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let callers: Vec<_> = (0..400)
+        .map(|_| {
+            let (answered, lost) = (Arc::clone(&answered), Arc::clone(&lost));
+            tokio::spawn(async move {
+                while let Ok(mut stream) = TcpStream::connect(address).await {
+                    let mut got = Vec::new();
+                    let sent = stream.write_all(CLOSING.as_bytes()).await;
+                    let read = stream.read_to_end(&mut got).await;
+                    let counter =
+                        if sent.is_ok() && read.is_ok() && !got.is_empty() { &answered } else { &lost };
+                    counter.fetch_add(1, Relaxed);
+                }
+            })
+        })
+        .collect();
+    until(|| answered.load(Relaxed) > 1000).await;
+    server.stages.close();
+    for caller in callers {
+        soon(caller).await.unwrap();
+    }
+    println!("{} answered, {} lost", answered.load(Relaxed), lost.load(Relaxed));
+    assert_eq!(lost.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_client_that_is_gone_is_not_waited_for() {
+    let server = start(settings()).await;
+    let stream = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    until(|| server.connections.open.load(Relaxed) == 1).await;
+    drop(stream);
+    // Nobody lets the request go on.
+    until(|| server.connections.open.load(Relaxed) == 0).await;
 }
 
 #[tokio::test]

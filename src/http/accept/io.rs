@@ -6,12 +6,17 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    time::{Sleep, sleep},
 };
+
+/// How long a request may still be answered after its client has ended its side. hyper takes that end for the client's
+/// departure; it may as well be one that says it has no more to ask (`nc -N`), and nothing but a write can tell.
+const END_GRACE: Duration = Duration::from_secs(1);
 
 /// Where the socket is left when hyper is done with it.
 pub(super) type LeftAt = Arc<Mutex<Option<TcpStream>>>;
@@ -21,11 +26,13 @@ pub(super) struct Io {
     stream: Option<TcpStream>,
     watch: Arc<Watch>,
     left_at: LeftAt,
+    /// Runs when the client has ended its side while requests are open; until then, hyper is not told.
+    end: Option<Pin<Box<Sleep>>>,
 }
 
 impl Io {
     pub(super) fn new(stream: TcpStream, watch: Arc<Watch>, left_at: LeftAt) -> Io {
-        Io { stream: Some(stream), watch, left_at }
+        Io { stream: Some(stream), watch, left_at, end: None }
     }
 
     fn stream(&mut self) -> Pin<&mut TcpStream> {
@@ -55,9 +62,19 @@ impl AsyncRead for Io {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(self.stream().poll_read(context, buffer))?;
-        self.watch.read(&buffer.filled()[before..], Instant::now());
+        if self.end.is_none() {
+            let (before, room) = (buffer.filled().len(), buffer.remaining());
+            ready!(self.stream().poll_read(context, buffer))?;
+            let read = &buffer.filled()[before..];
+            self.watch.read(read, Instant::now());
+            if !read.is_empty() || room == 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if self.watch.requests_open() > 0 {
+            let end = self.end.get_or_insert_with(|| Box::pin(sleep(END_GRACE)));
+            ready!(end.as_mut().poll(context));
+        }
         Poll::Ready(Ok(()))
     }
 }
