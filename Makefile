@@ -34,6 +34,7 @@ help:
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
+	@echo "make ort          only fetch ONNX Runtime, into .lib"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
 
 serve: $(ORT) build

@@ -23,12 +23,13 @@ use crate::{
     status::Status,
     telemetry::{
         COMMIT, VERSION,
+        logging::Logging,
         metrics::{DropReason, Metrics},
     },
 };
 use admin::Admin;
 use std::{
-    collections::BTreeSet,
+    io::ErrorKind,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -78,11 +79,12 @@ pub struct Core {
 }
 
 impl Core {
-    /// Loads ONNX Runtime, scans the model folder and starts the workers. No model is loaded yet.
+    /// Loads ONNX Runtime, scans the model folder and starts the workers. No model is loaded yet; each that was found
+    /// has its log file, if there are such files.
     ///
     /// # Errors
-    /// If the backend cannot be had or the system refuses a thread.
-    pub fn start(config: &Config) -> Result<Core, AppError> {
+    /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
+    pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
         match config.backend {
             Backend::Cpu => {}
             Backend::Auto => {
@@ -104,6 +106,9 @@ impl Core {
                 folder = %config.models.display(),
                 "no models found: put each into a folder NAME/model.onnx there, and start again"
             );
+        }
+        for model in &found {
+            log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
         let catalog = Arc::new(Catalog::new());
         let metrics = Arc::new(Metrics::new(&http::paths(), VERSION, COMMIT));
@@ -164,9 +169,17 @@ impl App {
     ///
     /// # Errors
     /// If a socket cannot be bound, the backend cannot be had, or the system refuses a thread.
-    pub async fn start(config: Config) -> Result<App, AppError> {
+    pub async fn start(config: Config, log: Option<&Logging>) -> Result<App, AppError> {
         let bind = |address: SocketAddr, option: &'static str| async move {
-            TcpListener::bind(address).await.map_err(failed(format!("cannot listen on {address} ({option})")))
+            TcpListener::bind(address).await.map_err(|error| {
+                let hint = match error.kind() {
+                    ErrorKind::AddrInUse => {
+                        format!("; give {option} another port, or end what listens there")
+                    }
+                    _ => String::new(),
+                };
+                AppError::Failed(format!("cannot listen on {address} ({option}): {error}{hint}"))
+            })
         };
         // Sockets first: the commonest mistake is told before a model is loaded.
         let listener = bind(config.listen, "listen").await?;
@@ -176,7 +189,7 @@ impl App {
             None => None,
         };
 
-        let Core { queue, catalog, status, metrics, devices, found } = Core::start(&config)?;
+        let Core { queue, catalog, status, metrics, devices, found } = Core::start(&config, log)?;
         let limits = Limits {
             side_max: config.image_side_max,
             pixels_max: config.image_pixels_max,
@@ -184,7 +197,9 @@ impl App {
         };
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, limits)
             .map_err(failed("cannot start the decode pool"))?;
-        let front = Arc::new(Front::new(&config, queue, catalog, Arc::clone(&status), metrics, decode));
+        let lines_lost = log.map(Logging::lines_lost).unwrap_or_default();
+        let front =
+            Arc::new(Front::new(&config, queue, catalog, Arc::clone(&status), metrics, decode, lines_lost));
 
         let threads = Threads::start(config.http_threads).map_err(failed("cannot start the HTTP threads"))?;
 
@@ -242,11 +257,6 @@ impl App {
     /// Where the admin listener does.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
-    }
-
-    /// Names of all models that were found, each once.
-    pub fn model_names(&self) -> BTreeSet<String> {
-        self.front.catalog.list().iter().map(|entry| entry.name.to_string()).collect()
     }
 
     /// What the process knows about itself.

@@ -24,10 +24,7 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         .map_err(failed("cannot start the runtime"))?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
-        let app = App::start(config).await?;
-        for name in app.model_names() {
-            logging.add_model(&name).map_err(failed("cannot log per model"))?;
-        }
+        let app = App::start(config, Some(&logging)).await?;
         let name = signals.next().await;
         tracing::info!(signal = name, "told to end");
         let now = CancellationToken::new();
@@ -102,8 +99,8 @@ pub struct Checked {
 /// As [`Core::start`].
 pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
     // What a manifest asks for in vain is said there.
-    let _logging = log(config)?;
-    let core = Core::start(config)?;
+    let logging = log(config)?;
+    let core = Core::start(config, Some(&logging))?;
     let rows = core
         .found
         .iter()

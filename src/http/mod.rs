@@ -33,7 +33,10 @@ use crate::{
     config::Config,
     models::Catalog,
     status::{DeviceState, Status},
-    telemetry::metrics::Metrics,
+    telemetry::{
+        logging::LinesLost,
+        metrics::{EndReason, Metrics, RefuseReason},
+    },
 };
 use accept::Connections;
 use admission::{Admission, AdmissionLimits};
@@ -48,6 +51,7 @@ use axum::{
 use body::BodyLimits;
 use decode::DecodePool;
 use guard::HeadLimits;
+use prometheus::IntCounter;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
@@ -95,6 +99,7 @@ pub struct Front {
     pub connections: Arc<Connections>,
     /// What a request may bring.
     pub limits: Limits,
+    lines_lost: LinesLost,
     scrape: Mutex<()>,
 }
 
@@ -107,6 +112,7 @@ impl Front {
         status: Arc<Status>,
         metrics: Arc<Metrics>,
         decode: DecodePool,
+        lines_lost: LinesLost,
     ) -> Front {
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
@@ -132,6 +138,7 @@ impl Front {
             admission,
             connections: Arc::default(),
             limits,
+            lines_lost,
             scrape: Mutex::default(),
         }
     }
@@ -142,9 +149,22 @@ impl Front {
         let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         let metrics = &self.metrics;
         let flight = self.admission.in_flight();
-        metrics.http_connections.set(self.connections.open.load(Ordering::Relaxed) as i64);
-        let capped = &metrics.http_connections_capped_total;
-        capped.inc_by(self.connections.capped.load(Ordering::Relaxed).saturating_sub(capped.get()));
+        let connections = &self.connections;
+        metrics.http_connections.set(connections.open.load(Ordering::Relaxed) as i64);
+        let counted = |counter: &IntCounter, count: u64| counter.inc_by(count.saturating_sub(counter.get()));
+        for (counter, count) in [
+            (&metrics.http_connections_total, &connections.accepted),
+            (&metrics.http_connections_capped_total, &connections.capped),
+            (&metrics.http_accept_errors_total, &connections.accept_errors),
+            (metrics.ended(EndReason::Idle), &connections.ended_idle),
+            (metrics.ended(EndReason::Header), &connections.ended_header),
+            (metrics.ended(EndReason::Stalled), &connections.ended_stalled),
+        ] {
+            counted(counter, count.load(Ordering::Relaxed));
+        }
+        counted(metrics.refused(RefuseReason::Requests), flight.refused_requests);
+        counted(metrics.refused(RefuseReason::Bytes), flight.refused_bytes);
+        counted(&metrics.log_lines_lost_total, self.lines_lost.count());
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);
         metrics.decode_bytes.set(self.decode.bytes() as i64);

@@ -1,7 +1,7 @@
 //! Sets up the log: lines on the standard error, for people or as JSON, and one file per model.
 //!
 //! Lines are handed to a thread of their own, so that a slow terminal, pipe or disk never holds up a request; what it
-//! cannot keep up with is dropped and counted ([`Logging::lines_lost`]).
+//! cannot keep up with is dropped and counted ([`LinesLost`]).
 
 use super::{
     lines::{HumanFields, JsonLines, KeepFields},
@@ -10,7 +10,7 @@ use super::{
 use std::{
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 use tracing::Subscriber;
 use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
@@ -92,10 +92,26 @@ impl Logging {
         }
     }
 
-    /// Lines that were dropped because their reader or disk was too slow.
-    pub fn lines_lost(&self) -> u64 {
-        let files = self.files.as_ref().map_or(0, |files| files.lines_lost());
-        (self.lost.dropped_lines() + files) as u64
+    /// Counts the lines that are lost, for as long as there is somebody who asks.
+    pub fn lines_lost(&self) -> LinesLost {
+        LinesLost { console: Some(self.lost.clone()), files: self.files.as_ref().map(Arc::downgrade) }
+    }
+}
+
+/// Counts the lines that were dropped because their reader or disk was too slow. Keeps no log open. The default is of no
+/// log, and stays at 0.
+#[derive(Debug, Clone, Default)]
+pub struct LinesLost {
+    console: Option<ErrorCounter>,
+    files: Option<Weak<ModelFiles>>,
+}
+
+impl LinesLost {
+    /// So far.
+    pub fn count(&self) -> u64 {
+        let console = self.console.as_ref().map_or(0, ErrorCounter::dropped_lines);
+        let files = self.files.as_ref().and_then(Weak::upgrade).map_or(0, |files| files.lines_lost());
+        (console + files) as u64
     }
 }
 

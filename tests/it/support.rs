@@ -113,7 +113,7 @@ impl Server {
 
     /// Starts, and returns while models load.
     pub(crate) async fn start_without_waiting(config: Config, models: Option<tempfile::TempDir>) -> Server {
-        let app = App::start(config).await.expect("the server starts");
+        let app = App::start(config, None).await.expect("the server starts");
         let (address, admin) = (app.address(), app.admin_address().expect("an admin listener"));
         Server { app, address, admin, _models: models }
     }

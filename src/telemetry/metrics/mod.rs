@@ -25,23 +25,48 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-/// What was left when the time to drain was over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DropReason {
-    /// A connection with a request on it was cut.
-    Connection,
-    /// A job was waiting or running.
-    Job,
+/// The reasons of a counter: an enum, and their names in the label `reason`.
+macro_rules! reasons {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $($(#[$doc])* $variant,)+ }
+
+        impl $name {
+            const LABELS: [&str; [$($label),+].len()] = [$($label),+];
+        }
+    };
 }
 
-impl DropReason {
-    const ALL: [DropReason; 2] = [DropReason::Connection, DropReason::Job];
+reasons! {
+    /// What was left when the time to drain was over.
+    DropReason {
+        /// A connection with a request on it was cut.
+        Connection = "connection",
+        /// A job was waiting or running.
+        Job = "job",
+    }
+}
 
-    fn name(self) -> &'static str {
-        match self {
-            DropReason::Connection => "connection",
-            DropReason::Job => "job",
-        }
+reasons! {
+    /// Which clock ended a connection.
+    EndReason {
+        /// No request came.
+        Idle = "idle",
+        /// A request's header came too slowly.
+        Header = "header",
+        /// An answer was not taken.
+        Stalled = "stalled",
+    }
+}
+
+reasons! {
+    /// What was all taken when a request was refused at the door.
+    RefuseReason {
+        /// The number of requests in flight.
+        Requests = "requests",
+        /// The bytes of their bodies.
+        Bytes = "bytes",
     }
 }
 
@@ -53,10 +78,18 @@ pub struct Metrics {
     families: Families,
     models: RwLock<BTreeMap<String, Arc<ModelMetrics>>>,
     device_state: IntGaugeVec,
-    dropped: [IntCounter; DropReason::ALL.len()],
+    dropped: [IntCounter; DropReason::LABELS.len()],
+    ended: [IntCounter; EndReason::LABELS.len()],
+    refused: [IntCounter; RefuseReason::LABELS.len()],
 
     /// Open connections.
     pub http_connections: IntGauge,
+    /// Connections accepted.
+    pub http_connections_total: IntCounter,
+    /// Accepts that failed.
+    pub http_accept_errors_total: IntCounter,
+    /// Lines of the log that were dropped.
+    pub log_lines_lost_total: IntCounter,
     /// Times that `connections_max` was met.
     pub http_connections_capped_total: IntCounter,
     /// Requests being worked on.
@@ -81,6 +114,18 @@ impl Metrics {
     fn registered(register: &mut Register, routes: &[&str], version: &str, commit: &str) -> Metrics {
         let routes = Routes::new(register, routes);
         let http_connections = register.gauge("ocelli_http_connections", "Open connections on the API.");
+        let http_connections_total =
+            register.counter("ocelli_http_connections_total", "Connections accepted on the API.");
+        let http_accept_errors_total = register.counter(
+            "ocelli_http_accept_errors_total",
+            "Connections that could not be accepted, such as for want of file descriptors.",
+        );
+        let ended = register.counters(
+            "ocelli_http_connections_ended_total",
+            "Connections that a clock ended.",
+            &["reason"],
+        );
+        let ended = EndReason::LABELS.map(|reason| ended.with_label_values(&[reason]));
         let http_connections_capped_total = register.counter(
             "ocelli_http_connections_capped_total",
             "Times that connections_max were open and no more were accepted until one ended.",
@@ -89,6 +134,12 @@ impl Metrics {
             .gauge("ocelli_requests_in_flight", "Requests between their headers and the end of their reply.");
         let in_flight_bytes = register
             .gauge("ocelli_in_flight_bytes", "Bytes of request bodies admitted and not yet released.");
+        let refused = register.counters(
+            "ocelli_refused_total",
+            "Requests refused on their headers because all that may be in flight was.",
+            &["reason"],
+        );
+        let refused = RefuseReason::LABELS.map(|reason| refused.with_label_values(&[reason]));
         let families = Families::new(register);
         let queue_bytes =
             register.gauge("ocelli_queue_bytes", "Bytes of model input that wait or run, all models.");
@@ -108,7 +159,11 @@ impl Metrics {
             "Work dropped because drain_timeout_ms had passed.",
             &["reason"],
         );
-        let dropped = DropReason::ALL.map(|reason| dropped.with_label_values(&[reason.name()]));
+        let dropped = DropReason::LABELS.map(|reason| dropped.with_label_values(&[reason]));
+        let log_lines_lost_total = register.counter(
+            "ocelli_log_lines_lost_total",
+            "Lines of the log that were dropped because their reader or disk was too slow.",
+        );
         register
             .gauges("ocelli_build_info", "Always 1; the labels name the build.", &["version", "commit"])
             .with_label_values(&[version, commit])
@@ -121,7 +176,12 @@ impl Metrics {
             models: RwLock::default(),
             device_state,
             dropped,
+            ended,
+            refused,
             http_connections,
+            http_connections_total,
+            http_accept_errors_total,
+            log_lines_lost_total,
             http_connections_capped_total,
             requests_in_flight,
             in_flight_bytes,
@@ -160,6 +220,16 @@ impl Metrics {
     /// Counts what was dropped at the end of a drain.
     pub fn dropped(&self, reason: DropReason) -> &IntCounter {
         &self.dropped[reason as usize]
+    }
+
+    /// Counts connections that a clock ended.
+    pub fn ended(&self, reason: EndReason) -> &IntCounter {
+        &self.ended[reason as usize]
+    }
+
+    /// Counts requests refused on their headers.
+    pub fn refused(&self, reason: RefuseReason) -> &IntCounter {
+        &self.refused[reason as usize]
     }
 
     /// All metrics in Prometheus' text format, version 0.0.4 (`text/plain; version=0.0.4`).

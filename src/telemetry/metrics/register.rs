@@ -95,7 +95,7 @@ const LABELS: [(&str, &str); 10] = [
          `full`, `draining`, `unavailable`: refused for the state that we are in; `late`: its deadline passed; \
          `cancelled`: its caller went away; `device`, `internal`: our fault",
     ),
-    ("reason", "`connection`: cut with a request on it; `job`: waiting or running"),
+    ("reason", "see below"),
     ("route", "the route's template, such as `/predictions/{model}`; `other` where none matched"),
     (
         "stage",
@@ -105,11 +105,17 @@ const LABELS: [(&str, &str); 10] = [
     ("state", "see the metric"),
 ];
 
-/// States and versions are labels of two metrics only, with their own words.
+/// States and reasons are labels of several metrics, with their own words for each.
 const STATES: &str = "\
+States:\n\n\
 - `ocelli_model_state`: `ready`, `loading`, `unavailable`\n\
 - `ocelli_device_state`: `waiting` (not ours yet), `warming` (loading), `serving`, `suspect` (serving, but something \
-points at a fault), `fenced` (given no work), `lost`\n";
+points at a fault), `fenced` (given no work), `lost`\n\
+\nReasons:\n\n\
+- `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running)\n\
+- `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
+(an answer was not taken)\n\
+- `ocelli_refused_total`: `requests` (as many as may be in flight), `bytes` (of their bodies)\n";
 
 /// The reference of metrics.
 pub fn metrics_md() -> String {
@@ -142,7 +148,7 @@ pub fn metrics_md() -> String {
         let _ = writeln!(out, "| `{label}` | {meaning} |");
     }
     let _ = writeln!(out, "| `version` | version of the model, or of the build |");
-    let _ = write!(out, "\nStates:\n\n{STATES}");
+    let _ = write!(out, "\n{STATES}");
     out
 }
 
