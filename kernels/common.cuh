@@ -41,7 +41,7 @@ typedef unsigned long long u64;
 #endif
 #define DEV static inline __attribute__((always_inline))
 #define MEMBER inline __attribute__((always_inline))
-#define UNROLL
+#define UNROLL _Pragma("GCC unroll 8")
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;
