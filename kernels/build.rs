@@ -54,6 +54,7 @@ fn main() {
             .flag_if_supported("-Wno-psabi")
             .flag_if_supported("-Wno-unknown-pragmas")
             // Of a variable in the compiler's own header of intrinsics.
+            .flag_if_supported("-Wno-uninitialized")
             .flag_if_supported("-Wno-maybe-uninitialized");
         for flag in *flags {
             build.flag(flag);

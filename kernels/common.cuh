@@ -9,9 +9,10 @@ lane still needs something.
   V             float, or a vector of WIDTH floats
   Int<V>        the same number of 32-bit integers
   Mask<V>       bool, or integers that are 0 or -1; combined with &, | and !
+  LOCAL { }     around everything that is not an entry
   HOST_ENTRY    names a host entry after the instruction set this object is compiled for
 
-Everything is `static` or in an anonymous namespace: the same template in objects of different instruction sets must
+Everything stands in LOCAL, on the host an anonymous namespace: the same template in objects of different instruction sets must
 never become one symbol, or the linker may keep the copy that the machine at hand cannot run.
 No math library is called, and no flag that breaks IEEE rules is needed: the results are the same with every compiler
 to a few units in the last place.
@@ -29,6 +30,10 @@ to a few units in the last place.
 #define MEMBER __device__ __forceinline__
 #define KERNEL(name) extern "C" __global__ void name
 #define UNROLL _Pragma("unroll")
+// An anonymous namespace would put a number of its own into the PTX of every run.
+#define LOCAL namespace local
+namespace local {}
+using namespace local;
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -42,6 +47,7 @@ typedef unsigned long long u64;
 #define DEV static inline __attribute__((always_inline))
 #define MEMBER inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
+#define LOCAL namespace
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;
@@ -52,7 +58,7 @@ typedef uint64_t u64;
 #define HOST_ENTRY(name) extern "C" void HOST_NAME(name, ISA)
 #endif
 
-namespace {
+LOCAL {
 
 // ---- lane types -----------------------------------------------------------------------------------------------
 
@@ -242,4 +248,4 @@ template <class V> DEV V vsqrt(V x) {
     return vsel(positive, safe * vrsqrt(safe), vset<V>(0.f));
 }
 
-}  // namespace
+}  // LOCAL

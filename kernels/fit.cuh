@@ -16,7 +16,7 @@ beyond `FitSetup::variance` (asked for with MAPS only).
 #include "linalg.cuh"
 #include "psf.cuh"
 
-namespace {
+LOCAL {
 
 constexpr float DATA_MIN = 1e-30f;  // a pixel without electrons: its logarithm stays finite, its term is 0
 constexpr float PHOTONS_MIN = 1.f, PHOTONS_MAX = 1e9f;
@@ -224,4 +224,4 @@ DEV void evaluate(const FitSetup& setup, const Pixels& pixels, const V* theta,
     }
 }
 
-}  // namespace
+}  // LOCAL

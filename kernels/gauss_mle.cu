@@ -12,7 +12,7 @@ in nothing but where a lane's ROI comes from.
 #include "goodness.cuh"
 #include "start.cuh"
 
-namespace {
+LOCAL {
 
 // One fit as it leaves. The same struct stands in src/engine/kernels/fit.rs.
 struct FitRecord {
@@ -347,7 +347,7 @@ template <int MODEL, bool MAPS, class Adu> DEV void fit_on_device(const FitCall&
     KERNEL(fit_##name##_f32)(FitCall call) { fit_on_device<MODEL, false, float>(call); }                       \
     KERNEL(fit_##name##_f32_maps)(FitCall call) { fit_on_device<MODEL, true, float>(call); }
 
-}  // namespace
+}  // LOCAL
 
 FIT_KERNELS(xynb, XYNB)
 FIT_KERNELS(xynbs, XYNBS)
@@ -504,7 +504,7 @@ template <int MODEL> void fit_model(const FitCall& call, bool wide) {
     }
 }
 
-}  // namespace
+}  // LOCAL
 
 // `wide`: ROIs are f32 instead of u16.
 HOST_ENTRY(fit)(const FitCall* call, int model, int wide) {

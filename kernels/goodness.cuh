@@ -8,7 +8,7 @@ own instead of 1 and 2. Their sums over the pixels, less what the parameters tak
 #pragma once
 #include "fit.cuh"
 
-namespace {
+LOCAL {
 
 // The mean (to 0.003) and the variance (to 0.03) of one pixel's deviance, for M > 0.008: polynomials in 1 / (1 + 2 M),
 // fitted to sums over the Poisson distribution, which tests hold them against.
@@ -79,4 +79,4 @@ DEV V p_value(const FitSetup& setup, const Pixels& pixels, const V* theta, V hal
     return normal_tail((root - (1.f - spread)) * vrsqrt(spread));
 }
 
-}  // namespace
+}  // LOCAL

@@ -7,7 +7,7 @@ i (i + 1) / 2 + j.
 #pragma once
 #include "common.cuh"
 
-namespace {
+LOCAL {
 
 DEV constexpr int packed(int i, int j) { return i >= j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i; }
 DEV constexpr int packed_size(int size) { return size * (size + 1) / 2; }
@@ -77,4 +77,4 @@ template <int SIZE, class V> DEV void inverse(V (&l)[packed_size(SIZE)]) {
     }
 }
 
-}  // namespace
+}  // LOCAL

@@ -8,7 +8,7 @@ precision.
 */
 #include "common.cuh"
 
-namespace {
+LOCAL {
 
 template <class V> DEV V apply(int function, V x) {
     switch (function) {
@@ -20,7 +20,7 @@ template <class V> DEV V apply(int function, V x) {
     }
 }
 
-}  // namespace
+}  // LOCAL
 
 #if ON_DEVICE
 

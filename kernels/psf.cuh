@@ -9,7 +9,7 @@ Lengths are in pixels of the axis, z and what belongs to it in micrometres. Each
 #pragma once
 #include "common.cuh"
 
-namespace {
+LOCAL {
 
 // The longest side of a ROI.
 constexpr int SIDE_MAX = 21;
@@ -98,4 +98,4 @@ template <class V, bool WIDTHS> struct Axis {
     }
 };
 
-}  // namespace
+}  // LOCAL

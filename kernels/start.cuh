@@ -8,7 +8,7 @@ escapes them; then border and centroid serve.
 #pragma once
 #include "fit.cuh"
 
-namespace {
+LOCAL {
 
 template <int MODEL, class V> struct Start {
     typedef Parameters<MODEL> Is;
@@ -163,4 +163,4 @@ template <int MODEL, class V> struct Start {
     }
 };
 
-}  // namespace
+}  // LOCAL

@@ -1,9 +1,36 @@
 //! Our own kernels on the CPU: safe launchers over the objects that `kernels/build.rs` compiles, one set per
 //! instruction set, chosen at run time.
 //!
+//! - [`psf`], [`camera`]: what is fitted and what took the picture, checked.
+//! - [`mod@fit`]: one spot per ROI.
+//!
 //! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states.
 
+pub mod camera;
+pub mod fit;
+pub mod psf;
+
 use std::fmt;
+
+pub use camera::{Camera, CameraValue, SensorMap};
+pub use fit::{Adu, FitStatus, Rois, SIDE, SpotFit, fit};
+pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, sigma_px};
+
+/// What of a model, a camera or ROIs cannot be, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {why}")]
+pub struct Invalid {
+    /// The field at fault, as callers spell it.
+    pub field: &'static str,
+    /// The value and its limit.
+    pub why: String,
+}
+
+impl Invalid {
+    pub(crate) fn new(field: &'static str, why: String) -> Invalid {
+        Invalid { field, why }
+    }
+}
 
 /// What an object of the kernels was compiled for. The wider, the faster; results agree to rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -160,7 +187,7 @@ mod tests {
     }
 
     /// erf in double precision: its series, which converges everywhere.
-    fn erf(x: f64) -> f64 {
+    pub(super) fn erf(x: f64) -> f64 {
         if x.abs() > 5.0 {
             return x.signum();
         }
