@@ -129,13 +129,25 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         // Down, but for rounding.
         const Mask<V> better = active & (new_deviance <= deviance + (vabs(deviance) * 1e-6f + 1e-5f));
         const Mask<V> worse = active & !better;
+        // The slopes along the last move, before and after it.
+        V before = vset<V>(0.f), after = vset<V>(0.f);
+        for (int k = 0; k < COUNT; ++k) {
+            const V move = trial[k] - theta[k];
+            before = before + gradient[k] * move;
+            after = after + new_gradient[k] * move;
+        }
         for (int k = 0; k < COUNT; ++k) {
             theta[k] = vsel(better, trial[k], theta[k]);
             gradient[k] = vsel(better, new_gradient[k], gradient[k]);
         }
         for (int k = 0; k < PACKED; ++k) fisher[k] = vsel(better, new_fisher[k], fisher[k]);
         deviance = vsel(better, new_deviance, deviance);
-        const V less = vsel(damping > 3e-3f, damping * 0.1f, vset<V>(0.f));
+        // Where the slope has turned by more than half, the likelihood is more curved than the Fisher matrix says, and steps
+        // would swing about the maximum. -after / before is the damping that meets it.
+        const V turned = -after / vmax(before, vset<V>(1e-30f));
+        const Mask<V> swings = (before > 0.f) & (turned > 0.5f);
+        V less = vsel(damping > 3e-3f, damping * 0.1f, vset<V>(0.f));
+        less = vsel(swings, vmax(vmin(turned, vset<V>(2.f)), damping), less);
         const V more = vmax(damping * 8.f, vset<V>(0.1f));
         damping = vsel(better, less, vsel(worse, more, damping));
 

@@ -3,16 +3,17 @@ goodness: how often a perfect fit would have a deviance as large as this one.
 
 With few photons per pixel the deviance is not chi-squared: a Poisson pixel of mean mu adds a mean and a variance of its
 own instead of 1 and 2. Their sums over the pixels, less what the parameters take, give the chi-squared distribution
-(scaled, of any real number of degrees) that has the same mean and variance.
+(scaled, of any real number of degrees) that has the same mean and variance. The mean is taken at the fitted background,
+which goes with the data: that takes its part of the variance too.
 */
 #pragma once
 #include "fit.cuh"
 
 LOCAL {
 
-// The mean (to 0.003) and the variance (to 0.03) of one pixel's deviance, for M > 0.008: polynomials in 1 / (1 + 2 M),
-// fitted to sums over the Poisson distribution, which tests hold them against.
-template <class V> DEV void deviance_moments(V mean, V& expectation, V& variance) {
+// The mean (to 0.003) and the variance (to 0.03) of one pixel's deviance, and the change of the mean with M (to 0.03 over
+// the root of M), for M > 0.008: polynomials in 1 / (1 + 2 M), fitted to sums over the Poisson distribution.
+template <class V> DEV void deviance_moments(V mean, V& expectation, V& variance, V& slope) {
     const V t = vrcp(mean * 2.f + 1.f);
     V sum = t * -108.9805f + 399.5977f;
     sum = sum * t - 574.4469f;
@@ -30,6 +31,12 @@ template <class V> DEV void deviance_moments(V mean, V& expectation, V& variance
     sum = sum * t + 156.8118f;
     sum = sum * t - 3.643929f;
     variance = sum * t + 2.025442f;
+    sum = t * 265.4328f - 663.6763f;
+    sum = sum * t + 627.2034f;
+    sum = sum * t - 284.4434f;
+    sum = sum * t + 71.43121f;
+    sum = sum * t - 7.576573f;
+    slope = sum * t * t;
 }
 
 // The upper tail of the normal distribution, to 1e-5 of its value down to 1e-38.
@@ -58,19 +65,23 @@ DEV V p_value(const FitSetup& setup, const Pixels& pixels, const V* theta, V hal
     rows.evaluate_only(side, theta[Is::Y], sigma_y);
     const V base = theta[Is::BACKGROUND] + setup.variance;
     V expectation = vset<V>(-(float)Is::COUNT), variance = vset<V>(-2.f * Is::COUNT);
+    V slope = vset<V>(0.f), information = vset<V>(0.f);  // of the background
     for (int r = 0; r < side; ++r) {
         const V height = theta[Is::PHOTONS] * rows.e[r];
         for (int c = 0; c < side; ++c) {
             V mean = height * columns.e[c] + base;
             if (MAPS) mean = mean + pixels.variance(r * side + c);
-            V pixel_expectation, pixel_variance;
-            deviance_moments(mean, pixel_expectation, pixel_variance);
+            V pixel_expectation, pixel_variance, pixel_slope;
+            deviance_moments(mean, pixel_expectation, pixel_variance, pixel_slope);
             expectation = expectation + pixel_expectation;
             variance = variance + pixel_variance;
+            slope = slope + pixel_slope;
+            information = information + vrcp(mean);
         }
     }
     // Fewer pixels than parameters can explain leave nothing to test.
     expectation = vmax(expectation, vset<V>(0.05f));
+    variance = vmax(variance - slope * slope / information, variance * 0.25f);
     variance = vmax(variance, vset<V>(0.01f));
     // Wilson and Hilferty: the cube root of a chi-squared variable over its mean is nearly normal.
     const V spread = variance / (expectation * expectation) * (1.f / 9.f);  // 2 / (9 degrees)
