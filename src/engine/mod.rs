@@ -4,7 +4,9 @@
 //! - [`signature`]: what a model takes and gives.
 //! - [`staging`]: the memory in which batches are put together.
 //! - [`onnx`]: ONNX Runtime.
+//! - [`kernels`]: our own kernels, C++ and their safe launchers.
 
+pub mod kernels;
 pub mod onnx;
 pub mod signature;
 pub mod staging;

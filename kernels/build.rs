@@ -1,0 +1,69 @@
+//! Builds the host side of the kernels: each source once per instruction set, chosen among at run time.
+//!
+//! The sources are C++ in the vector extension that GCC and Clang share. Nothing of the C++ library is used.
+
+use std::env;
+
+/// Sources with host entries. What they include is watched too.
+const SOURCES: [&str; 2] = ["gauss_mle.cu", "math_check.cu"];
+
+/// What an object of each instruction set is compiled with, by the architecture. A machine that lacks one never calls
+/// into its objects: `engine::kernels::InstructionSet` knows what each needs.
+fn instruction_sets(arch: &str) -> &'static [(&'static str, &'static [&'static str])] {
+    match arch {
+        "x86_64" => &[
+            ("baseline", &[]),
+            ("avx2", &["-mavx2", "-mfma"]),
+            (
+                "avx512",
+                &[
+                    "-mavx2",
+                    "-mfma",
+                    "-mavx512f",
+                    "-mavx512bw",
+                    "-mavx512dq",
+                    "-mavx512vl",
+                    "-mprefer-vector-width=512",
+                ],
+            ),
+        ],
+        _ => &[("baseline", &[])],
+    }
+}
+
+fn main() {
+    println!("cargo:rerun-if-changed=kernels");
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
+    for (name, flags) in instruction_sets(&arch) {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .std("c++17")
+            // No exception, type information or template of the library is used, so nothing is linked.
+            .cpp_link_stdlib(None)
+            .opt_level(3)
+            .define("ISA", *name)
+            .flag("-fno-exceptions")
+            .flag("-fno-rtti")
+            // Multiplications and additions may fuse, and no flag or trap of floating point is looked at: the rules
+            // of IEEE hold otherwise, since bad input is found by its NaN.
+            .flag("-ffp-contract=fast")
+            .flag("-fno-math-errno")
+            .flag("-fno-trapping-math")
+            // Vectors never cross an object's border.
+            .flag_if_supported("-Wno-psabi")
+            .flag_if_supported("-Wno-unknown-pragmas")
+            // Of a variable in the compiler's own header of intrinsics.
+            .flag_if_supported("-Wno-uninitialized")
+            .flag_if_supported("-Wno-maybe-uninitialized");
+        for flag in *flags {
+            build.flag(flag);
+        }
+        // The ending .cu is not one that a C++ compiler knows.
+        build.flag("-x").flag("c++");
+        for source in SOURCES {
+            build.file(format!("kernels/{source}"));
+        }
+        build.compile(&format!("ocelli_kernels_{name}"));
+    }
+}

@@ -1,0 +1,149 @@
+//! What a camera makes of photo-electrons: `electrons = (ADU - offset) * gain`, with a normal read noise.
+
+use super::Invalid;
+
+/// One value per pixel of the sensor, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SensorMap {
+    /// Rows of the sensor.
+    pub height: usize,
+    /// Columns of the sensor.
+    pub width: usize,
+    /// `height * width` values.
+    pub values: Vec<f32>,
+}
+
+/// A property of the camera: one value for all pixels, or one for each.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CameraValue {
+    /// The same everywhere.
+    Scalar(f32),
+    /// By the pixel of the sensor.
+    Map(SensorMap),
+}
+
+impl CameraValue {
+    fn values(&self) -> &[f32] {
+        match self {
+            CameraValue::Scalar(value) => std::slice::from_ref(value),
+            CameraValue::Map(map) => &map.values,
+        }
+    }
+
+    fn at(&self, pixel: usize) -> f32 {
+        match self {
+            CameraValue::Scalar(value) => *value,
+            CameraValue::Map(map) => map.values[pixel],
+        }
+    }
+}
+
+/// A camera, checked, and in the form that the kernels take: `electrons + variance = ADU * gain + bias`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Camera {
+    pub(super) uniform: Pixel,
+    pub(super) maps: Option<Maps>,
+}
+
+/// The numbers of one pixel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pixel {
+    pub(super) gain: f32,
+    pub(super) bias: f32,
+    pub(super) variance: f32,
+}
+
+/// The same numbers of each pixel of the sensor, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Maps {
+    pub(super) height: usize,
+    pub(super) width: usize,
+    pub(super) gain: Vec<f32>,
+    pub(super) bias: Vec<f32>,
+    pub(super) variance: Vec<f32>,
+}
+
+impl Camera {
+    /// A camera that counts photo-electrons.
+    pub fn ideal() -> Camera {
+        Camera { uniform: Pixel { gain: 1.0, bias: 0.0, variance: 0.0 }, maps: None }
+    }
+
+    /// A camera of `offset` (ADU), `gain` (photo-electrons per ADU) and `read_noise` (photo-electrons rms).
+    ///
+    /// # Errors
+    /// Where a gain is not positive, a noise is negative, a value is not finite, or maps differ in size.
+    pub fn new(
+        offset: &CameraValue,
+        gain: &CameraValue,
+        read_noise: &CameraValue,
+    ) -> Result<Camera, Invalid> {
+        let size = map_size(&[("offset", offset), ("gain", gain), ("read_noise", read_noise)])?;
+        check("offset", offset, |value| value.abs() <= 1e6, "is not between -1000000 and 1000000")?;
+        check("gain", gain, |value| value > 0.0 && value <= 1e6, "is not above 0 and up to 1000000")?;
+        check("read_noise", read_noise, |value| (0.0..=1e4).contains(&value), "is not between 0 and 10000")?;
+        let pixel = |i: usize| {
+            let (offset, gain, noise) = (offset.at(i), gain.at(i), read_noise.at(i));
+            let variance = noise * noise;
+            // In double precision: a large offset must not cost digits twice.
+            let bias = f64::from(variance) - f64::from(offset) * f64::from(gain);
+            Pixel { gain, bias: bias as f32, variance }
+        };
+        let Some((height, width)) = size else {
+            return Ok(Camera { uniform: pixel(0), maps: None });
+        };
+        let pixels: Vec<Pixel> = (0..height * width).map(pixel).collect();
+        let maps = Maps {
+            height,
+            width,
+            gain: pixels.iter().map(|pixel| pixel.gain).collect(),
+            bias: pixels.iter().map(|pixel| pixel.bias).collect(),
+            variance: pixels.iter().map(|pixel| pixel.variance).collect(),
+        };
+        Ok(Camera { uniform: Camera::ideal().uniform, maps: Some(maps) })
+    }
+
+    /// Height and width of the sensor, where the camera has maps.
+    pub fn sensor(&self) -> Option<(usize, usize)> {
+        self.maps.as_ref().map(|maps| (maps.height, maps.width))
+    }
+}
+
+/// The one size that all maps have; `None` without a map.
+fn map_size(values: &[(&'static str, &CameraValue)]) -> Result<Option<(usize, usize)>, Invalid> {
+    let mut size = None;
+    for (field, value) in values {
+        let CameraValue::Map(map) = value else { continue };
+        let (height, width) = (map.height, map.width);
+        if height == 0 || width == 0 || height.checked_mul(width) != Some(map.values.len()) {
+            let why = format!("a map of {height} x {width} pixels has {} values", map.values.len());
+            return Err(Invalid::new(field, why));
+        }
+        match size {
+            None => size = Some((height, width)),
+            Some(other) if other != (height, width) => {
+                let why =
+                    format!("the map is {height} x {width} pixels, another one is {} x {}", other.0, other.1);
+                return Err(Invalid::new(field, why));
+            }
+            Some(_) => (),
+        }
+    }
+    Ok(size)
+}
+
+fn check(
+    field: &'static str,
+    value: &CameraValue,
+    allowed: fn(f32) -> bool,
+    why: &str,
+) -> Result<(), Invalid> {
+    let Some((at, bad)) = value.values().iter().enumerate().find(|(_, value)| !allowed(**value)) else {
+        return Ok(());
+    };
+    let place = match value {
+        CameraValue::Scalar(_) => String::new(),
+        CameraValue::Map(map) => format!(" at row {}, column {}", at / map.width, at % map.width),
+    };
+    Err(Invalid::new(field, format!("{bad}{place} {why}")))
+}

@@ -1,0 +1,294 @@
+//! Fits one Gaussian spot per ROI by Poisson maximum likelihood: the launcher of `kernels/gauss_mle.cu`.
+
+use std::{
+    ffi::c_void,
+    ops::{Range, RangeInclusive},
+    ptr,
+};
+
+use super::{Camera, FitModel, InstructionSet, Invalid, Psf, SIGMA_PX, entry};
+
+/// Sides that a ROI may have, px; odd ones only.
+pub const SIDE: RangeInclusive<usize> = 3..=21;
+
+/// The values of ROIs, `[n, side, side]`, row-major, in ADU.
+#[derive(Debug, Clone, Copy)]
+pub enum Adu<'a> {
+    /// As cameras give them.
+    U16(&'a [u16]),
+    /// Anything else; what is not finite or beyond 10⁹ photo-electrons makes its fit [`FitStatus::BadInput`].
+    F32(&'a [f32]),
+}
+
+impl Adu<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Adu::U16(values) => values.len(),
+            Adu::F32(values) => values.len(),
+        }
+    }
+}
+
+/// ROIs to fit: checked to be whole ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Rois<'a> {
+    adu: Adu<'a>,
+    side: usize,
+    corners: Option<&'a [[u32; 2]]>,
+}
+
+impl<'a> Rois<'a> {
+    /// ROIs of `side` by `side` pixels. `corners` are x and y of each ROI's first pixel on the sensor, which a camera
+    /// with maps needs.
+    ///
+    /// # Errors
+    /// Where the side is even or out of [`SIDE`], values do not make whole ROIs, or corners are not one for each.
+    pub fn new(adu: Adu<'a>, side: usize, corners: Option<&'a [[u32; 2]]>) -> Result<Rois<'a>, Invalid> {
+        if !SIDE.contains(&side) || side.is_multiple_of(2) {
+            let (low, high) = (SIDE.start(), SIDE.end());
+            return Err(Invalid::new("box", format!("{side} is not an odd number between {low} and {high}")));
+        }
+        let pixels = side * side;
+        if !adu.len().is_multiple_of(pixels) {
+            let why = format!("{} values do not make whole ROIs of {side} x {side} pixels", adu.len());
+            return Err(Invalid::new("rois", why));
+        }
+        let count = adu.len() / pixels;
+        if let Some(corners) = corners
+            && corners.len() != count
+        {
+            return Err(Invalid::new("corners", format!("{} for {count} ROIs", corners.len())));
+        }
+        Ok(Rois { adu, side, corners })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.adu.len() / (self.side * self.side)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Pixels along each edge.
+    pub fn side(&self) -> usize {
+        self.side
+    }
+
+    /// A part of them, for one thread among several. Panics where `range` goes beyond them.
+    pub fn part(&self, range: Range<usize>) -> Rois<'a> {
+        let pixels = self.side * self.side;
+        let values = range.start * pixels..range.end * pixels;
+        let adu = match self.adu {
+            Adu::U16(all) => Adu::U16(&all[values]),
+            Adu::F32(all) => Adu::F32(&all[values]),
+        };
+        Rois { adu, side: self.side, corners: self.corners.map(|corners| &corners[range]) }
+    }
+}
+
+/// How a fit ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FitStatus {
+    /// At the maximum of the likelihood.
+    Converged = 0,
+    /// Not there after as many evaluations as allowed; the best so far is given.
+    IterationLimit = 1,
+    /// At the maximum within what parameters may be, and one of them at its limit.
+    AtBound = 2,
+    /// The data do not determine all parameters: standard errors are NaN.
+    Singular = 3,
+    /// A pixel that is not a number, or beyond any camera: all values are NaN.
+    BadInput = 4,
+}
+
+/// The result for one ROI, as the kernel writes it. Positions are in px from the centre of the ROI's first pixel,
+/// z in µm, photons and background (per pixel) in photo-electrons, widths in px.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
+pub struct SpotFit {
+    /// Parameters in the order of [`Psf::parameter_names`]; the rest is 0.
+    pub theta: [f32; 6],
+    /// Their standard deviations by the Cramér-Rao bound.
+    pub errors: [f32; 6],
+    /// Covariances xy, xz and yz; those with z are 0 without z.
+    pub covariance: [f32; 3],
+    /// ln of the likelihood over that of a model which explains every pixel: 0 or less.
+    pub log_likelihood_ratio: f32,
+    /// How often a perfect fit would be as bad as this one.
+    pub p_value: f32,
+    /// Evaluations of the model.
+    pub iterations: u8,
+    status: u8,
+    unused: [u8; 2],
+}
+
+impl SpotFit {
+    /// How it ended.
+    pub fn status(&self) -> FitStatus {
+        match self.status {
+            0 => FitStatus::Converged,
+            1 => FitStatus::IterationLimit,
+            2 => FitStatus::AtBound,
+            3 => FitStatus::Singular,
+            _ => FitStatus::BadInput,
+        }
+    }
+}
+
+/// `Defocus` of `kernels/psf.cuh`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+struct Defocus {
+    focus: f32,
+    shift: f32,
+    depth: f32,
+    a: f32,
+    b: f32,
+}
+
+/// `FitSetup` of `kernels/fit.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct FitSetup {
+    side: i32,
+    evaluations_max: i32,
+    gain: f32,
+    bias: f32,
+    variance: f32,
+    sigma_x: f32,
+    sigma_y: f32,
+    sigma_min: f32,
+    sigma_max: f32,
+    z_min: f32,
+    z_max: f32,
+    defocus_x: Defocus,
+    defocus_y: Defocus,
+}
+
+/// `FitCall` of `kernels/gauss_mle.cu`.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct FitCall {
+    setup: FitSetup,
+    rois: *const c_void,
+    corners: *const [u32; 2],
+    gain_map: *const f32,
+    bias_map: *const f32,
+    variance_map: *const f32,
+    map_width: u64,
+    count: u64,
+    fits: *mut SpotFit,
+}
+
+entry!(
+    host_fit,
+    (call: *const FitCall, model: i32, wide: i32),
+    ocelli_fit_baseline,
+    ocelli_fit_avx2,
+    ocelli_fit_avx512
+);
+
+/// Fits all `rois` on the calling thread. `fits` has one place for each.
+///
+/// # Errors
+/// Where the camera has maps, and ROIs have no corners or do not lie on the sensor.
+///
+/// # Panics
+/// Where `fits` is not as long as `rois`.
+pub fn fit(
+    set: InstructionSet,
+    model: &FitModel,
+    camera: &Camera,
+    rois: Rois<'_>,
+    fits: &mut [SpotFit],
+) -> Result<(), Invalid> {
+    assert_eq!(fits.len(), rois.len(), "one place for each ROI");
+    let corners = on_sensor(camera, rois)?;
+    let maps = camera.maps.as_ref();
+    let map = |of: fn(&super::camera::Maps) -> &Vec<f32>| maps.map_or(ptr::null(), |maps| of(maps).as_ptr());
+    let (pixels, wide) = match rois.adu {
+        Adu::U16(values) => (values.as_ptr().cast::<c_void>(), 0),
+        Adu::F32(values) => (values.as_ptr().cast::<c_void>(), 1),
+    };
+    let call = FitCall {
+        setup: setup(model, camera, rois.side),
+        rois: pixels,
+        corners,
+        gain_map: map(|maps| &maps.gain),
+        bias_map: map(|maps| &maps.bias),
+        variance_map: map(|maps| &maps.variance),
+        map_width: maps.map_or(0, |maps| maps.width as u64),
+        count: fits.len() as u64,
+        fits: fits.as_mut_ptr(),
+    };
+    // SAFETY: `rois` holds count * side * side values of the kind that `wide` says and `fits` count places (asserted);
+    // side is within what the kernel's arrays hold; maps have one size, and every ROI lies on it, or there is neither
+    // map nor corner; the structs are the kernel's own; the object is one that this machine can run.
+    #[allow(unsafe_code, reason = "a call into C++")]
+    unsafe {
+        host_fit(set)(&raw const call, model.psf().number(), wide);
+    }
+    Ok(())
+}
+
+/// The corners, after a check that all ROIs lie on the maps of the camera; null without maps.
+fn on_sensor(camera: &Camera, rois: Rois<'_>) -> Result<*const [u32; 2], Invalid> {
+    let Some((height, width)) = camera.sensor() else { return Ok(ptr::null()) };
+    let Some(corners) = rois.corners else {
+        let why = "the camera has maps, so each ROI needs the x and y of its first pixel on the sensor";
+        return Err(Invalid::new("corners", why.to_owned()));
+    };
+    let fits = |corner: u32, extent: usize| {
+        usize::try_from(corner)
+            .ok()
+            .and_then(|corner| corner.checked_add(rois.side))
+            .is_some_and(|end| end <= extent)
+    };
+    let outside = corners.iter().enumerate().find(|(_, [x, y])| !(fits(*x, width) && fits(*y, height)));
+    if let Some((roi, [x, y])) = outside {
+        let why =
+            format!("ROI {roi} at x = {x}, y = {y} does not lie on the sensor of {width} x {height} pixels");
+        return Err(Invalid::new("corners", why));
+    }
+    Ok(corners.as_ptr())
+}
+
+fn setup(model: &FitModel, camera: &Camera, side: usize) -> FitSetup {
+    let psf = model.psf();
+    let [sigma_x, sigma_y] = psf.sigma();
+    let mut setup = FitSetup {
+        side: side as i32,
+        evaluations_max: model.iterations_max() as i32,
+        gain: camera.uniform.gain,
+        bias: camera.uniform.bias,
+        variance: camera.uniform.variance,
+        sigma_x,
+        sigma_y,
+        sigma_min: *SIGMA_PX.start(),
+        sigma_max: *SIGMA_PX.end(),
+        z_min: 0.0,
+        z_max: 0.0,
+        defocus_x: Defocus::default(),
+        defocus_y: Defocus::default(),
+    };
+    if let Psf::Xyznb(astigmatism) = psf {
+        [setup.z_min, setup.z_max] = astigmatism.z_um;
+        let axis = |axis: usize, shift| Defocus {
+            focus: astigmatism.sigma_px[axis],
+            shift,
+            depth: astigmatism.depth_um,
+            a: astigmatism.a[axis],
+            b: astigmatism.b[axis],
+        };
+        setup.defocus_x = axis(0, astigmatism.gamma_um);
+        setup.defocus_y = axis(1, -astigmatism.gamma_um);
+    }
+    setup
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! What a spot looks like and what of it is fitted: the models, checked before a kernel sees them.
+
+use std::ops::RangeInclusive;
+
+use super::Invalid;
+
+/// Widths that are possible, in px: of a fixed width, and where a fitted one is held.
+pub const SIGMA_PX: RangeInclusive<f32> = 0.3..=5.0;
+
+/// Evaluations of the model that a fit may take (per start).
+pub const ITERATIONS_MAX: u32 = 30;
+
+/// A Gaussian spot integrated over the pixels. Widths are in pixels of their axis, so that of a round spot on oblong
+/// pixels differs between the two ([`sigma_px`]).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Psf {
+    /// `xynb`: of known width.
+    Xynb {
+        /// Width along x and y, px.
+        sigma_px: [f32; 2],
+    },
+    /// `xynbs`: of one unknown width, on square pixels.
+    Xynbs {
+        /// Where the fit begins, px.
+        sigma_start_px: f32,
+    },
+    /// `xynbsxsy`: of two unknown widths.
+    Xynbsxsy {
+        /// Where the fit begins, along x and y, px.
+        sigma_start_px: [f32; 2],
+    },
+    /// `xyznb`: of widths that tell its depth.
+    Xyznb(Astigmatism),
+}
+
+/// How the widths of an astigmatic spot depend on z:
+/// `sigma(z) = sigma_px sqrt(1 + t² + a t³ + b t⁴)`, with `t = (z - gamma) / depth` along x and `(z + gamma) / depth`
+/// along y.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Astigmatism {
+    /// Widths in focus along x and y, px.
+    pub sigma_px: [f32; 2],
+    /// Cubic terms along x and y.
+    pub a: [f32; 2],
+    /// Quartic terms along x and y.
+    pub b: [f32; 2],
+    /// Half the distance between the two foci, µm; may be negative.
+    pub gamma_um: f32,
+    /// Depth of focus, µm.
+    pub depth_um: f32,
+    /// The smallest and the largest z that a fit may give, µm.
+    pub z_um: [f32; 2],
+}
+
+/// A round width in µm as widths in px along x and y.
+pub fn sigma_px(sigma_um: f32, pixel_um: [f32; 2]) -> [f32; 2] {
+    pixel_um.map(|pixel| sigma_um / pixel)
+}
+
+impl Psf {
+    /// The name in `model.toml` and in queries.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Psf::Xynb { .. } => "xynb",
+            Psf::Xynbs { .. } => "xynbs",
+            Psf::Xynbsxsy { .. } => "xynbsxsy",
+            Psf::Xyznb(_) => "xyznb",
+        }
+    }
+
+    /// The parameters in the order of [`SpotFit::theta`](super::SpotFit::theta).
+    pub fn parameter_names(&self) -> &'static [&'static str] {
+        match self {
+            Psf::Xynb { .. } => &["x", "y", "photons", "background"],
+            Psf::Xynbs { .. } => &["x", "y", "photons", "background", "sigma"],
+            Psf::Xynbsxsy { .. } => &["x", "y", "photons", "background", "sigma_x", "sigma_y"],
+            Psf::Xyznb(_) => &["x", "y", "z", "photons", "background"],
+        }
+    }
+
+    /// The number that the kernels know it by.
+    pub(super) fn number(&self) -> i32 {
+        match self {
+            Psf::Xynb { .. } => 0,
+            Psf::Xynbs { .. } => 1,
+            Psf::Xynbsxsy { .. } => 2,
+            Psf::Xyznb(_) => 3,
+        }
+    }
+
+    /// Fixed or first widths along x and y, px.
+    pub(super) fn sigma(&self) -> [f32; 2] {
+        match self {
+            Psf::Xynb { sigma_px } => *sigma_px,
+            Psf::Xynbs { sigma_start_px } => [*sigma_start_px; 2],
+            Psf::Xynbsxsy { sigma_start_px } => *sigma_start_px,
+            Psf::Xyznb(astigmatism) => astigmatism.sigma_px,
+        }
+    }
+}
+
+/// A model that can be fitted: checked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FitModel {
+    psf: Psf,
+    iterations_max: u32,
+}
+
+impl FitModel {
+    /// Checks `psf` for a camera with pixels of `pixel_um` along x and y (µm). The fit itself is in pixels; their
+    /// size only decides what they allow.
+    ///
+    /// # Errors
+    /// Where a width, a calibration or a size is out of range, or one width is asked for on oblong pixels.
+    pub fn new(psf: Psf, pixel_um: [f32; 2]) -> Result<FitModel, Invalid> {
+        for (axis, pixel) in ["x", "y"].iter().zip(pixel_um) {
+            if !(pixel > 0.0 && pixel.is_finite()) {
+                return Err(Invalid::new(
+                    "pixel_um",
+                    format!("{pixel} along {axis} is not a positive length"),
+                ));
+            }
+        }
+        let field = match psf {
+            Psf::Xynb { .. } | Psf::Xyznb(_) => "sigma_px",
+            Psf::Xynbs { .. } | Psf::Xynbsxsy { .. } => "sigma_start_px",
+        };
+        for sigma in psf.sigma() {
+            if !SIGMA_PX.contains(&sigma) {
+                let (low, high) = (SIGMA_PX.start(), SIGMA_PX.end());
+                return Err(Invalid::new(field, format!("{sigma} is not between {low} and {high}")));
+            }
+        }
+        let [along_x, along_y] = pixel_um;
+        if matches!(psf, Psf::Xynbs { .. }) && (along_x - along_y).abs() > 1e-4 * along_x {
+            let why = format!(
+                "xynbs fits one width, but pixels are {along_x} by {along_y} um: use xynbsxsy, or xynb with a width \
+                 for each axis"
+            );
+            return Err(Invalid::new("psf", why));
+        }
+        if let Psf::Xyznb(astigmatism) = &psf {
+            astigmatism.check()?;
+        }
+        Ok(FitModel { psf, iterations_max: ITERATIONS_MAX })
+    }
+
+    /// Lets a fit take up to `iterations_max` evaluations of the model (per start) before it is given up.
+    ///
+    /// # Errors
+    /// Where it is not between 1 and 100.
+    pub fn with_iterations_max(mut self, iterations_max: u32) -> Result<FitModel, Invalid> {
+        if !(1..=100).contains(&iterations_max) {
+            return Err(Invalid::new("iterations_max", format!("{iterations_max} is not between 1 and 100")));
+        }
+        self.iterations_max = iterations_max;
+        Ok(self)
+    }
+
+    /// What is fitted.
+    pub fn psf(&self) -> &Psf {
+        &self.psf
+    }
+
+    /// Evaluations of the model that a fit may take (per start).
+    pub fn iterations_max(&self) -> u32 {
+        self.iterations_max
+    }
+}
+
+impl Astigmatism {
+    fn check(&self) -> Result<(), Invalid> {
+        let finite = |field, value: f32| match value.is_finite() {
+            true => Ok(()),
+            false => Err(Invalid::new(field, format!("{value} is not a number"))),
+        };
+        finite("gamma_um", self.gamma_um)?;
+        if !(self.depth_um > 0.0 && self.depth_um.is_finite()) {
+            return Err(Invalid::new("depth_um", format!("{} is not a positive length", self.depth_um)));
+        }
+        for (a, b) in self.a.into_iter().zip(self.b) {
+            finite("a", a)?;
+            finite("b", b)?;
+        }
+        let [low, high] = self.z_um;
+        if !(low < high && low.abs() <= 100.0 && high.abs() <= 100.0) {
+            return Err(Invalid::new("z_um", format!("{low} to {high} is not a range within -100 to 100")));
+        }
+        // The square of the width must stay a square wherever a fit may look.
+        const SAMPLES: u16 = 1000;
+        for sample in 0..=SAMPLES {
+            let z = low + (high - low) * f32::from(sample) / f32::from(SAMPLES);
+            for (axis, gamma) in [self.gamma_um, -self.gamma_um].into_iter().enumerate() {
+                let t = (z - gamma) / self.depth_um;
+                let square = 1.0 + t * t * (1.0 + t * (self.a[axis] + t * self.b[axis]));
+                if square < 0.05 {
+                    let name = ["x", "y"][axis];
+                    let why = format!(
+                        "at z = {z} um the calibration gives no width along {name}: narrow the range"
+                    );
+                    return Err(Invalid::new("z_um", why));
+                }
+            }
+        }
+        Ok(())
+    }
+}

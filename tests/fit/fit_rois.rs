@@ -1,0 +1,133 @@
+//! Fits ROIs from a file, for tests and measurements from outside: `fit_rois JOB.json`, see [`Job`].
+//!
+//! Files are raw and little-endian. The results are 19 f32 for each ROI: 6 parameters, 6 standard errors, 3 covariances,
+//! log-likelihood ratio, p-value, iterations, status. One line of JSON on standard output says how long it took.
+
+use std::{collections::BTreeMap, env, fs, time::Instant};
+
+use anyhow::{Context, bail};
+use ocelli::engine::kernels::{
+    Adu, Astigmatism, Camera, CameraValue, FitModel, InstructionSet, Psf, Rois, SensorMap, SpotFit, fit,
+};
+use serde::Deserialize;
+
+/// What to fit, and how.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Job {
+    /// `xynb`, `xynbs`, `xynbsxsy` or `xyznb`.
+    psf: String,
+    /// Fixed, or where the fit begins, along x and y.
+    sigma_px: [f32; 2],
+    /// `gamma_um`, `depth_um`, `a_x`, `a_y`, `b_x`, `b_y`.
+    #[serde(default)]
+    astigmatism: BTreeMap<String, f32>,
+    side: usize,
+    /// `u16` or `f32`.
+    data_type: String,
+    rois: String,
+    /// u32, x and y of each ROI.
+    corners: Option<String>,
+    /// Height and width of the camera's maps.
+    #[serde(default)]
+    sensor: [usize; 2],
+    offset: NumberOrFile,
+    gain: NumberOrFile,
+    read_noise: NumberOrFile,
+    /// `baseline`, `avx2` or `avx512`; the widest where it is not given.
+    instructions: Option<String>,
+    /// How often to fit them all; the shortest time counts.
+    repeat: usize,
+    out: String,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NumberOrFile {
+    Number(f32),
+    File(String),
+}
+
+impl NumberOrFile {
+    fn read(&self, [height, width]: [usize; 2]) -> anyhow::Result<CameraValue> {
+        Ok(match self {
+            NumberOrFile::Number(number) => CameraValue::Scalar(*number),
+            NumberOrFile::File(path) => {
+                CameraValue::Map(SensorMap { height, width, values: read(path, f32::from_le_bytes)? })
+            }
+        })
+    }
+}
+
+/// All numbers in a file.
+fn read<T, const SIZE: usize>(path: &str, number: fn([u8; SIZE]) -> T) -> anyhow::Result<Vec<T>> {
+    let bytes = fs::read(path).with_context(|| path.to_owned())?;
+    let (numbers, rest) = bytes.as_chunks();
+    anyhow::ensure!(rest.is_empty(), "{path} ends within a number");
+    Ok(numbers.iter().map(|&bytes| number(bytes)).collect())
+}
+
+fn psf(job: &Job) -> anyhow::Result<Psf> {
+    let calibration = |name: &str| job.astigmatism.get(name).copied().unwrap_or_default();
+    Ok(match job.psf.as_str() {
+        "xynb" => Psf::Xynb { sigma_px: job.sigma_px },
+        "xynbs" => Psf::Xynbs { sigma_start_px: job.sigma_px[0] },
+        "xynbsxsy" => Psf::Xynbsxsy { sigma_start_px: job.sigma_px },
+        "xyznb" => Psf::Xyznb(Astigmatism {
+            sigma_px: job.sigma_px,
+            a: [calibration("a_x"), calibration("a_y")],
+            b: [calibration("b_x"), calibration("b_y")],
+            gamma_um: calibration("gamma_um"),
+            depth_um: calibration("depth_um"),
+            z_um: [-1.0, 1.0],
+        }),
+        other => bail!("psf {other} is none of xynb, xynbs, xynbsxsy, xyznb"),
+    })
+}
+
+fn main() -> anyhow::Result<()> {
+    let path = env::args().nth(1).context("usage: fit_rois JOB.json")?;
+    let job: Job = serde_json::from_slice(&fs::read(&path)?).context(path)?;
+    let set = match &job.instructions {
+        None => InstructionSet::detect(),
+        Some(name) => InstructionSet::supported()
+            .into_iter()
+            .find(|set| set.to_string() == *name)
+            .with_context(|| format!("this machine has no {name}"))?,
+    };
+    let model = FitModel::new(psf(&job)?, [0.1, 0.1])?;
+    let value = |value: &NumberOrFile| value.read(job.sensor);
+    let camera = Camera::new(&value(&job.offset)?, &value(&job.gain)?, &value(&job.read_noise)?)?;
+    let (narrow, wide) = match job.data_type.as_str() {
+        "u16" => (read(&job.rois, u16::from_le_bytes)?, Vec::new()),
+        "f32" => (Vec::new(), read(&job.rois, f32::from_le_bytes)?),
+        other => bail!("data_type {other} is neither u16 nor f32"),
+    };
+    let adu = if wide.is_empty() { Adu::U16(&narrow) } else { Adu::F32(&wide) };
+    let corners = match &job.corners {
+        Some(path) => {
+            let numbers = read(path, u32::from_le_bytes)?;
+            Some(numbers.as_chunks::<2>().0.to_vec())
+        }
+        None => None,
+    };
+    let rois = Rois::new(adu, job.side, corners.as_deref())?;
+
+    let mut fits = vec![SpotFit::default(); rois.len()];
+    let mut seconds = f64::MAX;
+    for _ in 0..job.repeat {
+        let began = Instant::now();
+        fit(set, &model, &camera, rois, &mut fits)?;
+        seconds = seconds.min(began.elapsed().as_secs_f64());
+    }
+    let mut out = Vec::with_capacity(fits.len() * 19 * 4);
+    for fit in &fits {
+        let last =
+            [fit.log_likelihood_ratio, fit.p_value, f32::from(fit.iterations), f32::from(fit.status() as u8)];
+        let values = fit.theta.iter().chain(&fit.errors).chain(&fit.covariance).chain(&last);
+        out.extend(values.flat_map(|value| value.to_le_bytes()));
+    }
+    fs::write(&job.out, out)?;
+    println!(r#"{{"instructions":"{set}","fits":{},"seconds":{seconds}}}"#, rois.len());
+    Ok(())
+}
