@@ -22,8 +22,8 @@ const LIMITS: Limits = Limits {
 };
 
 /// The size of the fixtures.
-const FRAMES: u64 = 4;
-const HEIGHT: u64 = 7;
+const FRAMES: u64 = 5;
+const HEIGHT: u64 = 6;
 const WIDTH: u64 = 18;
 
 /// Samples of one frame, as numbers that hold all types.
@@ -37,7 +37,8 @@ fn planes(sample: SampleType, frames: u64) -> Vec<Plane> {
             SampleType::U8 => base,
             SampleType::U16 | SampleType::U32 | SampleType::U64 => base * 257.0,
             SampleType::I8 => base - 125.0,
-            SampleType::F16 | SampleType::F32 | SampleType::F64 => (base - 125.0) * 25.0,
+            SampleType::F16 => half::f16::from_f64((base - 125.0) * 25.0).to_f64(),
+            SampleType::F32 | SampleType::F64 => (base - 125.0) * 25.0,
             _ => (base - 125.0) * 100.0,
         }
     };
@@ -253,8 +254,8 @@ fn what_is_no_stack_of_grey_frames_is_refused_with_what_to_do() {
         ("records.npy", &["structured dtype"]),
         ("four_dimensions.npy", &["4 dimensions instead of 2 or 3"]),
         ("no_frames.npy", &["holds no pixels"]),
-        ("two_sizes.tif", &["frame 2 is 18 x 6 px of u16", "the first frame is 18 x 7 px of u16"]),
-        ("two_types.tif", &["frame 1 is 18 x 7 px of u8", "18 x 7 px of u16"]),
+        ("two_sizes.tif", &["frame 2 is 18 x 5 px of u16", "the first frame is 18 x 6 px of u16"]),
+        ("two_types.tif", &["frame 1 is 18 x 6 px of u8", "18 x 6 px of u16"]),
         ("ome_two_files.tif", &["planes in other files", "part_1.ome.tif", "of this file alone"]),
     ] {
         assert_says(&refusal(fixture(name)), parts);
@@ -309,17 +310,17 @@ fn pixel_sizes_are_read_from_where_programs_write_them() {
 #[test]
 fn descriptions_say_how_many_frames_there_will_be() {
     for (name, dialect, frames) in [
-        ("ome.tif", "OME-TIFF", Some(4)),
-        ("imagej.tif", "ImageJ TIFF", Some(4)),
-        ("shaped.tif", "TIFF", Some(4)),
+        ("ome.tif", "OME-TIFF", Some(5)),
+        ("imagej.tif", "ImageJ TIFF", Some(5)),
+        ("shaped.tif", "TIFF", Some(5)),
         ("pages.tif", "TIFF", None),
-        ("little_f4.npy", ".npy", Some(4)),
+        ("little_f4.npy", ".npy", Some(5)),
     ] {
         let info = read(&fixture(name)).info.unwrap();
         assert_eq!((info.dialect, info.frames), (dialect, frames), "{name}");
     }
     let dimensions = read(&fixture("ome.tif")).info.unwrap().dimensions;
-    assert_eq!(dimensions, Some(Dimensions { frames: 4, slices: 1, channels: 1 }));
+    assert_eq!(dimensions, Some(Dimensions { frames: 5, slices: 1, channels: 1 }));
 }
 
 /// Where each frame's last byte is, by how the file is laid out: the frame comes out with it.
@@ -545,7 +546,7 @@ fn a_cut_stack_names_the_frame_and_the_missing_bytes() {
     let frame = 2 * WIDTH as usize * HEIGHT as usize;
     let cut = bytes.slice(..128 + 2 * frame + 100);
     let text = refusal(cut);
-    assert_says(&text, &[".npy is truncated", "frame 2 is incomplete", "152 bytes of it are missing"]);
+    assert_says(&text, &[".npy is truncated", "frame 2 is incomplete", "116 bytes of it are missing"]);
     assert!(!text.contains("at least"));
     let bytes = fixture("imagej.tif");
     let at = read_with(None, options(), &bytes, 1, || 1).at;
@@ -654,7 +655,7 @@ fn directories_that_lie_are_refused_with_what_they_say() {
     // A strip far outside; one that begins inside.
     let text = end(&|builder, fields| fields[3] = builder.longs(tags::STRIP_OFFSETS, &[4_000_000_000]));
     assert_says(&text, &["truncated", "frame 0", "39999"]);
-    let text = end(&|builder, fields| fields[3] = builder.longs(tags::STRIP_OFFSETS, &[75]));
+    let text = end(&|builder, fields| fields[3] = builder.longs(tags::STRIP_OFFSETS, &[70]));
     assert_says(&text, &["shares bytes with another part"]);
     // Too few bytes, and more than there are: the pixels are all there, so the latter is forgiven.
     let text = end(&|builder, fields| fields[4] = builder.longs(tags::STRIP_BYTES, &[7]));
@@ -813,7 +814,7 @@ fn npy_headers_that_lie_are_refused() {
     assert_says(&refusal(&b"\x93NUMPY\x02\x00\xff\xff\xff\xff"[..]), &["4294967295 bytes"]);
     let mut surplus = fixture("little_u2.npy").to_vec();
     surplus.push(0);
-    assert_says(&refusal(surplus), &["more bytes follow after the last of its 4 frames"]);
+    assert_says(&refusal(surplus), &["more bytes follow after the last of its 5 frames"]);
 }
 
 #[test]
@@ -865,9 +866,7 @@ fn damage_never_panics_and_takes_no_more_than_its_limits() {
                     0 => damaged[at] ^= 1 << random.below(8),
                     1 => damaged[at] = random.below(256) as u8,
                     2 => damaged[at] = [0, 1, 0x7f, 0x80, 0xff][random.below(5)],
-                    3 => drop(
-                        damaged.splice(at..(at + random.below(20)).min(bytes.len().min(damaged.len())), []),
-                    ),
+                    3 => drop(damaged.splice(at..(at + random.below(20)).min(damaged.len()), [])),
                     _ => {
                         let from = random.below(damaged.len());
                         let piece = damaged[from..(from + 1 + random.below(20)).min(damaged.len())].to_vec();

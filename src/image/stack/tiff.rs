@@ -24,10 +24,13 @@ const NO_PAGE: u64 = 0b101;
 enum At {
     Header,
     Directory(u64),
+    /// The lists of a directory's strips or tiles.
     Page(Directory),
+    /// What describes the stack and stands before the pixels of its first page.
+    First(Page, Directory),
     /// Frames that follow each other, then the directory at an offset.
     Contiguous(Contiguous, u64),
-    /// Descriptions that stand after the pixels.
+    /// What describes the stack and stands elsewhere.
     Descriptions,
     End,
 }
@@ -51,6 +54,8 @@ pub(super) struct Chain {
     first: Option<Page>,
     /// Frames before this one lie as the first page's description said.
     announced: u64,
+    /// Whether signed samples were stored without sign.
+    raised: bool,
 }
 
 impl Chain {
@@ -67,6 +72,7 @@ impl Chain {
             wanted: Wanted::new(encoding),
             first: None,
             announced: 1,
+            raised: false,
         }
     }
 
@@ -97,49 +103,58 @@ impl Chain {
         finished: bool,
     ) -> Result<Step<Page>, StackError> {
         loop {
-            let step = match &mut self.at {
-                At::Header => self.header(store)?,
-                At::Directory(0) => {
-                    self.at = At::Descriptions;
-                    continue;
-                }
-                At::Directory(offset) => {
-                    let offset = *offset;
-                    self.directory(store, offset)?
-                }
-                At::Page(directory) => {
-                    let directory = std::mem::take(directory);
-                    match self.page(store, &directory, finished)? {
-                        Step::Ready(Some(page)) => return Ok(Step::Ready(page)),
-                        Step::Ready(None) => Step::Ready(()),
-                        step => {
-                            self.at = At::Page(directory);
-                            step.nothing()
-                        }
-                    }
-                }
-                At::Contiguous(contiguous, then) => match contiguous.next(store, at_most, finished)? {
-                    Step::End => {
-                        self.at = At::Directory(*then);
-                        continue;
-                    }
-                    step => return Ok(step),
-                },
-                At::Descriptions => match self.wanted.read(store, u64::MAX, finished, self.file_alone)? {
-                    Step::Ready(()) => {
-                        self.after_descriptions()?;
-                        continue;
-                    }
-                    step => step,
-                },
-                At::End => Step::End,
-            };
-            match step {
-                Step::Ready(()) => {}
-                Step::Wait { until } => return Ok(Step::Wait { until }),
-                Step::End => return Ok(Step::End),
+            let at = std::mem::replace(&mut self.at, At::End);
+            let (at, step) = self.step(at, store, at_most, finished)?;
+            self.at = at;
+            if let Some(step) = step {
+                return Ok(step);
             }
         }
+    }
+
+    /// From one place in the file to the next, with what it gave or what it waits for.
+    fn step(
+        &mut self,
+        at: At,
+        store: &mut Store,
+        at_most: usize,
+        finished: bool,
+    ) -> Result<(At, Option<Step<Page>>), StackError> {
+        Ok(match at {
+            At::Header => match self.header(store)? {
+                Step::Ready(first) => (At::Directory(first), None),
+                step => (At::Header, Some(step.nothing())),
+            },
+            At::Directory(0) => (At::Descriptions, None),
+            At::Directory(offset) => match self.directory(store, offset)? {
+                Step::Ready(at) => (at, None),
+                step => (At::Directory(offset), Some(step.nothing())),
+            },
+            At::Page(directory) => match self.page(store, &directory)? {
+                Step::Ready(page) if self.layout.is_none() => {
+                    self.wanted.note(&directory);
+                    (At::First(page, directory), None)
+                }
+                Step::Ready(page) => self.place(store, page, &directory)?,
+                step => (At::Page(directory), Some(step.nothing())),
+            },
+            At::First(page, directory) => {
+                let pixels = page.chunks.iter().map(|(offset, _)| *offset).min().unwrap_or(0);
+                match self.wanted.read(store, pixels, finished, self.file_alone)? {
+                    Step::Ready(()) => self.place_first(store, page, &directory)?,
+                    step => (At::First(page, directory), Some(step.nothing())),
+                }
+            }
+            At::Contiguous(mut contiguous, then) => match contiguous.next(store, at_most, finished)? {
+                Step::End => (At::Directory(then), None),
+                step => (At::Contiguous(contiguous, then), Some(step)),
+            },
+            At::Descriptions => match self.wanted.read(store, u64::MAX, finished, self.file_alone)? {
+                Step::Ready(()) => (self.after_descriptions()?, None),
+                step => (At::Descriptions, Some(step.nothing())),
+            },
+            At::End => (At::End, Some(Step::End)),
+        })
     }
 
     /// Bytes of the file, once they are there.
@@ -157,7 +172,7 @@ impl Chain {
         }
     }
 
-    fn header(&mut self, store: &mut Store) -> Result<Step<()>, StackError> {
+    fn header(&self, store: &mut Store) -> Result<Step<u64>, StackError> {
         let len = self.encoding.header_bytes();
         let bytes = match self.fetch(store, 0, len, "header")? {
             Step::Ready(bytes) => bytes,
@@ -168,11 +183,10 @@ impl Chain {
         }
         let first = self.encoding.number(&bytes[len as usize - self.encoding.offset_bytes()..]);
         store.release(0, len);
-        self.at = At::Directory(first);
-        Ok(Step::Ready(()))
+        Ok(Step::Ready(first))
     }
 
-    fn directory(&mut self, store: &mut Store, offset: u64) -> Result<Step<()>, StackError> {
+    fn directory(&mut self, store: &mut Store, offset: u64) -> Result<Step<At>, StackError> {
         let encoding = self.encoding;
         let count = match self.fetch(store, offset, encoding.count_bytes(), "directory")? {
             Step::Ready(count) => encoding.number(&count),
@@ -198,27 +212,17 @@ impl Chain {
             if self.copies > self.limits.frames_max {
                 return Err(StackError::too_many(self.copies, self.limits.frames_max));
             }
-            self.at = At::Directory(directory.next);
-        } else {
-            if self.frame >= self.limits.frames_max {
-                return Err(StackError::too_many(self.frame + 1, self.limits.frames_max));
-            }
-            self.at = At::Page(directory);
+            return Ok(Step::Ready(At::Directory(directory.next)));
         }
-        Ok(Step::Ready(()))
+        if self.frame >= self.limits.frames_max {
+            return Err(StackError::too_many(self.frame + 1, self.limits.frames_max));
+        }
+        Ok(Step::Ready(At::Page(directory)))
     }
 
-    /// Makes a page of a directory, once the lists that it needs are there; nothing where its frame came out before.
-    fn page(
-        &mut self,
-        store: &mut Store,
-        directory: &Directory,
-        finished: bool,
-    ) -> Result<Step<Option<Page>>, StackError> {
+    /// Makes a page of a directory, once the lists that it needs are there.
+    fn page(&mut self, store: &Store, directory: &Directory) -> Result<Step<Page>, StackError> {
         let mut page = tags::page(directory, self.encoding, self.frame, &self.limits)?;
-        if self.wanted.description.is_raised() {
-            page.layout.sample = page.layout.sample.raised();
-        }
         let (offsets, bytes) = if page.tiled {
             (tags::TILE_OFFSETS, tags::TILE_BYTES)
         } else {
@@ -247,16 +251,39 @@ impl Chain {
         page.chunks = offsets.into_iter().zip(bytes).collect();
         page.join_strips();
 
-        if self.layout.is_none() {
-            self.wanted.note(directory);
-            let pixels = page.chunks.iter().map(|(offset, _)| *offset).min().unwrap_or(0);
-            if let Step::Wait { until } = self.wanted.read(store, pixels, finished, self.file_alone)? {
-                return Ok(Step::Wait { until });
-            }
-            if self.wanted.description.is_raised() {
-                page.layout.sample = page.layout.sample.raised();
-            }
-            self.layout = Some(page.layout);
+        Ok(Step::Ready(page))
+    }
+
+    /// What follows from the first page: it, or all frames that its description says follow it.
+    fn place_first(
+        &mut self,
+        store: &mut Store,
+        mut page: Page,
+        directory: &Directory,
+    ) -> Result<(At, Option<Step<Page>>), StackError> {
+        self.raised = self.wanted.description.is_raised();
+        if self.raised {
+            page.layout.sample = page.layout.sample.raised();
+        }
+        self.layout = Some(page.layout);
+        self.release_values(store, directory);
+        self.frame = 1;
+        self.first = Some(page.clone());
+        Ok(match self.following(directory.next)? {
+            Some(contiguous) => (At::Contiguous(Contiguous { next: 0, ..contiguous }, directory.next), None),
+            None => (At::Directory(directory.next), Some(Step::Ready(page))),
+        })
+    }
+
+    /// What follows from a later page: it, or nothing where its frame came out before.
+    fn place(
+        &mut self,
+        store: &mut Store,
+        mut page: Page,
+        directory: &Directory,
+    ) -> Result<(At, Option<Step<Page>>), StackError> {
+        if self.raised {
+            page.layout.sample = page.layout.sample.raised();
         }
         let first = self.layout.unwrap_or(page.layout);
         if page.layout != first {
@@ -267,38 +294,22 @@ impl Chain {
             });
         }
         self.release_values(store, directory);
-        self.place(page, directory.next)
-    }
-
-    /// What follows from a page that is complete.
-    fn place(&mut self, page: Page, next: u64) -> Result<Step<Option<Page>>, StackError> {
-        let frame_bytes = page.layout.frame_bytes();
-        let start = page.contiguous_at();
-        if self.frame > 0 && self.frame < self.announced {
-            // It came out when its bytes did. Its directory is a check on the first page's word.
-            let told =
-                self.first.as_ref().and_then(Page::contiguous_at).unwrap_or(0) + self.frame * frame_bytes;
-            if start != Some(told) {
-                return Err(self.corrupt(format!(
-                    "its pixels begin at byte {}, but by the description of the first page at byte {told}",
-                    page.chunks.first().map_or(0, |(offset, _)| *offset)
-                )));
-            }
+        let next = At::Directory(directory.next);
+        if self.frame >= self.announced {
             self.frame += 1;
-            self.at = At::Directory(next);
-            return Ok(Step::Ready(None));
+            return Ok((next, Some(Step::Ready(page))));
         }
-        if self.frame == 0 {
-            self.first = Some(page.clone());
-            if let Some(contiguous) = self.following(next)? {
-                self.frame = 1;
-                self.at = At::Contiguous(Contiguous { next: 0, ..contiguous }, next);
-                return Ok(Step::Ready(None));
-            }
+        // It came out when its bytes did. Its directory is a check on the first page's word.
+        let start = self.first.as_ref().and_then(Page::contiguous_at).unwrap_or(0);
+        let told = start + self.frame * page.layout.frame_bytes();
+        if page.contiguous_at() != Some(told) {
+            return Err(self.corrupt(format!(
+                "its pixels begin at byte {}, but by the description of the first page at byte {told}",
+                page.chunks.first().map_or(0, |(offset, _)| *offset)
+            )));
         }
         self.frame += 1;
-        self.at = At::Directory(next);
-        Ok(Step::Ready(Some(page)))
+        Ok((next, None))
     }
 
     /// The frames that follow the first one's, where its description says that there are some and nothing speaks
@@ -328,16 +339,11 @@ impl Chain {
         }))
     }
 
-    /// Goes on when nothing more can be learned: a description that stood late may still say that frames follow.
-    fn after_descriptions(&mut self) -> Result<(), StackError> {
-        self.at = At::End;
-        if self.frame == 1
-            && self.announced == 1
-            && let Some(contiguous) = self.following(0)?
-        {
-            self.at = At::Contiguous(contiguous, 0);
-        }
-        Ok(())
+    /// When nothing more can be learned: a description that stood late may still say that frames follow the only one.
+    fn after_descriptions(&mut self) -> Result<At, StackError> {
+        let only = self.frame == 1 && self.announced == 1;
+        let following = if only { self.following(0)? } else { None };
+        Ok(following.map_or(At::End, |contiguous| At::Contiguous(contiguous, 0)))
     }
 
     /// Gives up the values of all entries but those that are wanted.

@@ -31,9 +31,6 @@ impl Wanted {
 
     /// Notes what describes the stack in the first directory.
     pub(super) fn note(&mut self, directory: &Directory) {
-        if !self.entries.is_empty() {
-            return;
-        }
         for entry in &directory.entries {
             if !matches!(
                 entry.tag,
