@@ -1,4 +1,4 @@
-//! Bytes to frames to model input. Pure: no clock, no thread, no file, no network.
+//! Bytes to frames to model input. Pure: no clock, no thread, no network, and no file but one (see [`stack`]).
 //!
 //! - [`format`]: which of the formats some bytes are in.
 //! - [`header`] and [`decode`]: sizes are checked against [`Limits`] by what the headers say, before pixels are allocated;
@@ -6,6 +6,7 @@
 //!   person sees them. A truncated file is refused, whatever the format.
 //! - [`preprocess`]: from a frame to a model's input (resize, crop, colour, normalisation), written straight into the
 //!   caller's memory, and a [`Placement`] that leads from there back to the pixels that were posted.
+//! - [`stack`]: camera frames for measuring, not for looking: of any number, as they come in, their values as they are.
 
 mod bmp;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod orient;
 mod placement;
 mod png;
 pub mod preprocess;
+pub mod stack;
 #[cfg(test)]
 mod tests;
 mod tiff;

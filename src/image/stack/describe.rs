@@ -1,0 +1,206 @@
+//! What a TIFF's first directory says beside its pixels: the descriptions that ImageJ, tifffile and Micro-Manager write,
+//! OME-XML, and the resolution.
+
+use super::{
+    PixelSize, PixelSizeSource,
+    ome::{self, Ome},
+};
+
+/// Printers end well below this; finer resolutions are taken for measured ones. A pixel of 10 µm.
+const RESOLUTION_PIXEL_NM_MAX: f64 = 10_000.0;
+
+/// How many frames there are, and of what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dimensions {
+    /// Points in time.
+    pub frames: u64,
+    /// Slices in depth.
+    pub slices: u64,
+    /// Channels.
+    pub channels: u64,
+}
+
+impl Dimensions {
+    /// Planes in all.
+    pub fn planes(self) -> u64 {
+        self.frames.saturating_mul(self.slices).saturating_mul(self.channels)
+    }
+}
+
+/// What was read of all that describes a stack.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Description {
+    pub(super) ome: Option<Ome>,
+    image_j: Option<ImageJ>,
+    /// Planes that tifffile says it wrote, and the length of their last two sides.
+    shape: Option<Vec<u64>>,
+    micro_manager_nm: Option<f64>,
+    is_micro_manager: bool,
+    /// Pixels per unit.
+    pub(super) x_resolution: Option<f64>,
+    pub(super) y_resolution: Option<f64>,
+    pub(super) resolution_unit: Option<u64>,
+}
+
+#[derive(Debug, Clone)]
+struct ImageJ {
+    images: u64,
+    dimensions: Dimensions,
+    unit: Option<String>,
+    /// Signed samples, stored with 32768 added.
+    raised: bool,
+}
+
+impl Description {
+    /// Takes one `ImageDescription`; what it is shows in how it begins.
+    pub(super) fn take_text(&mut self, bytes: &[u8]) {
+        let text = text(bytes);
+        let text = text.trim_matches(['\0', ' ', '\n', '\r']);
+        if ome::is_ome(text) {
+            self.ome = Some(ome::read(text));
+        } else if text.starts_with("ImageJ=") {
+            self.image_j = Some(ImageJ::read(text));
+        } else if text.starts_with('{') {
+            self.shape = shape(text);
+        }
+    }
+
+    /// Takes what Micro-Manager says of a frame, in JSON.
+    pub(super) fn take_micro_manager(&mut self, bytes: &[u8]) {
+        self.is_micro_manager = true;
+        let Ok(value) = serde_json::from_slice::<serde_json::Value>(
+            bytes.trim_ascii_end().strip_suffix(b"\0").unwrap_or(bytes),
+        ) else {
+            return;
+        };
+        let size = value.get("PixelSizeUm").and_then(serde_json::Value::as_f64);
+        self.micro_manager_nm = size.map(|size| size * 1000.0).filter(|size| size.is_finite() && *size > 0.0);
+    }
+
+    /// Whether samples of 16 bits are signed ones with 32768 added.
+    pub(super) fn is_raised(&self) -> bool {
+        self.image_j.as_ref().is_some_and(|image_j| image_j.raised)
+    }
+
+    /// How many planes of this size follow each other from the first, by the word of a writer that puts them so.
+    pub(super) fn contiguous_frames(&self, width: u32, height: u32) -> Option<u64> {
+        if let Some(image_j) = &self.image_j {
+            return Some(image_j.images);
+        }
+        let sides = self.shape.as_deref()?;
+        let sides = match sides {
+            [.., _, 1] if sides.ends_with(&[u64::from(width), 1]) => &sides[..sides.len() - 1],
+            _ => sides,
+        };
+        let planes = sides.strip_suffix(&[u64::from(height), u64::from(width)])?;
+        planes.iter().try_fold(1u64, |product, side| product.checked_mul(*side))
+    }
+
+    /// Planes that are announced, and of what they are.
+    pub(super) fn frames(&self, width: u32, height: u32) -> (Option<u64>, Option<Dimensions>) {
+        let ome = self.ome.as_ref().filter(|ome| ome.images <= 1).and_then(|ome| ome.dimensions);
+        let image_j = self.image_j.as_ref().map(|image_j| image_j.dimensions);
+        let frames = ome.map(Dimensions::planes).or_else(|| self.contiguous_frames(width, height));
+        (frames, ome.or(image_j))
+    }
+
+    /// Who wrote it, as far as that shows.
+    pub(super) fn dialect(&self) -> &'static str {
+        if self.is_micro_manager {
+            "Micro-Manager TIFF"
+        } else if self.ome.is_some() {
+            "OME-TIFF"
+        } else if self.image_j.is_some() {
+            "ImageJ TIFF"
+        } else {
+            "TIFF"
+        }
+    }
+
+    /// The pixel size, from the best that there is.
+    pub(super) fn pixel_size(&self) -> Option<PixelSize> {
+        let from = |source, (x_nm, y_nm)| PixelSize { x_nm, y_nm, source };
+        let ome = self.ome.as_ref().and_then(|ome| ome.pixel_nm);
+        let ome = ome.map(|size| from(PixelSizeSource::Ome, size));
+        let image_j = || {
+            let unit = self.image_j.as_ref()?.unit.as_deref()?;
+            Some(from(PixelSizeSource::ImageJ, self.resolution(nanometres(unit)?)?))
+        };
+        let micro_manager =
+            || self.micro_manager_nm.map(|size| from(PixelSizeSource::MicroManager, (size, size)));
+        let plain = || {
+            let unit = match self.resolution_unit.unwrap_or(2) {
+                2 => 25.4e6,
+                3 => 1e7,
+                _ => return None,
+            };
+            let (x, y) = self.resolution(unit)?;
+            (x <= RESOLUTION_PIXEL_NM_MAX && y <= RESOLUTION_PIXEL_NM_MAX)
+                .then(|| from(PixelSizeSource::Resolution, (x, y)))
+        };
+        ome.or_else(image_j).or_else(micro_manager).or_else(plain)
+    }
+
+    /// Width and height of a pixel where the resolution counts pixels per `unit` nanometres.
+    fn resolution(&self, unit: f64) -> Option<(f64, f64)> {
+        let size = |resolution: Option<f64>| {
+            resolution.map(|resolution| unit / resolution).filter(|size| size.is_finite() && *size > 0.0)
+        };
+        let (x, y) = (size(self.x_resolution), size(self.y_resolution));
+        x.or(y).zip(y.or(x))
+    }
+}
+
+impl ImageJ {
+    fn read(text: &str) -> ImageJ {
+        let value = |name: &str| {
+            let lines = text.lines().filter_map(|line| line.split_once('='));
+            lines.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).next_back()
+        };
+        let number = |name: &str| value(name).and_then(|value| value.parse::<f64>().ok());
+        // Written as integers, and by some as 100.0; the conversion saturates.
+        let count = |name: &str| number(name).map(|count| count as u64).filter(|count| *count > 0);
+        let images = count("images").unwrap_or(1);
+        let (slices, channels) = (count("slices"), count("channels"));
+        let rest = images / slices.unwrap_or(1).saturating_mul(channels.unwrap_or(1)).max(1);
+        let dimensions = Dimensions {
+            frames: count("frames").unwrap_or(rest.max(1)),
+            slices: slices.unwrap_or(1),
+            channels: channels.unwrap_or(1),
+        };
+        let raised = number("c0") == Some(-32768.0) && number("c1") == Some(1.0);
+        ImageJ { images, dimensions, unit: value("unit").map(str::to_owned), raised }
+    }
+}
+
+/// The `shape` of the JSON that tifffile writes.
+fn shape(text: &str) -> Option<Vec<u64>> {
+    let value: serde_json::Value = serde_json::from_str(text).ok()?;
+    value.get("shape")?.as_array()?.iter().map(serde_json::Value::as_u64).collect()
+}
+
+/// UTF-8, or Latin-1 where it is not.
+fn text(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().copied().map(char::from).collect(),
+    }
+}
+
+/// Nanometres in a unit of length, by the names that microscopes and their programs write.
+pub(super) fn nanometres(unit: &str) -> Option<f64> {
+    // Java writes what it cannot say in ASCII by its code.
+    let unit = unit.trim().replace("\\u00B5", "µ").replace("\\u00b5", "µ");
+    Some(match unit.as_str() {
+        "pm" => 1e-3,
+        "Å" | "angstrom" => 0.1,
+        "nm" | "nanometer" | "nanometers" | "nanometre" => 1.0,
+        // The micro sign and the Greek letter.
+        "µm" | "μm" | "um" | "micron" | "microns" | "micrometer" | "micrometers" | "micrometre" => 1e3,
+        "mm" | "millimeter" | "millimetre" => 1e6,
+        "cm" | "centimeter" | "centimetre" => 1e7,
+        "m" | "meter" | "metre" => 1e9,
+        "in" | "inch" | "\"" => 25.4e6,
+        _ => return None,
+    })
+}

@@ -1,0 +1,123 @@
+//! Why a stack, or the rest of one, did not become frames, in words for whoever posted it.
+
+use super::Format;
+use crate::error::InferError;
+use std::{io, sync::Arc};
+
+/// How many of the first bytes an error shows.
+const SHOWN_BYTES: usize = 12;
+
+/// Why a stack, or the rest of one, did not become frames. Frames that came before stay good; they count from 0.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StackError {
+    /// Neither a TIFF nor a `.npy`.
+    #[error(
+        "not a stack: it begins with {first:02x?}, and neither TIFF nor .npy does; raw samples need their width, height and type stated"
+    )]
+    Unknown {
+        /// The first bytes, at most twelve.
+        first: Vec<u8>,
+    },
+    /// A kind of stack that we know but do not read.
+    #[error("{format} with {what} is not supported; {instead}")]
+    Unsupported {
+        /// Its format.
+        format: &'static str,
+        /// What is special about it.
+        what: String,
+        /// What to do.
+        instead: &'static str,
+    },
+    /// The file contradicts itself or its format.
+    #[error("the {format} is corrupt at frame {frame}: {reason} (frames count from 0)")]
+    Corrupt {
+        /// Its format.
+        format: &'static str,
+        /// The frame that cannot be read, from 0.
+        frame: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The bytes end inside a frame, or before one that was announced.
+    #[error("the {format} is truncated: frame {frame} is incomplete, {}{missing} bytes of it are missing (frames count from 0)", if *.at_least { "at least " } else { "" })]
+    Truncated {
+        /// Its format.
+        format: &'static str,
+        /// The first frame that is not whole, from 0; as many frames as this number are complete.
+        frame: u64,
+        /// How many bytes are missing to read it.
+        missing: u64,
+        /// Whether more may be missing, which the lost part would say.
+        at_least: bool,
+    },
+    /// A frame is not like those before it.
+    #[error(
+        "frame {frame} is {found}, but the first frame is {first} (frames count from 0); a stack has frames of one size and type"
+    )]
+    Mismatch {
+        /// The frame, from 0.
+        frame: u64,
+        /// Its size and type.
+        found: String,
+        /// Size and type of the first frame.
+        first: String,
+    },
+    /// A stack of no frames, or of frames without a pixel.
+    #[error("the {format} holds no pixels: {what}")]
+    Empty {
+        /// Its format.
+        format: &'static str,
+        /// What says so.
+        what: String,
+    },
+    /// Over a limit.
+    #[error("{what} is {got}, more than the limit of {limit}; raise it with {option}")]
+    TooLarge {
+        /// What was measured, with its unit.
+        what: &'static str,
+        /// Its value.
+        got: u64,
+        /// The limit.
+        limit: u64,
+        /// The option that raises the limit.
+        option: &'static str,
+    },
+    /// The temporary file that holds what memory may not failed: not the caller's fault.
+    #[error("cannot keep the stack in a temporary file")]
+    Spill(#[source] Arc<io::Error>),
+}
+
+impl StackError {
+    pub(super) fn unknown(bytes: &[u8]) -> StackError {
+        StackError::Unknown { first: bytes.iter().take(SHOWN_BYTES).copied().collect() }
+    }
+
+    pub(super) fn unsupported(format: Format, what: impl Into<String>, instead: &'static str) -> StackError {
+        StackError::Unsupported { format: format.name(), what: what.into(), instead }
+    }
+
+    pub(super) fn too_many(frames: u64, limit: u64) -> StackError {
+        StackError::TooLarge {
+            what: "number of frames in the stack",
+            got: frames,
+            limit,
+            option: "stack_frames_max",
+        }
+    }
+
+    pub(super) fn corrupt(format: Format, frame: u64, reason: impl Into<String>) -> StackError {
+        StackError::Corrupt { format: format.name(), frame, reason: reason.into() }
+    }
+}
+
+impl From<StackError> for InferError {
+    fn from(error: StackError) -> InferError {
+        match error {
+            StackError::TooLarge { what, got, limit, option } => {
+                InferError::TooLarge { what, got, limit, option }
+            }
+            StackError::Spill(_) => InferError::Internal(error.to_string()),
+            other => InferError::Decode(other.to_string()),
+        }
+    }
+}

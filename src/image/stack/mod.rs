@@ -1,0 +1,234 @@
+//! Stacks of camera frames, read as their bytes come in: TIFF, `.npy`, and raw samples.
+//!
+//! [`StackReader`] takes bytes and gives frames, in memory that does not grow with the stack:
+//!
+//! ```text
+//! push(bytes) → store (what may still be needed) → contiguous or tiff (where the next frame lies) → page (its samples)
+//! ```
+//!
+//! # What is read
+//!
+//! - **TIFF and BigTIFF** of either byte order, grey, in strips or tiles; integers of 8 to 64 bits and floats of 16 to 64;
+//!   uncompressed, LZW, deflate, PackBits and zstd, with either predictor. Values are taken as they are stored: colour
+//!   maps and white-is-zero only say how to show them. Descriptions by OME-XML, ImageJ, Micro-Manager and tifffile are
+//!   read for the pixel size and for how many frames there are.
+//! - **`.npy`** 1.0 to 3.0, `[t, h, w]` or `[h, w]` in C order (ROIs are `[n, b, b]`), integers and floats of up to 8 bytes.
+//! - **Raw** little-endian samples, whose size the caller states.
+//!
+//! # What streams
+//!
+//! A frame comes out with its last byte where the file is written in order: `.npy`, raw samples, ImageJ, `imwrite` of
+//! tifffile for whole stacks (with its own or ImageJ's description), Micro-Manager, libtiff and whoever writes one page
+//! after another. What comes before the place that says what it is has to be kept: pages whose directories are all at
+//! the end (tifffile's OME-TIFFs), or whose pixels run backwards. They are kept in memory up to
+//! [`Limits::memory_bytes_max`], beyond that in a temporary file up to [`Limits::spill_bytes_max`].
+//!
+//! Bytes are given up when they were read. A file whose pages share pixels is refused for that, and so is one whose
+//! directories run in a circle: work is bounded by the size of the file.
+
+mod contiguous;
+mod describe;
+mod directory;
+mod error;
+mod npy;
+mod ome;
+mod packing;
+mod page;
+mod reader;
+mod samples;
+mod spill;
+mod store;
+mod tags;
+#[cfg(test)]
+mod tests;
+mod tiff;
+mod wanted;
+
+pub use describe::Dimensions;
+pub use error::StackError;
+pub use reader::StackReader;
+pub use samples::{SampleType, Samples};
+
+use directory::Encoding;
+use std::path::PathBuf;
+
+/// How a stack is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// TIFF or BigTIFF.
+    Tiff,
+    /// NumPy's array file.
+    Npy,
+    /// Little-endian samples, row by row, frame by frame, and nothing else.
+    Raw(Raw),
+}
+
+/// What raw samples do not say of themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Raw {
+    /// Columns of a frame.
+    pub width: u32,
+    /// Rows of a frame.
+    pub height: u32,
+    /// Type of the samples.
+    pub sample: SampleType,
+    /// Where it is stated, how many frames there have to be; else they go on to the end.
+    pub frames: Option<u64>,
+}
+
+impl Format {
+    /// The format that a stack which begins with `bytes` has. Eight bytes are enough to know.
+    pub fn sniff(bytes: &[u8]) -> Option<Format> {
+        if Encoding::begins(bytes).is_some() {
+            Some(Format::Tiff)
+        } else if bytes.starts_with(npy::MAGIC) {
+            Some(Format::Npy)
+        } else {
+            None
+        }
+    }
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Tiff => "TIFF",
+            Format::Npy => ".npy",
+            Format::Raw(_) => "raw stack",
+        }
+    }
+}
+
+/// How large a stack may be, and what reading it may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Width and height of a frame, in pixels.
+    pub side_max: u32,
+    /// Pixels of one frame.
+    pub frame_pixels_max: u64,
+    /// Frames of one stack.
+    pub frames_max: u64,
+    /// Memory for bytes that wait for what says what they are, in bytes; the frame that is read comes on top.
+    pub memory_bytes_max: usize,
+    /// What may go to the temporary file when memory is full, in bytes.
+    pub spill_bytes_max: u64,
+}
+
+impl Limits {
+    fn check_side(&self, what: &'static str, side: u64) -> Result<u32, StackError> {
+        match u32::try_from(side) {
+            Ok(side) if side <= self.side_max => Ok(side),
+            _ => Err(StackError::TooLarge {
+                what,
+                got: side,
+                limit: u64::from(self.side_max),
+                option: "image_side_max",
+            }),
+        }
+    }
+
+    fn check_frame(&self, format: Format, width: u32, height: u32) -> Result<(), StackError> {
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels == 0 {
+            let what = format!("its frames are {width} x {height} px");
+            return Err(StackError::Empty { format: format.name(), what });
+        }
+        if pixels > self.frame_pixels_max {
+            return Err(StackError::TooLarge {
+                what: "size of a frame in pixels",
+                got: pixels,
+                limit: self.frame_pixels_max,
+                option: "image_pixels_max",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// How to read a stack.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What it may take.
+    pub limits: Limits,
+    /// Where a temporary file may be made; without one, stacks that do not stream have to fit into memory.
+    pub spill_folder: Option<PathBuf>,
+    /// Takes the frames of this file alone where its OME-XML says that others hold some; otherwise that is an error.
+    pub file_alone: bool,
+}
+
+/// Where a pixel size was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PixelSizeSource {
+    /// `PhysicalSizeX` and `PhysicalSizeY` of OME-XML.
+    Ome,
+    /// The resolution tags, in the unit of ImageJ's description.
+    ImageJ,
+    /// `PixelSizeUm` of Micro-Manager's frame metadata.
+    MicroManager,
+    /// The resolution tags in inches or centimetres, where they are finer than any printer.
+    Resolution,
+}
+
+/// Width and height of a pixel in the specimen, in nanometres.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PixelSize {
+    /// Width.
+    pub x_nm: f64,
+    /// Height.
+    pub y_nm: f64,
+    /// Who says so.
+    pub source: PixelSizeSource,
+}
+
+/// What a stack says of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StackInfo {
+    /// What people call the format, such as `OME-TIFF`.
+    pub dialect: &'static str,
+    /// Columns of each frame.
+    pub width: u32,
+    /// Rows of each frame.
+    pub height: u32,
+    /// What samples are stored as.
+    pub sample: SampleType,
+    /// How many frames are announced. A Micro-Manager acquisition that was stopped holds fewer.
+    pub frames: Option<u64>,
+    /// What they are, where that is said. Frames come in the order of the file.
+    pub dimensions: Option<Dimensions>,
+    /// The pixel size, where it is said. Some writers say it at the end of the file, so that it is known then.
+    pub pixel_size: Option<PixelSize>,
+}
+
+/// Frames in the reader's memory, which is used again for the next ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Frames<'a> {
+    /// The number of the first, from 0.
+    pub first: u64,
+    /// How many.
+    pub count: usize,
+    /// Columns of each.
+    pub width: u32,
+    /// Rows of each.
+    pub height: u32,
+    /// `[count, height, width]` samples.
+    pub samples: Samples<'a>,
+}
+
+/// What a source of pages can say.
+enum Step<T> {
+    Ready(T),
+    /// Nothing before the stack has so many bytes.
+    Wait {
+        until: u64,
+    },
+    End,
+}
+
+impl<T> Step<T> {
+    /// The same for another type; what was ready is lost.
+    fn nothing<U>(self) -> Step<U> {
+        match self {
+            Step::Wait { until } => Step::Wait { until },
+            Step::Ready(_) | Step::End => Step::End,
+        }
+    }
+}

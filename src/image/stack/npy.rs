@@ -1,0 +1,108 @@
+//! The header of a `.npy` file, versions 1 to 3: type, order and shape of the array that follows.
+
+use super::samples::{Order, SampleType};
+
+/// How each begins.
+pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// No array of numbers has a longer header, in bytes.
+const HEADER_BYTES_MAX: u64 = 64 << 10;
+
+/// What an array is.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Header {
+    pub(super) sample: SampleType,
+    pub(super) order: Order,
+    pub(super) shape: Vec<u64>,
+    /// Whether the first index runs fastest.
+    pub(super) fortran_order: bool,
+}
+
+/// Bytes before the array, as soon as the first bytes say so; `Err` for a version that nobody knows or a header without end.
+pub(super) fn header_bytes(begin: &[u8]) -> Result<Option<u64>, String> {
+    let Some([major, minor]) = begin.get(6..8) else { return Ok(None) };
+    let (prefix, len) = match (major, minor) {
+        (1, 0) => match begin.get(8..10) {
+            Some(len) => (10, u64::from(len[0]) | u64::from(len[1]) << 8),
+            None => return Ok(None),
+        },
+        (2 | 3, 0) => match begin.get(8..12) {
+            Some(len) => (12, len.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))),
+            None => return Ok(None),
+        },
+        _ => return Err(format!("version {major}.{minor} is not one of 1.0, 2.0 and 3.0")),
+    };
+    if len > HEADER_BYTES_MAX {
+        return Err(format!("its header has {len} bytes, more than {HEADER_BYTES_MAX}"));
+    }
+    Ok(Some(prefix + len))
+}
+
+/// Reads what [`header_bytes`] measured. The reason where it is not an array of numbers.
+pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
+    let start = if bytes.get(6) == Some(&1) { 10 } else { 12 };
+    let text = bytes.get(start..).and_then(|text| std::str::from_utf8(text).ok());
+    let text = text.ok_or("its header is not text")?.trim();
+    let member = |name: &str| -> Result<&str, String> {
+        let missing = || format!("its header {text:?} has no {name:?}");
+        let (_, rest) = text
+            .split_once(&format!("'{name}'"))
+            .or_else(|| text.split_once(&format!("\"{name}\"")))
+            .ok_or_else(missing)?;
+        Ok(rest.trim_start().strip_prefix(':').ok_or_else(missing)?.trim_start())
+    };
+
+    let descr = member("descr")?;
+    let quote = descr.chars().next().filter(|quote| matches!(quote, '\'' | '"'));
+    let Some(descr) = quote.and_then(|quote| descr[1..].split_once(quote)).map(|(descr, _)| descr) else {
+        return Err("records (a structured dtype) are not frames".to_owned());
+    };
+    let (sample, order) = sample(descr)?;
+
+    let fortran = member("fortran_order")?;
+    let fortran_order = match (fortran.starts_with("True"), fortran.starts_with("False")) {
+        (true, _) => true,
+        (_, true) => false,
+        _ => return Err("its fortran_order is neither True nor False".to_owned()),
+    };
+
+    let shape = member("shape")?.strip_prefix('(').and_then(|rest| rest.split_once(')'));
+    let (shape, _) = shape.ok_or("its shape is not a tuple")?;
+    let sides =
+        shape.split(',').map(|side| side.trim().trim_end_matches('L')).filter(|side| !side.is_empty());
+    let sides: Result<Vec<u64>, _> = sides.map(str::parse).collect();
+    let shape = sides.map_err(|_| format!("its shape ({}) is not a tuple of numbers", text_start(shape)))?;
+    Ok(Header { sample, order, shape, fortran_order })
+}
+
+/// The type that a `descr` such as `<u2` names.
+fn sample(descr: &str) -> Result<(SampleType, Order), String> {
+    let (order, kind) = match descr.as_bytes() {
+        [b'<' | b'|' | b'=', kind @ ..] => (Order::Little, kind),
+        [b'>', kind @ ..] => (Order::Big, kind),
+        _ => (Order::Little, descr.as_bytes()),
+    };
+    let sample = match kind {
+        b"u1" => SampleType::U8,
+        b"i1" => SampleType::I8,
+        b"u2" => SampleType::U16,
+        b"i2" => SampleType::I16,
+        b"u4" => SampleType::U32,
+        b"i4" => SampleType::I32,
+        b"u8" => SampleType::U64,
+        b"i8" => SampleType::I64,
+        b"f2" => SampleType::F16,
+        b"f4" => SampleType::F32,
+        b"f8" => SampleType::F64,
+        _ => {
+            let descr = text_start(descr);
+            return Err(format!("dtype {descr:?} is not an integer or float of up to 8 bytes"));
+        }
+    };
+    Ok((sample, order))
+}
+
+/// Enough of a text to know it by.
+fn text_start(text: &str) -> String {
+    text.chars().take(64).collect()
+}

@@ -1,0 +1,79 @@
+//! What OME-XML says of the file that it stands in: pixel size, how many planes, and whether they are all here.
+
+use super::describe::{Dimensions, nanometres};
+use quick_xml::{
+    Reader, XmlVersion,
+    events::{BytesStart, Event},
+};
+
+/// What is used of a document.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Ome {
+    /// Width and height of a pixel of the first image.
+    pub(super) pixel_nm: Option<(f64, f64)>,
+    /// Planes of the first image.
+    pub(super) dimensions: Option<Dimensions>,
+    /// Images (positions, series).
+    pub(super) images: u64,
+    /// Another file that planes or the document itself lie in.
+    pub(super) other_file: Option<String>,
+}
+
+/// Whether a description is OME-XML.
+pub(super) fn is_ome(text: &str) -> bool {
+    let start: String = text.chars().take(4096).collect();
+    start.trim_start().starts_with('<') && (start.contains("<OME") || start.contains(":OME"))
+}
+
+/// Reads a document as far as it goes: one that breaks off still says what it said.
+pub(super) fn read(text: &str) -> Ome {
+    let mut reader = Reader::from_str(text);
+    let mut ome = Ome::default();
+    // The file of the first plane, and the name that this document goes by.
+    let mut own: Option<String> = None;
+    loop {
+        let element = match reader.read_event() {
+            Ok(Event::Start(element) | Event::Empty(element)) => element,
+            Ok(Event::Eof) | Err(_) => return ome,
+            Ok(_) => continue,
+        };
+        match element.local_name().as_ref() {
+            "Image" => ome.images += 1,
+            "Pixels" if ome.images <= 1 => {
+                let x = size(&element, "PhysicalSizeX", "PhysicalSizeXUnit");
+                let y = size(&element, "PhysicalSizeY", "PhysicalSizeYUnit");
+                ome.pixel_nm = x.or(y).zip(y.or(x));
+                let count =
+                    |name| attribute(&element, name).and_then(|value| value.parse().ok()).unwrap_or(1);
+                let dimensions =
+                    Dimensions { frames: count("SizeT"), slices: count("SizeZ"), channels: count("SizeC") };
+                ome.dimensions = Some(dimensions);
+            }
+            // A plane's file; all of a single file have the same.
+            "UUID" => {
+                let Some(name) = attribute(&element, "FileName") else { continue };
+                match &own {
+                    Some(own) if *own != name => ome.other_file = ome.other_file.or(Some(name)),
+                    _ => own = Some(name),
+                }
+            }
+            // The document is elsewhere, and with it the word on where the planes are.
+            "BinaryOnly" => {
+                ome.other_file = Some(attribute(&element, "MetadataFile").unwrap_or_default());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn attribute(element: &BytesStart<'_>, name: &str) -> Option<String> {
+    let attribute = element.try_get_attribute(name).ok()??;
+    Some(attribute.normalized_value(XmlVersion::Implicit1_0).ok()?.into_owned())
+}
+
+fn size(element: &BytesStart<'_>, name: &str, unit: &str) -> Option<f64> {
+    let value: f64 = attribute(element, name)?.trim().parse().ok()?;
+    let unit = attribute(element, unit).unwrap_or_else(|| "µm".to_owned());
+    let size = value * nanometres(&unit)?;
+    (size.is_finite() && size > 0.0).then_some(size)
+}

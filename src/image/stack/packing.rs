@@ -1,0 +1,175 @@
+//! How the bytes of a strip or tile are packed: compression and prediction, undone into memory of a known size, so that
+//! nothing can swell.
+
+use flate2::{Decompress, FlushDecompress, Status};
+use weezl::{BitOrder, LzwStatus, decode::Decoder};
+
+/// Compression of a strip or tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compression {
+    None,
+    Lzw,
+    Deflate,
+    PackBits,
+    Zstd,
+}
+
+impl Compression {
+    /// By the number in a TIFF; for others that are known, their name.
+    pub(super) fn from_tiff(number: u64) -> Result<Compression, String> {
+        let name = match number {
+            1 => return Ok(Compression::None),
+            5 => return Ok(Compression::Lzw),
+            8 | 32946 => return Ok(Compression::Deflate),
+            32773 => return Ok(Compression::PackBits),
+            50000 => return Ok(Compression::Zstd),
+            2..=4 => "fax",
+            6 | 7 => "JPEG",
+            33003 | 33005 | 34712 => "JPEG 2000",
+            34887 => "LERC",
+            34925 => "LZMA",
+            50001 => "WebP",
+            50002 => "JPEG XL",
+            22610 | 34892 => "JPEG XR",
+            _ => "",
+        };
+        let number = format!("compression {number}");
+        Err(if name.is_empty() { number } else { format!("{number} ({name})") })
+    }
+}
+
+/// Unpacks `packed` into all of `into`; what `packed` holds beyond is left. The reason where it is too little or damaged.
+pub(super) fn unpack(compression: Compression, packed: &[u8], into: &mut [u8]) -> Result<(), String> {
+    let written = match compression {
+        Compression::None => {
+            let len = packed.len().min(into.len());
+            into[..len].copy_from_slice(&packed[..len]);
+            len
+        }
+        Compression::Lzw => lzw(packed, into)?,
+        Compression::Deflate => inflate(packed, into)?,
+        Compression::PackBits => pack_bits(packed, into),
+        Compression::Zstd => zstd::bulk::Decompressor::new()
+            .and_then(|mut decompressor| decompressor.decompress_to_buffer(packed, into))
+            .map_err(|error| format!("its zstd data are damaged ({error})"))?,
+    };
+    if written < into.len() {
+        return Err(format!("its data end after {written} of {} bytes", into.len()));
+    }
+    Ok(())
+}
+
+fn lzw(packed: &[u8], into: &mut [u8]) -> Result<usize, String> {
+    let mut decoder = Decoder::with_tiff_size_switch(BitOrder::Msb, 8);
+    let (mut read, mut written) = (0, 0);
+    loop {
+        let step = decoder.decode_bytes(&packed[read..], &mut into[written..]);
+        read += step.consumed_in;
+        written += step.consumed_out;
+        let stands = step.consumed_in == 0 && step.consumed_out == 0;
+        match step.status {
+            Ok(LzwStatus::Ok) if written < into.len() && !stands => {}
+            Ok(_) => return Ok(written),
+            Err(_) if written == into.len() => return Ok(written),
+            Err(error) => return Err(format!("its LZW data are damaged ({error})")),
+        }
+    }
+}
+
+fn inflate(packed: &[u8], into: &mut [u8]) -> Result<usize, String> {
+    let mut stream = Decompress::new(true);
+    loop {
+        let (read, written) = (stream.total_in() as usize, stream.total_out() as usize);
+        let step = stream.decompress(&packed[read..], &mut into[written..], FlushDecompress::None);
+        let (now_read, now_written) = (stream.total_in() as usize, stream.total_out() as usize);
+        match step {
+            Ok(Status::Ok) if now_written < into.len() && (now_read, now_written) != (read, written) => {}
+            Ok(_) => return Ok(now_written),
+            Err(_) if now_written == into.len() => return Ok(now_written),
+            Err(error) => return Err(format!("its deflate data are damaged ({error})")),
+        }
+    }
+}
+
+/// Runs: a byte n < 128 before n + 1 bytes as they are, n > 128 before one that is repeated 257 - n times.
+fn pack_bits(mut packed: &[u8], into: &mut [u8]) -> usize {
+    let mut written = 0;
+    while let [head, rest @ ..] = packed {
+        let room = &mut into[written..];
+        if room.is_empty() {
+            break;
+        }
+        let head = usize::from(*head);
+        packed = match head {
+            0..=127 => {
+                let len = (head + 1).min(rest.len());
+                let fits = len.min(room.len());
+                room[..fits].copy_from_slice(&rest[..fits]);
+                written += fits;
+                &rest[len..]
+            }
+            128 => rest,
+            _ => {
+                let Some((value, rest)) = rest.split_first() else { break };
+                let fits = (257 - head).min(room.len());
+                room[..fits].fill(*value);
+                written += fits;
+                rest
+            }
+        };
+    }
+    written
+}
+
+/// What was done to the samples of a row before they were packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Predictor {
+    None,
+    /// Each sample is the difference from the one to its left.
+    Horizontal,
+    /// As before, byte by byte, after all first bytes of a row were put before all second ones, and so on.
+    FloatingPoint,
+}
+
+/// Undoes [`Predictor::Horizontal`] for samples of `size` bytes in the machine's order.
+pub(super) fn add_up(bytes: &mut [u8], row_samples: usize, size: usize) {
+    for row in bytes.chunks_mut(row_samples * size) {
+        match size {
+            1 => add_up_row::<1>(row, |a, b| [a[0].wrapping_add(b[0])]),
+            2 => add_up_row(row, |a, b| {
+                u16::from_ne_bytes(a).wrapping_add(u16::from_ne_bytes(b)).to_ne_bytes()
+            }),
+            4 => add_up_row(row, |a, b| {
+                u32::from_ne_bytes(a).wrapping_add(u32::from_ne_bytes(b)).to_ne_bytes()
+            }),
+            _ => add_up_row(row, |a, b| {
+                u64::from_ne_bytes(a).wrapping_add(u64::from_ne_bytes(b)).to_ne_bytes()
+            }),
+        }
+    }
+}
+
+fn add_up_row<const N: usize>(row: &mut [u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+    let (values, _) = row.as_chunks_mut::<N>();
+    let mut sum = [0; N];
+    for value in values {
+        sum = add(sum, *value);
+        *value = sum;
+    }
+}
+
+/// Undoes [`Predictor::FloatingPoint`]; the samples come out in the machine's order, whatever the file's.
+pub(super) fn gather_floats(bytes: &mut [u8], row_samples: usize, size: usize) {
+    let mut planes = vec![0; row_samples * size];
+    for row in bytes.chunks_exact_mut(row_samples * size) {
+        planes.copy_from_slice(row);
+        add_up_row::<1>(&mut planes, |a, b| [a[0].wrapping_add(b[0])]);
+        for (index, sample) in row.chunks_exact_mut(size).enumerate() {
+            for (byte, place) in sample.iter_mut().enumerate() {
+                // The plane of the highest byte comes first.
+                let plane = if cfg!(target_endian = "little") { size - 1 - byte } else { byte };
+                *place = planes[plane * row_samples + index];
+            }
+        }
+    }
+}

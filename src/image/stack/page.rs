@@ -1,0 +1,279 @@
+//! Frames as a stack stores them, strip by strip or tile by tile, and how their samples come from there.
+
+use super::{
+    Format, StackError,
+    packing::{self, Compression, Predictor},
+    samples::{Order, SampleType, Samples, to_native},
+    store::{Presence, Store},
+};
+
+/// A strip whose packed data are more than twice as large as its samples, and these many bytes, is read no further.
+const PACKED_SLACK_BYTES: u64 = 64 << 10;
+
+/// What all frames of a stack share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) sample: SampleType,
+}
+
+impl Layout {
+    /// Bytes of a frame's samples as they are stored, unpacked.
+    pub(super) fn frame_bytes(&self) -> u64 {
+        u64::from(self.width) * u64::from(self.height) * self.sample.bytes() as u64
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} x {} px of {}", self.width, self.height, self.sample.name())
+    }
+}
+
+/// One frame, or several whose samples follow each other.
+#[derive(Debug, Clone)]
+pub(super) struct Page {
+    pub(super) format: Format,
+    /// The number of the first frame, from 0.
+    pub(super) first: u64,
+    pub(super) frames: u32,
+    pub(super) layout: Layout,
+    pub(super) order: Order,
+    pub(super) compression: Compression,
+    pub(super) predictor: Predictor,
+    pub(super) tiled: bool,
+    /// Width and height of a strip or tile in pixels; the last strip may be lower, tiles may stand over.
+    pub(super) chunk: (u32, u32),
+    /// Offset and bytes of each strip or tile, row by row.
+    pub(super) chunks: Vec<(u64, u64)>,
+}
+
+impl Page {
+    /// Frames whose samples lie one after another from `offset`.
+    pub(super) fn contiguous(
+        format: Format,
+        layout: Layout,
+        order: Order,
+        first: u64,
+        frames: u32,
+        offset: u64,
+    ) -> Page {
+        let rows = layout.height.saturating_mul(frames);
+        Page {
+            format,
+            first,
+            frames,
+            layout,
+            order,
+            compression: Compression::None,
+            predictor: Predictor::None,
+            tiled: false,
+            chunk: (layout.width, rows),
+            chunks: vec![(offset, layout.frame_bytes() * u64::from(frames))],
+        }
+    }
+
+    /// Where all samples lie one after another, as they are, the offset of the first.
+    pub(super) fn contiguous_at(&self) -> Option<u64> {
+        let plain = self.compression == Compression::None && self.predictor == Predictor::None && !self.tiled;
+        match self.chunks[..] {
+            [(offset, _)] if plain => Some(offset),
+            _ => None,
+        }
+    }
+
+    /// Strips that follow each other become one.
+    pub(super) fn join_strips(&mut self) {
+        if self.compression != Compression::None || self.predictor != Predictor::None || self.tiled {
+            return;
+        }
+        let strip = u64::from(self.chunk.0) * u64::from(self.chunk.1) * self.layout.sample.bytes() as u64;
+        let follow = self.chunks.windows(2).all(|pair| {
+            let [(offset, bytes), (next, _)] = pair else { return false };
+            *bytes == strip && offset.checked_add(strip) == Some(*next)
+        });
+        if let (true, [(offset, _), .., (last, bytes)]) = (follow, &self.chunks[..]) {
+            self.chunks = vec![(*offset, (last - offset).saturating_add(*bytes))];
+            self.chunk.1 = self.layout.height;
+        }
+    }
+
+    fn rows(&self) -> u32 {
+        self.layout.height.saturating_mul(self.frames)
+    }
+
+    /// Strips or tiles beside each other.
+    fn across(&self) -> usize {
+        self.layout.width.div_ceil(self.chunk.0.max(1)) as usize
+    }
+
+    fn top(&self, index: usize) -> u32 {
+        (index / self.across()) as u32 * self.chunk.1
+    }
+
+    /// Rows that the data of a strip or tile have.
+    fn chunk_rows(&self, index: usize) -> u32 {
+        if self.tiled { self.chunk.1 } else { self.chunk.1.min(self.rows() - self.top(index)) }
+    }
+
+    /// Bytes of a strip or tile, unpacked.
+    fn unpacked_bytes(&self, index: usize) -> u64 {
+        u64::from(self.chunk.0) * u64::from(self.chunk_rows(index)) * self.layout.sample.bytes() as u64
+    }
+
+    /// Bytes that are read for a strip or tile: what a wrong byte count says beyond is not waited for.
+    fn read_bytes(&self, index: usize) -> u64 {
+        let unpacked = self.unpacked_bytes(index);
+        let stated = self.chunks[index].1;
+        match self.compression {
+            Compression::None => unpacked,
+            _ => stated.min(2 * unpacked + PACKED_SLACK_BYTES),
+        }
+    }
+}
+
+/// The memory in which frames come out, used again for each.
+#[derive(Default)]
+pub(super) struct Canvas {
+    u16s: Vec<u16>,
+    f32s: Vec<f32>,
+    raw: Vec<u8>,
+    packed: Vec<u8>,
+}
+
+impl Canvas {
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        2 * self.u16s.capacity() + 4 * self.f32s.capacity() + self.raw.capacity() + self.packed.capacity()
+    }
+
+    /// The samples of the page that was filled last.
+    pub(super) fn samples(&self, page: &Page) -> Samples<'_> {
+        if page.layout.sample.is_u16() { Samples::U16(&self.u16s) } else { Samples::F32(&self.f32s) }
+    }
+
+    fn prepare(&mut self, page: &Page) {
+        let len = page.layout.width as usize * page.rows() as usize;
+        if page.layout.sample.is_u16() {
+            self.u16s.resize(len, 0);
+        } else {
+            self.f32s.resize(len, 0.0);
+        }
+    }
+}
+
+/// A page on its way into a [`Canvas`].
+pub(super) struct Filling {
+    pub(super) page: Page,
+    next: usize,
+}
+
+impl Filling {
+    pub(super) fn new(page: Page) -> Filling {
+        Filling { page, next: 0 }
+    }
+
+    /// The end of the bytes that are still wanted.
+    pub(super) fn until(&self) -> u64 {
+        let end = |index: usize| self.page.chunks[index].0.saturating_add(self.page.read_bytes(index));
+        (self.next..self.page.chunks.len()).map(end).max().unwrap_or(0)
+    }
+
+    /// Goes on with what is there. Whether all is done.
+    pub(super) fn fill(&mut self, store: &mut Store, canvas: &mut Canvas) -> Result<bool, StackError> {
+        let page = &self.page;
+        let corrupt = |reason: String| StackError::corrupt(page.format, page.first, reason);
+        while let Some((offset, stated)) = page.chunks.get(self.next).copied() {
+            let index = self.next;
+            let name = || {
+                let part = if page.tiled { "tile" } else { "strip" };
+                format!("{part} {index} of {} (at byte {offset})", page.chunks.len())
+            };
+            let len = page.read_bytes(index);
+            if stated < len {
+                let reason = format!("{} has {stated} bytes instead of {len}", name());
+                return Err(corrupt(reason));
+            }
+            match store.presence(offset, len) {
+                Presence::NotYet => return Ok(false),
+                Presence::Gone => {
+                    let reason = format!("{} shares bytes with another part of the file", name());
+                    return Err(corrupt(reason));
+                }
+                Presence::Here => {}
+            }
+            if index == 0 {
+                canvas.prepare(page);
+            }
+            page.decode(index, len, store, canvas)?
+                .map_err(|reason| corrupt(format!("{}: {reason}", name())))?;
+            store.release(offset, len);
+            self.next += 1;
+        }
+        Ok(true)
+    }
+}
+
+impl Page {
+    /// One strip or tile, all of whose bytes are there. The outer error is the store's, the inner the file's.
+    fn decode(
+        &self,
+        index: usize,
+        len: u64,
+        store: &Store,
+        canvas: &mut Canvas,
+    ) -> Result<Result<(), String>, StackError> {
+        let Canvas { u16s, f32s, raw, packed } = canvas;
+        let (width, sample) = (self.layout.width as usize, self.layout.sample);
+        let (chunk_width, size) = (self.chunk.0 as usize, sample.bytes());
+        let (top, left) = (self.top(index) as usize, index % self.across() * chunk_width);
+        let bytes = self.unpacked_bytes(index) as usize;
+
+        // Strips of samples that stay as they are need no way round.
+        let straight = !self.tiled && sample.is_as_stored();
+        let first = top * width * size;
+        let into = if straight && sample.is_u16() {
+            &mut bytemuck::cast_slice_mut::<u16, u8>(u16s)[first..first + bytes]
+        } else if straight {
+            &mut bytemuck::cast_slice_mut::<f32, u8>(f32s)[first..first + bytes]
+        } else {
+            raw.resize(bytes, 0);
+            &mut raw[..]
+        };
+        if self.compression == Compression::None {
+            store.copy(self.chunks[index].0, into)?;
+        } else {
+            let view = store.view(self.chunks[index].0, len as usize, packed)?;
+            if let Err(reason) = packing::unpack(self.compression, view, into) {
+                return Ok(Err(reason));
+            }
+        }
+        match self.predictor {
+            Predictor::None => to_native(self.order, size, into),
+            Predictor::Horizontal => {
+                to_native(self.order, size, into);
+                packing::add_up(into, chunk_width, size);
+            }
+            Predictor::FloatingPoint => packing::gather_floats(into, chunk_width, size),
+        }
+        if straight {
+            return Ok(Ok(()));
+        }
+        let rows = (self.chunk_rows(index) as usize).min(self.rows() as usize - top);
+        let columns = chunk_width.min(width - left);
+        // Rows that are whole follow each other in both places.
+        let (runs, run) =
+            if columns == width && columns == chunk_width { (1, rows * width) } else { (rows, columns) };
+        for row in 0..runs {
+            let from = &raw[row * chunk_width * size..][..run * size];
+            let to = (top + row) * width + left;
+            if sample.is_u16() {
+                sample.to_u16(from, &mut u16s[to..to + run]);
+            } else {
+                sample.to_f32(from, &mut f32s[to..to + run]);
+            }
+        }
+        Ok(Ok(()))
+    }
+}

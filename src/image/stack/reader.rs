@@ -1,0 +1,317 @@
+//! The reader itself: bytes in at one end, frames out at the other.
+
+use super::{
+    Format, Frames, Options, StackError, StackInfo, Step,
+    contiguous::Contiguous,
+    directory::Encoding,
+    npy,
+    page::{Canvas, Filling, Layout, Page},
+    samples::Order,
+    spill::Spill,
+    store::Store,
+    tiff::Chain,
+};
+use bytes::Bytes;
+use std::fmt;
+
+/// Bytes by which formats are known.
+const MAGIC_BYTES: u64 = 8;
+
+/// Where frames come from.
+enum Source {
+    /// Its format is still to be told by the first bytes.
+    Unknown,
+    /// Its header is still to be read.
+    Npy,
+    Contiguous(Contiguous),
+    Tiff(Box<Chain>),
+    Done,
+}
+
+/// Reads a stack as it comes in: [`push`](StackReader::push) bytes, take frames until there are none, and again; then
+/// [`finish`](StackReader::finish), and take the last ones.
+pub struct StackReader {
+    options: Options,
+    format: Option<Format>,
+    source: Source,
+    store: Store,
+    canvas: Canvas,
+    filling: Option<Filling>,
+    info: Option<StackInfo>,
+    finished: bool,
+    failed: Option<StackError>,
+    frames: u64,
+    memory_peak: usize,
+}
+
+impl fmt::Debug for StackReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("StackReader");
+        debug.field("format", &self.format).field("frames", &self.frames).finish_non_exhaustive()
+    }
+}
+
+impl StackReader {
+    /// A reader for a stack of the given format, or of the one that its first bytes show (never [`Format::Raw`]).
+    pub fn new(format: Option<Format>, options: Options) -> StackReader {
+        let spill = Spill::new(options.spill_folder.clone(), options.limits.spill_bytes_max);
+        StackReader {
+            store: Store::new(options.limits.memory_bytes_max, spill),
+            options,
+            format,
+            source: Source::Unknown,
+            canvas: Canvas::default(),
+            filling: None,
+            info: None,
+            finished: false,
+            failed: None,
+            frames: 0,
+            memory_peak: 0,
+        }
+    }
+
+    /// Takes the next bytes of the stack. They are not copied: a part of them is held for as long as it is needed.
+    ///
+    /// # Errors
+    /// [`StackError::TooLarge`] and [`StackError::Spill`] when they cannot be kept. What is wrong with the stack itself
+    /// is said by [`next_frames`](StackReader::next_frames), after the frames before it.
+    #[expect(clippy::needless_pass_by_value, reason = "parts are held beyond the call")]
+    pub fn push(&mut self, bytes: Bytes) -> Result<(), StackError> {
+        debug_assert!(!self.finished, "bytes after the end");
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if matches!(self.source, Source::Done) {
+            return Ok(());
+        }
+        let pushed = self.store.push(&bytes);
+        self.note_memory();
+        pushed.inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    /// Says that no more bytes will come.
+    pub fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    /// The next frame, as [`next_frames`](StackReader::next_frames).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn next_frame(&mut self) -> Result<Option<Frames<'_>>, StackError> {
+        self.next_frames(1)
+    }
+
+    /// The next frames, at most `at_most`: one, or several at once of those that are small and lie one after another.
+    /// `None` when more bytes are needed or, after [`finish`](StackReader::finish), when all frames came out.
+    ///
+    /// # Errors
+    /// What is wrong with the stack from here on; the same again when called again.
+    pub fn next_frames(&mut self, at_most: usize) -> Result<Option<Frames<'_>>, StackError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let advanced = self.advance(at_most.max(1));
+        self.note_memory();
+        let Some(page) = advanced.inspect_err(|error| self.failed = Some(error.clone()))? else {
+            return Ok(None);
+        };
+        Ok(Some(Frames {
+            first: page.first,
+            count: page.frames as usize,
+            width: page.layout.width,
+            height: page.layout.height,
+            samples: self.canvas.samples(&page),
+        }))
+    }
+
+    /// What the stack says of itself: known with the first frame at the latest, the pixel size sometimes with the end.
+    pub fn info(&self) -> Option<StackInfo> {
+        match &self.source {
+            Source::Tiff(chain) => chain.info(),
+            _ => self.info.clone(),
+        }
+    }
+
+    /// Frames that came out so far.
+    pub fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// The most memory that was held so far, in bytes: what waits, and the frame.
+    pub fn memory_bytes_peak(&self) -> usize {
+        self.memory_peak
+    }
+
+    /// Bytes that went to a temporary file so far.
+    pub fn spilled_bytes(&self) -> u64 {
+        self.store.spilled()
+    }
+
+    fn note_memory(&mut self) {
+        self.memory_peak = self.memory_peak.max(self.store.held() + self.canvas.bytes());
+    }
+
+    /// Fills the canvas with the next page.
+    fn advance(&mut self, at_most: usize) -> Result<Option<Page>, StackError> {
+        let name = self.format.map_or("stack", Format::name);
+        let truncated =
+            |frame, missing, at_least| Err(StackError::Truncated { format: name, frame, missing, at_least });
+        loop {
+            let mut filling = match self.filling.take() {
+                Some(filling) => filling,
+                None => match self.next_page(at_most)? {
+                    Step::Ready(page) => Filling::new(page),
+                    Step::Wait { until } if self.finished => {
+                        let at_least = !matches!(self.source, Source::Contiguous(_));
+                        return truncated(self.frames, until.saturating_sub(self.store.end()), at_least);
+                    }
+                    Step::Wait { .. } => return Ok(None),
+                    Step::End => return self.end().map(|()| None),
+                },
+            };
+            if filling.fill(&mut self.store, &mut self.canvas)? {
+                self.frames += u64::from(filling.page.frames);
+                return Ok(Some(filling.page));
+            }
+            if self.finished {
+                return truncated(self.frames, filling.until().saturating_sub(self.store.end()), false);
+            }
+            self.filling = Some(filling);
+            return Ok(None);
+        }
+    }
+
+    fn end(&mut self) -> Result<(), StackError> {
+        self.info = self.info();
+        self.source = Source::Done;
+        self.store.release(0, u64::MAX);
+        if self.frames > 0 {
+            return Ok(());
+        }
+        let format = self.format.map_or("stack", Format::name);
+        Err(StackError::Empty { format, what: "it has no frames".to_owned() })
+    }
+
+    fn next_page(&mut self, at_most: usize) -> Result<Step<Page>, StackError> {
+        loop {
+            match &mut self.source {
+                Source::Unknown => {
+                    if let Step::Wait { until } = self.open()? {
+                        return Ok(Step::Wait { until });
+                    }
+                }
+                Source::Npy => {
+                    if let Step::Wait { until } = self.open_npy()? {
+                        return Ok(Step::Wait { until });
+                    }
+                }
+                Source::Contiguous(contiguous) => {
+                    return contiguous.next(&self.store, at_most, self.finished);
+                }
+                Source::Tiff(chain) => return chain.next(&mut self.store, at_most, self.finished),
+                Source::Done => return Ok(Step::End),
+            }
+        }
+    }
+
+    /// Finds out where frames come from.
+    fn open(&mut self) -> Result<Step<()>, StackError> {
+        if let Some(Format::Raw(raw)) = self.format {
+            let layout = Layout { width: raw.width, height: raw.height, sample: raw.sample };
+            self.open_contiguous(layout, Order::Little, 0, raw.frames)?;
+            return Ok(Step::Ready(()));
+        }
+        if self.store.end() < MAGIC_BYTES && !self.finished {
+            return Ok(Step::Wait { until: MAGIC_BYTES });
+        }
+        let mut magic = [0; MAGIC_BYTES as usize];
+        let magic = &mut magic[..self.store.end().min(MAGIC_BYTES) as usize];
+        self.store.copy(0, magic)?;
+        let format = self.format.or_else(|| Format::sniff(magic));
+        match (format, Encoding::begins(magic)) {
+            (Some(Format::Tiff), Some(encoding)) => {
+                let chain = Chain::new(encoding, self.options.limits, self.options.file_alone);
+                self.source = Source::Tiff(Box::new(chain));
+            }
+            (Some(Format::Npy), _) if magic.starts_with(npy::MAGIC) => self.source = Source::Npy,
+            _ => return Err(StackError::unknown(magic)),
+        }
+        self.format = format;
+        Ok(Step::Ready(()))
+    }
+
+    fn open_npy(&mut self) -> Result<Step<()>, StackError> {
+        let corrupt = |reason: String| StackError::corrupt(Format::Npy, 0, reason);
+        let mut begin = [0; 12];
+        let begin = &mut begin[..self.store.end().min(12) as usize];
+        self.store.copy(0, begin)?;
+        let len = npy::header_bytes(begin).map_err(corrupt)?.unwrap_or(12);
+        if self.store.end() < len.max(12) {
+            return Ok(Step::Wait { until: len.max(12) });
+        }
+        let mut bytes = vec![0; len as usize];
+        self.store.copy(0, &mut bytes)?;
+        let header = npy::header(&bytes).map_err(corrupt)?;
+        let instead = "save it as numpy.ascontiguousarray(frames) of shape [frames, height, width]";
+        if header.fortran_order {
+            return Err(StackError::unsupported(Format::Npy, "fortran_order", instead));
+        }
+        let (frames, height, width) = match header.shape[..] {
+            [frames, height, width] => (frames, height, width),
+            [height, width] => (1, height, width),
+            _ => {
+                let what = format!("{} dimensions instead of 2 or 3", header.shape.len());
+                return Err(StackError::unsupported(Format::Npy, what, instead));
+            }
+        };
+        let limits = self.options.limits;
+        let width = limits.check_side("frame width in pixels", width)?;
+        let height = limits.check_side("frame height in pixels", height)?;
+        self.store.release(0, len);
+        let layout = Layout { width, height, sample: header.sample };
+        self.open_contiguous(layout, header.order, len, Some(frames))?;
+        Ok(Step::Ready(()))
+    }
+
+    fn open_contiguous(
+        &mut self,
+        layout: Layout,
+        order: Order,
+        start: u64,
+        frames: Option<u64>,
+    ) -> Result<(), StackError> {
+        let format = self.format.unwrap_or(Format::Npy);
+        let limits = self.options.limits;
+        let Layout { width, height, sample } = layout;
+        limits.check_side("frame width in pixels", u64::from(width))?;
+        limits.check_side("frame height in pixels", u64::from(height))?;
+        limits.check_frame(format, width, height)?;
+        let many = frames.unwrap_or(0);
+        // The end has to be a number of bytes as well.
+        let end = layout.frame_bytes().checked_mul(many).and_then(|bytes| bytes.checked_add(start));
+        if many > limits.frames_max || end.is_none() {
+            return Err(StackError::too_many(many, limits.frames_max));
+        }
+        self.info = Some(StackInfo {
+            dialect: format.name(),
+            width,
+            height,
+            sample,
+            frames,
+            dimensions: None,
+            pixel_size: None,
+        });
+        self.source = Source::Contiguous(Contiguous {
+            format,
+            layout,
+            order,
+            start,
+            frames,
+            next: 0,
+            ends_with_frames: true,
+            frames_max: limits.frames_max,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! What samples are stored as, and how they become the two types that frames have.
+
+use half::f16;
+
+/// What one sample of a stack is stored as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SampleType {
+    /// 8 bits without sign.
+    U8,
+    /// 8 bits with sign.
+    I8,
+    /// 16 bits without sign.
+    U16,
+    /// 16 bits with sign.
+    I16,
+    /// 16 bits that ImageJ stores with 32768 added to signed values, which is taken off again.
+    I16Raised,
+    /// 32 bits without sign.
+    U32,
+    /// 32 bits with sign.
+    I32,
+    /// 64 bits without sign.
+    U64,
+    /// 64 bits with sign.
+    I64,
+    /// Floating point of 16 bits.
+    F16,
+    /// Floating point of 32 bits.
+    F32,
+    /// Floating point of 64 bits.
+    F64,
+}
+
+/// The samples of one or more frames, row-major.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Samples<'a> {
+    /// 0 to 65535, from samples of 8 or 16 bits without sign.
+    U16(&'a [u16]),
+    /// From samples of all other types: exact for those of 16 bits or fewer and of `f32`, rounded to the nearest for
+    /// integers beyond 2²⁴ and for `f64`. NaN and infinities pass.
+    F32(&'a [f32]),
+}
+
+/// Which bytes of a number come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Order {
+    #[default]
+    Little,
+    Big,
+}
+
+/// Stored samples with their bytes in the machine's order, on their way into a frame: converts `$from` to `$to`.
+macro_rules! convert {
+    ($from:ty, $bytes:expr, $into:expr, $convert:expr) => {
+        for (value, into) in $bytes.chunks_exact(size_of::<$from>()).zip($into) {
+            // A chunk has the size that it was cut to.
+            let mut raw = [0; size_of::<$from>()];
+            raw.copy_from_slice(value);
+            *into = $convert(<$from>::from_ne_bytes(raw));
+        }
+    };
+}
+
+impl SampleType {
+    /// Bytes of one sample.
+    pub fn bytes(self) -> usize {
+        match self {
+            SampleType::U8 | SampleType::I8 => 1,
+            SampleType::U16 | SampleType::I16 | SampleType::I16Raised | SampleType::F16 => 2,
+            SampleType::U32 | SampleType::I32 | SampleType::F32 => 4,
+            SampleType::U64 | SampleType::I64 | SampleType::F64 => 8,
+        }
+    }
+
+    /// Such as `u16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            SampleType::U8 => "u8",
+            SampleType::I8 => "i8",
+            SampleType::U16 => "u16",
+            SampleType::I16 => "i16",
+            SampleType::I16Raised => "i16 (stored with 32768 added)",
+            SampleType::U32 => "u32",
+            SampleType::I32 => "i32",
+            SampleType::U64 => "u64",
+            SampleType::I64 => "i64",
+            SampleType::F16 => "f16",
+            SampleType::F32 => "f32",
+            SampleType::F64 => "f64",
+        }
+    }
+
+    /// As it is where ImageJ's description says that signed samples were stored without sign.
+    pub(super) fn raised(self) -> SampleType {
+        if self == SampleType::U16 { SampleType::I16Raised } else { self }
+    }
+
+    /// Whether frames have them as [`Samples::U16`].
+    pub fn is_u16(self) -> bool {
+        matches!(self, SampleType::U8 | SampleType::U16)
+    }
+
+    /// Whether frames have them as they are stored.
+    pub(super) fn is_as_stored(self) -> bool {
+        matches!(self, SampleType::U16 | SampleType::F32)
+    }
+
+    /// For types that become `u16`; `bytes` are in the machine's order.
+    pub(super) fn to_u16(self, bytes: &[u8], into: &mut [u16]) {
+        match self {
+            SampleType::U8 => {
+                for (value, into) in bytes.iter().zip(into) {
+                    *into = u16::from(*value);
+                }
+            }
+            _ => convert!(u16, bytes, into, |value| value),
+        }
+    }
+
+    /// For types that become `f32`; `bytes` are in the machine's order.
+    pub(super) fn to_f32(self, bytes: &[u8], into: &mut [f32]) {
+        match self {
+            SampleType::U8 => convert!(u8, bytes, into, f32::from),
+            SampleType::I8 => convert!(i8, bytes, into, f32::from),
+            SampleType::U16 => convert!(u16, bytes, into, f32::from),
+            SampleType::I16 => convert!(i16, bytes, into, f32::from),
+            SampleType::I16Raised => convert!(u16, bytes, into, |value| f32::from(value) - 32768.0),
+            SampleType::U32 => convert!(u32, bytes, into, |value| value as f32),
+            SampleType::I32 => convert!(i32, bytes, into, |value| value as f32),
+            SampleType::U64 => convert!(u64, bytes, into, |value| value as f32),
+            SampleType::I64 => convert!(i64, bytes, into, |value| value as f32),
+            SampleType::F16 => convert!(f16, bytes, into, f16::to_f32),
+            SampleType::F32 => convert!(f32, bytes, into, |value| value),
+            SampleType::F64 => convert!(f64, bytes, into, |value| value as f32),
+        }
+    }
+}
+
+/// Turns samples of `size` bytes from `order` into the machine's.
+pub(super) fn to_native(order: Order, size: usize, bytes: &mut [u8]) {
+    let native = if cfg!(target_endian = "little") { Order::Little } else { Order::Big };
+    if order == native {
+        return;
+    }
+    match size {
+        2 => swap::<2>(bytes),
+        4 => swap::<4>(bytes),
+        8 => swap::<8>(bytes),
+        _ => {}
+    }
+}
+
+fn swap<const N: usize>(bytes: &mut [u8]) {
+    let (values, _) = bytes.as_chunks_mut::<N>();
+    for value in values {
+        value.reverse();
+    }
+}

@@ -1,0 +1,357 @@
+//! The bytes of a stack that may still be needed, by their offset in it.
+//!
+//! Bytes come in at the end ([`Store::push`]) and go when whoever reads them says that they have done their duty
+//! ([`Store::release`]), which may be before they come. The rest is kept: in memory up to a limit, beyond it in a
+//! [`Spill`]. What was pushed is not copied, except pieces that are small or hold much more memory than they need.
+
+use super::{StackError, spill::Spill};
+use bytes::{Buf, Bytes, BytesMut};
+use std::collections::BTreeMap;
+
+/// Smaller pushes are gathered into pieces of up to four times this size, in bytes.
+const SMALL_BYTES: usize = 16 << 10;
+
+/// What a piece costs beside its bytes.
+const PIECE_BYTES: usize = 96;
+
+/// Between released bytes, fewer than these are taken for padding when there are very many such places, in bytes.
+const PADDING_BYTES: u64 = 16;
+
+/// Ranges that are released before they come. More than these are not remembered, which costs memory only.
+const DOOMED_MAX: usize = 4096;
+
+/// Whether a range can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    Here,
+    /// It ends after the bytes that came so far.
+    NotYet,
+    /// Some of it was released.
+    Gone,
+}
+
+enum Place {
+    Shared(Bytes),
+    Own(BytesMut),
+    /// So many bytes in the spill.
+    File(u64),
+}
+
+struct Piece {
+    place: Place,
+    /// Memory that it keeps from being freed, in bytes.
+    holds: usize,
+}
+
+impl Piece {
+    fn len(&self) -> u64 {
+        match &self.place {
+            Place::Shared(bytes) => bytes.len() as u64,
+            Place::Own(bytes) => bytes.len() as u64,
+            Place::File(len) => *len,
+        }
+    }
+
+    /// Itself from `from` to `to`, copied where it would hold more than twice its size.
+    fn cut(self, from: u64, to: u64) -> Piece {
+        // Pieces in memory are no longer than memory.
+        let (start, len) = (from as usize, (to - from) as usize);
+        let small = |bytes: &[u8]| Piece { place: Place::Own(BytesMut::from(bytes)), holds: bytes.len() };
+        let sparse = len * 2 < self.holds;
+        match self.place {
+            Place::File(_) => Piece { place: Place::File(to - from), holds: 0 },
+            Place::Shared(bytes) if sparse => small(&bytes[start..start + len]),
+            Place::Own(bytes) if sparse => small(&bytes[start..start + len]),
+            Place::Shared(bytes) => {
+                Piece { place: Place::Shared(bytes.slice(start..start + len)), holds: self.holds }
+            }
+            Place::Own(mut bytes) => {
+                bytes.truncate(start + len);
+                bytes.advance(start);
+                Piece { place: Place::Own(bytes), holds: self.holds }
+            }
+        }
+    }
+}
+
+/// The bytes of a stack that may still be needed.
+pub(super) struct Store {
+    /// By the offset of their first byte; they do not overlap.
+    pieces: BTreeMap<u64, Piece>,
+    /// Released before they came: from first byte to end.
+    doomed: BTreeMap<u64, u64>,
+    end: u64,
+    held: usize,
+    memory_bytes_max: usize,
+    spill: Spill,
+}
+
+impl Store {
+    pub(super) fn new(memory_bytes_max: usize, spill: Spill) -> Store {
+        Store { pieces: BTreeMap::new(), doomed: BTreeMap::new(), end: 0, held: 0, memory_bytes_max, spill }
+    }
+
+    /// Bytes that came so far.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Memory that is held now, in bytes.
+    pub(super) fn held(&self) -> usize {
+        self.held + (self.pieces.len() + self.doomed.len()) * PIECE_BYTES
+    }
+
+    /// Bytes written to the temporary file so far.
+    pub(super) fn spilled(&self) -> u64 {
+        self.spill.bytes()
+    }
+
+    /// The next bytes of the stack.
+    pub(super) fn push(&mut self, bytes: &Bytes) -> Result<(), StackError> {
+        let end = self.end + bytes.len() as u64;
+        let mut at = self.end;
+        while let Some((&from, &to)) = self.doomed.first_key_value() {
+            if from >= end {
+                break;
+            }
+            if from > at {
+                self.keep(at, bytes, at..from);
+            }
+            at = at.max(to).min(end);
+            if to > end {
+                break;
+            }
+            self.doomed.remove(&from);
+        }
+        if at < end {
+            self.keep(at, bytes, at..end);
+        }
+        self.end = end;
+        if self.pieces.len() * PIECE_BYTES > self.memory_bytes_max / 4 {
+            self.drop_padding()?;
+        }
+        if self.held > self.memory_bytes_max / 4 * 3 { self.spill_half() } else { Ok(()) }
+    }
+
+    /// Keeps a part of `bytes`, whose first byte is at the end of the store; `range` is in the stack.
+    fn keep(&mut self, at: u64, bytes: &Bytes, range: std::ops::Range<u64>) {
+        let start = (range.start - self.end) as usize;
+        let part = bytes.slice(start..start + (range.end - range.start) as usize);
+        if let Some(mut last) = self.pieces.last_entry() {
+            let adjacent = *last.key() + last.get().len() == at;
+            let piece = last.get_mut();
+            if let Place::Own(own) = &mut piece.place
+                && adjacent
+                && part.len() < SMALL_BYTES
+                && own.len() + part.len() <= 4 * SMALL_BYTES
+            {
+                own.extend_from_slice(&part);
+                self.held -= piece.holds;
+                piece.holds = piece.holds.max(own.capacity());
+                self.held += piece.holds;
+                return;
+            }
+        }
+        let piece = if part.len() < SMALL_BYTES {
+            Piece { place: Place::Own(BytesMut::from(&part[..])), holds: part.len() }
+        } else {
+            Piece { place: Place::Shared(part), holds: bytes.len() }
+        };
+        self.insert(at, piece);
+    }
+
+    fn insert(&mut self, at: u64, piece: Piece) {
+        self.held += piece.holds;
+        self.pieces.insert(at, piece);
+    }
+
+    fn remove(&mut self, at: u64) -> Option<Piece> {
+        let piece = self.pieces.remove(&at)?;
+        self.held -= piece.holds;
+        Some(piece)
+    }
+
+    /// Drops pieces of a few bytes that stand alone: alignment, of which a long stack has some beside each frame.
+    fn drop_padding(&mut self) -> Result<(), StackError> {
+        let before = self.pieces.len();
+        let mut last_end = None;
+        let mut held = self.held;
+        let end = self.end;
+        let mut starts = self.pieces.keys().copied().skip(1).collect::<Vec<_>>().into_iter();
+        self.pieces.retain(|at, piece| {
+            let follows = last_end == Some(*at);
+            let to = *at + piece.len();
+            last_end = Some(to);
+            let padding = piece.len() < PADDING_BYTES && to < end && !follows && starts.next() != Some(to);
+            if padding {
+                held -= piece.holds;
+            }
+            !padding
+        });
+        self.held = held;
+        if self.pieces.len() <= before / 2 {
+            return Ok(());
+        }
+        Err(StackError::TooLarge {
+            what: "the number of places of a stack that are kept for what may refer to them",
+            got: before as u64,
+            limit: (self.memory_bytes_max / 4 / PIECE_BYTES) as u64,
+            option: "stack_memory_bytes_max",
+        })
+    }
+
+    /// Moves pieces to the temporary file, oldest first, until half of the memory is free.
+    fn spill_half(&mut self) -> Result<(), StackError> {
+        if !self.spill.possible() {
+            return Err(StackError::TooLarge {
+                what: "memory for a stack that is stored out of order, in bytes,",
+                got: self.held as u64,
+                limit: (self.memory_bytes_max / 4 * 3) as u64,
+                option: "stack_memory_bytes_max, or name a folder with stack_spill_folder",
+            });
+        }
+        for (at, piece) in &mut self.pieces {
+            if self.held <= self.memory_bytes_max / 2 {
+                break;
+            }
+            match &piece.place {
+                Place::Shared(bytes) => self.spill.write(*at, bytes)?,
+                Place::Own(bytes) => self.spill.write(*at, bytes)?,
+                Place::File(_) => continue,
+            }
+            self.held -= piece.holds;
+            *piece = Piece { place: Place::File(piece.len()), holds: 0 };
+        }
+        self.merge_spilled();
+        Ok(())
+    }
+
+    /// Spilled neighbours become one piece, so that their number stays small.
+    fn merge_spilled(&mut self) {
+        let mut merged: BTreeMap<u64, Piece> = BTreeMap::new();
+        for (at, piece) in std::mem::take(&mut self.pieces) {
+            if let (Some(mut last), Place::File(more)) = (merged.last_entry(), &piece.place) {
+                let start = *last.key();
+                if let Place::File(len) = &mut last.get_mut().place
+                    && start + *len == at
+                {
+                    *len += *more;
+                    continue;
+                }
+            }
+            merged.insert(at, piece);
+        }
+        self.pieces = merged;
+    }
+
+    /// The pieces that overlap a range, in order, with their offsets.
+    fn over(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Piece)> {
+        let first = self.pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
+        let overlapping = move |(at, piece): &(&u64, &Piece)| **at + piece.len() > start;
+        self.pieces.range(first..end).filter(overlapping).map(|(at, piece)| (*at, piece))
+    }
+
+    /// Whether the `len` bytes at `start` can be read.
+    pub(super) fn presence(&self, start: u64, len: u64) -> Presence {
+        let Some(end) = start.checked_add(len).filter(|end| *end <= self.end) else {
+            return Presence::NotYet;
+        };
+        let mut at = start;
+        if at < end {
+            for (from, piece) in self.over(start, end) {
+                if from > at {
+                    return Presence::Gone;
+                }
+                at = from + piece.len();
+            }
+        }
+        if at < end { Presence::Gone } else { Presence::Here }
+    }
+
+    /// Copies bytes that are [`Presence::Here`].
+    pub(super) fn copy(&self, start: u64, into: &mut [u8]) -> Result<(), StackError> {
+        let end = start + into.len() as u64;
+        for (from, piece) in self.over(start, end) {
+            let first = from.max(start);
+            let last = (from + piece.len()).min(end);
+            let place = &mut into[(first - start) as usize..(last - start) as usize];
+            let inside = (first - from) as usize..(last - from) as usize;
+            match &piece.place {
+                Place::Shared(bytes) => place.copy_from_slice(&bytes[inside]),
+                Place::Own(bytes) => place.copy_from_slice(&bytes[inside]),
+                Place::File(_) => self.spill.read(first, place)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that are [`Presence::Here`], in `scratch` unless they lie together already.
+    pub(super) fn view<'a>(
+        &'a self,
+        start: u64,
+        len: usize,
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], StackError> {
+        if let Some((from, piece)) = self.pieces.range(..=start).next_back() {
+            let inside = (start - from) as usize..(start - from) as usize + len;
+            let whole = match &piece.place {
+                Place::Shared(bytes) => bytes.get(inside),
+                Place::Own(bytes) => bytes.get(inside),
+                Place::File(_) => None,
+            };
+            if let Some(whole) = whole {
+                return Ok(whole);
+            }
+        }
+        scratch.resize(len, 0);
+        self.copy(start, scratch)?;
+        Ok(scratch)
+    }
+
+    /// Gives up the `len` bytes at `start`, those that have come and those that will.
+    pub(super) fn release(&mut self, start: u64, len: u64) {
+        let end = start.saturating_add(len);
+        if start >= end {
+            return;
+        }
+        if end > self.end && self.doomed.len() < DOOMED_MAX {
+            let to = self.doomed.entry(start.max(self.end)).or_insert(end);
+            *to = end.max(*to);
+        }
+        loop {
+            let found = self.over(start, end).next().map(|(at, piece)| (at, at + piece.len()));
+            let Some((at, to)) = found else { return };
+            let (from, last) = (at.max(start), to.min(end));
+            let Some(piece) = self.remove(at) else { return };
+            match (at < from, last < to) {
+                (false, false) => {}
+                (true, false) => self.insert(at, piece.cut(0, from - at)),
+                (false, true) => self.insert(last, piece.cut(last - at, to - at)),
+                (true, true) => {
+                    let (before, after) = piece.split(from - at, last - at, to - at);
+                    self.insert(at, before);
+                    self.insert(last, after);
+                }
+            }
+        }
+    }
+}
+
+impl Piece {
+    /// The parts before `from` and after `to`, of `len` bytes in all.
+    fn split(self, from: u64, to: u64, len: u64) -> (Piece, Piece) {
+        let share = |place| Piece { place, holds: self.holds };
+        match self.place {
+            Place::File(_) => (share(Place::File(from)), share(Place::File(len - to))),
+            Place::Own(bytes) => {
+                let bytes = bytes.freeze();
+                let after = share(Place::Shared(bytes.clone())).cut(to, len);
+                (share(Place::Shared(bytes)).cut(0, from), after)
+            }
+            Place::Shared(bytes) => {
+                let after = share(Place::Shared(bytes.clone())).cut(to, len);
+                (share(Place::Shared(bytes)).cut(0, from), after)
+            }
+        }
+    }
+}

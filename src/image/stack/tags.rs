@@ -1,0 +1,115 @@
+//! The tags of a TIFF that say what a page is.
+
+use super::{
+    Format, Limits, StackError,
+    directory::{Directory, Encoding},
+    packing::{Compression, Predictor},
+    page::{Layout, Page},
+    samples::SampleType,
+};
+
+pub(super) const SUBFILE_TYPE: u16 = 254;
+pub(super) const WIDTH: u16 = 256;
+pub(super) const HEIGHT: u16 = 257;
+pub(super) const BITS: u16 = 258;
+pub(super) const COMPRESSION: u16 = 259;
+pub(super) const PHOTOMETRIC: u16 = 262;
+pub(super) const FILL_ORDER: u16 = 266;
+pub(super) const DESCRIPTION: u16 = 270;
+pub(super) const STRIP_OFFSETS: u16 = 273;
+pub(super) const SAMPLES: u16 = 277;
+pub(super) const STRIP_ROWS: u16 = 278;
+pub(super) const STRIP_BYTES: u16 = 279;
+pub(super) const X_RESOLUTION: u16 = 282;
+pub(super) const Y_RESOLUTION: u16 = 283;
+pub(super) const RESOLUTION_UNIT: u16 = 296;
+pub(super) const PREDICTOR: u16 = 317;
+pub(super) const TILE_WIDTH: u16 = 322;
+pub(super) const TILE_HEIGHT: u16 = 323;
+pub(super) const TILE_OFFSETS: u16 = 324;
+pub(super) const TILE_BYTES: u16 = 325;
+pub(super) const SAMPLE_FORMAT: u16 = 339;
+pub(super) const MICRO_MANAGER: u16 = 51123;
+
+/// What a directory's numbers say; strips and tiles are still without their places.
+pub(super) fn page(
+    directory: &Directory,
+    encoding: Encoding,
+    frame: u64,
+    limits: &Limits,
+) -> Result<Page, StackError> {
+    let corrupt = |why: String| StackError::corrupt(Format::Tiff, frame, why);
+    let number = |tag, name| directory.number(tag, name).map_err(corrupt);
+    let side = |tag, name| -> Result<u32, StackError> {
+        let side = number(tag, name)?.ok_or_else(|| corrupt(format!("its directory has no {name}")))?;
+        limits.check_side(name, side)
+    };
+    let (width, height) = (side(WIDTH, "width")?, side(HEIGHT, "height")?);
+    limits.check_frame(Format::Tiff, width, height)?;
+
+    let samples = number(SAMPLES, "number of samples per pixel")?.unwrap_or(1);
+    let photometric = number(PHOTOMETRIC, "colour interpretation")?.unwrap_or(1);
+    let unsupported = |what: String| {
+        let instead =
+            "save the stack as grey, one sample per pixel, uncompressed or with LZW, deflate or zstd";
+        StackError::unsupported(Format::Tiff, format!("{what} in frame {}", frame), instead)
+    };
+    // White-is-zero and palettes are ways to show samples, which count as they are.
+    if samples != 1 || !matches!(photometric, 0 | 1 | 3) {
+        return Err(unsupported(format!(
+            "{samples} samples per pixel under colour interpretation {photometric}"
+        )));
+    }
+    if number(FILL_ORDER, "fill order")?.unwrap_or(1) != 1 {
+        return Err(unsupported("reversed bits".to_owned()));
+    }
+    let bits = number(BITS, "number of bits per sample")?.unwrap_or(1);
+    let kind = number(SAMPLE_FORMAT, "sample format")?.unwrap_or(1);
+    let sample = match (kind, bits) {
+        (1 | 4, 8) => SampleType::U8,
+        (1 | 4, 16) => SampleType::U16,
+        (1 | 4, 32) => SampleType::U32,
+        (1 | 4, 64) => SampleType::U64,
+        (2, 8) => SampleType::I8,
+        (2, 16) => SampleType::I16,
+        (2, 32) => SampleType::I32,
+        (2, 64) => SampleType::I64,
+        (3, 16) => SampleType::F16,
+        (3, 32) => SampleType::F32,
+        (3, 64) => SampleType::F64,
+        _ => return Err(unsupported(format!("{bits} bits per sample of sample format {kind}"))),
+    };
+    let compression = Compression::from_tiff(number(COMPRESSION, "compression")?.unwrap_or(1));
+    let predictor = match number(PREDICTOR, "predictor")?.unwrap_or(1) {
+        // It says nothing where nothing is compressed.
+        _ if compression == Ok(Compression::None) => Predictor::None,
+        1 => Predictor::None,
+        2 => Predictor::Horizontal,
+        3 if matches!(kind, 3) => Predictor::FloatingPoint,
+        other => return Err(unsupported(format!("predictor {other}"))),
+    };
+    let tiled = directory.find(TILE_OFFSETS).is_some();
+    let chunk = if tiled {
+        let chunk = (side(TILE_WIDTH, "tile width")?, side(TILE_HEIGHT, "tile height")?);
+        if chunk.0 == 0 || chunk.1 == 0 {
+            return Err(corrupt(format!("its tiles are {} x {} px", chunk.0, chunk.1)));
+        }
+        limits.check_frame(Format::Tiff, chunk.0, chunk.1)?;
+        chunk
+    } else {
+        let rows = number(STRIP_ROWS, "number of rows per strip")?.unwrap_or(u64::MAX);
+        (width, rows.clamp(1, u64::from(height)) as u32)
+    };
+    Ok(Page {
+        format: Format::Tiff,
+        first: frame,
+        frames: 1,
+        layout: Layout { width, height, sample },
+        order: encoding.order,
+        compression: compression.map_err(unsupported)?,
+        predictor,
+        tiled,
+        chunk,
+        chunks: Vec::new(),
+    })
+}

@@ -1,0 +1,898 @@
+//! Every kind of stack, from bytes to frames: what is right, what is refused, what it takes, and that nothing panics.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod builder;
+
+use super::{
+    Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, StackError,
+    StackInfo, StackReader, tags,
+};
+use crate::image::corpus::Random;
+use builder::{BIG_BIG, BIG_LITTLE, Builder, LITTLE};
+use bytes::Bytes;
+use std::path::Path;
+
+const LIMITS: Limits = Limits {
+    side_max: 4096,
+    frame_pixels_max: 1 << 20,
+    frames_max: 100_000,
+    memory_bytes_max: 64 << 20,
+    spill_bytes_max: 1 << 30,
+};
+
+/// The size of the fixtures.
+const FRAMES: u64 = 5;
+const HEIGHT: u64 = 6;
+const WIDTH: u64 = 18;
+
+/// Samples of one frame, as numbers that hold all types.
+type Plane = Vec<f64>;
+
+/// A stack as `make_stacks.py` describes it.
+fn planes(sample: SampleType, frames: u64) -> Vec<Plane> {
+    let value = |t: u64, y: u64, x: u64| {
+        let base = ((1009 * t + 31 * y + 7 * x) % 251) as f64;
+        match sample {
+            SampleType::U8 => base,
+            SampleType::U16 | SampleType::U32 | SampleType::U64 => base * 257.0,
+            SampleType::I8 => base - 125.0,
+            SampleType::F16 => half::f16::from_f64((base - 125.0) * 25.0).to_f64(),
+            SampleType::F32 | SampleType::F64 => (base - 125.0) * 25.0,
+            _ => (base - 125.0) * 100.0,
+        }
+    };
+    let plane =
+        |t| (0..HEIGHT).flat_map(move |y| (0..WIDTH).map(move |x| (y, x))).map(move |(y, x)| value(t, y, x));
+    (0..frames).map(|t| plane(t).collect()).collect()
+}
+
+fn fixture(name: &str) -> Bytes {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/stacks");
+    std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}")).into()
+}
+
+fn all_fixtures() -> Vec<(String, Bytes)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/stacks");
+    let mut names: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    names
+        .into_iter()
+        .map(|name| name.into_string().unwrap())
+        .map(|name| (name.clone(), fixture(&name)))
+        .collect()
+}
+
+fn options() -> Options {
+    Options { limits: LIMITS, spill_folder: None, file_alone: false }
+}
+
+/// What came of a stack.
+struct Outcome {
+    planes: Vec<Plane>,
+    /// Bytes that had been pushed when each frame came out.
+    at: Vec<usize>,
+    end: Result<(), StackError>,
+    info: Option<StackInfo>,
+    memory_peak: usize,
+    spilled: u64,
+}
+
+/// Takes frames until there are none.
+fn drain(
+    reader: &mut StackReader,
+    pushed: usize,
+    outcome: &mut Outcome,
+    at_most: usize,
+) -> Result<(), StackError> {
+    while let Some(frames) = reader.next_frames(at_most)? {
+        assert_eq!(frames.first as usize, outcome.planes.len());
+        let samples: Plane = match frames.samples {
+            Samples::U16(samples) => samples.iter().copied().map(f64::from).collect(),
+            Samples::F32(samples) => samples.iter().copied().map(f64::from).collect(),
+        };
+        let pixels = frames.width as usize * frames.height as usize;
+        assert_eq!(samples.len(), pixels * frames.count);
+        assert!(frames.count <= at_most);
+        outcome.planes.extend(samples.chunks(pixels).map(<[f64]>::to_vec));
+        outcome.at.extend(vec![pushed; frames.count]);
+    }
+    Ok(())
+}
+
+/// Feeds a reader with pieces of the sizes that `next` gives.
+fn read_with(
+    format: Option<Format>,
+    options: Options,
+    bytes: &Bytes,
+    at_most: usize,
+    mut next: impl FnMut() -> usize,
+) -> Outcome {
+    let mut reader = StackReader::new(format, options);
+    let mut outcome =
+        Outcome { planes: vec![], at: vec![], end: Ok(()), info: None, memory_peak: 0, spilled: 0 };
+    let mut pushed = 0;
+    let mut work = || {
+        while pushed < bytes.len() {
+            let len = next().clamp(1, bytes.len() - pushed);
+            reader.push(bytes.slice(pushed..pushed + len))?;
+            pushed += len;
+            drain(&mut reader, pushed, &mut outcome, at_most)?;
+        }
+        reader.finish();
+        drain(&mut reader, pushed, &mut outcome, at_most)
+    };
+    let end = work();
+    outcome.end = end;
+    outcome.info = reader.info();
+    outcome.memory_peak = reader.memory_bytes_peak();
+    outcome.spilled = reader.spilled_bytes();
+    assert_eq!(reader.frames(), outcome.planes.len() as u64);
+    outcome
+}
+
+fn read(bytes: &Bytes) -> Outcome {
+    read_with(None, options(), bytes, 1, || usize::MAX)
+}
+
+/// The words of the error that a stack ends with.
+fn refusal(bytes: impl Into<Bytes>) -> String {
+    read(&bytes.into()).end.unwrap_err().to_string()
+}
+
+#[track_caller]
+fn assert_says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{text:?} does not say {part:?}");
+    }
+}
+
+/// Fixtures of frames that all come out, with their type.
+fn good() -> Vec<(&'static str, SampleType)> {
+    use SampleType::*;
+    vec![
+        ("shaped.tif", U16),
+        ("shaped_big_endian.tif", U16),
+        ("shaped_bigtiff.tif", U16),
+        ("shaped_strips.tif", U16),
+        ("one_frame.tif", U16),
+        ("pages.tif", U16),
+        ("pages_u1.tif", U8),
+        ("pages_i1.tif", I8),
+        ("pages_i2_big_endian.tif", I16),
+        ("pages_u4.tif", U32),
+        ("pages_i4.tif", I32),
+        ("pages_u8.tif", U64),
+        ("pages_i8.tif", I64),
+        ("pages_f2.tif", F16),
+        ("pages_f4.tif", F32),
+        ("pages_f4_big_endian.tif", F32),
+        ("pages_f8.tif", F64),
+        ("lzw.tif", U16),
+        ("lzw_predictor_strips.tif", U16),
+        ("deflate.tif", U16),
+        ("deflate_predictor_big_endian.tif", U16),
+        ("deflate_predictor_u1.tif", U8),
+        ("deflate_predictor_u4.tif", U32),
+        ("deflate_predictor_f4.tif", F32),
+        ("deflate_predictor_f8_big_endian.tif", F64),
+        ("packbits.tif", U8),
+        ("zstd.tif", U16),
+        ("tiles.tif", U16),
+        ("tiles_f4_lzw.tif", F32),
+        ("tiles_deflate_predictor_big_endian.tif", U16),
+        ("resolution.tif", U16),
+        ("imagej.tif", U16),
+        ("imagej_f4.tif", F32),
+        ("imagej_one_directory_raised.tif", I16Raised),
+        ("ome.tif", U16),
+        ("ome_deflate.tif", U16),
+        ("libtiff_lzw.tif", U16),
+        ("libtiff_deflate.tif", U16),
+        ("pillow.tif", U16),
+        ("u1.npy", U8),
+        ("i1.npy", I8),
+        ("little_u2.npy", U16),
+        ("big_u2.npy", U16),
+        ("little_i2.npy", I16),
+        ("big_i4.npy", I32),
+        ("little_u4.npy", U32),
+        ("little_i8.npy", I64),
+        ("little_u8.npy", U64),
+        ("little_f2.npy", F16),
+        ("little_f4.npy", F32),
+        ("big_f4.npy", F32),
+        ("little_f8.npy", F64),
+        ("version_2.npy", U16),
+        ("version_3.npy", U16),
+        ("one_frame.npy", U16),
+    ]
+}
+
+fn frames_of(name: &str) -> u64 {
+    if name.starts_with("one_frame") { 1 } else { FRAMES }
+}
+
+#[test]
+fn stacks_of_other_programs_come_out_as_they_were_written_however_they_are_cut() {
+    for (name, sample) in good() {
+        let bytes = fixture(name);
+        let expected = planes(sample, frames_of(name));
+        let mut random = Random::new(7);
+        let cuts: [&mut dyn FnMut() -> usize; 4] =
+            [&mut || usize::MAX, &mut || 1, &mut || 17, &mut || random.below(700)];
+        for (index, cut) in cuts.into_iter().enumerate() {
+            for at_most in [1, 3, usize::MAX] {
+                let outcome = read_with(None, options(), &bytes, at_most, &mut *cut);
+                assert!(outcome.end.is_ok(), "{name}, cut {index}: {:?}", outcome.end);
+                assert!(outcome.planes == expected, "{name}, cut {index}: other samples");
+                let info = outcome.info.unwrap();
+                assert_eq!((info.width, info.height), (WIDTH as u32, HEIGHT as u32), "{name}");
+                assert_eq!(info.sample, sample, "{name}");
+                assert_eq!(info.frames.unwrap_or(frames_of(name)), frames_of(name), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_fixture_is_either_read_or_refused_on_purpose() {
+    let known: Vec<_> = good().into_iter().map(|(name, _)| name).collect();
+    for (name, bytes) in all_fixtures() {
+        assert_eq!(read(&bytes).end.is_ok(), known.contains(&&*name), "{name}");
+    }
+}
+
+#[test]
+fn what_is_no_stack_of_grey_frames_is_refused_with_what_to_do() {
+    for (name, parts) in [
+        ("rgb.tif", &["3 samples per pixel", "frame 0", "save the stack as grey"][..]),
+        ("jpeg.tif", &["compression 7 (JPEG)", "frame 0", "deflate"]),
+        ("fortran.npy", &["fortran_order", "ascontiguousarray"]),
+        ("complex.npy", &["dtype \"<c8\""]),
+        ("records.npy", &["structured dtype"]),
+        ("four_dimensions.npy", &["4 dimensions instead of 2 or 3"]),
+        ("no_frames.npy", &["holds no pixels"]),
+        ("two_sizes.tif", &["frame 2 is 18 x 5 px of u16", "the first frame is 18 x 6 px of u16"]),
+        ("two_types.tif", &["frame 1 is 18 x 6 px of u8", "18 x 6 px of u16"]),
+        ("ome_two_files.tif", &["planes in other files", "part_1.ome.tif", "of this file alone"]),
+    ] {
+        assert_says(&refusal(fixture(name)), parts);
+    }
+    assert_says(&refusal(&b"\x89PNG\r\n\x1a\n"[..]), &["not a stack", "89, 50"]);
+    assert_says(&refusal(&b""[..]), &["not a stack"]);
+    assert_says(&refusal(&b"II*\0\0\0\0\0"[..]), &["TIFF holds no pixels"]);
+}
+
+#[test]
+fn frames_before_one_of_another_size_come_out() {
+    let outcome = read(&fixture("two_sizes.tif"));
+    assert_eq!(outcome.planes, planes(SampleType::U16, 2));
+    assert!(matches!(outcome.end, Err(StackError::Mismatch { frame: 2, .. })));
+}
+
+#[test]
+fn one_file_of_several_is_read_where_that_is_asked_for() {
+    let alone = Options { file_alone: true, ..options() };
+    let outcome = read_with(None, alone, &fixture("ome_two_files.tif"), 1, || usize::MAX);
+    assert!(outcome.end.is_ok());
+    assert_eq!(outcome.planes, planes(SampleType::U16, FRAMES));
+}
+
+#[test]
+fn pixel_sizes_are_read_from_where_programs_write_them() {
+    let size = |x_nm, y_nm, source| Some(PixelSize { x_nm, y_nm, source });
+    for (name, expected) in [
+        ("ome.tif", size(65.0, 130.0, PixelSizeSource::Ome)),
+        ("ome_deflate.tif", size(65.0, 130.0, PixelSizeSource::Ome)),
+        ("imagej.tif", size(107.0, 107.0, PixelSizeSource::ImageJ)),
+        ("imagej_one_directory_raised.tif", size(100.0, 100.0, PixelSizeSource::ImageJ)),
+        ("resolution.tif", size(130.0, 260.0, PixelSizeSource::Resolution)),
+        ("pages.tif", None),
+        ("pillow.tif", None),
+        ("u1.npy", None),
+    ] {
+        let found = read(&fixture(name)).info.unwrap().pixel_size;
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-3;
+        let same = match (found, expected) {
+            (Some(found), Some(expected)) => {
+                near(found.x_nm, expected.x_nm)
+                    && near(found.y_nm, expected.y_nm)
+                    && found.source == expected.source
+            }
+            (found, expected) => found == expected,
+        };
+        assert!(same, "{name}: {found:?} instead of {expected:?}");
+    }
+}
+
+#[test]
+fn descriptions_say_how_many_frames_there_will_be() {
+    for (name, dialect, frames) in [
+        ("ome.tif", "OME-TIFF", Some(5)),
+        ("imagej.tif", "ImageJ TIFF", Some(5)),
+        ("shaped.tif", "TIFF", Some(5)),
+        ("pages.tif", "TIFF", None),
+        ("little_f4.npy", ".npy", Some(5)),
+    ] {
+        let info = read(&fixture(name)).info.unwrap();
+        assert_eq!((info.dialect, info.frames), (dialect, frames), "{name}");
+    }
+    let dimensions = read(&fixture("ome.tif")).info.unwrap().dimensions;
+    assert_eq!(dimensions, Some(Dimensions { frames: 5, slices: 1, channels: 1 }));
+}
+
+/// Where each frame's last byte is, by how the file is laid out: the frame comes out with it.
+#[test]
+fn frames_come_out_with_their_last_byte_where_the_file_is_in_order() {
+    let frame = (2 * WIDTH * HEIGHT) as usize;
+    for name in
+        ["little_u2.npy", "shaped.tif", "shaped_bigtiff.tif", "imagej.tif", "imagej_one_directory_raised.tif"]
+    {
+        let bytes = fixture(name);
+        let outcome = read_with(None, options(), &bytes, 1, || 1);
+        let first = outcome.at[0];
+        let expected: Vec<_> = (0..FRAMES as usize).map(|index| first + index * frame).collect();
+        assert_eq!(outcome.at, expected, "{name}");
+        assert!(name.ends_with(".tif") || *expected.last().unwrap() == bytes.len(), "{name}");
+    }
+    for name in ["pages.tif", "libtiff_lzw.tif", "libtiff_deflate.tif", "pillow.tif", "tiles.tif", "zstd.tif"]
+    {
+        let bytes = fixture(name);
+        let outcome = read_with(None, options(), &bytes, 1, || 1);
+        // Each a frame later than the one before, and the first when little more than a frame is there.
+        assert!(outcome.at[0] < bytes.len() / 2, "{name}: {:?} of {}", outcome.at, bytes.len());
+        assert!(outcome.at.windows(2).all(|pair| pair[0] < pair[1]), "{name}: {:?}", outcome.at);
+    }
+}
+
+/// A frame of a long stack.
+fn long_frame(index: u64, pixels: usize) -> Vec<u16> {
+    (0..pixels as u64).map(|pixel| (index * 7919 + pixel * 31) as u16).collect()
+}
+
+/// Makes long stacks in every order that streams: `Some` bytes are the next, `None` the end.
+fn long_stacks(frames: u64, side: u64) -> Vec<(&'static str, Option<Format>, Vec<u8>)> {
+    let pixels = (side * side) as usize;
+    let frame_bytes = 2 * side * side;
+    let raw = Raw { width: side as u32, height: side as u32, sample: SampleType::U16, frames: None };
+    let plain: Vec<u8> =
+        (0..frames).flat_map(|index| long_frame(index, pixels)).flat_map(u16::to_le_bytes).collect();
+
+    // A directory, its pixels, the metadata of the frame, and so on, as Micro-Manager writes.
+    let mut forward = Builder::new(LITTLE);
+    // Pixels, then their directory, as libtiff writes.
+    let mut behind = Builder::new(BIG_BIG);
+    for index in 0..frames {
+        let samples = long_frame(index, pixels);
+        let metadata = format!("{{\"PixelSizeUm\": 0.16, \"Frame\": {index}, \"Camera\": \"a camera\"}}");
+        let mut fields = forward.page(side, side, 0, frame_bytes);
+        fields.push(Builder::text(tags::MICRO_MANAGER, &metadata));
+        let start = forward.bytes.len() as u64 + 2 + 12 * fields.len() as u64 + 4 + metadata.len() as u64;
+        fields[3] = forward.longs(tags::STRIP_OFFSETS, &[start]);
+        forward.directory(&fields);
+        let data = forward.samples(&samples);
+        assert_eq!(forward.put(&data), start);
+
+        let data = behind.samples(&samples);
+        let start = behind.put(&data);
+        // Alignment.
+        behind.put(&[0; 6]);
+        let fields = behind.page(side, side, start, frame_bytes);
+        behind.directory(&fields);
+    }
+
+    // One directory for all, as ImageJ writes what is larger than 4 GiB.
+    let mut one = Builder::new(LITTLE);
+    let text = format!("ImageJ=1.54f\nimages={frames}\n");
+    let mut fields = one.page(side, side, 0, frame_bytes);
+    fields.push(Builder::text(tags::DESCRIPTION, &text));
+    let start = one.bytes.len() + 2 + 12 * fields.len() + 4 + text.len();
+    fields[3] = one.longs(tags::STRIP_OFFSETS, &[start as u64]);
+    one.directory(&fields);
+    one.put(&plain);
+
+    let header = format!("{{'descr': '<u2', 'fortran_order': False, 'shape': ({frames}, {side}, {side}), }}");
+    let mut npy = b"\x93NUMPY\x01\x00".to_vec();
+    npy.extend((header.len() as u16).to_le_bytes());
+    npy.extend(header.as_bytes());
+    npy.extend(&plain);
+    vec![
+        ("raw", Some(Format::Raw(raw)), plain),
+        ("npy", None, npy),
+        ("one directory", None, one.bytes),
+        ("forward", None, forward.bytes),
+        ("behind", None, behind.bytes),
+    ]
+}
+
+#[test]
+fn memory_does_not_grow_with_the_stack() {
+    const SIDE: u64 = 32;
+    let mut peaks = Vec::new();
+    for frames in [100, 3000] {
+        for (name, format, bytes) in long_stacks(frames, SIDE) {
+            let bytes = Bytes::from(bytes);
+            let mut random = Random::new(frames);
+            let outcome = read_with(format, options(), &bytes, 1, || 1 + random.below(3000));
+            assert!(outcome.end.is_ok(), "{name}: {:?}", outcome.end);
+            assert_eq!(outcome.planes.len() as u64, frames, "{name}");
+            for (index, plane) in outcome.planes.iter().enumerate() {
+                let expected = long_frame(index as u64, plane.len());
+                assert!(
+                    plane.iter().zip(&expected).all(|(a, b)| *a == f64::from(*b)),
+                    "{name}, frame {index}"
+                );
+            }
+            println!("{name}: {frames} frames, {} bytes, peak {}", bytes.len(), outcome.memory_peak);
+            peaks.push((name, outcome.memory_peak));
+        }
+    }
+    let (short, long) = peaks.split_at(peaks.len() / 2);
+    for ((name, short), (_, long)) in short.iter().zip(long) {
+        // Two frames of bytes and one of samples, as buffers grow; padding, where there is some, costs its places.
+        let padding = if *name == "behind" { 3000 * 110 } else { 0 };
+        assert!(*long <= *short + 4096 + padding, "{name}: {short} bytes for 100 frames, {long} for 3000");
+    }
+}
+
+#[test]
+fn padding_does_not_add_up_for_ever() {
+    let bytes = Bytes::from(long_stacks(20_000, 4).pop().unwrap().2);
+    let limits = Limits { memory_bytes_max: 1 << 20, ..LIMITS };
+    let outcome = read_with(None, Options { limits, ..options() }, &bytes, 1, || 1000);
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    assert_eq!(outcome.planes.len(), 20_000);
+    assert!(outcome.memory_peak < 1 << 20, "{}", outcome.memory_peak);
+}
+
+/// A stack whose directories stand at the end, with the pixels of its pages in the given order.
+fn backward(frames: u64, side: u64, order: impl Iterator<Item = u64>) -> Bytes {
+    let mut builder = Builder::new(BIG_LITTLE);
+    let pixels = (side * side) as usize;
+    let mut at = vec![0; frames as usize];
+    for index in order {
+        let samples = builder.samples(&long_frame(index, pixels));
+        at[index as usize] = builder.put(&samples);
+    }
+    for start in at {
+        let fields = builder.page(side, side, start, 2 * side * side);
+        builder.directory(&fields);
+    }
+    builder.bytes.into()
+}
+
+#[test]
+fn files_that_are_not_in_order_are_kept_in_memory_and_beyond_it_in_a_file() {
+    const FRAMES: u64 = 400;
+    let forward = backward(FRAMES, 32, 0..FRAMES);
+    let reversed = backward(FRAMES, 32, (0..FRAMES).rev());
+    let folder = tempfile::tempdir().unwrap();
+    let limits = Limits { memory_bytes_max: 128 << 10, ..LIMITS };
+    for (name, bytes) in [("forward", forward), ("reversed", reversed)] {
+        for piece in [700, 5000, 40_000] {
+            let spilling =
+                Options { limits, spill_folder: Some(folder.path().to_owned()), file_alone: false };
+            let outcome = read_with(None, spilling.clone(), &bytes, 1, || piece);
+            assert!(outcome.end.is_ok(), "{name}: {:?}", outcome.end);
+            assert!(
+                outcome.spilled > 0 && outcome.spilled <= bytes.len() as u64,
+                "{name}: {}",
+                outcome.spilled
+            );
+            assert!(outcome.memory_peak < 256 << 10, "{name}: {}", outcome.memory_peak);
+            for (index, plane) in outcome.planes.iter().enumerate() {
+                let expected = long_frame(index as u64, plane.len());
+                assert!(
+                    plane.iter().zip(&expected).all(|(a, b)| *a == f64::from(*b)),
+                    "{name}, frame {index}"
+                );
+            }
+            assert_eq!(outcome.planes.len() as u64, FRAMES);
+
+            let nowhere = Options { spill_folder: None, ..spilling.clone() };
+            let outcome = read_with(None, nowhere, &bytes, 1, || piece);
+            assert_says(&outcome.end.unwrap_err().to_string(), &["out of order", "stack_spill_folder"]);
+
+            let little = Limits { spill_bytes_max: 300_000, ..limits };
+            let outcome = read_with(None, Options { limits: little, ..spilling }, &bytes, 1, || piece);
+            assert_says(&outcome.end.unwrap_err().to_string(), &["300000", "stack_spill_bytes_max"]);
+        }
+        let outcome = read(&bytes);
+        assert!(outcome.end.is_ok() && outcome.spilled == 0, "{name}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_an_error_of_ours() {
+    let limits = Limits { memory_bytes_max: 16 << 10, ..LIMITS };
+    let options = Options { limits, spill_folder: Some("/nonexistent/folder".into()), file_alone: false };
+    let outcome = read_with(None, options, &backward(50, 32, 0..50), 1, || 1000);
+    assert!(matches!(outcome.end, Err(StackError::Spill(_))), "{:?}", outcome.end);
+}
+
+#[test]
+fn a_stack_that_is_cut_anywhere_gives_its_whole_frames_and_says_what_is_missing() {
+    for (name, sample) in good() {
+        let bytes = fixture(name);
+        let expected = planes(sample, frames_of(name));
+        for len in 0..bytes.len() {
+            for step in [usize::MAX, 97] {
+                let outcome = read_with(None, options(), &bytes.slice(..len), 1, || step);
+                let whole = outcome.planes.len();
+                assert!(outcome.planes == expected[..whole], "{name} cut at {len}: other samples");
+                match outcome.end {
+                    Ok(()) => assert_eq!(whole, expected.len(), "{name} cut at {len} is taken for whole"),
+                    Err(StackError::Truncated { frame, missing, .. }) => {
+                        assert!(frame == whole as u64, "{name} cut at {len}: {frame} instead of {whole}");
+                        assert!(
+                            missing > 0 && missing <= (bytes.len() - len) as u64,
+                            "{name} cut at {len}: {missing}"
+                        );
+                    }
+                    Err(StackError::Unknown { .. }) => assert!(len < 8, "{name} cut at {len}"),
+                    Err(other) => panic!("{name} cut at {len}: {other}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cut_stack_names_the_frame_and_the_missing_bytes() {
+    let bytes = fixture("little_u2.npy");
+    let frame = 2 * WIDTH as usize * HEIGHT as usize;
+    let cut = bytes.slice(..128 + 2 * frame + 100);
+    let text = refusal(cut);
+    assert_says(&text, &[".npy is truncated", "frame 2 is incomplete", "116 bytes of it are missing"]);
+    assert!(!text.contains("at least"));
+    let bytes = fixture("imagej.tif");
+    let at = read_with(None, options(), &bytes, 1, || 1).at;
+    assert_says(&refusal(bytes.slice(..at[2] - 7)), &["frame 2 is incomplete", " 7 bytes"]);
+}
+
+#[test]
+fn raw_samples_have_the_size_that_was_stated() {
+    let raw = |frames| Some(Format::Raw(Raw { width: 3, height: 2, sample: SampleType::U16, frames }));
+    let bytes: Bytes = (0u16..18).flat_map(u16::to_le_bytes).collect::<Vec<_>>().into();
+    for frames in [None, Some(3)] {
+        let outcome = read_with(raw(frames), options(), &bytes, 1, || 5);
+        assert!(outcome.end.is_ok());
+        assert_eq!(outcome.planes.concat(), (0..18).map(f64::from).collect::<Vec<_>>());
+        assert_eq!(outcome.info.unwrap().frames, frames);
+    }
+    let end = |bytes: &Bytes, frames| {
+        let whole = read_with(raw(frames), options(), bytes, 1, || usize::MAX);
+        let pieces = read_with(raw(frames), options(), bytes, 1, || 1);
+        assert_eq!(whole.planes, pieces.planes);
+        let text = whole.end.unwrap_err().to_string();
+        assert_eq!(text, pieces.end.unwrap_err().to_string());
+        text
+    };
+    assert_says(&end(&bytes.slice(..30), None), &["frame 2 is incomplete", " 6 bytes"]);
+    assert_says(&end(&bytes, Some(4)), &["frame 3 is incomplete", " 12 bytes"]);
+    assert_says(
+        &end(&bytes, Some(2)),
+        &["more bytes follow after the last of its 2 frames of 3 x 2 px of u16"],
+    );
+    assert_says(&end(&Bytes::new(), None), &["holds no pixels"]);
+    assert_says(&end(&Bytes::new(), Some(0)), &["holds no pixels"]);
+    let floats: Bytes = [1.5f32, f32::NAN, f32::INFINITY].map(f32::to_le_bytes).concat().into();
+    let raw = Raw { width: 3, height: 1, sample: SampleType::F32, frames: None };
+    let outcome = read_with(Some(Format::Raw(raw)), options(), &floats, 1, || usize::MAX);
+    let plane = &outcome.planes[0];
+    assert!(plane[0] == 1.5 && plane[1].is_nan() && plane[2].is_infinite());
+}
+
+#[test]
+fn small_frames_come_out_many_at_once() {
+    let raw = Raw { width: 7, height: 7, sample: SampleType::U16, frames: None };
+    let bytes: Bytes = vec![3; 98 * 50_000].into();
+    let mut reader = StackReader::new(Some(Format::Raw(raw)), options());
+    reader.push(bytes).unwrap();
+    let counts = [
+        reader.next_frames(1000).unwrap().unwrap().count,
+        reader.next_frames(usize::MAX).unwrap().unwrap().count,
+        reader.next_frame().unwrap().unwrap().count,
+    ];
+    assert_eq!(counts, [1000, (1 << 20) / 98, 1]);
+}
+
+#[test]
+fn directories_that_run_in_a_circle_are_refused() {
+    for (target, pages) in [("itself", 1), ("the first", 3)] {
+        let mut builder = Builder::new(LITTLE);
+        let mut first = 0;
+        let mut last = 0;
+        for _ in 0..pages {
+            let samples = builder.samples(&[1, 2, 3, 4]);
+            let start = builder.put(&samples);
+            let fields = builder.page(2, 2, start, 8);
+            last = builder.directory(&fields);
+            first = if first == 0 { last } else { first };
+        }
+        builder.point(if target == "itself" { last } else { first });
+        let outcome = read(&builder.bytes.into());
+        assert_eq!(outcome.planes.len(), pages);
+        assert_says(&outcome.end.unwrap_err().to_string(), &["directories run in a circle", "frame"]);
+    }
+}
+
+#[test]
+fn many_pages_are_read_in_one_go_and_counted() {
+    const PAGES: u64 = 60_000;
+    let bytes = Bytes::from(long_stacks(PAGES, 2).pop().unwrap().2);
+    let outcome = read(&bytes);
+    assert!(outcome.end.is_ok());
+    assert_eq!(outcome.planes.len() as u64, PAGES);
+    for (_, format, bytes) in long_stacks(20, 2) {
+        let limits = Limits { frames_max: 19, ..LIMITS };
+        let outcome = read_with(format, Options { limits, ..options() }, &bytes.into(), 1, || 10);
+        assert_says(
+            &outcome.end.unwrap_err().to_string(),
+            &["frames in the stack is 20", "limit of 19", "stack_frames_max"],
+        );
+    }
+}
+
+/// A page whose fields were changed.
+fn page(change: impl FnOnce(&Builder, &mut Vec<builder::Field>)) -> Bytes {
+    let mut builder = Builder::new(LITTLE);
+    let samples = builder.samples(&[1, 2, 3, 4]);
+    let start = builder.put(&samples);
+    let mut fields = builder.page(2, 2, start, 8);
+    change(&builder, &mut fields);
+    builder.directory(&fields);
+    builder.bytes.into()
+}
+
+#[test]
+fn directories_that_lie_are_refused_with_what_they_say() {
+    assert_eq!(read(&page(|_, _| ())).planes, [[1.0, 2.0, 3.0, 4.0]]);
+    let end = |change: &dyn Fn(&Builder, &mut Vec<builder::Field>)| refusal(page(change));
+    // A strip far outside; one that begins inside.
+    let text = end(&|builder, fields| fields[3] = builder.longs(tags::STRIP_OFFSETS, &[4_000_000_000]));
+    assert_says(&text, &["truncated", "frame 0", "39999"]);
+    let text = end(&|builder, fields| fields[3] = builder.longs(tags::STRIP_OFFSETS, &[70]));
+    assert_says(&text, &["shares bytes with another part"]);
+    // Too few bytes, and more than there are: the pixels are all there, so the latter is forgiven.
+    let text = end(&|builder, fields| fields[4] = builder.longs(tags::STRIP_BYTES, &[7]));
+    assert_says(&text, &["strip 0 of 1", "has 7 bytes instead of 8"]);
+    let many = page(|builder, fields| fields[4] = builder.longs(tags::STRIP_BYTES, &[4_000_000_000]));
+    assert!(read(&many).end.is_ok());
+    // Sizes.
+    let text = end(&|builder, fields| fields[0] = builder.longs(tags::WIDTH, &[4_294_967_295]));
+    assert_says(&text, &["width", "4294967295", "4096", "image_side_max"]);
+    let text = end(&|builder, fields| {
+        fields[0] = builder.short(tags::WIDTH, 4000);
+        fields[1] = builder.short(tags::HEIGHT, 4000);
+    });
+    assert_says(&text, &["16000000", "1048576", "image_pixels_max"]);
+    let text = end(&|builder, fields| fields[1] = builder.short(tags::HEIGHT, 0));
+    assert_says(&text, &["2 x 0 px"]);
+    assert_says(&end(&|_, fields| drop(fields.remove(1))), &["no height"]);
+    assert_says(&end(&|_, fields| drop(fields.remove(3))), &["where its pixels are"]);
+    assert_says(&end(&|builder, fields| fields[2] = builder.short(tags::BITS, 12)), &["12 bits per sample"]);
+    let text = end(&|builder, fields| {
+        fields[0] = Builder::counting(builder.short(tags::WIDTH, 2), 2);
+    });
+    assert_says(&text, &["width is not one number"]);
+    let text = end(&|builder, fields| fields.push(builder.short(tags::STRIP_ROWS, 1)));
+    assert_says(&text, &["list of offsets has 1 numbers", "2 strips"]);
+    let text = end(&|builder, fields| {
+        fields.extend([builder.short(tags::TILE_WIDTH, 0), builder.short(tags::TILE_HEIGHT, 16)]);
+        fields.extend([builder.longs(tags::TILE_OFFSETS, &[8]), builder.longs(tags::TILE_BYTES, &[8])]);
+    });
+    assert_says(&text, &["tiles are 0 x 16 px"]);
+    // Entries without number.
+    let mut builder = Builder::new(BIG_LITTLE);
+    builder.point(16);
+    builder.put(&u64::MAX.to_le_bytes());
+    assert_says(&refusal(builder.bytes), &["18446744073709551615 entries"]);
+}
+
+#[test]
+fn pages_that_share_their_pixels_are_refused() {
+    let mut builder = Builder::new(LITTLE);
+    let samples = builder.samples(&[1, 2, 3, 4]);
+    let start = builder.put(&samples);
+    for _ in 0..2 {
+        let fields = builder.page(2, 2, start, 8);
+        builder.directory(&fields);
+    }
+    let outcome = read(&builder.bytes.into());
+    assert_eq!(outcome.planes.len(), 1);
+    assert_says(&outcome.end.unwrap_err().to_string(), &["frame 1", "shares bytes"]);
+}
+
+#[test]
+fn a_strip_that_swells_is_cut_at_its_size() {
+    use std::io::Write;
+    let mut bomb = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+    for _ in 0..64 {
+        bomb.write_all(&vec![0; 1 << 20]).unwrap();
+    }
+    let bomb = bomb.finish().unwrap();
+    let mut builder = Builder::new(LITTLE);
+    let start = builder.put(&bomb);
+    let mut fields = builder.page(2, 2, start, bomb.len() as u64);
+    fields.push(builder.short(tags::COMPRESSION, 8));
+    builder.directory(&fields);
+    let outcome = read(&builder.bytes.into());
+    assert_eq!(outcome.planes, [[0.0; 4]]);
+    assert!(outcome.memory_peak < 2 * bomb.len() + 4096, "{}", outcome.memory_peak);
+
+    // And one that is too small for its strip.
+    let mut builder = Builder::new(LITTLE);
+    let start = builder.put(&bomb[..100]);
+    let mut fields = builder.page(1000, 1000, start, 100);
+    fields.push(builder.short(tags::COMPRESSION, 8));
+    builder.directory(&fields);
+    assert_says(&refusal(builder.bytes), &["strip 0 of 1", "of 2000000 bytes"]);
+}
+
+#[test]
+fn a_description_after_the_pixels_is_still_read() {
+    for text in ["ImageJ=1.54f\nimages=3\n", "{\"shape\": [3, 2, 2]}"] {
+        let mut builder = Builder::new(LITTLE);
+        let samples: Vec<u16> = (0..12).collect();
+        let data = builder.samples(&samples);
+        let start = builder.put(&data);
+        let mut fields = builder.page(2, 2, start, 8);
+        fields.push(Builder::text(tags::DESCRIPTION, text));
+        builder.directory(&fields);
+        let bytes = Bytes::from(builder.bytes);
+        for piece in [1, usize::MAX] {
+            let outcome = read_with(None, options(), &bytes, 1, || piece);
+            assert!(outcome.end.is_ok());
+            assert_eq!(outcome.planes.concat(), (0..12).map(f64::from).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_contradicts_the_description_is_an_error() {
+    let mut builder = Builder::new(LITTLE);
+    let text = "ImageJ=1.54f\nimages=2\n";
+    let mut fields = builder.page(2, 2, 0, 8);
+    fields.push(Builder::text(tags::DESCRIPTION, text));
+    let start = (builder.bytes.len() + 2 + 12 * fields.len() + 4 + text.len()) as u64;
+    fields[3] = builder.longs(tags::STRIP_OFFSETS, &[start]);
+    builder.directory(&fields);
+    builder.put(&[0; 24]);
+    let fields = builder.page(2, 2, start + 16, 8);
+    builder.directory(&fields);
+    let text = refusal(builder.bytes);
+    assert_says(
+        &text,
+        &["frame 1", &format!("begin at byte {}", start + 16), &format!("at byte {}", start + 8)],
+    );
+}
+
+#[test]
+fn reduced_copies_are_no_frames() {
+    let mut builder = Builder::new(LITTLE);
+    for (kind, side) in [(0, 2), (1, 1), (0, 2)] {
+        let samples = builder.samples(&vec![9; side * side]);
+        let start = builder.put(&samples);
+        let mut fields = builder.page(side as u64, side as u64, start, 2 * (side * side) as u64);
+        fields.push(builder.short(tags::SUBFILE_TYPE, kind));
+        builder.directory(&fields);
+    }
+    let outcome = read(&builder.bytes.into());
+    assert!(outcome.end.is_ok());
+    assert_eq!(outcome.planes.len(), 2);
+}
+
+#[test]
+fn micro_manager_says_the_pixel_size_beside_each_frame() {
+    let (_, _, bytes) = long_stacks(3, 8).swap_remove(3);
+    let info = read(&bytes.into()).info.unwrap();
+    assert_eq!(info.dialect, "Micro-Manager TIFF");
+    let size = PixelSize { x_nm: 160.0, y_nm: 160.0, source: PixelSizeSource::MicroManager };
+    assert_eq!(info.pixel_size, Some(size));
+}
+
+#[test]
+fn npy_headers_that_lie_are_refused() {
+    let npy = |header: &str| {
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.as_bytes());
+        bytes
+    };
+    let shape = |shape: &str| npy(&format!("{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}"));
+    assert_says(&refusal(shape("(1, 18446744073709551615, 2)")), &["height", "18446744073709551615"]);
+    assert_says(&refusal(shape("(9223372036854775807, 2, 2)")), &["stack_frames_max"]);
+    assert_says(&refusal(shape("(1, -2, 2)")), &["not a tuple of numbers"]);
+    assert_says(&refusal(shape("7")), &["not a tuple"]);
+    assert_says(&refusal(shape("(3, 0, 2)")), &["2 x 0 px"]);
+    assert_says(&refusal(npy("{'descr': '<u2'}")), &["no \"fortran_order\""]);
+    assert_says(&refusal(&b"\x93NUMPY\x09\x00\x10\x00xxxxxxxxxxxxxxxxxx"[..]), &["version 9.0"]);
+    assert_says(&refusal(&b"\x93NUMPY\x02\x00\xff\xff\xff\xff"[..]), &["4294967295 bytes"]);
+    let mut surplus = fixture("little_u2.npy").to_vec();
+    surplus.push(0);
+    assert_says(&refusal(surplus), &["more bytes follow after the last of its 5 frames"]);
+}
+
+#[test]
+fn an_error_stays() {
+    let mut reader = StackReader::new(None, options());
+    reader.push(fixture("two_sizes.tif")).unwrap();
+    let mut frames = 0;
+    let error = loop {
+        match reader.next_frame() {
+            Ok(Some(_)) => frames += 1,
+            Ok(None) => panic!("no error"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert_eq!(frames, 2);
+    assert_eq!(reader.next_frame().unwrap_err().to_string(), error);
+    assert_eq!(reader.push(Bytes::from_static(b"more")).unwrap_err().to_string(), error);
+}
+
+#[test]
+fn damage_never_panics_and_takes_no_more_than_its_limits() {
+    let limits = Limits { frames_max: 64, frame_pixels_max: 1 << 16, memory_bytes_max: 1 << 20, ..LIMITS };
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_120);
+    let rounds = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(60);
+    println!("SEED={seed} ROUNDS={rounds}");
+    let mut random = Random::new(seed);
+    let mut fixtures = all_fixtures();
+    for (name, format, bytes) in long_stacks(3, 4) {
+        if format.is_none() {
+            fixtures.push((name.to_owned(), bytes.into()));
+        }
+    }
+    let (mut good, mut bad) = (0, 0);
+    for (name, bytes) in fixtures {
+        for round in 0..rounds {
+            let mut damaged = bytes.to_vec();
+            for _ in 0..1 + random.below(4) {
+                // Headers and directories are where damage is interesting; they stand at the ends.
+                let near = match random.below(3) {
+                    0 => damaged.len(),
+                    _ => damaged.len().min(400),
+                };
+                let at = if random.below(4) == 0 {
+                    damaged.len() - 1 - random.below(near)
+                } else {
+                    random.below(near)
+                };
+                match random.below(5) {
+                    0 => damaged[at] ^= 1 << random.below(8),
+                    1 => damaged[at] = random.below(256) as u8,
+                    2 => damaged[at] = [0, 1, 0x7f, 0x80, 0xff][random.below(5)],
+                    3 => drop(damaged.splice(at..(at + random.below(20)).min(damaged.len()), [])),
+                    _ => {
+                        let from = random.below(damaged.len());
+                        let piece = damaged[from..(from + 1 + random.below(20)).min(damaged.len())].to_vec();
+                        drop(damaged.splice(at..at, piece));
+                    }
+                }
+                if damaged.is_empty() {
+                    damaged.push(0);
+                }
+            }
+            let damaged = Bytes::from(damaged);
+            let options = Options { limits, spill_folder: None, file_alone: round % 2 == 0 };
+            let whole = read_with(None, options.clone(), &damaged, 1, || usize::MAX);
+            let pieces = read_with(None, options, &damaged, 3, || 1 + random.below(300));
+            assert!(whole.memory_peak < 4 << 20, "{name}, round {round}: {}", whole.memory_peak);
+            let same =
+                |a: &Plane, b: &Plane| a.iter().zip(b).all(|(a, b)| a == b || (a.is_nan() && b.is_nan()));
+            let planes = whole.planes.iter().zip(&pieces.planes).all(|(a, b)| same(a, b));
+            assert!(planes, "{name}, round {round}: frames differ");
+            let ends = |end: &Result<(), StackError>| end.as_ref().map_err(ToString::to_string).copied();
+            let counts = (whole.planes.len(), pieces.planes.len());
+            assert_eq!(counts.0, counts.1, "{name}, round {round}: {:?} {:?}", whole.end, pieces.end);
+            assert_eq!(ends(&whole.end), ends(&pieces.end), "{name}, round {round}");
+            if whole.end.is_ok() { good += 1 } else { bad += 1 }
+        }
+    }
+    println!("{good} read, {bad} refused");
+    assert!(good > 0 && bad > 0);
+}

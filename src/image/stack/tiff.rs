@@ -1,0 +1,385 @@
+//! The chain of a TIFF's directories, followed as the file comes in, one page after another.
+//!
+//! Each directory is read once and given up, so that a chain that runs in a circle meets bytes that are gone. Descriptions
+//! that stand before the first pixels are read before the first frame; those that stand later, after the last one.
+
+use super::{
+    Format, Limits, StackError, StackInfo, Step,
+    contiguous::Contiguous,
+    directory::{Directory, ENTRIES_MAX, Encoding},
+    packing::Compression,
+    page::{Layout, Page},
+    store::{Presence, Store},
+    tags,
+    wanted::Wanted,
+};
+
+/// Strips or tiles of one page.
+const CHUNKS_MAX: u64 = 1 << 18;
+
+/// Bits of the subfile type: a reduced copy, a transparency mask.
+const NO_PAGE: u64 = 0b101;
+
+/// What to read next.
+enum At {
+    Header,
+    Directory(u64),
+    /// The lists of a directory's strips or tiles.
+    Page(Directory),
+    /// What describes the stack and stands before the pixels of its first page.
+    First(Page, Directory),
+    /// Frames that follow each other, then the directory at an offset.
+    Contiguous(Contiguous, u64),
+    /// What describes the stack and stands elsewhere.
+    Descriptions,
+    End,
+}
+
+/// The directories of a TIFF, one after another.
+pub(super) struct Chain {
+    encoding: Encoding,
+    at: At,
+    limits: Limits,
+    /// Whether planes that lie in other files do not matter.
+    file_alone: bool,
+    /// The frame that the next directory describes.
+    frame: u64,
+    /// Directories of reduced copies and masks so far.
+    copies: u64,
+    /// What all pages are.
+    layout: Option<Layout>,
+    /// What the first directory says beside.
+    wanted: Wanted,
+    /// The first page, where it may be the first of many that follow each other.
+    first: Option<Page>,
+    /// Frames before this one lie as the first page's description said.
+    announced: u64,
+    /// Whether signed samples were stored without sign.
+    raised: bool,
+}
+
+impl Chain {
+    /// For a file that begins like this.
+    pub(super) fn new(encoding: Encoding, limits: Limits, file_alone: bool) -> Chain {
+        Chain {
+            encoding,
+            at: At::Header,
+            limits,
+            file_alone,
+            frame: 0,
+            copies: 0,
+            layout: None,
+            wanted: Wanted::new(encoding),
+            first: None,
+            announced: 1,
+            raised: false,
+        }
+    }
+
+    fn corrupt(&self, reason: impl Into<String>) -> StackError {
+        StackError::corrupt(Format::Tiff, self.frame, reason)
+    }
+
+    /// What is known of the stack once the first page is.
+    pub(super) fn info(&self) -> Option<StackInfo> {
+        let Layout { width, height, sample } = self.layout?;
+        let (frames, dimensions) = self.wanted.description.frames(width, height);
+        Some(StackInfo {
+            dialect: self.wanted.description.dialect(),
+            width,
+            height,
+            sample,
+            frames,
+            dimensions,
+            pixel_size: self.wanted.description.pixel_size(),
+        })
+    }
+
+    /// The next page, or several that follow each other.
+    pub(super) fn next(
+        &mut self,
+        store: &mut Store,
+        at_most: usize,
+        finished: bool,
+    ) -> Result<Step<Page>, StackError> {
+        loop {
+            let at = std::mem::replace(&mut self.at, At::End);
+            let (at, step) = self.step(at, store, at_most, finished)?;
+            self.at = at;
+            if let Some(step) = step {
+                return Ok(step);
+            }
+        }
+    }
+
+    /// From one place in the file to the next, with what it gave or what it waits for.
+    fn step(
+        &mut self,
+        at: At,
+        store: &mut Store,
+        at_most: usize,
+        finished: bool,
+    ) -> Result<(At, Option<Step<Page>>), StackError> {
+        Ok(match at {
+            At::Header => match self.header(store)? {
+                Step::Ready(first) => (At::Directory(first), None),
+                step => (At::Header, Some(step.nothing())),
+            },
+            At::Directory(0) => (At::Descriptions, None),
+            At::Directory(offset) => match self.directory(store, offset)? {
+                Step::Ready(at) => (at, None),
+                step => (At::Directory(offset), Some(step.nothing())),
+            },
+            At::Page(directory) => match self.page(store, &directory)? {
+                Step::Ready(page) if self.layout.is_none() => {
+                    self.wanted.note(&directory);
+                    (At::First(page, directory), None)
+                }
+                Step::Ready(page) => self.place(store, page, &directory)?,
+                step => (At::Page(directory), Some(step.nothing())),
+            },
+            At::First(page, directory) => {
+                let pixels = page.chunks.iter().map(|(offset, _)| *offset).min().unwrap_or(0);
+                match self.wanted.read(store, pixels, finished, self.file_alone)? {
+                    Step::Ready(()) => self.place_first(store, page, &directory)?,
+                    step => (At::First(page, directory), Some(step.nothing())),
+                }
+            }
+            At::Contiguous(mut contiguous, then) => match contiguous.next(store, at_most, finished)? {
+                Step::End => (At::Directory(then), None),
+                step => (At::Contiguous(contiguous, then), Some(step)),
+            },
+            At::Descriptions => match self.wanted.read(store, u64::MAX, finished, self.file_alone)? {
+                Step::Ready(()) => (self.after_descriptions()?, None),
+                step => (At::Descriptions, Some(step.nothing())),
+            },
+            At::End => (At::End, Some(Step::End)),
+        })
+    }
+
+    /// Bytes of the file, once they are there.
+    fn fetch(&self, store: &Store, start: u64, len: u64, what: &str) -> Result<Step<Vec<u8>>, StackError> {
+        match store.presence(start, len) {
+            Presence::NotYet => Ok(Step::Wait { until: start.saturating_add(len) }),
+            Presence::Gone => Err(self.corrupt(format!(
+                "its {what} at byte {start} lies where something else was read before; do the directories run in a circle?"
+            ))),
+            Presence::Here => {
+                let mut bytes = vec![0; len as usize];
+                store.copy(start, &mut bytes)?;
+                Ok(Step::Ready(bytes))
+            }
+        }
+    }
+
+    fn header(&self, store: &mut Store) -> Result<Step<u64>, StackError> {
+        let len = self.encoding.header_bytes();
+        let bytes = match self.fetch(store, 0, len, "header")? {
+            Step::Ready(bytes) => bytes,
+            step => return Ok(step.nothing()),
+        };
+        if self.encoding.big && self.encoding.number(&bytes[4..6]) != 8 {
+            return Err(self.corrupt("its offsets have a size other than 8 bytes"));
+        }
+        let first = self.encoding.number(&bytes[len as usize - self.encoding.offset_bytes()..]);
+        store.release(0, len);
+        Ok(Step::Ready(first))
+    }
+
+    fn directory(&mut self, store: &mut Store, offset: u64) -> Result<Step<At>, StackError> {
+        let encoding = self.encoding;
+        let count = match self.fetch(store, offset, encoding.count_bytes(), "directory")? {
+            Step::Ready(count) => encoding.number(&count),
+            step => return Ok(step.nothing()),
+        };
+        if count > ENTRIES_MAX {
+            return Err(self.corrupt(format!(
+                "its directory at byte {offset} has {count} entries, more than {ENTRIES_MAX}"
+            )));
+        }
+        let start = offset.saturating_add(encoding.count_bytes());
+        let len = count * encoding.entry_bytes() + encoding.offset_bytes() as u64;
+        let bytes = match self.fetch(store, start, len, "directory")? {
+            Step::Ready(bytes) => bytes,
+            step => return Ok(step.nothing()),
+        };
+        store.release(offset, encoding.count_bytes() + len);
+        let directory = Directory::read(encoding, &bytes);
+        let subfile =
+            directory.number(tags::SUBFILE_TYPE, "subfile type").map_err(|why| self.corrupt(why))?;
+        if self.layout.is_some() && subfile.unwrap_or(0) & NO_PAGE != 0 {
+            self.copies += 1;
+            if self.copies > self.limits.frames_max {
+                return Err(StackError::too_many(self.copies, self.limits.frames_max));
+            }
+            return Ok(Step::Ready(At::Directory(directory.next)));
+        }
+        if self.frame >= self.limits.frames_max {
+            return Err(StackError::too_many(self.frame + 1, self.limits.frames_max));
+        }
+        Ok(Step::Ready(At::Page(directory)))
+    }
+
+    /// Makes a page of a directory, once the lists that it needs are there.
+    fn page(&mut self, store: &Store, directory: &Directory) -> Result<Step<Page>, StackError> {
+        let mut page = tags::page(directory, self.encoding, self.frame, &self.limits)?;
+        let (offsets, bytes) = if page.tiled {
+            (tags::TILE_OFFSETS, tags::TILE_BYTES)
+        } else {
+            (tags::STRIP_OFFSETS, tags::STRIP_BYTES)
+        };
+        let (width, height) = page.chunk;
+        let across = u64::from(page.layout.width.div_ceil(width));
+        let needed = across * u64::from(page.layout.height.div_ceil(height));
+        if needed > CHUNKS_MAX {
+            return Err(self.corrupt(format!("it has {needed} strips or tiles, more than {CHUNKS_MAX}")));
+        }
+        let offsets = match self.list(store, directory, offsets, needed, "list of offsets")? {
+            Step::Ready(Some(offsets)) => offsets,
+            Step::Ready(None) => return Err(self.corrupt("its directory does not say where its pixels are")),
+            step => return Ok(step.nothing()),
+        };
+        let bytes = match self.list(store, directory, bytes, needed, "list of byte counts")? {
+            Step::Ready(Some(bytes)) => bytes,
+            // Without compression, and only then, the sizes are known.
+            Step::Ready(None) if page.compression == Compression::None => vec![u64::MAX; offsets.len()],
+            Step::Ready(None) => {
+                return Err(self.corrupt("its directory does not say how long its strips are"));
+            }
+            step => return Ok(step.nothing()),
+        };
+        page.chunks = offsets.into_iter().zip(bytes).collect();
+        page.join_strips();
+
+        Ok(Step::Ready(page))
+    }
+
+    /// What follows from the first page: it, or all frames that its description says follow it.
+    fn place_first(
+        &mut self,
+        store: &mut Store,
+        mut page: Page,
+        directory: &Directory,
+    ) -> Result<(At, Option<Step<Page>>), StackError> {
+        self.raised = self.wanted.description.is_raised();
+        if self.raised {
+            page.layout.sample = page.layout.sample.raised();
+        }
+        self.layout = Some(page.layout);
+        self.release_values(store, directory);
+        self.frame = 1;
+        self.first = Some(page.clone());
+        Ok(match self.following(directory.next)? {
+            Some(contiguous) => (At::Contiguous(Contiguous { next: 0, ..contiguous }, directory.next), None),
+            None => (At::Directory(directory.next), Some(Step::Ready(page))),
+        })
+    }
+
+    /// What follows from a later page: it, or nothing where its frame came out before.
+    fn place(
+        &mut self,
+        store: &mut Store,
+        mut page: Page,
+        directory: &Directory,
+    ) -> Result<(At, Option<Step<Page>>), StackError> {
+        if self.raised {
+            page.layout.sample = page.layout.sample.raised();
+        }
+        let first = self.layout.unwrap_or(page.layout);
+        if page.layout != first {
+            return Err(StackError::Mismatch {
+                frame: self.frame,
+                found: page.layout.to_string(),
+                first: first.to_string(),
+            });
+        }
+        self.release_values(store, directory);
+        let next = At::Directory(directory.next);
+        if self.frame >= self.announced {
+            self.frame += 1;
+            return Ok((next, Some(Step::Ready(page))));
+        }
+        // It came out when its bytes did. Its directory is a check on the first page's word.
+        let start = self.first.as_ref().and_then(Page::contiguous_at).unwrap_or(0);
+        let told = start + self.frame * page.layout.frame_bytes();
+        if page.contiguous_at() != Some(told) {
+            return Err(self.corrupt(format!(
+                "its pixels begin at byte {}, but by the description of the first page at byte {told}",
+                page.chunks.first().map_or(0, |(offset, _)| *offset)
+            )));
+        }
+        self.frame += 1;
+        Ok((next, None))
+    }
+
+    /// The frames that follow the first one's, where its description says that there are some and nothing speaks
+    /// against it: they lie before the next directory, or there is none.
+    fn following(&mut self, next: u64) -> Result<Option<Contiguous>, StackError> {
+        let Some(page) = &self.first else { return Ok(None) };
+        let Layout { width, height, .. } = page.layout;
+        let frames = self.wanted.description.contiguous_frames(width, height).unwrap_or(1);
+        let (Some(start), 2..) = (page.contiguous_at(), frames) else { return Ok(None) };
+        let end = page.layout.frame_bytes().checked_mul(frames).and_then(|bytes| bytes.checked_add(start));
+        if end.is_none_or(|end| next != 0 && next < end) {
+            return Ok(None);
+        }
+        if frames > self.limits.frames_max {
+            return Err(StackError::too_many(frames, self.limits.frames_max));
+        }
+        self.announced = frames;
+        Ok(Some(Contiguous {
+            format: Format::Tiff,
+            layout: page.layout,
+            order: page.order,
+            start,
+            frames: Some(frames),
+            next: 1,
+            ends_with_frames: false,
+            frames_max: self.limits.frames_max,
+        }))
+    }
+
+    /// When nothing more can be learned: a description that stood late may still say that frames follow the only one.
+    fn after_descriptions(&mut self) -> Result<At, StackError> {
+        let only = self.frame == 1 && self.announced == 1;
+        let following = if only { self.following(0)? } else { None };
+        Ok(following.map_or(At::End, |contiguous| At::Contiguous(contiguous, 0)))
+    }
+
+    /// Gives up the values of all entries but those that are wanted.
+    fn release_values(&self, store: &mut Store, directory: &Directory) {
+        for entry in &directory.entries {
+            if let (false, Some(offset)) = (self.wanted.holds(entry.tag), entry.offset(self.encoding)) {
+                store.release(offset, entry.bytes());
+            }
+        }
+    }
+
+    /// The first `needed` values of a list of numbers.
+    fn list(
+        &self,
+        store: &Store,
+        directory: &Directory,
+        tag: u16,
+        needed: u64,
+        what: &str,
+    ) -> Result<Step<Option<Vec<u64>>>, StackError> {
+        let Some(entry) = directory.find(tag) else { return Ok(Step::Ready(None)) };
+        if !entry.is_unsigned() || entry.count < needed {
+            let count = entry.count;
+            return Err(self.corrupt(format!(
+                "its {what} has {count} numbers, fewer than its {needed} strips or tiles"
+            )));
+        }
+        let len = needed * entry.value_bytes();
+        let bytes = match entry.offset(self.encoding) {
+            None => entry.inline().to_owned(),
+            Some(offset) => match self.fetch(store, offset, len, what)? {
+                Step::Ready(bytes) => bytes,
+                step => return Ok(step.nothing()),
+            },
+        };
+        let values = bytes.chunks_exact(entry.value_bytes() as usize).take(needed as usize);
+        Ok(Step::Ready(Some(values.map(|value| self.encoding.number(value)).collect())))
+    }
+}

@@ -1,0 +1,102 @@
+//! The values of a TIFF's first directory that describe the stack: read once they are there, wherever they stand.
+
+use super::{
+    Format, StackError, Step,
+    describe::Description,
+    directory::{Directory, Encoding, Entry},
+    store::{Presence, Store},
+    tags::{DESCRIPTION, MICRO_MANAGER, RESOLUTION_UNIT, X_RESOLUTION, Y_RESOLUTION},
+};
+
+/// What is read of a description; one that goes on is cut.
+const DESCRIPTION_BYTES_MAX: u64 = 16 << 20;
+
+/// What is still to be read, and what was.
+pub(super) struct Wanted {
+    encoding: Encoding,
+    /// With where their values lie, 0 for those that are in the entry itself.
+    entries: Vec<(Entry, u64)>,
+    pub(super) description: Description,
+}
+
+impl Wanted {
+    pub(super) fn new(encoding: Encoding) -> Wanted {
+        Wanted { encoding, entries: Vec::new(), description: Description::default() }
+    }
+
+    /// Whether values of this tag are still to be read.
+    pub(super) fn holds(&self, tag: u16) -> bool {
+        self.entries.iter().any(|(entry, _)| entry.tag == tag)
+    }
+
+    /// Notes what describes the stack in the first directory.
+    pub(super) fn note(&mut self, directory: &Directory) {
+        for entry in &directory.entries {
+            if !matches!(
+                entry.tag,
+                DESCRIPTION | X_RESOLUTION | Y_RESOLUTION | RESOLUTION_UNIT | MICRO_MANAGER
+            ) {
+                continue;
+            }
+            let offset = entry.offset(self.encoding).unwrap_or(0);
+            self.entries.push((entry.clone(), offset));
+        }
+    }
+
+    /// Reads the wanted values that lie before `before`; those that are not there when all has come are done without.
+    pub(super) fn read(
+        &mut self,
+        store: &mut Store,
+        before: u64,
+        finished: bool,
+        file_alone: bool,
+    ) -> Result<Step<()>, StackError> {
+        while let Some(index) = self.entries.iter().position(|(_, offset)| *offset < before) {
+            let (entry, offset) = &self.entries[index];
+            let len = entry.bytes().min(DESCRIPTION_BYTES_MAX);
+            let bytes = match entry.offset(self.encoding) {
+                None => entry.inline().to_owned(),
+                Some(_) => match store.presence(*offset, len) {
+                    Presence::NotYet if !finished => {
+                        return Ok(Step::Wait { until: offset.saturating_add(len) });
+                    }
+                    // Without it the pixels are still what they are.
+                    Presence::NotYet | Presence::Gone => Vec::new(),
+                    Presence::Here => {
+                        let mut bytes = vec![0; len as usize];
+                        store.copy(*offset, &mut bytes)?;
+                        store.release(*offset, entry.bytes());
+                        bytes
+                    }
+                },
+            };
+            let (entry, _) = self.entries.swap_remove(index);
+            self.take(&entry, &bytes);
+        }
+        if let (false, Some(ome)) = (file_alone, &self.description.ome)
+            && let Some(file) = &ome.other_file
+        {
+            let file: String = file.chars().take(200).collect();
+            return Err(StackError::unsupported(
+                Format::Tiff,
+                format!("planes in other files (its OME-XML names {file:?})"),
+                "save all planes to one file, or ask for those of this file alone",
+            ));
+        }
+        Ok(Step::Ready(()))
+    }
+
+    fn take(&mut self, entry: &Entry, bytes: &[u8]) {
+        let ratio = || {
+            let (above, below) = bytes.split_at_checked(4)?;
+            Some(self.encoding.number(above) as f64 / self.encoding.number(below.get(..4)?) as f64)
+        };
+        match entry.tag {
+            DESCRIPTION => self.description.take_text(bytes),
+            MICRO_MANAGER => self.description.take_micro_manager(bytes),
+            X_RESOLUTION => self.description.x_resolution = ratio(),
+            Y_RESOLUTION => self.description.y_resolution = ratio(),
+            _ => self.description.resolution_unit = Some(self.encoding.number(bytes)),
+        }
+    }
+}
