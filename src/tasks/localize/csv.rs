@@ -107,8 +107,8 @@ mod tests {
              # status: 0 converged, 1 iteration_limit, 2 at_bound, 3 singular, 4 bad_input\n\
              frame,x_nm,y_nm,photons,background,x_error_nm,y_error_nm,photons_error,background_error,\
              xy_covariance_nm2,log_likelihood_ratio,p_value,iterations,status\n\
-             0,1050,2460,1000,10,5,6.6,40,0.5,12,-20,0.5,5,0\n\
-             0,NaN,2580,1001,10,5,6.6,40,0.5,12,-20,0.5,5,0\n"
+             0,1050,2460,1000,10,5,6.6,40,0.5,11.71875,-20,0.5,5,0\n\
+             0,NaN,2580,1001,10,5,6.6,40,0.5,11.71875,-20,0.5,5,0\n"
         );
     }
 
@@ -140,7 +140,7 @@ mod tests {
             text,
             "\"id\",\"frame\",\"x [nm]\",\"y [nm]\",\"sigma [nm]\",\"intensity [photon]\",\"offset [photon]\",\
              \"bkgstd [photon]\",\"uncertainty_xy [nm]\"\n\
-             1,1,1100,2520,139.64241,1000,10,3.1622777,5.8549128\n"
+             1,1,1100,2520,139.6424,1000,10,3.1622777,5.8549123\n"
         );
     }
 
@@ -169,8 +169,8 @@ mod tests {
             lines[2],
             "x,y,photons,bg,σ,σ_x,σ_y,σ_xy,σ_photons,σ_bg,σ_σ,pvalue,frame,dataset,track_id,id"
         );
-        // The covariance in um^2: 0.001 px^2 * 0.1 um * 0.12 um.
-        assert_eq!(lines[3], "1.1,2.52,1000,10,0.14,0.005,0.0066,0.000012,40,0.5,0.002,0.5,1,1,0,1");
+        // The covariance in um^2: 1/1024 px^2 * 0.1 um * 0.12 um.
+        assert_eq!(lines[3], "1.1,2.52,1000,10,0.14,0.005,0.0066,0.00001171875,40,0.5,0.003125,0.5,1,1,0,1");
     }
 
     #[test]

@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn more_rows_than_may_be_held_are_an_error() {
-        let schema = schema(Model::Xynb);
+        let schema = square(Model::Xynb);
         for format in [Format::Npy, Format::Hdf5, Format::Picasso] {
             let options = Options { held_bytes_max: 200, ..Options::default() };
             let mut writer = Writer::new(format, &schema, &options).unwrap();

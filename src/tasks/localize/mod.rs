@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn formats_without_a_status_keep_only_what_converged() {
-        let schema = schema(Model::Xynbs);
+        let schema = square(Model::Xynbs);
         let mut table = table(&schema, 6);
         table.status = vec![0, 1, 2, 3, 4, 0];
         table.theta[0][5] = f32::NAN;
@@ -381,7 +381,7 @@ mod tests {
         );
         let named = |name: &str| Options { name: name.to_owned(), ..Options::default() };
         for name in ["", "../x", "a/b", ".hidden", "a\nb"] {
-            assert!(Writer::new(Format::Picasso, &schema(Model::Xynb), &named(name)).is_err(), "{name:?}");
+            assert!(Writer::new(Format::Picasso, &square(Model::Xynb), &named(name)).is_err(), "{name:?}");
         }
     }
 

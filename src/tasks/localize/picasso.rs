@@ -140,10 +140,6 @@ impl Encoder for Picasso {
 mod tests {
     use crate::tasks::localize::{testing::*, *};
 
-    fn square(model: Model) -> Schema {
-        Schema { pixel_nm: Some([100.0, 100.0]), ..schema(model) }
-    }
-
     fn file(schema: &Schema, tables: &[&Table]) -> Vec<u8> {
         bytes(Format::Hdf5, schema, &Options::default(), tables)
     }
@@ -166,7 +162,7 @@ mod tests {
         let expected = [10.5, 20.5, 1000.0, 1.4, 1.4, 10.0, 0.05, 0.055, -20.0];
         assert_eq!((1..10).map(value).collect::<Vec<_>>(), expected);
         assert_eq!(first[40..44], 5_u32.to_le_bytes());
-        assert_eq!((11..15).map(value).collect::<Vec<_>>(), [40.0, 0.5, 0.02, 0.02]);
+        assert_eq!((11..15).map(value).collect::<Vec<_>>(), [40.0, 0.5, 0.03125, 0.03125]);
     }
 
     #[test]

@@ -20,6 +20,11 @@ pub(super) fn schema(model: Model) -> Schema {
     }
 }
 
+/// The same with pixels of 100 x 100 nm.
+pub(super) fn square(model: Model) -> Schema {
+    Schema { pixel_nm: Some([100.0, 100.0]), ..schema(model) }
+}
+
 /// Rows on a diagonal, three to a frame.
 pub(super) fn table(schema: &Schema, rows: usize) -> Table {
     let each = |value: &dyn Fn(usize) -> f32| -> Vec<f32> { (0..rows).map(value).collect() };
@@ -38,14 +43,14 @@ pub(super) fn table(schema: &Schema, rows: usize) -> Table {
         Parameter::Z => each(&|_| 0.03),
         Parameter::Photons => each(&|_| 40.0),
         Parameter::Background => each(&|_| 0.5),
-        _ => each(&|_| 0.02),
+        _ => each(&|_| 0.03125),
     };
     let parameters = schema.model.parameters();
     Table {
         frame: (0..rows).map(|row| row as u32 / 3).collect(),
         theta: parameters.iter().map(theta).collect(),
         errors: parameters.iter().map(error).collect(),
-        covariances: schema.model.covariances().iter().map(|_| each(&|_| 0.001)).collect(),
+        covariances: schema.model.covariances().iter().map(|_| each(&|_| 0.0009765625)).collect(),
         log_likelihood_ratio: each(&|_| -20.0),
         p_value: each(&|_| 0.5),
         iterations: vec![5; rows],
