@@ -71,10 +71,11 @@ impl Colormap {
     }
 }
 
-/// The hue of a height from 0, red, over yellow, green and cyan to 1, blue; at a brightness from 0 to 1.
+/// The hue of a height from 0, red, over yellow, green and cyan to 1, azure; at a brightness from 0 to 1. Pure blue
+/// would be hard to see on black.
 pub(super) fn hue(height: f32, brightness: f32) -> [u8; 3] {
-    // The circle of hues has six parts, four of which are used.
-    let place = height.clamp(0.0, 1.0) * 4.0;
+    // The circle of hues has six parts, three and a half of which are used.
+    let place = height.clamp(0.0, 1.0) * 3.5;
     let channel = |center: f32| (2.0 - (place - center).abs()).clamp(0.0, 1.0);
     [channel(0.0), channel(2.0), channel(4.0)].map(|channel| byte(channel * brightness))
 }
@@ -123,14 +124,14 @@ mod tests {
     fn heights_go_from_red_to_blue() {
         let hues = [
             (0.0, [255, 0, 0]),
-            (0.25, [255, 255, 0]),
-            (0.5, [0, 255, 0]),
-            (0.75, [0, 255, 255]),
-            (1.0, [0, 0, 255]),
+            (1.0, [255, 255, 0]),
+            (2.0, [0, 255, 0]),
+            (3.0, [0, 255, 255]),
+            (3.5, [0, 128, 255]),
         ];
         for (height, color) in hues {
-            assert_eq!(hue(height, 1.0), color);
-            assert_eq!(hue(height, 0.0), [0; 3]);
+            assert_eq!(hue(height / 3.5, 1.0), color);
+            assert_eq!(hue(height / 3.5, 0.0), [0; 3]);
         }
     }
 }

@@ -166,11 +166,14 @@ mod tests {
         assert!(lines[1].contains("x in um, y in um"), "{}", lines[1]);
         assert!(lines[1].ends_with("the outer corner of the first pixel is (0, 0); frames count from 1"));
         assert_eq!(
-            lines[2],
-            "x,y,photons,bg,σ,σ_x,σ_y,σ_xy,σ_photons,σ_bg,σ_σ,pvalue,frame,dataset,track_id,id"
+            lines[3],
+            "x,y,photons,bg,σ,σ_x,σ_y,σ_xy,σ_photons,σ_bg,σ_σ,pvalue,frame,dataset,track_id,id,status"
         );
         // The covariance in um^2: 1/1024 px^2 * 0.1 um * 0.12 um.
-        assert_eq!(lines[3], "1.1,2.52,1000,10,0.14,0.005,0.0066,0.00001171875,40,0.5,0.003125,0.5,1,1,0,1");
+        assert_eq!(
+            lines[4],
+            "1.1,2.52,1000,10,0.14,0.005,0.0066,0.00001171875,40,0.5,0.003125,0.5,1,1,0,1,0"
+        );
     }
 
     #[test]

@@ -199,33 +199,32 @@ impl Writer {
         schema.check()?;
         let schema = Arc::new(schema.clone());
         check_options(format, options)?;
-        let listed = || match options.columns {
+        let open = || match options.columns {
             Columns::All => layout::all(&schema, options.units),
             Columns::GaussMle => layout::gaussmle(&schema),
         };
-        let (layout, encoder): (Layout, Box<dyn Encoder>) = match format {
-            Format::Csv => encoder(listed()?, |layout| csv::Csv::new(&schema, layout)),
+        let made = match format {
+            Format::Csv => Made::of(open()?, |layout| csv::Csv::new(&schema, layout)),
             Format::ThunderStorm => {
-                encoder(layout::thunderstorm(&schema)?, |layout| csv::Csv::without_comments(&schema, layout))
+                Made::of(layout::thunderstorm(&schema)?, |layout| csv::Csv::without_comments(&schema, layout))
             }
-            Format::Ndjson => encoder(listed()?, |layout| ndjson::Ndjson::new(&schema, layout)),
-            Format::Arrow => encoder(listed()?, |layout| arrow::Arrow::new(&schema, layout)),
-            Format::Npy => {
-                encoder(listed()?, |layout| npy::Npy::new(&schema, layout, options.held_bytes_max))
-            }
+            Format::Ndjson => Made::of(open()?, |layout| ndjson::Ndjson::new(&schema, layout)),
+            Format::Arrow => Made::of(open()?, |layout| arrow::Arrow::new(&schema, layout)),
+            Format::Npy => Made::of(open()?, |layout| npy::Npy::new(&schema, layout, options.held_bytes_max)),
             Format::Picasso | Format::Hdf5 => {
                 let archive = (format == Format::Picasso).then_some(options.name.as_str());
                 let picasso = picasso::Picasso::new(&schema, archive, options.held_bytes_max)?;
-                encoder(layout::picasso(&schema), |_| picasso)
+                Made::of(layout::picasso(&schema), |_| picasso)
             }
             Format::Png => {
                 let picture = picture::Picture::new(&schema, &options.picture)?;
-                encoder(layout::all(&schema, Units::Auto)?, |_| picture)
+                let conventions = picture.conventions();
+                Made { conventions, has_status: false, encoder: Box::new(picture) }
             }
         };
-        let has_status = layout.has_status && format != Format::Png;
+        let Made { conventions, has_status, encoder } = made;
         let keep = options.keep.unwrap_or(if has_status { Keep::All } else { Keep::Converged });
-        Ok(Writer { schema, keep, conventions: layout.line(), counts: Counts::default(), encoder })
+        Ok(Writer { schema, keep, conventions, counts: Counts::default(), encoder })
     }
 
     /// Units, pixel origin and frame base in one line, for a header of the reply.
@@ -286,12 +285,18 @@ impl Writer {
     }
 }
 
-/// An encoder together with the layout that it was made from.
-fn encoder<E: Encoder + 'static>(
-    layout: Layout,
-    make: impl FnOnce(Layout) -> E,
-) -> (Layout, Box<dyn Encoder>) {
-    (layout.clone(), Box::new(make(layout)))
+/// An encoder, and what the writer tells of it.
+struct Made {
+    conventions: String,
+    has_status: bool,
+    encoder: Box<dyn Encoder>,
+}
+
+impl Made {
+    /// From an encoder of these columns.
+    fn of<E: Encoder + 'static>(layout: Layout, make: impl FnOnce(Layout) -> E) -> Made {
+        Made { conventions: layout.line(), has_status: layout.has_status, encoder: Box::new(make(layout)) }
+    }
 }
 
 /// Refuses what the format cannot meet, rather than leaving it out.
@@ -396,7 +401,7 @@ mod tests {
             (short, "a column of p_value has 2 rows, expected 3"),
             (coded, "status 9 is unknown, expected 0 to 4"),
             (
-                table(&super::testing::schema(Model::Xynbs), 3),
+                table(&testing::schema(Model::Xynbs), 3),
                 "a table of model xynb has 5 columns of parameters, expected 4",
             ),
         ] {

@@ -32,7 +32,8 @@ pub enum Columns {
     /// Ours: everything that was fitted.
     #[default]
     All,
-    /// The fields of GaussMLE.jl's emitters in their order: um from the outer corner of the first pixel, frames from 1.
+    /// The fields of GaussMLE.jl's emitters in their order: um from the outer corner of the first pixel, frames
+    /// from 1. The status follows as a last column.
     GaussMle,
 }
 
@@ -118,7 +119,7 @@ pub enum ColorBy {
     /// Brightness and color both show density.
     #[default]
     Density,
-    /// Brightness shows density, the hue the mean z: red at the lower end of the range, blue at the upper. Without a
+    /// Brightness shows density, the hue the mean z: red at the lower end of the range, azure at the upper. Without a
     /// range, in um, it is that of the middle 98 % of the bright pixels.
     Z(Option<[f32; 2]>),
 }

@@ -56,6 +56,18 @@ impl Picture {
         let density = Density::new(size.map(|side| side as usize), matches!(options.color_by, ColorBy::Z(_)));
         Ok(Picture { schema: Arc::clone(schema), options: *options, per_pixel, density, left_out: 0 })
     }
+
+    /// Width and height of a pixel, nm, where known.
+    fn pixel_nm(&self) -> Option<[f64; 2]> {
+        self.schema.pixel_nm.map(|pixel| [0, 1].map(|axis| pixel[axis] / self.per_pixel[axis]))
+    }
+
+    /// How the picture's pixels lie on the frame.
+    pub(super) fn conventions(&self) -> String {
+        let [x, y] = self.per_pixel;
+        let size = self.pixel_nm().map_or(String::new(), |[x, y]| format!(" of {x:.3} x {y:.3} nm"));
+        format!("{x:.4} x {y:.4} pixels{size} per camera pixel, from the outer corner of the first pixel")
+    }
 }
 
 fn check(schema: &Schema, options: &PictureOptions) -> Result<(), String> {
@@ -137,18 +149,14 @@ impl Encoder for Picture {
 
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
         let about = format!(
-            "{} localizations in {} frames, {} of them outside the picture or less certain than {} camera pixels; \
-             {} x {} pixels per camera pixel, from the outer corner of the first",
+            "{} localizations in {} frames, {} of them outside the picture or less certain than {} camera pixels; {}",
             counts.written,
             counts.frames,
             self.left_out,
             self.options.error_px_max,
-            self.per_pixel[0],
-            self.per_pixel[1]
+            self.conventions()
         );
-        let pixel_nm =
-            self.schema.pixel_nm.map(|pixel| [0, 1].map(|axis| pixel[axis] / self.per_pixel[axis]));
-        render::png(&self.density, &self.options, pixel_nm, about).map(|png| vec![Bytes::from(png)])
+        render::png(&self.density, &self.options, self.pixel_nm(), about).map(|png| vec![Bytes::from(png)])
     }
 }
 
@@ -248,7 +256,7 @@ mod tests {
         let (color, size, data) = draw(&schema, picture, &table);
         assert_eq!((color, size), (png::ColorType::Rgb, [8, 4]));
         assert_eq!(data[(8 + 1) * 3..][..3], [255, 0, 0]);
-        assert_eq!(data[(2 * 8 + 6) * 3..][..3], [0, 0, 255]);
+        assert_eq!(data[(2 * 8 + 6) * 3..][..3], [0, 128, 255]);
         assert_eq!(data.iter().filter(|value| **value > 0).count(), 2);
         let by_z = PictureOptions { color_by: ColorBy::Z(None), ..picture };
         let error = Writer::new(Format::Png, &square(Model::Xynb), &options(by_z)).unwrap_err();

@@ -143,7 +143,7 @@ pub(in super::super) fn all(schema: &Schema, units: Units) -> Result<Layout, Str
     Ok(Layout { columns, origin: Origin::Center, frame_base: 0, has_status: true })
 }
 
-/// The fields of GaussMLE.jl's emitters, under their names and in their order.
+/// The fields of GaussMLE.jl's emitters, under their names and in their order; and the status, which it does not have.
 pub(in super::super) fn gaussmle(schema: &Schema) -> Result<Layout, String> {
     let pixel_nm = schema.need_pixel_nm("the columns of gaussmle")?;
     let system = System::micrometers(pixel_nm);
@@ -185,8 +185,9 @@ pub(in super::super) fn gaussmle(schema: &Schema) -> Result<Layout, String> {
         column("dataset", "", Kind::U32, Source::Constant).plus(1.0),
         column("track_id", "", Kind::U32, Source::Constant),
         column("id", "", Kind::U32, Source::Row).plus(1.0),
+        column("status", "", Kind::U8, Source::Status),
     ]);
-    Ok(Layout { columns, origin: Origin::Corner, frame_base: 1, has_status: false })
+    Ok(Layout { columns, origin: Origin::Corner, frame_base: 1, has_status: true })
 }
 
 /// ThunderSTORM's table. Readers that know one width only find the mean of two under the name of the one.

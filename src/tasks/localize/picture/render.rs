@@ -33,7 +33,7 @@ pub(super) fn png(
                 let height = if *sum > 0.0 { (z_sum / sum - low) / (high - low) } else { 0.0 };
                 hue(height, sum / white)
             });
-            let about = format!("{about}; hue from red at z = {low} um to blue at {high} um");
+            let about = format!("{about}; hue from red at z = {low} um to azure at {high} um");
             (ColorType::Rgb, data.collect(), about)
         }
     };
