@@ -8,11 +8,13 @@
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`embed`]: a vector.
 //! - [`labels`]: class names.
+//! - [`localize`]: tables of fitted spots to files, streams and pictures.
 
 pub mod classify;
 pub mod detect;
 pub mod embed;
 pub mod labels;
+pub mod localize;
 pub mod mask;
 pub mod nms;
 pub mod segment;

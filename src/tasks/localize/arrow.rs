@@ -1,0 +1,149 @@
+//! Arrow's IPC stream: a record batch per chunk. Units are metadata of the fields, conventions of the schema.
+//!
+//! A stream that ends without its end marker is taken for whole by common readers. So an output that breaks off ends
+//! with a message that is announced as longer than what comes: readers report an error, and the bytes that do come are
+//! the text of ours.
+
+use super::{
+    Counts, Encoder, Status, Table,
+    layout::{Kind, Layout, Values},
+    schema::Schema,
+};
+use arrow_array::{ArrayRef, Float32Array, RecordBatch, UInt8Array, UInt32Array};
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::{ArrowError, DataType, Field, Schema as Fields};
+use bytes::Bytes;
+use std::{collections::HashMap, sync::Arc};
+
+pub(super) struct Arrow {
+    schema: Arc<Schema>,
+    layout: Layout,
+    fields: Arc<Fields>,
+    /// None before the beginning.
+    writer: Option<StreamWriter<Vec<u8>>>,
+}
+
+impl Arrow {
+    pub(super) fn new(schema: &Arc<Schema>, layout: Layout) -> Arrow {
+        let fields: Vec<Field> = layout
+            .columns
+            .iter()
+            .map(|column| {
+                let datatype = match column.kind {
+                    Kind::U8 => DataType::UInt8,
+                    Kind::U32 => DataType::UInt32,
+                    Kind::F32 => DataType::Float32,
+                };
+                let field = Field::new(&column.name, datatype, false);
+                if column.unit.is_empty() {
+                    return field;
+                }
+                field.with_metadata(HashMap::from([("unit".to_owned(), column.unit.to_owned())]))
+            })
+            .collect();
+        let mut facts: HashMap<String, String> = schema.facts().into_iter().collect();
+        facts.insert("pixel_origin".to_owned(), layout.origin.words().to_owned());
+        facts.insert("frame_base".to_owned(), layout.frame_base.to_string());
+        if layout.has_status {
+            facts.insert("status_codes".to_owned(), Status::ALL.map(Status::name).join(" "));
+        }
+        let fields = Arc::new(Fields::new(fields).with_metadata(facts));
+        Arrow { schema: Arc::clone(schema), layout, fields, writer: None }
+    }
+}
+
+/// Moves what was written so far.
+fn drain(writer: &mut StreamWriter<Vec<u8>>, out: &mut Vec<u8>) {
+    out.append(writer.get_mut());
+}
+
+fn failed(error: ArrowError) -> String {
+    format!("cannot write an Arrow stream: {error}")
+}
+
+impl Encoder for Arrow {
+    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+        let mut writer = StreamWriter::try_new(Vec::new(), &self.fields).map_err(failed)?;
+        drain(&mut writer, out);
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String> {
+        if table.rows() == 0 {
+            return Ok(());
+        }
+        let array = |values: Values| -> ArrayRef {
+            match values {
+                Values::U8(values) => Arc::new(UInt8Array::from(values)),
+                Values::U32(values) => Arc::new(UInt32Array::from(values)),
+                Values::F32(values) => Arc::new(Float32Array::from(values)),
+            }
+        };
+        let columns = self.layout.columns.iter();
+        let columns = columns.map(|column| Ok(array(column.values(&self.schema, table, first)?)));
+        let columns = columns.collect::<Result<Vec<ArrayRef>, String>>()?;
+        let batch = RecordBatch::try_new(Arc::clone(&self.fields), columns).map_err(failed)?;
+        let writer = self.writer.as_mut().ok_or("rows came before the beginning")?;
+        writer.write(&batch).map_err(failed)?;
+        drain(writer, out);
+        Ok(())
+    }
+
+    fn end(self: Box<Self>, _counts: &Counts) -> Result<Vec<Bytes>, String> {
+        let mut writer = self.writer.ok_or("the end came before the beginning")?;
+        writer.finish().map_err(failed)?;
+        let mut out = Vec::new();
+        drain(&mut writer, &mut out);
+        Ok(vec![Bytes::from(out)])
+    }
+
+    fn error(self: Box<Self>, message: &str, _counts: &Counts) -> Vec<u8> {
+        let announced = (message.len() / 8 + 1) * 8;
+        let mut out = u32::MAX.to_le_bytes().to_vec();
+        out.extend((announced as u32).to_le_bytes());
+        out.extend(message.as_bytes());
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tasks::localize::{testing::*, *};
+    use arrow_array::{RecordBatch, cast::AsArray, types::Float32Type};
+    use arrow_ipc::reader::StreamReader;
+
+    fn read(bytes: &[u8]) -> Vec<Result<RecordBatch, String>> {
+        StreamReader::try_new(bytes, None).unwrap().map(|batch| batch.map_err(|e| e.to_string())).collect()
+    }
+
+    #[test]
+    fn chunks_are_batches_with_units() {
+        let schema = schema(Model::Xynbsxsy);
+        let tables = [&table(&schema, 3), &table(&schema, 0), &table(&schema, 2)];
+        let batches = read(&bytes(Format::Arrow, &schema, &Options::default(), &tables));
+        let batches: Vec<RecordBatch> = batches.into_iter().map(Result::unwrap).collect();
+        assert_eq!(batches.iter().map(RecordBatch::num_rows).collect::<Vec<_>>(), [3, 2]);
+        let fields = batches[0].schema();
+        assert_eq!(fields.metadata()["pixel_origin"], "the center of the first pixel is (0, 0)");
+        assert_eq!(fields.field_with_name("sigma_x_nm").unwrap().metadata()["unit"], "nm");
+        let x = batches[0].column_by_name("x_nm").unwrap().as_primitive::<Float32Type>();
+        assert_eq!(x.values()[..], [1050.0, 1150.0, 1250.0]);
+    }
+
+    #[test]
+    fn a_stream_that_breaks_off_is_an_error_to_readers() {
+        let schema = schema(Model::Xynb);
+        for message in ["", "page 3 is cut off", "12345678"] {
+            let mut writer = Writer::new(Format::Arrow, &schema, &Options::default()).unwrap();
+            let mut out = Vec::new();
+            writer.begin(&mut out).unwrap();
+            writer.chunk(&table(&schema, 3), &mut out).unwrap();
+            out.extend(writer.error(message));
+            let batches = read(&out);
+            assert!(batches[0].is_ok());
+            assert!(batches[1].is_err(), "{message:?}");
+            assert!(out.ends_with(message.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Columns: what is written of a table, under which names, in which units, from which origin.
+//!
+//! Every format but the picture is a list of columns and an encoding. [`all`] and [`gaussmle`] can be had in any
+//! encoding, [`thunderstorm`] and [`picasso`] belong to a file of their own.
+
+mod lists;
+
+pub(super) use lists::{all, gaussmle, picasso, thunderstorm};
+
+use super::{
+    schema::{Parameter, Schema, Width},
+    table::Table,
+};
+
+/// Where positions count from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The centre of the first pixel is (0, 0).
+    Center,
+    /// The outer corner of the first pixel is (0, 0).
+    Corner,
+}
+
+impl Origin {
+    /// In words, for heads of files.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Origin::Center => "the center of the first pixel is (0, 0)",
+            Origin::Corner => "the outer corner of the first pixel is (0, 0)",
+        }
+    }
+}
+
+/// What a column is written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    U8,
+    U32,
+    F32,
+}
+
+impl Kind {
+    /// Bytes of a value.
+    pub(super) fn size(self) -> usize {
+        match self {
+            Kind::U8 => 1,
+            Kind::U32 | Kind::F32 => 4,
+        }
+    }
+}
+
+/// What a column is made of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Source {
+    /// Number of the row among those written, from 0.
+    Row,
+    Frame,
+    /// A parameter, by its place in the table.
+    Theta(usize),
+    /// A standard error.
+    Error(usize),
+    Covariance(usize),
+    /// Root mean square of the standard errors of x and y, each times its factor.
+    ErrorXY([f64; 2]),
+    /// Width of the spot along x (0) or y (1), px.
+    Width(usize),
+    /// Geometric mean of the widths, each times its factor.
+    WidthMean([f64; 2]),
+    /// How far the widths differ: 0 is round.
+    Ellipticity,
+    /// Standard deviation of the background's photons in a pixel.
+    BackgroundNoise,
+    LogLikelihoodRatio,
+    PValue,
+    Iterations,
+    Status,
+    Score,
+    Constant,
+}
+
+/// A column of the output: `value * scale + offset` of its source.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Column {
+    pub(super) name: String,
+    /// Empty where a number has none.
+    pub(super) unit: &'static str,
+    pub(super) kind: Kind,
+    pub(super) source: Source,
+    pub(super) scale: f64,
+    pub(super) offset: f64,
+}
+
+/// The columns of a format, and what its positions and frames count from.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Layout {
+    pub(super) columns: Vec<Column>,
+    pub(super) origin: Origin,
+    /// Number of the first frame.
+    pub(super) frame_base: u32,
+    /// Whether a column says how each fit ended.
+    pub(super) has_status: bool,
+}
+
+/// The values of a column.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Values {
+    U8(Vec<u8>),
+    U32(Vec<u32>),
+    F32(Vec<f32>),
+}
+
+impl Column {
+    /// The values for a table whose first row is the `first`th that is written.
+    ///
+    /// # Errors
+    /// If a whole number leaves the 32 bits of its column.
+    pub(super) fn values(&self, schema: &Schema, table: &Table, first: u64) -> Result<Values, String> {
+        Ok(match self.kind {
+            Kind::U8 => Values::U8(self.small(table)),
+            Kind::U32 => Values::U32(self.whole(table, first)?),
+            Kind::F32 => Values::F32(self.real(schema, table)),
+        })
+    }
+
+    fn small(&self, table: &Table) -> Vec<u8> {
+        match self.source {
+            Source::Iterations => table.iterations.clone(),
+            Source::Status => table.status.clone(),
+            source => unreachable!("{source:?} is no column of bytes"),
+        }
+    }
+
+    fn whole(&self, table: &Table, first: u64) -> Result<Vec<u32>, String> {
+        let offset = self.offset as u64;
+        let number = |value: u64| {
+            u32::try_from(value + offset)
+                .map_err(|_| format!("{} {} does not fit into 32 bits", self.name, value + offset))
+        };
+        match self.source {
+            Source::Row => (0..table.rows() as u64).map(|row| number(first + row)).collect(),
+            Source::Frame => table.frame.iter().map(|frame| number(u64::from(*frame))).collect(),
+            Source::Iterations => table.iterations.iter().map(|n| number(u64::from(*n))).collect(),
+            Source::Constant => (0..table.rows()).map(|_| number(0)).collect(),
+            source => unreachable!("{source:?} is no column of whole numbers"),
+        }
+    }
+
+    fn real(&self, schema: &Schema, table: &Table) -> Vec<f32> {
+        let [scale, offset] = [self.scale, self.offset];
+        let column = |values: &[f32]| -> Vec<f32> {
+            // In double precision, so that a unit costs no digits.
+            values.iter().map(|value| (f64::from(*value) * scale + offset) as f32).collect()
+        };
+        let each = |value: &dyn Fn(usize) -> f64| -> Vec<f32> {
+            (0..table.rows()).map(|row| (value(row) * scale + offset) as f32).collect()
+        };
+        match self.source {
+            Source::Theta(index) => column(&table.theta[index]),
+            Source::Error(index) => column(&table.errors[index]),
+            Source::Covariance(index) => column(&table.covariances[index]),
+            Source::ErrorXY(factors) => each(&|row| {
+                let [x, y] = [0, 1].map(|axis| f64::from(table.errors[axis][row]) * factors[axis]);
+                ((x * x + y * y) / 2.0).sqrt()
+            }),
+            Source::Width(axis) => each(&|row| widths(schema, table, row)[axis]),
+            Source::WidthMean(factors) => each(&|row| {
+                let [x, y] = widths(schema, table, row);
+                (x * factors[0] * y * factors[1]).sqrt()
+            }),
+            Source::Ellipticity => each(&|row| {
+                let [x, y] = widths(schema, table, row);
+                (x - y).abs() / x.max(y)
+            }),
+            Source::BackgroundNoise => match schema.model.index(Parameter::Background) {
+                Some(index) => each(&|row| f64::from(table.theta[index][row]).max(0.0).sqrt()),
+                None => vec![f32::NAN; table.rows()],
+            },
+            Source::LogLikelihoodRatio => column(&table.log_likelihood_ratio),
+            Source::PValue => column(&table.p_value),
+            Source::Score => column(&table.score),
+            source => unreachable!("{source:?} is no column of real numbers"),
+        }
+    }
+}
+
+/// The widths of a spot along x and y, px.
+fn widths(schema: &Schema, table: &Table, row: usize) -> [f64; 2] {
+    let fitted = |parameter| schema.model.index(parameter).map(|index| table.theta[index][row]);
+    let sigma = match schema.width {
+        Width::Fixed(sigma) => sigma,
+        Width::Astigmatic(astigmatism) => astigmatism.sigma_px(fitted(Parameter::Z).unwrap_or(f32::NAN)),
+        Width::Fitted => {
+            let round = fitted(Parameter::Sigma).unwrap_or(f32::NAN);
+            [fitted(Parameter::SigmaX).unwrap_or(round), fitted(Parameter::SigmaY).unwrap_or(round)]
+        }
+    };
+    sigma.map(f64::from)
+}
+
+impl Layout {
+    /// Bytes of a row, packed.
+    pub(super) fn row_size(&self) -> usize {
+        self.columns.iter().map(|column| column.kind.size()).sum()
+    }
+
+    /// The rows of a table, packed and little-endian, one after the other.
+    ///
+    /// # Errors
+    /// As [`Column::values`].
+    pub(super) fn pack(&self, schema: &Schema, table: &Table, first: u64) -> Result<Vec<u8>, String> {
+        let stride = self.row_size();
+        let mut bytes = vec![0; stride * table.rows()];
+        let mut at = 0;
+        for column in &self.columns {
+            let size = column.kind.size();
+            let places = bytes.chunks_exact_mut(stride).map(|row| &mut row[at..at + size]);
+            match column.values(schema, table, first)? {
+                Values::U8(values) => places.zip(values).for_each(|(place, value)| place[0] = value),
+                Values::U32(values) => {
+                    places.zip(values).for_each(|(place, value)| place.copy_from_slice(&value.to_le_bytes()));
+                }
+                Values::F32(values) => {
+                    places.zip(values).for_each(|(place, value)| place.copy_from_slice(&value.to_le_bytes()));
+                }
+            }
+            at += size;
+        }
+        Ok(bytes)
+    }
+
+    /// The units of the columns that have one, and the conventions, in one line.
+    pub(super) fn line(&self) -> String {
+        let units: Vec<String> = self
+            .columns
+            .iter()
+            .filter(|column| !column.unit.is_empty())
+            .map(|column| format!("{} in {}", column.name, column.unit))
+            .collect();
+        format!("{}; {}; frames count from {}", units.join(", "), self.origin.words(), self.frame_base)
+    }
+}

@@ -1,0 +1,412 @@
+//! Localizations out: rows of fitted spots to files, streams and pictures. Pure: bytes come out as rows go in.
+//!
+//! A [`Writer`] is made for a [`Format`], a [`Schema`] and [`Options`]; it takes [`Table`]s, chunk by chunk, and gives
+//! bytes. Which columns a file has, in which units and from which origin, is a [`layout`]; how they are encoded is a
+//! file per format:
+//!
+//! - [`csv`], [`ndjson`], [`arrow`]: streamed, so a stack of any length takes constant memory.
+//! - [`npy`], [`picasso`] ([`hdf5`] and [`zip`] are its containers): the head tells the number of rows, so the packed
+//!   rows are held until the end, up to a bound.
+//! - [`picture`] with its [`colormap`]: rows become brightness as they come, a picture at the end.
+//!
+//! Everything that is written says its units, where positions count from, and the number of the first frame.
+//! In a [`Table`] the centre of the first pixel is (0, 0) and frames count from 0; formats with other rules say so.
+
+pub mod colormap;
+pub mod options;
+pub mod schema;
+pub mod table;
+
+mod arrow;
+mod csv;
+mod hdf5;
+mod held;
+mod layout;
+mod ndjson;
+mod npy;
+mod number;
+mod picasso;
+mod picture;
+mod zip;
+
+#[cfg(test)]
+mod testing;
+
+pub use colormap::Colormap;
+pub use options::{ColorBy, Columns, Keep, Options, PictureOptions, Render, Scale, Units};
+pub use picasso::metadata as picasso_metadata;
+pub use schema::{Astigmatism, Model, Parameter, Schema, Score, Width};
+pub use table::{Counts, Status, Table};
+
+use bytes::Bytes;
+use layout::Layout;
+use std::sync::Arc;
+
+/// What localizations are written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Text, a row per localization.
+    Csv,
+    /// A line of JSON per frame, between a head and a tail.
+    Ndjson,
+    /// The CSV that ThunderSTORM exports and imports.
+    ThunderStorm,
+    /// A ZIP of Picasso's HDF5 file and the YAML file beside it.
+    Picasso,
+    /// The HDF5 file alone; it carries what the YAML file says.
+    Hdf5,
+    /// Arrow's IPC stream.
+    Arrow,
+    /// A one-dimensional numpy array of records.
+    Npy,
+    /// A picture.
+    Png,
+}
+
+impl Format {
+    /// All formats.
+    pub const ALL: [Format; 8] = [
+        Format::Csv,
+        Format::Ndjson,
+        Format::ThunderStorm,
+        Format::Picasso,
+        Format::Hdf5,
+        Format::Arrow,
+        Format::Npy,
+        Format::Png,
+    ];
+
+    /// The name in queries.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Csv => "csv",
+            Format::Ndjson => "ndjson",
+            Format::ThunderStorm => "thunderstorm",
+            Format::Picasso => "picasso",
+            Format::Hdf5 => "hdf5",
+            Format::Arrow => "arrow",
+            Format::Npy => "npy",
+            Format::Png => "png",
+        }
+    }
+
+    /// The format of that name.
+    pub fn from_name(name: &str) -> Option<Format> {
+        Format::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    /// The media type of a reply.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Format::Csv => "text/csv; charset=utf-8",
+            Format::Ndjson => "application/x-ndjson",
+            Format::ThunderStorm => "text/csv; charset=utf-8; profile=thunderstorm",
+            Format::Picasso => "application/zip",
+            Format::Hdf5 => "application/x-hdf5",
+            Format::Arrow => "application/vnd.apache.arrow.stream",
+            Format::Npy => "application/x-npy",
+            Format::Png => "image/png",
+        }
+    }
+
+    /// The format that a media type asks for, its parameters included; wildcards ask for none.
+    pub fn from_media_type(media_type: &str) -> Option<Format> {
+        let mut parts = media_type.split(';').map(|part| part.trim().to_ascii_lowercase());
+        let essence = parts.next()?;
+        let profile = parts.find_map(|part| {
+            let (key, value) = part.split_once('=')?;
+            (key.trim() == "profile").then(|| value.trim().trim_matches('"').to_owned())
+        });
+        match (essence.as_str(), profile.as_deref()) {
+            ("text/csv", Some("thunderstorm")) => Some(Format::ThunderStorm),
+            ("text/csv", None) => Some(Format::Csv),
+            ("application/x-ndjson" | "application/ndjson" | "application/jsonl", None) => {
+                Some(Format::Ndjson)
+            }
+            ("application/zip", None) => Some(Format::Picasso),
+            ("application/x-hdf5" | "application/x-hdf", None) => Some(Format::Hdf5),
+            ("application/vnd.apache.arrow.stream", None) => Some(Format::Arrow),
+            ("application/x-npy", None) => Some(Format::Npy),
+            ("image/png", None) => Some(Format::Png),
+            _ => None,
+        }
+    }
+
+    /// What the names of such files end with, without the dot.
+    pub fn file_extension(self) -> &'static str {
+        match self {
+            Format::Csv | Format::ThunderStorm => "csv",
+            Format::Ndjson => "ndjson",
+            Format::Picasso => "zip",
+            Format::Hdf5 => "hdf5",
+            Format::Arrow => "arrows",
+            Format::Npy => "npy",
+            Format::Png => "png",
+        }
+    }
+
+    /// Whether bytes come with the rows. Where they all come at the end, nothing has been sent when an error is met
+    /// on the way, and the reply can still become one that says so.
+    pub fn streams(self) -> bool {
+        matches!(self, Format::Csv | Format::Ndjson | Format::ThunderStorm | Format::Arrow)
+    }
+}
+
+/// An encoding, between the rows and the bytes.
+trait Encoder: Send {
+    /// What stands before the rows.
+    fn begin(&mut self, _out: &mut Vec<u8>) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Rows, of which `first` were written before.
+    fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String>;
+
+    /// What follows the rows.
+    fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String>;
+
+    /// What follows the rows if there will be no more of them, although there should.
+    fn error(self: Box<Self>, _message: &str, _counts: &Counts) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+/// Turns tables into the bytes of a format.
+pub struct Writer {
+    schema: Arc<Schema>,
+    keep: Keep,
+    conventions: String,
+    counts: Counts,
+    encoder: Box<dyn Encoder>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer")
+            .field("schema", &self.schema)
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    /// A writer of a format.
+    ///
+    /// # Errors
+    /// A schema that does not fit together or lacks what the format needs (the pixel size, the frame size), options
+    /// that the format cannot meet, and pictures above the bound.
+    pub fn new(format: Format, schema: &Schema, options: &Options) -> Result<Writer, String> {
+        schema.check()?;
+        let schema = Arc::new(schema.clone());
+        check_options(format, options)?;
+        let open = || match options.columns {
+            Columns::All => layout::all(&schema, options.units),
+            Columns::GaussMle => layout::gaussmle(&schema),
+        };
+        let made = match format {
+            Format::Csv => Made::of(open()?, |layout| csv::Csv::new(&schema, layout)),
+            Format::ThunderStorm => {
+                Made::of(layout::thunderstorm(&schema)?, |layout| csv::Csv::without_comments(&schema, layout))
+            }
+            Format::Ndjson => Made::of(open()?, |layout| ndjson::Ndjson::new(&schema, layout)),
+            Format::Arrow => Made::of(open()?, |layout| arrow::Arrow::new(&schema, layout)),
+            Format::Npy => Made::of(open()?, |layout| npy::Npy::new(&schema, layout, options.held_bytes_max)),
+            Format::Picasso | Format::Hdf5 => {
+                let archive = (format == Format::Picasso).then_some(options.name.as_str());
+                let picasso = picasso::Picasso::new(&schema, archive, options.held_bytes_max)?;
+                Made::of(layout::picasso(&schema), |_| picasso)
+            }
+            Format::Png => {
+                let picture = picture::Picture::new(&schema, &options.picture)?;
+                let conventions = picture.conventions();
+                Made { conventions, has_status: false, encoder: Box::new(picture) }
+            }
+        };
+        let Made { conventions, has_status, encoder } = made;
+        let keep = options.keep.unwrap_or(if has_status { Keep::All } else { Keep::Converged });
+        Ok(Writer { schema, keep, conventions, counts: Counts::default(), encoder })
+    }
+
+    /// Units, pixel origin and frame base in one line, for a header of the reply.
+    pub fn conventions(&self) -> &str {
+        &self.conventions
+    }
+
+    /// What has gone through so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Appends what stands before the rows. To be called once, first.
+    ///
+    /// # Errors
+    /// If the encoding fails.
+    pub fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+        self.encoder.begin(out)
+    }
+
+    /// Appends the bytes of some rows, where the format [streams](Format::streams).
+    ///
+    /// # Errors
+    /// A table that is not of the schema, more rows than may be held, numbers beyond 32 bits.
+    pub fn chunk(&mut self, table: &Table, out: &mut Vec<u8>) -> Result<(), String> {
+        table.check(&self.schema)?;
+        let columns = || table.theta.iter().chain(&table.errors);
+        let keep: Vec<bool> = (0..table.rows())
+            .map(|row| self.keep.takes(table.status[row], columns().all(|column| column[row].is_finite())))
+            .collect();
+        let kept = keep.iter().filter(|kept| **kept).count();
+        if kept == table.rows() {
+            self.encoder.rows(table, self.counts.written, out)?;
+        } else {
+            self.encoder.rows(&table.select(&keep), self.counts.written, out)?;
+        }
+        self.counts.add(table, kept);
+        Ok(())
+    }
+
+    /// The rest of the bytes, to be sent one after the other. `frames` is the number of frames, where it became
+    /// known; otherwise it is that of the schema, or follows from the last row.
+    ///
+    /// # Errors
+    /// If the encoding fails.
+    pub fn end(mut self, frames: Option<u32>) -> Result<Vec<Bytes>, String> {
+        if let Some(frames) = frames.or(self.schema.frames) {
+            self.counts.frames = frames;
+        }
+        self.encoder.end(&self.counts)
+    }
+
+    /// The end of an output that breaks off, after what has been given out so far: a line of a comment in CSV, a
+    /// line with a member `error` in NDJSON, a message that is announced and missing in Arrow, which readers take for
+    /// the error that it is. Empty where the format does not [stream](Format::streams): nothing was sent yet.
+    pub fn error(self, message: &str) -> Vec<u8> {
+        self.encoder.error(message, &self.counts)
+    }
+}
+
+/// An encoder, and what the writer tells of it.
+struct Made {
+    conventions: String,
+    has_status: bool,
+    encoder: Box<dyn Encoder>,
+}
+
+impl Made {
+    /// From an encoder of these columns.
+    fn of<E: Encoder + 'static>(layout: Layout, make: impl FnOnce(Layout) -> E) -> Made {
+        Made { conventions: layout.line(), has_status: layout.has_status, encoder: Box::new(make(layout)) }
+    }
+}
+
+/// Refuses what the format cannot meet, rather than leaving it out.
+fn check_options(format: Format, options: &Options) -> Result<(), String> {
+    let own_columns = matches!(format, Format::Csv | Format::Ndjson | Format::Arrow | Format::Npy);
+    if !own_columns && options.columns != Columns::All {
+        return Err(format!(
+            "{} has columns of its own: those of gaussmle can be had as csv, ndjson, arrow or npy",
+            format.name()
+        ));
+    }
+    if options.units != Units::Auto && (!own_columns || options.columns != Columns::All) {
+        let which = if own_columns { "columns of gaussmle have" } else { "format has" };
+        return Err(format!("units cannot be chosen for {}: its {which} units of its own", format.name()));
+    }
+    if format == Format::Picasso {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+ ".contains(c);
+        let length = options.name.len();
+        if !(1..=100).contains(&length) || options.name.starts_with('.') || !options.name.chars().all(plain) {
+            return Err(format!(
+                "the file name {:?} is not of 1 to 100 letters, digits, spaces and -_.+, or starts with a dot",
+                options.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{testing::*, *};
+
+    #[test]
+    fn formats_are_found_by_name_and_media_type() {
+        for format in Format::ALL {
+            assert_eq!(Format::from_name(format.name()), Some(format));
+            assert_eq!(Format::from_media_type(format.media_type()), Some(format));
+        }
+        assert_eq!(Format::from_media_type("Text/CSV; Profile=\"thunderstorm\""), Some(Format::ThunderStorm));
+        assert_eq!(Format::from_media_type("text/csv; profile=rfc7111"), None);
+        assert_eq!(Format::from_media_type("*/*"), None);
+    }
+
+    #[test]
+    fn formats_without_a_status_keep_only_what_converged() {
+        let schema = square(Model::Xynbs);
+        let mut table = table(&schema, 6);
+        table.status = vec![0, 1, 2, 3, 4, 0];
+        table.theta[0][5] = f32::NAN;
+        for (format, keep, expected) in [
+            (Format::Csv, None, 6),
+            (Format::ThunderStorm, None, 1),
+            (Format::Picasso, None, 1),
+            (Format::Png, None, 1),
+            (Format::Csv, Some(Keep::Converged), 1),
+            (Format::Hdf5, Some(Keep::Finite), 5),
+        ] {
+            let options = Options { keep, ..Options::default() };
+            let mut writer = Writer::new(format, &schema, &options).unwrap();
+            writer.chunk(&table, &mut Vec::new()).unwrap();
+            assert_eq!(writer.counts().written, expected, "{}", format.name());
+            assert_eq!(writer.counts().status, [2, 1, 1, 1, 1]);
+        }
+    }
+
+    #[test]
+    fn what_a_format_cannot_meet_is_refused() {
+        let check = |format, options: Options, expected: &str| {
+            let error = Writer::new(format, &schema(Model::Xynb), &options).unwrap_err();
+            assert_eq!(error, expected);
+        };
+        let gaussmle = Options { columns: Columns::GaussMle, ..Options::default() };
+        check(
+            Format::Hdf5,
+            gaussmle.clone(),
+            "hdf5 has columns of its own: those of gaussmle can be had as csv, ndjson, arrow or npy",
+        );
+        check(
+            Format::Csv,
+            Options { units: Units::Pixels, ..gaussmle },
+            "units cannot be chosen for csv: its columns of gaussmle have units of its own",
+        );
+        check(
+            Format::ThunderStorm,
+            Options { units: Units::Pixels, ..Options::default() },
+            "units cannot be chosen for thunderstorm: its format has units of its own",
+        );
+        let named = |name: &str| Options { name: name.to_owned(), ..Options::default() };
+        for name in ["", "../x", "a/b", ".hidden", "a\nb"] {
+            assert!(Writer::new(Format::Picasso, &square(Model::Xynb), &named(name)).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn tables_of_another_shape_are_refused() {
+        let schema = schema(Model::Xynb);
+        let mut short = table(&schema, 3);
+        short.p_value.pop();
+        let mut coded = table(&schema, 3);
+        coded.status[1] = 9;
+        for (table, expected) in [
+            (short, "a column of p_value has 2 rows, expected 3"),
+            (coded, "status 9 is unknown, expected 0 to 4"),
+            (
+                table(&testing::schema(Model::Xynbs), 3),
+                "a table of model xynb has 5 columns of parameters, expected 4",
+            ),
+        ] {
+            let mut writer = Writer::new(Format::Csv, &schema, &Options::default()).unwrap();
+            assert_eq!(writer.chunk(&table, &mut Vec::new()).unwrap_err(), expected);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A line of JSON per frame, between a head and a tail.
+//!
+//! The head has the units, the conventions and what is known of the model and the frames. A frame's line has its
+//! number, how many rows follow, and an array per column; a frame that comes in two chunks has two lines, one without
+//! rows has none. The tail has `"end": true` and counts. An output that breaks off has a line with `error` instead.
+//! JSON has no NaN: such numbers are `null`.
+
+use super::{
+    Counts, Encoder, Status, Table,
+    layout::{Layout, Source, Values},
+    number,
+    schema::Schema,
+};
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+pub(super) struct Ndjson {
+    schema: Arc<Schema>,
+    layout: Layout,
+}
+
+impl Ndjson {
+    pub(super) fn new(schema: &Arc<Schema>, layout: Layout) -> Ndjson {
+        Ndjson { schema: Arc::clone(schema), layout }
+    }
+
+    fn head(&self) -> Value {
+        let columns = self.layout.columns.iter().filter(|column| column.source != Source::Frame);
+        let units: Map<String, Value> =
+            columns.filter(|c| !c.unit.is_empty()).map(|c| (c.name.clone(), json!(c.unit))).collect();
+        let mut head = json!({
+            "format": "localizations",
+            "model": self.schema.model.name(),
+            "units": units,
+            "pixel_origin": self.layout.origin.words(),
+            "frame_base": self.layout.frame_base,
+        });
+        for (name, value) in self.schema.facts() {
+            // Numbers as numbers, pairs as arrays.
+            let numbers: Option<Vec<Value>> =
+                value.split(' ').map(|word| word.parse::<f64>().ok().map(|number| json!(number))).collect();
+            head[name] = match (name.as_str(), numbers) {
+                ("sigma_px" | "pixel_size_nm" | "frame_size_px", Some(numbers)) => json!(numbers),
+                ("frames", _) => json!(self.schema.frames),
+                _ => json!(value),
+            };
+        }
+        if self.layout.has_status {
+            head["status_codes"] = json!(Status::ALL.map(Status::name));
+        }
+        head
+    }
+}
+
+/// Counts by the name of the status.
+fn statuses(counts: &Counts) -> Map<String, Value> {
+    Status::ALL.iter().zip(counts.status).map(|(status, n)| (status.name().to_owned(), json!(n))).collect()
+}
+
+fn line(out: &mut Vec<u8>, value: &Value) {
+    out.extend_from_slice(value.to_string().as_bytes());
+    out.push(b'\n');
+}
+
+impl Encoder for Ndjson {
+    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+        line(out, &self.head());
+        Ok(())
+    }
+
+    fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String> {
+        let columns = self.layout.columns.iter().filter(|column| column.source != Source::Frame);
+        let columns = columns.map(|column| {
+            let key = Value::from(column.name.as_str()).to_string();
+            Ok((key, column.values(&self.schema, table, first)?))
+        });
+        let columns = columns.collect::<Result<Vec<(String, Values)>, String>>()?;
+        let mut start = 0;
+        for rows in table.frame.chunk_by(|a, b| a == b) {
+            let range = start..start + rows.len();
+            start = range.end;
+            out.extend_from_slice(b"{\"frame\":");
+            number::whole(out, u64::from(rows[0]) + u64::from(self.layout.frame_base));
+            out.extend_from_slice(b",\"count\":");
+            number::whole(out, rows.len() as u64);
+            for (key, values) in &columns {
+                out.push(b',');
+                out.extend_from_slice(key.as_bytes());
+                out.extend_from_slice(b":[");
+                for row in range.clone() {
+                    if row > range.start {
+                        out.push(b',');
+                    }
+                    match values {
+                        Values::U8(values) => number::whole(out, values[row].into()),
+                        Values::U32(values) => number::whole(out, values[row].into()),
+                        Values::F32(values) => number::real(out, values[row], "null"),
+                    }
+                }
+                out.push(b']');
+            }
+            out.extend_from_slice(b"}\n");
+        }
+        Ok(())
+    }
+
+    fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
+        let mut out = Vec::new();
+        let tail = json!({
+            "end": true,
+            "frames": counts.frames,
+            "localizations": counts.written,
+            "left_out": counts.rows - counts.written,
+            "status": statuses(counts),
+        });
+        line(&mut out, &tail);
+        Ok(vec![Bytes::from(out)])
+    }
+
+    fn error(self: Box<Self>, message: &str, counts: &Counts) -> Vec<u8> {
+        let mut out = Vec::new();
+        line(
+            &mut out,
+            &json!({ "error": message, "localizations": counts.written, "status": statuses(counts) }),
+        );
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tasks::localize::{testing::*, *};
+    use serde_json::{Value, json};
+
+    fn lines(text: &str) -> Vec<Value> {
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_line_per_frame_stands_between_head_and_tail() {
+        let schema = Schema { frames: Some(7), ..schema(Model::Xynb) };
+        let mut table = table(&schema, 4);
+        table.theta[1][2] = f32::INFINITY;
+        table.status[3] = 1;
+        let lines = lines(&written(Format::Ndjson, &schema, &Options::default(), &[&table]));
+        assert_eq!(lines.len(), 4);
+        assert_eq!(lines[0]["units"]["xy_covariance_nm2"], "nm2");
+        assert_eq!(lines[0]["pixel_size_nm"], json!([100.0, 120.0]));
+        assert_eq!(lines[0]["frames"], 7);
+        assert_eq!(lines[0]["camera"], "test");
+        assert_eq!(lines[0]["frame_base"], 0);
+        assert_eq!(lines[0]["pixel_origin"], "the center of the first pixel is (0, 0)");
+        assert_eq!(lines[1]["frame"], 0);
+        assert_eq!(lines[1]["count"], 3);
+        assert_eq!(lines[1]["x_nm"], json!([1050, 1150, 1250]));
+        assert_eq!(lines[1]["y_nm"], json!([2460, 2580, null]));
+        assert_eq!(lines[2]["frame"], 1);
+        assert_eq!(lines[2]["status"], json!([1]));
+        let status =
+            json!({"converged": 3, "iteration_limit": 1, "at_bound": 0, "singular": 0, "bad_input": 0});
+        assert_eq!(
+            lines[3],
+            json!({"end": true, "frames": 7, "localizations": 4, "left_out": 0, "status": status})
+        );
+    }
+
+    #[test]
+    fn an_error_is_the_last_line() {
+        let schema = schema(Model::Xynbs);
+        let mut writer = Writer::new(Format::Ndjson, &schema, &Options::default()).unwrap();
+        let mut out = Vec::new();
+        writer.begin(&mut out).unwrap();
+        writer.chunk(&table(&schema, 3), &mut out).unwrap();
+        out.extend(writer.error("page 2 is \"cut\" off"));
+        let lines = lines(std::str::from_utf8(&out).unwrap());
+        assert_eq!(lines[2]["error"], "page 2 is \"cut\" off");
+        assert_eq!(lines[2]["localizations"], 3);
+        assert!(lines.iter().all(|line| line.get("end").is_none()));
+    }
+
+    #[test]
+    fn gaussmle_frames_count_from_1() {
+        let schema = schema(Model::Xynb);
+        let options = Options { columns: Columns::GaussMle, ..Options::default() };
+        let lines = lines(&written(Format::Ndjson, &schema, &options, &[&table(&schema, 4)]));
+        assert_eq!(lines[0]["frame_base"], 1);
+        assert_eq!(lines[2]["frame"], 2);
+        assert_eq!(lines[2]["id"], json!([4]));
+        assert_eq!(lines[2]["dataset"], json!([1]));
+    }
+}

@@ -1,0 +1,171 @@
+//! Rows of localizations as the engine gives them, column by column.
+
+use super::{Schema, Score};
+
+/// How a fit ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// At the maximum of the likelihood.
+    Converged = 0,
+    /// Still moving when the iterations were used up.
+    IterationLimit = 1,
+    /// A parameter stands at its bound.
+    AtBound = 2,
+    /// The information matrix cannot be inverted: there are no standard errors.
+    Singular = 3,
+    /// The pixels cannot be fitted, such as when one is not finite.
+    BadInput = 4,
+}
+
+impl Status {
+    /// All, in the order of their codes.
+    pub const ALL: [Status; 5] =
+        [Status::Converged, Status::IterationLimit, Status::AtBound, Status::Singular, Status::BadInput];
+
+    /// The status of a code.
+    pub fn from_code(code: u8) -> Option<Status> {
+        Status::ALL.get(usize::from(code)).copied()
+    }
+
+    /// The name in replies.
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Converged => "converged",
+            Status::IterationLimit => "iteration_limit",
+            Status::AtBound => "at_bound",
+            Status::Singular => "singular",
+            Status::BadInput => "bad_input",
+        }
+    }
+}
+
+/// Rows of localizations, one `Vec` per column, all of the same length. Coordinates are pixels of the frame: the centre
+/// of its first pixel is (0, 0), frames count from 0. z is in um.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Table {
+    /// Frame of each row.
+    pub frame: Vec<u32>,
+    /// A column per parameter, in the order of [`Model::parameters`](super::Model::parameters).
+    pub theta: Vec<Vec<f32>>,
+    /// A column of standard errors per parameter, in its unit.
+    pub errors: Vec<Vec<f32>>,
+    /// A column per pair of [`Model::covariances`](super::Model::covariances), in the product of their units.
+    pub covariances: Vec<Vec<f32>>,
+    /// Log-likelihood of the fit minus that of a perfect one: 0 or below.
+    pub log_likelihood_ratio: Vec<f32>,
+    /// How probable a worse fit would be if the model were true.
+    pub p_value: Vec<f32>,
+    /// Evaluations of the likelihood.
+    pub iterations: Vec<u8>,
+    /// Codes of [`Status`].
+    pub status: Vec<u8>,
+    /// What detection gave: a value per row where the schema has a score, else empty.
+    pub score: Vec<f32>,
+}
+
+impl Table {
+    /// An empty table with the columns of a schema.
+    pub fn new(schema: &Schema) -> Table {
+        let parameters = schema.model.parameters().len();
+        Table {
+            theta: vec![Vec::new(); parameters],
+            errors: vec![Vec::new(); parameters],
+            covariances: vec![Vec::new(); schema.model.covariances().len()],
+            ..Table::default()
+        }
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.frame.len()
+    }
+
+    /// Whether the columns are those of the schema, equally long, and the codes known.
+    ///
+    /// # Errors
+    /// Names the first column that is wrong.
+    pub fn check(&self, schema: &Schema) -> Result<(), String> {
+        let counts = [
+            ("parameters", self.theta.len(), schema.model.parameters().len()),
+            ("standard errors", self.errors.len(), schema.model.parameters().len()),
+            ("covariances", self.covariances.len(), schema.model.covariances().len()),
+        ];
+        for (name, found, expected) in counts {
+            if found != expected {
+                return Err(format!(
+                    "a table of model {} has {found} columns of {name}, expected {expected}",
+                    schema.model.name()
+                ));
+            }
+        }
+        let scored = schema.score.map(|_: Score| self.score.len());
+        let mut lengths = vec![
+            ("log_likelihood_ratio", self.log_likelihood_ratio.len()),
+            ("p_value", self.p_value.len()),
+            ("iterations", self.iterations.len()),
+            ("status", self.status.len()),
+        ];
+        lengths.extend(scored.map(|length| ("score", length)));
+        for (name, columns) in
+            [("parameter", &self.theta), ("standard error", &self.errors), ("covariance", &self.covariances)]
+        {
+            lengths.extend(columns.iter().map(|column| (name, column.len())));
+        }
+        for (name, length) in lengths {
+            if length != self.rows() {
+                return Err(format!("a column of {name} has {length} rows, expected {}", self.rows()));
+            }
+        }
+        match self.status.iter().find(|code| Status::from_code(**code).is_none()) {
+            Some(code) => Err(format!("status {code} is unknown, expected 0 to 4")),
+            None => Ok(()),
+        }
+    }
+
+    /// The rows for which `keep` is true.
+    pub(super) fn select(&self, keep: &[bool]) -> Table {
+        fn pick<T: Copy>(column: &[T], keep: &[bool]) -> Vec<T> {
+            column.iter().zip(keep).filter(|(_, keep)| **keep).map(|(value, _)| *value).collect()
+        }
+        let pick_each = |columns: &[Vec<f32>]| columns.iter().map(|column| pick(column, keep)).collect();
+        Table {
+            frame: pick(&self.frame, keep),
+            theta: pick_each(&self.theta),
+            errors: pick_each(&self.errors),
+            covariances: pick_each(&self.covariances),
+            log_likelihood_ratio: pick(&self.log_likelihood_ratio, keep),
+            p_value: pick(&self.p_value, keep),
+            iterations: pick(&self.iterations, keep),
+            status: pick(&self.status, keep),
+            score: pick(&self.score, keep),
+        }
+    }
+}
+
+/// What has gone through a writer so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rows given.
+    pub rows: u64,
+    /// Rows written: those that the format and the options keep.
+    pub written: u64,
+    /// Rows given, by the code of their [`Status`].
+    pub status: [u64; 5],
+    /// How many frames there are: as told, or one more than the last frame of any row.
+    pub frames: u32,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, table: &Table, written: usize) {
+        self.rows += table.rows() as u64;
+        self.written += written as u64;
+        for code in &table.status {
+            if let Some(count) = self.status.get_mut(usize::from(*code)) {
+                *count += 1;
+            }
+        }
+        let frames = table.frame.iter().max().map_or(0, |last| last.saturating_add(1));
+        self.frames = self.frames.max(frames);
+    }
+}
