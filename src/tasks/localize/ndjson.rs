@@ -34,7 +34,8 @@ impl Ndjson {
             // Numbers as numbers, pairs as arrays.
             let numbers: Option<Vec<f64>> = value.split(' ').map(|word| word.parse().ok()).collect();
             head[name.as_str()] = match (name.as_str(), numbers) {
-                ("sigma_px" | "pixel_size_nm" | "frame_size_px", Some(numbers)) => json!(numbers),
+                ("sigma_px" | "pixel_size_nm", Some(numbers)) => json!(numbers),
+                ("frame_size_px", _) => json!(self.schema.frame_size),
                 ("frames", _) => json!(self.schema.frames),
                 _ => json!(value),
             };
@@ -146,6 +147,7 @@ mod tests {
         assert_eq!(lines.len(), 4);
         assert_eq!(lines[0]["units"]["xy_covariance_nm2"], "nm2");
         assert_eq!(lines[0]["pixel_size_nm"], json!([100.0, 120.0]));
+        assert_eq!(lines[0]["frame_size_px"], json!([64, 48]));
         assert_eq!(lines[0]["frames"], 7);
         assert_eq!(lines[0]["camera"], "test");
         assert_eq!(lines[0]["frame_base"], 0);
