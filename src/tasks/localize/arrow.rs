@@ -57,13 +57,13 @@ fn drain(writer: &mut StreamWriter<Vec<u8>>, out: &mut Vec<u8>) {
     out.append(writer.get_mut());
 }
 
-fn failed(error: ArrowError) -> String {
+fn failed(error: &ArrowError) -> String {
     format!("cannot write an Arrow stream: {error}")
 }
 
 impl Encoder for Arrow {
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
-        let mut writer = StreamWriter::try_new(Vec::new(), &self.fields).map_err(failed)?;
+        let mut writer = StreamWriter::try_new(Vec::new(), &self.fields).map_err(|error| failed(&error))?;
         drain(&mut writer, out);
         self.writer = Some(writer);
         Ok(())
@@ -83,16 +83,17 @@ impl Encoder for Arrow {
         let columns = self.layout.columns.iter();
         let columns = columns.map(|column| Ok(array(column.values(&self.schema, table, first)?)));
         let columns = columns.collect::<Result<Vec<ArrayRef>, String>>()?;
-        let batch = RecordBatch::try_new(Arc::clone(&self.fields), columns).map_err(failed)?;
+        let batch =
+            RecordBatch::try_new(Arc::clone(&self.fields), columns).map_err(|error| failed(&error))?;
         let writer = self.writer.as_mut().ok_or("rows came before the beginning")?;
-        writer.write(&batch).map_err(failed)?;
+        writer.write(&batch).map_err(|error| failed(&error))?;
         drain(writer, out);
         Ok(())
     }
 
     fn end(self: Box<Self>, _counts: &Counts) -> Result<Vec<Bytes>, String> {
         let mut writer = self.writer.ok_or("the end came before the beginning")?;
-        writer.finish().map_err(failed)?;
+        writer.finish().map_err(|error| failed(&error))?;
         let mut out = Vec::new();
         drain(&mut writer, &mut out);
         Ok(vec![Bytes::from(out)])

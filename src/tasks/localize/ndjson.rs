@@ -29,23 +29,23 @@ impl Ndjson {
         let columns = self.layout.columns.iter().filter(|column| column.source != Source::Frame);
         let units: Map<String, Value> =
             columns.filter(|c| !c.unit.is_empty()).map(|c| (c.name.clone(), json!(c.unit))).collect();
-        let mut head = json!({
-            "format": "localizations",
-            "model": self.schema.model.name(),
-            "units": units,
-            "pixel_origin": self.layout.origin.words(),
-            "frame_base": self.layout.frame_base,
-        });
+        let mut head = json!({});
         for (name, value) in self.schema.facts() {
             // Numbers as numbers, pairs as arrays.
-            let numbers: Option<Vec<Value>> =
-                value.split(' ').map(|word| word.parse::<f64>().ok().map(|number| json!(number))).collect();
-            head[name] = match (name.as_str(), numbers) {
-                ("sigma_px" | "pixel_size_nm" | "frame_size_px", Some(numbers)) => json!(numbers),
+            let numbers: Option<Vec<f64>> = value.split(' ').map(|word| word.parse().ok()).collect();
+            head[name.as_str()] = match (name.as_str(), numbers) {
+                ("sigma_px" | "pixel_size_nm", Some(numbers)) => json!(numbers),
+                ("frame_size_px", _) => json!(self.schema.frame_size),
                 ("frames", _) => json!(self.schema.frames),
                 _ => json!(value),
             };
         }
+        // After the notes of others, so that none of them takes its place.
+        head["format"] = json!("localizations");
+        head["model"] = json!(self.schema.model.name());
+        head["units"] = json!(units);
+        head["pixel_origin"] = json!(self.layout.origin.words());
+        head["frame_base"] = json!(self.layout.frame_base);
         if self.layout.has_status {
             head["status_codes"] = json!(Status::ALL.map(Status::name));
         }
@@ -147,6 +147,7 @@ mod tests {
         assert_eq!(lines.len(), 4);
         assert_eq!(lines[0]["units"]["xy_covariance_nm2"], "nm2");
         assert_eq!(lines[0]["pixel_size_nm"], json!([100.0, 120.0]));
+        assert_eq!(lines[0]["frame_size_px"], json!([64, 48]));
         assert_eq!(lines[0]["frames"], 7);
         assert_eq!(lines[0]["camera"], "test");
         assert_eq!(lines[0]["frame_base"], 0);

@@ -21,7 +21,7 @@ const AUTO_PER_PIXEL_MAX: f64 = 10.0;
 /// The longer side of a picture of automatic scale, px.
 const AUTO_SIDE_MAX: f64 = 4096.0;
 /// Pixels of the picture per camera pixel.
-const PER_PIXEL: std::ops::RangeInclusive<f64> = 0.01..=100.0;
+const PER_PIXEL: std::ops::RangeInclusive<f64> = 0.01..=64.0;
 
 pub(super) struct Picture {
     schema: Arc<Schema>,
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!((color, size), (png::ColorType::Rgb, [8, 4]));
         assert_eq!(data[(8 + 1) * 3..][..3], [255, 0, 0]);
         assert_eq!(data[(2 * 8 + 6) * 3..][..3], [0, 128, 255]);
-        assert_eq!(data.iter().filter(|value| **value > 0).count(), 2);
+        assert_eq!(data.iter().filter(|value| **value > 0).count(), 3);
         let by_z = PictureOptions { color_by: ColorBy::Z(None), ..picture };
         let error = Writer::new(Format::Png, &square(Model::Xynb), &options(by_z)).unwrap_err();
         assert_eq!(error, "colors by z need a model with z, this is xynb");
@@ -305,7 +305,7 @@ mod tests {
             let schema = square(Model::Xynb);
             let picture = PictureOptions { scale, ..PictureOptions::default() };
             let error = Writer::new(Format::Png, &schema, &options(picture)).unwrap_err();
-            assert!(error.ends_with("pixels per camera pixel, expected 0.01 to 100"), "{error}");
+            assert!(error.ends_with("pixels per camera pixel, expected 0.01 to 64"), "{error}");
         }
         check(
             None,

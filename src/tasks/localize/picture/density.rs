@@ -28,20 +28,17 @@ impl Density {
         }
     }
 
-    fn add(&mut self, index: usize, weight: f32, z: f32) {
-        self.sums[index] += weight;
-        if let Some(z_sums) = &mut self.z_sums {
-            z_sums[index] += weight * z;
-        }
-    }
-
     /// Counts one localization in the pixel at this place. `false` where there is no such pixel, and nothing is added.
     pub(super) fn count(&mut self, [x, y]: [f64; 2], z: f32) -> bool {
         let inside = |place: f64, side: usize| place >= 0.0 && place < side as f64;
         if !(inside(x, self.width) && inside(y, self.height) && z.is_finite()) {
             return false;
         }
-        self.add(y as usize * self.width + x as usize, 1.0, z);
+        let index = y as usize * self.width + x as usize;
+        self.sums[index] += 1.0;
+        if let Some(z_sums) = &mut self.z_sums {
+            z_sums[index] += z;
+        }
         true
     }
 
@@ -58,8 +55,13 @@ impl Density {
             std::array::from_fn(|axis| integrate(&mut weights[axis], place[axis], sigma[axis], sides[axis]));
         for (row, along_y) in weights[1].iter().enumerate() {
             let start = (starts[1] + row) * self.width + starts[0];
-            for (column, along_x) in weights[0].iter().enumerate() {
-                self.add(start + column, along_x * along_y, z);
+            let add = |image: &mut [f32], worth: f32| {
+                let pixels = image[start..].iter_mut().zip(&weights[0]);
+                pixels.for_each(|(pixel, along_x)| *pixel += along_x * worth);
+            };
+            add(&mut self.sums, *along_y);
+            if let Some(z_sums) = &mut self.z_sums {
+                add(z_sums, along_y * z);
             }
         }
         self.weights = weights;
