@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod builder;
+mod parts;
 
 use super::{
     Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, StackError,
@@ -187,6 +188,7 @@ fn good() -> Vec<(&'static str, SampleType)> {
         ("imagej_f4.tif", F32),
         ("imagej_one_directory_raised.tif", I16Raised),
         ("ome.tif", U16),
+        ("ome_strips.tif", U16),
         ("ome_deflate.tif", U16),
         ("libtiff_lzw.tif", U16),
         ("libtiff_deflate.tif", U16),
@@ -550,7 +552,11 @@ fn a_cut_stack_names_the_frame_and_the_missing_bytes() {
     assert!(!text.contains("at least"));
     let bytes = fixture("imagej.tif");
     let at = read_with(None, options(), &bytes, 1, || 1).at;
-    assert_says(&refusal(bytes.slice(..at[2] - 7)), &["frame 2 is incomplete", " 7 bytes"]);
+    assert_says(&refusal(bytes.slice(..at[2] - 7)), &["frame 2 is incomplete", ", 7 bytes"]);
+    let bytes = fixture("pages.tif");
+    let at = read_with(None, options(), &bytes, 1, || 1).at;
+    assert_says(&refusal(bytes.slice(..at[2] - 7)), &["frame 2 is incomplete", ", 7 bytes"]);
+    assert_says(&refusal(bytes.slice(..at[2])), &["frame 3 is incomplete", "at least 2 bytes"]);
 }
 
 #[test]
