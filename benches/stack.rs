@@ -65,7 +65,7 @@ fn read(format: Option<Format>, file: &Bytes) -> u64 {
         spill_bytes_max: 0,
     };
     let mut reader = StackReader::new(format, Options { limits, spill_folder: None, file_alone: false });
-    let mut drain = |reader: &mut StackReader| {
+    let drain = |reader: &mut StackReader| {
         while let Some(frames) = reader.next_frame().expect("a frame") {
             match frames.samples {
                 Samples::U16(samples) => black_box(samples.len()),
