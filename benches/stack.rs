@@ -38,7 +38,7 @@ fn frame(state: &mut u64) -> Vec<u16> {
         let spot = 800.0 * (-(x * x + y * y) / 4.0).exp();
         // The number of ones in random bits is nearly Gaussian.
         let noise = f64::from(random().count_ones()) - 32.0;
-        (110.0 + spot + noise * (1.0 + spot).sqrt() * 0.5).max(0.0) as u16
+        (110.0 + spot + noise * (6.0 + spot).sqrt()).max(0.0) as u16
     };
     (0..SIDE * SIDE).map(&mut pixel).collect()
 }

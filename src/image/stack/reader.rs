@@ -29,7 +29,8 @@ enum Source {
 }
 
 /// Reads a stack as it comes in: [`push`](StackReader::push) bytes, take frames until there are none, and again; then
-/// [`finish`](StackReader::finish), and take the last ones.
+/// [`finish`](StackReader::finish), and take the last ones. All three compute and may touch a file, so they belong on a
+/// thread that may block.
 pub struct StackReader {
     options: Options,
     format: Option<Format>,
