@@ -593,6 +593,33 @@ fn raw_samples_have_the_size_that_was_stated() {
 }
 
 #[test]
+fn a_stack_of_image_j_may_be_larger_than_4_gib() {
+    const FRAMES: u64 = 4200;
+    let text = format!("ImageJ=1.54f\nimages={FRAMES}\n");
+    let mut builder = Builder::new(LITTLE);
+    let mut fields = builder.page(1024, 512, 0, 1 << 20);
+    fields.push(Builder::text(tags::DESCRIPTION, &text));
+    let start = (builder.bytes.len() + 2 + 12 * fields.len() + 4 + text.len()) as u64;
+    fields[3] = builder.longs(tags::STRIP_OFFSETS, &[start]);
+    builder.directory(&fields);
+
+    let mut reader = StackReader::new(None, options());
+    reader.push(builder.bytes.into()).unwrap();
+    let frame = Bytes::from(vec![7; 1 << 20]);
+    for index in 0..FRAMES {
+        reader.push(frame.clone()).unwrap();
+        let frames = reader.next_frame().unwrap().unwrap();
+        assert_eq!(frames.first, index);
+        assert!(matches!(frames.samples, Samples::U16([0x0707, .., 0x0707])));
+        assert!(reader.next_frame().unwrap().is_none());
+    }
+    reader.finish();
+    assert!(reader.next_frame().unwrap().is_none());
+    assert!(FRAMES << 20 > 1 << 32);
+    assert!(reader.memory_bytes_peak() < 4 << 20, "{}", reader.memory_bytes_peak());
+}
+
+#[test]
 fn small_frames_come_out_many_at_once() {
     let raw = Raw { width: 7, height: 7, sample: SampleType::U16, frames: None };
     let bytes: Bytes = vec![3; 98 * 50_000].into();
@@ -775,6 +802,25 @@ fn a_directory_that_contradicts_the_description_is_an_error() {
         &text,
         &["frame 1", &format!("begin at byte {}", start + 16), &format!("at byte {}", start + 8)],
     );
+}
+
+/// Micro-Manager writes ImageJ's description too, and metadata and directories between its frames.
+#[test]
+fn frames_are_not_taken_to_follow_each_other_where_directories_stand_between_them() {
+    let mut builder = Builder::new(LITTLE);
+    let expected: Vec<Plane> = (0..3).map(|index| vec![f64::from(index); 4]).collect();
+    for index in 0..3 {
+        let samples = builder.samples(&[index; 4]);
+        let mut fields = builder.page(2, 2, 0, 8);
+        fields.push(Builder::text(tags::DESCRIPTION, "ImageJ=1.51s\nimages=3\n"));
+        let start = (builder.bytes.len() + 2 + 12 * fields.len() + 4 + 22) as u64;
+        fields[3] = builder.longs(tags::STRIP_OFFSETS, &[start]);
+        builder.directory(&fields);
+        assert_eq!(builder.put(&samples), start);
+    }
+    let outcome = read(&builder.bytes.into());
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    assert_eq!(outcome.planes, expected);
 }
 
 #[test]
