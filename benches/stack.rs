@@ -55,18 +55,18 @@ fn tiff(frames: &[Vec<u16>], compression: Compression, predictor: Predictor) -> 
     file.into_inner()
 }
 
-/// Reads a file once; frames that came out.
-fn read(format: Option<Format>, file: &Bytes) -> u64 {
+/// Reads a file once, up to `at_most` frames at a time; frames that came out.
+fn read(format: Option<Format>, file: &Bytes, at_most: usize) -> u64 {
     let limits = Limits {
         side_max: 4096,
         frame_pixels_max: 1 << 24,
-        frames_max: 1 << 20,
+        frames_max: 1 << 40,
         memory_bytes_max: 64 << 20,
         spill_bytes_max: 0,
     };
     let mut reader = StackReader::new(format, Options { limits, spill_folder: None, file_alone: false });
     let drain = |reader: &mut StackReader| {
-        while let Some(frames) = reader.next_frame().expect("a frame") {
+        while let Some(frames) = reader.next_frames(at_most).expect("a frame") {
             match frames.samples {
                 Samples::U16(samples) => black_box(samples.len()),
                 Samples::F32(samples) => black_box(samples.len()),
@@ -123,6 +123,13 @@ fn main() {
         ("tiff deflate predictor", None, tiff(&frames, deflate, horizontal)),
     ] {
         let file = Bytes::from(file);
-        report(name, file.len(), &mut || assert_eq!(read(format, &file), count));
+        report(name, file.len(), &mut || assert_eq!(read(format, &file, 1), count));
+    }
+    let rois = Raw { width: 7, height: 7, ..layout };
+    let file = Bytes::from(raw).slice(..sample_bytes / 98 * 98);
+    for (name, at_most) in [("raw 7 x 7, one by one", 1), ("raw 7 x 7, many at once", usize::MAX)] {
+        report(name, file.len(), &mut || {
+            assert_eq!(read(Some(Format::Raw(rois)), &file, at_most), file.len() as u64 / 98);
+        });
     }
 }
