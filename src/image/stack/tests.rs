@@ -594,6 +594,7 @@ fn raw_samples_have_the_size_that_was_stated() {
 
 #[test]
 fn a_stack_of_image_j_may_be_larger_than_4_gib() {
+    // Of 1 MiB each.
     const FRAMES: u64 = 4200;
     let text = format!("ImageJ=1.54f\nimages={FRAMES}\n");
     let mut builder = Builder::new(LITTLE);
@@ -615,7 +616,6 @@ fn a_stack_of_image_j_may_be_larger_than_4_gib() {
     }
     reader.finish();
     assert!(reader.next_frame().unwrap().is_none());
-    assert!(FRAMES << 20 > 1 << 32);
     assert!(reader.memory_bytes_peak() < 4 << 20, "{}", reader.memory_bytes_peak());
 }
 
