@@ -4,7 +4,7 @@ use super::{
     Format, StackError, Step,
     page::{Layout, Page},
     samples::Order,
-    store::Store,
+    store::{Presence, Store},
 };
 
 /// Small frames (ROIs) come out together up to so many bytes: a call for each would cost more than its samples.
@@ -55,12 +55,16 @@ impl Contiguous {
             return Ok(Step::End);
         }
         let most = (BLOCK_BYTES / frame_bytes).min(at_most as u64).min(left);
-        let frames = (come / frame_bytes).min(most).max(1);
+        let mut frames = (come / frame_bytes).min(most).max(1);
         if come > 0 && self.next + frames > self.frames_max {
             return Err(StackError::too_many(self.next + frames, self.frames_max));
         }
         if come < frame_bytes {
             return Ok(Step::Wait { until: offset + frame_bytes });
+        }
+        if frames > 1 && store.presence(offset, frames * frame_bytes) == Presence::Gone {
+            // One of them is damaged; those before it are not.
+            frames = 1;
         }
         let page = Page::contiguous(self.format, self.layout, self.order, self.next, frames as u32, offset);
         self.next += frames;

@@ -29,7 +29,8 @@ enum Source {
 }
 
 /// Reads a stack as it comes in: [`push`](StackReader::push) bytes, take frames until there are none, and again; then
-/// [`finish`](StackReader::finish), and take the last ones.
+/// [`finish`](StackReader::finish), and take the last ones. All three compute and may touch a file, so they belong on a
+/// thread that may block.
 pub struct StackReader {
     options: Options,
     format: Option<Format>,
@@ -157,29 +158,31 @@ impl StackReader {
         let name = self.format.map_or("stack", Format::name);
         let truncated =
             |frame, missing, at_least| Err(StackError::Truncated { format: name, frame, missing, at_least });
-        loop {
-            let mut filling = match self.filling.take() {
-                Some(filling) => filling,
-                None => match self.next_page(at_most)? {
-                    Step::Ready(page) => Filling::new(page),
-                    Step::Wait { until } if self.finished => {
-                        let at_least = !matches!(self.source, Source::Contiguous(_));
-                        return truncated(self.frames, until.saturating_sub(self.store.end()), at_least);
-                    }
-                    Step::Wait { .. } => return Ok(None),
-                    Step::End => return self.end().map(|()| None),
-                },
-            };
-            if filling.fill(&mut self.store, &mut self.canvas)? {
-                self.frames += u64::from(filling.page.frames);
-                return Ok(Some(filling.page));
-            }
-            if self.finished {
-                return truncated(self.frames, filling.until().saturating_sub(self.store.end()), false);
-            }
-            self.filling = Some(filling);
-            return Ok(None);
+        let mut filling = match self.filling.take() {
+            Some(filling) => filling,
+            None => match self.next_page(at_most)? {
+                Step::Ready(page) => Filling::new(page),
+                Step::Wait { until } if self.finished => {
+                    let at_least = match &self.source {
+                        Source::Contiguous(_) => false,
+                        Source::Tiff(chain) => !chain.is_contiguous(),
+                        _ => true,
+                    };
+                    return truncated(self.frames, until.saturating_sub(self.store.end()), at_least);
+                }
+                Step::Wait { .. } => return Ok(None),
+                Step::End => return self.end().map(|()| None),
+            },
+        };
+        if filling.fill(&mut self.store, &mut self.canvas)? {
+            self.frames += u64::from(filling.page.frames);
+            return Ok(Some(filling.page));
         }
+        if self.finished {
+            return truncated(self.frames, filling.until().saturating_sub(self.store.end()), false);
+        }
+        self.filling = Some(filling);
+        Ok(None)
     }
 
     fn end(&mut self) -> Result<(), StackError> {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod builder;
+mod parts;
 
 use super::{
     Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, StackError,
@@ -187,6 +188,7 @@ fn good() -> Vec<(&'static str, SampleType)> {
         ("imagej_f4.tif", F32),
         ("imagej_one_directory_raised.tif", I16Raised),
         ("ome.tif", U16),
+        ("ome_strips.tif", U16),
         ("ome_deflate.tif", U16),
         ("libtiff_lzw.tif", U16),
         ("libtiff_deflate.tif", U16),
@@ -550,7 +552,11 @@ fn a_cut_stack_names_the_frame_and_the_missing_bytes() {
     assert!(!text.contains("at least"));
     let bytes = fixture("imagej.tif");
     let at = read_with(None, options(), &bytes, 1, || 1).at;
-    assert_says(&refusal(bytes.slice(..at[2] - 7)), &["frame 2 is incomplete", " 7 bytes"]);
+    assert_says(&refusal(bytes.slice(..at[2] - 7)), &["frame 2 is incomplete", ", 7 bytes"]);
+    let bytes = fixture("pages.tif");
+    let at = read_with(None, options(), &bytes, 1, || 1).at;
+    assert_says(&refusal(bytes.slice(..at[2] - 7)), &["frame 2 is incomplete", ", 7 bytes"]);
+    assert_says(&refusal(bytes.slice(..at[2])), &["frame 3 is incomplete", "at least 2 bytes"]);
 }
 
 #[test]
@@ -584,6 +590,33 @@ fn raw_samples_have_the_size_that_was_stated() {
     let outcome = read_with(Some(Format::Raw(raw)), options(), &floats, 1, || usize::MAX);
     let plane = &outcome.planes[0];
     assert!(plane[0] == 1.5 && plane[1].is_nan() && plane[2].is_infinite());
+}
+
+#[test]
+fn a_stack_of_image_j_may_be_larger_than_4_gib() {
+    // Of 1 MiB each.
+    const FRAMES: u64 = 4200;
+    let text = format!("ImageJ=1.54f\nimages={FRAMES}\n");
+    let mut builder = Builder::new(LITTLE);
+    let mut fields = builder.page(1024, 512, 0, 1 << 20);
+    fields.push(Builder::text(tags::DESCRIPTION, &text));
+    let start = (builder.bytes.len() + 2 + 12 * fields.len() + 4 + text.len()) as u64;
+    fields[3] = builder.longs(tags::STRIP_OFFSETS, &[start]);
+    builder.directory(&fields);
+
+    let mut reader = StackReader::new(None, options());
+    reader.push(builder.bytes.into()).unwrap();
+    let frame = Bytes::from(vec![7; 1 << 20]);
+    for index in 0..FRAMES {
+        reader.push(frame.clone()).unwrap();
+        let frames = reader.next_frame().unwrap().unwrap();
+        assert_eq!(frames.first, index);
+        assert!(matches!(frames.samples, Samples::U16([0x0707, .., 0x0707])));
+        assert!(reader.next_frame().unwrap().is_none());
+    }
+    reader.finish();
+    assert!(reader.next_frame().unwrap().is_none());
+    assert!(reader.memory_bytes_peak() < 4 << 20, "{}", reader.memory_bytes_peak());
 }
 
 #[test]
@@ -769,6 +802,25 @@ fn a_directory_that_contradicts_the_description_is_an_error() {
         &text,
         &["frame 1", &format!("begin at byte {}", start + 16), &format!("at byte {}", start + 8)],
     );
+}
+
+/// Micro-Manager writes ImageJ's description too, and metadata and directories between its frames.
+#[test]
+fn frames_are_not_taken_to_follow_each_other_where_directories_stand_between_them() {
+    let mut builder = Builder::new(LITTLE);
+    let expected: Vec<Plane> = (0..3).map(|index| vec![f64::from(index); 4]).collect();
+    for index in 0..3 {
+        let samples = builder.samples(&[index; 4]);
+        let mut fields = builder.page(2, 2, 0, 8);
+        fields.push(Builder::text(tags::DESCRIPTION, "ImageJ=1.51s\nimages=3\n"));
+        let start = (builder.bytes.len() + 2 + 12 * fields.len() + 4 + 22) as u64;
+        fields[3] = builder.longs(tags::STRIP_OFFSETS, &[start]);
+        builder.directory(&fields);
+        assert_eq!(builder.put(&samples), start);
+    }
+    let outcome = read(&builder.bytes.into());
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    assert_eq!(outcome.planes, expected);
 }
 
 #[test]

@@ -56,6 +56,8 @@ pub(super) struct Chain {
     announced: u64,
     /// Whether signed samples were stored without sign.
     raised: bool,
+    /// Where the last list of byte counts was, and the list: tifffile writes one for all pages that are alike.
+    counts: (u64, Vec<u64>),
 }
 
 impl Chain {
@@ -73,6 +75,7 @@ impl Chain {
             first: None,
             announced: 1,
             raised: false,
+            counts: (0, Vec::new()),
         }
     }
 
@@ -93,6 +96,11 @@ impl Chain {
             dimensions,
             pixel_size: self.wanted.description.pixel_size(),
         })
+    }
+
+    /// Whether it is among frames that follow each other, so that what is missing is known.
+    pub(super) fn is_contiguous(&self) -> bool {
+        matches!(self.at, At::Contiguous(..))
     }
 
     /// The next page, or several that follow each other.
@@ -239,7 +247,7 @@ impl Chain {
             Step::Ready(None) => return Err(self.corrupt("its directory does not say where its pixels are")),
             step => return Ok(step.nothing()),
         };
-        let bytes = match self.list(store, directory, bytes, needed, "list of byte counts")? {
+        let bytes = match self.byte_counts(store, directory, bytes, needed)? {
             Step::Ready(Some(bytes)) => bytes,
             // Without compression, and only then, the sizes are known.
             Step::Ready(None) if page.compression == Compression::None => vec![u64::MAX; offsets.len()],
@@ -353,6 +361,25 @@ impl Chain {
                 store.release(offset, entry.bytes());
             }
         }
+    }
+
+    /// The byte counts of a page's strips or tiles; the same list again is not read again.
+    fn byte_counts(
+        &mut self,
+        store: &Store,
+        directory: &Directory,
+        tag: u16,
+        needed: u64,
+    ) -> Result<Step<Option<Vec<u64>>>, StackError> {
+        let offset = directory.find(tag).and_then(|entry| entry.offset(self.encoding));
+        if offset == Some(self.counts.0) && self.counts.1.len() as u64 == needed {
+            return Ok(Step::Ready(Some(self.counts.1.clone())));
+        }
+        let step = self.list(store, directory, tag, needed, "list of byte counts")?;
+        if let (Some(offset), Step::Ready(Some(counts))) = (offset, &step) {
+            self.counts = (offset, counts.clone());
+        }
+        Ok(step)
     }
 
     /// The first `needed` values of a list of numbers.
