@@ -2,8 +2,10 @@
 //! be drained.
 
 mod admin;
+mod predict;
 mod run;
 
+pub use predict::{Predict, Progress, predict};
 pub use run::{Checked, check, serve};
 
 use crate::{

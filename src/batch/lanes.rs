@@ -12,7 +12,7 @@ use super::{
     JobKey,
     urgency::{LEVEL_AGAIN, Rank, Urgency},
 };
-use crate::engine::{DataType, Tensor};
+use crate::engine::{DataType, Setting, Tensor};
 use std::{
     collections::{BTreeSet, HashMap},
     ops::Range,
@@ -20,23 +20,28 @@ use std::{
     time::Instant,
 };
 
-/// Types and shapes of all inputs of an item, without the batch axis: what a lane has in common.
+/// Types and shapes of all inputs of an item, without the batch axis, and the setting they are run with: what a lane has in
+/// common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ItemShape(Vec<(DataType, Vec<usize>)>);
+pub struct ItemShape {
+    inputs: Vec<(DataType, Vec<usize>)>,
+    setting: Option<Setting>,
+}
 
 impl ItemShape {
     /// The shape of the items in these inputs; `whole` says that there is no batch axis to leave out.
-    pub fn of(inputs: &[Tensor], whole: bool) -> ItemShape {
+    pub fn of(inputs: &[Tensor], setting: Option<&Setting>, whole: bool) -> ItemShape {
         let skip = usize::from(!whole);
-        ItemShape(
-            inputs
-                .iter()
-                .map(|tensor| {
-                    let item = tensor.shape.get(skip..).unwrap_or_default();
-                    (tensor.datatype, item.to_vec())
-                })
-                .collect(),
-        )
+        let item = |tensor: &Tensor| {
+            let item = tensor.shape.get(skip..).unwrap_or_default();
+            (tensor.datatype, item.to_vec())
+        };
+        ItemShape { inputs: inputs.iter().map(item).collect(), setting: setting.cloned() }
+    }
+
+    /// What its items are run with.
+    pub fn setting(&self) -> Option<&Setting> {
+        self.setting.as_ref()
     }
 }
 

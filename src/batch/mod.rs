@@ -22,7 +22,7 @@ pub mod shares;
 mod sim;
 pub mod urgency;
 
-use crate::engine::{EngineError, Tensor};
+use crate::engine::{EngineError, Setting, Tensor};
 use std::{
     ops::Range,
     sync::Arc,
@@ -44,6 +44,9 @@ pub struct JobKey(pub u64);
 pub struct Rules {
     /// Sizes a batch is padded to, ascending; the last is the largest batch. `[1]` for a model that does not batch.
     pub sizes: Vec<usize>,
+    /// Whether batches are filled up to one of the sizes. An engine that runs items one by one needs no filling; costs are
+    /// still kept by size.
+    pub padded: bool,
     /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
     /// Otherwise the first axis of every input and output counts items, which is checked.
     pub whole: bool,
@@ -61,6 +64,8 @@ pub struct Job {
     /// In the order of the model's inputs. `shape[0]` is `items` in each for a model that batches; a model that does
     /// not batch has `items == 1` and takes the tensors whole.
     pub inputs: Vec<Tensor>,
+    /// What else it asks of the engine; only jobs that ask the same are run together.
+    pub setting: Option<Setting>,
     /// Rows along the batch axis, at least 1.
     pub items: usize,
     /// 0 is the most urgent.
@@ -100,11 +105,13 @@ pub struct Timing {
 pub struct Batch {
     /// The model to run.
     pub model: ModelKey,
+    /// What all of its jobs ask of the engine.
+    pub setting: Option<Setting>,
     /// In the order of their rows in the batch.
     pub parts: Vec<Part>,
     /// Sum of the rows of all parts.
     pub items: usize,
-    /// The size to pad to: `items` or more.
+    /// The size to pad to: `items` or more, and just `items` where nothing is padded.
     pub size: usize,
     /// When it was taken from the queue.
     pub taken: Instant,

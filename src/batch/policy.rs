@@ -105,7 +105,13 @@ mod tests {
         costs: &[(usize, f64)],
     ) -> Result<(usize, usize), Option<Duration>> {
         let oldest = Instant::now();
-        let rules = Rules { sizes: vec![1, 2, 4, 8], whole: false, wait_max: MS * wait_ms, weight: 1.0 };
+        let rules = Rules {
+            sizes: vec![1, 2, 4, 8],
+            padded: true,
+            whole: false,
+            wait_max: MS * wait_ms,
+            weight: 1.0,
+        };
         let mut front = Front { items, oldest, deadline: None, shut: false };
         change(&mut front);
         let mut measured = Costs::default();

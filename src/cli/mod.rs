@@ -1,13 +1,15 @@
-//! The command line: `serve`, `check`, `health`, `config`, `completions`.
+//! The command line: `serve`, `check`, `predict`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
 //! - `check`: the table of models.
+//! - `predict`: fits a stack without a server.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
 
 mod check;
 mod health;
 mod options;
+mod predict;
 mod show;
 
 use crate::{
@@ -22,6 +24,7 @@ use std::{
     io::{self, IsTerminal, Write},
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
+    time::Instant,
 };
 
 /// How a run ended, as `sysexits.h` numbers it where it has a number.
@@ -73,6 +76,10 @@ pub fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(with_options("serve", "Serve until SIGTERM, then drain"))
         .subcommand(with_options("check", "Check the configuration and every model: load it and run it once"))
+        .subcommand(
+            with_options("predict", "Find and fit the spots of a stack, without a server")
+                .args(predict::arguments()),
+        )
         .subcommand(with_options(
             "config",
             "Print the options in effect, as a configuration file, with where each comes from",
@@ -130,6 +137,9 @@ impl Streams<'_> {
             Some(("check", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.check(&loaded.config))
             }
+            Some(("predict", matches)) => {
+                self.with_config(matches, |streams, loaded| streams.predict(&loaded.config, matches))
+            }
             Some(("config", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.print(&show::settings(&loaded.settings)))
             }
@@ -183,6 +193,21 @@ impl Streams<'_> {
                     exit => exit,
                 }
             }
+            Err(error) => self.complain(&error, Exit::from(&error)),
+        }
+    }
+
+    fn predict(&mut self, config: &Config, matches: &ArgMatches) -> Exit {
+        let wanted = match predict::wanted(matches) {
+            Ok(wanted) => wanted,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        };
+        let started = Instant::now();
+        let mut line = predict::Line::new(io::stderr().is_terminal().then_some(&mut *self.err));
+        let result = app::predict(config, &wanted, &mut |progress| line.show(progress));
+        line.end();
+        match result {
+            Ok(counts) => self.print(&predict::summary(&counts, &wanted, started.elapsed())),
             Err(error) => self.complain(&error, Exit::from(&error)),
         }
     }

@@ -166,10 +166,27 @@ options! {
             "Memory for decoded images and the model input made of them, all decodes together.",
             "A decode waits until its share is free. At least 4 bytes for each of image_pixels_max; formats whose decoders work on more (progressive JPEG, WebP, 16 bits) take up to 18, and an image that needs more than all of it is answered with 413.";
     }
+    section "Stacks of camera frames" {
+        stack_bytes_max: u64, Bytes { min: KIB, max: 1024 * TIB }, "1TiB",
+            "The longest stack that a fitter takes, in bytes; a longer one is answered with 413.",
+            "A stack is read as it comes in and is never held as a whole: this bounds a request, not memory. body_timeout_ms does not apply.";
+        stack_frames_max: u64, Count { min: 1, max: 4_294_967_295 }, "100000000",
+            "Frames of one stack.",
+            "Sides and pixels of a frame are bounded as those of an image are.";
+        stack_memory_bytes_max: usize, Bytes { min: KIB, max: TIB }, "64MiB",
+            "Memory for those bytes of a stack that can only be read when more of it is there.",
+            "Each request that posts a stack counts as so many bytes of in_flight_bytes_max. Files that are written in order need next to nothing.";
+        stack_spill_bytes_max: u64, Bytes { min: 0, max: 1024 * TIB }, "16GiB",
+            "What may go to a temporary file where that memory is full, for each stack.",
+            "0 for no such files: stacks that do not stream must then fit into stack_memory_bytes_max.";
+        stack_spill_folder: PathBuf, Path { empty: true }, "",
+            "Where such files are made; they have no name and are gone with the request.",
+            "Empty means the system's folder for temporary files, which may be in memory.";
+    }
     section "Queue" {
-        queue_items_max: usize, Count { min: 1, max: 100_000_000 }, "8192",
+        queue_items_max: usize, Count { min: 1, max: 100_000_000 }, "1000000",
             "Items waiting for a device; more are answered with 429.",
-            "An item is one row of a batch: mostly one image.";
+            "An item is one row of a batch: an image, or one spot to be fitted.";
         queue_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "2GiB",
             "Bytes of model input waiting for a device; more are answered with 429.",
             "At least body_bytes_max, so that one tensor request of the largest size fits.";

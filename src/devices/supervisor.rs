@@ -5,8 +5,8 @@
 use super::worker::{Worker, words};
 use crate::{
     batch::{ModelKey, Queue},
-    engine::{DataType, Dim, Engine, Signature, TensorView, onnx::Runtime},
-    models::{Catalog, Found, Model, Source, State},
+    engine::{DataType, Dim, Engine, Signature, TensorView, gauss_mle::GaussMle, onnx::Runtime},
+    models::{self, Catalog, Found, Model, Source, State},
     status::{DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
 };
@@ -154,9 +154,12 @@ impl Devices {
         let started = Instant::now();
         let instances = source.manifest.placement.instances.min(self.workers.len());
         let threads = (self.parts.compute_threads / instances.max(1)).max(1);
-        let mut engines = Vec::with_capacity(instances);
+        let mut engines: Vec<Box<dyn Engine + Send>> = Vec::with_capacity(instances);
         for _ in 0..instances.max(1) {
-            engines.push(self.parts.runtime.load_cpu(&source.path, threads)?);
+            engines.push(match &source.manifest.engine {
+                models::Engine::Onnx => Box::new(self.parts.runtime.load_cpu(&source.path, threads)?),
+                models::Engine::GaussMle(_) => Box::new(GaussMle::new(threads)?),
+            });
         }
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let model = Model::resolve(key, source, engines[0].signature().clone(), self.parts.timeout)?;
@@ -164,13 +167,13 @@ impl Devices {
         let mut canary = Duration::ZERO;
         for engine in &mut engines {
             for &size in model.rules.sizes.iter().rev() {
-                canary = forward(engine, &model, size)?;
+                canary = forward(&mut **engine, &model, size)?;
             }
         }
         let model = Arc::new(model);
         self.parts.queue.register(key, &model.name, model.rules.clone());
         for (worker, engine) in self.workers.iter().zip(engines) {
-            worker.assign(Arc::clone(&model), Box::new(engine));
+            worker.assign(Arc::clone(&model), engine);
         }
         Ok(Loading { model, load, canary })
     }
@@ -184,7 +187,8 @@ impl Devices {
 }
 
 /// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
-fn forward(engine: &mut impl Engine, model: &Model, size: usize) -> Result<Duration, String> {
+fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, String> {
+    let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose()?;
     let shapes = warm_shapes(engine.signature(), model, size);
     let inputs: Vec<(DataType, Vec<usize>, Vec<u64>)> = shapes
         .into_iter()
@@ -205,7 +209,7 @@ fn forward(engine: &mut impl Engine, model: &Model, size: usize) -> Result<Durat
         })
         .collect();
     let started = Instant::now();
-    match engine.run(&views) {
+    match engine.run(&views, setting.as_ref()) {
         Ok(_) => Ok(started.elapsed()),
         // With free extents we can only guess a shape; the model may rightly refuse the guess.
         Err(error) if guessed(engine.signature(), model) => {
@@ -229,6 +233,9 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
                 let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
                 shape = image.item_shape(width, height);
             }
+            if let (0, Some(fit)) = (index, &model.fit) {
+                shape = vec![1, fit.box_px(), fit.box_px()];
+            }
             if !model.rules.whole {
                 shape[0] = size;
             }
@@ -242,6 +249,9 @@ const GUESS: usize = 64;
 
 /// Whether [`warm_shapes`] had to guess an extent.
 fn guessed(signature: &Signature, model: &Model) -> bool {
+    if model.fit.is_some() {
+        return false;
+    }
     let own_size = model.image.as_ref().is_some_and(|image| image.size().is_none());
     let inputs = signature.inputs.iter().skip(usize::from(model.image.is_some()));
     let first = usize::from(!model.rules.whole);

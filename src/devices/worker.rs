@@ -120,8 +120,8 @@ impl Loaded {
             inputs.push(assembler.assemble(&parts, batch.size, whole, staging.take()));
         }
         let staged = Instant::now();
-        let outputs =
-            catch_unwind(AssertUnwindSafe(|| self.engine.run(&inputs))).unwrap_or_else(|panic| {
+        let outputs = catch_unwind(AssertUnwindSafe(|| self.engine.run(&inputs, batch.setting.as_ref())))
+            .unwrap_or_else(|panic| {
                 Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
             })?;
         let (stage, compute) = (staged - started, staged.elapsed());

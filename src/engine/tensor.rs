@@ -154,6 +154,17 @@ impl Tensor {
     }
 }
 
+/// The memory of numbers as bytes, without a copy and as aligned as it was.
+pub fn bytes_of<T: bytemuck::NoUninit + Send + 'static>(numbers: Vec<T>) -> Bytes {
+    struct Numbers<T>(Vec<T>);
+    impl<T: bytemuck::NoUninit> AsRef<[u8]> for Numbers<T> {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+    }
+    Bytes::from_owner(Numbers(numbers))
+}
+
 /// A tensor in memory that somebody else owns, aligned for its type: what an engine reads.
 #[derive(Debug, Clone)]
 pub struct TensorView<'a> {

@@ -40,6 +40,8 @@ pub struct AdmissionLimits {
     pub requests_in_flight_max: u64,
     /// Bytes of their bodies.
     pub bytes_in_flight_max: u64,
+    /// The most that an announced length counts as: what is longer is refused, or read without being held.
+    pub announced_bytes_max: u64,
     /// What a body of unknown length (chunked) counts as at first. It is charged for more as more comes.
     pub unknown_length_bytes: u64,
 }
@@ -88,7 +90,10 @@ impl Admission {
     /// [`InferError::Full`], with `retry_after` from how long requests have been in flight lately.
     pub fn admit(self: &Arc<Self>, announced: Option<u64>) -> Result<Permit, InferError> {
         let limits = &self.limits;
-        let bytes = announced.unwrap_or(limits.unknown_length_bytes.min(limits.bytes_in_flight_max));
+        let bytes = match announced {
+            Some(announced) => announced.min(limits.announced_bytes_max),
+            None => limits.unknown_length_bytes.min(limits.bytes_in_flight_max),
+        };
         if !take(&self.requests, 1, limits.requests_in_flight_max) {
             self.refused_requests.fetch_add(1, Ordering::Relaxed);
             return Err(self.full("the number of requests in flight", limits.requests_in_flight_max));
@@ -236,6 +241,7 @@ mod tests {
         Admission::new(AdmissionLimits {
             requests_in_flight_max: 2,
             bytes_in_flight_max: 100,
+            announced_bytes_max: u64::MAX,
             unknown_length_bytes: 80,
         })
     }

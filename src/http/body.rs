@@ -32,9 +32,16 @@ pub struct BodyLimits {
     pub grace: Duration,
     /// Bytes per second that must come after the grace, on average since its end. 0: any rate.
     pub rate_min: u64,
+    /// The option that raises `bytes_max`.
+    pub option: &'static str,
 }
 
 impl BodyLimits {
+    /// The refusal of a body of `got` bytes.
+    pub fn too_large(&self, got: u64) -> InferError {
+        InferError::TooLarge { what: "the body in bytes", got, limit: self.bytes_max, option: self.option }
+    }
+
     /// The instant by which more must have come, given what has come since `began`.
     fn due(&self, began: Instant, received: u64) -> Instant {
         let deadline = began + self.deadline;
@@ -104,7 +111,7 @@ impl Reader {
             if let Ok(bytes) = frame.into_data() {
                 self.received += bytes.len() as u64;
                 if self.received > self.limits.bytes_max {
-                    return Err(too_large(self.received, self.limits.bytes_max));
+                    return Err(self.limits.too_large(self.received));
                 }
                 if let Some(permit) = &self.permit {
                     permit.cover(self.received)?;
@@ -124,7 +131,7 @@ impl Reader {
         if let Some(announced) = hint.exact()
             && announced > self.limits.bytes_max
         {
-            return Err(too_large(announced, self.limits.bytes_max));
+            return Err(self.limits.too_large(announced));
         }
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
@@ -198,11 +205,6 @@ pub async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, InferError> {
     Reader::new(body, limits).all().await
 }
 
-/// The refusal of a body of `got` bytes.
-pub fn too_large(got: u64, limit: u64) -> InferError {
-    InferError::TooLarge { what: "the body in bytes", got, limit, option: "body_bytes_max" }
-}
-
 /// A body that cannot be read: the client's framing is at fault, or the client is gone.
 fn broken(error: &axum::Error) -> InferError {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
@@ -241,6 +243,7 @@ mod tests {
         deadline: Duration::from_secs(60),
         grace: Duration::from_secs(5),
         rate_min: 1000,
+        option: "body_bytes_max",
     };
 
     fn frames(frames: Vec<Bytes>) -> Body {
@@ -281,7 +284,7 @@ mod tests {
     async fn a_body_over_the_limit_is_refused_with_the_option() {
         let limits = BodyLimits { bytes_max: 10, ..LIMITS };
         for body in [Body::from("01234567890"), frames(vec!["012345".into(), "67890".into()])] {
-            assert_eq!(read(body, limits).await, Err(too_large(11, 10)));
+            assert_eq!(read(body, limits).await, Err(limits.too_large(11)));
         }
         assert_eq!(read(Body::from("0123456789"), limits).await.unwrap(), "0123456789");
     }
@@ -291,6 +294,7 @@ mod tests {
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: 1,
             bytes_in_flight_max: 100,
+            announced_bytes_max: 100,
             unknown_length_bytes: 10,
         });
         let read = async |frame: &'static str| {

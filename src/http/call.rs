@@ -3,7 +3,7 @@
 use super::Front;
 use crate::{
     batch::{Answer, Job, Ticket, Timing},
-    engine::Tensor,
+    engine::{Setting, Tensor},
     error::InferError,
     models::{self, Model},
 };
@@ -69,6 +69,17 @@ impl Call {
         self
     }
 
+    /// The same terms from now on, for the next part of a request that goes on for as long as it likes.
+    pub(super) fn again(&self) -> Call {
+        let arrived = Instant::now();
+        Call { arrived, deadline: arrived + self.timeout, ..self.clone() }
+    }
+
+    /// Whether the deadline has passed.
+    pub(super) fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
     /// Queues a job of `items` items. Dropping the ticket cancels it.
     pub(super) fn push(
         &self,
@@ -76,10 +87,12 @@ impl Call {
         model: &Model,
         inputs: Vec<Tensor>,
         items: usize,
+        setting: Option<Setting>,
     ) -> Result<Ticket, InferError> {
         front.queue.push(Job {
             model: model.key,
             inputs,
+            setting,
             items,
             priority: self.priority,
             deadline: Some(self.deadline),

@@ -1,6 +1,6 @@
 //! What can be served: server and model metadata by the Open Inference Protocol.
 
-use super::{Front, reject::Problem, target::Target};
+use super::{Front, localize, reject::Problem, target::Target};
 use crate::{
     engine::{Dim, TensorSpec},
     error::InferError,
@@ -49,14 +49,16 @@ pub(super) async fn model(
         .filter(|entry| entry.name == model.name)
         .map(|entry| entry.version.to_string())
         .collect();
+    let own = model.fit.as_ref().map(localize::tensors::signature);
+    let signature = own.as_ref().unwrap_or(&model.signature);
     Ok(Json(json!({
         "name": &*model.name,
         "versions": versions,
-        "platform": model.signature.platform,
-        "inputs": tensors(&model.signature.inputs),
-        "outputs": tensors(&model.signature.outputs),
+        "platform": signature.platform,
+        "inputs": tensors(&signature.inputs),
+        "outputs": tensors(&signature.outputs),
         "task": model.task.name(),
-        "images": model.image.is_some(),
+        "images": model.image.is_some() || model.fit.is_some(),
     })))
 }
 

@@ -21,6 +21,8 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub struct HeadLimits {
     /// Bytes of a body, as announced. Over it: 413 before the body is read.
     pub body_bytes_max: u64,
+    /// The option that raises it.
+    pub option: &'static str,
     /// Bytes of path and query. Over it: 414.
     pub uri_bytes_max: usize,
 }
@@ -104,7 +106,8 @@ pub fn check_head(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
     }
     match announced(&parts.headers) {
         Some(got) if got > limits.body_bytes_max => {
-            Err(Problem::from(&super::body::too_large(got, limits.body_bytes_max)))
+            let HeadLimits { body_bytes_max: limit, option, .. } = limits;
+            Err(Problem::from(&InferError::TooLarge { what: "the body in bytes", got, limit, option }))
         }
         _ => Ok(()),
     }
@@ -133,7 +136,8 @@ mod tests {
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 
-    const LIMITS: HeadLimits = HeadLimits { body_bytes_max: 1000, uri_bytes_max: 100 };
+    const LIMITS: HeadLimits =
+        HeadLimits { body_bytes_max: 1000, option: "body_bytes_max", uri_bytes_max: 100 };
 
     fn head(version: Version, uri: &str, headers: &[(&str, &str)]) -> Parts {
         let mut builder = http::Request::builder().version(version).uri(uri);

@@ -3,11 +3,12 @@
 use super::{
     Front, body,
     call::{Call, Spent},
+    localize::tensors::{self, Fitted},
     target::Target,
     wire::{
         HEADER_LENGTH, raw,
         reply::{self, InferReply, Output},
-        request::{self as oip, InferRequest, Input, fits},
+        request::{self as oip, Input, Requested, fits},
     },
 };
 use crate::{
@@ -87,26 +88,36 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         length => oip::read(&body, length, &signature.signature.inputs),
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
-    let wanted = wanted(model, &request)?;
     let call = call.within(request.timeout()?, request.priority()?);
-    let (inputs, items) = arrange(model, request.inputs)?;
-    let decode = began.elapsed();
-    let ticket = call.push(front, model, inputs, items)?;
-    let ran = call.answer(front, model, ticket).await?;
-    let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
+    let (id, asked) = (request.id.clone(), (request.outputs.clone(), request.binary_default));
+    let (outputs, spent) = if let Some(settings) = &model.fit {
+        let Fitted { outputs, spent } = tensors::fit(front, model, settings, &call, request).await?;
+        (outputs, spent)
+    } else {
+        // Before the work, what may be asked for is known.
+        let names: Vec<&str> = model.signature.outputs.iter().map(|spec| spec.name.as_str()).collect();
+        wanted(model, &asked, &names)?;
+        let (inputs, items) = arrange(model, request.inputs)?;
+        let decode = began.elapsed();
+        let ticket = call.push(front, model, inputs, items, None)?;
+        let ran = call.answer(front, model, ticket).await?;
+        let names = names.into_iter().map(str::to_owned);
+        (names.zip(ran.outputs).collect(), Spent { decode, batch: ran.timing, device: Some(ran.device) })
+    };
 
-    let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
-    let outputs: Vec<Output> = wanted
+    let answered = Instant::now();
+    let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+    let outputs: Vec<Output> = wanted(model, &asked, &names)?
         .into_iter()
         .map(|(index, binary)| Output {
-            name: model.signature.outputs[index].name.clone(),
-            tensor: ran.outputs[index].clone(),
+            name: outputs[index].0.clone(),
+            tensor: outputs[index].1.clone(),
             binary,
         })
         .collect();
     let text_bytes: usize = outputs.iter().filter(|o| !o.binary).map(|o| o.tensor.data.len()).sum();
     let reply = InferReply {
-        id: request.id,
+        id,
         model_name: model.name.to_string(),
         model_version: model.version.to_string(),
         parameters: serde_json::Map::new(),
@@ -114,7 +125,10 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let write = move || reply::write(&reply);
     let encoded = if text_bytes < INLINE_BYTES_MAX { write()? } else { front.decode.run(write).await?? };
-    device.reply_seconds.observe(answered.elapsed().as_secs_f64());
+    if let Some(device) = &spent.device {
+        let device = front.metrics.model(&model.name).device(device);
+        device.reply_seconds.observe(answered.elapsed().as_secs_f64());
+    }
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
@@ -128,14 +142,16 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
 /// JSON up to here is read and written where it is; a hand-over to the pool would take longer.
 const INLINE_BYTES_MAX: usize = 4096;
 
-/// The outputs that are asked for, by their place in the signature, and whether they come back binary.
-fn wanted(model: &Model, request: &InferRequest) -> Result<Vec<(usize, bool)>, InferError> {
-    let specs = &model.signature.outputs;
-    if request.outputs.is_empty() {
-        return Ok((0..specs.len()).map(|index| (index, request.binary_default)).collect());
+/// The outputs that are asked for, by their place among those that there are, and whether they come back binary.
+fn wanted(
+    model: &Model,
+    (outputs, binary_default): &(Vec<Requested>, bool),
+    there: &[&str],
+) -> Result<Vec<(usize, bool)>, InferError> {
+    if outputs.is_empty() {
+        return Ok((0..there.len()).map(|index| (index, *binary_default)).collect());
     }
-    request
-        .outputs
+    outputs
         .iter()
         .map(|asked| {
             if asked.classification.is_some() {
@@ -144,8 +160,9 @@ fn wanted(model: &Model, request: &InferRequest) -> Result<Vec<(usize, bool)>, I
                     asked.name, model.name
                 )));
             }
-            let index = specs.iter().position(|spec| spec.name == asked.name).ok_or_else(|| {
-                bad(format!("model {:?} has no output {:?}; it has {}", model.name, asked.name, names(specs)))
+            let index = there.iter().position(|name| *name == asked.name).ok_or_else(|| {
+                let there = there.join(", ");
+                bad(format!("model {:?} has no output {:?}; it has {there}", model.name, asked.name))
             })?;
             Ok((index, asked.binary))
         })

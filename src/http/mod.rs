@@ -19,6 +19,7 @@ pub mod decode;
 pub mod guard;
 mod health;
 mod infer;
+mod localize;
 pub mod multipart;
 mod observe;
 mod posted;
@@ -31,6 +32,7 @@ pub mod wire;
 use crate::{
     batch::Queue,
     config::Config,
+    image::stack,
     models::Catalog,
     status::{DeviceState, Status},
     telemetry::{
@@ -54,6 +56,7 @@ use guard::HeadLimits;
 use prometheus::IntCounter;
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -67,6 +70,9 @@ const URI_BYTES_MAX: usize = 8 * 1024;
 /// What a chunked body counts as before any of it is read: more than most images have.
 const UNKNOWN_LENGTH_BYTES: u64 = 16 << 20;
 
+/// A stack may come for as long as it keeps its rate.
+const STACK_DEADLINE: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// A body may be slower than its minimum rate for this long.
 const BODY_GRACE: Duration = Duration::from_secs(5);
 
@@ -75,6 +81,12 @@ const BODY_GRACE: Duration = Duration::from_secs(5);
 pub struct Limits {
     /// Bytes and time of a body.
     pub body: BodyLimits,
+    /// The same for a stack, which is read as it comes.
+    pub stack_body: BodyLimits,
+    /// Frames of a stack, and what reading it may take.
+    pub stack: stack::Limits,
+    /// Where a stack may be kept that does not stream.
+    pub stack_spill_folder: Option<PathBuf>,
     /// Files of one request.
     pub parts_max: usize,
     /// The longest deadline that a request may set.
@@ -117,15 +129,36 @@ impl Front {
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
             bytes_in_flight_max: config.in_flight_bytes_max,
+            announced_bytes_max: config.body_bytes_max,
             unknown_length_bytes: UNKNOWN_LENGTH_BYTES.min(config.body_bytes_max),
         });
+        let body = BodyLimits {
+            bytes_max: config.body_bytes_max,
+            deadline: config.body_timeout_ms,
+            grace: BODY_GRACE,
+            rate_min: config.body_rate_bytes_min,
+            option: "body_bytes_max",
+        };
+        let spill = (config.stack_spill_bytes_max > 0).then(|| {
+            let folder = &config.stack_spill_folder;
+            if folder.as_os_str().is_empty() { std::env::temp_dir() } else { folder.clone() }
+        });
         let limits = Limits {
-            body: BodyLimits {
-                bytes_max: config.body_bytes_max,
-                deadline: config.body_timeout_ms,
-                grace: BODY_GRACE,
-                rate_min: config.body_rate_bytes_min,
+            body,
+            stack_body: BodyLimits {
+                bytes_max: config.stack_bytes_max,
+                deadline: STACK_DEADLINE,
+                option: "stack_bytes_max",
+                ..body
             },
+            stack: stack::Limits {
+                side_max: config.image_side_max,
+                frame_pixels_max: config.image_pixels_max,
+                frames_max: config.stack_frames_max,
+                memory_bytes_max: config.stack_memory_bytes_max,
+                spill_bytes_max: config.stack_spill_bytes_max,
+            },
+            stack_spill_folder: spill,
             parts_max: config.parts_max,
             timeout_max: config.timeout_ms_max,
         };
@@ -229,7 +262,9 @@ fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
 
 /// The API: what [`accept::Acceptor`] serves.
 pub fn routes(front: Arc<Front>) -> Router {
-    let head = HeadLimits { body_bytes_max: front.limits.body.bytes_max, uri_bytes_max: URI_BYTES_MAX };
+    // Which model takes a stack is not known here: whoever reads a body knows its own limit.
+    let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
+    let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
     let inference = router(inference_routes())
         // Full means refused now, before the body is read: the caller can try elsewhere.
         .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
@@ -242,7 +277,7 @@ pub fn routes(front: Arc<Front>) -> Router {
 
 /// What the admin listener serves: health and metrics.
 pub fn admin_routes(front: Arc<Front>) -> Router {
-    let head = HeadLimits { body_bytes_max: 0, uri_bytes_max: URI_BYTES_MAX };
+    let head = HeadLimits { body_bytes_max: 0, option: "body_bytes_max", uri_bytes_max: URI_BYTES_MAX };
     finish(router(health::routes()), head, front)
 }
 

@@ -26,6 +26,14 @@ pub(super) struct Posted {
     pub(super) parameters: Parameters,
 }
 
+/// Whether the body is the file itself.
+///
+/// # Errors
+/// A type of body that is not taken.
+pub(super) fn is_raw(headers: &HeaderMap) -> Result<bool, InferError> {
+    Ok(matches!(Form::of(headers)?, Form::Raw))
+}
+
 /// Reads the body, within its limits, and finds the files in it.
 pub(super) async fn read(request: Request, front: &Front) -> Result<Posted, InferError> {
     let limits = &front.limits;
@@ -87,6 +95,7 @@ impl Form {
             "application/json" => Ok(Form::Json),
             // What curl says of --data-binary when nobody tells it otherwise.
             "application/octet-stream" | "application/x-www-form-urlencoded" => Ok(Form::Raw),
+            "application/x-npy" => Ok(Form::Raw),
             image if image.starts_with("image/") => Ok(Form::Raw),
             _ => Err(unsupported()),
         }

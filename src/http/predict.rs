@@ -8,7 +8,7 @@ use super::{
     Front,
     call::{Call, Spent},
     decode::{Decoded, Staged},
-    posted,
+    localize, posted,
     target::Target,
     wire::{
         self, Parameters,
@@ -51,7 +51,11 @@ pub(super) async fn predict(
     target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
-    answer(&front, &target.find(&front)?, request).await
+    let model = target.find(&front)?;
+    match &model.fit {
+        Some(settings) => localize::predict(&front, &model, settings, request).await,
+        None => answer(&front, &model, request).await,
+    }
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
@@ -159,7 +163,7 @@ async fn one_file(
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
     let queued: Vec<_> = frames
         .into_iter()
-        .map(|Staged { tensor, placement }| (call.push(front, model, vec![tensor], 1), placement))
+        .map(|Staged { tensor, placement }| (call.push(front, model, vec![tensor], 1, None), placement))
         .collect();
     // From here on the queue accounts for their memory.
     drop(share);
@@ -195,7 +199,9 @@ async fn entry(
     // Boxes, masks and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.
     let entry = match asked.task {
         Task::Classify(_) | Task::Embed(_) => entry(),
-        Task::Detect(_) | Task::Segment(_) | Task::Tensors => front.decode.run(entry).await?,
+        Task::Detect(_) | Task::Segment(_) | Task::Tensors | Task::Localize => {
+            front.decode.run(entry).await?
+        }
     };
     device.reply_seconds.observe(answered.elapsed().as_secs_f64());
     Ok((entry?, spent))

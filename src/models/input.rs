@@ -188,7 +188,7 @@ fn side(
 
 fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize, String> {
     let rule = input.resize.unwrap_or(match task {
-        Task::Classify(_) | Task::Embed(_) | Task::Tensors => ResizeRule::Shorter,
+        Task::Classify(_) | Task::Embed(_) | Task::Tensors | Task::Localize => ResizeRule::Shorter,
         Task::Detect(_) => ResizeRule::Letterbox,
         Task::Segment(_) => ResizeRule::Stretch,
     });

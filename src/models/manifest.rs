@@ -1,7 +1,7 @@
 //! `model.toml`: what a model's author says about it. Every key has a default, so an empty file is a manifest.
 //!
 //! ```toml
-//! engine = "onnx"              # what runs the model: onnx
+//! engine = "onnx"              # what runs the model: onnx | gauss-mle (a fitter, which has tables of its own: below)
 //! task = "tensors"             # classify | detect | segment | embed | tensors
 //! labels = "labels.txt"        # class names, one per line, a file in the model's folder; default: none
 //! priority = 1                 # of its requests unless they say otherwise: 0 (most urgent) to 9
@@ -64,8 +64,45 @@
 //! memory_bytes_max = 2000000000   # default: no limit
 //! fallback = true              # run on the CPU when no GPU can
 //! ```
+//!
+//! A fitter of Gaussian spots needs no model file. Its tables, of which requests may change every key:
+//!
+//! ```fit
+//! engine = "gauss-mle"
+//! task = "localize"            # the only one
+//!
+//! [fit]
+//! psf = "xynb"                 # what is fitted: xynb (x, y, photons, background) | xynbs (and a width) | xynbsxsy (and two) | xyznb (and z)
+//! sigma_px = 1.3               # width of a spot: given for xynb and xyznb (in focus), where the fit begins for the others; one number, or x and y
+//! gamma_um = 0.25              # xyznb: sigma(z)^2 = sigma^2 (1 + t^2 + a t^3 + b t^4), t = (z - gamma) / depth for x, (z + gamma) / depth for y
+//! depth_um = 0.4
+//! a = 0.0                      # one number, or x and y
+//! b = 0.0
+//! z_um = [-1.0, 1.0]           # where z may be
+//! box_px = 7                   # side of the boxes that are cut out around spots: odd, 3 to 21
+//! iterations_max = 30          # evaluations of the model before a fit is given up: 1 to 100
+//! preset = "none"              # none | gaussmle: columns, units and conventions of replies as GaussMLE.jl has them
+//!
+//! [camera]                     # photo-electrons = (value - offset) * gain
+//! pixel_nm = 100               # default: what the file says, else unknown, and positions are in pixels; one number, or x and y
+//! offset = 0                   # a number, or a .npy file in the model's folder that holds one per pixel of the sensor
+//! gain = 1.0                   # photo-electrons per count; likewise
+//! read_noise = 0.0             # photo-electrons rms; likewise
+//!
+//! [detect]                     # which spots of a frame are cut out and fitted
+//! method = "contrast"          # contrast (difference of Gaussians) | net-gradient (Picasso's)
+//! noise_min = 5.0              # contrast: multiples of its noise where there is no spot; or instead
+//! # photons_min = 300          # contrast: that of a spot of so many photons
+//! # gradient_min = 400         # net-gradient: in photo-electrons
+//! radius_px = 3                # contrast: a spot is the highest pixel within so many rows and columns: 1 to 16
+//! border = "shift"             # boxes that would leave the frame: shift (are moved inwards) | drop
+//! spots_max = 10000            # of a frame; of more, the strongest are kept: 1 to 65536
+//! ```
 
+mod fit;
 mod read;
+
+pub use fit::Fit;
 
 use super::strict::{Mistakes, Table};
 use crate::{
@@ -78,6 +115,8 @@ use toml::de::DeTable;
 /// What a model's author says about it, checked as far as that is possible without the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
+    /// What runs the model.
+    pub engine: Engine,
     /// What the outputs mean; names and shapes are still open.
     pub task: Task,
     /// File name of the labels in the model's folder.
@@ -92,6 +131,15 @@ pub struct Manifest {
     pub batch: BatchLimits,
     /// Where instances run.
     pub placement: Placing,
+}
+
+/// What runs a model.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Engine {
+    /// ONNX Runtime.
+    Onnx,
+    /// Our fitter of Gaussian spots.
+    GaussMle(Box<Fit>),
 }
 
 /// `[input]`: what is open is filled in from the task and the model.
@@ -227,6 +275,16 @@ impl Manifest {
     }
 }
 
+/// Checks that a name is that of a file in the model's folder.
+fn file_name(name: &str) -> Result<(), String> {
+    if name.contains(['/', '\\', '\0', ':']) || matches!(name, "." | "..") {
+        return Err(format!(
+            "is {name:?}, allowed: the name of a file in the model's folder, without a path"
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::{read::TASKS, *};
@@ -252,10 +310,10 @@ mod tests {
     }
 
     /// The lines of this file's own description.
-    fn described() -> String {
+    fn described(kind: &str) -> String {
         include_str!("manifest.rs")
             .lines()
-            .skip_while(|line| *line != "//! ```toml")
+            .skip_while(|line| *line != format!("//! ```{kind}"))
             .skip(1)
             .take_while(|line| *line != "//! ```")
             .map(|line| line.trim_start_matches("//!").trim_start())
@@ -264,7 +322,7 @@ mod tests {
 
     #[test]
     fn the_description_above_is_itself_a_manifest_apart_from_its_choice_of_tasks() {
-        let text = described();
+        let text = described("toml");
         assert!(text.contains("[placement]"), "{text}");
         for (task, _) in TASKS {
             let text = text.replace("task = \"tensors\"", &format!("task = {task:?}"));
@@ -287,7 +345,7 @@ mod tests {
             "engine = \"onnxx\"\ntask = \"clasify\"\npriority = 10\ntimeout_ms = \"soon\"\n[input]\nresise = 1\nmean = [1, 2]\n\
              [batch]\nsizes = [4, 2]\nwait_ms_max = -1\n",
             &[
-                "line 1: engine is \"onnxx\", allowed: onnx",
+                "line 1: engine is \"onnxx\", allowed: onnx, gauss-mle; did you mean \"onnx\"?",
                 "line 2: task is \"clasify\", allowed: classify, detect, segment, embed, tensors; did you mean \"classify\"?",
                 "line 3: priority is 10, allowed: whole numbers from 0 to 9",
                 "line 4: timeout_ms is \"soon\", allowed: whole numbers from 1 to 3600000",
@@ -316,11 +374,22 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_of_a_later_version_says_so() {
-        check(
-            "engine = \"gauss-mle\"",
-            &["line 1: engine is \"gauss-mle\", which this version does not have yet; allowed: onnx"],
-        );
+    fn the_description_of_a_fitter_is_its_defaults() {
+        let text = described("fit");
+        let manifest = Manifest::parse(&text).unwrap();
+        let Engine::GaussMle(fit) = manifest.engine else { panic!("expected a fitter") };
+        let mut defaults = crate::tasks::localize::settings::Settings::default();
+        defaults.suggest_pixel_nm([100.0; 2]);
+        assert_eq!(fit.settings, defaults);
+        for (_, key) in crate::tasks::localize::settings::KEYS {
+            assert!(text.contains(&format!("{key} = ")), "{key} is not described");
+        }
+    }
+
+    #[test]
+    fn the_tables_of_a_fitter_are_not_for_other_engines() {
+        let only = "[fit] and [camera] are only read with engine = \"gauss-mle\"";
+        check("[camera]\ngain = 1\n", &[&format!("line 1: {only}")]);
     }
 
     #[test]

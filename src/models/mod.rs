@@ -5,6 +5,7 @@
 //! - [`catalog`]: the models that are being served, by name and version.
 //! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input.
+//! - `map`: what a camera's pixels differ in, from a file.
 //!
 //! A [`Source`] is what lies on disk; a [`Model`] is what it became once an engine had told its signature. Loading
 //! itself is the caller's.
@@ -13,18 +14,19 @@ pub mod catalog;
 mod external;
 mod input;
 pub mod manifest;
+mod map;
 pub mod scan;
 mod strict;
 
 pub use catalog::{Catalog, Entry, State};
-pub use manifest::{Manifest, ManifestError};
+pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};
 
 use crate::{
     batch::{ModelKey, Rules},
     engine::{Batching, DataType, Dim, Signature, staging::Staging},
     image::Preprocess,
-    tasks::{Labels, Task},
+    tasks::{Labels, Task, localize::Settings},
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -66,6 +68,8 @@ pub struct Model {
     pub labels: Arc<Labels>,
     /// How an image becomes its input; `None` if it does not take images.
     pub image: Option<ImageInput>,
+    /// What a fitter does for requests that do not say; `None` for other engines.
+    pub fit: Option<Settings>,
     /// How its items are put together.
     pub rules: Rules,
     /// Of requests that do not say.
@@ -157,6 +161,15 @@ impl Model {
             let slots = rules.sizes.last().copied().unwrap_or(1);
             image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots)?);
         }
+        let fit = match &manifest.engine {
+            Engine::Onnx => None,
+            Engine::GaussMle(fit) => {
+                let mut settings = fit.settings.clone();
+                // Makes the camera, which all requests that do not change it share.
+                settings.setting()?;
+                Some(settings)
+            }
+        };
         Ok(Model {
             key,
             name: Arc::from(source.name.as_str()),
@@ -166,6 +179,7 @@ impl Model {
             task,
             labels: Arc::clone(&source.labels),
             image,
+            fit,
             rules,
             priority: manifest.priority,
             timeout: manifest.timeout.unwrap_or(timeout),
@@ -205,7 +219,13 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
         (Some(sizes), Batching::Dynamic) => sizes.clone(),
         (None, Batching::Dynamic) => powers_of_two(asked.items_max.unwrap_or(manifest::BATCH_ITEMS_MAX)),
     };
-    Ok(Rules { sizes, whole: batching == Batching::Whole, wait_max: asked.wait_max, weight: asked.weight })
+    Ok(Rules {
+        sizes,
+        padded: manifest.engine == Engine::Onnx,
+        whole: batching == Batching::Whole,
+        wait_max: asked.wait_max,
+        weight: asked.weight,
+    })
 }
 
 /// Names a tensor whose first axis is not free, so that whoever exports the model knows where to look.

@@ -4,13 +4,14 @@
 //! models/NAME/model.toml           manifest; optional
 //! models/NAME/model.onnx           version 1
 //! models/NAME/VERSION/model.onnx   VERSION in digits; all are served, the highest is the default
+//! models/NAME/model.toml           alone: version 1 of a fitter, which has no model file
 //! models/NAME.onnx                 version 1, served as tensors
 //! ```
 //!
 //! Names that begin with a dot are passed over (mounted volumes have such folders), and so are other files beside the
 //! models. Whatever looks like a model and cannot be one is listed with its reason.
 
-use super::{Manifest, Source, external::external_files};
+use super::{Engine, Manifest, Source, external::external_files, map};
 use crate::tasks::Labels;
 use std::{
     fs,
@@ -125,7 +126,10 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
             Ok(Source {
                 name: name.to_owned(),
                 version: version.to_owned(),
-                bytes: model_bytes(&path)?,
+                bytes: match manifest.engine {
+                    Engine::Onnx => model_bytes(&path)?,
+                    Engine::GaussMle(_) => file_bytes(&path)?,
+                },
                 path,
                 folder: folder.to_owned(),
                 manifest,
@@ -136,6 +140,16 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
     };
     let flat = folder.join(MODEL_FILE);
     let has_flat = flat.is_file();
+    if let Ok((Manifest { engine: Engine::GaussMle(_), .. }, _)) = &described {
+        if has_flat {
+            let why = format!(
+                "{MANIFEST_FILE} says engine = \"gauss-mle\", which reads no {MODEL_FILE}: remove one of them"
+            );
+            return vec![failed(FLAT_VERSION, why)];
+        }
+        add(FLAT_VERSION, folder.join(MANIFEST_FILE));
+        return found;
+    }
     if has_flat {
         add(FLAT_VERSION, flat);
     }
@@ -171,10 +185,10 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
     found
 }
 
-/// The manifest of a folder, the default if there is none, and its labels.
+/// The manifest of a folder, the default if there is none, and its labels. The maps of a fitter's camera are read.
 fn describe(folder: &Path) -> Result<(Manifest, Arc<Labels>), String> {
     let path = folder.join(MANIFEST_FILE);
-    let manifest = match fs::symlink_metadata(&path) {
+    let mut manifest = match fs::symlink_metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Manifest::default(),
         _ => {
             let text =
@@ -184,21 +198,29 @@ fn describe(folder: &Path) -> Result<(Manifest, Arc<Labels>), String> {
     };
     let labels = match &manifest.labels {
         None => Labels::default(),
-        Some(name) => read_inside(folder, name)
+        Some(name) => inside(folder, name)
+            .and_then(|path| read(&path, LABELS_BYTES_MAX))
             .and_then(|text| Labels::parse(&text))
             .map_err(|reason| format!("labels file {name:?}: {reason}"))?,
     };
+    if let Engine::GaussMle(fit) = &mut manifest.engine {
+        for (key, name) in &fit.maps {
+            let map = inside(folder, name).and_then(|path| map::read(&path));
+            let map = map.map_err(|reason| format!("camera.{key}, file {name:?}: {reason}"))?;
+            fit.settings.set_map(key, map)?;
+        }
+    }
     Ok((manifest, Arc::new(labels)))
 }
 
-/// The text of a file in a folder, which a link may not leave.
-fn read_inside(folder: &Path, name: &str) -> Result<String, String> {
+/// The path of a file in a folder, which a link may not leave.
+fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let resolve = |path: &Path| path.canonicalize().map_err(|error| format!("cannot read it: {error}"));
     let path = resolve(&folder.join(name))?;
     if !path.starts_with(resolve(folder)?) {
         return Err("it leads out of the model's folder".to_owned());
     }
-    read(&path, LABELS_BYTES_MAX)
+    Ok(path)
 }
 
 fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
@@ -312,6 +334,28 @@ mod tests {
                 ("digits", "10", ""),
                 ("mixed", "1", ""),
                 ("mixed", "2", ""),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_fitter_needs_no_model_file() {
+        const FIT: &str = "engine = \"gauss-mle\"\n";
+        let with_map = format!("{FIT}[camera]\noffset = \"offset.npy\"\n");
+        check(
+            &[
+                ("fit/model.toml", FIT),
+                ("mapped/model.toml", &with_map),
+                ("mapped/offset.npy", "no numbers"),
+                ("missing/model.toml", &with_map),
+                ("two/model.toml", FIT),
+                ("two/model.onnx", ONNX),
+            ],
+            &[
+                ("fit", "1", ""),
+                ("mapped", "", "camera.offset, file \"offset.npy\": not a stack"),
+                ("missing", "", "camera.offset, file \"offset.npy\": cannot read it"),
+                ("two", "1", "reads no model.onnx"),
             ],
         );
     }

@@ -121,6 +121,26 @@ impl<'a, 't> Table<'a, 't> {
         }
     }
 
+    /// A text, a number, or a list of these, as the text that a caller would write for it: lists with commas.
+    pub(super) fn text(&self, key: &'static str) -> Option<String> {
+        fn text(value: &DeValue<'_>) -> Option<String> {
+            match value {
+                DeValue::String(text) => Some(text.to_string()),
+                DeValue::Array(items) => {
+                    let items: Option<Vec<String>> = items.iter().map(|item| text(item.get_ref())).collect();
+                    items.map(|items| items.join(","))
+                }
+                other => number(other).map(|number| number.to_string()),
+            }
+        }
+        let value = self.entry(key)?;
+        let text = text(value.get_ref());
+        if text.is_none() {
+            self.wrong(key, value, &show(value.get_ref()), "text, a number, or a list of numbers");
+        }
+        text
+    }
+
     /// One of some words, as what it stands for.
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
         let value = self.entry(key)?;

@@ -44,6 +44,8 @@ pub enum Task {
     Embed(Embed),
     /// Whatever the model gives.
     Tensors,
+    /// Spots, fitted: tables of them are made in [`localize`].
+    Localize,
 }
 
 /// What a caller gets for one item.
@@ -70,6 +72,7 @@ impl Task {
             Task::Segment(_) => "segment",
             Task::Embed(_) => "embed",
             Task::Tensors => "tensors",
+            Task::Localize => "localize",
         }
     }
 
@@ -92,6 +95,7 @@ impl Task {
             Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input)?),
             Task::Embed(task) => Task::Embed(task.resolve(signature)?),
             Task::Tensors => Task::Tensors,
+            Task::Localize => Task::Localize,
         })
     }
 
@@ -126,7 +130,7 @@ impl Task {
             Task::Detect(task) => Answer::Detections(task.answer(&outputs, labels, placement)?),
             Task::Segment(task) => Answer::Mask(task.answer(&outputs, labels, placement)?),
             Task::Embed(task) => Answer::Vector(task.answer(&outputs)?),
-            Task::Tensors => Answer::Tensors(outputs.tensors.to_vec()),
+            Task::Tensors | Task::Localize => Answer::Tensors(outputs.tensors.to_vec()),
         })
     }
 }

@@ -68,7 +68,13 @@ struct Server {
 }
 
 async fn length(request: Request, deadline: Duration) -> Result<String, InferError> {
-    let limits = BodyLimits { bytes_max: BODY_BYTES_MAX, deadline, grace: LONG, rate_min: 0 };
+    let limits = BodyLimits {
+        bytes_max: BODY_BYTES_MAX,
+        deadline,
+        grace: LONG,
+        rate_min: 0,
+        option: "body_bytes_max",
+    };
     let bytes = body::read(request.into_body(), limits).await?;
     Ok(bytes.len().to_string())
 }
@@ -85,7 +91,7 @@ async fn start(settings: Settings) -> Server {
     let address = listener.local_addr().unwrap();
     let go = Arc::new(Notify::new());
     let wait = Arc::clone(&go);
-    let head = HeadLimits { body_bytes_max: BODY_BYTES_MAX, uri_bytes_max: 8192 };
+    let head = HeadLimits { body_bytes_max: BODY_BYTES_MAX, option: "body_bytes_max", uri_bytes_max: 8192 };
     let router = Router::new()
         .route("/", get(|| async { "hello" }))
         .route("/large", get(|| async { vec![b'x'; 64 * 1024 * 1024] }))

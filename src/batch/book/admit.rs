@@ -41,7 +41,7 @@ impl Book {
         let whole = model.rules.whole;
         check(&job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
-        let shape = Arc::new(ItemShape::of(&job.inputs, whole));
+        let shape = Arc::new(ItemShape::of(&job.inputs, job.setting.as_ref(), whole));
         if let Err(error) = self.admit(job.items, bytes, now) {
             // Those that are late already give their place back first.
             let keys: Vec<_> = self.models.keys().copied().collect();

@@ -91,11 +91,13 @@ impl Book {
             entry.part(piece.job, piece.rows, now)
         };
         let parts: Vec<_> = pieces.into_iter().map(part).collect();
+        let items = parts.iter().map(|part| part.rows.len()).sum();
         let batch = Batch {
             model: key,
-            items: parts.iter().map(|part| part.rows.len()).sum(),
+            setting: shape.setting().cloned(),
+            items,
             parts,
-            size,
+            size: if model.rules.padded { size } else { items },
             taken: now,
         };
         Pick::Run(batch, Receipt { worker, estimate })
@@ -124,7 +126,7 @@ impl Book {
             model.running -= 1;
             whole = model.rules.whole;
             if result.is_ok() {
-                model.costs.record(batch.size, seconds);
+                model.costs.record(policy::padded(&model.rules.sizes, batch.items), seconds);
             }
         }
         for part in &batch.parts {

@@ -4,7 +4,10 @@
 use super::*;
 use crate::{
     batch::{Batch, Job, Ran},
-    engine::{DataType, EngineError},
+    engine::{
+        DataType, EngineError, Setting,
+        kernels::{Camera, FitModel, Psf},
+    },
 };
 
 const MODEL: ModelKey = ModelKey(1);
@@ -21,6 +24,7 @@ impl Desk {
         let mut book = Book::new(QueueLimits { items_max: 20, bytes_max: 40 });
         let rules = Rules {
             sizes: if whole { vec![1] } else { vec![1, 2, 4] },
+            padded: true,
             whole,
             wait_max: Duration::ZERO,
             weight: 1.0,
@@ -39,6 +43,7 @@ impl Desk {
         Job {
             model: MODEL,
             inputs: vec![bytes(items, first)],
+            setting: None,
             items,
             priority: 0,
             deadline: None,
@@ -55,6 +60,11 @@ impl Desk {
         let deadline = Some(self.now + Duration::from_millis(ms));
         let job = Job { deadline, ..self.job(items, 0) };
         self.book.push(job, self.now)
+    }
+
+    fn push_with(&mut self, setting: Setting) -> JobKey {
+        let job = Job { setting: Some(setting), ..self.job(1, 0) };
+        self.book.push(job, self.now).unwrap()
     }
 
     fn take(&mut self) -> (Batch, Receipt) {
@@ -112,6 +122,21 @@ fn bytes(items: usize, first: u8) -> Tensor {
         shape: vec![items, 1],
         data: (0..items as u8).map(|i| first + i).collect::<Vec<_>>().into(),
     }
+}
+
+#[test]
+fn jobs_of_different_settings_are_not_run_together() {
+    let mut desk = Desk::new(false);
+    let setting = |sigma| {
+        let model = FitModel::new(Psf::Xynb { sigma_px: [sigma; 2] }, [1.0; 2]).unwrap();
+        Setting::new(model, Arc::new(Camera::ideal()))
+    };
+    let [a, b, c] = [1.3, 1.5, 1.3].map(|sigma| desk.push_with(setting(sigma)));
+    let jobs = |batch: &Batch| batch.parts.iter().map(|part| part.job).collect::<Vec<_>>();
+    let (first, _) = desk.take();
+    assert_eq!((jobs(&first), first.setting.as_ref()), (vec![a, c], Some(&setting(1.3))));
+    let (second, _) = desk.take();
+    assert_eq!((jobs(&second), second.setting.as_ref()), (vec![b], Some(&setting(1.5))));
 }
 
 #[test]

@@ -4,7 +4,8 @@ use super::*;
 use std::time::Duration;
 
 fn shape(extent: usize) -> Arc<ItemShape> {
-    Arc::new(ItemShape(vec![(DataType::Fp32, vec![extent])]))
+    let item = Tensor { datatype: DataType::Fp32, shape: vec![1, extent], data: vec![0; 4 * extent].into() };
+    Arc::new(ItemShape::of(&[item], None, false))
 }
 
 /// Jobs of one item, as (priority, deadline in s, arrival in s); at `now_s` they leave in this order.

@@ -14,7 +14,7 @@ const B: ModelKey = ModelKey(2);
 fn queue(wait_max: Duration) -> Arc<Queue> {
     let queue = Queue::new(QueueLimits { items_max: 100, bytes_max: 10_000 });
     for (model, wait_max) in [(A, wait_max), (B, Duration::ZERO)] {
-        let rules = Rules { sizes: vec![1, 2, 4], whole: false, wait_max, weight: 1.0 };
+        let rules = Rules { sizes: vec![1, 2, 4], padded: true, whole: false, wait_max, weight: 1.0 };
         queue.register(model, "digits", rules);
     }
     queue
@@ -29,6 +29,7 @@ fn job(model: ModelKey, items: usize, first: u8) -> Job {
     Job {
         model,
         inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![items, 1], data: data.into() }],
+        setting: None,
         items,
         priority: 0,
         deadline: None,

@@ -21,7 +21,8 @@ pub(super) fn run(seed: u64) -> f64 {
         .map(|i| {
             let weight = *random.of(&[0.5, 1.0, 2.0, 4.0]);
             let size = *random.of(&[1, 4, 8]);
-            let rules = Rules { sizes: vec![size], whole: false, wait_max: Duration::ZERO, weight };
+            let rules =
+                Rules { sizes: vec![size], padded: true, whole: false, wait_max: Duration::ZERO, weight };
             book.register(ModelKey(i), "model", rules);
             // An urgent model gets no more of the device than any other.
             let priority = *random.of(&[0, 9]);
@@ -45,6 +46,7 @@ pub(super) fn run(seed: u64) -> f64 {
                 let job = Job {
                     model: key,
                     inputs: vec![tagged(0, vec![1, 8], 1)],
+                    setting: None,
                     items: 1,
                     priority,
                     deadline: None,

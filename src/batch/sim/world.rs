@@ -117,6 +117,7 @@ impl World {
             let wait_max = random.between(1, 200_000) * u64::from(waits);
             let rules = Rules {
                 sizes: sizes.to_vec(),
+                padded: true,
                 whole,
                 wait_max: Duration::from_micros(wait_max),
                 weight: *random.of(&[0.5, 1.0, 1.0, 3.0]),
@@ -247,12 +248,13 @@ impl World {
         let job = Job {
             model,
             inputs: vec![input],
+            setting: None,
             items,
             priority: random.below(3) as u8,
             deadline,
             arrived: now - decoded,
         };
-        let copy = Job { inputs: job.inputs.clone(), ..job };
+        let copy = Job { inputs: job.inputs.clone(), setting: None, ..job };
         let poisoned = random.percent(4);
         let result = self.book.push(copy, now);
         self.settle();

@@ -6,7 +6,7 @@
 
 mod value;
 
-use super::{Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView};
+use super::{Dim, Engine, EngineError, Setting, Signature, Tensor, TensorSpec, TensorView};
 use ort::{
     environment::Environment,
     logging::LogLevel,
@@ -136,7 +136,7 @@ impl Engine for OnnxEngine {
     }
 
     /// On the CPU provider every failure but want of memory is the batch's own: an operator refused its input.
-    fn run(&mut self, inputs: &[TensorView<'_>]) -> Result<Vec<Tensor>, EngineError> {
+    fn run(&mut self, inputs: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
         let mut values = Vec::with_capacity(inputs.len());
         for view in inputs {
             values.push(value::lend(view)?);

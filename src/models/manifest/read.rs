@@ -1,6 +1,6 @@
 //! From a checked table to a [`Manifest`]: each key with its range and its default.
 
-use super::{BatchLimits, Input, Manifest, PRIORITY_MAX, Placing, ResizeRule};
+use super::{BatchLimits, Engine, Input, Manifest, PRIORITY_MAX, Placing, ResizeRule, file_name, fit};
 use crate::{
     image::{Color, Filter, Layout},
     models::strict::Table,
@@ -9,6 +9,17 @@ use crate::{
 use std::time::Duration;
 
 const LAYOUTS: &[(&str, Layout)] = &[("nchw", Layout::Nchw), ("nhwc", Layout::Nhwc)];
+
+/// Items of the largest batch, at most.
+const ITEMS_MAX: usize = 1024;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Runs {
+    Onnx,
+    GaussMle,
+}
+
+const ENGINES: &[(&str, Runs)] = &[("onnx", Runs::Onnx), ("gauss-mle", Runs::GaussMle)];
 
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kind {
@@ -28,28 +39,21 @@ pub(super) const TASKS: &[(&str, Kind)] = &[
 ];
 
 pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
-    match root.string("engine").as_deref() {
-        None | Some("onnx") => {}
-        Some("gauss-mle") => {
-            root.mistake_at(
-                "engine",
-                "is \"gauss-mle\", which this version does not have yet; allowed: onnx",
-            );
+    if root.choice("engine", ENGINES) == Some(Runs::GaussMle) {
+        return fit::manifest(root);
+    }
+    for table in ["fit", "camera"] {
+        let table = root.table(table);
+        if table.is_given() {
+            table.mistake("[fit] and [camera] are only read with engine = \"gauss-mle\"");
         }
-        Some(other) => root.mistake_at("engine", format_args!("is {other:?}, allowed: onnx")),
     }
     let kind = root.choice("task", TASKS).unwrap_or(Kind::Tensors);
     let labels = root.string("labels");
-    if let Some(name) = &labels
-        && (name.contains(['/', '\\', '\0', ':']) || matches!(name.as_str(), "." | ".."))
-    {
-        root.mistake_at(
-            "labels",
-            format_args!("is {name:?}, allowed: the name of a file in the model's folder, without a path"),
-        );
+    if let Some(Err(why)) = labels.as_deref().map(file_name) {
+        root.mistake_at("labels", why);
     }
-    let priority = root.integer("priority", 0..=PRIORITY_MAX).unwrap_or(1);
-    let timeout_ms = root.integer("timeout_ms", 1..=3_600_000_u64);
+    let (priority, timeout) = urgency(root);
 
     let input = root.table("input");
     let takes_images = kind != Kind::Tensors || input.is_given();
@@ -82,16 +86,24 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         }
     }
     let manifest = Manifest {
+        engine: Engine::Onnx,
         task,
         labels,
         priority,
-        timeout: timeout_ms.map(Duration::from_millis),
+        timeout,
         input: takes_images.then(|| read_input(&input)),
-        batch: read_batch(&root.table("batch")),
-        placement: read_placement(&root.table("placement")),
+        batch: batch(&root.table("batch"), ITEMS_MAX),
+        placement: placement(&root.table("placement")),
     };
     root.finish();
     manifest
+}
+
+/// What requests get that do not say: priority, and deadline.
+pub(super) fn urgency(root: &Table<'_, '_>) -> (u8, Option<Duration>) {
+    let priority = root.integer("priority", 0..=PRIORITY_MAX).unwrap_or(1);
+    let timeout_ms = root.integer("timeout_ms", 1..=3_600_000_u64);
+    (priority, timeout_ms.map(Duration::from_millis))
 }
 
 fn read_input(table: &Table<'_, '_>) -> Input {
@@ -193,9 +205,11 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
     }
 }
 
-fn read_batch(table: &Table<'_, '_>) -> BatchLimits {
-    let items_max = table.integer("items_max", 1..=1024);
-    let mut sizes = table.integers("sizes", 1..=1024);
+/// `[batch]`, of at most `items_max` items.
+pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
+    let range = 1..=items_max;
+    let items_max = table.integer("items_max", range.clone());
+    let mut sizes = table.integers("sizes", range);
     if let Some(sizes) = &mut sizes {
         if !sizes.is_sorted_by(|a, b| a < b) {
             table.mistake_at("sizes", format_args!("is {sizes:?}, allowed: rising sizes"));
@@ -223,7 +237,7 @@ fn read_batch(table: &Table<'_, '_>) -> BatchLimits {
     limits
 }
 
-fn read_placement(table: &Table<'_, '_>) -> Placing {
+pub(super) fn placement(table: &Table<'_, '_>) -> Placing {
     let device = |word: &str| {
         let gpu = word.strip_prefix("gpu:");
         let number = gpu.is_some_and(|n| (1..=3).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit()));

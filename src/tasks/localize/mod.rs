@@ -15,6 +15,8 @@
 pub mod colormap;
 pub mod options;
 pub mod schema;
+pub mod settings;
+pub mod stage;
 pub mod table;
 
 mod arrow;
@@ -36,6 +38,8 @@ pub use colormap::Colormap;
 pub use options::{ColorBy, Columns, Keep, Options, PictureOptions, Render, Scale, Units};
 pub use picasso::metadata as picasso_metadata;
 pub use schema::{Astigmatism, Model, Parameter, Schema, Score, Width};
+pub use settings::Settings;
+pub use stage::Holds;
 pub use table::{Counts, Status, Table};
 
 use bytes::Bytes;
@@ -230,6 +234,11 @@ impl Writer {
     /// Units, pixel origin and frame base in one line, for a header of the reply.
     pub fn conventions(&self) -> &str {
         &self.conventions
+    }
+
+    /// What its rows are about.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
     }
 
     /// What has gone through so far.

@@ -36,6 +36,22 @@ pub enum Parameter {
     SigmaY,
 }
 
+impl Parameter {
+    /// The name, without a unit.
+    pub fn name(self) -> &'static str {
+        match self {
+            Parameter::X => "x",
+            Parameter::Y => "y",
+            Parameter::Z => "z",
+            Parameter::Photons => "photons",
+            Parameter::Background => "background",
+            Parameter::Sigma => "sigma",
+            Parameter::SigmaX => "sigma_x",
+            Parameter::SigmaY => "sigma_y",
+        }
+    }
+}
+
 impl Model {
     /// All models.
     pub const ALL: [Model; 4] = [Model::Xynb, Model::Xynbs, Model::Xynbsxsy, Model::Xyznb];

@@ -123,6 +123,22 @@ impl Table {
         }
     }
 
+    /// Adds the rows of another table of the same schema.
+    pub fn append(&mut self, other: Table) {
+        let each = |columns: &mut Vec<Vec<f32>>, others: Vec<Vec<f32>>| {
+            columns.iter_mut().zip(others).for_each(|(column, other)| column.extend(other));
+        };
+        self.frame.extend(other.frame);
+        each(&mut self.theta, other.theta);
+        each(&mut self.errors, other.errors);
+        each(&mut self.covariances, other.covariances);
+        self.log_likelihood_ratio.extend(other.log_likelihood_ratio);
+        self.p_value.extend(other.p_value);
+        self.iterations.extend(other.iterations);
+        self.status.extend(other.status);
+        self.score.extend(other.score);
+    }
+
     /// The rows for which `keep` is true.
     pub(super) fn select(&self, keep: &[bool]) -> Table {
         fn pick<T: Copy>(column: &[T], keep: &[bool]) -> Vec<T> {

@@ -1,0 +1,313 @@
+//! The fitter of Gaussian spots behind the trait of all engines: ROIs in, parameters and their errors out.
+//!
+//! | tensor | type and shape | |
+//! |---|---|---|
+//! | `rois` | UINT16 or FP32 `[n, b, b]` | ADU; rows are y |
+//! | `corners` | UINT32 `[n, 2]` | x and y of each ROI's first pixel on the sensor |
+//! | `fits` | FP32 `[n, k]` | the columns of [`Columns`] |
+//! | `codes` | UINT8 `[n, 2]` | iterations, and the code of [`FitStatus`](super::kernels::FitStatus) |
+//!
+//! What is fitted comes with the batch ([`Setting`]), so that requests may ask for another model than the default.
+
+use super::{
+    DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView,
+    kernels::{Adu, Camera, FitModel, InstructionSet, Psf, Rois, SpotFit, fit},
+    tensor,
+};
+use rayon::prelude::*;
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+/// ROIs that one thread fits in one go: enough to fill lanes again and again, few enough to share a batch evenly.
+const PART: usize = 512;
+
+/// What a request asks of the fit: the model and the camera. Two are equal when they say the same, or share their camera
+/// where it has maps.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    name: Arc<str>,
+    model: FitModel,
+    camera: Arc<Camera>,
+}
+
+impl Setting {
+    /// This model, and what took the picture.
+    pub fn new(model: FitModel, camera: Arc<Camera>) -> Setting {
+        let camera_name = match camera.sensor() {
+            // Maps are a model's own: one camera is one place in memory.
+            Some(_) => format!("maps at {:p}", Arc::as_ptr(&camera)),
+            None => format!("{camera:?}"),
+        };
+        Setting { name: format!("{model:?} {camera_name}").into(), model, camera }
+    }
+
+    /// What is fitted.
+    pub fn model(&self) -> &FitModel {
+        &self.model
+    }
+
+    /// What took the picture.
+    pub fn camera(&self) -> &Arc<Camera> {
+        &self.camera
+    }
+}
+
+impl PartialEq for Setting {
+    fn eq(&self, other: &Setting) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Setting {}
+
+impl Hash for Setting {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+/// What stands in a row of `fits`: the parameters in the order of [`Psf::parameter_names`], their standard errors in the same
+/// order, the covariances (xy, and with z xz and yz), the log-likelihood ratio and the p-value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    /// How many parameters there are.
+    pub parameters: usize,
+    /// How many covariances.
+    pub covariances: usize,
+}
+
+impl Columns {
+    /// Those of a model.
+    pub fn of(psf: &Psf) -> Columns {
+        Columns {
+            parameters: psf.parameter_names().len(),
+            covariances: if matches!(psf, Psf::Xyznb(_)) { 3 } else { 1 },
+        }
+    }
+
+    /// Columns in all.
+    pub fn count(self) -> usize {
+        2 * self.parameters + self.covariances + 2
+    }
+
+    fn write(self, fit: &SpotFit, row: &mut [f32]) {
+        let (theta, rest) = row.split_at_mut(self.parameters);
+        let (errors, rest) = rest.split_at_mut(self.parameters);
+        let (covariances, rest) = rest.split_at_mut(self.covariances);
+        theta.copy_from_slice(&fit.theta[..self.parameters]);
+        errors.copy_from_slice(&fit.errors[..self.parameters]);
+        covariances.copy_from_slice(&fit.covariance[..self.covariances]);
+        rest.copy_from_slice(&[fit.log_likelihood_ratio, fit.p_value]);
+    }
+}
+
+/// The fitter on the CPU.
+#[derive(Debug)]
+pub struct GaussMle {
+    signature: Signature,
+    set: InstructionSet,
+    /// None where one thread is all there is.
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl GaussMle {
+    /// A fitter on `threads` threads, with the widest instructions that the machine has.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn new(threads: usize) -> Result<GaussMle, String> {
+        let pool = if threads > 1 {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|index| format!("ocelli-fit-{index}"))
+                .build();
+            Some(pool.map_err(|error| format!("cannot start the threads that fit: {error}"))?)
+        } else {
+            None
+        };
+        Ok(GaussMle { signature: signature(), set: InstructionSet::detect(), pool })
+    }
+}
+
+/// What every fitter takes and gives. ROIs may be UINT16 as well.
+pub fn signature() -> Signature {
+    let spec = |name: &str, datatype, shape: &[Dim]| TensorSpec {
+        name: name.to_owned(),
+        datatype,
+        shape: shape.to_vec(),
+    };
+    Signature {
+        platform: "ocelli_gauss_mle",
+        inputs: vec![
+            spec("rois", DataType::Fp32, &[Dim::Free; 3]),
+            spec("corners", DataType::Uint32, &[Dim::Free, Dim::Fixed(2)]),
+        ],
+        outputs: vec![
+            spec("fits", DataType::Fp32, &[Dim::Free; 2]),
+            spec("codes", DataType::Uint8, &[Dim::Free, Dim::Fixed(2)]),
+        ],
+    }
+}
+
+impl Engine for GaussMle {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        setting: Option<&Setting>,
+    ) -> Result<Vec<Tensor>, EngineError> {
+        let wrong = |what: String| EngineError::Input(what);
+        let Some(setting) = setting else {
+            return Err(wrong("no setting says what is to be fitted".to_owned()));
+        };
+        let [rois, corners] = inputs else {
+            return Err(wrong(format!("{} inputs, expected rois and corners", inputs.len())));
+        };
+        let [count, side, width] = rois.shape[..] else {
+            return Err(wrong(format!("rois have shape {:?}, expected [n, b, b]", rois.shape)));
+        };
+        if side != width {
+            return Err(wrong(format!("rois are {width} x {side} px, expected squares")));
+        }
+        let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
+        let adu = match rois.datatype {
+            DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
+            DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
+            other => return Err(wrong(format!("rois are {other}, expected UINT16 or FP32"))),
+        };
+        let corners: &[[u32; 2]] = bytemuck::try_cast_slice(corners.data).map_err(unaligned)?;
+        let rois = Rois::new(adu, side, Some(corners)).map_err(|error| wrong(error.to_string()))?;
+
+        let mut fits = vec![SpotFit::default(); count];
+        let fit_part = |(index, part): (usize, &mut [SpotFit])| {
+            let start = index * PART;
+            fit(self.set, &setting.model, &setting.camera, rois.part(start..start + part.len()), part)
+        };
+        let fitted = match &self.pool {
+            Some(pool) if count > PART => {
+                pool.install(|| fits.par_chunks_mut(PART).enumerate().try_for_each(fit_part))
+            }
+            _ => fits.chunks_mut(PART).enumerate().try_for_each(fit_part),
+        };
+        fitted.map_err(|error| wrong(error.to_string()))?;
+
+        let columns = Columns::of(setting.model.psf());
+        let mut rows = vec![0.0; count * columns.count()];
+        let mut codes = Vec::with_capacity(2 * count);
+        for (fit, row) in fits.iter().zip(rows.chunks_exact_mut(columns.count())) {
+            columns.write(fit, row);
+            codes.extend([fit.iterations, fit.status() as u8]);
+        }
+        Ok(vec![
+            Tensor {
+                datatype: DataType::Fp32,
+                shape: vec![count, columns.count()],
+                data: tensor::bytes_of(rows),
+            },
+            Tensor { datatype: DataType::Uint8, shape: vec![count, 2], data: codes.into() },
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A spot of `photons` on background 2, in the centre of 7 x 7 px, without noise.
+    fn spot(photons: f32) -> Vec<f32> {
+        let mean = |edge: f32| 0.5 * (1.0 + libm_erf(edge / (1.3 * std::f32::consts::SQRT_2)));
+        let axis: Vec<f32> = (-3..=3).map(|c| mean(c as f32 + 0.5) - mean(c as f32 - 0.5)).collect();
+        axis.iter().flat_map(|y| axis.iter().map(move |x| 2.0 + photons * x * y)).collect()
+    }
+
+    /// erf by its Maclaurin series: slow, exact, and none of the kernels'.
+    fn libm_erf(x: f32) -> f32 {
+        let x = f64::from(x);
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        (sum * 2.0 / std::f64::consts::PI.sqrt()) as f32
+    }
+
+    fn setting(psf: Psf) -> Setting {
+        Setting::new(FitModel::new(psf, [1.0; 2]).unwrap(), Arc::new(Camera::ideal()))
+    }
+
+    fn run(threads: usize, count: usize, setting: &Setting) -> (Vec<f32>, Vec<u8>) {
+        let rois: Vec<f32> = (0..count).flat_map(|i| spot(1000.0 + i as f32)).collect();
+        let corners = vec![[0_u32; 2]; count];
+        let inputs = [
+            TensorView {
+                datatype: DataType::Fp32,
+                shape: vec![count, 7, 7],
+                data: bytemuck::cast_slice(&rois),
+            },
+            TensorView {
+                datatype: DataType::Uint32,
+                shape: vec![count, 2],
+                data: bytemuck::cast_slice(&corners),
+            },
+        ];
+        let outputs = GaussMle::new(threads).unwrap().run(&inputs, Some(setting)).unwrap();
+        (outputs[0].to_f32().unwrap(), outputs[1].data.to_vec())
+    }
+
+    #[test]
+    fn rows_come_back_in_order_whatever_the_number_of_threads() {
+        let setting = setting(Psf::Xynb { sigma_px: [1.3; 2] });
+        let columns = Columns::of(setting.model().psf());
+        let (one, codes) = run(1, 2000, &setting);
+        assert_eq!(one, run(3, 2000, &setting).0);
+        let worst = one
+            .chunks(columns.count())
+            .enumerate()
+            .map(|(i, row)| (row[2] - 1000.0 - i as f32).abs())
+            .fold(0.0, f32::max);
+        println!("largest difference {worst} photons");
+        assert!(worst < 0.5, "{worst}");
+        assert!(codes.chunks(2).all(|code| code[1] == 0), "all converge");
+    }
+
+    #[test]
+    fn each_model_has_its_own_columns() {
+        let fitted = setting(Psf::Xynbs { sigma_start_px: 1.0 });
+        let (rows, _) = run(1, 1, &fitted);
+        assert_eq!(rows.len(), 2 * 5 + 1 + 2);
+        assert!((rows[4] - 1.3).abs() < 1e-3, "sigma {}", rows[4]);
+    }
+
+    #[test]
+    fn settings_are_equal_when_they_say_the_same() {
+        let of = |sigma| setting(Psf::Xynb { sigma_px: [sigma; 2] });
+        assert_eq!(of(1.3), of(1.3));
+        assert_ne!(of(1.3), of(1.2));
+        assert_ne!(of(1.3), setting(Psf::Xynbs { sigma_start_px: 1.3 }));
+    }
+
+    #[test]
+    fn what_cannot_be_fitted_is_an_error_that_names_the_field() {
+        let mut engine = GaussMle::new(1).unwrap();
+        let zeros = [0_u32; 64];
+        let view = |shape: &[usize], datatype, bytes: usize| TensorView {
+            datatype,
+            shape: shape.to_vec(),
+            data: &bytemuck::cast_slice(&zeros)[..bytes],
+        };
+        let corners = view(&[1, 2], DataType::Uint32, 8);
+        let setting = setting(Psf::Xynb { sigma_px: [1.3; 2] });
+        let mut check = |rois: TensorView<'_>, expected: &str| {
+            let error = engine.run(&[rois, corners.clone()], Some(&setting)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(view(&[1, 4, 4], DataType::Uint16, 32), "box: 4 is not an odd number");
+        check(view(&[1, 5, 3], DataType::Uint16, 30), "expected squares");
+        check(view(&[1, 5, 5], DataType::Uint8, 25), "expected UINT16 or FP32");
+    }
+}

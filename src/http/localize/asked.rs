@@ -1,0 +1,298 @@
+//! What a request for localizations asks for: changes of the model's settings, how the body is to be read, and the form
+//! of the reply.
+
+use crate::{
+    error::InferError,
+    image::stack::{Format as StackFormat, Raw, SampleType},
+    tasks::localize::{
+        ColorBy, Colormap, Format, Holds, Keep, Options, Render, Scale, Settings, Units, settings::KEYS,
+    },
+};
+use axum::http::{HeaderMap, header};
+use std::{borrow::Cow, str::FromStr};
+
+/// Keys of the query beside those of [`Settings`].
+const OWN_KEYS: [&str; 14] = [
+    "input",
+    "dtype",
+    "shape",
+    "format",
+    "units",
+    "keep",
+    "render",
+    "scale",
+    "scale_nm",
+    "colormap",
+    "color_by",
+    "z_range_um",
+    "white_percentile",
+    "error_px_max",
+];
+
+/// What is accepted, for messages.
+const ACCEPTED: &str = "application/x-ndjson, text/csv, text/csv; profile=thunderstorm, application/zip (Picasso), \
+                        application/x-hdf5, application/vnd.apache.arrow.stream, application/x-npy or image/png, or say \
+                        format=... in the query";
+
+/// A request's wishes.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// The model's, and what the request changes.
+    pub(super) settings: Settings,
+    /// What the frames of the stack are.
+    pub(super) holds: Holds,
+    /// How the body is stored; `None`: its first bytes say.
+    pub(super) stack: Option<StackFormat>,
+    /// The form of the reply.
+    pub(super) format: Format,
+    /// Details of it.
+    pub(super) options: Options,
+}
+
+impl Asked {
+    /// From the query and the headers.
+    pub(super) fn of(query: &str, headers: &HeaderMap, settings: Settings) -> Result<Asked, InferError> {
+        Asked::read(query, headers, settings).map_err(|wrong| match wrong {
+            Wrong::Query(why) => InferError::BadRequest(why),
+            Wrong::Accept(got) => InferError::NotAcceptable { got, accepted: ACCEPTED },
+        })
+    }
+
+    fn read(query: &str, headers: &HeaderMap, mut settings: Settings) -> Result<Asked, Wrong> {
+        let (mut holds, mut format, mut options) = (Holds::Auto, None, Options::default());
+        let (mut dtype, mut shape) = (None, None);
+        let picture = &mut options.picture;
+        let mut z_range = None;
+        let mut seen: Vec<Cow<'_, str>> = Vec::new();
+        for (key, value) in pairs(query)? {
+            let value = value.as_ref();
+            if seen.contains(&key) {
+                return Err(format!("{key} is given twice").into());
+            }
+            match key.as_ref() {
+                "input" => holds = word("input", value, Holds::from_name, "auto, frames or rois")?,
+                "dtype" => dtype = Some(sample_type(value)?),
+                "shape" => shape = Some(value.to_owned()),
+                "format" => {
+                    let names = Format::ALL.map(Format::name).join(", ");
+                    format = Some(word("format", value, Format::from_name, &names)?);
+                }
+                "units" => options.units = word("units", value, Units::from_name, "auto, px or nm")?,
+                "keep" => {
+                    options.keep = Some(word("keep", value, Keep::from_name, "all, finite or converged")?);
+                }
+                "render" => {
+                    picture.render = word("render", value, Render::from_name, "histogram or blur")?;
+                }
+                "scale" => picture.scale = Scale::PerPixel(number("scale", value)?),
+                "scale_nm" => picture.scale = Scale::Nanometers(number("scale_nm", value)?),
+                "colormap" => {
+                    let names = Colormap::ALL.map(Colormap::name).join(", ");
+                    picture.colormap = word("colormap", value, Colormap::from_name, &names)?;
+                }
+                "color_by" => {
+                    picture.color_by = match value {
+                        "density" => ColorBy::Density,
+                        "z" => ColorBy::Z(None),
+                        _ => return Err(format!("color_by is {value:?}, expected density or z").into()),
+                    }
+                }
+                "z_range_um" => z_range = Some(range(value)?),
+                "white_percentile" => picture.white_percentile = number("white_percentile", value)?,
+                "error_px_max" => picture.error_px_max = number("error_px_max", value)?,
+                key if KEYS.iter().any(|(_, known)| *known == key) => settings.set(key, value)?,
+                key => {
+                    let known = OWN_KEYS.into_iter().chain(KEYS.map(|(_, key)| key));
+                    let known = known.collect::<Vec<_>>().join(", ");
+                    return Err(format!("unknown key {key:?} in the query; there are {known}").into());
+                }
+            }
+            seen.push(key);
+        }
+        if let Some(range) = z_range {
+            match &mut picture.color_by {
+                ColorBy::Z(of) => *of = Some(range),
+                ColorBy::Density => return Err("z_range_um needs color_by=z".to_owned().into()),
+            }
+        }
+        let format = match format {
+            Some(format) => format,
+            None => accepted(headers)?,
+        };
+        options.columns = settings.columns();
+        // A preset is about columns of our own; other formats have theirs.
+        if !matches!(format, Format::Csv | Format::Ndjson | Format::Arrow | Format::Npy) {
+            options.columns = crate::tasks::localize::Columns::All;
+        }
+        let stack = raw(headers, dtype, shape.as_deref())?;
+        Ok(Asked { settings, holds, stack, format, options })
+    }
+}
+
+/// Why a request cannot be read.
+enum Wrong {
+    Query(String),
+    Accept(String),
+}
+
+impl From<String> for Wrong {
+    fn from(why: String) -> Wrong {
+        Wrong::Query(why)
+    }
+}
+
+/// A key and its value.
+type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
+
+/// Keys and values of a query, percent-decoded.
+fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
+    let decode = |text| {
+        percent_encoding::percent_decode_str(text)
+            .decode_utf8()
+            .map_err(|_| format!("the query has {text:?}, which is not UTF-8"))
+    };
+    query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| format!("{pair:?} in the query has no value: write {pair}=..."))?;
+            Ok((decode(key)?, decode(value)?))
+        })
+        .collect()
+}
+
+fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {
+    of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
+}
+
+fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{key} is {value:?}, expected a number"))
+}
+
+fn range(value: &str) -> Result<[f32; 2], String> {
+    let both = value.split_once(',').and_then(|(low, high)| Some([low.parse().ok()?, high.parse().ok()?]));
+    both.filter(|[low, high]: &[f32; 2]| low < high).ok_or_else(|| {
+        format!("z_range_um is {value:?}, expected the lower and the upper end, such as -0.5,0.5")
+    })
+}
+
+fn sample_type(value: &str) -> Result<SampleType, String> {
+    match value {
+        "u16" | "uint16" => Ok(SampleType::U16),
+        "f32" | "float32" => Ok(SampleType::F32),
+        "u8" | "uint8" => Ok(SampleType::U8),
+        _ => Err(format!("dtype is {value:?}, expected u16, f32 or u8")),
+    }
+}
+
+/// How raw little-endian samples are laid out: by `dtype` and `shape` of the query, or the headers `Ocelli-Dtype` and
+/// `Ocelli-Shape`. Neither: the body says itself what it is.
+fn raw(
+    headers: &HeaderMap,
+    dtype: Option<SampleType>,
+    shape: Option<&str>,
+) -> Result<Option<StackFormat>, String> {
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let dtype = match (dtype, header("ocelli-dtype")) {
+        (None, Some(text)) => Some(sample_type(text)?),
+        (dtype, _) => dtype,
+    };
+    let (sample, shape) = match (dtype, shape.or(header("ocelli-shape"))) {
+        (None, None) => return Ok(None),
+        (Some(_), None) => {
+            return Err("dtype needs shape as well: frames,height,width or height,width".into());
+        }
+        (dtype, Some(shape)) => (dtype.unwrap_or(SampleType::U16), shape),
+    };
+    let wrong = || format!("shape is {shape:?}, expected frames,height,width or height,width");
+    let extents: Option<Vec<u64>> = shape.split(',').map(|extent| extent.trim().parse().ok()).collect();
+    let (frames, height, width) = match extents.as_deref() {
+        Some([height, width]) => (None, *height, *width),
+        Some([frames, height, width]) => (Some(*frames), *height, *width),
+        _ => return Err(wrong()),
+    };
+    let side = |side: u64| u32::try_from(side).ok().filter(|side| *side > 0).ok_or_else(wrong);
+    Ok(Some(StackFormat::Raw(Raw { width: side(width)?, height: side(height)?, sample, frames })))
+}
+
+/// The first of the accepted media types that we have; NDJSON for whoever takes anything.
+fn accepted(headers: &HeaderMap) -> Result<Format, Wrong> {
+    let Some(accept) = headers.get(header::ACCEPT) else { return Ok(Format::Ndjson) };
+    let text = String::from_utf8_lossy(accept.as_bytes()).into_owned();
+    text.split(',')
+        .find_map(|range| {
+            let any = matches!(range.split(';').next().map(str::trim), Some("*/*" | "application/*"));
+            Format::from_media_type(range.trim()).or(any.then_some(Format::Ndjson))
+        })
+        .ok_or_else(|| Wrong::Accept(text.chars().take(100).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(query: &str, accept: Option<&'static str>) -> Result<Asked, String> {
+        let mut headers = HeaderMap::new();
+        if let Some(accept) = accept {
+            headers.insert(header::ACCEPT, http::HeaderValue::from_static(accept));
+        }
+        Asked::of(query, &headers, Settings::default()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_form_of_the_reply_is_the_querys_or_what_is_accepted() {
+        let format = |query, accept| asked(query, accept).map(|asked| asked.format);
+        assert_eq!(format("", None), Ok(Format::Ndjson));
+        assert_eq!(format("", Some("*/*")), Ok(Format::Ndjson));
+        assert_eq!(format("", Some("image/png, */*")), Ok(Format::Png));
+        assert_eq!(format("format=csv", Some("image/png")), Ok(Format::Csv));
+        let error = format("", Some("text/html")).unwrap_err();
+        assert!(error.contains("\"text/html\"") && error.contains("application/x-ndjson"), "{error}");
+    }
+
+    #[test]
+    fn settings_are_changed_by_the_query() {
+        let mut changed = Settings::default();
+        changed.set("psf", "xynbs").unwrap();
+        changed.set("sigma_px", "1.4").unwrap();
+        assert_eq!(asked("psf=xynbs&sigma_px=1.4", None).unwrap().settings, changed);
+    }
+
+    #[test]
+    fn raw_samples_need_a_shape() {
+        let raw = |query| asked(query, None).map(|asked| asked.stack);
+        let sample = SampleType::U16;
+        assert_eq!(raw(""), Ok(None));
+        assert_eq!(
+            raw("dtype=u16&shape=10,7,8"),
+            Ok(Some(StackFormat::Raw(Raw { width: 8, height: 7, sample, frames: Some(10) })))
+        );
+        assert_eq!(
+            raw("shape=7,7"),
+            Ok(Some(StackFormat::Raw(Raw { width: 7, height: 7, sample, frames: None })))
+        );
+        assert!(raw("dtype=f32").unwrap_err().contains("shape"));
+        assert!(raw("shape=7").unwrap_err().contains("frames,height,width"));
+    }
+
+    #[test]
+    fn mistakes_name_their_key_and_what_is_allowed() {
+        for (query, expected) in [
+            ("psf=gauss", "psf is \"gauss\", expected xynb, xynbs"),
+            ("format=xml", "format is \"xml\", expected csv"),
+            ("sigma=1.3", "unknown key \"sigma\""),
+            ("psf", "write psf=..."),
+            ("keep=all&keep=finite", "keep is given twice"),
+            ("z_range_um=-0.5,0.5", "needs color_by=z"),
+            ("color_by=z&z_range_um=1,0", "the lower and the upper end"),
+        ] {
+            let error = asked(query, None).unwrap_err();
+            assert!(error.contains(expected), "{query}: {error}");
+        }
+        let all =
+            OWN_KEYS.iter().all(|key| !asked(&format!("{key}=?"), None).unwrap_err().contains("unknown key"));
+        assert!(all, "every key of the list is known");
+    }
+}

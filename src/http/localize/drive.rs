@@ -1,0 +1,294 @@
+//! One stack from its first byte to the last of its localizations: reading, looking for spots, fitting and writing overlap,
+//! each with a bound on how far it may be ahead.
+
+use super::asked::Asked;
+use crate::engine::Setting;
+use crate::{
+    batch,
+    error::InferError,
+    http::{Front, body, call::Call},
+    image::stack,
+    models::Model,
+    tasks::localize::{
+        Format, Options, Writer,
+        stage::{Chunk, Origins, Stager, Step},
+    },
+};
+use bytes::Bytes;
+use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
+use tokio::sync::mpsc;
+
+/// Chunks that may be fitted at once.
+const CHUNKS: usize = 4;
+/// Bytes that are taken from the connection before they are looked at, unless it has no more at the moment.
+const BYTES: usize = 1 << 20;
+/// How long to wait for room in the queue before asking again.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
+
+/// What was posted.
+pub(super) enum Posted {
+    /// A body to be read.
+    Stream(body::Reader),
+    /// A file that was taken out of a body.
+    File(Bytes),
+}
+
+/// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
+pub(super) enum Event {
+    /// Units, origin and frame base.
+    Begin(String),
+    /// The next bytes.
+    Bytes(Bytes),
+    /// There will be no reply.
+    Failed(InferError),
+}
+
+type Fitting = Pin<Box<dyn Future<Output = Result<batch::Answer, InferError>> + Send>>;
+
+/// A chunk in the queue.
+struct Pending {
+    fitting: Fitting,
+    origins: Origins,
+    setting: Setting,
+}
+
+/// The work on one stack.
+pub(super) struct Drive {
+    front: Arc<Front>,
+    model: Arc<Model>,
+    call: Call,
+    format: Format,
+    options: Options,
+    /// On the pool while it works.
+    stager: Option<Stager>,
+    pending: VecDeque<Pending>,
+    /// From the first chunk on.
+    writer: Option<Writer>,
+    begun: bool,
+}
+
+impl Drive {
+    pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Drive {
+        let spill = &front.limits.stack_spill_folder;
+        let options =
+            stack::Options { limits: front.limits.stack, spill_folder: spill.clone(), file_alone: false };
+        let stager = Stager::new(asked.settings, asked.holds, asked.stack, options);
+        let options = Options { name: model.name.to_string(), ..asked.options };
+        Drive {
+            front,
+            model,
+            call,
+            format: asked.format,
+            options,
+            stager: Some(stager),
+            pending: VecDeque::new(),
+            writer: None,
+            begun: false,
+        }
+    }
+
+    /// Does all of it. Ends early, without a word, when nobody listens any more.
+    pub(super) async fn run(mut self, mut posted: Posted, events: mpsc::Sender<Event>) {
+        let mut result = self.read(&mut posted, &events).await;
+        // What was found before an error is told before it.
+        while let Some(pending) = self.pending.pop_front() {
+            let settled = self.settle(pending, &events).await;
+            result = result.and(settled);
+        }
+        if let Err(error) = async {
+            result?;
+            self.end(&events).await
+        }
+        .await
+        {
+            self.fail(error, &events).await;
+        }
+    }
+
+    /// Reads the stack to its end, and queues what is found.
+    async fn read(&mut self, posted: &mut Posted, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+        loop {
+            let mut stager = self.stager.take().expect("it is back after each step");
+            let (stager, step) = self
+                .front
+                .decode
+                .run(move || {
+                    let step = stager.step();
+                    (stager, step)
+                })
+                .await?;
+            self.stager = Some(stager);
+            match step? {
+                Step::Chunk(chunk) => self.queue(chunk, events).await?,
+                Step::Busy => {}
+                Step::Wait => self.feed(posted, events).await?,
+                Step::End => return Ok(()),
+            }
+        }
+    }
+
+    fn stager(&mut self) -> &mut Stager {
+        self.stager.as_mut().expect("it is back after each step")
+    }
+
+    /// Gives the stager more bytes, or says that there are none. Answers that come meanwhile are written.
+    async fn feed(&mut self, posted: &mut Posted, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+        let reader = match posted {
+            Posted::File(file) if file.is_empty() => {
+                self.stager().finish();
+                return Ok(());
+            }
+            Posted::File(file) => {
+                let bytes = file.split_to(file.len().min(BYTES));
+                return self.stager().push(bytes);
+            }
+            Posted::Stream(reader) => reader,
+        };
+        let mut taken = 0;
+        while taken < BYTES {
+            let next = tokio::select! {
+                biased;
+                next = reader.next() => next?,
+                answer = first(&mut self.pending), if !self.pending.is_empty() => {
+                    let pending = self.pending.pop_front().expect("its answer came");
+                    self.write(answer?, pending.origins, pending.setting, events).await?;
+                    continue;
+                }
+                // What has come is worth looking at when no more does.
+                () = std::future::ready(()), if taken > 0 => break,
+            };
+            let Some(bytes) = next else {
+                self.stager().finish();
+                break;
+            };
+            taken += bytes.len();
+            self.stager().push(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Queues a chunk, once few enough are there.
+    async fn queue(&mut self, chunk: Chunk, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+        if self.writer.is_none() {
+            self.open()?;
+        }
+        while self.pending.len() >= CHUNKS {
+            let pending = self.pending.pop_front().expect("not empty");
+            self.settle(pending, events).await?;
+        }
+        let Chunk { inputs, items, setting, origins } = chunk;
+        let call = self.call.again();
+        let ticket = loop {
+            match call.push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
+                Err(InferError::Full { .. }) if !call.is_late() => match self.pending.pop_front() {
+                    Some(pending) => self.settle(pending, events).await?,
+                    None => tokio::time::sleep(FULL_PAUSE).await,
+                },
+                pushed => break pushed?,
+            }
+        };
+        let (front, model) = (Arc::clone(&self.front), Arc::clone(&self.model));
+        let fitting = Box::pin(async move { call.answer(&front, &model, ticket).await });
+        self.pending.push_back(Pending { fitting, origins, setting });
+        Ok(())
+    }
+
+    async fn settle(&mut self, pending: Pending, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+        let answer = pending.fitting.await?;
+        self.write(answer, pending.origins, pending.setting, events).await
+    }
+
+    /// Makes the writer: what the stack is must be known.
+    fn open(&mut self) -> Result<(), InferError> {
+        let mut schema = self.stager().schema().map_err(InferError::BadRequest)?;
+        schema.notes.push(("served_as".into(), format!("{} {}", self.model.name, self.model.version)));
+        let writer = Writer::new(self.format, &schema, &self.options).map_err(InferError::BadRequest)?;
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    /// Turns an answer into rows, and sends them.
+    async fn write(
+        &mut self,
+        answer: batch::Answer,
+        origins: Origins,
+        setting: Setting,
+        events: &mpsc::Sender<Event>,
+    ) -> Result<(), InferError> {
+        let mut writer = self.writer.take().expect("made before the first chunk was queued");
+        let begin = !self.begun;
+        let written = self.front.decode.run(move || {
+            let mut out = Vec::new();
+            if begin {
+                writer.begin(&mut out)?;
+            }
+            let table = origins.table(&answer.outputs, writer.schema(), &setting)?;
+            writer.chunk(&table, &mut out)?;
+            Ok::<_, String>((writer, out))
+        });
+        let (writer, out) = written.await?.map_err(InferError::BadRequest)?;
+        let conventions = writer.conventions().to_owned();
+        self.writer = Some(writer);
+        if begin {
+            self.begun = true;
+            if self.format.streams() {
+                send(events, Event::Begin(conventions)).await?;
+            }
+        }
+        if out.is_empty() { Ok(()) } else { send(events, Event::Bytes(out.into())).await }
+    }
+
+    /// The rest of the reply.
+    async fn end(&mut self, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+        if self.writer.is_none() {
+            self.open()?;
+        }
+        let frames = u32::try_from(self.stager().frames()).ok();
+        let mut writer = self.writer.take().expect("made above");
+        let begin = !self.begun;
+        let conventions = writer.conventions().to_owned();
+        let ended = self.front.decode.run(move || {
+            let mut out = Vec::new();
+            if begin {
+                writer.begin(&mut out)?;
+            }
+            let mut pieces = writer.end(frames)?;
+            pieces.insert(0, out.into());
+            Ok::<_, String>(pieces)
+        });
+        let pieces = ended.await?.map_err(InferError::BadRequest)?;
+        if begin || !self.format.streams() {
+            send(events, Event::Begin(conventions)).await?;
+        }
+        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+            send(events, Event::Bytes(piece)).await?;
+        }
+        Ok(())
+    }
+
+    /// Says what went wrong: as the reply, or as its last member.
+    async fn fail(&mut self, error: InferError, events: &mpsc::Sender<Event>) {
+        let told = match self.writer.take() {
+            Some(writer) if self.begun && self.format.streams() => {
+                tracing::info!(%error, "a stack broke off after results had been sent");
+                Event::Bytes(writer.error(&error.to_string()).into())
+            }
+            _ => Event::Failed(error),
+        };
+        // Nobody listens: nobody is told.
+        let _ = send(events, told).await;
+    }
+}
+
+/// The answer of the first of some.
+async fn first(pending: &mut VecDeque<Pending>) -> Result<batch::Answer, InferError> {
+    match pending.front_mut() {
+        Some(pending) => (&mut pending.fitting).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until there is room: a caller who does not read holds up the rest.
+async fn send(events: &mpsc::Sender<Event>, event: Event) -> Result<(), InferError> {
+    events.send(event).await.map_err(|_| InferError::Cancelled)
+}

@@ -1,0 +1,91 @@
+//! `POST /predictions/{model}` for a fitter: a stack of camera frames or of ROIs in, localizations out.
+//!
+//! - [`asked`]: what the query and the headers ask for.
+//! - [`tensors`]: the same by the Open Inference Protocol.
+//! - [`drive`]: body to chunks, chunks to the queue, answers to bytes; all at once, and in order.
+//!
+//! A raw body is read as it comes, so that a stack may be longer than memory; answers in a format that streams are sent
+//! while it still comes. Once something was sent, an error becomes the last member of the reply.
+
+mod asked;
+mod drive;
+pub(super) mod tensors;
+
+use super::{Front, admission::Permit, body, call::Call, posted};
+use crate::{error::InferError, models::Model, tasks::localize::Settings};
+use asked::Asked;
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{HeaderName, HeaderValue, header},
+    response::Response,
+};
+use drive::{Drive, Event, Posted};
+use futures_util::stream;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+
+/// Units, pixel origin and frame base of the reply, whatever its format can say of them.
+const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
+
+/// Pieces of a reply that wait for a caller who sends and does not read. Then the stack is read no further.
+const EVENTS_WAITING_MAX: usize = 256;
+
+/// Answers a request whose model is a fitter.
+pub(super) async fn predict(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    settings: &Settings,
+    request: Request,
+) -> Result<Response, InferError> {
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let asked = Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
+    let format = asked.format;
+    let posted = if posted::is_raw(request.headers())? {
+        if let Some(permit) = request.extensions().get::<Arc<Permit>>() {
+            // It is not held as a whole, whatever its length.
+            permit.trim(front.limits.stack.memory_bytes_max as u64);
+        }
+        Posted::Stream(body::Reader::new(request.into_body(), front.limits.stack_body))
+    } else {
+        let mut files = posted::read(request, front).await?.files;
+        match (files.pop(), files.len()) {
+            (Some(file), 0) => Posted::File(file?),
+            (_, more) => {
+                return Err(InferError::BadRequest(format!("{} files, expected one stack", more + 1)));
+            }
+        }
+    };
+    let (events, mut coming) = mpsc::channel(EVENTS_WAITING_MAX);
+    let drive = Drive::new(Arc::clone(front), Arc::clone(model), call, asked);
+    // The request's span goes with it: its lines have the request's id.
+    let driving = tracing::Instrument::instrument(drive.run(posted, events), tracing::Span::current());
+    let task = AbortOnDropHandle::new(tokio::spawn(driving));
+
+    let conventions = match coming.recv().await {
+        Some(Event::Begin(conventions)) => conventions,
+        Some(Event::Failed(error)) => return Err(error),
+        Some(Event::Bytes(_)) | None => {
+            return Err(InferError::Internal("a stack was given up without a reason".into()));
+        }
+    };
+    // Dropping the body, as when the caller goes away, ends the task.
+    let pieces = stream::unfold((coming, task), |(mut coming, task)| async move {
+        match coming.recv().await? {
+            Event::Bytes(bytes) => Some((Ok::<_, std::convert::Infallible>(bytes), (coming, task))),
+            Event::Begin(_) | Event::Failed(_) => None,
+        }
+    });
+    let mut response = Response::new(Body::from_stream(pieces));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
+    if let Ok(value) = HeaderValue::from_str(&conventions) {
+        headers.insert(CONVENTIONS, value);
+    }
+    let name = format!("inline; filename=\"{}.{}\"", model.name, format.file_extension());
+    if let Ok(value) = HeaderValue::from_str(&name) {
+        headers.insert(header::CONTENT_DISPOSITION, value);
+    }
+    Ok(response)
+}

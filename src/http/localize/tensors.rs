@@ -1,0 +1,245 @@
+//! `POST /v2/models/{model}/infer` for a fitter: `rois` or `frames` in, a tensor per column of the results out.
+//!
+//! Inputs: `rois` `[n, b, b]`, with `corners` `[n, 2]` and `frame` `[n]` beside it where the caller has them, or `frames`
+//! `[t, h, w]`; UINT16 or FP32. Parameters of the request are the keys of [`settings`](crate::tasks::localize::settings).
+//! Positions are in pixels from the centre of the frame's first pixel (of the ROI's, without corners), z in um.
+
+use crate::{
+    batch,
+    engine::{DataType, Dim, Setting, Signature, Tensor, TensorSpec, tensor::bytes_of},
+    error::InferError,
+    http::{
+        Front,
+        call::{Call, Spent},
+        wire::{Parameter, request::InferRequest, request::Input},
+    },
+    image::stack::{Format, Options, Raw, SampleType},
+    models::Model,
+    tasks::localize::{
+        Holds, Schema, Settings, Table,
+        settings::KEYS,
+        stage::{Chunk, Origins, Stager, Step},
+    },
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// What a fitter takes and gives, as metadata says it. `corners`, `frame` and `frames` are left out: metadata cannot say that
+/// an input is optional.
+pub(in crate::http) fn signature(settings: &Settings) -> Signature {
+    let spec = |name: String, datatype, axes| TensorSpec { name, datatype, shape: vec![Dim::Free; axes] };
+    let outputs = settings.schema(false).map(|schema| {
+        columns(&Table::new(&schema), &schema)
+            .into_iter()
+            .map(|(name, tensor)| spec(name, tensor.datatype, 1))
+    });
+    Signature {
+        platform: "ocelli_gauss_mle",
+        inputs: vec![spec("rois".into(), DataType::Fp32, 3)],
+        outputs: outputs.map(Iterator::collect).unwrap_or_default(),
+    }
+}
+
+/// The columns of a table under their names.
+fn columns(table: &Table, schema: &Schema) -> Vec<(String, Tensor)> {
+    let rows = table.rows();
+    let tensor = |datatype, data| Tensor { datatype, shape: vec![rows], data };
+    let floats = |column: &[f32]| tensor(DataType::Fp32, bytes_of(column.to_vec()));
+    let parameters = schema.model.parameters();
+    let mut columns = vec![("frame".to_owned(), tensor(DataType::Uint32, bytes_of(table.frame.clone())))];
+    for (parameter, column) in parameters.iter().zip(&table.theta) {
+        columns.push((parameter.name().to_owned(), floats(column)));
+    }
+    for (parameter, column) in parameters.iter().zip(&table.errors) {
+        columns.push((format!("{}_error", parameter.name()), floats(column)));
+    }
+    for ([a, b], column) in schema.model.covariances().iter().zip(&table.covariances) {
+        columns.push((format!("{}{}_covariance", a.name(), b.name()), floats(column)));
+    }
+    columns.push(("log_likelihood_ratio".into(), floats(&table.log_likelihood_ratio)));
+    columns.push(("p_value".into(), floats(&table.p_value)));
+    columns.push(("iterations".into(), tensor(DataType::Uint8, table.iterations.clone().into())));
+    columns.push(("status".into(), tensor(DataType::Uint8, table.status.clone().into())));
+    if schema.score.is_some() {
+        columns.push(("detection_score".into(), floats(&table.score)));
+    }
+    columns
+}
+
+/// What came of a request: tensors by name, and where the time went.
+pub(in crate::http) struct Fitted {
+    pub(in crate::http) outputs: Vec<(String, Tensor)>,
+    pub(in crate::http) spent: Spent,
+}
+
+/// Fits what a request brings.
+pub(in crate::http) async fn fit(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    settings: &Settings,
+    call: &Call,
+    request: InferRequest,
+) -> Result<Fitted, InferError> {
+    let mut settings = settings.clone();
+    for (key, value) in
+        request.parameters.iter().filter(|(key, _)| KEYS.iter().any(|(_, known)| known == key))
+    {
+        let text = match value {
+            Parameter::Text(text) => text.clone(),
+            other => other.to_string(),
+        };
+        settings.set(key, &text).map_err(InferError::BadRequest)?;
+    }
+    let began = Instant::now();
+    let (chunks, schema) = match Given::of(request.inputs)? {
+        Given::Rois(rois) => {
+            let schema = settings.schema(false).map_err(InferError::BadRequest)?;
+            let setting = settings.setting().map_err(InferError::BadRequest)?;
+            (rois.chunk(setting)?.into_iter().collect(), schema)
+        }
+        Given::Frames(frames) => {
+            let options = Options { limits: front.limits.stack, spill_folder: None, file_alone: true };
+            front.decode.run(move || search(settings, &frames, options)).await??
+        }
+    };
+    let mut spent = Spent { decode: began.elapsed(), ..Spent::default() };
+    let mut queued = Vec::with_capacity(chunks.len());
+    for Chunk { inputs, items, setting, origins } in chunks {
+        queued.push((call.push(front, model, inputs, items, Some(setting.clone()))?, origins, setting));
+    }
+    let mut table = Table::new(&schema);
+    for (ticket, origins, setting) in queued {
+        let ran: batch::Answer = call.answer(front, model, ticket).await?;
+        spent.include(&Spent { decode: Duration::ZERO, batch: ran.timing, device: Some(ran.device) });
+        let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
+        table.append(more);
+    }
+    Ok(Fitted { outputs: columns(&table, &schema), spent })
+}
+
+/// Looks for spots in posted frames.
+fn search(settings: Settings, frames: &Tensor, options: Options) -> Result<(Vec<Chunk>, Schema), InferError> {
+    let sample = if frames.datatype == DataType::Uint16 { SampleType::U16 } else { SampleType::F32 };
+    let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
+    let raw = Raw {
+        width: side(frames.shape[2]),
+        height: side(frames.shape[1]),
+        sample,
+        frames: Some(frames.shape[0] as u64),
+    };
+    let mut stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options);
+    stager.push(frames.data.clone())?;
+    stager.finish();
+    let mut chunks = Vec::new();
+    loop {
+        match stager.step()? {
+            Step::Chunk(chunk) => chunks.push(chunk),
+            Step::Busy => {}
+            Step::Wait | Step::End => break,
+        }
+    }
+    Ok((chunks, stager.schema().map_err(InferError::BadRequest)?))
+}
+
+/// What a request brings.
+enum Given {
+    Rois(Rois),
+    Frames(Tensor),
+}
+
+struct Rois {
+    rois: Tensor,
+    corners: Option<Vec<[u32; 2]>>,
+    frames: Option<Vec<u32>>,
+}
+
+impl Given {
+    fn of(inputs: Vec<Input>) -> Result<Given, InferError> {
+        let [mut rois, mut frames, mut corners, mut frame] = [None, None, None, None];
+        for Input { name, tensor, .. } in inputs {
+            let place = match name.as_str() {
+                // A raw request has no name for its only input.
+                "rois" | "" => &mut rois,
+                "frames" => &mut frames,
+                "corners" => &mut corners,
+                "frame" => &mut frame,
+                other => {
+                    return Err(bad(format!("no input {other:?}; there are rois, corners, frame, frames")));
+                }
+            };
+            *place = Some(tensor);
+        }
+        match (rois, frames) {
+            (Some(rois), None) => {
+                let items = pixels("rois", &rois)?;
+                let corners = corners.map(|corners| whole("corners", &corners, &[items, 2])).transpose()?;
+                let frames = frame.map(|frame| whole("frame", &frame, &[items])).transpose()?;
+                let corners = corners.map(|corners| corners.as_chunks::<2>().0.to_vec());
+                Ok(Given::Rois(Rois { rois, corners, frames }))
+            }
+            (None, Some(frames)) if corners.is_none() && frame.is_none() => {
+                pixels("frames", &frames)?;
+                Ok(Given::Frames(frames))
+            }
+            (None, Some(_)) => Err(bad("corners and frame belong to rois; frames have none".into())),
+            _ => Err(bad("expected either the input rois or the input frames".into())),
+        }
+    }
+}
+
+impl Rois {
+    /// One chunk, which the queue splits; none where there are no ROIs.
+    fn chunk(self, setting: Setting) -> Result<Option<Chunk>, InferError> {
+        let Rois { rois, corners, frames } = self;
+        let items = rois.shape[0];
+        if rois.shape[1] != rois.shape[2] {
+            return Err(bad(format!("input \"rois\" has shape {:?}, expected [n, b, b]", rois.shape)));
+        }
+        if items == 0 {
+            return Ok(None);
+        }
+        let flat =
+            corners.as_deref().map_or_else(|| vec![0; 2 * items], |corners| corners.as_flattened().to_vec());
+        let corners_tensor =
+            Tensor { datatype: DataType::Uint32, shape: vec![items, 2], data: bytes_of(flat) };
+        let origins = Origins::of(items, frames, corners);
+        Ok(Some(Chunk { inputs: vec![rois, corners_tensor], items, setting, origins }))
+    }
+}
+
+/// Checks a tensor of pixels; says how many planes it has.
+fn pixels(name: &str, tensor: &Tensor) -> Result<usize, InferError> {
+    match (tensor.datatype, &tensor.shape[..]) {
+        (DataType::Uint16 | DataType::Fp32, [count, _, _]) => Ok(*count),
+        (datatype, shape) => Err(bad(format!(
+            "input {name:?} is {datatype} of shape {shape:?}, expected UINT16 or FP32 of three axes"
+        ))),
+    }
+}
+
+/// Whole numbers of any type that holds no fractions.
+fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, InferError> {
+    let wrong = || {
+        bad(format!(
+            "input {name:?} is {} of shape {:?}, expected UINT32 or INT32 of shape {shape:?}, 0 or more",
+            tensor.datatype, tensor.shape
+        ))
+    };
+    let words = tensor.data.as_chunks::<4>().0.iter();
+    let numbers: Option<Vec<u32>> = match tensor.datatype {
+        DataType::Uint32 => Some(words.map(|word| u32::from_le_bytes(*word)).collect()),
+        DataType::Int32 => words.map(|word| u32::try_from(i32::from_le_bytes(*word)).ok()).collect(),
+        DataType::Int64 => {
+            let words = tensor.data.as_chunks::<8>().0.iter();
+            words.map(|word| u32::try_from(i64::from_le_bytes(*word)).ok()).collect()
+        }
+        _ => None,
+    };
+    numbers.filter(|_| tensor.shape == shape).ok_or_else(wrong)
+}
+
+fn bad(why: String) -> InferError {
+    InferError::BadRequest(why)
+}

@@ -1,0 +1,124 @@
+//! The manifest of a fitter: `[fit]`, `[camera]` and `[detect]`, by the keys that requests have as well.
+
+use super::{Engine, Manifest, file_name, read};
+use crate::{
+    models::strict::Table,
+    tasks::{
+        Task,
+        localize::settings::{KEYS, Section, Settings},
+    },
+};
+
+/// ROIs of the largest batch where the manifest does not say.
+const BATCH_ITEMS: usize = 10_000;
+/// And the most that it may say.
+const BATCH_ITEMS_MAX: usize = 1_000_000;
+
+/// What `engine = "gauss-mle"` says beside what all manifests do.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Fit {
+    /// The defaults of requests; maps are still to be read.
+    pub settings: Settings,
+    /// Keys of the camera that have a value for each pixel, and the files in the model's folder that hold them.
+    pub maps: Vec<(&'static str, String)>,
+}
+
+pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
+    root.choice("task", &[("localize", ())]);
+    let mut fit = Fit::default();
+    let tables = [
+        (Section::Fit, root.table("fit")),
+        (Section::Camera, root.table("camera")),
+        (Section::Detect, root.table("detect")),
+    ];
+    for (section, table) in &tables {
+        for (_, key) in KEYS.iter().filter(|(of, _)| of == section) {
+            let Some(text) = table.text(key) else { continue };
+            let map = *section == Section::Camera && text.ends_with(".npy");
+            let set = if map {
+                file_name(&text).map(|()| fit.maps.push((key, text)))
+            } else {
+                fit.settings.set(key, &text)
+            };
+            if let Err(why) = set {
+                table.mistake_at(key, why.strip_prefix(key).unwrap_or(&why).trim_start());
+            }
+        }
+        table.finish();
+    }
+    if fit.maps.is_empty()
+        && let Err(why) = fit.settings.clone().setting()
+    {
+        tables[0].1.mistake(format_args!("[fit]: {why}"));
+    }
+    let (priority, timeout) = read::urgency(root);
+    let mut batch = read::batch(&root.table("batch"), BATCH_ITEMS_MAX);
+    batch.items_max.get_or_insert(BATCH_ITEMS);
+    let manifest = Manifest {
+        engine: Engine::GaussMle(Box::new(fit)),
+        task: Task::Localize,
+        labels: None,
+        priority,
+        timeout,
+        input: None,
+        batch,
+        placement: read::placement(&root.table("placement")),
+    };
+    root.finish();
+    manifest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fit(text: &str) -> Result<Box<Fit>, Vec<String>> {
+        let manifest =
+            Manifest::parse(&format!("engine = \"gauss-mle\"\n{text}")).map_err(|error| error.0)?;
+        match manifest.engine {
+            Engine::GaussMle(fit) => Ok(fit),
+            Engine::Onnx => panic!("expected a fitter"),
+        }
+    }
+
+    #[test]
+    fn a_fitter_needs_no_more_than_its_engine() {
+        let manifest = Manifest::parse("engine = \"gauss-mle\"").unwrap();
+        assert_eq!(manifest.engine, Engine::GaussMle(Box::default()));
+        assert_eq!(manifest.task, Task::Localize);
+        assert_eq!(manifest.batch.items_max, Some(10_000));
+    }
+
+    #[test]
+    fn every_key_can_be_set() {
+        let text = "task = \"localize\"\n[fit]\npsf = \"xyznb\"\nsigma_px = [1.2, 1.4]\ngamma_um = 0.2\ndepth_um = 0.5\na = 0.1\nb = [0, 0.1]\n\
+                    z_um = [-0.6, 0.6]\nbox_px = 11\niterations_max = 40\npreset = \"gaussmle\"\n[camera]\npixel_nm = 106.5\noffset = 100\n\
+                    gain = 0.45\nread_noise = \"noise.npy\"\n[detect]\nmethod = \"contrast\"\nphotons_min = 200\nradius_px = 4\n\
+                    border = \"drop\"\nspots_max = 500\n[batch]\nitems_max = 50000\n";
+        let fit = fit(text).unwrap();
+        assert_eq!(fit.maps, [("read_noise", "noise.npy".to_owned())]);
+        assert_eq!(fit.settings.box_px(), 11);
+        let unset: Vec<_> = KEYS.iter().filter(|(_, key)| !text.contains(&format!("\n{key} = "))).collect();
+        assert_eq!(unset.len(), 2, "noise_min and gradient_min exclude photons_min: {unset:?}");
+    }
+
+    #[test]
+    fn mistakes_name_their_line_and_key() {
+        let mistakes = fit(
+            "[fit]\npsf = \"xynbz\"\nbox_px = 8\n[camera]\ngain = \"../gain.npy\"\n[detect]\ntreshold = 3\n",
+        );
+        assert_eq!(
+            mistakes.unwrap_err(),
+            [
+                "line 3: fit.psf is \"xynbz\", expected xynb, xynbs, xynbsxsy, xyznb",
+                "line 4: fit.box_px is \"8\", expected an odd number from 3 to 21",
+                "line 6: camera.gain is \"../gain.npy\", allowed: the name of a file in the model's folder, without a path",
+                "line 8: unknown key \"detect.treshold\"",
+            ]
+        );
+        let mistakes = fit("[camera]\ngain = 0\n").unwrap_err();
+        assert_eq!(mistakes, ["line 1: [fit]: gain: 0 is not above 0 and up to 1000000"]);
+        assert!(fit("labels = \"a.txt\"\n").unwrap_err()[0].contains("unknown key \"labels\""));
+        assert!(fit("task = \"classify\"\n").unwrap_err()[0].contains("allowed: localize"));
+    }
+}

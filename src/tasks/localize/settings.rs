@@ -1,0 +1,319 @@
+//! What is fitted, how the camera counts, and what is taken for a spot: from a model's manifest, and what a request changes
+//! of it. Both say it with the same keys ([`KEYS`]) and are read here.
+
+use super::{
+    options::Columns,
+    schema::{self, Model, Schema, Score, Width},
+};
+use crate::engine::{
+    Setting,
+    kernels::{
+        Astigmatism, Border, Camera, CameraValue, FinderOptions, FitModel, ITERATIONS_MAX, Invalid, Method,
+        Psf, SIDE, SensorMap, SpotFinder, Threshold,
+    },
+};
+use std::{fmt::Display, str::FromStr, sync::Arc};
+
+/// Where a manifest has a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// `[fit]`
+    Fit,
+    /// `[camera]`
+    Camera,
+    /// `[detect]`
+    Detect,
+}
+
+/// Every key: where manifests have it, and its name, which is that of a query's as well.
+pub const KEYS: [(Section, &str); 21] = [
+    (Section::Fit, "psf"),
+    (Section::Fit, "sigma_px"),
+    (Section::Fit, "gamma_um"),
+    (Section::Fit, "depth_um"),
+    (Section::Fit, "a"),
+    (Section::Fit, "b"),
+    (Section::Fit, "z_um"),
+    (Section::Fit, "box_px"),
+    (Section::Fit, "iterations_max"),
+    (Section::Fit, "preset"),
+    (Section::Camera, "pixel_nm"),
+    (Section::Camera, "offset"),
+    (Section::Camera, "gain"),
+    (Section::Camera, "read_noise"),
+    (Section::Detect, "method"),
+    (Section::Detect, "photons_min"),
+    (Section::Detect, "noise_min"),
+    (Section::Detect, "gradient_min"),
+    (Section::Detect, "radius_px"),
+    (Section::Detect, "border"),
+    (Section::Detect, "spots_max"),
+];
+
+/// What must be exceeded to be a spot.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Least {
+    Photons(f32),
+    Noise(f32),
+    Gradient(f32),
+}
+
+/// Everything that [`KEYS`] say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    psf: Model,
+    sigma_px: [f32; 2],
+    /// Its widths are those of `sigma_px`.
+    astigmatism: Astigmatism,
+    box_px: usize,
+    iterations_max: u32,
+    columns: Columns,
+    pixel_nm: Option<[f64; 2]>,
+    offset: CameraValue,
+    gain: CameraValue,
+    read_noise: CameraValue,
+    /// Made of the three above, when it was last asked for.
+    camera: Option<Arc<Camera>>,
+    least: Least,
+    radius_px: usize,
+    /// Spots whose box would leave the frame are left out, instead of moving the box.
+    drop_at_border: bool,
+    spots_max: usize,
+}
+
+/// How much wider than a spot the mean is that stands for its background.
+const WIDE: f32 = 2.0;
+/// More than any frame in which spots can be told apart.
+const SPOTS_MAX: usize = 65_536;
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            psf: Model::Xynb,
+            sigma_px: [1.3; 2],
+            astigmatism: Astigmatism {
+                sigma_px: [1.3; 2],
+                a: [0.0; 2],
+                b: [0.0; 2],
+                gamma_um: 0.25,
+                depth_um: 0.4,
+                z_um: [-1.0, 1.0],
+            },
+            box_px: 7,
+            iterations_max: ITERATIONS_MAX,
+            columns: Columns::All,
+            pixel_nm: None,
+            offset: CameraValue::Scalar(0.0),
+            gain: CameraValue::Scalar(1.0),
+            read_noise: CameraValue::Scalar(0.0),
+            camera: None,
+            least: Least::Noise(5.0),
+            radius_px: 3,
+            drop_at_border: false,
+            spots_max: 10_000,
+        }
+    }
+}
+
+impl Settings {
+    /// Sets what a key says. Lists are separated by commas.
+    ///
+    /// # Errors
+    /// What is wrong with the value, beginning with the key; unknown keys, with all that there are.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let value = value.trim();
+        let wrong = |expected: &dyn Display| format!("{key} is {value:?}, expected {expected}");
+        match key {
+            "psf" => {
+                let names = Model::ALL.map(Model::name).join(", ");
+                self.psf = Model::from_name(value).ok_or_else(|| wrong(&names))?;
+            }
+            "sigma_px" => self.sigma_px = pair(key, value)?,
+            "gamma_um" => self.astigmatism.gamma_um = number(key, value)?,
+            "depth_um" => self.astigmatism.depth_um = number(key, value)?,
+            "a" => self.astigmatism.a = pair(key, value)?,
+            "b" => self.astigmatism.b = pair(key, value)?,
+            "z_um" => {
+                self.astigmatism.z_um = match numbers(key, value)?[..] {
+                    [low, high] => [low, high],
+                    _ => return Err(wrong(&"the lowest and the highest z, such as -0.8,0.8")),
+                }
+            }
+            "box_px" => {
+                let side = value.parse().ok().filter(|side: &usize| SIDE.contains(side) && side % 2 == 1);
+                let range = format!("an odd number from {} to {}", SIDE.start(), SIDE.end());
+                self.box_px = side.ok_or_else(|| wrong(&range))?;
+            }
+            "iterations_max" => self.iterations_max = number(key, value)?,
+            "preset" => {
+                self.columns = match value {
+                    "none" => Columns::All,
+                    "gaussmle" => Columns::GaussMle,
+                    _ => return Err(wrong(&"none or gaussmle")),
+                }
+            }
+            "pixel_nm" => self.pixel_nm = Some(self.pixel(key, value)?),
+            "offset" | "gain" | "read_noise" => {
+                self.set_camera(key, CameraValue::Scalar(number(key, value)?))?;
+            }
+            "method" => {
+                self.least = match (value, self.least) {
+                    ("contrast", least @ (Least::Photons(_) | Least::Noise(_))) => least,
+                    ("contrast", Least::Gradient(_)) => Least::Noise(5.0),
+                    ("net-gradient", least @ Least::Gradient(_)) => least,
+                    ("net-gradient", _) => Least::Gradient(400.0),
+                    _ => return Err(wrong(&"contrast or net-gradient")),
+                }
+            }
+            "photons_min" => self.least = Least::Photons(number(key, value)?),
+            "noise_min" => self.least = Least::Noise(number(key, value)?),
+            "gradient_min" => self.least = Least::Gradient(number(key, value)?),
+            "radius_px" => self.radius_px = number(key, value)?,
+            "border" => {
+                self.drop_at_border = match value {
+                    "shift" => false,
+                    "drop" => true,
+                    _ => return Err(wrong(&"shift or drop")),
+                }
+            }
+            "spots_max" => {
+                let max = value.parse().ok().filter(|max| (1..=SPOTS_MAX).contains(max));
+                self.spots_max = max.ok_or_else(|| wrong(&format!("a number from 1 to {SPOTS_MAX}")))?;
+            }
+            _ => {
+                let keys = KEYS.map(|(_, key)| key).join(", ");
+                return Err(format!("unknown setting {key:?}; there are {keys}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives one of `offset`, `gain` and `read_noise` a value for each pixel of the sensor.
+    pub fn set_map(&mut self, key: &str, map: SensorMap) -> Result<(), String> {
+        self.set_camera(key, CameraValue::Map(map))
+    }
+
+    fn set_camera(&mut self, key: &str, value: CameraValue) -> Result<(), String> {
+        match key {
+            "offset" => self.offset = value,
+            "gain" => self.gain = value,
+            "read_noise" => self.read_noise = value,
+            _ => return Err(format!("{key} cannot be a map")),
+        }
+        self.camera = None;
+        Ok(())
+    }
+
+    /// Takes the pixel size that a file states, where nobody said another.
+    pub fn suggest_pixel_nm(&mut self, pixel_nm: [f64; 2]) {
+        self.pixel_nm.get_or_insert(pixel_nm);
+    }
+
+    fn pixel(&self, key: &str, value: &str) -> Result<[f64; 2], String> {
+        let sizes = pair::<f64>(key, value)?;
+        let fits = sizes.iter().all(|size| (0.1..=100_000.0).contains(size));
+        fits.then_some(sizes).ok_or_else(|| format!("{key} is {value:?}, expected 0.1 to 100000 nm"))
+    }
+
+    /// Side of the boxes that are cut out around spots, px.
+    pub fn box_px(&self) -> usize {
+        self.box_px
+    }
+
+    /// Which columns replies have.
+    pub fn columns(&self) -> Columns {
+        self.columns
+    }
+
+    /// What the engine is asked to do, checked. The camera is made once, and again after it was changed.
+    ///
+    /// # Errors
+    /// Values that do not go together, by their keys.
+    pub fn setting(&mut self) -> Result<Setting, String> {
+        let said = |error: Invalid| error.to_string();
+        let psf = match self.psf {
+            Model::Xynb => Psf::Xynb { sigma_px: self.sigma_px },
+            Model::Xynbs => Psf::Xynbs { sigma_start_px: self.sigma_px[0] },
+            Model::Xynbsxsy => Psf::Xynbsxsy { sigma_start_px: self.sigma_px },
+            Model::Xyznb => Psf::Xyznb(Astigmatism { sigma_px: self.sigma_px, ..self.astigmatism }),
+        };
+        let pixel_um = self.pixel_nm.map_or([1.0; 2], |nm| nm.map(|side| (side / 1000.0) as f32));
+        let model = FitModel::new(psf, pixel_um)
+            .and_then(|model| model.with_iterations_max(self.iterations_max))
+            .map_err(said)?;
+        let camera = match &self.camera {
+            Some(camera) => Arc::clone(camera),
+            None => {
+                let camera = Camera::new(&self.offset, &self.gain, &self.read_noise).map_err(said)?;
+                Arc::clone(self.camera.insert(Arc::new(camera)))
+            }
+        };
+        Ok(Setting::new(model, camera))
+    }
+
+    /// What looks for spots in frames of this size.
+    ///
+    /// # Errors
+    /// Values that do not go together, by their keys.
+    pub fn finder(&self, camera: &Camera, width: usize, height: usize) -> Result<SpotFinder, String> {
+        let contrast = |threshold| Method::Contrast {
+            sigma_px: self.sigma_px,
+            wide: WIDE,
+            threshold,
+            radius: self.radius_px,
+        };
+        let method = match self.least {
+            Least::Photons(photons) => contrast(Threshold::Photons(photons)),
+            Least::Noise(multiple) => contrast(Threshold::Noise(multiple)),
+            Least::Gradient(minimum) => Method::NetGradient { minimum },
+        };
+        let options = FinderOptions {
+            method,
+            box_side: self.box_px,
+            border: if self.drop_at_border { Border::Drop } else { Border::Shift },
+            spots_max: self.spots_max,
+        };
+        SpotFinder::new(&options, camera, width, height).map_err(|error| error.to_string())
+    }
+
+    /// What the results are about. `found` says that spots were looked for.
+    pub fn schema(&self, found: bool) -> Result<Schema, String> {
+        let width = match self.psf {
+            Model::Xynb => Width::Fixed(self.sigma_px),
+            Model::Xynbs | Model::Xynbsxsy => Width::Fitted,
+            Model::Xyznb => Width::Astigmatic(schema::Astigmatism {
+                sigma_px: self.sigma_px,
+                gamma_um: self.astigmatism.gamma_um,
+                depth_um: self.astigmatism.depth_um,
+                a: self.astigmatism.a,
+                b: self.astigmatism.b,
+            }),
+        };
+        let mut schema = Schema::new(self.psf, width)?;
+        schema.pixel_nm = self.pixel_nm;
+        schema.score = found.then_some(match self.least {
+            Least::Gradient(_) => Score::NetGradient,
+            Least::Photons(_) | Least::Noise(_) => Score::DifferenceOfGaussians,
+        });
+        Ok(schema)
+    }
+}
+
+fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{key} is {value:?}, expected a number"))
+}
+
+fn numbers<T: FromStr>(key: &str, value: &str) -> Result<Vec<T>, String> {
+    value.split(',').map(|part| number(key, part.trim())).collect()
+}
+
+/// One number for both axes, or one for x and one for y.
+fn pair<T: FromStr + Copy>(key: &str, value: &str) -> Result<[T; 2], String> {
+    match numbers(key, value)?[..] {
+        [both] => Ok([both; 2]),
+        [x, y] => Ok([x, y]),
+        _ => Err(format!(
+            "{key} is {value:?}, expected one number, or one for x and one for y, such as 1.3,1.4"
+        )),
+    }
+}
