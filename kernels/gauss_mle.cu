@@ -376,7 +376,11 @@ template <bool MAPS> struct Tile {
     MEMBER Floats variance(int j) const { return readout[MAPS ? j : 0]; }
 
     // Puts ROI i into a lane. Returns whether it is no measurement.
-    template <class Adu> MEMBER bool load(const FitCall& call, u64 i, int lane) {
+    bool load(const FitCall& call, bool wide, u64 i, int lane) {
+        return wide ? load_as<float>(call, i, lane) : load_as<u16>(call, i, lane);
+    }
+
+    template <class Adu> bool load_as(const FitCall& call, u64 i, int lane) {
         const FitSetup& setup = call.setup;
         const int side = setup.side, pixels = side * side;
         const Adu* adu = (const Adu*)call.rois + i * pixels;
@@ -444,7 +448,7 @@ template <int MODEL, bool MAPS> void write(const FitCall& call, Fit<MODEL, MAPS,
 }
 
 // All fits but their p-values. A lane that is done takes the next ROI.
-template <int MODEL, bool MAPS, class Adu> void fit_all(const FitCall& call) {
+template <int MODEL, bool MAPS> void fit_all(const FitCall& call, bool wide) {
     const FitSetup& setup = call.setup;
     const u64 NOBODY = ~(u64)0;
     Tile<MAPS> tile;
@@ -466,7 +470,7 @@ template <int MODEL, bool MAPS, class Adu> void fit_all(const FitCall& call) {
                 if (next < call.count) {
                     owner[lane] = next++;
                     fresh[lane] = -1;
-                    bad[lane] = tile.template load<Adu>(call, owner[lane], lane) ? -1 : 0;
+                    bad[lane] = tile.load(call, wide, owner[lane], lane) ? -1 : 0;
                 }
             }
             busy |= owner[lane] != NOBODY;
@@ -506,12 +510,10 @@ template <int MODEL, bool MAPS> void judge_all(const FitCall& call) {
 
 template <int MODEL> void fit_model(const FitCall& call, bool wide) {
     if (call.gain_map) {
-        if (wide) fit_all<MODEL, true, float>(call);
-        else fit_all<MODEL, true, u16>(call);
+        fit_all<MODEL, true>(call, wide);
         judge_all<MODEL, true>(call);
     } else {
-        if (wide) fit_all<MODEL, false, float>(call);
-        else fit_all<MODEL, false, u16>(call);
+        fit_all<MODEL, false>(call, wide);
         judge_all<MODEL, false>(call);
     }
 }
