@@ -10,7 +10,7 @@ Read noise counts as Poisson noise of the same variance. From 1.5 photo-electron
 a background below 2, p-values are too large.
 */
 #pragma once
-#include "fit.cuh"
+#include "likelihood.cuh"
 
 LOCAL {
 

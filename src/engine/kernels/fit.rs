@@ -150,7 +150,7 @@ struct Defocus {
     b: f32,
 }
 
-/// `FitSetup` of `kernels/fit.cuh`.
+/// `FitSetup` of `kernels/likelihood.cuh`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct FitSetup {
