@@ -2,7 +2,7 @@
 //!
 //! The sources are C++ in the vector extension that GCC and Clang share. Nothing of the C++ library is used.
 
-use std::{env, thread};
+use std::{env, path::PathBuf, thread};
 
 /// Sources with host entries. What they include is watched too.
 const SOURCES: [&str; 2] = ["gauss_mle.cu", "math_check.cu"];
@@ -44,7 +44,10 @@ fn main() {
 
 fn compile(name: &str, flags: &[&str]) {
     let mut build = cc::Build::new();
+    // Objects are named after their source: each set needs a folder of its own.
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join(name);
     build
+        .out_dir(out)
         .cpp(true)
         .std("c++17")
         // No exception, type information or template of the library is used, so nothing is linked.
