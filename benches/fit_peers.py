@@ -7,7 +7,7 @@
 The ROIs are simulated (photons 300 to 10,000, background 1 to 50, widths 1 to 1.8 px). Ours: u16 in; parameters,
 standard errors, likelihood ratio and p-value out. Picasso (maximum likelihood, Levenberg-Marquardt): f32 in,
 parameters out, its start values included. SMAPpy: f32 in, parameters and standard errors out. All are held to one core;
-the time is that of the fastest round, since other work on the machine only ever adds to it.
+ROIs are timed in parts, and of each part the fastest round counts, since other work on the machine only ever adds to it.
 """
 
 import argparse
@@ -23,8 +23,9 @@ sys.path.insert(0, str(ROOT / "tests" / "fit"))
 import simulate  # noqa: E402
 from reference import Model  # noqa: E402
 
-# Peers compile or warm up on the first of these.
+# What peers fit, and at a time; they compile or warm up on the first.
 PEER_ROIS = 2000
+PEER_PART = 200
 
 
 def picasso(elliptic):
@@ -55,14 +56,18 @@ def smappy(elliptic):
 
 
 def shortest(fit, rois, rounds):
-    """Seconds of the fastest of several rounds."""
-    fit(rois)
-    seconds = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        fit(rois)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    """Seconds for all ROIs, of each part those of the fastest round."""
+    fit(rois[:PEER_PART])
+    total = 0.0
+    for first in range(0, len(rois), PEER_PART):
+        some = rois[first : first + PEER_PART]
+        seconds = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            fit(some)
+            seconds.append(time.perf_counter() - began)
+        total += min(seconds)
+    return total
 
 
 def main():
@@ -79,7 +84,7 @@ def main():
         "xynbs": {"picasso": picasso(False), "smappy": smappy(False)},
         "xynbsxsy": {"picasso": picasso(True), "smappy": smappy(True)},
     }
-    print(f"fits/s on one core; seed 2, {given.rois} ROIs ({PEER_ROIS} for peers), fastest of {given.rounds} rounds")
+    print(f"fits/s on one core; seed 2, {given.rois} ROIs ({PEER_ROIS} for peers), of each part the fastest of {given.rounds} rounds")
     for name in given.models:
         for side in given.boxes:
             random = np.random.default_rng(2)

@@ -14,9 +14,10 @@ constexpr float BACKGROUND_MIN = 0.01f, BACKGROUND_MAX = 1e9f;
 constexpr float POSITION_BEYOND = 0.5f;  // px that a position may lie outside the ROI's edges
 
 // Steps are measured in units of 1 / sqrt(F_kk).
-constexpr float STEP_DONE = 1e-3f;        // a step this short ends the fit
-constexpr float ERROR_DONE = 1e-3f;       // so does one after which no more than this is expected to be left
-constexpr float ERROR_STEP_MAX = 0.03f;   // but only if this short: the standard errors are those before it
+constexpr float STEP_DONE = 1e-3f;       // a step this short ends the fit
+constexpr float ERROR_DONE = 1e-3f;      // so does one after which no more than this is expected to be left
+constexpr float ERROR_STEP_MAX = 0.03f;  // but only if this short: the standard errors are those before it
+constexpr float DAMPING_MAX = 1e3f;       // what brings a step of unit length down to STEP_DONE
 
 constexpr int CONVERGED = 0, ITERATION_LIMIT = 1, AT_BOUND = 2, SINGULAR = 3, BAD_INPUT = 4;
 
@@ -172,11 +173,13 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         const Mask<V> nearly = free & (length < ERROR_STEP_MAX) & (left < last_step * ERROR_DONE);
         last_step = vsel(better, vsel(free, length, vset<V>(0.f)), last_step);
         const Mask<V> arrived = (better & (length < STEP_DONE)) | nearly;
-        // No step, however short, goes down any further.
-        const Mask<V> stuck = worse & (length < STEP_DONE);
+        // No step, however short, goes down any further: at the bottom of what rounding lets see, unless that took a damping
+        // which rounding does not explain.
+        const Mask<V> shortest = worse & (length < STEP_DONE);
+        const Mask<V> stuck = shortest & (damping < DAMPING_MAX);
         Int<V> evaluations_max = vseti<V>(setup.evaluations_max);
         if (TWO_STARTS) evaluations_max = vsel(second, 2 * evaluations_max, evaluations_max);
-        const Mask<V> tired = active & !arrived & !stuck & (evaluations >= evaluations_max);
+        const Mask<V> tired = active & !arrived & !stuck & (shortest | (evaluations >= evaluations_max));
 
         for (int k = 0; k < COUNT; ++k) {
             float low, high;
