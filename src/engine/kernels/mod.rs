@@ -13,7 +13,7 @@ pub mod psf;
 use std::fmt;
 
 pub use camera::{Camera, CameraValue, SensorMap};
-pub use fit::{Adu, FitStatus, Rois, SIDE, SpotFit, fit};
+pub use fit::{Adu, FitStatus, Rois, SIDE, SpotFit, fit, on_sensor};
 pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, sigma_px};
 
 /// What of a model, a camera or ROIs cannot be, and why.
