@@ -5,7 +5,7 @@
 use std::{env, path::PathBuf, thread};
 
 /// Sources with host entries. What they include is watched too.
-const SOURCES: [&str; 2] = ["gauss_mle.cu", "math_check.cu"];
+const SOURCES: [&str; 3] = ["gauss_mle.cu", "math_check.cu", "spots.cu"];
 
 /// What an object of each instruction set is compiled with, by the architecture. A machine that lacks one never calls
 /// into its objects: `engine::kernels::InstructionSet` knows what each needs.

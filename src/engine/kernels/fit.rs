@@ -21,7 +21,7 @@ pub enum Adu<'a> {
 }
 
 impl Adu<'_> {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match self {
             Adu::U16(values) => values.len(),
             Adu::F32(values) => values.len(),

@@ -1,0 +1,332 @@
+/*
+spots: finds spots in a camera frame.
+
+  in   frame      [height, width]   u16 or f32  ADU, row-major
+  in   gain, bias [height, pitch]   f32         weighted electrons = ADU * gain + bias; or none, and both are uniform
+  in   planes     [height, pitch]   f32         see SpotCall
+  out  spots      [count]           Spot        in the order of their pixels
+
+Three stages, each a lane per pixel of a row:
+
+  convert   ADU to photo-electrons; what no camera gives (NaN, infinite, beyond 10^9) becomes NaN
+  contrast  a narrow mean minus a wide one (difference of Gaussians); NaN wherever a NaN is within reach
+  select    local maxima above a threshold
+
+Looking for net gradients, the second stage is left out: maxima are those of the electrons, and the sum of gradients towards
+the middle is one over the pixels around with fixed weights.
+
+The stages are written once; the entries at the end, for the device and for the host, differ in where a lane's pixels come from
+and where its spots go. No spot has a pixel that is not a number within reach of its filter.
+*/
+#include "filter.cuh"
+
+LOCAL {
+
+constexpr float PIXEL_ELECTRONS_MAX = 1e9f;
+
+// A spot as it leaves. The same struct stands in src/engine/kernels/spots.rs.
+struct Spot {
+    u32 x, y;  // pixel of the maximum
+    u32 corner_x, corner_y;  // first pixel of the box around it
+    float score;  // in units of the threshold
+};
+
+// What to look for. The same struct stands in src/engine/kernels/spots/plan.rs.
+struct SpotSetup {
+    int width, height;
+    int pitch;       // of every plane
+    int net_reach;   // of the weights of the net gradient; 0 where contrast is asked for
+    int reach;       // of the window in which a spot is the maximum
+    int border;      // from the frame's edge to the first pixel that may be a spot
+    int side;        // of the box
+    float gain, bias;
+    float threshold;
+    float power;           // square of the unit of the threshold, where it is uniform
+    float shot, readout;   // variance of the contrast: shot * background + readout, where they are uniform
+    float background_min;
+    Taps along_x, along_y;
+};
+
+// What a call works on. Planes have a margin around them. The same struct stands in src/engine/kernels/spots/plan.rs.
+struct SpotCall {
+    SpotSetup setup;
+    const void* frame;
+    const float *gain, *bias;                // or null
+    const float *narrow_scale, *wide_scale;  // reciprocals of the means' weights, where electrons are weighted; or null
+    const float *shot, *readout;             // variance of the contrast where it differs; or null
+    const float* net_weights;                // of the net gradient, (2 net_reach + 1)^2
+    float* electrons;
+    float* narrow;    // smoothed along y: rows of the frame on the device, one row on the host
+    float* wide;
+    float* contrast;  // lowest beyond its edges
+    float* power;     // square of the unit of the threshold; null where it is uniform. Written where noise is asked for
+    int noise;        // whether that unit is the noise
+    Spot* spots;
+    u64 spots_max;
+    u64* count;
+};
+
+// Weighted photo-electrons; NaN where there is no measurement.
+template <class V> DEV V converted(V adu, V gain, V bias) {
+    const V electrons = adu * gain + bias;
+    const V nothing = vset<V>(0.f) / vset<V>(0.f);
+    return vsel(vabs(electrons) <= PIXEL_ELECTRONS_MAX, electrons, nothing);
+}
+
+// What two means differ by, and the variance that this has from photons and from reading where it is asked for. Of the
+// background, which is the wide mean, no less is believed than one photon in reach of the kernel would make.
+template <class V>
+DEV void contrasted(const SpotCall& call, i64 at, V narrow, V wide, V& contrast, V& variance) {
+    if (call.narrow_scale) {
+        narrow = narrow * vload<V>(call.narrow_scale + at);
+        wide = wide * vload<V>(call.wide_scale + at);
+    }
+    contrast = narrow - wide;
+    const V background = vmax(wide, vset<V>(call.setup.background_min));
+    if (call.shot) variance = background * vload<V>(call.shot + at) + vload<V>(call.readout + at);
+    else variance = background * call.setup.shot + call.setup.readout;
+}
+
+// Which lanes are spots, and their scores. `at` is the pixel of the first lane in every plane.
+template <class V> DEV Mask<V> selected(const SpotCall& call, int x, i64 at, V& score) {
+    const SpotSetup& setup = call.setup;
+    const Int<V> columns = vcolumns(x);
+    Mask<V> asked = (columns >= setup.border) & (columns < setup.width - setup.border);
+    if (setup.net_reach > 0) {
+        const V centre = vload<V>(call.electrons + at);
+        // A pixel that is not a number is no maximum.
+        asked = above_neighbours<V>(call.electrons + at, setup.pitch, setup.reach, centre, asked & (centre == centre));
+        score = vset<V>(0.f);
+        if (!vany(asked)) return asked;
+        score = weighed<V>(call.electrons + at, setup.pitch, setup.net_reach, call.net_weights);
+        return asked & (score > setup.threshold);
+    }
+    const V contrast = vload<V>(call.contrast + at);
+    const V power = call.power ? vload<V>(call.power + at) : vset<V>(setup.power);
+    // Squares spare the root where there is no spot.
+    asked = asked & (contrast > 0.f) & (contrast * contrast > power * (setup.threshold * setup.threshold));
+    score = contrast;
+    if (!vany(asked)) return asked;
+    asked = above_neighbours<V>(call.contrast + at, setup.pitch, setup.reach, contrast, asked);
+    score = contrast * vrsqrt(vmax(power, vset<V>(1.2e-38f)));
+    return asked;
+}
+
+// The first pixel of a box about `middle`, moved inwards where it would leave the frame.
+DEV u32 box_corner(int middle, int side, int extent) {
+    int corner = middle - side / 2;
+    if (corner > extent - side) corner = extent - side;
+    return (u32)(corner < 0 ? 0 : corner);
+}
+
+DEV Spot spot_at(const SpotSetup& setup, int x, int y, float score) {
+    Spot spot;
+    spot.x = (u32)x;
+    spot.y = (u32)y;
+    spot.corner_x = box_corner(x, setup.side, setup.width);
+    spot.corner_y = box_corner(y, setup.side, setup.height);
+    spot.score = score;
+    return spot;
+}
+
+#if ON_DEVICE
+
+// A pixel per thread, x and y as the grid has them.
+struct DevicePixel {
+    int x, y;
+    i64 at;
+    bool inside;
+    MEMBER explicit DevicePixel(const SpotSetup& setup) {
+        x = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+        y = (int)(blockIdx.y * blockDim.y + threadIdx.y);
+        at = (i64)y * setup.pitch + x;
+        inside = x < setup.width && y < setup.height;
+    }
+};
+
+template <class Adu> DEV void convert_on_device(const SpotCall& call) {
+    const DevicePixel pixel(call.setup);
+    if (!pixel.inside) return;
+    const float adu = (float)((const Adu*)call.frame)[(i64)pixel.y * call.setup.width + pixel.x];
+    const float gain = call.gain ? call.gain[pixel.at] : call.setup.gain;
+    const float bias = call.gain ? call.bias[pixel.at] : call.setup.bias;
+    call.electrons[pixel.at] = converted(adu, gain, bias);
+}
+
+struct DeviceColumn {
+    const float* first;  // pixel of the column in the first row
+    int y, height, pitch;
+    MEMBER float operator()(int d) const { return first[(i64)mirrored(y + d, height) * pitch]; }
+};
+
+struct DeviceRow {
+    const float* first;
+    int x, width;
+    MEMBER float operator()(int d) const { return first[mirrored(x + d, width)]; }
+};
+
+}  // LOCAL
+
+KERNEL(spots_convert_u16)(const __grid_constant__ SpotCall call) { convert_on_device<u16>(call); }
+KERNEL(spots_convert_f32)(const __grid_constant__ SpotCall call) { convert_on_device<float>(call); }
+
+KERNEL(spots_columns)(const __grid_constant__ SpotCall call) {
+    const SpotSetup& setup = call.setup;
+    const DevicePixel pixel(setup);
+    if (!pixel.inside) return;
+    const DeviceColumn column = {call.electrons + pixel.x, pixel.y, setup.height, setup.pitch};
+    float narrow, wide;
+    smooth(setup.along_y, column, column, narrow, wide);
+    call.narrow[pixel.at] = narrow;
+    call.wide[pixel.at] = wide;
+}
+
+KERNEL(spots_rows)(const __grid_constant__ SpotCall call) {
+    const SpotSetup& setup = call.setup;
+    const DevicePixel pixel(setup);
+    if (!pixel.inside) return;
+    const i64 row = (i64)pixel.y * setup.pitch;
+    const DeviceRow narrow_row = {call.narrow + row, pixel.x, setup.width};
+    const DeviceRow wide_row = {call.wide + row, pixel.x, setup.width};
+    float narrow, wide, contrast, variance;
+    smooth(setup.along_x, narrow_row, wide_row, narrow, wide);
+    contrasted(call, pixel.at, narrow, wide, contrast, variance);
+    call.contrast[pixel.at] = contrast;
+    if (call.noise) call.power[pixel.at] = variance;
+}
+
+// Spots come in any order, and those beyond `spots_max` are counted but not kept.
+KERNEL(spots_select)(const __grid_constant__ SpotCall call) {
+    const SpotSetup& setup = call.setup;
+    const DevicePixel pixel(setup);
+    if (!pixel.inside || pixel.y < setup.border || pixel.y >= setup.height - setup.border) return;
+    float score;
+    if (!selected<float>(call, pixel.x, pixel.at, score)) return;
+    const u64 place = atomicAdd(call.count, (u64)1);
+    if (place < call.spots_max) call.spots[place] = spot_at(setup, pixel.x, pixel.y, score);
+}
+
+LOCAL {
+
+// A thread per pixel of a ROI, a block's row per ROI.
+template <class Adu> DEV void cut_on_device(const Adu* frame, int width, const Spot* spots, int count, int side, Adu* rois) {
+    const int pixels = side * side;
+    for (int i = (int)blockIdx.x; i < count; i += (int)gridDim.x) {
+        const Adu* first = frame + (i64)spots[i].corner_y * width + spots[i].corner_x;
+        for (int j = (int)threadIdx.x; j < pixels; j += (int)blockDim.x)
+            rois[(i64)i * pixels + j] = first[(i64)(j / side) * width + j % side];
+    }
+}
+
+}  // LOCAL
+
+KERNEL(spots_cut_u16)(const u16* frame, int width, const Spot* spots, int count, int side, u16* rois) {
+    cut_on_device(frame, width, spots, count, side, rois);
+}
+KERNEL(spots_cut_f32)(const float* frame, int width, const Spot* spots, int count, int side, float* rois) {
+    cut_on_device(frame, width, spots, count, side, rois);
+}
+
+#else
+
+typedef u16 LooseShorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+DEV Floats load_adu(const u16* at) { return __builtin_convertvector(__builtin_convertvector(*(const LooseShorts*)at, Ints), Floats); }
+DEV Floats load_adu(const float* at) { return vload<Floats>(at); }
+
+template <class Adu> void convert(const SpotCall& call) {
+    const SpotSetup& setup = call.setup;
+    for (int y = 0; y < setup.height; ++y) {
+        const Adu* row = (const Adu*)call.frame + (i64)y * setup.width;
+        for (int x = 0; x < setup.width; x += LANES) {
+            Adu rest[LANES] = {};
+            const Adu* from = row + x;
+            if (x + LANES > setup.width) {
+                // What follows the row may not be ours.
+                for (int lane = 0; x + lane < setup.width; ++lane) rest[lane] = from[lane];
+                from = rest;
+            }
+            const i64 at = (i64)y * setup.pitch + x;
+            const Floats gain = call.gain ? vload<Floats>(call.gain + at) : vset<Floats>(setup.gain);
+            const Floats bias = call.gain ? vload<Floats>(call.bias + at) : vset<Floats>(setup.bias);
+            vstore(call.electrons + at, converted(load_adu(from), gain, bias));
+        }
+    }
+}
+
+// The rows around one, by their distance.
+struct HostColumn {
+    const float* const* rows;
+    int x;
+    MEMBER Floats operator()(int d) const { return vload<Floats>(rows[d] + x); }
+};
+
+struct HostRow {
+    const float* at;
+    MEMBER Floats operator()(int d) const { return vload<Floats>(at + d); }
+};
+
+// Row by row, so that what is smoothed along y stays near.
+void contrast(const SpotCall& call) {
+    const SpotSetup& setup = call.setup;
+    const int reach = setup.along_x.wide_reach;
+    const float* around[2 * REACH_MAX + 1];
+    const float** rows = around + REACH_MAX;
+    for (int y = 0; y < setup.height; ++y) {
+        for (int d = -setup.along_y.wide_reach; d <= setup.along_y.wide_reach; ++d)
+            rows[d] = call.electrons + (i64)mirrored(y + d, setup.height) * setup.pitch;
+        for (int x = 0; x < setup.width; x += LANES) {
+            const HostColumn column = {rows, x};
+            Floats narrow, wide;
+            smooth(setup.along_y, column, column, narrow, wide);
+            vstore(call.narrow + x, narrow);
+            vstore(call.wide + x, wide);
+        }
+        for (int d = 1; d <= reach; ++d) {
+            const int left = mirrored(-d, setup.width), right = mirrored(setup.width - 1 + d, setup.width);
+            call.narrow[-d] = call.narrow[left];
+            call.wide[-d] = call.wide[left];
+            call.narrow[setup.width - 1 + d] = call.narrow[right];
+            call.wide[setup.width - 1 + d] = call.wide[right];
+        }
+        for (int x = 0; x < setup.width; x += LANES) {
+            const HostRow narrow_row = {call.narrow + x}, wide_row = {call.wide + x};
+            const i64 at = (i64)y * setup.pitch + x;
+            Floats narrow, wide, difference, variance;
+            smooth(setup.along_x, narrow_row, wide_row, narrow, wide);
+            contrasted(call, at, narrow, wide, difference, variance);
+            // Lanes beyond the edge are lower than any pixel.
+            vstore(call.contrast + at, vsel(vcolumns(x) < setup.width, difference, vset<Floats>(-3e38f)));
+            if (call.noise) vstore(call.power + at, variance);
+        }
+    }
+}
+
+void select(const SpotCall& call) {
+    const SpotSetup& setup = call.setup;
+    u64 count = 0;
+    for (int y = setup.border; y < setup.height - setup.border; ++y) {
+        for (int x = 0; x < setup.width; x += LANES) {
+            Floats score;
+            const Ints found = selected<Floats>(call, x, (i64)y * setup.pitch + x, score);
+            if (!vany(found)) continue;
+            for (int lane = 0; lane < LANES; ++lane) {
+                if (!found[lane]) continue;
+                if (count < call.spots_max) call.spots[count] = spot_at(setup, x + lane, y, score[lane]);
+                ++count;
+            }
+        }
+    }
+    *call.count = count;
+}
+
+}  // LOCAL
+
+// `wide`: the frame is f32 instead of u16.
+HOST_ENTRY(find_spots)(const SpotCall* call, int wide) {
+    if (wide) convert<float>(*call);
+    else convert<u16>(*call);
+    if (call->setup.net_reach == 0) contrast(*call);
+    select(*call);
+}
+
+#endif

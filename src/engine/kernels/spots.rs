@@ -1,0 +1,305 @@
+//! Finds spots in camera frames, to be cut out and fitted: the launcher of `kernels/spots.cu`.
+//!
+//! - [`FinderOptions`]: what a spot is. [`SpotFinder`]: holds what is needed for frames of one size, and finds.
+//! - [`RoiBuffer`]: the boxes around spots, as [`super::fit()`] takes them.
+//!
+//! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) leaves no spot within reach of the filter.
+
+mod plan;
+mod rois;
+
+use std::{ops::RangeInclusive, ptr};
+
+use self::plan::{Plan, Plane, SpotCall};
+pub use self::rois::RoiBuffer;
+use super::{Adu, Camera, InstructionSet, Invalid, SIDE, SIGMA_PX, entry};
+
+/// Distances, px, in which a spot may be asked to be the highest.
+pub const RADIUS: RangeInclusive<usize> = 1..=16;
+
+/// How much wider the wide mean of a difference of Gaussians may be than the narrow one.
+pub const WIDE: RangeInclusive<f32> = 1.25..=3.0;
+
+/// Pixels that a frame may have.
+pub const FRAME_PIXELS_MAX: usize = 1 << 26;
+
+/// What is taken for a spot, and what is cut out around it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FinderOptions {
+    /// How spots stand out.
+    pub method: Method,
+    /// Side of the box around a spot, px: odd, in [`SIDE`].
+    pub box_side: usize,
+    /// What becomes of spots whose box would leave the frame.
+    pub border: Border,
+    /// Spots that a frame may have: of more, the strongest are kept.
+    pub spots_max: usize,
+}
+
+/// How spots stand out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Method {
+    /// A Gaussian mean of the spot's own width less a wider one, which is the background: their local maxima. With a
+    /// map of read noise, both means weight pixels by `1 / (variance + its median over the sensor)` (the median
+    /// taken as 1 where it is less), so that a noisy pixel counts little.
+    ///
+    /// Means are truncated at 3 widths, normalised, and see the frame go on beyond its edges as in a mirror.
+    Contrast {
+        /// Width of a spot along x and y, px: in [`SIGMA_PX`].
+        sigma_px: [f32; 2],
+        /// Width of the wide mean in widths of the spot: in [`WIDE`], commonly 2.
+        wide: f32,
+        /// What the contrast must exceed.
+        threshold: Threshold,
+        /// A spot is the highest pixel within so many rows and columns: in [`RADIUS`]. Of equal ones, the first.
+        radius: usize,
+    },
+    /// The highest pixels of their box whose neighbours rise towards them: Picasso's criterion. Boxes, with the
+    /// gradients at their edges, must lie within the frame, whatever `border` says.
+    NetGradient {
+        /// What the net gradient must exceed, photo-electrons: the sum over the box of the central difference (not
+        /// halved) along the direction to the middle. Picasso's own is in ADU: multiply that by the gain.
+        minimum: f32,
+    },
+}
+
+/// What a contrast must exceed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Threshold {
+    /// The contrast of a spot of so many photo-electrons in the middle of a pixel. Without weights that is
+    /// `photons * (n(x) * n(y) - w(x) * w(y))`, where n and w are the sums over pixels, along one axis, of the
+    /// narrow and the wide mean's weight times the share of the spot's light: about `0.3 * photons / (2π σ²)` where
+    /// the wide mean is 2 σ wide. Scores are photo-electrons.
+    Photons(f32),
+    /// So many standard deviations of the contrast that photons and reading make where there is no spot: the
+    /// root of `Σ weights² * (background + read noise²)`, with the wide mean at the pixel itself as background. This
+    /// follows uneven illumination, and holds as far as the camera's offset and gain do. Scores are multiples.
+    Noise(f32),
+}
+
+/// What becomes of spots whose box would leave the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Border {
+    /// The box is moved inwards, so that the spot is not in its middle.
+    #[default]
+    Shift,
+    /// They are left out.
+    Drop,
+}
+
+/// A spot in a frame, as the kernel writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
+pub struct Spot {
+    /// Column of the maximum.
+    pub x: u32,
+    /// Row of the maximum.
+    pub y: u32,
+    /// Column and row of the box's first pixel.
+    pub corner: [u32; 2],
+    /// By how much it stands out, in the unit of the threshold.
+    pub score: f32,
+}
+
+/// Finds spots in frames of one size by one camera. Holds all memory that this takes, about 8 to 32 bytes per pixel:
+/// nothing is allocated from the second frame on.
+#[derive(Debug)]
+pub struct SpotFinder {
+    options: FinderOptions,
+    set: InstructionSet,
+    plan: Plan,
+    electrons: Plane,
+    narrow: Plane,
+    wide: Plane,
+    contrast: Plane,
+    noise: Plane,
+    spots: Vec<Spot>,
+}
+
+entry!(
+    host_find_spots,
+    (call: *const SpotCall, wide: i32),
+    ocelli_find_spots_baseline,
+    ocelli_find_spots_avx2,
+    ocelli_find_spots_avx512
+);
+
+impl SpotFinder {
+    /// A finder for frames of `width` by `height` pixels.
+    ///
+    /// # Errors
+    /// Where an option is out of range, the frame is smaller than a box, or the camera's maps are not of its size.
+    pub fn new(
+        options: &FinderOptions,
+        camera: &Camera,
+        width: usize,
+        height: usize,
+    ) -> Result<SpotFinder, Invalid> {
+        check(options, camera, width, height)?;
+        let plan = Plan::new(options, camera, width, height);
+        let contrast = matches!(options.method, Method::Contrast { .. });
+        let plane = |needed, height| if needed { Plane::new(width, height, 0.0) } else { Plane::none() };
+        // No two maxima stand within the radius of each other.
+        let reach = plan.reach() + 1;
+        let spots_possible = width.div_ceil(reach) * height.div_ceil(reach);
+        Ok(SpotFinder {
+            options: *options,
+            set: InstructionSet::detect(),
+            electrons: plane(true, height),
+            narrow: plane(contrast, 1),
+            wide: plane(contrast, 1),
+            contrast: if contrast { Plane::new(width, height, -3e38) } else { Plane::none() },
+            noise: plane(plan.by_noise(), height),
+            spots: vec![Spot::default(); spots_possible],
+            plan,
+        })
+    }
+
+    /// Works with `set` instead of the widest that this machine has; where it cannot run that, with the baseline.
+    #[must_use]
+    pub fn with_instructions(mut self, set: InstructionSet) -> SpotFinder {
+        self.set = set;
+        self
+    }
+
+    /// What is taken for a spot.
+    pub fn options(&self) -> &FinderOptions {
+        &self.options
+    }
+
+    /// Columns and rows of a frame.
+    pub fn size(&self) -> (usize, usize) {
+        self.plan.size()
+    }
+
+    /// The spots of a frame, row by row. Runs on the calling thread.
+    ///
+    /// # Errors
+    /// Where `frame` has not as many values as there are pixels.
+    pub fn find(&mut self, frame: Adu<'_>) -> Result<&[Spot], Invalid> {
+        let (width, height) = self.size();
+        if frame.len() != width * height {
+            let why = format!("{} values are not one of {width} x {height} pixels", frame.len());
+            return Err(Invalid::new("frame", why));
+        }
+        let (pixels, wide) = match frame {
+            Adu::U16(values) => (values.as_ptr().cast(), 0),
+            Adu::F32(values) => (values.as_ptr().cast(), 1),
+        };
+        let mut count = 0;
+        let mut call = self.plan.call();
+        call.frame = pixels;
+        call.electrons = self.electrons.as_mut_ptr();
+        call.narrow = self.narrow.as_mut_ptr();
+        call.wide = self.wide.as_mut_ptr();
+        call.contrast = self.contrast.as_mut_ptr();
+        if self.plan.by_noise() {
+            call.power = self.noise.as_mut_ptr();
+            call.noise = 1;
+        }
+        call.spots = self.spots.as_mut_ptr();
+        call.spots_max = self.spots.len() as u64;
+        call.count = &raw mut count;
+        // SAFETY: the frame holds width * height values of the kind that `wide` says (checked); planes are of that
+        // size with a margin wider than any reach, and null only where the kernel does not look; no more than
+        // `spots_max` spots are written; the structs are the kernel's own; the object is one that this machine can run.
+        #[allow(unsafe_code, reason = "a call into C++")]
+        unsafe {
+            host_find_spots(self.set)(ptr::from_ref(&call), wide);
+        }
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.spots.len());
+        let kept = strongest(&mut self.spots[..count], self.options.spots_max);
+        Ok(&self.spots[..kept])
+    }
+
+    /// The contrast of the last frame, row-major, photo-electrons: what maxima were looked for in. For a look at
+    /// where a threshold lies; empty for [`Method::NetGradient`].
+    pub fn contrast(&self) -> Vec<f32> {
+        let (width, height) = self.size();
+        self.contrast.pixels(width, height)
+    }
+
+    /// What the contrast of a spot of one photo-electron is in the middle of a pixel, without weights. 0 for
+    /// [`Method::NetGradient`].
+    pub fn contrast_per_photon(&self) -> f32 {
+        self.plan.contrast_per_photon()
+    }
+}
+
+/// Moves the strongest `max` spots to the front, in the order of their pixels. Returns how many they are.
+fn strongest(spots: &mut [Spot], max: usize) -> usize {
+    if spots.len() <= max {
+        return spots.len();
+    }
+    // Of equally strong ones, the first: so that the same frame gives the same spots everywhere.
+    spots.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then((a.y, a.x).cmp(&(b.y, b.x))));
+    spots[..max].sort_unstable_by_key(|spot| (spot.y, spot.x));
+    max
+}
+
+fn check(options: &FinderOptions, camera: &Camera, width: usize, height: usize) -> Result<(), Invalid> {
+    let side = options.box_side;
+    if !SIDE.contains(&side) || side.is_multiple_of(2) {
+        let (low, high) = (SIDE.start(), SIDE.end());
+        return Err(Invalid::new("box", format!("{side} is not an odd number between {low} and {high}")));
+    }
+    if options.spots_max == 0 {
+        return Err(Invalid::new("spots_max", "0 leaves no spot: allow at least 1".to_owned()));
+    }
+    if width < side || height < side {
+        let why = format!("{width} x {height} pixels are smaller than the box of {side} x {side}");
+        return Err(Invalid::new("frame", why));
+    }
+    if width.checked_mul(height).is_none_or(|pixels| pixels > FRAME_PIXELS_MAX) {
+        let why = format!("{width} x {height} pixels are more than {FRAME_PIXELS_MAX}");
+        return Err(Invalid::new("frame", why));
+    }
+    if let Some((rows, columns)) = camera.sensor()
+        && (columns, rows) != (width, height)
+    {
+        let why = format!("{width} x {height} pixels, but the camera's maps are {columns} x {rows}");
+        return Err(Invalid::new("frame", why));
+    }
+    match options.method {
+        Method::NetGradient { minimum } => {
+            if width < side + 2 || height < side + 2 {
+                let least = side + 2;
+                let why = format!(
+                    "{width} x {height} pixels hold no box of {side} x {side} with the gradients at its edges: that \
+                     takes {least} x {least}"
+                );
+                return Err(Invalid::new("frame", why));
+            }
+            positive("net_gradient", minimum)
+        }
+        Method::Contrast { sigma_px, wide, threshold, radius } => {
+            if let Some(sigma) = sigma_px.iter().find(|sigma| !SIGMA_PX.contains(*sigma)) {
+                let (low, high) = (SIGMA_PX.start(), SIGMA_PX.end());
+                return Err(Invalid::new("sigma_px", format!("{sigma} is not between {low} and {high}")));
+            }
+            if !WIDE.contains(&wide) {
+                let (low, high) = (WIDE.start(), WIDE.end());
+                return Err(Invalid::new("wide", format!("{wide} is not between {low} and {high}")));
+            }
+            if !RADIUS.contains(&radius) {
+                let (low, high) = (RADIUS.start(), RADIUS.end());
+                return Err(Invalid::new("radius", format!("{radius} is not between {low} and {high}")));
+            }
+            match threshold {
+                Threshold::Photons(photons) => positive("threshold_photons", photons),
+                Threshold::Noise(times) => positive("threshold_noise", times),
+            }
+        }
+    }
+}
+
+/// What is not a positive number far from the limits of its kind would make no threshold at all.
+fn positive(field: &'static str, threshold: f32) -> Result<(), Invalid> {
+    if threshold > 0.0 && threshold <= 1e9 {
+        return Ok(());
+    }
+    Err(Invalid::new(field, format!("{threshold} is not above 0 and up to 1000000000")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Spots at known places, and everything that is none.
