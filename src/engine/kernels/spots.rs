@@ -6,12 +6,17 @@
 //! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) leaves no spot within reach of the filter.
 
 mod plan;
+mod plane;
 mod rois;
+mod weights;
 
 use std::{ops::RangeInclusive, ptr};
 
-use self::plan::{Plan, Plane, SpotCall};
 pub use self::rois::RoiBuffer;
+use self::{
+    plan::{Plan, SpotCall},
+    plane::Plane,
+};
 use super::{Adu, Camera, InstructionSet, Invalid, SIDE, SIGMA_PX, entry};
 
 /// Distances, px, in which a spot may be asked to be the highest.
@@ -113,6 +118,8 @@ pub struct SpotFinder {
     wide: Plane,
     contrast: Plane,
     noise: Plane,
+    /// Where to look for maxima.
+    above: Vec<u32>,
     spots: Vec<Spot>,
 }
 
@@ -150,6 +157,8 @@ impl SpotFinder {
             wide: plane(contrast, 1),
             contrast: if contrast { Plane::new(width, height, -3e38) } else { Plane::none() },
             noise: plane(plan.by_noise(), height),
+            // As many as there are steps of the fewest lanes.
+            above: vec![0; if contrast { width.div_ceil(4) * height } else { 0 }],
             spots: vec![Spot::default(); spots_possible],
             plan,
         })
@@ -197,12 +206,14 @@ impl SpotFinder {
             call.power = self.noise.as_mut_ptr();
             call.noise = 1;
         }
+        call.above = self.above.as_mut_ptr();
         call.spots = self.spots.as_mut_ptr();
         call.spots_max = self.spots.len() as u64;
         call.count = &raw mut count;
         // SAFETY: the frame holds width * height values of the kind that `wide` says (checked); planes are of that
-        // size with a margin wider than any reach, and null only where the kernel does not look; no more than
-        // `spots_max` spots are written; the structs are the kernel's own; the object is one that this machine can run.
+        // size with a margin wider than any reach, and null only where the kernel does not look; `above` has a
+        // place for every step; no more than `spots_max` spots are written; the structs are the kernel's own; the
+        // object is one that this machine can run.
         #[allow(unsafe_code, reason = "a call into C++")]
         unsafe {
             host_find_spots(self.set)(ptr::from_ref(&call), wide);
