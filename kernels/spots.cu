@@ -244,7 +244,9 @@ KERNEL(spots_cut_f32)(const float* frame, int width, const Spot* spots, int coun
 #else
 
 typedef u16 LooseShorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-DEV Floats load_adu(const u16* at) { return __builtin_convertvector(__builtin_convertvector(*(const LooseShorts*)at, Ints), Floats); }
+DEV Floats load_adu(const u16* at) {
+    return __builtin_convertvector(__builtin_convertvector(*(const LooseShorts*)at, Ints), Floats);
+}
 DEV Floats load_adu(const float* at) { return vload<Floats>(at); }
 
 template <class Adu> void convert(const SpotCall& call) {
