@@ -3,8 +3,9 @@
     SPOTS_BINARY=target/release/examples/find_spots python benches/spots.py [SECONDS]
 
 One thread. Frames are u16 and as they come from a camera: background 10, and 0.001 spots of 1000 photons per pixel (in 512 x 512
-about 260). A stack of 32 frames is gone through again and again for SECONDS (2) per row and the fastest pass counts: others may
-be at work on the machine. What could be had at most is how fast frames can be read from memory at all, which is measured beside.
+about 260). A stack of 32 frames is gone through again and again for about SECONDS (2) per row, and of each frame the fastest time
+counts: others may be at work on the machine. What could be had at most is how fast frames can be read from memory at all,
+which is measured beside.
 """
 
 import sys
