@@ -26,14 +26,15 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-accuracy bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-accuracy bench-spots bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
-	@echo "make test         all checks: format, lints, kernels, Rust tests, the fit, licences, Python client tests"
+	@echo "make test         all checks: format, lints, kernels, Rust tests, spots and fits, licences, Python client tests"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
+	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
 
@@ -74,10 +75,11 @@ check-kernels-all: check-kernels
 	@$(PYTHON) tools/check_kernels.py cubin .venv/nvrtc-all $(SM)
 
 test-fit: tools
-	$(call say,the fit against a reference in double precision)
+	$(call say,the search for spots and the fit against references in double precision)
 	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
-	$(CARGO) build --locked --example fit_rois
-	FIT_BINARY=$(TARGET)/debug/examples/fit_rois .venv/fit/bin/python -m pytest tests/fit $(PYTEST)
+	$(CARGO) build --locked --example fit_rois --example find_spots
+	FIT_BINARY=$(TARGET)/debug/examples/fit_rois SPOTS_BINARY=$(TARGET)/debug/examples/find_spots \
+		.venv/fit/bin/python -m pytest tests/fit $(PYTEST)
 
 # Without the advisories: they change while the tree does not, and need a network every time.
 test-licences:
@@ -111,6 +113,12 @@ bench-accuracy: tools
 	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
 	$(CARGO) build --locked --example fit_rois
 	FIT_BINARY=$(TARGET)/debug/examples/fit_rois .venv/fit/bin/python tests/fit/accuracy.py $(ACCURACY)
+
+bench-spots: tools
+	$(call say,measuring frames per second and core that spots are found in)
+	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
+	$(CARGO) build --locked --example find_spots
+	SPOTS_BINARY=$(TARGET)/debug/examples/find_spots .venv/fit/bin/python benches/spots.py $(SPOTS)
 
 bench-fit: tools
 	$(call say,measuring fits per second and core)

@@ -57,7 +57,8 @@ pub enum Method {
         wide: f32,
         /// What the contrast must exceed.
         threshold: Threshold,
-        /// A spot is the highest pixel within so many rows and columns: in [`RADIUS`]. Of equal ones, the first.
+        /// A spot is the highest pixel within so many rows and columns: in [`RADIUS`], commonly 2. Of equal ones,
+        /// the first.
         radius: usize,
     },
     /// The highest pixels of their box whose neighbours rise towards them: Picasso's criterion. Boxes, with the
@@ -107,7 +108,7 @@ pub struct Spot {
     pub score: f32,
 }
 
-/// Finds spots in frames of one size by one camera. Holds all memory that this takes, about 8 to 32 bytes per pixel:
+/// Finds spots in frames of one size by one camera. Holds all memory that this takes, about 10 to 40 bytes per pixel:
 /// nothing is allocated from the second frame on.
 #[derive(Debug)]
 pub struct SpotFinder {
