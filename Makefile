@@ -26,13 +26,15 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-venv soak ort tools format lint test-rust test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-accuracy bench-spots bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
-	@echo "make test         all checks: format, lints, Rust tests, licences, Python client tests with schemathesis"
+	@echo "make test         all checks: format, lints, kernels, Rust tests, spots and fits, licences, Python client tests"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
+	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
+	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make ort          only fetch ONNX Runtime, into .lib"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
@@ -45,7 +47,7 @@ build: tools
 	$(call say,building in release mode (the first time takes minutes))
 	$(CARGO) build --release --locked
 
-test: format lint test-rust test-licences test-clients
+test: format lint check-kernels test-rust test-fit test-licences test-clients
 	$(call say,all checks passed)
 
 format:
@@ -61,6 +63,24 @@ lint: tools
 test-rust: tools $(ORT)
 	$(call say,unit and integration tests)
 	$(CARGO) test --locked
+
+# The kernels compile for the device too; neither a GPU nor its toolkit is needed. check-kernels-all makes machine code
+# for each GPU from sm_75 to sm_120 (a larger download, minutes).
+check-kernels:
+	$(call say,compiling the kernels for the device)
+	@$(PYTHON) tools/make_venv.py .venv/nvrtc tools/nvrtc-12.0.txt
+	@$(PYTHON) tools/check_kernels.py ptx .venv/nvrtc
+
+check-kernels-all: check-kernels
+	@$(PYTHON) tools/make_venv.py .venv/nvrtc-all tools/nvrtc-12.9.txt
+	@$(PYTHON) tools/check_kernels.py cubin .venv/nvrtc-all $(SM)
+
+test-fit: tools
+	$(call say,the search for spots and the fit against references in double precision)
+	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
+	$(CARGO) build --locked --example fit_rois --example find_spots
+	FIT_BINARY=$(TARGET)/debug/examples/fit_rois SPOTS_BINARY=$(TARGET)/debug/examples/find_spots \
+		.venv/fit/bin/python -m pytest tests/fit $(PYTEST)
 
 # Without the advisories: they change while the tree does not, and need a network every time.
 test-licences:
@@ -87,6 +107,25 @@ bench-decode: tools bench-venv
 	$(CARGO) bench --locked --bench decode --no-run
 	.venv/bench/bin/python benches/decode_peers.py \
 		"$$(ls -t $(TARGET)/release/deps/decode-* | grep -v '\.d$$' | head -n 1)" $(DECODE)
+
+# The kernels are compiled alike in all profiles, so the checks' own build serves.
+bench-accuracy: tools
+	$(call say,comparing the fit with a reference in double precision)
+	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
+	$(CARGO) build --locked --example fit_rois
+	FIT_BINARY=$(TARGET)/debug/examples/fit_rois .venv/fit/bin/python tests/fit/accuracy.py $(ACCURACY)
+
+bench-spots: tools
+	$(call say,measuring frames per second and core that spots are found in)
+	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
+	$(CARGO) build --locked --example find_spots
+	SPOTS_BINARY=$(TARGET)/debug/examples/find_spots .venv/fit/bin/python benches/spots.py $(SPOTS)
+
+bench-fit: tools
+	$(call say,measuring fits per second and core)
+	@$(PYTHON) tools/make_venv.py .venv/bench-fit benches/fit-requirements.txt
+	$(CARGO) build --locked --example fit_rois
+	FIT_BINARY=$(TARGET)/debug/examples/fit_rois .venv/bench-fit/bin/python benches/fit_peers.py $(FIT)
 
 soak: $(ORT) build bench-venv
 	$(call say,100000 mixed requests with resident memory watched)

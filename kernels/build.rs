@@ -2,7 +2,7 @@
 //!
 //! The sources are C++ in the vector extension that GCC and Clang share. Nothing of the C++ library is used.
 
-use std::env;
+use std::{env, path::PathBuf, thread};
 
 /// Sources with host entries. What they include is watched too.
 const SOURCES: [&str; 3] = ["gauss_mle.cu", "math_check.cu", "spots.cu"];
@@ -34,36 +34,47 @@ fn instruction_sets(arch: &str) -> &'static [(&'static str, &'static [&'static s
 fn main() {
     println!("cargo:rerun-if-changed=kernels");
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
-    for (name, flags) in instruction_sets(&arch) {
-        let mut build = cc::Build::new();
-        build
-            .cpp(true)
-            .std("c++17")
-            // No exception, type information or template of the library is used, so nothing is linked.
-            .cpp_link_stdlib(None)
-            .opt_level(3)
-            .define("ISA", *name)
-            .flag("-fno-exceptions")
-            .flag("-fno-rtti")
-            // Multiplications and additions may fuse, and no flag or trap of floating point is looked at: the rules
-            // of IEEE hold otherwise, since bad input is found by its NaN.
-            .flag("-ffp-contract=fast")
-            .flag("-fno-math-errno")
-            .flag("-fno-trapping-math")
-            // Vectors never cross an object's border.
-            .flag_if_supported("-Wno-psabi")
-            .flag_if_supported("-Wno-unknown-pragmas")
-            // Of a variable in the compiler's own header of intrinsics.
-            .flag_if_supported("-Wno-uninitialized")
-            .flag_if_supported("-Wno-maybe-uninitialized");
-        for flag in *flags {
-            build.flag(flag);
+    // Side by side: the widest takes as long as the others together.
+    thread::scope(|scope| {
+        for (name, flags) in instruction_sets(&arch) {
+            scope.spawn(|| compile(name, flags));
         }
-        // The ending .cu is not one that a C++ compiler knows.
-        build.flag("-x").flag("c++");
-        for source in SOURCES {
-            build.file(format!("kernels/{source}"));
-        }
-        build.compile(&format!("ocelli_kernels_{name}"));
+    });
+}
+
+fn compile(name: &str, flags: &[&str]) {
+    let mut build = cc::Build::new();
+    // Objects are named after their source: each set needs a folder of its own.
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join(name);
+    build
+        .out_dir(out)
+        .cpp(true)
+        .std("c++17")
+        // No exception, type information or template of the library is used, so nothing is linked.
+        .cpp_link_stdlib(None)
+        // Also in development: unoptimised, these would be a hundred times slower.
+        .opt_level(3)
+        .define("ISA", name)
+        .flag("-fno-exceptions")
+        .flag("-fno-rtti")
+        // Multiplications and additions may fuse, and no flag or trap of floating point is looked at: the rules of IEEE
+        // hold otherwise, since bad input is found by its NaN.
+        .flag("-ffp-contract=fast")
+        .flag("-fno-math-errno")
+        .flag("-fno-trapping-math")
+        // Vectors never cross an object's border.
+        .flag_if_supported("-Wno-psabi")
+        .flag_if_supported("-Wno-unknown-pragmas")
+        // Of a variable in the compiler's own header of intrinsics.
+        .flag_if_supported("-Wno-uninitialized")
+        .flag_if_supported("-Wno-maybe-uninitialized");
+    for flag in flags {
+        build.flag(flag);
     }
+    // The ending .cu is not one that a C++ compiler knows.
+    build.flag("-x").flag("c++");
+    for source in SOURCES {
+        build.file(format!("kernels/{source}"));
+    }
+    build.compile(&format!("ocelli_kernels_{name}"));
 }

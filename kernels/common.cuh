@@ -203,12 +203,12 @@ template <class V> DEV V vexp(V x) {
     return power * vpow2i(whole);
 }
 
-// ln(x) to 1e-7 of its value, and to 1e-7 near 1; x a normal positive number.
-template <class V> DEV V vlog(V x) {
-    // x = (1 + f) 2^e with 1 + f in [2/3, 4/3).
-    Int<V> shifted = vbits(x) - 0x3f2aaaab;
-    V exponent = vfloat(shifted >> 23);
-    V f = vfloat_from_bits((shifted & 0x007fffff) + 0x3f2aaaab) - 1.f;
+// ln(d w), to 2e-7 of its value; where d w is near 1 as exact as d w - 1 before it is rounded. d, w and d w normal
+// positive numbers.
+template <class V> DEV V ln_of_product(V d, V w) {
+    // d w = (1 + f) 2^e with 1 + f in [2/3, 4/3).
+    Int<V> exponent = (vbits(d * w) - 0x3f2aaaab) & (int)0xff800000;
+    V f = d * vfloat_from_bits(vbits(w) - exponent) - 1.f;
     V series = f * 1.342574901e-1f - 1.504076372e-1f;
     series = series * f + 1.411832160e-1f;
     series = series * f - 1.648301753e-1f;
@@ -216,8 +216,11 @@ template <class V> DEV V vlog(V x) {
     series = series * f - 2.500414619e-1f;
     series = series * f + 3.333332017e-1f;
     series = series * f - 4.999998556e-1f;
-    return exponent * 6.931471806e-1f + (series * f * f + f);
+    return vfloat(exponent) * (6.931471806e-1f / 8388608.f) + (series * f * f + f);
 }
+
+// ln(x) to 2e-7 of its value; 1e-37 < x < 1e38.
+template <class V> DEV V vlog(V x) { return ln_of_product(x, vset<V>(1.f)); }
 
 // erf(x) to 7e-7 (Abramowitz and Stegun 7.1.26: 1.5e-7, and its rounding). `gauss` is exp(-x^2), which who asks has at hand.
 template <class V> DEV V verf(V x, V gauss) {

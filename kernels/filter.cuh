@@ -11,7 +11,7 @@ LOCAL {
 
 typedef long long i64;
 
-// Pixels to either side that the widest kernel reaches. The same number stands in src/engine/kernels/spots/plan.rs.
+// Pixels to either side that the widest kernel reaches. The same number stands in src/engine/kernels/spots/weights.rs.
 constexpr int REACH_MAX = 45;
 
 // Two kernels along one axis, each the same on both sides: weights by the distance.
@@ -45,24 +45,37 @@ DEV int mirrored(int i, int count) {
     return i;
 }
 
-// Both weighted sums along one axis. Sources give the lanes' values at a distance; for both kernels they may be one.
-template <class V, class Narrow, class Wide>
-DEV void smooth(const Taps& taps, const Narrow& narrow_at, const Wide& wide_at, V& narrow, V& wide) {
-    narrow = narrow_at(0) * taps.narrow[0];
-    wide = wide_at(0) * taps.wide[0];
-    for (int d = 1; d <= taps.narrow_reach; ++d) {
-        narrow = narrow + (narrow_at(-d) + narrow_at(d)) * taps.narrow[d];
-        wide = wide + (wide_at(-d) + wide_at(d)) * taps.wide[d];
+// Both weighted sums along one axis, for N lots of lanes together: so many sums go on beside each other that none waits for the
+// one before it. Sources give the values of lot n at a distance; for both kernels they may be one.
+template <class V, int N, class Narrow, class Wide>
+DEV void smooth(const Taps& taps, const Narrow& narrow_at, const Wide& wide_at, V (&narrow)[N], V (&wide)[N]) {
+    UNROLL
+    for (int n = 0; n < N; ++n) {
+        narrow[n] = narrow_at(0, n) * taps.narrow[0];
+        wide[n] = wide_at(0, n) * taps.wide[0];
     }
-    for (int d = taps.narrow_reach + 1; d <= taps.wide_reach; ++d)
-        wide = wide + (wide_at(-d) + wide_at(d)) * taps.wide[d];
+    for (int d = 1; d <= taps.narrow_reach; ++d) {
+        const V narrow_tap = vset<V>(taps.narrow[d]), wide_tap = vset<V>(taps.wide[d]);
+        UNROLL
+        for (int n = 0; n < N; ++n) {
+            narrow[n] = narrow[n] + (narrow_at(-d, n) + narrow_at(d, n)) * narrow_tap;
+            wide[n] = wide[n] + (wide_at(-d, n) + wide_at(d, n)) * wide_tap;
+        }
+    }
+    for (int d = taps.narrow_reach + 1; d <= taps.wide_reach; ++d) {
+        const V wide_tap = vset<V>(taps.wide[d]);
+        UNROLL
+        for (int n = 0; n < N; ++n) wide[n] = wide[n] + (wide_at(-d, n) + wide_at(d, n)) * wide_tap;
+    }
 }
 
 // Whether lanes are above all pixels before them (row by row) within `reach` rows and columns, and not below those after: of
 // equal pixels the first counts. Pixels that are not numbers count as lower. `at` is where the lanes' own pixels stand.
 template <class V> DEV Mask<V> above_neighbours(const float* at, int pitch, int reach, V centre, Mask<V> asked) {
-    // A maximum gives its second operand where either is NaN, so what is collected is never one.
-    V before = vset<V>(-3e38f), after = before;
+    // A maximum gives its second operand where either is NaN, so what is collected is never one. Each row's is collected by
+    // itself, so that rows need not wait for each other.
+    const V lowest = vset<V>(-3e38f);
+    V before = lowest, after = lowest;
     for (int dx = 1; dx <= reach; ++dx) {
         before = vmax(vload<V>(at - dx), before);
         after = vmax(vload<V>(at + dx), after);
@@ -72,9 +85,11 @@ template <class V> DEV Mask<V> above_neighbours(const float* at, int pitch, int 
     for (int dy = 1; dy <= reach; ++dy) {
         if (!vany(asked)) return asked;
         const float *above = at - dy * (i64)pitch, *below = at + dy * (i64)pitch;
-        for (int dx = -reach; dx <= reach; ++dx) {
-            before = vmax(vload<V>(above + dx), before);
-            after = vmax(vload<V>(below + dx), after);
+        before = vmax(vload<V>(above), lowest);
+        after = vmax(vload<V>(below), lowest);
+        for (int dx = 1; dx <= reach; ++dx) {
+            before = vmax(vload<V>(above - dx), vmax(vload<V>(above + dx), before));
+            after = vmax(vload<V>(below - dx), vmax(vload<V>(below + dx), after));
         }
         asked = asked & !(before >= centre) & !(after > centre);
     }

@@ -1,227 +1,270 @@
 /*
 fit: one Gaussian spot per lane by Poisson maximum likelihood: the only implementation of it.
 
-  D        a pixel's photo-electrons + read variance, at least DATA_MIN
-  M        its expectation: background + photons E_c E_r + read variance
-  minimise sum D ln(D/M) - D + M, half the deviance, over theta
-
 Fisher scoring with the full matrix and Levenberg damping. A step is taken where the deviance falls; else it is
 shortened. `Fit` is a machine whose `advance` evaluates the model once in each lane: a device thread runs it to its
 end, the host gives a lane its next ROI when it is done.
-
-`Pixels` is where a lane's data come from: `electrons(j)` is D of pixel j (row-major), `variance(j)` its read variance
-beyond `FitSetup::variance` (asked for with MAPS only).
 */
 #pragma once
-#include "linalg.cuh"
-#include "psf.cuh"
+#include "start.cuh"
 
 LOCAL {
 
-constexpr float DATA_MIN = 1e-30f;  // a pixel without electrons: its logarithm stays finite, its term is 0
-constexpr float PHOTONS_MIN = 1.f, PHOTONS_MAX = 1e9f;
 constexpr float BACKGROUND_MIN = 0.01f, BACKGROUND_MAX = 1e9f;
 constexpr float POSITION_BEYOND = 0.5f;  // px that a position may lie outside the ROI's edges
 
 // Steps are measured in units of 1 / sqrt(F_kk).
-constexpr float STEP_DONE = 1e-3f;        // a step this short ends the fit
-constexpr float ERROR_DONE = 1e-3f;       // so does one after which no more than this is expected to be left
-constexpr float ERROR_STEP_MAX = 0.03f;   // but only if this short: the standard errors are those before it
-constexpr float PIVOT_MIN = 1e-6f;        // of a Fisher matrix scaled to a unit diagonal; below it is singular
+constexpr float STEP_DONE = 1e-3f;       // a step this short ends the fit
+constexpr float ERROR_DONE = 1e-3f;      // so does one after which no more than this is expected to be left
+constexpr float ERROR_STEP_MAX = 0.03f;  // but only if this short: the standard errors are those before it
+constexpr float DAMPING_MAX = 1e3f;       // what brings a step of unit length down to STEP_DONE
 
 constexpr int CONVERGED = 0, ITERATION_LIMIT = 1, AT_BOUND = 2, SINGULAR = 3, BAD_INPUT = 4;
 
-// What holds for all ROIs of a call. The same struct stands in src/engine/kernels/fit.rs.
-struct FitSetup {
-    int side;              // px, odd, 3..21
-    int evaluations_max;   // of the model, per start
-    float gain;            // photo-electrons + variance = gain * ADU + bias
-    float bias;
-    float variance;        // photo-electrons^2, of the readout; 0 with maps
-    float sigma_x;         // px, fixed (xynb) or where the fit begins
-    float sigma_y;
-    float sigma_min;
-    float sigma_max;
-    float z_min;           // um
-    float z_max;
-    Defocus defocus_x;     // xyznb
-    Defocus defocus_y;
+// The state of one fit in each lane.
+template <int MODEL, bool MAPS, class V> struct Fit {
+    typedef Parameters<MODEL> Is;
+    static constexpr int COUNT = Is::COUNT;
+    static constexpr int PACKED = packed_size(COUNT);
+    static constexpr bool TWO_STARTS = MODEL == XYZNB;
+
+    V theta[COUNT];  // the best so far, with gradient, Fisher matrix and half the deviance there
+    V gradient[COUNT];
+    V fisher[PACKED];
+    V deviance;
+    V trial[COUNT];  // where the model is evaluated next
+    V damping;
+    V last_step;  // length of the last step that was not damped; 0 where there was none
+    Int<V> evaluations;
+    Int<V> status;
+    Mask<V> active;
+    // With two starts: what the first of them gave.
+    V first_theta[TWO_STARTS ? COUNT : 1];
+    V first_fisher[TWO_STARTS ? PACKED : 1];
+    V first_deviance;
+    Int<V> first_status;
+    Mask<V> second;
+
+    MEMBER static void bounds(const FitSetup& setup, int k, float& low, float& high) {
+        if (k == Is::X || k == Is::Y) {
+            low = -0.5f - POSITION_BEYOND;
+            high = setup.side - 0.5f + POSITION_BEYOND;
+        } else if (k == Is::PHOTONS) {
+            low = PHOTONS_MIN;
+            high = PHOTONS_MAX;
+        } else if (k == Is::BACKGROUND) {
+            low = BACKGROUND_MIN;
+            high = BACKGROUND_MAX;
+        } else if (MODEL == XYZNB) {
+            low = setup.z_min;
+            high = setup.z_max;
+        } else {
+            low = setup.sigma_min;
+            high = setup.sigma_max;
+        }
+    }
+
+    // All lanes idle.
+    MEMBER void clear() {
+        const V zero = vset<V>(0.f);
+        for (int k = 0; k < COUNT; ++k) theta[k] = trial[k] = gradient[k] = vset<V>(1.f);
+        for (int k = 0; k < PACKED; ++k) fisher[k] = zero;
+        deviance = damping = last_step = first_deviance = zero;
+        evaluations = status = first_status = vseti<V>(0);
+        active = second = vseti<V>(0) != 0;
+        for (int k = 0; k < (TWO_STARTS ? COUNT : 1); ++k) first_theta[k] = zero;
+        for (int k = 0; k < (TWO_STARTS ? PACKED : 1); ++k) first_fisher[k] = zero;
+    }
+
+    // Begins anew in the lanes of `fresh`; those of `bad` are done at once.
+    template <class Pixels>
+    MEMBER void begin(const FitSetup& setup, const Start<MODEL, V>& start, const Pixels& pixels, Mask<V> fresh,
+                      Mask<V> bad) {
+        V estimate[COUNT];
+        start.estimate(setup, pixels, estimate);
+        for (int k = 0; k < COUNT; ++k) {
+            trial[k] = vsel(fresh, estimate[k], trial[k]);
+            theta[k] = vsel(fresh, trial[k], theta[k]);
+        }
+        restart(fresh);
+        status = vsel(fresh, vsel(bad, vseti<V>(BAD_INPUT), vseti<V>(CONVERGED)), status);
+        evaluations = vsel(fresh, vseti<V>(0), evaluations);
+        active = (active & !fresh) | (fresh & !bad);
+        if (TWO_STARTS) second = second & !fresh;
+    }
+
+    MEMBER void restart(Mask<V> fresh) {
+        deviance = vsel(fresh, vset<V>(3e38f), deviance);
+        damping = vsel(fresh, vset<V>(0.f), damping);
+        last_step = vsel(fresh, vset<V>(0.f), last_step);
+    }
+
+    // Evaluates the model once in each active lane and takes a step. Lanes that are done are no longer active.
+    template <class Pixels> MEMBER void advance(const FitSetup& setup, const Pixels& pixels) {
+        V new_gradient[COUNT], new_fisher[PACKED], new_deviance;
+        evaluate<MODEL, MAPS>(setup, pixels, trial, new_gradient, new_fisher, new_deviance);
+        evaluations = evaluations + vsel(active, vseti<V>(1), vseti<V>(0));
+
+        // Down, but for rounding.
+        const Mask<V> better = active & (new_deviance <= deviance + (vabs(deviance) * 1e-6f + 1e-5f));
+        const Mask<V> worse = active & !better;
+        // The slopes along the last move, before and after it.
+        V before = vset<V>(0.f), after = vset<V>(0.f);
+        for (int k = 0; k < COUNT; ++k) {
+            const V move = trial[k] - theta[k];
+            before = before + gradient[k] * move;
+            after = after + new_gradient[k] * move;
+        }
+        for (int k = 0; k < COUNT; ++k) {
+            theta[k] = vsel(better, trial[k], theta[k]);
+            gradient[k] = vsel(better, new_gradient[k], gradient[k]);
+        }
+        for (int k = 0; k < PACKED; ++k) fisher[k] = vsel(better, new_fisher[k], fisher[k]);
+        deviance = vsel(better, new_deviance, deviance);
+        // Where the slope has turned by more than half, the likelihood is more curved than the Fisher matrix says, and steps
+        // would swing about the maximum. -after / before is the damping that meets it.
+        const V turned = -after / vmax(before, vset<V>(1e-30f));
+        const Mask<V> swings = (before > 0.f) & (turned > 0.5f);
+        V less = vsel(damping > 3e-3f, damping * 0.1f, vset<V>(0.f));
+        less = vsel(swings, vmax(vmin(turned, vset<V>(2.f)), damping), less);
+        const V more = vmax(damping * 8.f, vset<V>(0.1f));
+        damping = vsel(better, less, vsel(worse, more, damping));
+
+        // The step, in units of 1 / sqrt(F_kk). A parameter that its gradient holds at a bound takes no part.
+        V scale[COUNT], step[COUNT], matrix[PACKED];
+        Mask<V> held[COUNT], any_held = vseti<V>(0) != 0;
+        for (int k = 0; k < COUNT; ++k) {
+            float low, high;
+            bounds(setup, k, low, high);
+            scale[k] = vrsqrt(vmax(fisher[packed(k, k)], vset<V>(1e-30f)));
+            step[k] = gradient[k] * scale[k];
+            held[k] = ((theta[k] <= low) & (gradient[k] < 0.f)) | ((theta[k] >= high) & (gradient[k] > 0.f));
+            any_held = any_held | held[k];
+        }
+        const V diagonal = damping + 1.f;
+        UNROLL
+        for (int i = 0; i < COUNT; ++i) {
+            UNROLL
+            for (int j = 0; j < i; ++j) matrix[packed(i, j)] = fisher[packed(i, j)] * scale[i] * scale[j];
+            matrix[packed(i, i)] = diagonal;
+        }
+        if (vany(any_held)) {
+            for (int i = 0; i < COUNT; ++i) {
+                for (int j = 0; j < i; ++j) {
+                    const Mask<V> either = held[i] | held[j];
+                    matrix[packed(i, j)] = vsel(either, vset<V>(0.f), matrix[packed(i, j)]);
+                }
+                step[i] = vsel(held[i], vset<V>(0.f), step[i]);
+            }
+        }
+        V slope[COUNT];
+        for (int k = 0; k < COUNT; ++k) slope[k] = step[k];
+        cholesky<COUNT>(matrix, PIVOT_MIN);
+        solve<COUNT>(matrix, step);
+
+        V length = vset<V>(0.f), gain = vset<V>(0.f);
+        for (int k = 0; k < COUNT; ++k) {
+            length = vmax(vabs(step[k]), length);
+            gain = gain + slope[k] * step[k];
+        }
+        // Scoring converges linearly: what is left after this step is as much shorter as it is than the last one.
+        const Mask<V> free = better & (damping == 0.f);
+        const V left = length * length;
+        const Mask<V> nearly = free & (length < ERROR_STEP_MAX) & (left < last_step * ERROR_DONE);
+        last_step = vsel(better, vsel(free, length, vset<V>(0.f)), last_step);
+        const Mask<V> arrived = (better & (length < STEP_DONE)) | nearly;
+        // No step, however short, goes down any further: at the bottom of what rounding lets see, unless that took a damping
+        // which rounding does not explain.
+        const Mask<V> shortest = worse & (length < STEP_DONE);
+        const Mask<V> stuck = shortest & (damping < DAMPING_MAX);
+        Int<V> evaluations_max = vseti<V>(setup.evaluations_max);
+        if (TWO_STARTS) evaluations_max = vsel(second, 2 * evaluations_max, evaluations_max);
+        const Mask<V> tired = active & !arrived & !stuck & (shortest | (evaluations >= evaluations_max));
+
+        for (int k = 0; k < COUNT; ++k) {
+            float low, high;
+            bounds(setup, k, low, high);
+            V next = theta[k] + limit(setup, k, step[k] * scale[k]);
+            next = vclamp(next, low, high);
+            trial[k] = vsel(active, next, trial[k]);
+        }
+        deviance = vsel(arrived, deviance - 0.5f * gain, deviance);
+        for (int k = 0; k < COUNT; ++k) theta[k] = vsel(arrived, trial[k], theta[k]);
+        status = vsel(tired, vseti<V>(ITERATION_LIMIT), status);
+        const Mask<V> done = arrived | stuck | tired;
+        status = vsel(done & any_held & !tired, vseti<V>(AT_BOUND), status);
+        if (TWO_STARTS) {
+            turn(setup, done, deviance - 1.5f * gain);
+        } else {
+            active = active & !done;
+        }
+    }
+
+    // Steps beyond what the quadratic model can know are cut.
+    MEMBER V limit(const FitSetup& setup, int k, V step) const {
+        if (k == Is::X || k == Is::Y) return vclamp(step, -1.f, 1.f);
+        if (k == Is::PHOTONS) {
+            const V reach = theta[k] * 0.75f + 10.f;
+            return vmin(vmax(step, -reach), reach * 4.f);
+        }
+        if (k == Is::BACKGROUND) return step;
+        const V reach = MODEL == XYZNB ? vset<V>(0.5f * setup.defocus_x.depth) : theta[k] * 0.35f;
+        return vmin(vmax(step, -reach), reach);
+    }
+
+    // The likelihood has a second maximum at the other side of the focus. A fit that is done is begun anew there, and
+    // given up as soon as it cannot become better than the first.
+    MEMBER void turn(const FitSetup& setup, Mask<V> done, V expected) {
+        const Mask<V> hopeless = active & second & (expected > first_deviance);
+        const Mask<V> finished = second & (done | hopeless);
+        const Mask<V> worse = finished & (hopeless | !(deviance < first_deviance));
+        for (int k = 0; k < COUNT; ++k) theta[k] = vsel(worse, first_theta[k], theta[k]);
+        for (int k = 0; k < PACKED; ++k) fisher[k] = vsel(worse, first_fisher[k], fisher[k]);
+        deviance = vsel(worse, first_deviance, deviance);
+        status = vsel(worse, first_status, status);
+        active = active & !finished;
+
+        const Mask<V> again = done & !second;
+        for (int k = 0; k < COUNT; ++k) {
+            first_theta[k] = vsel(again, theta[k], first_theta[k]);
+            trial[k] = vsel(again, theta[k], trial[k]);
+        }
+        for (int k = 0; k < PACKED; ++k) first_fisher[k] = vsel(again, fisher[k], first_fisher[k]);
+        first_deviance = vsel(again, deviance, first_deviance);
+        first_status = vsel(again, status, first_status);
+        const V z = theta[Is::SHAPE];
+        const V far = vmax(vabs(z), vset<V>(0.5f * setup.defocus_x.depth));
+        const V mirrored = vclamp(vsel(z > 0.f, -far, far), setup.z_min, setup.z_max);
+        trial[Is::SHAPE] = vsel(again, mirrored, trial[Is::SHAPE]);
+        status = vsel(again, vseti<V>(CONVERGED), status);
+        restart(again);
+        second = second | again;
+    }
+
+    // Standard errors and covariances at the end, from the Fisher matrix as it is. Also settles what is singular.
+    MEMBER void errors(V (&error)[COUNT], V (&covariance)[3]) {
+        V scale[COUNT], matrix[PACKED];
+        for (int k = 0; k < COUNT; ++k) scale[k] = vrsqrt(vmax(fisher[packed(k, k)], vset<V>(1e-30f)));
+        Mask<V> regular = deviance < 3e38f;
+        UNROLL
+        for (int i = 0; i < COUNT; ++i) {
+            regular = regular & (fisher[packed(i, i)] > 1e-30f) & (fisher[packed(i, i)] < 1e30f);
+            UNROLL
+            for (int j = 0; j < i; ++j) matrix[packed(i, j)] = fisher[packed(i, j)] * scale[i] * scale[j];
+            matrix[packed(i, i)] = vset<V>(1.f);
+        }
+        regular = cholesky<COUNT>(matrix, PIVOT_MIN) & regular;
+        inverse<COUNT>(matrix);
+        const V nothing = vset<V>(0.f) / vset<V>(0.f);
+        for (int k = 0; k < COUNT; ++k)
+            error[k] = vsel(regular, vsqrt(matrix[packed(k, k)]) * scale[k], nothing);
+        constexpr int X = Is::X, Y = Is::Y, Z = Is::SHAPE;
+        const V zero = vset<V>(0.f);
+        covariance[0] = vsel(regular, matrix[packed(Y, X)] * scale[X] * scale[Y], nothing);
+        covariance[1] = MODEL == XYZNB ? vsel(regular, matrix[packed(X, Z)] * scale[X] * scale[Z], nothing) : zero;
+        covariance[2] = MODEL == XYZNB ? vsel(regular, matrix[packed(Y, Z)] * scale[Y] * scale[Z], nothing) : zero;
+        status = vsel((!active) & (!regular) & (status != BAD_INPUT), vseti<V>(SINGULAR), status);
+    }
 };
-
-// ln(d w) where d w is near 1 as exact as d w - 1 before rounding; d >= DATA_MIN, w > 0.
-template <class V> DEV V ln_of_product(V d, V w) {
-    Int<V> exponent = (vbits(d * w) - 0x3f2aaaab) & (int)0xff800000;
-    V f = d * vfloat_from_bits(vbits(w) - exponent) - 1.f;
-    V series = f * 1.342574901e-1f - 1.504076372e-1f;
-    series = series * f + 1.411832160e-1f;
-    series = series * f - 1.648301753e-1f;
-    series = series * f + 2.000378032e-1f;
-    series = series * f - 2.500414619e-1f;
-    series = series * f + 3.333332017e-1f;
-    series = series * f - 4.999998556e-1f;
-    return vfloat(exponent) * (6.931471806e-1f / 8388608.f) + (series * f * f + f);
-}
-
-// The widths along x and y at theta, and with XYZNB their derivatives by z.
-template <int MODEL, class V>
-DEV void widths(const FitSetup& setup, const V* theta, V& sigma_x, V& sigma_y, V& slope_x, V& slope_y) {
-    typedef Parameters<MODEL> Is;
-    slope_x = slope_y = vset<V>(1.f);
-    if (MODEL == XYZNB) {
-        defocus(setup.defocus_x, theta[Is::SHAPE], sigma_x, slope_x);
-        defocus(setup.defocus_y, theta[Is::SHAPE], sigma_y, slope_y);
-    } else if (MODEL == XYNB) {
-        sigma_x = vset<V>(setup.sigma_x);
-        sigma_y = vset<V>(setup.sigma_y);
-    } else {
-        sigma_x = theta[Is::SHAPE];
-        sigma_y = theta[Is::SHAPE + Is::SHAPES - 1];
-    }
-}
-
-// Half the deviance at theta, minus its gradient, and the Fisher matrix.
-template <int MODEL, bool MAPS, class V, class Pixels>
-DEV void evaluate(const FitSetup& setup, const Pixels& pixels, const V* theta,
-                  V (&gradient)[Parameters<MODEL>::COUNT], V (&fisher)[packed_size(Parameters<MODEL>::COUNT)],
-                  V& deviance) {
-    typedef Parameters<MODEL> Is;
-    constexpr bool SHAPED = Is::SHAPES > 0;
-    constexpr int X = Is::X, Y = Is::Y, N = Is::PHOTONS, B = Is::BACKGROUND, S = Is::SHAPE;
-    const int side = setup.side;
-    V sigma_x, sigma_y, slope_x, slope_y;
-    widths<MODEL>(setup, theta, sigma_x, sigma_y, slope_x, slope_y);
-    Axis<V, SHAPED> columns, rows;
-    columns.evaluate(side, theta[X], sigma_x);
-    rows.evaluate(side, theta[Y], sigma_y);
-    if (MODEL == XYZNB) {
-        for (int j = 0; j < side; ++j) {
-            columns.by_width[j] = columns.by_width[j] * slope_x;
-            rows.by_width[j] = rows.by_width[j] * slope_y;
-        }
-    }
-    const V photons = theta[N], base = theta[B] + setup.variance;
-    const V zero = vset<V>(0.f);
-
-    // Sums over all pixels, without their factors of photons.
-    V g_x = zero, g_y = zero, g_n = zero, g_b = zero, g_s = zero, g_t = zero;
-    V xx = zero, xy = zero, yy = zero, xn = zero, yn = zero, nn = zero, xb = zero, yb = zero, nb = zero, bb = zero;
-    V xs = zero, ys = zero, ns = zero, sb = zero, ss = zero, xt = zero, yt = zero, nt = zero, tb = zero, st = zero,
-      tt = zero;
-    V half = zero;
-    for (int r = 0; r < side; ++r) {
-        const V e = rows.e[r], d = rows.by_position[r];
-        const V height = photons * e;
-        // Sums over the row: of the excess, and of the weights, each times factors of the columns.
-        V q = zero, qe = zero, qx = zero, qs = zero;
-        V w1 = zero, we = zero, wx = zero, wee = zero, wex = zero, wxx = zero;
-        V ws = zero, wes = zero, wxs = zero, wss = zero;
-        for (int c = 0; c < side; ++c) {
-            const int j = r * side + c;
-            const V column = columns.e[c], column_x = columns.by_position[c];
-            const V data = pixels.electrons(j);
-            V mean = height * column + base;
-            if (MAPS) mean = mean + pixels.variance(j);
-            const V weight = vrcp(mean);
-            const V excess = data * weight - 1.f;
-            half = half + data * ln_of_product(data, weight);
-            half = half - mean * excess;
-            const V weight_e = weight * column, weight_x = weight * column_x;
-            q = q + excess;
-            qe = qe + excess * column;
-            qx = qx + excess * column_x;
-            w1 = w1 + weight;
-            we = we + weight_e;
-            wx = wx + weight_x;
-            wee = wee + weight_e * column;
-            wex = wex + weight_e * column_x;
-            wxx = wxx + weight_x * column_x;
-            if (SHAPED) {
-                const V column_s = columns.by_width[c];
-                const V weight_s = weight * column_s;
-                qs = qs + excess * column_s;
-                ws = ws + weight_s;
-                wes = wes + weight_s * column;
-                wxs = wxs + weight_s * column_x;
-                wss = wss + weight_s * column_s;
-            }
-        }
-        g_x = g_x + e * qx;
-        g_y = g_y + d * qe;
-        g_n = g_n + e * qe;
-        g_b = g_b + q;
-        const V ee = e * e, ed = e * d, dd = d * d;
-        xx = xx + ee * wxx;
-        xy = xy + ed * wex;
-        yy = yy + dd * wee;
-        xn = xn + ee * wex;
-        yn = yn + ed * wee;
-        nn = nn + ee * wee;
-        xb = xb + e * wx;
-        yb = yb + d * we;
-        nb = nb + e * we;
-        bb = bb + w1;
-        if (SHAPED) {
-            const V s = rows.by_width[r];
-            const V es = e * s, ds = d * s, s2 = s * s;
-            if (Is::SHAPES == 1) {  // one parameter changes both widths
-                g_s = g_s + (e * qs + s * qe);
-                xs = xs + (ee * wxs + es * wex);
-                ys = ys + (ed * wes + ds * wee);
-                ns = ns + (ee * wes + es * wee);
-                sb = sb + (e * ws + s * we);
-                ss = ss + (ee * wss + 2.f * es * wes + s2 * wee);
-            } else {
-                g_s = g_s + e * qs;
-                g_t = g_t + s * qe;
-                xs = xs + ee * wxs;
-                ys = ys + ed * wes;
-                ns = ns + ee * wes;
-                sb = sb + e * ws;
-                ss = ss + ee * wss;
-                xt = xt + es * wex;
-                yt = yt + ds * wee;
-                nt = nt + es * wee;
-                tb = tb + s * we;
-                st = st + es * wes;
-                tt = tt + s2 * wee;
-            }
-        }
-    }
-
-    deviance = half;
-    const V photons2 = photons * photons;
-    gradient[X] = photons * g_x;
-    gradient[Y] = photons * g_y;
-    gradient[N] = g_n;
-    gradient[B] = g_b;
-    fisher[packed(X, X)] = photons2 * xx;
-    fisher[packed(X, Y)] = photons2 * xy;
-    fisher[packed(Y, Y)] = photons2 * yy;
-    fisher[packed(X, N)] = photons * xn;
-    fisher[packed(Y, N)] = photons * yn;
-    fisher[packed(N, N)] = nn;
-    fisher[packed(X, B)] = photons * xb;
-    fisher[packed(Y, B)] = photons * yb;
-    fisher[packed(N, B)] = nb;
-    fisher[packed(B, B)] = bb;
-    if (SHAPED) {
-        gradient[S] = photons * g_s;
-        fisher[packed(X, S)] = photons2 * xs;
-        fisher[packed(Y, S)] = photons2 * ys;
-        fisher[packed(N, S)] = photons * ns;
-        fisher[packed(S, B)] = photons * sb;
-        fisher[packed(S, S)] = photons2 * ss;
-    }
-    if constexpr (Is::SHAPES == 2) {
-        constexpr int T = S + Is::SHAPES - 1;
-        gradient[T] = photons * g_t;
-        fisher[packed(X, T)] = photons2 * xt;
-        fisher[packed(Y, T)] = photons2 * yt;
-        fisher[packed(N, T)] = photons * nt;
-        fisher[packed(T, B)] = photons * tb;
-        fisher[packed(S, T)] = photons2 * st;
-        fisher[packed(T, T)] = photons2 * tt;
-    }
-}
 
 }  // LOCAL

@@ -5,9 +5,12 @@ With few photons per pixel the deviance is not chi-squared: a Poisson pixel of m
 own instead of 1 and 2. Their sums over the pixels, less what the parameters take, give the chi-squared distribution
 (scaled, of any real number of degrees) that has the same mean and variance. The mean is taken at the fitted background,
 which goes with the data: that takes its part of the variance too.
+
+Read noise counts as Poisson noise of the same variance. From 1.5 photo-electrons rms on that holds; with less noise and
+a background below 2, p-values are too large.
 */
 #pragma once
-#include "fit.cuh"
+#include "likelihood.cuh"
 
 LOCAL {
 

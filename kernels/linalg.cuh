@@ -9,6 +9,9 @@ i (i + 1) / 2 + j.
 
 LOCAL {
 
+// Of a matrix scaled to a unit diagonal: below it is singular.
+constexpr float PIVOT_MIN = 1e-6f;
+
 DEV constexpr int packed(int i, int j) { return i >= j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i; }
 DEV constexpr int packed_size(int size) { return size * (size + 1) / 2; }
 

@@ -59,8 +59,9 @@ struct SpotCall {
     float* narrow;    // smoothed along y: rows of the frame on the device, one row on the host
     float* wide;
     float* contrast;  // lowest beyond its edges
-    float* power;     // square of the unit of the threshold; null where it is uniform. Written where noise is asked for
-    int noise;        // whether that unit is the noise
+    float* power;     // square of the unit of the threshold; null where it is uniform
+    int noise;        // whether that unit is the noise: then `power` is written before it is read
+    u32* above;       // on the host: where lanes are above the threshold, in steps of LANES along rows of steps
     Spot* spots;
     u64 spots_max;
     u64* count;
@@ -87,29 +88,40 @@ DEV void contrasted(const SpotCall& call, i64 at, V narrow, V wide, V& contrast,
     else variance = background * call.setup.shot + call.setup.readout;
 }
 
-// Which lanes are spots, and their scores. `at` is the pixel of the first lane in every plane.
-template <class V> DEV Mask<V> selected(const SpotCall& call, int x, i64 at, V& score) {
-    const SpotSetup& setup = call.setup;
+// Which lanes' contrasts are above the threshold. Squares spare the root.
+template <class V> DEV Mask<V> above_threshold(const SpotSetup& setup, V contrast, V power) {
+    return contrast * vabs(contrast) > power * (setup.threshold * setup.threshold);
+}
+
+template <class V> DEV Mask<V> within_border(const SpotSetup& setup, int x) {
     const Int<V> columns = vcolumns(x);
-    Mask<V> asked = (columns >= setup.border) & (columns < setup.width - setup.border);
-    if (setup.net_reach > 0) {
-        const V centre = vload<V>(call.electrons + at);
-        // A pixel that is not a number is no maximum.
-        asked = above_neighbours<V>(call.electrons + at, setup.pitch, setup.reach, centre, asked & (centre == centre));
-        score = vset<V>(0.f);
-        if (!vany(asked)) return asked;
-        score = weighed<V>(call.electrons + at, setup.pitch, setup.net_reach, call.net_weights);
-        return asked & (score > setup.threshold);
-    }
+    return (columns >= setup.border) & (columns < setup.width - setup.border);
+}
+
+// Which lanes are spots by their contrast, and their scores. `at` is the pixel of the first lane in every plane.
+template <class V> DEV Mask<V> spots_by_contrast(const SpotCall& call, int x, i64 at, V& score) {
+    const SpotSetup& setup = call.setup;
     const V contrast = vload<V>(call.contrast + at);
     const V power = call.power ? vload<V>(call.power + at) : vset<V>(setup.power);
-    // Squares spare the root where there is no spot.
-    asked = asked & (contrast > 0.f) & (contrast * contrast > power * (setup.threshold * setup.threshold));
     score = contrast;
+    Mask<V> asked = above_threshold(setup, contrast, power) & within_border<V>(setup, x);
     if (!vany(asked)) return asked;
     asked = above_neighbours<V>(call.contrast + at, setup.pitch, setup.reach, contrast, asked);
     score = contrast * vrsqrt(vmax(power, vset<V>(1.2e-38f)));
     return asked;
+}
+
+// The same by net gradient.
+template <class V> DEV Mask<V> spots_by_gradient(const SpotCall& call, int x, i64 at, V& score) {
+    const SpotSetup& setup = call.setup;
+    const V centre = vload<V>(call.electrons + at);
+    score = centre;
+    // A pixel that is not a number is no maximum.
+    Mask<V> asked = within_border<V>(setup, x) & (centre == centre);
+    asked = above_neighbours<V>(call.electrons + at, setup.pitch, setup.reach, centre, asked);
+    if (!vany(asked)) return asked;
+    score = weighed<V>(call.electrons + at, setup.pitch, setup.net_reach, call.net_weights);
+    return asked & (score > setup.threshold);
 }
 
 // The first pixel of a box about `middle`, moved inwards where it would leave the frame.
@@ -156,13 +168,13 @@ template <class Adu> DEV void convert_on_device(const SpotCall& call) {
 struct DeviceColumn {
     const float* first;  // pixel of the column in the first row
     int y, height, pitch;
-    MEMBER float operator()(int d) const { return first[(i64)mirrored(y + d, height) * pitch]; }
+    MEMBER float operator()(int d, int) const { return first[(i64)mirrored(y + d, height) * pitch]; }
 };
 
 struct DeviceRow {
     const float* first;
     int x, width;
-    MEMBER float operator()(int d) const { return first[mirrored(x + d, width)]; }
+    MEMBER float operator()(int d, int) const { return first[mirrored(x + d, width)]; }
 };
 
 }  // LOCAL
@@ -175,10 +187,10 @@ KERNEL(spots_columns)(const __grid_constant__ SpotCall call) {
     const DevicePixel pixel(setup);
     if (!pixel.inside) return;
     const DeviceColumn column = {call.electrons + pixel.x, pixel.y, setup.height, setup.pitch};
-    float narrow, wide;
+    float narrow[1], wide[1];
     smooth(setup.along_y, column, column, narrow, wide);
-    call.narrow[pixel.at] = narrow;
-    call.wide[pixel.at] = wide;
+    call.narrow[pixel.at] = narrow[0];
+    call.wide[pixel.at] = wide[0];
 }
 
 KERNEL(spots_rows)(const __grid_constant__ SpotCall call) {
@@ -188,9 +200,9 @@ KERNEL(spots_rows)(const __grid_constant__ SpotCall call) {
     const i64 row = (i64)pixel.y * setup.pitch;
     const DeviceRow narrow_row = {call.narrow + row, pixel.x, setup.width};
     const DeviceRow wide_row = {call.wide + row, pixel.x, setup.width};
-    float narrow, wide, contrast, variance;
+    float narrow[1], wide[1], contrast, variance;
     smooth(setup.along_x, narrow_row, wide_row, narrow, wide);
-    contrasted(call, pixel.at, narrow, wide, contrast, variance);
+    contrasted(call, pixel.at, narrow[0], wide[0], contrast, variance);
     call.contrast[pixel.at] = contrast;
     if (call.noise) call.power[pixel.at] = variance;
 }
@@ -201,7 +213,9 @@ KERNEL(spots_select)(const __grid_constant__ SpotCall call) {
     const DevicePixel pixel(setup);
     if (!pixel.inside || pixel.y < setup.border || pixel.y >= setup.height - setup.border) return;
     float score;
-    if (!selected<float>(call, pixel.x, pixel.at, score)) return;
+    const bool found = setup.net_reach > 0 ? spots_by_gradient<float>(call, pixel.x, pixel.at, score)
+                                           : spots_by_contrast<float>(call, pixel.x, pixel.at, score);
+    if (!found) return;
     const u64 place = atomicAdd(call.count, (u64)1);
     if (place < call.spots_max) call.spots[place] = spot_at(setup, pixel.x, pixel.y, score);
 }
@@ -230,7 +244,9 @@ KERNEL(spots_cut_f32)(const float* frame, int width, const Spot* spots, int coun
 #else
 
 typedef u16 LooseShorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-DEV Floats load_adu(const u16* at) { return __builtin_convertvector(__builtin_convertvector(*(const LooseShorts*)at, Ints), Floats); }
+DEV Floats load_adu(const u16* at) {
+    return __builtin_convertvector(__builtin_convertvector(*(const LooseShorts*)at, Ints), Floats);
+}
 DEV Floats load_adu(const float* at) { return vload<Floats>(at); }
 
 template <class Adu> void convert(const SpotCall& call) {
@@ -253,33 +269,43 @@ template <class Adu> void convert(const SpotCall& call) {
     }
 }
 
+// Lots of lanes that are smoothed together: as many as registers hold the sums of.
+constexpr int LOTS = LANES == 16 ? 4 : 2;
+constexpr int STRIDE = LOTS * LANES;
+
 // The rows around one, by their distance.
 struct HostColumn {
     const float* const* rows;
     int x;
-    MEMBER Floats operator()(int d) const { return vload<Floats>(rows[d] + x); }
+    MEMBER Floats operator()(int d, int n) const { return vload<Floats>(rows[d] + x + n * LANES); }
 };
 
 struct HostRow {
     const float* at;
-    MEMBER Floats operator()(int d) const { return vload<Floats>(at + d); }
+    MEMBER Floats operator()(int d, int n) const { return vload<Floats>(at + d + n * LANES); }
 };
 
-// Row by row, so that what is smoothed along y stays near.
-void contrast(const SpotCall& call) {
+DEV int steps_along(const SpotSetup& setup) { return (setup.width + LANES - 1) / LANES; }
+
+// Row by row, so that what is smoothed along y stays near. Returns how many steps of lanes have one above the threshold.
+u64 contrast(const SpotCall& call) {
     const SpotSetup& setup = call.setup;
     const int reach = setup.along_x.wide_reach;
     const float* around[2 * REACH_MAX + 1];
     const float** rows = around + REACH_MAX;
+    u64 above = 0;
     for (int y = 0; y < setup.height; ++y) {
         for (int d = -setup.along_y.wide_reach; d <= setup.along_y.wide_reach; ++d)
             rows[d] = call.electrons + (i64)mirrored(y + d, setup.height) * setup.pitch;
-        for (int x = 0; x < setup.width; x += LANES) {
+        // Lanes beyond the edge are in the margin, which is wider than a stride.
+        for (int x = 0; x < setup.width; x += STRIDE) {
             const HostColumn column = {rows, x};
-            Floats narrow, wide;
+            Floats narrow[LOTS], wide[LOTS];
             smooth(setup.along_y, column, column, narrow, wide);
-            vstore(call.narrow + x, narrow);
-            vstore(call.wide + x, wide);
+            for (int n = 0; n < LOTS; ++n) {
+                vstore(call.narrow + x + n * LANES, narrow[n]);
+                vstore(call.wide + x + n * LANES, wide[n]);
+            }
         }
         for (int d = 1; d <= reach; ++d) {
             const int left = mirrored(-d, setup.width), right = mirrored(setup.width - 1 + d, setup.width);
@@ -288,35 +314,66 @@ void contrast(const SpotCall& call) {
             call.narrow[setup.width - 1 + d] = call.narrow[right];
             call.wide[setup.width - 1 + d] = call.wide[right];
         }
-        for (int x = 0; x < setup.width; x += LANES) {
+        for (int x = 0; x < setup.width; x += STRIDE) {
             const HostRow narrow_row = {call.narrow + x}, wide_row = {call.wide + x};
-            const i64 at = (i64)y * setup.pitch + x;
-            Floats narrow, wide, difference, variance;
+            Floats narrow[LOTS], wide[LOTS];
             smooth(setup.along_x, narrow_row, wide_row, narrow, wide);
-            contrasted(call, at, narrow, wide, difference, variance);
-            // Lanes beyond the edge are lower than any pixel.
-            vstore(call.contrast + at, vsel(vcolumns(x) < setup.width, difference, vset<Floats>(-3e38f)));
-            if (call.noise) vstore(call.power + at, variance);
+            for (int n = 0; n < LOTS; ++n) {
+                const int column = x + n * LANES;
+                if (column >= setup.width) break;
+                const i64 at = (i64)y * setup.pitch + column;
+                Floats difference, variance;
+                contrasted(call, at, narrow[n], wide[n], difference, variance);
+                // Lanes beyond the edge are lower than any pixel.
+                if (column + LANES > setup.width)
+                    difference = vsel(vcolumns(column) < setup.width, difference, vset<Floats>(-3e38f));
+                vstore(call.contrast + at, difference);
+                const Floats power = call.noise ? variance
+                                     : call.power ? vload<Floats>(call.power + at)
+                                                  : vset<Floats>(setup.power);
+                if (!vany(above_threshold(setup, difference, power))) continue;
+                if (call.noise) vstore(call.power + at, power);
+                call.above[above++] = (u32)(y * steps_along(setup) + column / LANES);
+            }
         }
+    }
+    return above;
+}
+
+void keep(const SpotCall& call, int x, int y, Ints found, Floats score, u64& count) {
+    if (!vany(found)) return;
+    for (int lane = 0; lane < LANES; ++lane) {
+        if (!found[lane]) continue;
+        if (count < call.spots_max) call.spots[count] = spot_at(call.setup, x + lane, y, score[lane]);
+        ++count;
     }
 }
 
-void select(const SpotCall& call) {
+u64 select_by_contrast(const SpotCall& call, u64 above) {
+    const SpotSetup& setup = call.setup;
+    u64 count = 0;
+    for (u64 i = 0; i < above; ++i) {
+        const int y = (int)(call.above[i] / steps_along(setup));
+        const int x = (int)(call.above[i] % steps_along(setup)) * LANES;
+        if (y < setup.border || y >= setup.height - setup.border) continue;
+        Floats score;
+        const Ints found = spots_by_contrast<Floats>(call, x, (i64)y * setup.pitch + x, score);
+        keep(call, x, y, found, score, count);
+    }
+    return count;
+}
+
+u64 select_by_gradient(const SpotCall& call) {
     const SpotSetup& setup = call.setup;
     u64 count = 0;
     for (int y = setup.border; y < setup.height - setup.border; ++y) {
         for (int x = 0; x < setup.width; x += LANES) {
             Floats score;
-            const Ints found = selected<Floats>(call, x, (i64)y * setup.pitch + x, score);
-            if (!vany(found)) continue;
-            for (int lane = 0; lane < LANES; ++lane) {
-                if (!found[lane]) continue;
-                if (count < call.spots_max) call.spots[count] = spot_at(setup, x + lane, y, score[lane]);
-                ++count;
-            }
+            const Ints found = spots_by_gradient<Floats>(call, x, (i64)y * setup.pitch + x, score);
+            keep(call, x, y, found, score, count);
         }
     }
-    *call.count = count;
+    return count;
 }
 
 }  // LOCAL
@@ -325,8 +382,7 @@ void select(const SpotCall& call) {
 HOST_ENTRY(find_spots)(const SpotCall* call, int wide) {
     if (wide) convert<float>(*call);
     else convert<u16>(*call);
-    if (call->setup.net_reach == 0) contrast(*call);
-    select(*call);
+    *call->count = call->setup.net_reach > 0 ? select_by_gradient(*call) : select_by_contrast(*call, contrast(*call));
 }
 
 #endif

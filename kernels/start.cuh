@@ -6,7 +6,7 @@ Its least squares solution needs one inner product of the data with each of thes
 escapes them; then border and centroid serve.
 */
 #pragma once
-#include "fit.cuh"
+#include "likelihood.cuh"
 
 LOCAL {
 

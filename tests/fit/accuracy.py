@@ -46,13 +46,18 @@ def compare(rois, found):
     allowed = 0.01 * errors
     allowed[:, :2] = np.maximum(allowed[:, :2], 1e-3)
     ratio = np.abs(found["errors"] / errors - 1).max(axis=1)
-    xy = found["covariance"][:, 0] - covariance[:, 0, 1]
+    # xy, and with z xz and yz, as shares of the two standard errors.
+    pairs = [(0, 1), (0, 2), (1, 2)] if model.name == "xyznb" else [(0, 1)]
+    shares = [
+        np.abs(found["covariance"][:, pair] - covariance[:, i, j]) / (errors[:, i] * errors[:, j])
+        for pair, (i, j) in enumerate(pairs)
+    ]
     return {
         "within": (off <= allowed).all(axis=1).mean(),
         "position_p99": np.quantile(off[:, :2].max(axis=1), 0.99),
         "worst_p99": np.quantile((off / errors).max(axis=1), 0.99),
         "errors_within": (ratio <= 0.01).mean(),
-        "covariance_p99": np.quantile(np.abs(xy) / (errors[:, 0] * errors[:, 1]), 0.99),
+        "covariance_p98": np.nanquantile(np.max(shares, axis=0), 0.98),
         "ratio_p99": np.quantile(np.abs(found["log_likelihood_ratio"] + deviance), 0.99),
     }
 
@@ -97,7 +102,7 @@ def main():
     given = parser.parse_args()
     print(f"seed {given.seed}; {given.rois} ROIs with 300 to 10000 photons, background 1 to 50, widths 1 to 1.8 px")
     print(
-        "model     box camera  within  errors  dx p99 px  worst p99 se  cov p99  llr p99   it    s  "
+        "model     box camera  within  errors  dx p99 px  worst p99 se  cov p98  llr p99   it    s  "
         "status 0/1/2/3/4"
     )
     failed = False
@@ -116,7 +121,7 @@ def main():
                 failed |= row["within"] < 0.99
                 print(
                     f"{name:9} {side:3} {camera_name:6} {row['within']:7.4f} {row['errors_within']:7.4f}"
-                    f"  {row['position_p99']:9.1e}  {row['worst_p99']:12.4f}  {row['covariance_p99']:7.4f}"
+                    f"  {row['position_p99']:9.1e}  {row['worst_p99']:12.4f}  {row['covariance_p98']:7.5f}"
                     f"  {row['ratio_p99']:7.4f} {found['iterations'].mean():4.1f} {time.monotonic() - began:4.0f}"
                     f"  {status}",
                     flush=True,

@@ -35,13 +35,13 @@ def test_fits_are_the_maximum_likelihood_estimates(name, side, camera_name):
     random = np.random.default_rng(side)
     camera = IDEAL if camera_name == "ideal" else scmos(random)
     model = model_of(name)
-    rois = simulate.simulate(model, simulate.draw(model, 400, side, random), side, random, camera)
+    rois = simulate.simulate(model, simulate.draw(model, 300, side, random), side, random, camera)
     found, _ = simulate.fit(rois)
     row = compare(rois, found)
     print({key: float(f"{value:.3g}") for key, value in row.items()})
     assert row["within"] >= 0.985, row  # 0.99 over more ROIs: make bench-accuracy
     assert row["errors_within"] >= 0.985, row
-    assert row["covariance_p99"] < 0.01, row
+    assert row["covariance_p98"] < (2e-3 if name == "xyznb" else 2e-4), row
     assert row["ratio_p99"] < 0.01, row
 
 
@@ -49,7 +49,7 @@ def test_fits_are_the_maximum_likelihood_estimates(name, side, camera_name):
 def test_every_instruction_set_finds_the_same(instructions):
     random = np.random.default_rng(5)
     model = model_of("xynbs")
-    rois = simulate.simulate(model, simulate.draw(model, 400, 9, random), 9, random)
+    rois = simulate.simulate(model, simulate.draw(model, 300, 9, random), 9, random)
     found, _ = simulate.fit(rois, instructions)
     assert compare(rois, found)["within"] >= 0.985
 

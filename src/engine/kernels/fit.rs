@@ -150,7 +150,7 @@ struct Defocus {
     b: f32,
 }
 
-/// `FitSetup` of `kernels/fit.cuh`.
+/// `FitSetup` of `kernels/likelihood.cuh`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct FitSetup {
@@ -207,8 +207,9 @@ pub fn fit(
     fits: &mut [SpotFit],
 ) -> Result<(), Invalid> {
     assert_eq!(fits.len(), rois.len(), "one place for each ROI");
-    let corners = on_sensor(camera, rois)?;
+    on_sensor(camera, rois)?;
     let maps = camera.maps.as_ref();
+    let corners = maps.and(rois.corners).map_or(ptr::null(), <[[u32; 2]]>::as_ptr);
     let map = |of: fn(&super::camera::Maps) -> &Vec<f32>| maps.map_or(ptr::null(), |maps| of(maps).as_ptr());
     let (pixels, wide) = match rois.adu {
         Adu::U16(values) => (values.as_ptr().cast::<c_void>(), 0),
@@ -235,9 +236,13 @@ pub fn fit(
     Ok(())
 }
 
-/// The corners, after a check that all ROIs lie on the maps of the camera; null without maps.
-fn on_sensor(camera: &Camera, rois: Rois<'_>) -> Result<*const [u32; 2], Invalid> {
-    let Some((height, width)) = camera.sensor() else { return Ok(ptr::null()) };
+/// Whether all ROIs lie on the maps of the camera, if it has any. [`fit`] checks its own ROIs; who cuts them in parts
+/// asks here first, so that the error numbers the ROI among all.
+///
+/// # Errors
+/// Where ROIs have no corners, or one does not lie on the sensor.
+pub fn on_sensor(camera: &Camera, rois: Rois<'_>) -> Result<(), Invalid> {
+    let Some((height, width)) = camera.sensor() else { return Ok(()) };
     let Some(corners) = rois.corners else {
         let why = "the camera has maps, so each ROI needs the x and y of its first pixel on the sensor";
         return Err(Invalid::new("corners", why.to_owned()));
@@ -254,7 +259,7 @@ fn on_sensor(camera: &Camera, rois: Rois<'_>) -> Result<*const [u32; 2], Invalid
             format!("ROI {roi} at x = {x}, y = {y} does not lie on the sensor of {width} x {height} pixels");
         return Err(Invalid::new("corners", why));
     }
-    Ok(corners.as_ptr())
+    Ok(())
 }
 
 fn setup(model: &FitModel, camera: &Camera, side: usize) -> FitSetup {

@@ -6,12 +6,17 @@
 //! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) leaves no spot within reach of the filter.
 
 mod plan;
+mod plane;
 mod rois;
+mod weights;
 
 use std::{ops::RangeInclusive, ptr};
 
-use self::plan::{Plan, Plane, SpotCall};
 pub use self::rois::RoiBuffer;
+use self::{
+    plan::{Plan, SpotCall},
+    plane::Plane,
+};
 use super::{Adu, Camera, InstructionSet, Invalid, SIDE, SIGMA_PX, entry};
 
 /// Distances, px, in which a spot may be asked to be the highest.
@@ -43,7 +48,8 @@ pub enum Method {
     /// map of read noise, both means weight pixels by `1 / (variance + its median over the sensor)` (the median
     /// taken as 1 where it is less), so that a noisy pixel counts little.
     ///
-    /// Means are truncated at 3 widths, normalised, and see the frame go on beyond its edges as in a mirror.
+    /// Means are truncated at 3 widths, normalised, and see the frame go on beyond its edges as in a mirror: a spot
+    /// less than about a width from an edge may be found on the pixel next to it.
     Contrast {
         /// Width of a spot along x and y, px: in [`SIGMA_PX`].
         sigma_px: [f32; 2],
@@ -51,7 +57,8 @@ pub enum Method {
         wide: f32,
         /// What the contrast must exceed.
         threshold: Threshold,
-        /// A spot is the highest pixel within so many rows and columns: in [`RADIUS`]. Of equal ones, the first.
+        /// A spot is the highest pixel within so many rows and columns: in [`RADIUS`], commonly 2. Of equal ones,
+        /// the first.
         radius: usize,
     },
     /// The highest pixels of their box whose neighbours rise towards them: Picasso's criterion. Boxes, with the
@@ -101,7 +108,7 @@ pub struct Spot {
     pub score: f32,
 }
 
-/// Finds spots in frames of one size by one camera. Holds all memory that this takes, about 8 to 32 bytes per pixel:
+/// Finds spots in frames of one size by one camera. Holds all memory that this takes, about 10 to 40 bytes per pixel:
 /// nothing is allocated from the second frame on.
 #[derive(Debug)]
 pub struct SpotFinder {
@@ -113,6 +120,8 @@ pub struct SpotFinder {
     wide: Plane,
     contrast: Plane,
     noise: Plane,
+    /// Where to look for maxima.
+    above: Vec<u32>,
     spots: Vec<Spot>,
 }
 
@@ -150,6 +159,8 @@ impl SpotFinder {
             wide: plane(contrast, 1),
             contrast: if contrast { Plane::new(width, height, -3e38) } else { Plane::none() },
             noise: plane(plan.by_noise(), height),
+            // As many as there are steps of the fewest lanes.
+            above: vec![0; if contrast { width.div_ceil(4) * height } else { 0 }],
             spots: vec![Spot::default(); spots_possible],
             plan,
         })
@@ -197,12 +208,14 @@ impl SpotFinder {
             call.power = self.noise.as_mut_ptr();
             call.noise = 1;
         }
+        call.above = self.above.as_mut_ptr();
         call.spots = self.spots.as_mut_ptr();
         call.spots_max = self.spots.len() as u64;
         call.count = &raw mut count;
         // SAFETY: the frame holds width * height values of the kind that `wide` says (checked); planes are of that
-        // size with a margin wider than any reach, and null only where the kernel does not look; no more than
-        // `spots_max` spots are written; the structs are the kernel's own; the object is one that this machine can run.
+        // size with a margin wider than any reach, and null only where the kernel does not look; `above` has a
+        // place for every step; no more than `spots_max` spots are written; the structs are the kernel's own; the
+        // object is one that this machine can run.
         #[allow(unsafe_code, reason = "a call into C++")]
         unsafe {
             host_find_spots(self.set)(ptr::from_ref(&call), wide);

@@ -2,17 +2,12 @@
 
 use std::{ffi::c_void, ptr};
 
-use super::{Border, FinderOptions, Method, Spot, Threshold};
+use super::{
+    Border, FinderOptions, Method, Spot, Threshold,
+    plane::{Plane, pitch},
+    weights::{Kernel, REACH_MAX, net_weights},
+};
 use crate::engine::kernels::Camera;
-
-/// `REACH_MAX` of `kernels/filter.cuh`: 3 widths of the widest mean.
-const REACH_MAX: usize = 45;
-
-/// Columns of memory before and after each row of a plane. More than any reach, and whole vectors.
-const MARGIN_COLUMNS: usize = 48;
-
-/// Rows of memory above and below a plane: as many as a window reaches.
-const MARGIN_ROWS: usize = 16;
 
 /// `Taps` of `kernels/filter.cuh`.
 #[derive(Debug, Clone, Copy)]
@@ -65,160 +60,10 @@ pub(super) struct SpotCall {
     pub(super) contrast: *mut f32,
     pub(super) power: *mut f32,
     pub(super) noise: i32,
+    pub(super) above: *mut u32,
     pub(super) spots: *mut Spot,
     pub(super) spots_max: u64,
     pub(super) count: *mut u64,
-}
-
-/// One value per pixel with a margin around, rows beginning at whole cache lines. Or nothing.
-#[derive(Debug)]
-pub(super) struct Plane {
-    values: Vec<f32>,
-    /// Where the first pixel stands.
-    first: usize,
-    pitch: usize,
-}
-
-impl Plane {
-    pub(super) fn none() -> Plane {
-        Plane { values: Vec::new(), first: 0, pitch: 0 }
-    }
-
-    /// All of it is `value`, the margin too.
-    pub(super) fn new(width: usize, height: usize, value: f32) -> Plane {
-        const LINE: usize = 16;
-        let pitch = pitch(width);
-        let values = vec![value; pitch * (height + 2 * MARGIN_ROWS) + 2 * LINE];
-        let to_line = values.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-        Plane { values, first: to_line + pitch * MARGIN_ROWS + MARGIN_COLUMNS, pitch }
-    }
-
-    /// One with the values of `pixels`, row-major.
-    fn of(pixels: &[f32], width: usize) -> Plane {
-        let mut plane = Plane::new(width, pixels.len() / width, 0.0);
-        let rows = plane.values[plane.first..].chunks_mut(plane.pitch);
-        for (row, from) in rows.zip(pixels.chunks_exact(width)) {
-            row[..width].copy_from_slice(from);
-        }
-        plane
-    }
-
-    /// The values without the margin, row-major.
-    pub(super) fn pixels(&self, width: usize, height: usize) -> Vec<f32> {
-        if self.values.is_empty() {
-            return Vec::new();
-        }
-        let rows = self.values[self.first..].chunks(self.pitch).take(height);
-        rows.flat_map(|row| row[..width].iter().copied()).collect()
-    }
-
-    /// Where the first pixel stands; null where there is none.
-    fn as_ptr(&self) -> *const f32 {
-        match self.values.is_empty() {
-            true => ptr::null(),
-            false => self.values.as_ptr().wrapping_add(self.first),
-        }
-    }
-
-    pub(super) fn as_mut_ptr(&mut self) -> *mut f32 {
-        match self.values.is_empty() {
-            true => ptr::null_mut(),
-            false => self.values.as_mut_ptr().wrapping_add(self.first),
-        }
-    }
-}
-
-/// From one row of a plane to the next, in values.
-fn pitch(width: usize) -> usize {
-    width.next_multiple_of(16) + 2 * MARGIN_COLUMNS
-}
-
-/// A weighted sum along both axes: weights by the distance, the same to both sides.
-#[derive(Debug, Clone)]
-struct Kernel {
-    x: Vec<f64>,
-    y: Vec<f64>,
-}
-
-impl Kernel {
-    /// A normalised Gaussian mean.
-    fn gaussian([sigma_x, sigma_y]: [f64; 2]) -> Kernel {
-        let axis = |sigma: f64| {
-            let reach = ((3.0 * sigma).ceil() as usize).clamp(1, REACH_MAX);
-            let weight = |d: usize| (-0.5 * (d as f64 / sigma).powi(2)).exp();
-            let total: f64 = weight(0) + 2.0 * (1..=reach).map(weight).sum::<f64>();
-            (0..=reach).map(|d| weight(d) / total).collect()
-        };
-        Kernel { x: axis(sigma_x), y: axis(sigma_y) }
-    }
-
-    /// The share of a spot's light that each pixel has, where the spot is in the middle of one, times this.
-    fn times_spot(&self, [sigma_x, sigma_y]: [f64; 2]) -> Kernel {
-        let axis = |weights: &[f64], sigma| {
-            weights.iter().enumerate().map(|(d, weight)| weight * pixel_share(d, sigma)).collect()
-        };
-        Kernel { x: axis(&self.x, sigma_x), y: axis(&self.y, sigma_y) }
-    }
-
-    fn times(&self, other: &Kernel) -> Kernel {
-        let axis = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).collect();
-        Kernel { x: axis(&self.x, &other.x), y: axis(&self.y, &other.y) }
-    }
-
-    /// Of its weights.
-    fn sum(&self) -> f64 {
-        let axis = |weights: &[f64]| weights[0] + 2.0 * weights[1..].iter().sum::<f64>();
-        axis(&self.x) * axis(&self.y)
-    }
-
-    /// The weighted sum at each pixel of a plane, which goes on beyond its edges as in a mirror.
-    fn over(&self, plane: &[f32], width: usize) -> Vec<f32> {
-        let height = plane.len() / width;
-        let mut down = vec![0.0; plane.len()];
-        for (y, sums) in down.chunks_exact_mut(width).enumerate() {
-            let mut add = |y: isize, weight: f64| {
-                let row = &plane[mirrored(y, height) * width..][..width];
-                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight as f32 * value);
-            };
-            add(y as isize, self.y[0]);
-            for (d, weight) in self.y.iter().enumerate().skip(1) {
-                add(y as isize - d as isize, *weight);
-                add((y + d) as isize, *weight);
-            }
-        }
-        let reach = self.x.len() - 1;
-        let mut both = vec![0.0; plane.len()];
-        let mut wide = vec![0.0; width + 2 * reach];
-        for (sums, row) in both.chunks_exact_mut(width).zip(down.chunks_exact(width)) {
-            for (i, value) in wide.iter_mut().enumerate() {
-                *value = row[mirrored(i as isize - reach as isize, width)];
-            }
-            for (d, weight) in self.x.iter().enumerate() {
-                let weight = if d == 0 { 0.5 * weight } else { *weight } as f32;
-                let pairs = wide[reach - d..].iter().zip(&wide[reach + d..]);
-                sums.iter_mut().zip(pairs).for_each(|(sum, (a, b))| *sum += weight * (a + b));
-            }
-        }
-        both
-    }
-}
-
-/// The pixel at position `i` of an axis of `count`, which goes on as in a mirror.
-fn mirrored(i: isize, count: usize) -> usize {
-    let place = i.rem_euclid(2 * count as isize) as usize;
-    place.min(2 * count - 1 - place)
-}
-
-/// The share of a spot's light, along one axis, in the pixel `distance` from the one in whose middle it stands.
-fn pixel_share(distance: usize, sigma: f64) -> f64 {
-    // Simpson's rule over the pixel; the density is smooth.
-    const STEPS: u32 = 32;
-    let density = |x: f64| (-0.5 * (x / sigma).powi(2)).exp() / (sigma * (2.0 * std::f64::consts::PI).sqrt());
-    let sample = |i: u32| {
-        let times = if i == 0 || i == STEPS { 1.0 } else { f64::from(2 + 2 * (i % 2)) };
-        times * density(distance as f64 - 0.5 + f64::from(i) / f64::from(STEPS))
-    };
-    (0..=STEPS).map(sample).sum::<f64>() / f64::from(3 * STEPS)
 }
 
 /// What is ready before the first frame.
@@ -403,6 +248,7 @@ impl Plan {
             // Only read where it is no noise.
             power: self.power.as_ptr().cast_mut(),
             noise: 0,
+            above: ptr::null_mut(),
             spots: ptr::null_mut(),
             spots_max: 0,
             count: ptr::null_mut(),
@@ -420,30 +266,6 @@ fn taps(narrow: &[f64], wide: &[f64]) -> Taps {
     taps.narrow.iter_mut().zip(narrow).for_each(|(tap, weight)| *tap = *weight as f32);
     taps.wide.iter_mut().zip(wide).for_each(|(tap, weight)| *tap = *weight as f32);
     taps
-}
-
-/// The net gradient over a box as weights of the pixels around its middle, one row and column further than the box:
-/// each pixel but the middle one gives its two differences, times its direction to the middle.
-fn net_weights(half: usize) -> Vec<f32> {
-    let reach = half as isize + 1;
-    let size = (2 * reach + 1) as usize;
-    let mut weights = vec![0.0f64; size * size];
-    let at = |y: isize, x: isize| (y + reach) as usize * size + (x + reach) as usize;
-    let half = half as isize;
-    for y in -half..=half {
-        for x in -half..=half {
-            if (y, x) == (0, 0) {
-                continue;
-            }
-            let distance = ((x * x + y * y) as f64).sqrt();
-            let (towards_x, towards_y) = (-x as f64 / distance, -y as f64 / distance);
-            weights[at(y, x + 1)] += towards_x;
-            weights[at(y, x - 1)] -= towards_x;
-            weights[at(y + 1, x)] += towards_y;
-            weights[at(y - 1, x)] -= towards_y;
-        }
-    }
-    weights.iter().map(|weight| *weight as f32).collect()
 }
 
 fn median(values: &[f32]) -> f32 {
