@@ -11,7 +11,7 @@
 
 use super::{
     DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView,
-    kernels::{Adu, Camera, FitModel, InstructionSet, Psf, Rois, SpotFit, fit},
+    kernels::{Adu, Camera, FitModel, InstructionSet, Psf, Rois, SpotFit, fit, on_sensor},
     tensor,
 };
 use rayon::prelude::*;
@@ -183,6 +183,8 @@ impl Engine for GaussMle {
         let corners: &[[u32; 2]] = bytemuck::try_cast_slice(corners.data).map_err(unaligned)?;
         let rois = Rois::new(adu, side, Some(corners)).map_err(|error| wrong(error.to_string()))?;
 
+        // All at once, so that a message names the right ROI.
+        on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
         let mut fits = vec![SpotFit::default(); count];
         let fit_part = |(index, part): (usize, &mut [SpotFit])| {
             let start = index * PART;

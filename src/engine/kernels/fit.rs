@@ -105,6 +105,33 @@ pub enum FitStatus {
     BadInput = 4,
 }
 
+impl FitStatus {
+    /// All, in the order of their codes.
+    pub const ALL: [FitStatus; 5] = [
+        FitStatus::Converged,
+        FitStatus::IterationLimit,
+        FitStatus::AtBound,
+        FitStatus::Singular,
+        FitStatus::BadInput,
+    ];
+
+    /// The status of a code.
+    pub fn from_code(code: u8) -> Option<FitStatus> {
+        FitStatus::ALL.get(usize::from(code)).copied()
+    }
+
+    /// The name in replies.
+    pub fn name(self) -> &'static str {
+        match self {
+            FitStatus::Converged => "converged",
+            FitStatus::IterationLimit => "iteration_limit",
+            FitStatus::AtBound => "at_bound",
+            FitStatus::Singular => "singular",
+            FitStatus::BadInput => "bad_input",
+        }
+    }
+}
+
 /// The result for one ROI, as the kernel writes it. Positions are in px from the centre of the ROI's first pixel,
 /// z in µm, photons and background (per pixel) in photo-electrons, widths in px.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -129,13 +156,7 @@ pub struct SpotFit {
 impl SpotFit {
     /// How it ended.
     pub fn status(&self) -> FitStatus {
-        match self.status {
-            0 => FitStatus::Converged,
-            1 => FitStatus::IterationLimit,
-            2 => FitStatus::AtBound,
-            3 => FitStatus::Singular,
-            _ => FitStatus::BadInput,
-        }
+        FitStatus::from_code(self.status).unwrap_or(FitStatus::BadInput)
     }
 }
 

@@ -2,43 +2,7 @@
 
 use super::{Schema, Score};
 
-/// How a fit ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Status {
-    /// At the maximum of the likelihood.
-    Converged = 0,
-    /// Still moving when the iterations were used up.
-    IterationLimit = 1,
-    /// A parameter stands at its bound.
-    AtBound = 2,
-    /// The information matrix cannot be inverted: there are no standard errors.
-    Singular = 3,
-    /// The pixels cannot be fitted, such as when one is not finite.
-    BadInput = 4,
-}
-
-impl Status {
-    /// All, in the order of their codes.
-    pub const ALL: [Status; 5] =
-        [Status::Converged, Status::IterationLimit, Status::AtBound, Status::Singular, Status::BadInput];
-
-    /// The status of a code.
-    pub fn from_code(code: u8) -> Option<Status> {
-        Status::ALL.get(usize::from(code)).copied()
-    }
-
-    /// The name in replies.
-    pub fn name(self) -> &'static str {
-        match self {
-            Status::Converged => "converged",
-            Status::IterationLimit => "iteration_limit",
-            Status::AtBound => "at_bound",
-            Status::Singular => "singular",
-            Status::BadInput => "bad_input",
-        }
-    }
-}
+pub use crate::engine::kernels::FitStatus as Status;
 
 /// Rows of localizations, one `Vec` per column, all of the same length. Coordinates are pixels of the frame: the centre
 /// of its first pixel is (0, 0), frames count from 0. z is in um.

@@ -84,20 +84,6 @@ impl System {
     }
 }
 
-/// Name of a parameter in our own columns, without its unit.
-fn plain(parameter: Parameter) -> &'static str {
-    match parameter {
-        Parameter::X => "x",
-        Parameter::Y => "y",
-        Parameter::Z => "z",
-        Parameter::Photons => "photons",
-        Parameter::Background => "background",
-        Parameter::Sigma => "sigma",
-        Parameter::SigmaX => "sigma_x",
-        Parameter::SigmaY => "sigma_y",
-    }
-}
-
 /// A name with its unit; photons are their own.
 fn with_unit(name: &str, unit: &str) -> String {
     if unit.starts_with("photons") { name.to_owned() } else { format!("{name}_{unit}") }
@@ -114,17 +100,17 @@ pub(in super::super) fn all(schema: &Schema, units: Units) -> Result<Layout, Str
     let mut columns = vec![column("frame", "", Kind::U32, Source::Frame)];
     for (index, parameter) in model.parameters().iter().enumerate() {
         let (unit, scale) = system.of(*parameter);
-        let name = with_unit(plain(*parameter), unit);
+        let name = with_unit(parameter.name(), unit);
         columns.push(column(name, unit, Kind::F32, Source::Theta(index)).times(scale));
     }
     for (index, parameter) in model.parameters().iter().enumerate() {
         let (unit, scale) = system.of(*parameter);
-        let name = with_unit(&format!("{}_error", plain(*parameter)), unit);
+        let name = with_unit(&format!("{}_error", parameter.name()), unit);
         columns.push(column(name, unit, Kind::F32, Source::Error(index)).times(scale));
     }
     for (index, pair) in model.covariances().iter().enumerate() {
         let (unit, scale) = system.of_pair(*pair);
-        let name = with_unit(&format!("{}{}_covariance", plain(pair[0]), plain(pair[1])), unit);
+        let name = with_unit(&format!("{}{}_covariance", pair[0].name(), pair[1].name()), unit);
         columns.push(column(name, unit, Kind::F32, Source::Covariance(index)).times(scale));
     }
     columns.extend([
@@ -158,7 +144,7 @@ pub(in super::super) fn gaussmle(schema: &Schema) -> Result<Layout, String> {
         Parameter::Sigma => "σ",
         Parameter::SigmaX => "σx",
         Parameter::SigmaY => "σy",
-        other => plain(other),
+        other => other.name(),
     };
     let is_position = |p: Parameter| matches!(p, Parameter::X | Parameter::Y | Parameter::Z);
     let mut columns = Vec::new();
