@@ -26,7 +26,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-accuracy bench-spots bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-accuracy bench-spots bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -64,15 +64,16 @@ test-rust: tools $(ORT)
 	$(call say,unit and integration tests)
 	$(CARGO) test --locked
 
-# The kernels compile for the device too; neither a GPU nor its toolkit is needed. check-kernels-all makes machine code
-# for each GPU from sm_75 to sm_120 (a larger download, minutes).
+# The kernels compile for the device too, from sm_75 to sm_120; neither a GPU nor its toolkit is needed. check-kernels-all
+# makes machine code as well, and says what the assembler says (minutes for each).
 check-kernels:
 	$(call say,compiling the kernels for the device)
 	@$(PYTHON) tools/make_venv.py .venv/nvrtc tools/nvrtc-12.0.txt
 	@$(PYTHON) tools/check_kernels.py ptx .venv/nvrtc
+	@$(PYTHON) tools/make_venv.py .venv/nvrtc-all tools/nvrtc-12.9.txt
+	@$(PYTHON) tools/check_kernels.py ptx .venv/nvrtc-all 80 86 89 90 100 120
 
 check-kernels-all: check-kernels
-	@$(PYTHON) tools/make_venv.py .venv/nvrtc-all tools/nvrtc-12.9.txt
 	@$(PYTHON) tools/check_kernels.py cubin .venv/nvrtc-all $(SM)
 
 test-fit: tools
@@ -126,6 +127,13 @@ bench-fit: tools
 	@$(PYTHON) tools/make_venv.py .venv/bench-fit benches/fit-requirements.txt
 	$(CARGO) build --locked --example fit_rois
 	FIT_BINARY=$(TARGET)/debug/examples/fit_rois .venv/bench-fit/bin/python benches/fit_peers.py $(FIT)
+
+bench-fit-http: $(ORT) build
+	$(call say,measuring the fit through HTTP against the fit alone)
+	@$(PYTHON) tools/make_venv.py .venv/fit-http benches/fit-http-requirements.txt
+	$(CARGO) build --locked --example fit_rois
+	FIT_BINARY=$(TARGET)/debug/examples/fit_rois SERVER_BINARY=$(TARGET)/release/ocelli \
+		.venv/fit-http/bin/python benches/fit_http.py $(BENCH)
 
 soak: $(ORT) build bench-venv
 	$(call say,100000 mixed requests with resident memory watched)

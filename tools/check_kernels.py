@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compiles kernels/*.cu for the device with NVRTC. Neither a GPU nor a driver nor a toolkit is needed.
 
-    check_kernels.py ptx NVRTC-FOLDER            PTX for compute_75, twice, and both the same
+    check_kernels.py ptx NVRTC-FOLDER [CC...]    PTX for each compute capability (75 if none is given); for the first twice,
+                                                 and both the same
     check_kernels.py cubin NVRTC-FOLDER [SM...]  machine code for each GPU, with what the assembler says of it
 
 NVRTC-FOLDER is a virtual environment with the wheel nvidia-cuda-nvrtc-cu12 in it.
@@ -66,19 +67,21 @@ def main():
     spilled = False
     for source in sources:
         if sys.argv[1] == "ptx":
-            began = time.monotonic()
-            ptx, _ = nvrtc.compile(source, "compute_75", "PTX")
-            seconds = time.monotonic() - began
-            text = ptx.decode()
-            entries = re.findall(r"\.entry (\w+)", text)
-            version = re.search(r"^\.version (\S+)", text, re.MULTILINE)[1]
-            if nvrtc.compile(source, "compute_75", "PTX")[0] != ptx:
-                sys.exit(f"check_kernels: {source.name} gives another PTX each time")
-            print(
-                f"{source.name}: PTX {version} for compute_75 by NVRTC {nvrtc.version}, {len(entries)} kernels, "
-                f"{len(ptx) // 1024} KiB, {seconds:.1f} s",
-                flush=True,
-            )
+            for number, capability in enumerate(sys.argv[3:] or ["75"]):
+                target = f"compute_{capability}"
+                began = time.monotonic()
+                ptx, _ = nvrtc.compile(source, target, "PTX")
+                seconds = time.monotonic() - began
+                text = ptx.decode()
+                entries = re.findall(r"\.entry (\w+)", text)
+                version = re.search(r"^\.version (\S+)", text, re.MULTILINE)[1]
+                if number == 0 and nvrtc.compile(source, target, "PTX")[0] != ptx:
+                    sys.exit(f"check_kernels: {source.name} gives another PTX each time")
+                print(
+                    f"{source.name}: PTX {version} for {target} by NVRTC {nvrtc.version}, {len(entries)} kernels, "
+                    f"{len(ptx) // 1024} KiB, {seconds:.1f} s",
+                    flush=True,
+                )
             continue
         for sm in sys.argv[3:] or SMS:
             began = time.monotonic()

@@ -94,7 +94,7 @@
 //! noise_min = 5.0              # contrast: multiples of its noise where there is no spot; or instead
 //! # photons_min = 300          # contrast: that of a spot of so many photons
 //! # gradient_min = 400         # net-gradient: in photo-electrons
-//! radius_px = 3                # contrast: a spot is the highest pixel within so many rows and columns: 1 to 16
+//! radius_px = 2                # contrast: a spot is the highest pixel within so many rows and columns: 1 to 16
 //! border = "shift"             # boxes that would leave the frame: shift (are moved inwards) | drop
 //! spots_max = 10000            # of a frame; of more, the strongest are kept: 1 to 65536
 //! ```

@@ -118,6 +118,7 @@ fn main() -> anyhow::Result<()> {
 
     let mut fits = vec![SpotFit::default(); rois.len()];
     let mut seconds = vec![f64::MAX; fits.len().div_ceil(PART)];
+    let all = Instant::now();
     for _ in 0..job.repeat {
         for (part, (fits, shortest)) in fits.chunks_mut(PART).zip(&mut seconds).enumerate() {
             let some = rois.part(part * PART..part * PART + fits.len());
@@ -126,7 +127,7 @@ fn main() -> anyhow::Result<()> {
             *shortest = shortest.min(began.elapsed().as_secs_f64());
         }
     }
-    let seconds: f64 = seconds.iter().sum();
+    let (seconds, wall): (f64, f64) = (seconds.iter().sum(), all.elapsed().as_secs_f64());
     let mut out = Vec::with_capacity(fits.len() * 19 * 4);
     for fit in &fits {
         let last =
@@ -135,6 +136,6 @@ fn main() -> anyhow::Result<()> {
         out.extend(values.flat_map(|value| value.to_le_bytes()));
     }
     fs::write(&job.out, out)?;
-    println!(r#"{{"instructions":"{set}","fits":{},"seconds":{seconds}}}"#, rois.len());
+    println!(r#"{{"instructions":"{set}","fits":{},"seconds":{seconds},"wall_seconds":{wall}}}"#, rois.len());
     Ok(())
 }

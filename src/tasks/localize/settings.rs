@@ -108,7 +108,7 @@ impl Default for Settings {
             read_noise: CameraValue::Scalar(0.0),
             camera: None,
             least: Least::Noise(5.0),
-            radius_px: 3,
+            radius_px: 2,
             drop_at_border: false,
             spots_max: 10_000,
         }
