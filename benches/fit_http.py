@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "clients"), str(ROOT / "tests" / "fit")]
+sys.path[:0] = [str(ROOT / "tests" / "fit"), str(ROOT / "tests" / "clients")]
 import simulate  # noqa: E402
 from reference import Model  # noqa: E402
 from server import Server  # noqa: E402

@@ -20,8 +20,9 @@ use tokio::sync::mpsc;
 
 /// Chunks that may be fitted at once.
 const CHUNKS: usize = 4;
-/// Bytes that are taken from the connection before they are looked at, unless it has no more at the moment.
-const BYTES: usize = 1 << 20;
+/// Bytes that are taken from the connection before they are looked at, unless it has no more at the moment: handing them to
+/// another thread costs as much as 100 kB of them.
+const BYTES: usize = 4 << 20;
 /// How long to wait for room in the queue before asking again.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
@@ -109,15 +110,24 @@ impl Drive {
     async fn read(&mut self, posted: &mut Posted, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
-            let (stager, step) = self
+            let (stager, chunks, step) = self
                 .front
                 .decode
                 .run(move || {
-                    let step = stager.step();
-                    (stager, step)
+                    let mut chunks = Vec::new();
+                    let step = loop {
+                        match stager.step() {
+                            Ok(Step::Chunk(chunk)) if chunks.len() + 1 < CHUNKS => chunks.push(chunk),
+                            step => break step,
+                        }
+                    };
+                    (stager, chunks, step)
                 })
                 .await?;
             self.stager = Some(stager);
+            for chunk in chunks {
+                self.queue(chunk, events).await?;
+            }
             match step? {
                 Step::Chunk(chunk) => self.queue(chunk, events).await?,
                 Step::Busy => {}

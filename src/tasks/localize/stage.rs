@@ -16,8 +16,9 @@ use crate::{
 };
 use bytes::Bytes;
 
-/// ROIs after which a chunk is handed on.
-const ROIS: usize = 4096;
+/// ROIs after which a chunk is handed on: those of the largest batch, where the manifest does not say otherwise, so that a chunk is
+/// a batch and is not copied into one.
+const ROIS: usize = 10_000;
 /// Pixels looked at after which [`Stager::step`] returns, whatever it found: about 10 ms of work.
 const PIXELS: usize = 1 << 22;
 
