@@ -16,7 +16,7 @@ use crate::{
     image::stack::{Format, Options, Raw, SampleType},
     models::Model,
     tasks::localize::{
-        Holds, Schema, Settings, Table,
+        Columns, Holds, Schema, Settings, Table,
         settings::KEYS,
         stage::{Chunk, Origins, Stager, Step},
     },
@@ -91,6 +91,12 @@ pub(in crate::http) async fn fit(
             other => other.to_string(),
         };
         settings.set(key, &text).map_err(InferError::BadRequest)?;
+        if key == "preset" && settings.columns() != Columns::All {
+            return Err(bad(format!(
+                "preset is {text:?}, but tensors have columns of their own: post the stack to /predictions/{}",
+                model.name
+            )));
+        }
     }
     let began = Instant::now();
     let (chunks, schema) = match Given::of(request.inputs)? {
