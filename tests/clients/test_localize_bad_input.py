@@ -166,11 +166,15 @@ def test_one_roi_is_fitted_like_many(server):
         assert len(one) == 1 and all(one[name][0] == many[name][index] for name in one.dtype.names if name != "frame")
 
 
+def test_no_rois_give_no_rows(server):
+    got = localize.infer(server, {"rois": np.zeros((0, 7, 7), "<f4")})
+    assert {"x", "x_error", "status"} <= got.keys() and all(len(column) == 0 for column in got.values())
+
+
 def test_tensors_that_do_not_fit_are_refused_by_name(server):
     roi = np.full((2, 7, 7), 120, "<f4")
     corners = np.zeros((2, 2), "<u4")
     for inputs, says in (
-        ({"rois": roi[:0]}, "rois"),
         ({"rois": np.full((2, 8, 8), 120, "<f4")}, "8 is not an odd number between 3 and 21"),
         ({"rois": roi[:, :, :5]}, r"rois.*\[n, b, b\]"),
         ({"rois": roi, "corners": corners[:1]}, "corners"),
@@ -207,6 +211,12 @@ def test_maps_hold_for_frames_of_their_sensor_only(server):
     for corner in ([90, 0], [0, 34], [4_000_000_000, 0]):
         response = localize.post_infer(server, {"rois": roi, "corners": np.array([corner], "<u4")}, model="mapped")
         wire.problem(response, 400, "does not lie on the sensor of 96 x 40 pixels")
+    # ROIs without their place would be taken for the first pixels of the sensor.
+    wire.problem(localize.post(server, localize.npy(roi), "mapped"), 400, "corners")
+    wire.problem(localize.post_infer(server, {"rois": roi}, model="mapped"), 400, "corners")
+    numbers = {"offset": 100, "gain": 0.5, "read_noise": 1}
+    assert len(localize.rows(server, localize.npy(roi), "mapped", **numbers)) == 1
+    assert len(localize.infer(server, {"rois": roi, "corners": np.array([[89, 33]], "<u4")}, model="mapped")["x"]) == 1
     wire.problem(localize.post(server, data, "torn"), 503, "gain")
 
 

@@ -18,7 +18,7 @@ use crate::{
     tasks::localize::{
         Columns, Holds, Schema, Settings, Table,
         settings::KEYS,
-        stage::{Chunk, Origins, Stager, Step},
+        stage::{CORNERS_NEEDED, Chunk, Origins, Stager, Step},
     },
 };
 use std::{
@@ -205,6 +205,9 @@ impl Rois {
         }
         if items == 0 {
             return Ok(None);
+        }
+        if corners.is_none() && setting.camera().sensor().is_some() {
+            return Err(bad(CORNERS_NEEDED.into()));
         }
         let flat =
             corners.as_deref().map_or_else(|| vec![0; 2 * items], |corners| corners.as_flattened().to_vec());
