@@ -1,9 +1,14 @@
 """The live server against its own description: schemathesis posts what openapi.yaml allows, and what it does not."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 
+import pytest
+import requests
+import yaml
 from server import ROOT
 
 SEED = 3
@@ -11,10 +16,18 @@ EXAMPLES_MAX = 10  # cases per operation and phase
 SECONDS_MAX = 600  # only bounds a run that hangs
 
 
-def test_the_server_keeps_to_its_description(start_server, only_digits, tmp_path):
-    server = start_server(only_digits)
+@pytest.mark.parametrize("model", ["digits", "spots"])
+def test_the_server_keeps_to_its_description(start_server, only_digits, tmp_path, model):
+    description = (ROOT / "openapi.yaml").read_text()
+    assert description.count("example: digits") == 1
+    (tmp_path / "openapi.yaml").write_text(description.replace("example: digits", f"example: {model}"))
+    if model == "spots":
+        shutil.copytree(ROOT / "examples" / "models" / model, tmp_path / "models" / model)
+    server = start_server(only_digits if model == "digits" else tmp_path / "models")
     command = [
-        *(sys.executable, "-m", "schemathesis.cli", "run", str(ROOT / "openapi.yaml"), "--url", server.url),
+        *(sys.executable, "-m", "schemathesis.cli", "run", "openapi.yaml", "--url", server.url),
+        # What is the same for all models is tried once.
+        *(("--include-path-regex", "predictions|infer") if model == "spots" else ()),
         # Bounded by cases; its own time limit would be used up to the end every time.
         *("--seed", str(SEED), "--max-examples", str(EXAMPLES_MAX)),
         # One worker: CPython 3.11 miscounts recursion when two threads parse source, as hypothesis does.
@@ -31,3 +44,15 @@ def test_the_server_keeps_to_its_description(start_server, only_digits, tmp_path
     print(done.stdout[-15_000:], done.stderr[-3_000:])
     assert done.returncode == 0, "schemathesis found a difference between openapi.yaml and the server (see above)"
     assert server.process.poll() is None, "the server died"
+
+
+def test_every_key_of_a_fitters_query_is_described(start_server, tmp_path):
+    shutil.copytree(ROOT / "examples" / "models" / "spots", tmp_path / "spots")
+    server = start_server(tmp_path)
+    refused = requests.post(f"{server.url}/predictions/spots?nothing=1", data=b"", timeout=60).json()["error"]
+    known = set(refused.split("there are ")[1].split(", "))
+    described = yaml.safe_load((ROOT / "openapi.yaml").read_text())["components"]["schemas"]["LocalizationQuery"]
+    assert known == described["properties"].keys()
+    guide = (ROOT / "docs" / "localize.md").read_text()
+    # As a key of a query, of a manifest, or of one that is commented out.
+    assert [key for key in sorted(known) if not re.search(rf"`{key}[`=]|^(# )?{key} = ", guide, re.MULTILINE)] == []

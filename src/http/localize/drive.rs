@@ -1,7 +1,10 @@
 //! One stack from its first byte to the last of its localizations: reading, looking for spots, fitting and writing overlap,
 //! each with a bound on how far it may be ahead.
 
-use super::asked::Asked;
+use super::{
+    asked::Asked,
+    outgoing::{Event, Outgoing},
+};
 use crate::engine::Setting;
 use crate::{
     batch,
@@ -16,7 +19,6 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
-use tokio::sync::mpsc;
 
 /// Chunks that may be fitted at once.
 const CHUNKS: usize = 4;
@@ -32,16 +34,6 @@ pub(super) enum Posted {
     Stream(body::Reader),
     /// A file that was taken out of a body.
     File(Bytes),
-}
-
-/// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
-pub(super) enum Event {
-    /// Units, origin and frame base.
-    Begin(String),
-    /// The next bytes.
-    Bytes(Bytes),
-    /// There will be no reply.
-    Failed(InferError),
 }
 
 type Fitting = Pin<Box<dyn Future<Output = Result<batch::Answer, InferError>> + Send>>;
@@ -89,25 +81,25 @@ impl Drive {
     }
 
     /// Does all of it. Ends early, without a word, when nobody listens any more.
-    pub(super) async fn run(mut self, mut posted: Posted, events: mpsc::Sender<Event>) {
-        let mut result = self.read(&mut posted, &events).await;
+    pub(super) async fn run(mut self, mut posted: Posted, mut reply: Outgoing) {
+        let mut result = self.read(&mut posted, &mut reply).await;
         // What was found before an error is told before it.
         while let Some(pending) = self.pending.pop_front() {
-            let settled = self.settle(pending, &events).await;
+            let settled = self.settle(pending, &mut reply).await;
             result = result.and(settled);
         }
         if let Err(error) = async {
             result?;
-            self.end(&events).await
+            self.end(&mut reply).await
         }
         .await
         {
-            self.fail(error, &events).await;
+            self.fail(error, &mut reply).await;
         }
     }
 
     /// Reads the stack to its end, and queues what is found.
-    async fn read(&mut self, posted: &mut Posted, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+    async fn read(&mut self, posted: &mut Posted, reply: &mut Outgoing) -> Result<(), InferError> {
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
             let (stager, chunks, step) = self
@@ -126,12 +118,12 @@ impl Drive {
                 .await?;
             self.stager = Some(stager);
             for chunk in chunks {
-                self.queue(chunk, events).await?;
+                self.queue(chunk, reply).await?;
             }
             match step? {
-                Step::Chunk(chunk) => self.queue(chunk, events).await?,
+                Step::Chunk(chunk) => self.queue(chunk, reply).await?,
                 Step::Busy => {}
-                Step::Wait => self.feed(posted, events).await?,
+                Step::Wait => self.feed(posted, reply).await?,
                 Step::End => return Ok(()),
             }
         }
@@ -142,7 +134,7 @@ impl Drive {
     }
 
     /// Gives the stager more bytes, or says that there are none. Answers that come meanwhile are written.
-    async fn feed(&mut self, posted: &mut Posted, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+    async fn feed(&mut self, posted: &mut Posted, reply: &mut Outgoing) -> Result<(), InferError> {
         let reader = match posted {
             Posted::File(file) if file.is_empty() => {
                 self.stager().finish();
@@ -161,7 +153,11 @@ impl Drive {
                 next = reader.next() => next?,
                 answer = first(&mut self.pending), if !self.pending.is_empty() => {
                     let pending = self.pending.pop_front().expect("its answer came");
-                    self.write(answer?, pending.origins, pending.setting, events).await?;
+                    self.write(answer?, pending.origins, pending.setting, reply).await?;
+                    continue;
+                }
+                caught_up = reply.catch_up(), if reply.is_behind() => {
+                    caught_up?;
                     continue;
                 }
                 // What has come is worth looking at when no more does.
@@ -178,20 +174,20 @@ impl Drive {
     }
 
     /// Queues a chunk, once few enough are there.
-    async fn queue(&mut self, chunk: Chunk, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+    async fn queue(&mut self, chunk: Chunk, reply: &mut Outgoing) -> Result<(), InferError> {
         if self.writer.is_none() {
             self.open()?;
         }
         while self.pending.len() >= CHUNKS {
             let pending = self.pending.pop_front().expect("not empty");
-            self.settle(pending, events).await?;
+            self.settle(pending, reply).await?;
         }
         let Chunk { inputs, items, setting, origins } = chunk;
         let call = self.call.again();
         let ticket = loop {
             match call.push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
                 Err(InferError::Full { .. }) if !call.is_late() => match self.pending.pop_front() {
-                    Some(pending) => self.settle(pending, events).await?,
+                    Some(pending) => self.settle(pending, reply).await?,
                     None => tokio::time::sleep(FULL_PAUSE).await,
                 },
                 pushed => break pushed?,
@@ -203,9 +199,9 @@ impl Drive {
         Ok(())
     }
 
-    async fn settle(&mut self, pending: Pending, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+    async fn settle(&mut self, pending: Pending, reply: &mut Outgoing) -> Result<(), InferError> {
         let answer = pending.fitting.await?;
-        self.write(answer, pending.origins, pending.setting, events).await
+        self.write(answer, pending.origins, pending.setting, reply).await
     }
 
     /// Makes the writer: what the stack is must be known.
@@ -223,7 +219,7 @@ impl Drive {
         answer: batch::Answer,
         origins: Origins,
         setting: Setting,
-        events: &mpsc::Sender<Event>,
+        reply: &mut Outgoing,
     ) -> Result<(), InferError> {
         let mut writer = self.writer.take().expect("made before the first chunk was queued");
         let begin = !self.begun;
@@ -242,14 +238,14 @@ impl Drive {
         if begin {
             self.begun = true;
             if self.format.streams() {
-                send(events, Event::Begin(conventions)).await?;
+                reply.send(Event::Begin(conventions)).await?;
             }
         }
-        if out.is_empty() { Ok(()) } else { send(events, Event::Bytes(out.into())).await }
+        if out.is_empty() { Ok(()) } else { reply.bytes(&out).await }
     }
 
     /// The rest of the reply.
-    async fn end(&mut self, events: &mpsc::Sender<Event>) -> Result<(), InferError> {
+    async fn end(&mut self, reply: &mut Outgoing) -> Result<(), InferError> {
         if self.writer.is_none() {
             self.open()?;
         }
@@ -268,16 +264,16 @@ impl Drive {
         });
         let pieces = ended.await?.map_err(InferError::BadRequest)?;
         if begin || !self.format.streams() {
-            send(events, Event::Begin(conventions)).await?;
+            reply.send(Event::Begin(conventions)).await?;
         }
         for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
-            send(events, Event::Bytes(piece)).await?;
+            reply.send(Event::Bytes(piece)).await?;
         }
         Ok(())
     }
 
     /// Says what went wrong: as the reply, or as its last member.
-    async fn fail(&mut self, error: InferError, events: &mpsc::Sender<Event>) {
+    async fn fail(&mut self, error: InferError, reply: &mut Outgoing) {
         let told = match self.writer.take() {
             Some(writer) if self.begun && self.format.streams() => {
                 tracing::info!(%error, "a stack broke off after results had been sent");
@@ -286,7 +282,7 @@ impl Drive {
             _ => Event::Failed(error),
         };
         // Nobody listens: nobody is told.
-        let _ = send(events, told).await;
+        let _ = reply.send(told).await;
     }
 }
 
@@ -296,9 +292,4 @@ async fn first(pending: &mut VecDeque<Pending>) -> Result<batch::Answer, InferEr
         Some(pending) => (&mut pending.fitting).await,
         None => std::future::pending().await,
     }
-}
-
-/// Waits until there is room: a caller who does not read holds up the rest.
-async fn send(events: &mpsc::Sender<Event>, event: Event) -> Result<(), InferError> {
-    events.send(event).await.map_err(|_| InferError::Cancelled)
 }

@@ -3,12 +3,14 @@
 //! - [`asked`]: what the query and the headers ask for.
 //! - [`tensors`]: the same by the Open Inference Protocol.
 //! - [`drive`]: body to chunks, chunks to the queue, answers to bytes; all at once, and in order.
+//! - [`outgoing`]: bytes to the connection, and where they wait for a caller who does not read yet.
 //!
 //! A raw body is read as it comes, so that a stack may be longer than memory; answers in a format that streams are sent
 //! while it still comes. Once something was sent, an error becomes the last member of the reply.
 
 mod asked;
 mod drive;
+mod outgoing;
 pub(super) mod tensors;
 
 use super::{Front, admission::Permit, body, call::Call, posted};
@@ -20,17 +22,14 @@ use axum::{
     http::{HeaderName, HeaderValue, header},
     response::Response,
 };
-use drive::{Drive, Event, Posted};
+use drive::{Drive, Posted};
 use futures_util::stream;
+use outgoing::{Event, Outgoing};
 use std::sync::Arc;
-use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Units, pixel origin and frame base of the reply, whatever its format can say of them.
 const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
-
-/// Pieces of a reply that wait for a caller who sends and does not read. Then the stack is read no further.
-const EVENTS_WAITING_MAX: usize = 256;
 
 /// Answers a request whose model is a fitter.
 pub(super) async fn predict(
@@ -57,10 +56,11 @@ pub(super) async fn predict(
             }
         }
     };
-    let (events, mut coming) = mpsc::channel(EVENTS_WAITING_MAX);
+    // Stacks that need such memory to be read are rarer than callers who read late.
+    let (reply, mut coming) = Outgoing::new(front.limits.stack.memory_bytes_max);
     let drive = Drive::new(Arc::clone(front), Arc::clone(model), call, asked);
     // The request's span goes with it: its lines have the request's id.
-    let driving = tracing::Instrument::instrument(drive.run(posted, events), tracing::Span::current());
+    let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));
 
     let conventions = match coming.recv().await {

@@ -16,9 +16,9 @@ use crate::{
     image::stack::{Format, Options, Raw, SampleType},
     models::Model,
     tasks::localize::{
-        Holds, Schema, Settings, Table,
+        Columns, Holds, Schema, Settings, Table,
         settings::KEYS,
-        stage::{Chunk, Origins, Stager, Step},
+        stage::{CORNERS_NEEDED, Chunk, Origins, Stager, Step},
     },
 };
 use std::{
@@ -91,6 +91,12 @@ pub(in crate::http) async fn fit(
             other => other.to_string(),
         };
         settings.set(key, &text).map_err(InferError::BadRequest)?;
+        if key == "preset" && settings.columns() != Columns::All {
+            return Err(bad(format!(
+                "preset is {text:?}, but tensors have columns of their own: post the stack to /predictions/{}",
+                model.name
+            )));
+        }
     }
     let began = Instant::now();
     let (chunks, schema) = match Given::of(request.inputs)? {
@@ -199,6 +205,9 @@ impl Rois {
         }
         if items == 0 {
             return Ok(None);
+        }
+        if corners.is_none() && setting.camera().sensor().is_some() {
+            return Err(bad(CORNERS_NEEDED.into()));
         }
         let flat =
             corners.as_deref().map_or_else(|| vec![0; 2 * items], |corners| corners.as_flattened().to_vec());

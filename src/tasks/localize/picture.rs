@@ -37,7 +37,7 @@ impl Picture {
     pub(super) fn new(schema: &Arc<Schema>, options: &PictureOptions) -> Result<Picture, String> {
         check(schema, options)?;
         let frame = schema.frame_size.ok_or(
-            "a picture needs the width and height of the frames in pixels, and they are not known: give them",
+            "a picture shows whole frames, and ROIs alone do not tell how large theirs are: post the frames, or choose another format",
         )?;
         let per_pixel = per_pixel(schema, frame, options.scale)?;
         let size = [0, 1].map(|axis| (f64::from(frame[axis]) * per_pixel[axis] - 1e-6).ceil().max(1.0));
@@ -311,7 +311,7 @@ mod tests {
             None,
             Scale::Auto,
             Err(
-                "a picture needs the width and height of the frames in pixels, and they are not known: give them",
+                "a picture shows whole frames, and ROIs alone do not tell how large theirs are: post the frames, or choose another format",
             ),
         );
     }

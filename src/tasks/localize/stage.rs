@@ -22,6 +22,11 @@ const ROIS: usize = 10_000;
 /// Pixels looked at after which [`Stager::step`] returns, whatever it found: about 10 ms of work.
 const PIXELS: usize = 1 << 22;
 
+/// Why ROIs alone are refused where a camera has maps.
+pub const CORNERS_NEEDED: &str = "the camera has a value for each pixel of its sensor, so ROIs need to say where they lie on it: \
+                                  send them as the tensors rois and corners to /v2/models/{model}/infer, or give offset, \
+                                  gain and read_noise as numbers";
+
 /// What a stack's frames are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Holds {
@@ -218,6 +223,9 @@ impl Stager {
             Holds::Frames => false,
             Holds::Auto => small,
         };
+        if is_rois && setting.camera().sensor().is_some() {
+            return Err(InferError::BadRequest(CORNERS_NEEDED.into()));
+        }
         self.source = if is_rois {
             Source::Rois
         } else {

@@ -1,0 +1,122 @@
+//! The way of a reply from the work to the connection. Many clients send all of a stack before they read anything: what
+//! they do not take waits here, so that the stack is read on, up to a bound.
+
+use crate::error::InferError;
+use bytes::{Bytes, BytesMut};
+use tokio::sync::mpsc;
+
+/// Pieces that the connection may be behind before they are put together.
+const PIECES: usize = 16;
+
+/// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
+pub(super) enum Event {
+    /// Units, origin and frame base.
+    Begin(String),
+    /// The next bytes.
+    Bytes(Bytes),
+    /// There will be no reply.
+    Failed(InferError),
+}
+
+/// Where events go to.
+pub(super) struct Outgoing {
+    events: mpsc::Sender<Event>,
+    waiting: BytesMut,
+    waiting_bytes_max: usize,
+}
+
+impl Outgoing {
+    /// One of which so many bytes may wait, and where its events come out.
+    pub(super) fn new(waiting_bytes_max: usize) -> (Outgoing, mpsc::Receiver<Event>) {
+        let (events, coming) = mpsc::channel(PIECES);
+        (Outgoing { events, waiting: BytesMut::new(), waiting_bytes_max }, coming)
+    }
+
+    /// Whether bytes wait here.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Takes bytes; waits for the connection only when too many wait for it already.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    pub(super) async fn bytes(&mut self, bytes: &[u8]) -> Result<(), InferError> {
+        self.waiting.extend_from_slice(bytes);
+        let has_room = self.events.capacity() > 0 || self.events.is_closed();
+        if has_room || self.waiting.len() > self.waiting_bytes_max { self.catch_up().await } else { Ok(()) }
+    }
+
+    /// Passes on what waits, once there is room.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    pub(super) async fn catch_up(&mut self) -> Result<(), InferError> {
+        if self.is_behind() {
+            let room = self.events.reserve().await.map_err(|_| InferError::Cancelled)?;
+            room.send(Event::Bytes(self.waiting.split().freeze()));
+        }
+        Ok(())
+    }
+
+    /// Sends an event behind what waits.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    pub(super) async fn send(&mut self, event: Event) -> Result<(), InferError> {
+        self.catch_up().await?;
+        self.events.send(event).await.map_err(|_| InferError::Cancelled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What has come out, put together.
+    fn taken(coming: &mut mpsc::Receiver<Event>) -> Vec<u8> {
+        let mut all = Vec::new();
+        while let Ok(event) = coming.try_recv() {
+            if let Event::Bytes(bytes) = event {
+                all.extend(bytes);
+            }
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn whoever_does_not_read_holds_nobody_up_below_the_bound() {
+        let (mut out, mut coming) = Outgoing::new(1000);
+        for number in 0..200_u8 {
+            out.bytes(&[number]).await.unwrap();
+        }
+        assert!(out.is_behind());
+        let mut all = taken(&mut coming);
+        out.catch_up().await.unwrap();
+        all.extend(taken(&mut coming));
+        assert_eq!(all, (0..200).collect::<Vec<u8>>());
+        assert!(!out.is_behind());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn above_the_bound_it_waits_for_the_reader() {
+        let (mut out, mut coming) = Outgoing::new(100);
+        for _ in 0..PIECES {
+            out.bytes(&[0; 10]).await.unwrap();
+        }
+        out.bytes(&[1; 100]).await.unwrap();
+        let more = out.bytes(&[2]);
+        assert!(tokio::time::timeout(std::time::Duration::from_secs(1), more).await.is_err());
+        let before = taken(&mut coming).len();
+        out.catch_up().await.unwrap();
+        let after = taken(&mut coming);
+        assert_eq!((before, after.len(), after.last()), (10 * PIECES, 101, Some(&2)));
+    }
+
+    #[tokio::test]
+    async fn it_ends_when_nobody_listens() {
+        let (mut out, coming) = Outgoing::new(100);
+        drop(coming);
+        assert!(matches!(out.bytes(&[0]).await, Err(InferError::Cancelled)));
+    }
+}

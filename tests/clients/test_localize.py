@@ -1,0 +1,246 @@
+"""Single molecules: what a fitter finds, in every form that it can be asked in, and that it comes while the rest is sent."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import localize
+import numpy as np
+import pytest
+from conftest import EXAMPLES
+from server import BINARY
+
+FIELDS = ["x", "y", "photons", "background"]
+
+
+@pytest.fixture(scope="module")
+def server(start_server, tmp_path_factory):
+    """A server with the example's fitter."""
+    folder = tmp_path_factory.mktemp("spots")
+    shutil.copytree(EXAMPLES / "models" / "spots", folder / "spots")
+    return start_server(folder)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """The example's file."""
+    return localize.MOVIE.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def found(server, data):
+    """What is found in the example."""
+    return localize.rows(server, data)
+
+
+@pytest.fixture(scope="module")
+def rois(found):
+    """ROIs of the example's spots, [n, 7, 7], with corners and frames."""
+    frames, place = localize.movie(), [np.rint(found[name]).astype(int) for name in ("x_px", "y_px")]
+    corners = np.stack([place[0].clip(3, 92) - 3, place[1].clip(3, 36) - 3], axis=1).astype("<u4")
+    cut = [frames[f, y : y + 7, x : x + 7] for f, (x, y) in zip(found["frame"], corners)]
+    return np.stack(cut), corners, found["frame"].astype("<u4")
+
+
+def same_rows(got, expected, suffix="_px"):
+    """Asserts that tensors are the rows of a table in pixels, to the last bit."""
+    for name, column in got.items():
+        for field in (name, name + suffix, name + suffix + "2"):
+            if field in expected.dtype.names:
+                np.testing.assert_array_equal(column, expected[field], err_msg=name)
+                break
+        else:
+            raise AssertionError(f"no column {name} among {expected.dtype.names}")
+
+
+def test_the_molecules_of_the_example_are_found_where_they_are(found):
+    true = localize.truth()
+    true = true[true["photons"] >= 100]
+    i, j = localize.pair_up(true["frame"], true["x_px"], true["y_px"], found)
+    errors = np.stack([found["x_px"][j] - true["x_px"][i], found["y_px"][j] - true["y_px"][i]])
+    recall, precision, rmse = len(i) / len(true), len(i) / len(found), np.sqrt((errors**2).mean())
+    # Those that no other molecule disturbs reach the errors that they are said to have.
+    near = (true["frame"][:, None] == true["frame"]) & (
+        np.hypot(true["x_px"][:, None] - true["x_px"], true["y_px"][:, None] - true["y_px"]) < 8
+    )
+    alone = near.sum(axis=1)[i] == 1
+    said = np.stack([found["x_error_px"][j], found["y_error_px"][j]])
+    ratio = np.sqrt(((errors / said)[:, alone] ** 2).mean())
+    alone_recall = alone.sum() / (near.sum(axis=1) == 1).sum()
+    print(f"recall {recall:.3f}, precision {precision:.3f}, RMSE {rmse:.3f} px; of {alone.sum()} alone: recall")
+    print(f"{alone_recall:.3f}, RMSE {np.sqrt((errors[:, alone] ** 2).mean()):.3f} px, error / stated error {ratio:.3f}")
+    assert recall >= 0.70 and precision >= 0.95 and rmse <= 0.22
+    assert alone_recall >= 0.95 and 0.85 <= ratio <= 1.25
+    assert (found["status"] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["csv", "ndjson", "arrow", "npy", "thunderstorm", "hdf5", "picasso"])
+def test_every_format_has_the_same_positions(server, data, found, name):
+    response = localize.post(server, data, format=name)
+    assert response.status_code == 200, response.text[:500]
+    assert "first pixel" in response.headers["ocelli-conventions"]
+    columns = getattr(localize, f"read_{'csv' if name == 'thunderstorm' else name}")(response.content)
+    if name == "ndjson":
+        columns, head, tail = columns
+        assert head["units"]["x_nm"] == "nm" and head["frames"] == 160
+        assert tail["end"] is True and tail["localizations"] == len(found)
+    x, frame = {"thunderstorm": ("x [nm]", 1), "hdf5": ("x", 0), "picasso": ("x", 0)}.get(name, ("x_nm", 0))
+    scale, offset = {"x [nm]": (100, 0.5), "x": (1, 0)}.get(x, (100, 0))
+    np.testing.assert_allclose(columns[x], (found["x_px"] + offset) * scale, rtol=1e-5)
+    np.testing.assert_array_equal(columns["frame"], found["frame"] + frame)
+
+
+def test_a_picture_shows_the_molecules_where_they_are(server, data, found):
+    response = localize.post(server, data, format="png", render="histogram", scale=5, white_percentile=100, colormap="gray")
+    assert response.headers["Content-Type"] == "image/png"
+    picture = localize.read_png(response.content)
+    assert picture.shape == (200, 480)
+    column, row = [np.floor((found[name] + 0.5) * 5).astype(int) for name in ("x_px", "y_px")]
+    seen = np.zeros_like(picture, bool)
+    inside = (column >= 0) & (column < 480) & (row >= 0) & (row < 200)
+    seen[row[inside], column[inside]] = True
+    # A molecule on the line between two pixels may be drawn in the other.
+    assert ((picture > 0) != seen).sum() <= 3
+
+
+def test_the_form_of_a_reply_follows_accept(server, data):
+    for accept, media in (("text/csv", "text/csv; charset=utf-8"), ("image/png", "image/png"), (None, "application/x-ndjson")):
+        response = localize.post(server, data, headers={"Accept": accept} if accept else None)
+        assert response.headers["Content-Type"] == media
+    response = localize.post(server, data, headers={"Accept": "text/html"})
+    assert response.status_code == 406 and "application/x-ndjson" in response.json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["<u2", "<f4"])
+def test_rois_give_the_same_numbers_in_every_form(server, rois, kind):
+    cut, corners, frames = rois
+    cut = cut.astype(kind)
+    expected = localize.rows(server, localize.npy(cut))
+    assert len(expected) == len(cut) and (expected["frame"] == np.arange(len(cut))).all()
+    dtype, shape = {"<u2": "u16", "<f4": "f32"}[kind], f"{len(cut)},7,7"
+    by_query = localize.rows(server, cut.tobytes(), dtype=dtype, shape=shape)
+    by_header = localize.rows(server, cut.tobytes(), headers={"Ocelli-Dtype": dtype, "Ocelli-Shape": shape})
+    open_ended = localize.rows(server, cut.tobytes(), dtype=dtype, shape="7,7")
+    for got in (by_query, by_header, open_ended):
+        assert got.tobytes() == expected.tobytes()
+    got = localize.infer(server, {"rois": cut, "frame": np.arange(len(cut), dtype="<u4")})
+    same_rows(got, expected)
+    # With corners, positions are those in the frame, and frames are the caller's.
+    placed = localize.infer(server, {"rois": cut, "corners": corners, "frame": frames})
+    np.testing.assert_allclose(placed["x"] - corners[:, 0], got["x"], atol=1e-5)
+    assert (placed["frame"] == frames).all()
+
+
+def test_frames_as_a_tensor_give_what_the_stack_gives(server, found):
+    same_rows(localize.infer(server, {"frames": localize.movie()}), found)
+
+
+def test_settings_are_changed_by_query_and_by_parameters_alike(server, data, found):
+    frames = localize.movie()
+    for changed, differs in (
+        ({"psf": "xynbs"}, "sigma"),
+        ({"psf": "xynbsxsy", "sigma_px": "1.2,1.4"}, "sigma_x"),
+        ({"psf": "xyznb", "gamma_um": 0.3, "depth_um": 0.5}, "z"),
+        ({"noise_min": 12, "box_px": 9}, None),
+        ({"method": "net-gradient", "gradient_min": 300}, None),
+        ({"gain": 1, "offset": 90}, None),
+    ):
+        by_query = localize.rows(server, data, **changed)
+        by_parameters = localize.infer(server, {"frames": frames}, changed)
+        if differs:
+            assert differs in by_parameters
+        by_parameters.pop("detection_score")
+        if "z" in by_parameters:
+            for name in [name for name in by_parameters if name.startswith(("z", "xz", "yz"))]:
+                by_parameters.pop(name)
+        same_rows(by_parameters, by_query)
+        assert by_query.tobytes() != found.tobytes()
+    again = localize.rows(server, data)
+    assert again.tobytes() == found.tobytes(), "the model's own settings were changed"
+
+
+def test_requests_of_different_settings_do_not_mix(server, rois):
+    cut = localize.npy(rois[0])
+    settings = [{"sigma_px": s, "gain": g} for s in (1.0, 1.3, 1.7) for g in (0.5, 1.1)] + [{"psf": "xynbs"}]
+    alone = [localize.rows(server, cut, **setting).tobytes() for setting in settings]
+    assert len(set(alone)) == len(settings)
+    with ThreadPoolExecutor(7) as pool:
+        for _ in range(4):
+            together = list(pool.map(lambda setting: localize.rows(server, cut, **setting).tobytes(), settings))
+            assert together == alone
+
+
+def test_the_preset_gaussmle_has_its_columns_units_and_origins(server, data, found):
+    got = localize.rows(server, data, preset="gaussmle")
+    names = ["x", "y", "photons", "bg", "σ_x", "σ_y", "σ_xy", "σ_photons", "σ_bg", "pvalue"]
+    assert list(got.dtype.names) == [*names, "frame", "dataset", "track_id", "id", "status"]
+    np.testing.assert_allclose(got["x"], (found["x_px"] + 0.5) * 0.1, rtol=1e-5)
+    np.testing.assert_allclose(got["σ_y"], found["y_error_px"] * 0.1, rtol=1e-5)
+    assert (got["frame"] == found["frame"] + 1).all() and (got["id"] == np.arange(len(got)) + 1).all()
+
+
+def test_results_come_while_the_rest_is_still_sent(server, data, found):
+    half = len(data) // 2
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        head = f"POST /predictions/spots HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data[:half])
+        got = b""
+        while got.count(b'"count":') < 20:
+            more = connection.recv(1 << 16)
+            assert more, got[-1000:]
+            got += more
+        assert b'"end":true' not in got
+        connection.sendall(data[half:])
+        while more := connection.recv(1 << 16):
+            got += more
+    assert got.startswith(b"HTTP/1.1 200") and f'"localizations":{len(found)},'.encode() in got
+
+
+def test_whoever_sends_everything_before_reading_gets_everything(server, found):
+    """Some thousand frames in small pieces by a client that does not read before it has sent the last."""
+    frames, times = localize.movie(), 40
+    head = f"POST /predictions/spots?shape={len(frames) * times},40,96 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+        connection.sendall(f"{head}Content-Length: {frames.nbytes * times}\r\n\r\n".encode())
+        piece = frames.tobytes()
+        for _ in range(times):
+            for start in range(0, len(piece), 1 << 14):
+                connection.sendall(piece[start : start + (1 << 14)])
+        got = bytearray()
+        while more := connection.recv(1 << 20):
+            got += more
+    tail = got[-1000:].decode()
+    assert f'"frames":{len(frames) * times},' in tail and f'"localizations":{len(found) * times},' in tail, tail
+
+
+def test_the_command_gives_the_rows_of_the_server(server, data, tmp_path):
+    environment = {**os.environ, "OCELLI_MODELS": str(EXAMPLES / "models")}
+    for name in ("csv", "npy", "hdf5", "png"):
+        file = tmp_path / f"spots.{name}"
+        command = [BINARY, "predict", "spots", localize.MOVIE, "-o", file, "--set", "noise_min=7"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        served = localize.post(server, data, format=name, noise_min=7).content
+        written = file.read_bytes()
+        if name == "hdf5":
+            # Only the server says who served.
+            served, written = localize.read_hdf5(served), localize.read_hdf5(written)
+            assert all((served[column] == written[column]).all() for column in served)
+            assert file.with_suffix(".yaml").exists()
+        elif name == "csv":
+            assert written.splitlines()[1:] == served.splitlines()[1:]
+        else:
+            assert written == served, name
+
+
+def test_metadata_tells_what_is_taken_and_given(server):
+    import requests
+
+    described = requests.get(f"{server.url}/v2/models/spots", timeout=60).json()
+    assert described["task"] == "localize"
+    outputs = [output["name"] for output in described["outputs"]]
+    got = localize.infer(server, {"rois": np.full((2, 7, 7), 110, "<f4")})
+    assert list(got) == outputs, json.dumps(described)
