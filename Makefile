@@ -26,7 +26,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-accuracy bench-spots bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -127,6 +127,11 @@ bench-fit: tools
 	@$(PYTHON) tools/make_venv.py .venv/bench-fit benches/fit-requirements.txt
 	$(CARGO) build --locked --example fit_rois
 	FIT_BINARY=$(TARGET)/debug/examples/fit_rois .venv/bench-fit/bin/python benches/fit_peers.py $(FIT)
+
+bench-pipeline: build
+	$(call say,measuring what is found of simulated movies and how well)
+	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
+	SERVER_BINARY=$(TARGET)/release/ocelli .venv/fit/bin/python benches/pipeline.py $(BENCH)
 
 bench-fit-http: $(ORT) build
 	$(call say,measuring the fit through HTTP against the fit alone)

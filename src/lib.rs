@@ -14,6 +14,11 @@
 //! http::wire      answers -> JSON
 //! ```
 //!
+//! A stack of camera frames for a fitter goes in and out in pieces, while it comes: `http::localize` drives `image::stack`
+//! (bytes to frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool, the ROIs go through the same queue to
+//! `engine::gauss_mle`, and `tasks::localize` turns what comes of them into a file or a picture. `kernels/` holds the C++ of
+//! both, one source for the vectors of the CPU and for CUDA.
+//!
 //! # What never happens
 //!
 //! - **`http` and `devices` do not know each other**: work meets in `batch`, state in `status`.
@@ -53,7 +58,7 @@ pub mod image;
 pub mod models;
 /// What the process knows about itself: live, draining, devices, ready.
 pub mod status;
-/// Engine outputs to answers: classify, detect, segment, embed, tensors.
+/// Engine outputs to answers: classify, detect, segment, embed, tensors, localize.
 pub mod tasks;
 /// Logs and metrics.
 pub mod telemetry;
