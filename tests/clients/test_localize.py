@@ -236,6 +236,34 @@ def test_the_command_gives_the_rows_of_the_server(server, data, tmp_path):
             assert written == served, name
 
 
+def test_the_command_takes_the_keys_of_the_query(server, data, tmp_path):
+    environment = {**os.environ, "OCELLI_MODELS": str(EXAMPLES / "models")}
+
+    def run(name, *pairs):
+        command = [BINARY, "predict", "spots", localize.MOVIE, "-o", tmp_path / name]
+        command += [word for pair in pairs for word in ("--set", pair)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    for name, *pairs in (
+        ("a.png", "scale=4", "colormap=viridis", "render=histogram"),
+        ("b.png", "z_range_um=-0.5,0.5", "psf=xyznb", "color_by=z"),
+        ("c.npy", "units=px", "keep=converged", "psf=xynbs", "input=frames"),
+        ("d.npy", "preset=gaussmle"),
+        ("e.zip", "preset=gaussmle"),
+    ):
+        done = run(name, *pairs)
+        assert done.returncode == 0, done.stderr
+        form = {"zip": "picasso"}.get(name[2:], name[2:])
+        served = localize.post(server, data, format=form, **dict(pair.split("=", 1) for pair in pairs))
+        assert served.status_code == 200, served.text
+        if form == "picasso":
+            continue
+        assert (tmp_path / name).read_bytes() == served.content, name
+    for pair, says in (("scale=x", "scale is"), ("sigma=1", "unknown setting"), ("units=m", "auto, px or nm")):
+        done = run("x.png", pair)
+        assert done.returncode != 0 and says in done.stderr and not (tmp_path / "x.png").exists(), done.stderr
+
+
 def test_metadata_tells_what_is_taken_and_given(server):
     import requests
 
