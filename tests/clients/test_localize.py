@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import localize
 import numpy as np
 import pytest
+import requests
 from conftest import EXAMPLES
-from server import BINARY
+from server import BINARY, LIBRARY, ROOT
 
 FIELDS = ["x", "y", "photons", "background"]
 
@@ -264,9 +265,20 @@ def test_the_command_takes_the_keys_of_the_query(server, data, tmp_path):
         assert done.returncode != 0 and says in done.stderr and not (tmp_path / "x.png").exists(), done.stderr
 
 
-def test_metadata_tells_what_is_taken_and_given(server):
-    import requests
+def test_the_manifest_of_the_guide_is_one(tmp_path):
+    """With each of the keys that are commented out in the place of the one before."""
+    text = (ROOT / "docs" / "localize.md").read_text().split("```toml\n")[1].split("```")[0]
+    texts = [text, text.replace("# photons_min", "photons_min").replace("noise_min = 5.0", "")]
+    for number, manifest in enumerate(texts):
+        (tmp_path / f"spots-{number}").mkdir()
+        (tmp_path / f"spots-{number}" / "model.toml").write_text(manifest)
+    command = [BINARY, "check", "--models", tmp_path]
+    environment = {"ORT_DYLIB_PATH": str(LIBRARY), **os.environ}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.count("localize") == len(texts), done.stdout + done.stderr
 
+
+def test_metadata_tells_what_is_taken_and_given(server):
     described = requests.get(f"{server.url}/v2/models/spots", timeout=60).json()
     assert described["task"] == "localize"
     outputs = [output["name"] for output in described["outputs"]]
