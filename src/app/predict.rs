@@ -8,7 +8,7 @@ use crate::{
     image::stack,
     models::{self, Engine as Runs},
     tasks::localize::{
-        Counts, Format, Holds, Options, Schema, Settings, Writer, picasso_metadata,
+        Counts, Format, Holds, Options, Schema, Settings, Writer, options, picasso_metadata, settings,
         stage::{Chunk, Stager, Step},
     },
 };
@@ -35,7 +35,7 @@ pub struct Predict {
     pub output: PathBuf,
     /// What to write.
     pub format: Option<Format>,
-    /// Changes of the model's settings.
+    /// Changes of the model's settings, and of how the output looks.
     pub set: Vec<(String, String)>,
 }
 
@@ -70,9 +70,6 @@ pub fn predict(
 ) -> Result<Counts, AppError> {
     let failed = AppError::Failed;
     let mut settings = settings(config, &wanted.model).map_err(failed)?;
-    for (key, value) in &wanted.set {
-        settings.set(key, value).map_err(failed)?;
-    }
     let format = match wanted.format {
         Some(format) => format,
         None => by_extension(&wanted.output).map_err(failed)?,
@@ -87,20 +84,23 @@ pub fn predict(
     };
     let spill_folder = Some(std::env::temp_dir()).filter(|_| config.stack_spill_bytes_max > 0);
     let options = stack::Options { limits, spill_folder, file_alone: false };
-    let columns = settings.columns();
-    let stager = Stager::new(settings, Holds::Auto, None, options);
     let name = wanted
         .output
         .file_stem()
         .map_or_else(|| "localizations".into(), |s| s.to_string_lossy().into_owned());
-    let options = Options { columns, name, ..Options::default() };
+    let mut written = Options { name, ..Options::default() };
+    let holds = set(&wanted.set, &mut settings, &mut written).map_err(failed)?;
+    if format.has_open_columns() {
+        written.columns = settings.columns();
+    }
+    let stager = Stager::new(settings, holds, None, options);
     let mut engine = GaussMle::new(config.compute_threads).map_err(failed)?;
 
     let mut output = Output::create(&wanted.output, format).map_err(failed)?;
     let result = std::thread::scope(|scope| {
         let (chunks, coming) = mpsc::sync_channel(CHUNKS_AHEAD);
         let reading = scope.spawn(move || read(stager, input, &chunks));
-        let written = output.write(&mut engine, &coming, &options, tell);
+        let written = output.write(&mut engine, &coming, &written, tell);
         drop(coming);
         let read = reading.join().map_err(|_| "the reading thread panicked".to_owned()).and_then(|read| read);
         // Why reading ended is the cause of what writing lacks.
@@ -113,6 +113,33 @@ pub fn predict(
             Err(failed(why))
         }
     }
+}
+
+/// Makes the changes that are asked for, by the keys of a request's query. Says what the frames of the stack are.
+fn set(
+    changes: &[(String, String)],
+    settings: &mut Settings,
+    options: &mut Options,
+) -> Result<Holds, String> {
+    let mut holds = Holds::Auto;
+    // It says more of what another one says.
+    let (ranges, others): (Vec<_>, Vec<_>) = changes.iter().partition(|(key, _)| key == "z_range_um");
+    for (key, value) in others.into_iter().chain(ranges) {
+        match key.as_str() {
+            "input" => {
+                holds = Holds::from_name(value)
+                    .ok_or_else(|| format!("input is {value:?}, expected auto, frames or rois"))?;
+            }
+            key if options::KEYS.contains(&key) => options.set(key, value)?,
+            key if settings::KEYS.iter().any(|(_, known)| *known == key) => settings.set(key, value)?,
+            key => {
+                let known = options::KEYS.into_iter().chain(settings::KEYS.map(|(_, key)| key));
+                let known = known.collect::<Vec<_>>().join(", ");
+                return Err(format!("unknown setting {key:?}; there are input, {known}"));
+            }
+        }
+    }
+    Ok(holds)
 }
 
 /// The settings of a fitter in the model folder.

@@ -32,11 +32,9 @@ pub(super) fn arguments() -> [Arg; 5] {
             .long("format")
             .value_name("FORMAT")
             .help("The format, where the extension does not say it"),
-        Arg::new("set")
-            .long("set")
-            .value_name("KEY=VALUE")
-            .action(ArgAction::Append)
-            .help("Changes a setting of the model, such as psf=xynbs or noise_min=8"),
+        Arg::new("set").long("set").value_name("KEY=VALUE").action(ArgAction::Append).help(
+            "Changes a setting of the model or of the output, such as psf=xynbs, noise_min=8 or scale=20",
+        ),
     ]
 }
 

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import localize
 import numpy as np
 import pytest
+import requests
 from conftest import EXAMPLES
-from server import BINARY
+from server import BINARY, LIBRARY, ROOT
 
 FIELDS = ["x", "y", "photons", "background"]
 
@@ -236,9 +237,48 @@ def test_the_command_gives_the_rows_of_the_server(server, data, tmp_path):
             assert written == served, name
 
 
-def test_metadata_tells_what_is_taken_and_given(server):
-    import requests
+def test_the_command_takes_the_keys_of_the_query(server, data, tmp_path):
+    environment = {**os.environ, "OCELLI_MODELS": str(EXAMPLES / "models")}
 
+    def run(name, *pairs):
+        command = [BINARY, "predict", "spots", localize.MOVIE, "-o", tmp_path / name]
+        command += [word for pair in pairs for word in ("--set", pair)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    for name, *pairs in (
+        ("a.png", "scale=4", "colormap=viridis", "render=histogram"),
+        ("b.png", "z_range_um=-0.5,0.5", "psf=xyznb", "color_by=z"),
+        ("c.npy", "units=px", "keep=converged", "psf=xynbs", "input=frames"),
+        ("d.npy", "preset=gaussmle"),
+        ("e.zip", "preset=gaussmle"),
+    ):
+        done = run(name, *pairs)
+        assert done.returncode == 0, done.stderr
+        form = {"zip": "picasso"}.get(name[2:], name[2:])
+        served = localize.post(server, data, format=form, **dict(pair.split("=", 1) for pair in pairs))
+        assert served.status_code == 200, served.text
+        if form == "picasso":
+            continue
+        assert (tmp_path / name).read_bytes() == served.content, name
+    for pair, says in (("scale=x", "scale is"), ("sigma=1", "unknown setting"), ("units=m", "auto, px or nm")):
+        done = run("x.png", pair)
+        assert done.returncode != 0 and says in done.stderr and not (tmp_path / "x.png").exists(), done.stderr
+
+
+def test_the_manifest_of_the_guide_is_one(tmp_path):
+    """With each of the keys that are commented out in the place of the one before."""
+    text = (ROOT / "docs" / "localize.md").read_text().split("```toml\n")[1].split("```")[0]
+    texts = [text, text.replace("# photons_min", "photons_min").replace("noise_min = 5.0", "")]
+    for number, manifest in enumerate(texts):
+        (tmp_path / f"spots-{number}").mkdir()
+        (tmp_path / f"spots-{number}" / "model.toml").write_text(manifest)
+    command = [BINARY, "check", "--models", tmp_path]
+    environment = {"ORT_DYLIB_PATH": str(LIBRARY), **os.environ}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.count("localize") == len(texts), done.stdout + done.stderr
+
+
+def test_metadata_tells_what_is_taken_and_given(server):
     described = requests.get(f"{server.url}/v2/models/spots", timeout=60).json()
     assert described["task"] == "localize"
     outputs = [output["name"] for output in described["outputs"]]

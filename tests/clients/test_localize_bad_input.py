@@ -8,6 +8,7 @@ import struct
 import localize
 import numpy as np
 import pytest
+import requests
 import tifffile
 import wire
 from conftest import EXAMPLES
@@ -118,8 +119,6 @@ def test_what_is_no_stack_is_told_so(server):
     wire.problem(localize.post(server, b"what is this"), 400, "neither TIFF nor .npy")
     wire.problem(localize.post(server, b""), 400, "not a stack")
     files = [("a", ("a.npy", localize.npy(flat()))), ("b", ("b.npy", localize.npy(flat())))]
-    import requests
-
     two = requests.post(f"{server.url}/predictions/spots", files=files, timeout=wire.TIMEOUT)
     wire.problem(two, 400, "2 files, expected one stack")
     one = requests.post(f"{server.url}/predictions/spots", files=files[:1], timeout=wire.TIMEOUT)

@@ -4,30 +4,13 @@
 use crate::{
     error::InferError,
     image::stack::{Format as StackFormat, Raw, SampleType},
-    tasks::localize::{
-        ColorBy, Colormap, Format, Holds, Keep, Options, Render, Scale, Settings, Units, settings::KEYS,
-    },
+    tasks::localize::{Format, Holds, Options, Settings, options, settings::KEYS},
 };
 use axum::http::{HeaderMap, header};
-use std::{borrow::Cow, str::FromStr};
+use std::borrow::Cow;
 
-/// Keys of the query beside those of [`Settings`].
-const OWN_KEYS: [&str; 14] = [
-    "input",
-    "dtype",
-    "shape",
-    "format",
-    "units",
-    "keep",
-    "render",
-    "scale",
-    "scale_nm",
-    "colormap",
-    "color_by",
-    "z_range_um",
-    "white_percentile",
-    "error_px_max",
-];
+/// Keys of the query beside those of [`Options`] and of [`Settings`].
+const OWN_KEYS: [&str; 4] = ["input", "dtype", "shape", "format"];
 
 /// What is accepted, for messages.
 const ACCEPTED: &str = "application/x-ndjson, text/csv, text/csv; profile=thunderstorm, application/zip (Picasso), \
@@ -61,10 +44,11 @@ impl Asked {
     fn read(query: &str, headers: &HeaderMap, mut settings: Settings) -> Result<Asked, Wrong> {
         let (mut holds, mut format, mut options) = (Holds::Auto, None, Options::default());
         let (mut dtype, mut shape) = (None, None);
-        let picture = &mut options.picture;
-        let mut z_range = None;
         let mut seen: Vec<Cow<'_, str>> = Vec::new();
-        for (key, value) in pairs(query)? {
+        let mut pairs = pairs(query)?;
+        // It says more of what another one says.
+        pairs.sort_by_key(|(key, _)| key == "z_range_um");
+        for (key, value) in pairs {
             let value = value.as_ref();
             if seen.contains(&key) {
                 return Err(format!("{key} is given twice").into());
@@ -77,52 +61,23 @@ impl Asked {
                     let names = Format::ALL.map(Format::name).join(", ");
                     format = Some(word("format", value, Format::from_name, &names)?);
                 }
-                "units" => options.units = word("units", value, Units::from_name, "auto, px or nm")?,
-                "keep" => {
-                    options.keep = Some(word("keep", value, Keep::from_name, "all, finite or converged")?);
-                }
-                "render" => {
-                    picture.render = word("render", value, Render::from_name, "histogram or blur")?;
-                }
-                "scale" => picture.scale = Scale::PerPixel(number("scale", value)?),
-                "scale_nm" => picture.scale = Scale::Nanometers(number("scale_nm", value)?),
-                "colormap" => {
-                    let names = Colormap::ALL.map(Colormap::name).join(", ");
-                    picture.colormap = word("colormap", value, Colormap::from_name, &names)?;
-                }
-                "color_by" => {
-                    picture.color_by = match value {
-                        "density" => ColorBy::Density,
-                        "z" => ColorBy::Z(None),
-                        _ => return Err(format!("color_by is {value:?}, expected density or z").into()),
-                    }
-                }
-                "z_range_um" => z_range = Some(range(value)?),
-                "white_percentile" => picture.white_percentile = number("white_percentile", value)?,
-                "error_px_max" => picture.error_px_max = number("error_px_max", value)?,
+                key if options::KEYS.contains(&key) => options.set(key, value)?,
                 key if KEYS.iter().any(|(_, known)| *known == key) => settings.set(key, value)?,
                 key => {
-                    let known = OWN_KEYS.into_iter().chain(KEYS.map(|(_, key)| key));
+                    let known = OWN_KEYS.into_iter().chain(options::KEYS).chain(KEYS.map(|(_, key)| key));
                     let known = known.collect::<Vec<_>>().join(", ");
                     return Err(format!("unknown key {key:?} in the query; there are {known}").into());
                 }
             }
             seen.push(key);
         }
-        if let Some(range) = z_range {
-            match &mut picture.color_by {
-                ColorBy::Z(of) => *of = Some(range),
-                ColorBy::Density => return Err("z_range_um needs color_by=z".to_owned().into()),
-            }
-        }
         let format = match format {
             Some(format) => format,
             None => accepted(headers)?,
         };
-        options.columns = settings.columns();
         // A preset is about columns of our own; other formats have theirs.
-        if !matches!(format, Format::Csv | Format::Ndjson | Format::Arrow | Format::Npy) {
-            options.columns = crate::tasks::localize::Columns::All;
+        if format.has_open_columns() {
+            options.columns = settings.columns();
         }
         let stack = raw(headers, dtype, shape.as_deref())?;
         Ok(Asked { settings, holds, stack, format, options })
@@ -165,17 +120,6 @@ fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
 
 fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {
     of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
-}
-
-fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key} is {value:?}, expected a number"))
-}
-
-fn range(value: &str) -> Result<[f32; 2], String> {
-    let both = value.split_once(',').and_then(|(low, high)| Some([low.parse().ok()?, high.parse().ok()?]));
-    both.filter(|[low, high]: &[f32; 2]| low < high).ok_or_else(|| {
-        format!("z_range_um is {value:?}, expected the lower and the upper end, such as -0.5,0.5")
-    })
 }
 
 fn sample_type(value: &str) -> Result<SampleType, String> {
@@ -286,13 +230,15 @@ mod tests {
             ("psf", "write psf=..."),
             ("keep=all&keep=finite", "keep is given twice"),
             ("z_range_um=-0.5,0.5", "needs color_by=z"),
-            ("color_by=z&z_range_um=1,0", "the lower and the upper end"),
+            ("z_range_um=1,0&color_by=z", "the lower and the upper end"),
         ] {
             let error = asked(query, None).unwrap_err();
             assert!(error.contains(expected), "{query}: {error}");
         }
-        let all =
-            OWN_KEYS.iter().all(|key| !asked(&format!("{key}=?"), None).unwrap_err().contains("unknown key"));
+        let all = OWN_KEYS
+            .iter()
+            .chain(&options::KEYS)
+            .all(|key| !asked(&format!("{key}=?"), None).unwrap_err().contains("unknown key"));
         assert!(all, "every key of the list is known");
     }
 }

@@ -149,6 +149,11 @@ impl Format {
         }
     }
 
+    /// Whether its columns are ours to choose; other formats have columns and units of their own.
+    pub fn has_open_columns(self) -> bool {
+        matches!(self, Format::Csv | Format::Ndjson | Format::Arrow | Format::Npy)
+    }
+
     /// Whether bytes come with the rows. Where they all come at the end, nothing has been sent when an error is met
     /// on the way, and the reply can still become one that says so.
     pub fn streams(self) -> bool {
@@ -310,7 +315,7 @@ impl Made {
 
 /// Refuses what the format cannot meet, rather than leaving it out.
 fn check_options(format: Format, options: &Options) -> Result<(), String> {
-    let own_columns = matches!(format, Format::Csv | Format::Ndjson | Format::Arrow | Format::Npy);
+    let own_columns = format.has_open_columns();
     if !own_columns && options.columns != Columns::All {
         return Err(format!(
             "{} has columns of its own: those of gaussmle can be had as csv, ndjson, arrow or npy",

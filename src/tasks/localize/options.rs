@@ -1,6 +1,21 @@
 //! What a caller may choose about the output.
 
 use super::{colormap::Colormap, table::Status};
+use std::str::FromStr;
+
+/// Every key of [`Options::set`], which are those of a query as well.
+pub const KEYS: [&str; 10] = [
+    "units",
+    "keep",
+    "render",
+    "scale",
+    "scale_nm",
+    "colormap",
+    "color_by",
+    "z_range_um",
+    "white_percentile",
+    "error_px_max",
+];
 
 /// Units of positions and widths in our own columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -185,5 +200,80 @@ impl Default for Options {
             held_bytes_max: 1 << 29,
             picture: PictureOptions::default(),
         }
+    }
+}
+
+impl Options {
+    /// Sets what a key of [`KEYS`] says. `z_range_um` comes after `color_by`.
+    ///
+    /// # Errors
+    /// What is wrong with the value, beginning with the key.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let picture = &mut self.picture;
+        match key {
+            "units" => self.units = word(key, value, Units::from_name, "auto, px or nm")?,
+            "keep" => self.keep = Some(word(key, value, Keep::from_name, "all, finite or converged")?),
+            "render" => picture.render = word(key, value, Render::from_name, "histogram or blur")?,
+            "scale" => picture.scale = Scale::PerPixel(number(key, value)?),
+            "scale_nm" => picture.scale = Scale::Nanometers(number(key, value)?),
+            "colormap" => {
+                let names = Colormap::ALL.map(Colormap::name).join(", ");
+                picture.colormap = word(key, value, Colormap::from_name, &names)?;
+            }
+            "color_by" => {
+                picture.color_by = match value {
+                    "density" => ColorBy::Density,
+                    "z" => ColorBy::Z(None),
+                    _ => return Err(format!("{key} is {value:?}, expected density or z")),
+                }
+            }
+            "z_range_um" => match &mut picture.color_by {
+                ColorBy::Z(of) => *of = Some(range(key, value)?),
+                ColorBy::Density => return Err(format!("{key} needs color_by=z")),
+            },
+            "white_percentile" => picture.white_percentile = number(key, value)?,
+            "error_px_max" => picture.error_px_max = number(key, value)?,
+            _ => return Err(format!("unknown key {key:?}; there are {}", KEYS.join(", "))),
+        }
+        Ok(())
+    }
+}
+
+fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {
+    of(value).ok_or_else(|| format!("{key} is {value:?}, expected {names}"))
+}
+
+fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{key} is {value:?}, expected a number"))
+}
+
+fn range(key: &str, value: &str) -> Result<[f32; 2], String> {
+    let both = value.split_once(',').and_then(|(low, high)| Some([low.parse().ok()?, high.parse().ok()?]));
+    both.filter(|[low, high]: &[f32; 2]| low < high)
+        .ok_or_else(|| format!("{key} is {value:?}, expected the lower and the upper end, such as -0.5,0.5"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_known_and_refuses_what_it_does_not_know() {
+        for key in KEYS {
+            let error = Options::default().set(key, "?").unwrap_err();
+            assert!(error.starts_with(key), "{error}");
+        }
+        let error = Options::default().set("colour", "?").unwrap_err();
+        assert!(error.contains("unknown key \"colour\"") && error.contains("colormap"), "{error}");
+    }
+
+    #[test]
+    fn a_range_belongs_to_colors_by_z() {
+        let mut options = Options::default();
+        assert!(options.set("z_range_um", "-0.5,0.5").unwrap_err().contains("needs color_by=z"));
+        options.set("color_by", "z").unwrap();
+        assert!(options.set("z_range_um", "1,0").unwrap_err().contains("the lower and the upper end"));
+        options.set("z_range_um", "-0.5,0.5").unwrap();
+        assert_eq!(options.picture.color_by, ColorBy::Z(Some([-0.5, 0.5])));
     }
 }
