@@ -1,4 +1,8 @@
-//! Localizations out: rows of fitted spots to files, streams and pictures. Pure: bytes come out as rows go in.
+//! Stacks in and localizations out: bytes to ROIs, and rows of fitted spots to files, streams and pictures. Pure: what comes
+//! out follows from what went in.
+//!
+//! - [`settings`]: what is fitted and found, by the keys of manifests and queries.
+//! - [`stage`]: the bytes of a stack to chunks of ROIs, and what an engine gave for them to rows.
 //!
 //! A [`Writer`] is made for a [`Format`], a [`Schema`] and [`Options`]; it takes [`Table`]s, chunk by chunk, and gives
 //! bytes. Which columns a file has, in which units and from which origin, is a [`layout`]; how they are encoded is a
