@@ -5,7 +5,7 @@ use super::AppError;
 use crate::{
     config::Config,
     engine::{Engine, TensorView, gauss_mle::GaussMle},
-    image::stack,
+    http,
     models::{self, Engine as Runs},
     tasks::localize::{
         Counts, Format, Holds, Options, Schema, Settings, Writer, options, picasso_metadata, settings,
@@ -75,15 +75,6 @@ pub fn predict(
         None => by_extension(&wanted.output).map_err(failed)?,
     };
     let input = open(&wanted.stack).map_err(failed)?;
-    let limits = stack::Limits {
-        side_max: config.image_side_max,
-        frame_pixels_max: config.image_pixels_max,
-        frames_max: config.stack_frames_max,
-        memory_bytes_max: config.stack_memory_bytes_max,
-        spill_bytes_max: config.stack_spill_bytes_max,
-    };
-    let spill_folder = Some(std::env::temp_dir()).filter(|_| config.stack_spill_bytes_max > 0);
-    let options = stack::Options { limits, spill_folder, file_alone: false };
     let name = wanted
         .output
         .file_stem()
@@ -93,7 +84,7 @@ pub fn predict(
     if format.has_open_columns() {
         written.columns = settings.columns();
     }
-    let stager = Stager::new(settings, holds, None, options);
+    let stager = Stager::new(settings, holds, None, http::stack_options(config));
     let mut engine = GaussMle::new(config.compute_threads).map_err(failed)?;
 
     let mut output = Output::create(&wanted.output, format).map_err(failed)?;

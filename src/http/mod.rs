@@ -56,7 +56,6 @@ use guard::HeadLimits;
 use prometheus::IntCounter;
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -83,14 +82,28 @@ pub struct Limits {
     pub body: BodyLimits,
     /// The same for a stack, which is read as it comes.
     pub stack_body: BodyLimits,
-    /// Frames of a stack, and what reading it may take.
-    pub stack: stack::Limits,
-    /// Where a stack may be kept that does not stream.
-    pub stack_spill_folder: Option<PathBuf>,
+    /// How a stack is read, and what that may take.
+    pub stack: stack::Options,
     /// Files of one request.
     pub parts_max: usize,
     /// The longest deadline that a request may set.
     pub timeout_max: Duration,
+}
+
+/// How stacks are read under a configuration, by requests and by `ocelli predict` alike.
+pub fn stack_options(config: &Config) -> stack::Options {
+    let limits = stack::Limits {
+        side_max: config.image_side_max,
+        frame_pixels_max: config.image_pixels_max,
+        frames_max: config.stack_frames_max,
+        memory_bytes_max: config.stack_memory_bytes_max,
+        spill_bytes_max: config.stack_spill_bytes_max,
+    };
+    let spill_folder = (config.stack_spill_bytes_max > 0).then(|| {
+        let folder = &config.stack_spill_folder;
+        if folder.as_os_str().is_empty() { std::env::temp_dir() } else { folder.clone() }
+    });
+    stack::Options { limits, spill_folder, file_alone: false }
 }
 
 /// Everything that handlers share.
@@ -139,10 +152,6 @@ impl Front {
             rate_min: config.body_rate_bytes_min,
             option: "body_bytes_max",
         };
-        let spill = (config.stack_spill_bytes_max > 0).then(|| {
-            let folder = &config.stack_spill_folder;
-            if folder.as_os_str().is_empty() { std::env::temp_dir() } else { folder.clone() }
-        });
         let limits = Limits {
             body,
             stack_body: BodyLimits {
@@ -151,14 +160,7 @@ impl Front {
                 option: "stack_bytes_max",
                 ..body
             },
-            stack: stack::Limits {
-                side_max: config.image_side_max,
-                frame_pixels_max: config.image_pixels_max,
-                frames_max: config.stack_frames_max,
-                memory_bytes_max: config.stack_memory_bytes_max,
-                spill_bytes_max: config.stack_spill_bytes_max,
-            },
-            stack_spill_folder: spill,
+            stack: stack_options(config),
             parts_max: config.parts_max,
             timeout_max: config.timeout_ms_max,
         };

@@ -3,12 +3,15 @@
 //! Files are raw and little-endian. The results are, for each spot, u32 frame, x, y, corner x, corner y, and f32 score; the
 //! ROIs in the movie's type; the contrast of the last frame in f32. One line of JSON on standard output says how long it took.
 
+#[path = "files.rs"]
+mod files;
+
 use std::{env, fs, time::Instant};
 
 use anyhow::{Context, bail};
+use files::{NumberOrFile, read};
 use ocelli::engine::kernels::{
-    Adu, Border, Camera, CameraValue, FinderOptions, InstructionSet, Method, RoiBuffer, SensorMap,
-    SpotFinder, Threshold,
+    Adu, Border, Camera, FinderOptions, InstructionSet, Method, RoiBuffer, SpotFinder, Threshold,
 };
 use serde::Deserialize;
 
@@ -45,32 +48,6 @@ struct Job {
     out_contrast: String,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum NumberOrFile {
-    Number(f32),
-    File(String),
-}
-
-impl NumberOrFile {
-    fn read(&self, height: usize, width: usize) -> anyhow::Result<CameraValue> {
-        Ok(match self {
-            NumberOrFile::Number(number) => CameraValue::Scalar(*number),
-            NumberOrFile::File(path) => {
-                CameraValue::Map(SensorMap { height, width, values: read(path, f32::from_le_bytes)? })
-            }
-        })
-    }
-}
-
-/// All numbers in a file.
-fn read<T, const SIZE: usize>(path: &str, number: fn([u8; SIZE]) -> T) -> anyhow::Result<Vec<T>> {
-    let bytes = fs::read(path).with_context(|| path.to_owned())?;
-    let (numbers, rest) = bytes.as_chunks();
-    anyhow::ensure!(rest.is_empty(), "{path} ends within a number");
-    Ok(numbers.iter().map(|&bytes| number(bytes)).collect())
-}
-
 fn options(job: &Job) -> anyhow::Result<FinderOptions> {
     let method = match (job.method.as_str(), job.threshold_in.as_str()) {
         ("net_gradient", _) => Method::NetGradient { minimum: job.threshold },
@@ -101,7 +78,7 @@ fn main() -> anyhow::Result<()> {
             .with_context(|| format!("this machine has no {name}"))?,
     };
     let [frames, height, width] = job.shape;
-    let value = |value: &NumberOrFile| value.read(height, width);
+    let value = |value: &NumberOrFile| value.read([height, width]);
     let camera = Camera::new(&value(&job.offset)?, &value(&job.gain)?, &value(&job.read_noise)?)?;
     let mut finder = SpotFinder::new(&options(&job)?, &camera, width, height)?.with_instructions(set);
     let (narrow, wide) = match job.data_type.as_str() {

@@ -3,12 +3,14 @@
 //! Files are raw and little-endian. The results are 19 f32 for each ROI: 6 parameters, 6 standard errors, 3 covariances,
 //! log-likelihood ratio, p-value, iterations, status. One line of JSON on standard output says how long it took.
 
+#[path = "files.rs"]
+mod files;
+
 use std::{collections::BTreeMap, env, fs, time::Instant};
 
 use anyhow::{Context, bail};
-use ocelli::engine::kernels::{
-    Adu, Astigmatism, Camera, CameraValue, FitModel, InstructionSet, Psf, Rois, SensorMap, SpotFit, fit,
-};
+use files::{NumberOrFile, read};
+use ocelli::engine::kernels::{Adu, Astigmatism, Camera, FitModel, InstructionSet, Psf, Rois, SpotFit, fit};
 use serde::Deserialize;
 
 /// ROIs that are fitted and timed at a time, as many as one thread of several takes.
@@ -42,32 +44,6 @@ struct Job {
     /// How often to fit them all; of each part the shortest time counts, since other work only ever adds to it.
     repeat: usize,
     out: String,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum NumberOrFile {
-    Number(f32),
-    File(String),
-}
-
-impl NumberOrFile {
-    fn read(&self, [height, width]: [usize; 2]) -> anyhow::Result<CameraValue> {
-        Ok(match self {
-            NumberOrFile::Number(number) => CameraValue::Scalar(*number),
-            NumberOrFile::File(path) => {
-                CameraValue::Map(SensorMap { height, width, values: read(path, f32::from_le_bytes)? })
-            }
-        })
-    }
-}
-
-/// All numbers in a file.
-fn read<T, const SIZE: usize>(path: &str, number: fn([u8; SIZE]) -> T) -> anyhow::Result<Vec<T>> {
-    let bytes = fs::read(path).with_context(|| path.to_owned())?;
-    let (numbers, rest) = bytes.as_chunks();
-    anyhow::ensure!(rest.is_empty(), "{path} ends within a number");
-    Ok(numbers.iter().map(|&bytes| number(bytes)).collect())
 }
 
 fn psf(job: &Job) -> anyhow::Result<Psf> {

@@ -5,12 +5,11 @@ use super::{
     asked::Asked,
     outgoing::{Event, Outgoing},
 };
-use crate::engine::Setting;
 use crate::{
     batch,
+    engine::Setting,
     error::InferError,
     http::{Front, body, call::Call},
-    image::stack,
     models::Model,
     tasks::localize::{
         Format, Options, Writer,
@@ -62,10 +61,7 @@ pub(super) struct Drive {
 
 impl Drive {
     pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Drive {
-        let spill = &front.limits.stack_spill_folder;
-        let options =
-            stack::Options { limits: front.limits.stack, spill_folder: spill.clone(), file_alone: false };
-        let stager = Stager::new(asked.settings, asked.holds, asked.stack, options);
+        let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
         let options = Options { name: model.name.to_string(), ..asked.options };
         Drive {
             front,

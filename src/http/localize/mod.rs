@@ -44,7 +44,7 @@ pub(super) async fn predict(
     let posted = if posted::is_raw(request.headers())? {
         if let Some(permit) = request.extensions().get::<Arc<Permit>>() {
             // It is not held as a whole, whatever its length.
-            permit.trim(front.limits.stack.memory_bytes_max as u64);
+            permit.trim(front.limits.stack.limits.memory_bytes_max as u64);
         }
         Posted::Stream(body::Reader::new(request.into_body(), front.limits.stack_body))
     } else {
@@ -57,7 +57,7 @@ pub(super) async fn predict(
         }
     };
     // Stacks that need such memory to be read are rarer than callers who read late.
-    let (reply, mut coming) = Outgoing::new(front.limits.stack.memory_bytes_max);
+    let (reply, mut coming) = Outgoing::new(front.limits.stack.limits.memory_bytes_max);
     let drive = Drive::new(Arc::clone(front), Arc::clone(model), call, asked);
     // The request's span goes with it: its lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());

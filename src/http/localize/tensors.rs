@@ -106,7 +106,7 @@ pub(in crate::http) async fn fit(
             (rois.chunk(setting)?.into_iter().collect(), schema)
         }
         Given::Frames(frames) => {
-            let options = Options { limits: front.limits.stack, spill_folder: None, file_alone: true };
+            let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
             front.decode.run(move || search(settings, &frames, options)).await??
         }
     };
