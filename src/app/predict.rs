@@ -184,7 +184,7 @@ fn read(
     let bytes_in_all = input.metadata().map_or(0, |metadata| metadata.len());
     let mut progress = Progress { bytes_in_all, ..Progress::default() };
     loop {
-        let step = stager.step().map_err(|error| error.to_string())?;
+        let step = stager.step(false).map_err(|error| error.to_string())?;
         progress.frames = stager.frames();
         let schema = || Ok::<_, String>(Box::new(stager.schema()?));
         let told = match step {

@@ -11,7 +11,7 @@
 
 use super::{
     DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView,
-    kernels::{Adu, Camera, FitModel, InstructionSet, Psf, Rois, SpotFit, fit, on_sensor},
+    kernels::{Adu, Camera, FitModel, InstructionSet, Invalid, Psf, Rois, SpotFit, fit, on_sensor},
     tensor,
 };
 use rayon::prelude::*;
@@ -185,26 +185,35 @@ impl Engine for GaussMle {
 
         // All at once, so that a message names the right ROI.
         on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
-        let mut fits = vec![SpotFit::default(); count];
-        let fit_part = |(index, part): (usize, &mut [SpotFit])| {
-            let start = index * PART;
-            fit(self.set, &setting.model, &setting.camera, rois.part(start..start + part.len()), part)
-        };
-        let fitted = match &self.pool {
-            Some(pool) if count > PART => {
-                pool.install(|| fits.par_chunks_mut(PART).enumerate().try_for_each(fit_part))
-            }
-            _ => fits.chunks_mut(PART).enumerate().try_for_each(fit_part),
-        };
-        fitted.map_err(|error| wrong(error.to_string()))?;
-
         let columns = Columns::of(setting.model.psf());
         let mut rows = vec![0.0; count * columns.count()];
-        let mut codes = Vec::with_capacity(2 * count);
-        for (fit, row) in fits.iter().zip(rows.chunks_exact_mut(columns.count())) {
-            columns.write(fit, row);
-            codes.extend([fit.iterations, fit.status() as u8]);
-        }
+        let mut codes = vec![0; 2 * count];
+        // Each thread writes its own rows, while they are in its cache.
+        let fit_part = |fits: &mut Vec<SpotFit>, (index, (rows, codes)): (usize, (&mut [f32], &mut [u8]))| {
+            let (start, len) = (index * PART, codes.len() / 2);
+            fits.resize(len, SpotFit::default());
+            fit(self.set, &setting.model, &setting.camera, rois.part(start..start + len), fits)?;
+            for (fit, (row, code)) in
+                fits.iter().zip(rows.chunks_exact_mut(columns.count()).zip(codes.as_chunks_mut().0))
+            {
+                columns.write(fit, row);
+                *code = [fit.iterations, fit.status() as u8];
+            }
+            Ok(())
+        };
+        let (row_part, code_part) = (PART * columns.count(), PART * 2);
+        let fitted: Result<(), Invalid> = match &self.pool {
+            Some(pool) if count > PART => pool.install(|| {
+                let parts = rows.par_chunks_mut(row_part).zip(codes.par_chunks_mut(code_part));
+                parts.enumerate().try_for_each_init(Vec::new, fit_part)
+            }),
+            _ => {
+                let mut parts = rows.chunks_mut(row_part).zip(codes.chunks_mut(code_part)).enumerate();
+                let mut fits = Vec::new();
+                parts.try_for_each(|part| fit_part(&mut fits, part))
+            }
+        };
+        fitted.map_err(|error| wrong(error.to_string()))?;
         Ok(vec![
             Tensor {
                 datatype: DataType::Fp32,

@@ -1,7 +1,7 @@
 //! A tensor: a data type, a shape and bytes. The one currency between wire, queue and engines.
 
 use bytes::Bytes;
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 /// Element types, named as the Open Inference Protocol names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,6 +128,16 @@ impl Tensor {
         let mut shape = self.shape.clone();
         shape[0] = end - start;
         Tensor { datatype: self.datatype, shape, data: self.data.slice(start * row..end * row) }
+    }
+
+    /// The elements as `f32`: as they lie in memory where they are such and aligned, else converted.
+    pub fn as_f32(&self) -> Option<Cow<'_, [f32]>> {
+        if let (DataType::Fp32, Ok(values), true) =
+            (self.datatype, bytemuck::try_cast_slice(&self.data), cfg!(target_endian = "little"))
+        {
+            return Some(Cow::Borrowed(values));
+        }
+        self.to_f32().map(Cow::Owned)
     }
 
     /// The elements as `f32`, converted from any numeric type; `None` for [`DataType::Bytes`].

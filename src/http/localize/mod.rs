@@ -2,7 +2,8 @@
 //!
 //! - [`asked`]: what the query and the headers ask for.
 //! - [`tensors`]: the same by the Open Inference Protocol.
-//! - [`drive`]: body to chunks, chunks to the queue, answers to bytes; all at once, and in order.
+//! - [`drive`]: the whole way, of which [`finding`] goes ahead (body to chunks, chunks to the queue) and [`telling`] follows (answers
+//!   to bytes), at once and in order.
 //! - [`outgoing`]: bytes to the connection, and where they wait for a caller who does not read yet.
 //!
 //! A raw body is read as it comes, so that a stack may be longer than memory; answers in a format that streams are sent
@@ -10,7 +11,9 @@
 
 mod asked;
 mod drive;
+mod finding;
 mod outgoing;
+mod telling;
 pub(super) mod tensors;
 
 use super::{Front, admission::Permit, body, call::Call, posted};
@@ -22,7 +25,8 @@ use axum::{
     http::{HeaderName, HeaderValue, header},
     response::Response,
 };
-use drive::{Drive, Posted};
+use drive::Drive;
+use finding::Posted;
 use futures_util::stream;
 use outgoing::{Event, Outgoing};
 use std::sync::Arc;
@@ -58,7 +62,7 @@ pub(super) async fn predict(
     };
     // Stacks that need such memory to be read are rarer than callers who read late.
     let (reply, mut coming) = Outgoing::new(front.limits.stack.limits.memory_bytes_max);
-    let drive = Drive::new(Arc::clone(front), Arc::clone(model), call, asked);
+    let drive = Drive::new(front, model, call, asked);
     // The request's span goes with it: its lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));

@@ -3,6 +3,7 @@
 
 use crate::error::InferError;
 use bytes::{Bytes, BytesMut};
+use std::pin::pin;
 use tokio::sync::mpsc;
 
 /// Pieces that the connection may be behind before they are put together.
@@ -33,7 +34,7 @@ impl Outgoing {
     }
 
     /// Whether bytes wait here.
-    pub(super) fn is_behind(&self) -> bool {
+    fn is_behind(&self) -> bool {
         !self.waiting.is_empty()
     }
 
@@ -41,17 +42,41 @@ impl Outgoing {
     ///
     /// # Errors
     /// Nobody listens any more.
-    pub(super) async fn bytes(&mut self, bytes: &[u8]) -> Result<(), InferError> {
-        self.waiting.extend_from_slice(bytes);
+    pub(super) async fn bytes(&mut self, bytes: Vec<u8>) -> Result<(), InferError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match self.events.try_reserve() {
+            Ok(room) if self.waiting.is_empty() => {
+                room.send(Event::Bytes(bytes.into()));
+                return Ok(());
+            }
+            _ => self.waiting.extend_from_slice(&bytes),
+        }
         let has_room = self.events.capacity() > 0 || self.events.is_closed();
         if has_room || self.waiting.len() > self.waiting_bytes_max { self.catch_up().await } else { Ok(()) }
+    }
+
+    /// Waits for something else, and passes on what waits meanwhile.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    pub(super) async fn keep_up_until<T>(&mut self, work: impl Future<Output = T>) -> Result<T, InferError> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                caught_up = self.catch_up(), if self.is_behind() => caught_up?,
+            }
+        }
     }
 
     /// Passes on what waits, once there is room.
     ///
     /// # Errors
     /// Nobody listens any more.
-    pub(super) async fn catch_up(&mut self) -> Result<(), InferError> {
+    async fn catch_up(&mut self) -> Result<(), InferError> {
         if self.is_behind() {
             let room = self.events.reserve().await.map_err(|_| InferError::Cancelled)?;
             room.send(Event::Bytes(self.waiting.split().freeze()));
@@ -88,7 +113,7 @@ mod tests {
     async fn whoever_does_not_read_holds_nobody_up_below_the_bound() {
         let (mut out, mut coming) = Outgoing::new(1000);
         for number in 0..200_u8 {
-            out.bytes(&[number]).await.unwrap();
+            out.bytes(vec![number]).await.unwrap();
         }
         assert!(out.is_behind());
         let mut all = taken(&mut coming);
@@ -102,10 +127,10 @@ mod tests {
     async fn above_the_bound_it_waits_for_the_reader() {
         let (mut out, mut coming) = Outgoing::new(100);
         for _ in 0..PIECES {
-            out.bytes(&[0; 10]).await.unwrap();
+            out.bytes(vec![0; 10]).await.unwrap();
         }
-        out.bytes(&[1; 100]).await.unwrap();
-        let more = out.bytes(&[2]);
+        out.bytes(vec![1; 100]).await.unwrap();
+        let more = out.bytes(vec![2]);
         assert!(tokio::time::timeout(std::time::Duration::from_secs(1), more).await.is_err());
         let before = taken(&mut coming).len();
         out.catch_up().await.unwrap();
@@ -117,6 +142,6 @@ mod tests {
     async fn it_ends_when_nobody_listens() {
         let (mut out, coming) = Outgoing::new(100);
         drop(coming);
-        assert!(matches!(out.bytes(&[0]).await, Err(InferError::Cancelled)));
+        assert!(matches!(out.bytes(vec![0]).await, Err(InferError::Cancelled)));
     }
 }

@@ -140,7 +140,7 @@ fn search(settings: Settings, frames: &Tensor, options: Options) -> Result<(Vec<
     stager.finish();
     let mut chunks = Vec::new();
     loop {
-        match stager.step()? {
+        match stager.step(false)? {
             Step::Chunk(chunk) => chunks.push(chunk),
             Step::Busy => {}
             Step::Wait | Step::End => break,

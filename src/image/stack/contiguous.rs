@@ -7,8 +7,9 @@ use super::{
     store::{Presence, Store},
 };
 
-/// Small frames (ROIs) come out together up to so many bytes: a call for each would cost more than its samples.
-const BLOCK_BYTES: u64 = 1 << 20;
+/// Small frames (ROIs) come out together up to so many bytes: a call for each would cost more than its samples, and what fits
+/// into a core's cache is read from there again.
+const BLOCK_BYTES: u64 = 256 << 10;
 
 /// Frames that lie one after another.
 #[derive(Debug, Clone)]

@@ -52,19 +52,15 @@ impl Arrow {
     }
 }
 
-/// Moves what was written so far.
-fn drain(writer: &mut StreamWriter<Vec<u8>>, out: &mut Vec<u8>) {
-    out.append(writer.get_mut());
-}
-
 fn failed(error: &ArrowError) -> String {
     format!("cannot write an Arrow stream: {error}")
 }
 
 impl Encoder for Arrow {
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
-        let mut writer = StreamWriter::try_new(Vec::new(), &self.fields).map_err(|error| failed(&error))?;
-        drain(&mut writer, out);
+        let mut writer =
+            StreamWriter::try_new(std::mem::take(out), &self.fields).map_err(|error| failed(&error))?;
+        std::mem::swap(writer.get_mut(), out);
         self.writer = Some(writer);
         Ok(())
     }
@@ -86,17 +82,17 @@ impl Encoder for Arrow {
         let batch =
             RecordBatch::try_new(Arc::clone(&self.fields), columns).map_err(|error| failed(&error))?;
         let writer = self.writer.as_mut().ok_or("rows came before the beginning")?;
-        writer.write(&batch).map_err(|error| failed(&error))?;
-        drain(writer, out);
-        Ok(())
+        // It writes behind what is there, without a copy.
+        std::mem::swap(writer.get_mut(), out);
+        let written = writer.write(&batch);
+        std::mem::swap(writer.get_mut(), out);
+        written.map_err(|error| failed(&error))
     }
 
     fn end(self: Box<Self>, _counts: &Counts) -> Result<Vec<Bytes>, String> {
         let mut writer = self.writer.ok_or("the end came before the beginning")?;
         writer.finish().map_err(|error| failed(&error))?;
-        let mut out = Vec::new();
-        drain(&mut writer, &mut out);
-        Ok(vec![Bytes::from(out)])
+        Ok(vec![Bytes::from(std::mem::take(writer.get_mut()))])
     }
 
     fn error(self: Box<Self>, message: &str, _counts: &Counts) -> Vec<u8> {

@@ -269,6 +269,11 @@ impl Writer {
     /// A table that is not of the schema, more rows than may be held, numbers beyond 32 bits.
     pub fn chunk(&mut self, table: &Table, out: &mut Vec<u8>) -> Result<(), String> {
         table.check(&self.schema)?;
+        if self.keep == Keep::All {
+            self.encoder.rows(table, self.counts.written, out)?;
+            self.counts.add(table, table.rows());
+            return Ok(());
+        }
         let columns = || table.theta.iter().chain(&table.errors);
         let keep: Vec<bool> = (0..table.rows())
             .map(|row| self.keep.takes(table.status[row], columns().all(|column| column[row].is_finite())))

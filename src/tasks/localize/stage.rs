@@ -85,12 +85,12 @@ pub enum Step {
     End,
 }
 
-/// Where ROIs are found.
+/// Where ROIs are found, and those that are found and not handed out.
 enum Source {
     /// Not known before the first frame.
     Open,
     Frames(Box<SpotFinder>, RoiBuffer),
-    Rois,
+    Rois(Gathered),
 }
 
 /// Turns the bytes of one stack into chunks.
@@ -151,7 +151,7 @@ impl Stager {
     /// # Errors
     /// Settings that do not go together.
     pub fn schema(&self) -> Result<Schema, String> {
-        let mut schema = self.settings.schema(!matches!(self.source, Source::Rois))?;
+        let mut schema = self.settings.schema(!matches!(self.source, Source::Rois(_)))?;
         if let Some(info) = self.info() {
             if matches!(self.source, Source::Frames(..)) {
                 schema.frame_size = Some([info.width, info.height]);
@@ -161,17 +161,23 @@ impl Stager {
         Ok(schema)
     }
 
-    /// Reads on.
+    /// Reads on. With `hurry`, what was found is handed out although it does not fill a chunk.
     ///
     /// # Errors
     /// What is wrong with the stack from here on, or with the settings. What was found before it has been handed out.
-    pub fn step(&mut self) -> Result<Step, InferError> {
+    pub fn step(&mut self, hurry: bool) -> Result<Step, InferError> {
         let mut looked = 0;
         loop {
             let opening = matches!(self.source, Source::Open);
-            let frames = match self.reader.next_frames(if opening { 1 } else { ROIS }) {
+            let wanted = match &self.source {
+                Source::Open => 1,
+                Source::Frames(..) => ROIS,
+                Source::Rois(gathered) => ROIS - gathered.count,
+            };
+            let frames = match self.reader.next_frames(wanted) {
                 Ok(Some(frames)) => frames,
-                Ok(None) => return Ok(self.rest()),
+                Ok(None) if hurry || self.finished => return Ok(self.rest()),
+                Ok(None) => return Ok(Step::Wait),
                 // First what was found before the stack went wrong: the reader says the same again.
                 Err(error) => {
                     return match self.rest() {
@@ -181,18 +187,15 @@ impl Stager {
                 }
             };
             looked += frames.width as usize * frames.height as usize * frames.count;
-            let chunk = if opening {
+            if opening {
                 // What the stack is can be asked for when its first frame was read, and that frame is the reader's.
                 let first = Owned::of(&frames);
                 self.begin()?;
-                look(&mut self.source, self.setting.as_ref(), &first.frames())?
+                look(&mut self.source, &first.frames())?;
             } else {
-                look(&mut self.source, self.setting.as_ref(), &frames)?
-            };
-            if let Some(chunk) = chunk {
-                return Ok(Step::Chunk(chunk));
+                look(&mut self.source, &frames)?;
             }
-            if matches!(&self.source, Source::Frames(_, found) if found.len() >= ROIS) {
+            if self.source.found() >= ROIS {
                 return Ok(self.rest());
             }
             if looked >= PIXELS {
@@ -227,7 +230,7 @@ impl Stager {
             return Err(InferError::BadRequest(CORNERS_NEEDED.into()));
         }
         self.source = if is_rois {
-            Source::Rois
+            Source::Rois(Gathered::default())
         } else {
             let finder =
                 self.settings.finder(setting.camera(), width, height).map_err(InferError::BadRequest)?;
@@ -243,22 +246,81 @@ impl Stager {
 
     /// What was found and not handed out.
     fn rest(&mut self) -> Step {
-        if let (Source::Frames(_, found), Some(setting)) = (&mut self.source, &self.setting)
-            && !found.is_empty()
-        {
-            let (side, items) = (found.rois().side(), found.len());
-            let data: Bytes = found.to_le_bytes().into();
-            let wide = data.len() / (side * side * items) == size_of::<f32>();
-            let origins = Origins {
-                frames: found.frames().to_vec(),
-                corners: found.corners().to_vec(),
-                scores: found.scores().to_vec(),
-            };
-            found.clear();
-            let datatype = if wide { DataType::Fp32 } else { DataType::Uint16 };
-            return Step::Chunk(chunk(datatype, side, data, origins, setting));
+        let Some(setting) = self.setting.as_ref().filter(|_| self.source.found() > 0) else {
+            return if self.finished { Step::End } else { Step::Wait };
+        };
+        Step::Chunk(match &mut self.source {
+            Source::Frames(_, found) => cut_out(found, setting),
+            Source::Rois(gathered) => std::mem::take(gathered).chunk(setting),
+            Source::Open => unreachable!("nothing is found before it is known where"),
+        })
+    }
+}
+
+impl Source {
+    /// ROIs that were not handed out.
+    fn found(&self) -> usize {
+        match self {
+            Source::Open => 0,
+            Source::Frames(_, found) => found.len(),
+            Source::Rois(gathered) => gathered.count,
         }
-        if self.finished { Step::End } else { Step::Wait }
+    }
+}
+
+/// The ROIs that were found in frames, of which there are some.
+fn cut_out(found: &mut RoiBuffer, setting: &Setting) -> Chunk {
+    let (side, items) = (found.rois().side(), found.len());
+    let data: Bytes = found.to_le_bytes().into();
+    let wide = data.len() / (side * side * items) == size_of::<f32>();
+    let origins = Origins {
+        frames: found.frames().to_vec(),
+        corners: found.corners().to_vec(),
+        scores: found.scores().to_vec(),
+    };
+    found.clear();
+    let datatype = if wide { DataType::Fp32 } else { DataType::Uint16 };
+    chunk(datatype, side, data, origins, setting)
+}
+
+/// ROIs that were posted as such: each is a frame of its own.
+#[derive(Default)]
+struct Gathered {
+    first: u64,
+    side: usize,
+    count: usize,
+    values: Values,
+}
+
+impl Gathered {
+    fn add(&mut self, frames: &Frames<'_>) {
+        if self.count == 0 {
+            (self.first, self.side) = (frames.first, frames.width as usize);
+            self.values = match frames.samples {
+                Samples::U16(_) => Values::U16(Vec::with_capacity(ROIS * self.side * self.side)),
+                Samples::F32(_) => Values::F32(Vec::with_capacity(ROIS * self.side * self.side)),
+            };
+        }
+        match (&mut self.values, frames.samples) {
+            (Values::U16(values), Samples::U16(more)) => values.extend_from_slice(more),
+            (Values::F32(values), Samples::F32(more)) => values.extend_from_slice(more),
+            _ => unreachable!("all frames of a stack are of one type"),
+        }
+        self.count += frames.count;
+    }
+
+    fn chunk(self, setting: &Setting) -> Chunk {
+        let (datatype, data) = match self.values {
+            Values::U16(values) => (DataType::Uint16, bytes_of(values)),
+            Values::F32(values) => (DataType::Fp32, bytes_of(values)),
+        };
+        let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
+        let origins = Origins {
+            frames: (0..self.count).map(number).collect(),
+            corners: vec![[0; 2]; self.count],
+            scores: Vec::new(),
+        };
+        chunk(datatype, self.side, data, origins, setting)
     }
 }
 
@@ -272,6 +334,12 @@ struct Owned {
 enum Values {
     U16(Vec<u16>),
     F32(Vec<f32>),
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        Values::U16(Vec::new())
+    }
 }
 
 impl Owned {
@@ -293,16 +361,15 @@ impl Owned {
     }
 }
 
-/// Looks for spots in frames; hands ROIs on as they are.
-fn look(
-    source: &mut Source,
-    setting: Option<&Setting>,
-    frames: &Frames<'_>,
-) -> Result<Option<Chunk>, InferError> {
-    let (finder, found) = match (source, setting) {
-        (Source::Frames(finder, found), _) => (finder, found),
-        (Source::Rois, Some(setting)) => return Ok(Some(rois(frames, setting))),
-        _ => return Err(InferError::Internal("frames came before what they are".into())),
+/// Looks for spots in frames; gathers ROIs as they are.
+fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
+    let (finder, found) = match source {
+        Source::Frames(finder, found) => (finder, found),
+        Source::Rois(gathered) => {
+            gathered.add(frames);
+            return Ok(());
+        }
+        Source::Open => return Err(InferError::Internal("frames came before what they are".into())),
     };
     let pixels = frames.width as usize * frames.height as usize;
     for index in 0..frames.count {
@@ -315,22 +382,7 @@ fn look(
         let cut = spots.and_then(|spots| found.cut(adu, frames.width as usize, number, spots));
         cut.map_err(|error| InferError::BadRequest(error.to_string()))?;
     }
-    Ok(None)
-}
-
-/// ROIs that were posted as such: each is a frame of its own.
-fn rois(frames: &Frames<'_>, setting: &Setting) -> Chunk {
-    let (datatype, data) = match frames.samples {
-        Samples::U16(values) => (DataType::Uint16, bytes_of(values.to_vec())),
-        Samples::F32(values) => (DataType::Fp32, bytes_of(values.to_vec())),
-    };
-    let number = |index: usize| u32::try_from(frames.first + index as u64).unwrap_or(u32::MAX);
-    let origins = Origins {
-        frames: (0..frames.count).map(number).collect(),
-        corners: vec![[0; 2]; frames.count],
-        scores: Vec::new(),
-    };
-    chunk(datatype, frames.width as usize, data, origins, setting)
+    Ok(())
 }
 
 fn chunk(datatype: DataType, side: usize, data: Bytes, origins: Origins, setting: &Setting) -> Chunk {
@@ -366,27 +418,22 @@ impl Origins {
     pub fn table(self, outputs: &[Tensor], schema: &Schema, setting: &Setting) -> Result<Table, String> {
         let columns = Columns::of(setting.model().psf());
         let items = self.frames.len();
-        let (Some(fits), Some(codes)) = (outputs.first().and_then(Tensor::to_f32), outputs.get(1)) else {
+        let (Some(fits), Some(codes)) = (outputs.first(), outputs.get(1)) else {
             return Err("the fitter gave no results".into());
         };
+        let fits = fits.as_f32().ok_or("the fitter gave no numbers")?;
         if fits.len() != items * columns.count() || codes.data.len() != 2 * items {
             return Err(format!("the fitter gave {} numbers for {items} ROIs", fits.len()));
         }
-        let column = |index: usize| {
-            fits.get(index..)
-                .unwrap_or_default()
-                .iter()
-                .step_by(columns.count())
-                .copied()
-                .collect::<Vec<f32>>()
-        };
+        let mut turned = turn(&fits, columns.count(), items).into_iter();
+        let mut take = |count: usize| turned.by_ref().take(count).collect::<Vec<_>>();
         let mut table = Table::new(schema);
         let Columns { parameters, covariances } = columns;
-        table.theta = (0..parameters).map(column).collect();
-        table.errors = (parameters..2 * parameters).map(column).collect();
-        table.covariances = (2 * parameters..2 * parameters + covariances).map(column).collect();
-        table.log_likelihood_ratio = column(2 * parameters + covariances);
-        table.p_value = column(2 * parameters + covariances + 1);
+        table.theta = take(parameters);
+        table.errors = take(parameters);
+        table.covariances = take(covariances);
+        [table.log_likelihood_ratio, table.p_value] =
+            [turned.next(), turned.next()].map(Option::unwrap_or_default);
         for (axis, positions) in table.theta.iter_mut().take(2).enumerate() {
             for (position, corner) in positions.iter_mut().zip(&self.corners) {
                 *position += corner[axis] as f32;
@@ -400,4 +447,16 @@ impl Origins {
         }
         Ok(table)
     }
+}
+
+/// Rows of numbers as columns; a few rows at a time, so that each is read from memory once.
+fn turn(rows: &[f32], columns: usize, items: usize) -> Vec<Vec<f32>> {
+    const ROWS: usize = 64;
+    let mut turned: Vec<Vec<f32>> = (0..columns).map(|_| Vec::with_capacity(items)).collect();
+    for rows in rows.chunks(ROWS * columns) {
+        for (index, column) in turned.iter_mut().enumerate() {
+            column.extend(rows.iter().skip(index).step_by(columns));
+        }
+    }
+    turned
 }

@@ -1,0 +1,211 @@
+//! The first side of a [`drive`](super::drive): bytes from the connection to chunks of ROIs in the queue.
+
+use super::{asked::Asked, drive::Pending};
+use crate::{
+    error::InferError,
+    http::{Front, body, call::Call},
+    models::Model,
+    tasks::localize::{
+        Format, Options, Writer,
+        stage::{Chunk, Stager, Step},
+    },
+};
+use bytes::Bytes;
+use std::{pin::pin, sync::Arc, time::Duration};
+use tokio::sync::mpsc;
+
+/// Chunks that are handed over at once: waking a thread costs as much as looking at 100 kB.
+const CHUNKS_AT_ONCE: usize = 4;
+/// Bytes that are taken from the connection while others are looked at.
+const BYTES: usize = 4 << 20;
+/// How long to wait for more of a chunk before what is there is fitted.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// How long to wait for room in the queue before asking again.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
+
+/// What was posted.
+pub(super) enum Posted {
+    /// A body to be read.
+    Stream(body::Reader),
+    /// A file that was taken out of a body.
+    File(Bytes),
+}
+
+/// What was found, in this order: what the rows are written with, chunks, the number of frames.
+pub(super) enum Found {
+    Begin(Box<Writer>),
+    Chunk(Pending),
+    End(u64),
+}
+
+/// Reads a stack and queues what is in it.
+pub(super) struct Finding {
+    front: Arc<Front>,
+    model: Arc<Model>,
+    call: Call,
+    format: Format,
+    options: Options,
+    /// On the pool while it works.
+    stager: Option<Stager>,
+    begun: bool,
+}
+
+impl Finding {
+    pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Finding {
+        let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
+        let options = Options { name: model.name.to_string(), ..asked.options };
+        Finding { front, model, call, format: asked.format, options, stager: Some(stager), begun: false }
+    }
+
+    /// Reads the stack to its end.
+    pub(super) async fn run(mut self, posted: Posted, found: mpsc::Sender<Found>) -> Result<(), InferError> {
+        let mut supply = Supply { posted, waiting: Vec::new(), bytes: 0, ended: false, failed: None };
+        let mut hurry = false;
+        loop {
+            let mut stager = self.stager.take().expect("it is back after each step");
+            let looking = self.front.decode.run(move || {
+                let mut chunks = Vec::new();
+                let step = loop {
+                    match stager.step(hurry) {
+                        Ok(Step::Chunk(chunk)) if chunks.len() + 1 < CHUNKS_AT_ONCE => chunks.push(chunk),
+                        step => break step,
+                    }
+                };
+                (stager, chunks, step)
+            });
+            let (stager, chunks, step) = supply.gather_while(looking).await?;
+            self.stager = Some(stager);
+            for chunk in chunks {
+                self.queue(chunk, &found).await?;
+            }
+            match step? {
+                Step::Chunk(chunk) => self.queue(chunk, &found).await?,
+                Step::Busy => {}
+                Step::Wait => hurry = !supply.feed(self.stager(), !hurry).await?,
+                Step::End => break,
+            }
+        }
+        self.begin(&found).await?;
+        let frames = self.stager().frames();
+        tell(&found, Found::End(frames)).await
+    }
+
+    fn stager(&mut self) -> &mut Stager {
+        self.stager.as_mut().expect("it is back after each step")
+    }
+
+    /// Makes the writer, once what the stack is is known.
+    async fn begin(&mut self, found: &mpsc::Sender<Found>) -> Result<(), InferError> {
+        if self.begun {
+            return Ok(());
+        }
+        self.begun = true;
+        let mut schema = self.stager().schema().map_err(InferError::BadRequest)?;
+        schema.notes.push(("served_as".into(), format!("{} {}", self.model.name, self.model.version)));
+        let writer = Writer::new(self.format, &schema, &self.options).map_err(InferError::BadRequest)?;
+        tell(found, Found::Begin(Box::new(writer))).await
+    }
+
+    /// Queues a chunk, once few enough are there.
+    async fn queue(&mut self, chunk: Chunk, found: &mpsc::Sender<Found>) -> Result<(), InferError> {
+        self.begin(found).await?;
+        let room = found.reserve().await.map_err(|_| InferError::Cancelled)?;
+        let Chunk { inputs, items, setting, origins } = chunk;
+        let call = self.call.again();
+        let ticket = loop {
+            match call.push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
+                Err(InferError::Full { .. }) if !call.is_late() => tokio::time::sleep(FULL_PAUSE).await,
+                pushed => break pushed?,
+            }
+        };
+        let (front, model) = (Arc::clone(&self.front), Arc::clone(&self.model));
+        let fitting = Box::pin(async move { call.answer(&front, &model, ticket).await });
+        room.send(Found::Chunk(Pending { fitting, origins, setting }));
+        Ok(())
+    }
+}
+
+async fn tell(found: &mpsc::Sender<Found>, what: Found) -> Result<(), InferError> {
+    found.send(what).await.map_err(|_| InferError::Cancelled)
+}
+
+/// Bytes on their way to the stager.
+struct Supply {
+    posted: Posted,
+    waiting: Vec<Bytes>,
+    /// Of all that waits.
+    bytes: usize,
+    ended: bool,
+    /// Why no more will come.
+    failed: Option<InferError>,
+}
+
+impl Supply {
+    /// Takes what comes while other work is done, up to a bound.
+    async fn gather_while<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            let wanted = self.bytes < BYTES && !self.ended && self.failed.is_none();
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                next = next(&mut self.posted), if wanted => self.take(next),
+            }
+        }
+    }
+
+    /// Gives the stager what has come, or says that there is no more. Waits only if nothing has come; with `briefly`, not for
+    /// long. Whether there was anything to say.
+    async fn feed(&mut self, stager: &mut Stager, briefly: bool) -> Result<bool, InferError> {
+        if self.waiting.is_empty() {
+            if self.failed.is_some() && briefly {
+                return Ok(false); // first what is there
+            }
+            if let Some(error) = self.failed.take() {
+                return Err(error);
+            }
+            if !self.ended {
+                let next = next(&mut self.posted);
+                let next = if briefly {
+                    match tokio::time::timeout(PATIENCE, next).await {
+                        Ok(next) => next,
+                        Err(_) => return Ok(false),
+                    }
+                } else {
+                    next.await
+                };
+                self.take(next);
+            }
+            // What is there already goes with it.
+            self.gather_while(std::future::ready(())).await;
+        }
+        self.bytes = 0;
+        for bytes in self.waiting.drain(..) {
+            stager.push(bytes)?;
+        }
+        if self.ended {
+            stager.finish();
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, next: Result<Option<Bytes>, InferError>) {
+        match next {
+            Ok(Some(bytes)) => {
+                self.bytes += bytes.len();
+                self.waiting.push(bytes);
+            }
+            Ok(None) => self.ended = true,
+            Err(error) => self.failed = Some(error),
+        }
+    }
+}
+
+/// The next bytes. Nothing is lost when it is dropped before they are there.
+async fn next(posted: &mut Posted) -> Result<Option<Bytes>, InferError> {
+    match posted {
+        Posted::Stream(reader) => reader.next().await,
+        Posted::File(file) if file.is_empty() => Ok(None),
+        Posted::File(file) => Ok(Some(file.split_to(file.len().min(BYTES)))),
+    }
+}

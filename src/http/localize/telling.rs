@@ -1,0 +1,113 @@
+//! The second side of a [`drive`](super::drive): answers to the bytes of the reply.
+
+use super::{
+    drive::Pending,
+    finding::Found,
+    outgoing::{Event, Outgoing},
+};
+use crate::{
+    error::InferError,
+    http::Front,
+    tasks::localize::{Format, Writer},
+};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Writes what was found, in order.
+pub(super) struct Telling {
+    front: Arc<Front>,
+    format: Format,
+    /// On the pool while it works.
+    writer: Option<Writer>,
+    begun: bool,
+}
+
+impl Telling {
+    pub(super) fn new(front: Arc<Front>, format: Format) -> Telling {
+        Telling { front, format, writer: None, begun: false }
+    }
+
+    /// Tells all that comes. Ends without an error, too, when finding broke off.
+    pub(super) async fn run(
+        &mut self,
+        coming: &mut mpsc::Receiver<Found>,
+        reply: &mut Outgoing,
+    ) -> Result<(), InferError> {
+        while let Some(found) = reply.keep_up_until(coming.recv()).await? {
+            match found {
+                Found::Begin(writer) => self.writer = Some(*writer),
+                Found::Chunk(pending) => self.rows(pending, reply).await?,
+                Found::End(frames) => return self.end(frames, reply).await,
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Writer {
+        self.writer.take().expect("it comes before the first chunk, and is back after each")
+    }
+
+    /// Turns an answer into rows, and sends them.
+    async fn rows(&mut self, pending: Pending, reply: &mut Outgoing) -> Result<(), InferError> {
+        let Pending { fitting, origins, setting } = pending;
+        let answer = reply.keep_up_until(fitting).await??;
+        let mut writer = self.take();
+        let begin = !self.begun;
+        let written = self.front.decode.run(move || {
+            let mut out = Vec::new();
+            if begin {
+                writer.begin(&mut out)?;
+            }
+            let table = origins.table(&answer.outputs, writer.schema(), &setting)?;
+            writer.chunk(&table, &mut out)?;
+            Ok::<_, String>((writer, out))
+        });
+        let (writer, out) = reply.keep_up_until(written).await??.map_err(InferError::BadRequest)?;
+        if begin {
+            self.begun = true;
+            if self.format.streams() {
+                reply.send(Event::Begin(writer.conventions().to_owned())).await?;
+            }
+        }
+        self.writer = Some(writer);
+        reply.bytes(out).await
+    }
+
+    /// The rest of the reply.
+    async fn end(&mut self, frames: u64, reply: &mut Outgoing) -> Result<(), InferError> {
+        let frames = u32::try_from(frames).ok();
+        let mut writer = self.take();
+        let begin = !self.begun;
+        let conventions = writer.conventions().to_owned();
+        let ended = self.front.decode.run(move || {
+            let mut out = Vec::new();
+            if begin {
+                writer.begin(&mut out)?;
+            }
+            let mut pieces = writer.end(frames)?;
+            pieces.insert(0, out.into());
+            Ok::<_, String>(pieces)
+        });
+        let pieces = ended.await?.map_err(InferError::BadRequest)?;
+        if begin || !self.format.streams() {
+            reply.send(Event::Begin(conventions)).await?;
+        }
+        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+            reply.send(Event::Bytes(piece)).await?;
+        }
+        Ok(())
+    }
+
+    /// Says what went wrong: as the reply, or as its last member.
+    pub(super) async fn fail(self, error: InferError, reply: &mut Outgoing) {
+        let told = match self.writer {
+            Some(writer) if self.begun && self.format.streams() => {
+                tracing::info!(%error, "a stack broke off after results had been sent");
+                Event::Bytes(writer.error(&error.to_string()).into())
+            }
+            _ => Event::Failed(error),
+        };
+        // Nobody listens: nobody is told.
+        let _ = reply.send(told).await;
+    }
+}
