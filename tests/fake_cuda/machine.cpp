@@ -4,10 +4,12 @@ machine: runs a grid. See machine.h.
 A fiber runs thread after thread of a block. Where one has to wait for others the fiber stays with it, and another fiber goes on
 with the next; so a kernel whose threads never meet needs a single one.
 */
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "entries.h"
@@ -80,11 +82,7 @@ void run_threads() {
     while (block->started < block->threads && !block->code) {
         fiber.thread = nth_thread(*block, block->started++);
         place(fiber.thread);
-        try {
-            (*block->kernel)();
-        } catch (int code) {
-            block->code = code;
-        }
+        (*block->kernel)();
         ++block->ended;
         // Those that are done are not waited for.
         release_block_if_all_came();
@@ -127,7 +125,7 @@ void run_block(Block& of) {
     of.next_fiber = 0;
     for (Warp& warp : of.warps) warp.arrived = 0;
     for (auto& fiber : of.fibers) fiber->idle = true;
-    memset(of.shared.data(), 0xCD, of.shared.size());
+    std::fill(of.shared.begin(), of.shared.end(), 0xCD);
     while (of.ended < of.threads && !of.code) {
         const unsigned before = progress(of);
         while (of.started < of.threads && !of.code) {
@@ -171,7 +169,15 @@ const uint64_t* machine_meet_warp(unsigned mask, uint64_t word) {
 
 unsigned char* dynamic_shared() { return block->shared.data(); }
 
-void machine_trap(int code) { throw code; }
+void machine_trap(int code) {
+    if (!block) {
+        fputs("fake CUDA driver: a twin cannot trap\n", stderr);
+        abort();
+    }
+    block->code = code;
+    // Not resumed: with its thread the whole grid has ended.
+    for (;;) swapcontext(&block->running->context, &block->scheduler);
+}
 
 int run_grid(const Grid& grid, const std::function<void()>& kernel) {
     Block of;
@@ -196,10 +202,6 @@ int run_grid(const Grid& grid, const std::function<void()>& kernel) {
 int run_twin(const Grid& grid, const std::function<void()>& function) {
     gridDim = {grid.grid[0], grid.grid[1], grid.grid[2]};
     blockDim = {grid.block[0], grid.block[1], grid.block[2]};
-    try {
-        function();
-    } catch (int code) {
-        return code;
-    }
+    function();
     return 0;
 }

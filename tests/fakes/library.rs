@@ -53,8 +53,9 @@ pub fn compiled(recipe: &Recipe) -> PathBuf {
         flags.push("-fno-omit-frame-pointer".to_owned());
     }
     let version = said(Command::new(&compiler).arg("--version"));
-    let common = (compiler.clone(), version, flags.clone(), texts(&folder, &["h"]));
-    let kernels = texts(&package.join("kernels"), &["cu", "cuh"]);
+    let headers = (texts(&folder, &["h"]), texts(&package.join("tests/fakes"), &["h"]));
+    let common = (compiler.clone(), version, flags.clone(), headers);
+    let kernels = texts(&package.join("kernels"), &["cu", "cuh", "h"]);
 
     let mut sources: Vec<(PathBuf, u64)> = Vec::new();
     for source in files(&folder, &["cpp"]) {

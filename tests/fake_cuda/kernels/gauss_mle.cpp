@@ -5,6 +5,10 @@
 #define local local_gauss_mle
 #include "../../../kernels/gauss_mle.cu"
 
+#if __has_include("../../../kernels/entries.h")
+#include "../../../kernels/entries.h"
+GAUSS_MLE_ENTRIES(ENTRY)
+#else
 #define FITS(model)             \
     ENTRY(fit_##model##_u16)    \
     ENTRY(fit_##model##_u16_maps) \
@@ -15,3 +19,4 @@ FITS(xynb)
 FITS(xynbs)
 FITS(xynbsxsy)
 FITS(xyznb)
+#endif
