@@ -3,6 +3,7 @@
 use super::{
     Front, body,
     call::{Call, Spent},
+    encoded,
     localize::tensors::{self, Fitted},
     target::Target,
     wire::{
@@ -84,7 +85,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
     let read = move || match length {
-        Some(0) => raw::read(body, &signature.signature.inputs),
+        Some(0) => raw::read(body, &signature.signature.inputs, signature.image.is_some()),
         // A fitter takes its inputs in several types, and looks at them itself.
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
         length => oip::read(&body, length, &signature.signature.inputs),
@@ -99,12 +100,17 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         // Before the work, what may be asked for is known.
         let names: Vec<&str> = model.signature.outputs.iter().map(|spec| spec.name.as_str()).collect();
         wanted(model, &asked, &names)?;
-        let (inputs, items) = arrange(model, request.inputs)?;
-        let decode = began.elapsed();
-        let ticket = call.push(front, model, inputs, items, None)?;
-        let ran = call.answer(front, model, ticket).await?;
         let names = names.into_iter().map(str::to_owned);
-        (names.zip(ran.outputs).collect(), Spent { decode, batch: ran.timing, device: Some(ran.device) })
+        if let Some(images) = encoded::sent(model, &request.inputs) {
+            let (outputs, spent) = encoded::run(front, model, &call, images).await?;
+            (names.zip(outputs).collect(), spent)
+        } else {
+            let (inputs, items) = arrange(model, request.inputs)?;
+            let decode = began.elapsed();
+            let ticket = call.push(front, model, inputs, items, None)?;
+            let ran = call.answer(front, model, ticket).await?;
+            (names.zip(ran.outputs).collect(), Spent { decode, batch: ran.timing, device: Some(ran.device) })
+        }
     };
 
     let answered = Instant::now();
