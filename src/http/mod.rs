@@ -4,8 +4,10 @@
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request.
+//! - `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
+//! - `encoded`: images in tensors.
 //! - `predict`, `infer`, `catalog`, `health`: the handlers; `target`, `call`: what they share.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
@@ -15,7 +17,9 @@ pub mod admission;
 pub mod body;
 mod call;
 mod catalog;
+mod coding;
 pub mod decode;
+mod encoded;
 pub mod guard;
 mod health;
 mod infer;
@@ -33,11 +37,13 @@ use crate::{
     batch::Queue,
     config::Config,
     image::stack,
-    models::Catalog,
+    models::{Catalog, Model},
     status::{DeviceState, Status},
     telemetry::{
+        host::Host,
         logging::LinesLost,
         metrics::{EndReason, Metrics, RefuseReason},
+        triton,
     },
 };
 use accept::Connections;
@@ -124,6 +130,9 @@ pub struct Front {
     pub connections: Arc<Connections>,
     /// What a request may bring.
     pub limits: Limits,
+    /// Whether Triton's metrics are written beside our own.
+    triton_metrics: bool,
+    host: Host,
     lines_lost: LinesLost,
     scrape: Mutex<()>,
 }
@@ -173,9 +182,34 @@ impl Front {
             admission,
             connections: Arc::default(),
             limits,
+            triton_metrics: config.triton_metrics,
+            host: Host::default(),
             lines_lost,
             scrape: Mutex::default(),
         }
+    }
+
+    /// All metrics, in Prometheus' text format.
+    fn scrape(&self) -> String {
+        self.gauge();
+        let mut text = self.metrics.render();
+        if self.triton_metrics {
+            let (models, load) = (self.catalog.ready(), self.queue.load());
+            let pending =
+                |key| load.models.iter().find(|load| load.key == key).map_or(0, |load| load.waiting);
+            let version = |model| {
+                let Model { name, version, key, statistics, .. }: &Model = model;
+                triton::Version {
+                    model: name,
+                    version,
+                    counts: statistics.snapshot(),
+                    pending: pending(*key),
+                }
+            };
+            let versions: Vec<_> = models.iter().map(|model| version(model)).collect();
+            triton::write(&mut text, &versions, self.host.look());
+        }
+        text
     }
 
     /// Copies what others count into the gauges, just before a scrape reads them.
@@ -209,7 +243,7 @@ impl Front {
         let mut items: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         for model in self.catalog.ready() {
             let of_version =
-                load.models.iter().find(|(key, _)| *key == model.key).map_or(0, |(_, items)| *items);
+                load.models.iter().find(|load| load.key == model.key).map_or(0, |load| load.items);
             *items.entry(Arc::clone(&model.name)).or_default() += of_version;
         }
         for (name, items) in items {
@@ -241,10 +275,15 @@ fn catalog_routes() -> Vec<Route> {
     vec![
         ("/v2", get(catalog::server)),
         ("/v2/models", get(catalog::models)),
+        ("/v2/models/stats", get(catalog::all_statistics)),
         ("/v2/models/{model}", get(catalog::model)),
         ("/v2/models/{model}/ready", get(catalog::ready)),
+        ("/v2/models/{model}/config", get(catalog::config)),
+        ("/v2/models/{model}/stats", get(catalog::statistics)),
         ("/v2/models/{model}/versions/{version}", get(catalog::model)),
         ("/v2/models/{model}/versions/{version}/ready", get(catalog::ready)),
+        ("/v2/models/{model}/versions/{version}/config", get(catalog::config)),
+        ("/v2/models/{model}/versions/{version}/stats", get(catalog::statistics)),
         ("/openapi.yaml", get(openapi)),
     ]
 }
@@ -268,6 +307,10 @@ pub fn routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
     let inference = router(inference_routes())
+        // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
+        .layer(middleware::from_fn(coding::unpack))
+        // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+        .layer(middleware::from_fn(coding::pack))
         // Full means refused now, before the body is read: the caller can try elsewhere.
         .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
         // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.

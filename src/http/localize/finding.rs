@@ -113,7 +113,7 @@ impl Finding {
         let Chunk { inputs, items, setting, origins } = chunk;
         let call = self.call.again();
         let ticket = loop {
-            match call.push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
+            match call.try_push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
                 Err(InferError::Full { .. }) if !call.is_late() => tokio::time::sleep(FULL_PAUSE).await,
                 pushed => break pushed?,
             }
