@@ -56,6 +56,8 @@ pub mod http;
 pub mod image;
 /// The model folder: manifests, the catalog of what can be served, and what a request needs to know of a model.
 pub mod models;
+/// Generated messages: the inference protocol over gRPC, and `config.pbtxt`.
+pub mod protocol;
 /// What the process knows about itself: live, draining, devices, ready.
 pub mod status;
 /// Engine outputs to answers: classify, detect, segment, embed, tensors, localize.
