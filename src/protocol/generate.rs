@@ -16,7 +16,8 @@ pub(crate) fn generate() {
     if let Err(mistake) = compiler.open_files(FILES) {
         panic!("{mistake:?}");
     }
-    fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set()).expect("OUT_DIR can be written to");
+    fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())
+        .expect("OUT_DIR can be written to");
     tonic_prost_build::configure()
         .build_client(false)
         .build_transport(false)

@@ -6,7 +6,14 @@
 //! - `health.proto`: gRPC's own health checks.
 //! - `generate.rs`: what the build script does with them.
 
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic, clippy::restriction)]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::pedantic,
+    clippy::restriction
+)]
 mod generated {
     pub mod inference {
         include!(concat!(env!("OUT_DIR"), "/inference.rs"));
