@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use queue::{Load, Queue, QueueLimits, Running, Taken, Ticket, Worker};
+pub use queue::{Load, ModelLoad, Queue, QueueLimits, Running, Taken, Ticket, Worker};
 
 /// One loaded version of one model. Keys are never used again, so a stale one finds nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

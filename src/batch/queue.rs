@@ -10,7 +10,7 @@ mod tests;
 mod ticket;
 mod worker;
 
-pub use super::book::{Load, QueueLimits};
+pub use super::book::{Load, ModelLoad, QueueLimits};
 pub use ticket::Ticket;
 pub use worker::{Running, Taken, Worker};
 
@@ -121,10 +121,11 @@ impl Queue {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
         let model = job.model;
-        let job = state.book.push(job, Instant::now())?;
+        let pushed = Instant::now();
+        let job = state.book.push(job, pushed)?;
         state.replies.insert(job, sender);
         self.leave(state, Some(model));
-        Ok(Ticket { job, reply: receiver, queue: Some(Arc::clone(self)) })
+        Ok(Ticket { job, pushed, reply: receiver, queue: Some(Arc::clone(self)) })
     }
 
     /// Adds a worker: one thread that runs batches on `device`.

@@ -208,6 +208,11 @@ options! {
             "Threads that run a model on the CPU; 0 for one per core.",
             "One batch uses all of them.";
     }
+    section "Metrics" {
+        triton_metrics: bool, Choice(&["on", "off"]), "on",
+            "Whether /metrics also has the names of Triton's metrics.",
+            "nv_inference_* for each model and nv_cpu_*, in the form that dashboards, autoscalers and perf_analyzer read.";
+    }
     section "Shutdown" {
         drain_delay_ms: Duration, Millis { min: 0, max: 3_600_000 }, "5000",
             "How long requests are still taken after SIGTERM, while readiness already says no.",
@@ -257,6 +262,15 @@ from_value! {
     usize: Value::Number(number) => usize::try_from(number).expect("the kind's range fits the type");
     Duration: Value::Duration(duration) => duration;
     String: Value::Text(text) => text;
+}
+
+impl FromValue for bool {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) => word == "on",
+            other => unreachable!("the table's words are on and off, not {other:?}"),
+        }
+    }
 }
 
 impl FromValue for Backend {

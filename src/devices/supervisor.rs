@@ -136,6 +136,7 @@ impl Devices {
         match &loaded {
             Ok(loading) => {
                 tracing::info!(model = name, version, load = ?loading.load, canary = ?loading.canary, "model is ready");
+                loading.model.statistics.loaded(loading.load);
                 self.publish(found, State::Ready(Arc::clone(&loading.model)));
                 self.parts.status.set_device(CPU, DeviceState::Serving, "a forward pass works");
             }

@@ -104,7 +104,12 @@ impl Work {
             let model = self.engines.get(&batch.model).map(|loaded| &*loaded.model.name);
             tracing::warn!(model, device = &*self.device, items = batch.items, %error, "a batch failed");
         }
+        let (model, items) = (batch.model, batch.items);
+        let (ran, began) = (result.is_ok(), Instant::now());
         batch.finish(result);
+        if let (true, Some(loaded)) = (ran, self.engines.get(&model)) {
+            loaded.model.statistics.handed_out(items, began.elapsed());
+        }
     }
 }
 
@@ -128,6 +133,7 @@ impl Loaded {
         self.metrics.stage_seconds.observe(stage.as_secs_f64());
         self.metrics.compute_seconds.observe(compute.as_secs_f64());
         self.metrics.batch(batch.items, batch.size);
+        self.model.statistics.ran(batch.items, stage, compute);
         Ok(Ran { outputs, stage, compute })
     }
 }

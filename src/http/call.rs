@@ -6,6 +6,7 @@ use crate::{
     engine::{Setting, Tensor},
     error::InferError,
     models::{self, Model},
+    telemetry::statistics::Failure,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use std::{
@@ -80,8 +81,21 @@ impl Call {
         Instant::now() >= self.deadline
     }
 
-    /// Queues a job of `items` items. Dropping the ticket cancels it.
+    /// Queues a job of `items` items, and counts it if it is refused. Dropping the ticket cancels it.
     pub(super) fn push(
+        &self,
+        front: &Front,
+        model: &Model,
+        inputs: Vec<Tensor>,
+        items: usize,
+        setting: Option<Setting>,
+    ) -> Result<Ticket, InferError> {
+        let pushed = self.try_push(front, model, inputs, items, setting);
+        pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
+    }
+
+    /// The same for whoever tries again.
+    pub(super) fn try_push(
         &self,
         front: &Front,
         model: &Model,
@@ -107,7 +121,8 @@ impl Call {
         model: &Model,
         ticket: Ticket,
     ) -> Result<Answer, InferError> {
-        let answer = self.in_time(ticket).await?;
+        let pending = Pending { model, pushed: Some(ticket.pushed()) };
+        let answer = pending.ended(self.in_time(ticket).await)?;
         let device = front.metrics.model(&model.name).device(&answer.device);
         device.queue_seconds.observe(answer.timing.queue.as_secs_f64());
         Ok(answer)
@@ -121,6 +136,48 @@ impl Call {
         tokio::time::timeout_at(self.deadline.into(), work).await.unwrap_or_else(|_| {
             Err(InferError::Late(format!("no answer within the deadline of {} ms", self.timeout.as_millis())))
         })
+    }
+}
+
+/// A job whose answer is waited for; one that is dropped has lost its caller.
+struct Pending<'a> {
+    model: &'a Model,
+    pushed: Option<Instant>,
+}
+
+impl Pending<'_> {
+    /// Counts the end.
+    fn ended(mut self, result: Result<Answer, InferError>) -> Result<Answer, InferError> {
+        let total = self.pushed.take().map_or(Duration::ZERO, |pushed| pushed.elapsed());
+        match &result {
+            Ok(Answer { timing: Timing { queue, stage, compute }, .. }) => {
+                self.model.statistics.answered(total, *queue, *stage, *compute);
+            }
+            Err(error) => self.model.statistics.failed(failure(error), total),
+        }
+        result
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if let Some(pushed) = self.pushed {
+            self.model.statistics.failed(Failure::Cancelled, pushed.elapsed());
+        }
+    }
+}
+
+/// Under which reason a job that was not answered is counted.
+fn failure(error: &InferError) -> Failure {
+    match error {
+        InferError::Full { .. }
+        | InferError::TooLarge { .. }
+        | InferError::Late(_)
+        | InferError::Draining { .. }
+        | InferError::ModelUnavailable { .. } => Failure::Rejected,
+        InferError::Cancelled => Failure::Cancelled,
+        InferError::Input(_) | InferError::Device(_) => Failure::Backend,
+        _ => Failure::Other,
     }
 }
 

@@ -1,17 +1,29 @@
 //! What can be served: server and model metadata by the Open Inference Protocol.
 
-use super::{Front, localize, reject::Problem, target::Target};
+use super::{
+    Front, localize,
+    reject::Problem,
+    target::Target,
+    wire::{model_config, statistics},
+};
 use crate::{
     engine::{Dim, TensorSpec},
     error::InferError,
-    models::State as ModelState,
+    models::{Model, State as ModelState},
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The protocol's extensions that are built, no more.
-const EXTENSIONS: [&str; 2] = ["binary_tensor_data", "parameters"];
+const EXTENSIONS: [&str; 6] = [
+    "classification",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+];
 
 /// `GET /v2`
 pub(super) async fn server() -> Json<Value> {
@@ -69,6 +81,41 @@ pub(super) async fn ready(State(front): State<Arc<Front>>, target: Target) -> Re
         Err(InferError::ModelUnavailable { name, reason }) => Err(Problem::model_not_ready(&name, &reason)),
         Err(error) => Err(Problem::from(&error)),
     }
+}
+
+/// `GET /v2/models/{model}[/versions/{version}]/config`
+pub(super) async fn config(
+    State(front): State<Arc<Front>>,
+    target: Target,
+) -> Result<Json<Value>, InferError> {
+    let model = target.find(&front)?;
+    let own = model.fit.as_ref().map(localize::tensors::signature);
+    let signature = own.as_ref().unwrap_or(&model.signature);
+    Ok(Json(model_config::of(&model, &signature.inputs, &signature.outputs)))
+}
+
+/// `GET /v2/models/stats`, and of one model `GET /v2/models/{model}[/versions/{version}]/stats`: all versions that take
+/// requests, or the one that is named.
+pub(super) async fn all_statistics(State(front): State<Arc<Front>>) -> Json<Value> {
+    statistics_of(&front.catalog.ready())
+}
+
+/// See [`all_statistics`].
+pub(super) async fn statistics(
+    State(front): State<Arc<Front>>,
+    target: Target,
+) -> Result<Json<Value>, InferError> {
+    let model = target.find(&front)?;
+    let all = target.version.is_none();
+    let mut models = front.catalog.ready();
+    models.retain(|other| other.key == model.key || (all && other.name == model.name));
+    Ok(statistics_of(&models))
+}
+
+fn statistics_of(models: &[Arc<Model>]) -> Json<Value> {
+    let entry =
+        |model: &Arc<Model>| statistics::entry(&model.name, &model.version, &model.statistics.snapshot());
+    Json(json!({ "model_stats": models.iter().map(entry).collect::<Vec<_>>() }))
 }
 
 fn tensors(specs: &[TensorSpec]) -> Vec<Value> {

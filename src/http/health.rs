@@ -47,6 +47,5 @@ async fn ping(State(front): State<Arc<Front>>) -> Response {
 }
 
 async fn metrics(State(front): State<Arc<Front>>) -> Response {
-    front.gauge();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.metrics.render()).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.scrape()).into_response()
 }

@@ -6,13 +6,13 @@ use super::{
     localize::tensors::{self, Fitted},
     target::Target,
     wire::{
-        HEADER_LENGTH, raw,
+        HEADER_LENGTH, classification, raw,
         reply::{self, InferReply, Output},
         request::{self as oip, Input, Requested, fits},
     },
 };
 use crate::{
-    engine::{Tensor, TensorSpec},
+    engine::{Batching, Tensor, TensorSpec},
     error::InferError,
     models::Model,
 };
@@ -109,27 +109,26 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
 
     let answered = Instant::now();
     let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
-    let outputs: Vec<Output> = wanted(model, &asked, &names)?
-        .into_iter()
-        .map(|(index, binary)| Output {
-            name: outputs[index].0.clone(),
-            tensor: outputs[index].1.clone(),
-            binary,
+    let wanted = wanted(model, &asked, &names)?;
+    let text_bytes: usize = (wanted.iter().filter(|wanted| !wanted.binary || wanted.classes.is_some()))
+        .map(|wanted| outputs[wanted.index].1.data.len())
+        .sum();
+    let of = Arc::clone(model);
+    let write = move || {
+        let outputs = wanted.into_iter().map(|wanted| output(&of, &outputs, &wanted));
+        reply::write(&InferReply {
+            id,
+            model_name: of.name.to_string(),
+            model_version: of.version.to_string(),
+            parameters: serde_json::Map::new(),
+            outputs: outputs.collect::<Result<_, _>>()?,
         })
-        .collect();
-    let text_bytes: usize = outputs.iter().filter(|o| !o.binary).map(|o| o.tensor.data.len()).sum();
-    let reply = InferReply {
-        id,
-        model_name: model.name.to_string(),
-        model_version: model.version.to_string(),
-        parameters: serde_json::Map::new(),
-        outputs,
     };
-    let write = move || reply::write(&reply);
     let encoded = if text_bytes < INLINE_BYTES_MAX { write()? } else { front.decode.run(write).await?? };
     if let Some(device) = &spent.device {
         let device = front.metrics.model(&model.name).device(device);
         device.reply_seconds.observe(answered.elapsed().as_secs_f64());
+        model.statistics.replied(answered.elapsed());
     }
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
@@ -144,29 +143,46 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
 /// JSON up to here is read and written where it is; a hand-over to the pool would take longer.
 const INLINE_BYTES_MAX: usize = 4096;
 
-/// The outputs that are asked for, by their place among those that there are, and whether they come back binary.
+/// An output that is asked for.
+struct Wanted {
+    /// Its place among those that there are.
+    index: usize,
+    binary: bool,
+    /// How many of its best classes, instead of its values.
+    classes: Option<u64>,
+}
+
+fn output(model: &Model, there: &[(String, Tensor)], wanted: &Wanted) -> Result<Output, InferError> {
+    let (name, tensor) = &there[wanted.index];
+    let tensor = match wanted.classes {
+        None => tensor.clone(),
+        Some(k) => {
+            let batched = model.batching != Batching::Whole && model.fit.is_none();
+            classification::best(name, tensor, batched, k, &model.labels)?
+        }
+    };
+    Ok(Output { name: name.clone(), tensor, binary: wanted.binary })
+}
+
+/// The outputs that are asked for; all if none is named.
 fn wanted(
     model: &Model,
     (outputs, binary_default): &(Vec<Requested>, bool),
     there: &[&str],
-) -> Result<Vec<(usize, bool)>, InferError> {
+) -> Result<Vec<Wanted>, InferError> {
     if outputs.is_empty() {
-        return Ok((0..there.len()).map(|index| (index, *binary_default)).collect());
+        let all = (0..there.len()).map(|index| Wanted { index, binary: *binary_default, classes: None });
+        return Ok(all.collect());
     }
     outputs
         .iter()
         .map(|asked| {
-            if asked.classification.is_some() {
-                return Err(bad(format!(
-                    "output {:?}: the classification extension is not supported; post the image to /predictions/{}",
-                    asked.name, model.name
-                )));
-            }
             let index = there.iter().position(|name| *name == asked.name).ok_or_else(|| {
                 let there = there.join(", ");
                 bad(format!("model {:?} has no output {:?}; it has {there}", model.name, asked.name))
             })?;
-            Ok((index, asked.binary))
+            // 0 is what clients send who want no classes.
+            Ok(Wanted { index, binary: asked.binary, classes: asked.classification.filter(|k| *k > 0) })
         })
         .collect()
 }

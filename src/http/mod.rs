@@ -33,11 +33,13 @@ use crate::{
     batch::Queue,
     config::Config,
     image::stack,
-    models::Catalog,
+    models::{Catalog, Model},
     status::{DeviceState, Status},
     telemetry::{
+        host::Host,
         logging::LinesLost,
         metrics::{EndReason, Metrics, RefuseReason},
+        triton,
     },
 };
 use accept::Connections;
@@ -124,6 +126,9 @@ pub struct Front {
     pub connections: Arc<Connections>,
     /// What a request may bring.
     pub limits: Limits,
+    /// Whether Triton's metrics are written beside our own.
+    triton_metrics: bool,
+    host: Host,
     lines_lost: LinesLost,
     scrape: Mutex<()>,
 }
@@ -173,9 +178,34 @@ impl Front {
             admission,
             connections: Arc::default(),
             limits,
+            triton_metrics: config.triton_metrics,
+            host: Host::default(),
             lines_lost,
             scrape: Mutex::default(),
         }
+    }
+
+    /// All metrics, in Prometheus' text format.
+    fn scrape(&self) -> String {
+        self.gauge();
+        let mut text = self.metrics.render();
+        if self.triton_metrics {
+            let (models, load) = (self.catalog.ready(), self.queue.load());
+            let pending =
+                |key| load.models.iter().find(|load| load.key == key).map_or(0, |load| load.waiting);
+            let version = |model| {
+                let Model { name, version, key, statistics, .. }: &Model = model;
+                triton::Version {
+                    model: name,
+                    version,
+                    counts: statistics.snapshot(),
+                    pending: pending(*key),
+                }
+            };
+            let versions: Vec<_> = models.iter().map(|model| version(model)).collect();
+            triton::write(&mut text, &versions, self.host.look());
+        }
+        text
     }
 
     /// Copies what others count into the gauges, just before a scrape reads them.
@@ -209,7 +239,7 @@ impl Front {
         let mut items: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         for model in self.catalog.ready() {
             let of_version =
-                load.models.iter().find(|(key, _)| *key == model.key).map_or(0, |(_, items)| *items);
+                load.models.iter().find(|load| load.key == model.key).map_or(0, |load| load.items);
             *items.entry(Arc::clone(&model.name)).or_default() += of_version;
         }
         for (name, items) in items {
@@ -241,10 +271,15 @@ fn catalog_routes() -> Vec<Route> {
     vec![
         ("/v2", get(catalog::server)),
         ("/v2/models", get(catalog::models)),
+        ("/v2/models/stats", get(catalog::all_statistics)),
         ("/v2/models/{model}", get(catalog::model)),
         ("/v2/models/{model}/ready", get(catalog::ready)),
+        ("/v2/models/{model}/config", get(catalog::config)),
+        ("/v2/models/{model}/stats", get(catalog::statistics)),
         ("/v2/models/{model}/versions/{version}", get(catalog::model)),
         ("/v2/models/{model}/versions/{version}/ready", get(catalog::ready)),
+        ("/v2/models/{model}/versions/{version}/config", get(catalog::config)),
+        ("/v2/models/{model}/versions/{version}/stats", get(catalog::statistics)),
         ("/openapi.yaml", get(openapi)),
     ]
 }

@@ -204,6 +204,7 @@ async fn entry(
         }
     };
     device.reply_seconds.observe(answered.elapsed().as_secs_f64());
+    model.statistics.replied(answered.elapsed());
     Ok((entry?, spent))
 }
 

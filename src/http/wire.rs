@@ -6,15 +6,19 @@
 //! - [`raw`]: an inference request that is nothing but its input's data.
 //! - [`binary`]: tensors as bytes.
 //! - [`data`]: the numbers of a JSON tensor, straight into its bytes.
-//! - [`reply`]: the reply to an inference request.
+//! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
+//! - [`statistics`], [`model_config`]: what Triton's clients ask about a model.
 
 pub mod answer;
 pub mod binary;
+pub mod classification;
 pub mod data;
+pub mod model_config;
 pub mod predict;
 pub mod raw;
 pub mod reply;
 pub mod request;
+pub mod statistics;
 
 use crate::error::InferError;
 use serde::Deserialize;

@@ -35,6 +35,7 @@ use crate::{
     engine::{Batching, DataType, Dim, Signature, staging::Staging},
     image::Preprocess,
     tasks::{Labels, Task, localize::Settings},
+    telemetry::statistics::Statistics,
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -90,6 +91,8 @@ pub struct Model {
     pub timeout: Duration,
     /// Instances per device.
     pub instances: usize,
+    /// What became of its requests.
+    pub statistics: Statistics,
 }
 
 /// How an image becomes a model's input.
@@ -205,6 +208,7 @@ impl Model {
             priority: manifest.priority,
             timeout: manifest.timeout.unwrap_or(timeout),
             instances: manifest.placement.instances,
+            statistics: Statistics::default(),
         })
     }
 }

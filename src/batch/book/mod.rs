@@ -121,8 +121,19 @@ pub struct Load {
     pub running: usize,
     /// How long ago the oldest waiting job arrived.
     pub oldest: Option<Duration>,
-    /// Items that wait or run, by model, in the order of registration.
-    pub models: Vec<(ModelKey, usize)>,
+    /// By model, in the order of registration.
+    pub models: Vec<ModelLoad>,
+}
+
+/// What waits and runs of one model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelLoad {
+    /// Which.
+    pub key: ModelKey,
+    /// Items that wait or run.
+    pub items: usize,
+    /// Jobs of which something waits.
+    pub waiting: usize,
 }
 
 /// All jobs, models and workers.
@@ -350,15 +361,17 @@ impl Book {
     pub fn load(&self, now: Instant) -> Load {
         let models = self.models.values();
         let oldest = models.clone().filter_map(|model| model.lanes.oldest()).min();
-        let mut items: Vec<_> = self.models.iter().map(|(key, m)| (*key, m.items)).collect();
-        items.sort_unstable();
+        let load =
+            |(key, m): (&ModelKey, &Model)| ModelLoad { key: *key, items: m.items, waiting: m.lanes.len() };
+        let mut by_model: Vec<_> = self.models.iter().map(load).collect();
+        by_model.sort_unstable_by_key(|load| load.key);
         Load {
             items: self.items,
             bytes: self.bytes,
             waiting: models.clone().map(|model| model.lanes.len()).sum(),
             running: models.map(|model| model.running).sum(),
             oldest: oldest.map(|oldest| now.saturating_duration_since(oldest)),
-            models: items,
+            models: by_model,
         }
     }
 

@@ -6,6 +6,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Instant,
 };
 use tokio::sync::oneshot;
 
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 #[must_use = "dropping a ticket cancels its job"]
 pub struct Ticket {
     pub(super) job: JobKey,
+    pub(super) pushed: Instant,
     pub(super) reply: oneshot::Receiver<Reply>,
     /// Until the answer is here.
     pub(super) queue: Option<Arc<Queue>>,
@@ -23,6 +25,11 @@ impl Ticket {
     /// The job's key, for logs.
     pub fn job(&self) -> JobKey {
         self.job
+    }
+
+    /// When the job was accepted.
+    pub fn pushed(&self) -> Instant {
+        self.pushed
     }
 }
 

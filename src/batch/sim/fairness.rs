@@ -41,7 +41,7 @@ pub(super) fn run(seed: u64) -> f64 {
         let at = base + Duration::from_millis(now);
         for &(key, _, _, priority) in &models {
             let load = book.load(at);
-            let items = load.models.iter().find(|(k, _)| *k == key).map_or(0, |l| l.1);
+            let items = load.models.iter().find(|load| load.key == key).map_or(0, |load| load.items);
             for _ in items..40 {
                 let job = Job {
                     model: key,

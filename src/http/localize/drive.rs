@@ -181,7 +181,7 @@ impl Drive {
         let Chunk { inputs, items, setting, origins } = chunk;
         let call = self.call.again();
         let ticket = loop {
-            match call.push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
+            match call.try_push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
                 Err(InferError::Full { .. }) if !call.is_late() => match self.pending.pop_front() {
                     Some(pending) => self.settle(pending, reply).await?,
                     None => tokio::time::sleep(FULL_PAUSE).await,

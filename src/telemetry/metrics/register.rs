@@ -2,6 +2,7 @@
 //! words.
 
 use super::Metrics;
+use crate::telemetry::triton;
 use prometheus::{
     Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     core::Collector, process_collector::ProcessCollector, proto::MetricType,
@@ -115,6 +116,8 @@ points at a fault), `fenced` (given no work), `lost`\n\
 - `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running)\n\
 - `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
 (an answer was not taken)\n\
+- `nv_inference_request_failure`: `REJECTED` (refused for a full queue, a deadline or a drain), `CANCELED` (the caller went \
+away), `BACKEND` (the model or its device failed), `OTHER`\n\
 - `ocelli_refused_total`: `requests` (as many as may be in flight), `bytes` (of their bodies)\n";
 
 /// The reference of metrics.
@@ -142,6 +145,16 @@ pub fn metrics_md() -> String {
             let (name, help) = (family.name(), family.help());
             let _ = writeln!(out, "| `{name}` | {kind} | | {help} |");
         }
+    }
+    out.push_str(
+        "\n## Triton's names\n\n\
+         With `triton_metrics = \"on\"` (the default), so that dashboards, autoscalers and `perf_analyzer` find what they look\n\
+         for. Of each loaded version, since it was loaded; a request is an inference request, or an image of a prediction.\n\n\
+         | metric | type | labels | meaning |\n|---|---|---|---|\n",
+    );
+    for (name, kind, labels, help) in triton::ROWS {
+        let labels: Vec<_> = labels.split_whitespace().map(|l| format!("`{l}`")).collect();
+        let _ = writeln!(out, "| `{name}` | {kind} | {} | {help} |", labels.join(" "));
     }
     out.push_str("\n## Labels\n\n| label | meaning |\n|---|---|\n");
     for (label, meaning) in LABELS {

@@ -1,0 +1,71 @@
+//! A model's statistics as Triton's clients read them: every member is always there, since `perf_analyzer` looks at none
+//! before it uses it.
+
+use crate::telemetry::statistics::{Snapshot, Sum};
+use serde_json::{Value, json};
+
+/// One entry of `model_stats`.
+pub fn entry(name: &str, version: &str, counts: &Snapshot) -> Value {
+    let sum = |Sum { count, ns }: Sum| json!({ "count": count, "ns": ns });
+    let batches: Vec<Value> = counts
+        .batches
+        .iter()
+        .map(|(items, batch)| {
+            let step = |ns| sum(Sum { count: batch.count, ns });
+            json!({
+                "batch_size": items,
+                "compute_input": step(batch.input_ns),
+                "compute_infer": step(batch.infer_ns),
+                "compute_output": step(batch.output_ns),
+            })
+        })
+        .collect();
+    json!({
+        "name": name,
+        "version": version,
+        "last_inference": counts.last_ms,
+        "inference_count": counts.items,
+        "execution_count": counts.executions,
+        "inference_stats": {
+            "success": sum(counts.success),
+            "fail": sum(counts.fail()),
+            "queue": sum(counts.queue),
+            "compute_input": sum(counts.input),
+            "compute_infer": sum(counts.infer),
+            "compute_output": sum(counts.output),
+            // Answers are not kept.
+            "cache_hit": sum(Sum::default()),
+            "cache_miss": sum(Sum::default()),
+        },
+        "response_stats": {},
+        "batch_stats": batches,
+        "memory_usage": [],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::statistics::Statistics;
+    use std::time::Duration;
+
+    #[test]
+    fn all_members_are_there_before_the_first_request_and_after() {
+        let statistics = Statistics::default();
+        for expected in [0, 1] {
+            let entry = entry("m", "3", &statistics.snapshot());
+            let durations = entry["inference_stats"].as_object().expect("an object");
+            assert_eq!(durations.len(), 8);
+            assert!(durations.values().all(|sum| sum["count"].is_u64() && sum["ns"].is_u64()), "{entry}");
+            assert_eq!(entry["inference_stats"]["success"]["count"], expected);
+            assert_eq!((&entry["name"], &entry["version"]), (&"m".into(), &"3".into()));
+            assert_eq!(entry["batch_stats"].as_array().map(Vec::len), Some(expected));
+            let zero = Duration::ZERO;
+            statistics.ran(4, zero, Duration::from_nanos(9));
+            statistics.answered(zero, zero, zero, zero);
+        }
+        let entry = entry("m", "3", &statistics.snapshot());
+        assert_eq!(entry["batch_stats"][0]["batch_size"], 4);
+        assert_eq!(entry["batch_stats"][0]["compute_infer"], json!({ "count": 2, "ns": 18 }));
+    }
+}

@@ -1,0 +1,96 @@
+//! How busy the machine is: its processors and its memory, as Linux tells them.
+
+use std::{
+    fs,
+    sync::{Mutex, PoisonError},
+};
+
+/// The machine at one time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Load {
+    /// Part of all processors' time that was not idle since the last look, 0 to 1.
+    pub utilization: f64,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes of it that cannot be had without swapping.
+    pub memory_used_bytes: u64,
+}
+
+/// Looks at the machine, and keeps what the next look is compared with.
+#[derive(Debug, Default)]
+pub struct Host {
+    last: Mutex<Ticks>,
+}
+
+/// Processor time since the machine started, in clock ticks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Ticks {
+    busy: u64,
+    all: u64,
+}
+
+impl Host {
+    /// The load now; `None` where the system does not tell. The first look has the mean since the machine started.
+    pub fn look(&self) -> Option<Load> {
+        let now = ticks(&fs::read_to_string("/proc/stat").ok()?)?;
+        let (memory_bytes, available) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let utilization = utilization(*last, now);
+        *last = now;
+        Some(Load { utilization, memory_bytes, memory_used_bytes: memory_bytes.saturating_sub(available) })
+    }
+}
+
+/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of user.
+fn ticks(stat: &str) -> Option<Ticks> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let numbers: Vec<u64> = line.split_whitespace().take(8).map_while(|text| text.parse().ok()).collect();
+    let idle = numbers.get(3)? + numbers.get(4).unwrap_or(&0);
+    let all: u64 = numbers.iter().sum();
+    Some(Ticks { busy: all - idle, all })
+}
+
+fn utilization(last: Ticks, now: Ticks) -> f64 {
+    match now.all.saturating_sub(last.all) {
+        0 => 0.0,
+        all => (now.busy.saturating_sub(last.busy) as f64 / all as f64).clamp(0.0, 1.0),
+    }
+}
+
+/// Bytes in all, and bytes that a new process could have.
+fn memory(meminfo: &str) -> Option<(u64, u64)> {
+    let bytes = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Some((bytes("MemTotal:")?, bytes("MemAvailable:")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn utilization_is_what_was_not_idle_between_two_looks() {
+        let first = ticks("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2 3 4\n").expect("a line");
+        assert_eq!(first, Ticks { busy: 150, all: 1000 });
+        let second = ticks("cpu  160 0 90 880 70 0 0 0 0 0\n").expect("a line");
+        assert_eq!(utilization(first, second), 0.5);
+        assert_eq!(utilization(second, second), 0.0);
+        assert_eq!(ticks("intr 5"), None);
+    }
+
+    #[test]
+    fn memory_in_use_is_what_is_not_available() {
+        let text = "MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    400 kB\n";
+        assert_eq!(memory(text), Some((1_024_000, 409_600)));
+        assert_eq!(memory("MemTotal: 5 kB"), None);
+    }
+
+    #[test]
+    fn the_machine_that_runs_this_can_be_looked_at() {
+        let load = Host::default().look().expect("Linux tells");
+        assert!((0.0..=1.0).contains(&load.utilization), "{load:?}");
+        assert!(load.memory_used_bytes > 0 && load.memory_used_bytes < load.memory_bytes, "{load:?}");
+    }
+}

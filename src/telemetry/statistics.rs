@@ -1,0 +1,246 @@
+//! What became of the requests for one loaded version of a model, since it was loaded: what Triton's clients ask for as
+//! *statistics*, and what `telemetry::triton` writes as metrics.
+//!
+//! A *request* is a job here: one inference request, or one image or frame of a prediction. Counting one is a few atomic
+//! additions; only a batch takes a lock, which nobody else holds for longer than a look.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// Why a request failed, as Triton's metrics tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// Refused for a full queue, a deadline or a drain.
+    Rejected,
+    /// The caller went away.
+    Cancelled,
+    /// The engine refused it, or no device could run it.
+    Backend,
+    /// Anything else.
+    Other,
+}
+
+impl Failure {
+    /// All of them.
+    pub const ALL: [Failure; 4] = [Failure::Rejected, Failure::Cancelled, Failure::Backend, Failure::Other];
+
+    /// The label's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Failure::Rejected => "REJECTED",
+            Failure::Cancelled => "CANCELED",
+            Failure::Backend => "BACKEND",
+            Failure::Other => "OTHER",
+        }
+    }
+}
+
+/// How often something happened, and how long it took in all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// How often.
+    pub count: u64,
+    /// How long in all, in nanoseconds.
+    pub ns: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    count: AtomicU64,
+    ns: AtomicU64,
+}
+
+impl Counter {
+    fn add(&self, took: Duration) {
+        self.lengthen(took);
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds time to what was counted already.
+    fn lengthen(&self, took: Duration) {
+        self.ns.fetch_add(ns(took), Ordering::Relaxed);
+    }
+
+    fn sum(&self) -> Sum {
+        Sum { count: self.count.load(Ordering::Relaxed), ns: self.ns.load(Ordering::Relaxed) }
+    }
+}
+
+fn ns(took: Duration) -> u64 {
+    u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The batches of one size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Batches {
+    /// Batches that ran.
+    pub count: u64,
+    /// Nanoseconds of putting them together.
+    pub input_ns: u64,
+    /// Nanoseconds of running them.
+    pub infer_ns: u64,
+    /// Nanoseconds of handing out what they gave.
+    pub output_ns: u64,
+}
+
+/// The counts of one loaded version of a model.
+#[derive(Debug, Default)]
+pub struct Statistics {
+    success: Counter,
+    failures: [Counter; Failure::ALL.len()],
+    queue: Counter,
+    input: Counter,
+    infer: Counter,
+    output: Counter,
+    items: AtomicU64,
+    batches: Mutex<BTreeMap<usize, Batches>>,
+    last_ms: AtomicU64,
+    load_ns: AtomicU64,
+}
+
+/// All counts at one time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Snapshot {
+    /// Requests that were answered, from the queue's entrance to the answer.
+    pub success: Sum,
+    /// Requests that were not, by [`Failure`].
+    pub failures: [Sum; Failure::ALL.len()],
+    /// Waiting for a device, of those that were answered.
+    pub queue: Sum,
+    /// Putting their batches together.
+    pub input: Sum,
+    /// Running their batches.
+    pub infer: Sum,
+    /// Writing their replies.
+    pub output: Sum,
+    /// Items that were run.
+    pub items: u64,
+    /// Batches that were run.
+    pub executions: u64,
+    /// Batches by their number of items.
+    pub batches: BTreeMap<usize, Batches>,
+    /// When the last batch ran, in milliseconds since 1970; 0 if none did.
+    pub last_ms: u64,
+    /// How long it took to load the model.
+    pub load: Duration,
+}
+
+impl Snapshot {
+    /// All failures together.
+    pub fn fail(&self) -> Sum {
+        let add = |sum: Sum, other: &Sum| Sum { count: sum.count + other.count, ns: sum.ns + other.ns };
+        self.failures.iter().fold(Sum::default(), add)
+    }
+}
+
+impl Statistics {
+    /// A request was answered `total` after it was queued; the rest says where that time went.
+    pub fn answered(&self, total: Duration, queue: Duration, input: Duration, infer: Duration) {
+        self.success.add(total);
+        self.queue.add(queue);
+        self.input.add(input);
+        self.infer.add(infer);
+        self.output.add(Duration::ZERO);
+    }
+
+    /// The reply of a request that was [`answered`](Statistics::answered) took so long to write.
+    pub fn replied(&self, took: Duration) {
+        self.success.lengthen(took);
+        self.output.lengthen(took);
+    }
+
+    /// A request was not answered.
+    pub fn failed(&self, why: Failure, total: Duration) {
+        self.failures[why as usize].add(total);
+    }
+
+    /// A batch of `items` items ran.
+    pub fn ran(&self, items: usize, input: Duration, infer: Duration) {
+        self.items.fetch_add(items as u64, Ordering::Relaxed);
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.last_ms.fetch_max(since_1970.as_millis() as u64, Ordering::Relaxed);
+        let mut batches = self.batches();
+        let batch = batches.entry(items).or_default();
+        batch.count += 1;
+        batch.input_ns += ns(input);
+        batch.infer_ns += ns(infer);
+    }
+
+    /// Handing out what a batch of `items` items gave took so long.
+    pub fn handed_out(&self, items: usize, took: Duration) {
+        self.batches().entry(items).or_default().output_ns += ns(took);
+    }
+
+    /// Loading the model took so long.
+    pub fn loaded(&self, took: Duration) {
+        self.load_ns.store(ns(took), Ordering::Relaxed);
+    }
+
+    fn batches(&self) -> MutexGuard<'_, BTreeMap<usize, Batches>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All counts now.
+    pub fn snapshot(&self) -> Snapshot {
+        let batches = self.batches().clone();
+        Snapshot {
+            success: self.success.sum(),
+            failures: Failure::ALL.map(|failure| self.failures[failure as usize].sum()),
+            queue: self.queue.sum(),
+            input: self.input.sum(),
+            infer: self.infer.sum(),
+            output: self.output.sum(),
+            items: self.items.load(Ordering::Relaxed),
+            executions: batches.values().map(|batch| batch.count).sum(),
+            batches,
+            last_ms: self.last_ms.load(Ordering::Relaxed),
+            load: Duration::from_nanos(self.load_ns.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn us(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    #[test]
+    fn every_step_of_an_answered_request_is_counted_once() {
+        let statistics = Statistics::default();
+        statistics.ran(3, us(5), us(70));
+        statistics.answered(us(100), us(20), us(5), us(70));
+        statistics.replied(us(4));
+        statistics.handed_out(3, us(2));
+        let now = statistics.snapshot();
+        assert_eq!(now.success, Sum { count: 1, ns: 104_000 });
+        let steps = [now.queue, now.input, now.infer, now.output];
+        assert_eq!(steps.map(|step| step.count), [1; 4]);
+        assert_eq!(steps.map(|step| step.ns), [20_000, 5_000, 70_000, 4_000]);
+        assert_eq!((now.items, now.executions), (3, 1));
+        let batch = Batches { count: 1, input_ns: 5_000, infer_ns: 70_000, output_ns: 2_000 };
+        assert_eq!(now.batches, BTreeMap::from([(3, batch)]));
+        assert!(now.last_ms > 1_700_000_000_000, "{}", now.last_ms);
+        assert_eq!(now.fail(), Sum::default());
+    }
+
+    #[test]
+    fn failures_are_counted_by_their_reason_and_together() {
+        let statistics = Statistics::default();
+        statistics.failed(Failure::Rejected, us(1));
+        statistics.failed(Failure::Rejected, us(2));
+        statistics.failed(Failure::Other, us(3));
+        let now = statistics.snapshot();
+        assert_eq!(now.failures.map(|sum| sum.count), [2, 0, 0, 1]);
+        assert_eq!(now.fail(), Sum { count: 3, ns: 6_000 });
+        assert_eq!((now.success.count, now.items), (0, 0));
+    }
+}
