@@ -239,3 +239,92 @@ fn contents(name: &str, tensor: &Tensor) -> Result<InferTensorContents, InferErr
 fn bad(what: String) -> InferError {
     InferError::BadRequest(what)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use prost::Message;
+
+    fn message(raw: &[u8]) -> ModelInferRequest {
+        let input = InferInputTensor {
+            name: "x".into(),
+            datatype: "UINT8".into(),
+            shape: vec![raw.len() as i64],
+            ..InferInputTensor::default()
+        };
+        ModelInferRequest {
+            inputs: vec![input],
+            raw_input_contents: vec![Bytes::copy_from_slice(raw)],
+            ..ModelInferRequest::default()
+        }
+    }
+
+    #[test]
+    fn raw_contents_lie_in_the_memory_of_the_message() {
+        let wire = Bytes::from(message(&[7; 1000]).encode_to_vec());
+        let request = request(ModelInferRequest::decode(wire.clone()).unwrap(), &[]).unwrap();
+        let data = &request.inputs[0].tensor.data;
+        assert_eq!(data.len(), 1000);
+        assert!(wire.as_ptr_range().contains(&data.as_ptr()));
+        assert!(request.binary_default && request.id.is_none());
+    }
+
+    #[test]
+    fn every_type_comes_back_from_its_own_contents() {
+        for datatype in DataType::ALL {
+            let data = match datatype.size() {
+                // Bytes that are numbers of any type, and 0 and 1.
+                Some(size) => Bytes::from([vec![0; size], [vec![1], vec![0; size - 1]].concat()].concat()),
+                None => Bytes::from_static(b"\x01\0\0\0a\0\0\0\0"),
+            };
+            let tensor = Tensor { datatype, shape: vec![2], data };
+            match contents("y", &tensor) {
+                Ok(typed) => assert_eq!(bytes("x", datatype, typed).unwrap(), tensor.data, "{datatype}"),
+                Err(error) => {
+                    assert!(matches!(datatype, DataType::Fp16 | DataType::Bf16), "{error}");
+                    assert!(bytes("x", datatype, InferTensorContents::default()).is_err());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_clients_of_streams_ask_for_is_no_reserved_parameter() {
+        let flag = |value| InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(value)) };
+        let mut asked = message(&[1]);
+        asked.parameters.insert(EMPTY_FINAL.into(), flag(true));
+        asked.parameters.insert("binary_data_output".into(), flag(false));
+        let read = request(asked.clone(), &[]).unwrap();
+        assert!(!read.parameters.contains_key(EMPTY_FINAL) && !read.binary_default);
+        asked.parameters.insert("triton_other".into(), flag(true));
+        assert!(request(asked, &[]).unwrap_err().to_string().contains("triton_other"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_read_or_refused(
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            shape in prop::collection::vec(any::<i64>(), 0..4),
+            raw in prop::option::of(prop::collection::vec(any::<u8>(), 0..20)),
+            datatype in prop::sample::select(DataType::ALL.to_vec()),
+        ) {
+            if let Ok(message) = ModelInferRequest::decode(&bytes[..]) {
+                let _ = request(message, &[]);
+            }
+            let mut message = message(&raw.clone().unwrap_or_default());
+            message.inputs[0].shape = shape;
+            message.inputs[0].datatype = datatype.name().into();
+            if raw.is_none() {
+                message.raw_input_contents.clear();
+                message.inputs[0].contents = Some(InferTensorContents { int_contents: vec![1, 2], ..Default::default() });
+            }
+            if let Ok(read) = request(message, &[]) {
+                let tensor = &read.inputs[0].tensor;
+                if let Some(size) = tensor.datatype.size() {
+                    prop_assert_eq!(tensor.data.len(), tensor.elements() * size);
+                }
+            }
+        }
+    }
+}
