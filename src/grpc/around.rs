@@ -36,7 +36,9 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
     let began = Instant::now();
     let id = RequestId::from_header(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
     if !is_grpc(&request) {
-        return not_grpc(&request).into_response_for(Some(id.as_str()));
+        let problem = not_grpc(&request);
+        front.metrics.route("other").request(request.method().as_str(), problem.kind.status, began.elapsed());
+        return problem.into_response_for(Some(id.as_str()));
     }
     let (trace, _) =
         TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));

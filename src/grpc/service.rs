@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tonic::{Extensions, Request, Response, Status, Streaming, metadata::MetadataMap};
+use tracing::Instrument;
 
 /// Messages of one stream that are worked on at once; further ones wait in the connection.
 const STREAM_MESSAGES_MAX: usize = 64;
@@ -254,12 +255,15 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let (metadata, extensions, messages) = request.into_parts();
         let head = Arc::new(Head::of(metadata, &extensions).map_err(|error| status::of(&error))?);
         let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
+        // The call is over for `around` when its head is sent; what follows is logged under its id all the same.
+        let span = tracing::Span::current();
         let answers = messages
             // What was accepted is answered; what would come after that goes elsewhere.
             .take_until(async move { stages.closing().await })
             .map(move |message| {
                 let (front, head) = (Arc::clone(&front), Arc::clone(&head));
-                async move { Ok(stream_answer(front, head, message?).await) }
+                let answer = async move { Ok(stream_answer(front, head, message?).await) };
+                answer.instrument(span.clone())
             })
             .buffered(STREAM_MESSAGES_MAX);
         let end = stream::once(async move {

@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 import wire
 from google.protobuf import descriptor_pb2, empty_pb2, unknown_fields
-from server import until
+from server import ROOT, until
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -559,3 +559,10 @@ def test_a_drain_finishes_what_was_accepted_and_ends_streams(start_server, model
         assert busy.result(timeout=SECONDS).raw_output_contents
         wait.set()
     assert server.wait_exit() == 0, server.log_text()
+
+
+def test_the_example_of_the_documents_works(server, capsys):
+    page = (ROOT / "docs" / "api.md").read_text()
+    (example,) = re.findall(r"```python\n(import numpy.*?)```", page, re.DOTALL)
+    exec(example.replace("127.0.0.1:8001", f"127.0.0.1:{server.grpc_port}"), {})
+    assert capsys.readouterr().out.strip() == re.search(r"# (\(.*\))$", example.strip())[1]
