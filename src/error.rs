@@ -49,6 +49,14 @@ pub enum InferError {
         /// What it may say.
         accepted: &'static str,
     },
+    /// A content coding that no body may have. 415.
+    #[error("content encoding {got:?} is not supported; send {accepted}, or none")]
+    UnsupportedEncoding {
+        /// What the request said.
+        got: String,
+        /// What it may say.
+        accepted: &'static str,
+    },
     /// No such model or version; `nearest` holds the closest names. 404.
     #[error("unknown model {name:?}{}", did_you_mean(nearest))]
     UnknownModel {

@@ -73,7 +73,9 @@ fn input(tensor: InferInputTensor, raw: Option<Bytes>, specs: &[TensorSpec]) -> 
     let shape =
         extents.map_err(|_| bad(format!("input {name:?} has shape {shape:?}: extents are 0 or more")))?;
     // Before the data: that it is not of the type which was said is the smaller mistake.
-    if let Some(spec) = specs.iter().find(|spec| spec.name == name) {
+    // What BYTES are is for whoever knows whether the model takes encoded images.
+    let encoded = |spec: &TensorSpec| datatype == DataType::Bytes && spec.datatype != DataType::Bytes;
+    if let Some(spec) = specs.iter().find(|spec| spec.name == name && !encoded(spec)) {
         fits(spec, datatype, &shape)?;
     }
     let parameters = self::parameters(&name, parameters)?;

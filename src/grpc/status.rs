@@ -14,6 +14,7 @@ fn code(error: &InferError) -> Code {
         | InferError::Decode(_)
         | InferError::NotAcceptable { .. }
         | InferError::UnsupportedMedia { .. }
+        | InferError::UnsupportedEncoding { .. }
         | InferError::Input(_) => Code::InvalidArgument,
         InferError::UnknownModel { .. } => Code::NotFound,
         InferError::TooLarge { .. } | InferError::Full { .. } => Code::ResourceExhausted,

@@ -1,6 +1,6 @@
 //! Reads a request's body within limits of bytes and time, into one piece of memory.
 
-use super::admission::Permit;
+use super::{admission::Permit, coding::Malformed};
 use crate::error::InferError;
 use axum::{
     body::{Body, Bytes},
@@ -209,6 +209,9 @@ pub async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, InferError> {
 fn broken(error: &axum::Error) -> InferError {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
+        if let Some(malformed) = error.downcast_ref::<Malformed>() {
+            return InferError::BadRequest(malformed.to_string());
+        }
         if let Some(hyper) = error.downcast_ref::<hyper::Error>() {
             let malformed = hyper.is_parse() || hyper.is_parse_too_large();
             return if malformed || is_invalid(hyper) {

@@ -3,6 +3,7 @@
 use super::{
     Front, body,
     call::{Call, Spent},
+    encoded,
     localize::tensors::{self, Fitted},
     target::Target,
     wire::{
@@ -84,7 +85,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
     let read = move || match length {
-        Some(0) => raw::read(body, &signature.interface.signature.inputs),
+        Some(0) => raw::read(body, &signature.interface.signature.inputs, signature.image.is_some()),
         // A fitter takes its inputs in several types, and looks at them itself.
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
         length => oip::read(&body, length, &signature.interface.signature.inputs),
@@ -147,13 +148,17 @@ pub(crate) async fn run(
         let specs = &model.interface.signature.outputs;
         let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
         wanted(model, &asked, &names)?;
-        let (inputs, items) = arrange(model, request.inputs)?;
-        let decode = began.elapsed();
-        let ticket = call.push(front, model, inputs, items, None)?;
-        let ran = call.answer(front, model, ticket).await?;
-        let outputs = model.interface.outward(&ran.outputs);
+        let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
+            encoded::run(front, model, call, images).await?
+        } else {
+            let (inputs, items) = arrange(model, request.inputs)?;
+            let decode = began.elapsed();
+            let ticket = call.push(front, model, inputs, items, None)?;
+            let ran = call.answer(front, model, ticket).await?;
+            (ran.outputs, Spent { decode, batch: ran.timing, device: Some(ran.device) })
+        };
         let names = names.into_iter().map(str::to_owned);
-        (names.zip(outputs).collect(), Spent { decode, batch: ran.timing, device: Some(ran.device) })
+        (names.zip(model.interface.outward(&outputs)).collect(), spent)
     };
     let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
     let wanted = wanted(model, &asked, &names)?;

@@ -4,8 +4,10 @@
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request.
+//! - `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
+//! - `encoded`: images in tensors.
 //! - `predict`, `infer`, `catalog`, `health`: the handlers; `target`, `call`: what they share.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
@@ -15,7 +17,9 @@ pub mod admission;
 pub mod body;
 pub(crate) mod call;
 pub(crate) mod catalog;
+mod coding;
 pub mod decode;
+mod encoded;
 pub mod guard;
 mod health;
 pub(crate) mod infer;
@@ -303,6 +307,10 @@ pub fn routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
     let inference = router(inference_routes())
+        // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
+        .layer(middleware::from_fn(coding::unpack))
+        // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+        .layer(middleware::from_fn(coding::pack))
         // Full means refused now, before the body is read: the caller can try elsewhere.
         .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
         // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.

@@ -44,7 +44,7 @@ const NOT_ACCEPTABLE: Kind = kind("not-acceptable", 406, "the answer has no form
 const SLOW_BODY: Kind = kind("slow-body", 408, "the body came too slowly");
 const TOO_LARGE: Kind = kind("too-large", 413, "the request is over a limit");
 const URI_TOO_LONG: Kind = kind("uri-too-long", 414, "the address is over a limit");
-const MEDIA: Kind = kind("unsupported-media", 415, "the content type is not supported");
+const MEDIA: Kind = kind("unsupported-media", 415, "the content type or encoding is not supported");
 const FULL: Kind = kind("queue-full", 429, "a queue is full");
 const CANCELLED: Kind = kind("cancelled", 499, "the caller went away");
 const INTERNAL: Kind = kind("internal", 500, "the server is at fault");
@@ -87,7 +87,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::SlowBody(_) => SLOW_BODY,
         InferError::Cancelled => CANCELLED,
         InferError::NotAcceptable { .. } => NOT_ACCEPTABLE,
-        InferError::UnsupportedMedia { .. } => MEDIA,
+        InferError::UnsupportedMedia { .. } | InferError::UnsupportedEncoding { .. } => MEDIA,
         InferError::UnknownModel { .. } => UNKNOWN_MODEL,
         InferError::ModelUnavailable { .. } => UNAVAILABLE,
         InferError::Full { .. } => FULL,

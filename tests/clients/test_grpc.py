@@ -305,6 +305,12 @@ def test_strings_by_the_client(client):
     assert reply.as_numpy("y_BYTES").tolist() == [b"two words", b""]
 
 
+def test_encoded_images_are_decoded_as_posted_files_are(client, digits):
+    files = [data for _, data, _ in digits[:3]]
+    reply = client.infer("digits", [tensor("image", np.array(files, np.object_), "BYTES")])
+    assert [str(best) for best in reply.as_numpy("logits").argmax(1)] == [digit for *_, digit in digits[:3]]
+
+
 def test_classes_instead_of_values(client):
     x = np.zeros((1, 16), np.float32)
     x[0, [3, 5]] = 2, 9

@@ -1,6 +1,8 @@
 """Triton's own HTTP client against the live server: what its users call, unchanged."""
 
+import gzip
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -199,3 +201,128 @@ def test_metrics_have_tritons_names_in_the_form_that_scrapers_read(server, clien
     assert float(lines["nv_cpu_memory_used_bytes"]) < float(lines["nv_cpu_memory_total_bytes"])
     assert not any("e" in value.lower() for value in lines.values()), lines
     assert not any(name.startswith("nv_gpu") for name in lines), "there is no GPU here"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_bodies_are_packed_both_ways(client, coding):
+    x = np.tile(np.arange(16, dtype=np.float32), (500, 1))
+    for binary in (True, False):
+        reply = client.infer(
+            "identity",
+            [tensor("x", x, binary=binary)],
+            outputs=[triton.InferRequestedOutput("y", binary_data=binary)],
+            request_compression_algorithm=coding,
+            response_compression_algorithm=coding,
+        )
+        assert (reply.as_numpy("y") == x).all()
+
+
+def test_the_length_of_the_json_is_that_before_packing(server):
+    x = np.zeros((500, 16), np.float32)
+    head = json.dumps(
+        {
+            "inputs": [
+                {"name": "x", "shape": [500, 16], "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    reply = requests.post(
+        f"{server.url}/v2/models/identity/infer",
+        data=gzip.compress(head + x.tobytes()),
+        headers={
+            "Inference-Header-Content-Length": str(len(head)),
+            "Content-Encoding": "gzip",
+            "Accept-Encoding": "br, deflate;q=0.5, gzip;q=0.4",
+        },
+        timeout=wire.TIMEOUT,
+        stream=True,
+    )
+    assert reply.headers["Content-Encoding"] == "deflate" and reply.headers["Vary"] == "accept-encoding"
+    sent = reply.raw.read(decode_content=False)
+    body = zlib.decompress(sent)
+    length = int(reply.headers["Inference-Header-Content-Length"])
+    assert json.loads(body[:length])["outputs"][0]["parameters"]["binary_data_size"] == x.nbytes
+    assert body[length:] == x.tobytes() and len(sent) < len(body) // 10
+
+
+def test_images_may_come_packed(server, digits):
+    name, image, digit = digits[0]
+    packed = gzip.compress(image)
+    reply = wire.post_image(server, "digits", packed, headers={"Content-Encoding": "gzip"})
+    assert wire.one(reply, "classify")[0][0]["label"] == digit, name
+
+
+@pytest.mark.parametrize("path", ["/v2/models/identity/infer", "/predictions/digits"])
+def test_an_encoding_that_is_not_known_is_refused_with_those_that_are(server, path):
+    reply = requests.post(
+        server.url + path, data=b"x", headers={"Content-Encoding": "br"}, timeout=wire.TIMEOUT
+    )
+    assert reply.status_code == 415 and reply.headers["Accept-Encoding"] == "gzip, deflate, zstd"
+    assert "br" in reply.json()["error"] and "gzip, deflate, zstd" in reply.json()["error"]
+
+
+def test_what_unpacks_to_too_much_or_not_at_all_is_refused(start_server, only_digits):
+    server = start_server(only_digits, body_bytes_max="1MiB")
+    headers = {"Content-Encoding": "gzip"}
+    url = f"{server.url}/v2/models/digits/infer"
+    bomb = requests.post(url, data=gzip.compress(bytes(64 << 20)), headers=headers, timeout=wire.TIMEOUT)
+    assert bomb.status_code == 413 and "body_bytes_max" in bomb.json()["error"], bomb.text
+    plain = requests.post(url, data=b"{}", headers=headers, timeout=wire.TIMEOUT)
+    assert plain.status_code == 400 and "unpacked as gzip" in plain.json()["error"], plain.text
+    assert server.status("/v2/health/ready") == 200
+
+
+@pytest.mark.parametrize("column", [False, True])
+def test_encoded_images_are_decoded_like_posted_files(client, server, digits, column):
+    files = [image for _, image, _ in digits]
+    given = np.array(files, dtype=np.object_)
+    given = given.reshape(-1, 1) if column else given
+    outputs = [triton.InferRequestedOutput("logits", class_count=1)]
+    (rows,) = [client.infer("digits", [tensor("image", given, "BYTES")], outputs=outputs).as_numpy("logits")]
+    assert [row[0].decode().split(":")[2] for row in rows] == [digit for _, _, digit in digits]
+    logits = client.infer("digits", [tensor("image", given, "BYTES")]).as_numpy("logits")
+    assert logits.shape == (len(files), 10), logits.shape
+
+
+def test_a_raw_request_may_be_an_image_or_a_tensor(server, digits):
+    name, image, digit = digits[0]
+    url = f"{server.url}/v2/models/digits/infer"
+    headers = {"Inference-Header-Content-Length": "0"}
+    for body, shape in ((image, [1, 10]), (np.zeros((2, 1, 32, 32), np.float32).tobytes(), [2, 10])):
+        reply = requests.post(url, data=body, headers=headers, timeout=wire.TIMEOUT)
+        assert reply.status_code == 200, reply.text
+        length = int(reply.headers["Inference-Header-Content-Length"])
+        (output,) = json.loads(reply.content[:length])["outputs"]
+        assert output["shape"] == shape, output
+        values = np.frombuffer(reply.content[length:], np.float32).reshape(shape)
+        if body is image:
+            assert str(values[0].argmax()) == digit, name
+
+
+def test_encoded_images_that_cannot_be_are_refused(client, digits):
+    image = digits[0][1]
+
+    def of(*files, shape=None):
+        array = np.array(files, dtype=np.object_)
+        return [tensor("image", array.reshape(shape) if shape else array, "BYTES")]
+
+    refuses(lambda: client.infer("digits", of(image, b"not an image")), "image 1", "not an image")
+    refuses(lambda: client.infer("digits", of(image, image, shape=(1, 2))), "expected [n] or [n, 1]")
+    refuses(lambda: client.infer("identity", [tensor("x", np.array([b"a"], dtype=np.object_), "BYTES")]), "is BYTES")
+
+
+def test_json_that_is_too_deep_is_refused(server):
+    url = f"{server.url}/v2/models/identity/infer"
+    deep = "[" * 100_000
+    for body in (
+        '{"inputs":[{"name":"x","shape":[1,16],"datatype":"FP32","data":' + deep,
+        '{"inputs":[{"name":"x","shape":[1,16],"datatype":"FP32","data":' + deep + "]" * 100_000 + "}]}",
+        '{"parameters":{"p":' + deep + "]" * 100_000 + "}}",
+        '{"inputs":' + deep,
+    ):
+        reply = requests.post(url, data=body, timeout=wire.TIMEOUT)
+        assert reply.status_code == 400 and reply.json()["error"], reply.text[:300]
+    count = {"inputs": [{"name": "x", "shape": [2, 16], "datatype": "FP32", "data": [0] * 31}]}
+    reply = requests.post(url, json=count, timeout=wire.TIMEOUT)
+    assert reply.status_code == 400 and "31 elements, expected 32" in reply.json()["error"], reply.text

@@ -185,7 +185,9 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
         )));
     };
     // Before the data: that it is not of the type which was said is the smaller mistake.
-    if let Some(spec) = specs.iter().find(|spec| spec.name == name) {
+    // What BYTES are is for whoever knows whether the model takes encoded images.
+    let encoded = |spec: &TensorSpec| datatype == DataType::Bytes && spec.datatype != DataType::Bytes;
+    if let Some(spec) = specs.iter().find(|spec| spec.name == name && !encoded(spec)) {
         fits(spec, datatype, &shape)?;
     }
     refuse_shared_memory(&parameters)?;

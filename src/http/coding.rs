@@ -1,0 +1,297 @@
+//! Content codings: bodies that come packed are unpacked on their way to whoever reads them, and replies are packed as the
+//! caller accepts them.
+//!
+//! Both work piece by piece, so that neither a small body that unpacks to a large one nor a reply of many megabytes takes more
+//! memory than a piece; the limits on bodies count what comes out. `Inference-Header-Content-Length` is about the unpacked
+//! body in both directions.
+
+mod pack;
+mod unpack;
+
+pub(super) use unpack::Malformed;
+
+use super::reject::Problem;
+use crate::error::InferError;
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{HeaderMap, HeaderValue, Method, Response, header},
+    middleware::Next,
+    response::IntoResponse,
+};
+use http_body::Body as HttpBody;
+use std::fmt;
+
+/// A coding that we read and write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coding {
+    /// Zstandard (RFC 8878), with windows of at most 8 MiB (RFC 9659).
+    Zstd,
+    /// gzip (RFC 1952).
+    Gzip,
+    /// zlib (RFC 1950), which HTTP calls deflate.
+    Deflate,
+}
+
+/// All of them, the one we would rather write first.
+const CODINGS: [Coding; 3] = [Coding::Zstd, Coding::Gzip, Coding::Deflate];
+
+/// What a body may be packed with, for messages and the header of a refusal.
+const ACCEPTED: &str = "gzip, deflate, zstd";
+
+/// Replies below this are not worth it.
+const PACK_BYTES_MIN: u64 = 1024;
+
+/// Bytes that are packed or unpacked in one step, between which other tasks may run.
+const PIECE_BYTES: usize = 16 * 1024;
+
+impl fmt::Display for Coding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Coding::Zstd => "zstd",
+            Coding::Gzip => "gzip",
+            Coding::Deflate => "deflate",
+        })
+    }
+}
+
+impl Coding {
+    fn named(name: &str) -> Option<Coding> {
+        let name = name.strip_prefix("x-").unwrap_or(name);
+        CODINGS.into_iter().find(|coding| coding.to_string().eq_ignore_ascii_case(name))
+    }
+}
+
+/// Middleware: whoever reads the body reads it unpacked. A coding that is not known is refused before anything is read.
+pub(super) async fn unpack(request: Request, next: Next) -> Response<Body> {
+    match packed_with(request.headers()) {
+        Ok(None) => next.run(request).await,
+        Ok(Some(coding)) => {
+            let (mut parts, body) = request.into_parts();
+            parts.headers.remove(header::CONTENT_ENCODING);
+            // It says how much comes, not how much there will be.
+            parts.headers.remove(header::CONTENT_LENGTH);
+            let body = match unpack::Unpacked::new(body, coding) {
+                Ok(body) => Body::new(body),
+                Err(error) => return InferError::Internal(error).into_response(),
+            };
+            next.run(Request::from_parts(parts, body)).await
+        }
+        Err(refusal) => {
+            let mut reply = Problem::from(&refusal).into_response();
+            // RFC 9110, 15.5.16: what would have been taken.
+            reply.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED));
+            reply
+        }
+    }
+}
+
+/// What the body is packed with. Nothing for `identity`.
+fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
+    let values: Vec<_> =
+        headers.get_all(header::CONTENT_ENCODING).iter().map(HeaderValue::as_bytes).collect();
+    let text = String::from_utf8_lossy(&values.join(&b", "[..])).into_owned();
+    let unsupported =
+        || InferError::UnsupportedEncoding { got: text.chars().take(100).collect(), accepted: ACCEPTED };
+    match text.trim() {
+        "" => Ok(None),
+        name if name.eq_ignore_ascii_case("identity") => Ok(None),
+        name => Coding::named(name).map(Some).ok_or_else(unsupported),
+    }
+}
+
+/// Middleware: packs a reply with the coding that the caller likes best, if it is large enough and not packed by its nature.
+pub(super) async fn pack(request: Request, next: Next) -> Response<Body> {
+    let wanted = match *request.method() {
+        Method::HEAD => None,
+        _ => preferred(request.headers()),
+    };
+    let reply = next.run(request).await;
+    let worth = reply.body().size_hint().exact().is_none_or(|bytes| bytes >= PACK_BYTES_MIN);
+    // The body of an error is still to be filled in.
+    let refused = reply.extensions().get::<Problem>().is_some();
+    if refused || !worth || !packs_well(reply.headers()) {
+        return reply;
+    }
+    let (mut parts, mut body) = reply.into_parts();
+    parts.headers.append(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if let Some(coding) = wanted
+        && let Ok(packer) = pack::Packer::new(coding)
+    {
+        parts.headers.remove(header::CONTENT_LENGTH);
+        let name = HeaderValue::from_str(&coding.to_string()).expect("letters");
+        parts.headers.insert(header::CONTENT_ENCODING, name);
+        body = Body::new(pack::Packed::new(body, packer));
+    }
+    Response::from_parts(parts, body)
+}
+
+/// Whether packing makes it smaller: pictures and archives are packed already.
+fn packs_well(headers: &HeaderMap) -> bool {
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        return false;
+    }
+    let media = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    !media.is_empty() && !media.starts_with(b"image/") && !media.starts_with(b"application/zip")
+}
+
+/// The coding with the highest weight in `Accept-Encoding`; of several, the one we would rather write. None if there is no such
+/// header, or nothing in it is ours, or the caller would rather have the reply as it is.
+fn preferred(headers: &HeaderMap) -> Option<Coding> {
+    let mut named: Vec<(String, f32)> = Vec::new();
+    for value in headers.get_all(header::ACCEPT_ENCODING) {
+        for entry in value.to_str().ok()?.split(',') {
+            let mut parts = entry.split(';').map(str::trim);
+            let name = parts.next().unwrap_or_default().to_ascii_lowercase();
+            let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+            // A weight that cannot be read is no wish.
+            let weight = weight.map_or(1.0, |text| text.trim().parse().unwrap_or(0.0));
+            named.push((name, weight));
+        }
+    }
+    let weight = |name: &str| {
+        let of = |wanted: &str| named.iter().find(|(name, _)| name == wanted).map(|(_, weight)| *weight);
+        of(name).or_else(|| of(&format!("x-{name}"))).or_else(|| of("*").filter(|_| name != "identity"))
+    };
+    let plain = weight("identity").unwrap_or(0.0);
+    let mut best: Option<(Coding, f32)> = None;
+    for coding in CODINGS {
+        if let Some(weight) = weight(&coding.to_string())
+            && weight > 0.0
+            && weight >= plain
+            && best.is_none_or(|(_, best)| weight > best)
+        {
+            best = Some((coding, weight));
+        }
+    }
+    best.map(|(coding, _)| coding)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use axum::{Router, middleware, routing::post};
+    use bytes::Bytes;
+    use http_body_util::BodyExt;
+    use std::io::{Read, Write};
+    use tower::ServiceExt;
+
+    fn headers(name: header::HeaderName, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(name, HeaderValue::from_str(value).unwrap())])
+    }
+
+    #[test]
+    fn the_coding_that_the_caller_likes_best_is_chosen() {
+        for (accept, expected) in [
+            ("gzip", Some(Coding::Gzip)),
+            ("deflate", Some(Coding::Deflate)),
+            ("gzip, deflate, br, zstd", Some(Coding::Zstd)),
+            ("gzip;q=0.5, deflate;q=0.8", Some(Coding::Deflate)),
+            ("GZIP ; q=0.3", Some(Coding::Gzip)),
+            ("x-gzip", Some(Coding::Gzip)),
+            ("*", Some(Coding::Zstd)),
+            ("*;q=0.5, zstd;q=0", Some(Coding::Gzip)),
+            ("identity, gzip;q=0.5", None),
+            ("gzip;q=0", None),
+            ("gzip;q=much", None),
+            ("br", None),
+            ("", None),
+        ] {
+            assert_eq!(preferred(&headers(header::ACCEPT_ENCODING, accept)), expected, "{accept:?}");
+        }
+        assert_eq!(preferred(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn codings_that_are_not_known_are_refused_and_listed() {
+        let of = |value: &str| packed_with(&headers(header::CONTENT_ENCODING, value));
+        assert_eq!(of("Gzip"), Ok(Some(Coding::Gzip)));
+        assert_eq!(of("identity"), Ok(None));
+        for unknown in ["br", "gzip, gzip", "gzip;q=1"] {
+            let told = of(unknown).unwrap_err().to_string();
+            assert!(told.contains(unknown) && told.contains(ACCEPTED), "{told}");
+        }
+    }
+
+    pub(super) fn packed(coding: Coding, data: &[u8]) -> Vec<u8> {
+        let mut packer = pack::Packer::new(coding).unwrap();
+        packer.write(data).unwrap();
+        packer.finish().unwrap()
+    }
+
+    fn text() -> Vec<u8> {
+        (0..20_000).flat_map(|n: u32| format!("row {} of a table; ", n / 100).into_bytes()).collect()
+    }
+
+    /// Sends a body to a handler that sends it back.
+    async fn echoed(sent: Vec<u8>, coding: Coding, accept: &str) -> (HeaderMap, Bytes) {
+        let echo = |body: Bytes| async { ([(header::CONTENT_TYPE, "text/plain")], body) };
+        let app = Router::new()
+            .route("/", post(echo))
+            .layer(middleware::from_fn(unpack))
+            .layer(middleware::from_fn(pack));
+        // In pieces of an odd size, as a network may have it.
+        let pieces: Vec<_> = sent.chunks(777).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
+        let request = Request::post("/")
+            .header(header::CONTENT_ENCODING, coding.to_string())
+            .header(header::ACCEPT_ENCODING, accept)
+            .body(Body::from_stream(futures_util::stream::iter(pieces)))
+            .unwrap();
+        let reply = app.oneshot(request).await.unwrap();
+        let (parts, body) = reply.into_parts();
+        (parts.headers, body.collect().await.unwrap().to_bytes())
+    }
+
+    #[tokio::test]
+    async fn bodies_go_both_ways_in_every_coding() {
+        for coding in CODINGS {
+            let (headers, plain) = echoed(packed(coding, &text()), coding, "identity").await;
+            assert!(!headers.contains_key(header::CONTENT_ENCODING));
+            assert_eq!(plain, text(), "{coding}");
+
+            let (headers, sent) = echoed(packed(coding, &text()), coding, &coding.to_string()).await;
+            assert_eq!(headers[header::CONTENT_ENCODING], coding.to_string());
+            assert_eq!(headers[header::VARY], "accept-encoding");
+            assert!(sent.len() < text().len() / 2, "{coding}: {} bytes", sent.len());
+            let mut unpacked = Vec::new();
+            match coding {
+                Coding::Zstd => zstd::stream::copy_decode(&sent[..], &mut unpacked).unwrap(),
+                Coding::Gzip => {
+                    flate2::read::GzDecoder::new(&sent[..]).read_to_end(&mut unpacked).unwrap();
+                }
+                Coding::Deflate => {
+                    flate2::read::ZlibDecoder::new(&sent[..]).read_to_end(&mut unpacked).unwrap();
+                }
+            }
+            assert_eq!(unpacked, text(), "{coding}");
+        }
+    }
+
+    #[tokio::test]
+    async fn small_replies_and_pictures_are_sent_as_they_are() {
+        let (reply, _) = echoed(packed(Coding::Gzip, b"short"), Coding::Gzip, "gzip").await;
+        assert!(!reply.contains_key(header::CONTENT_ENCODING), "{reply:?}");
+        let picture = headers(header::CONTENT_TYPE, "image/png");
+        assert!(!packs_well(&picture));
+    }
+
+    #[tokio::test]
+    async fn a_stream_is_packed_as_it_comes_and_can_be_read_at_once() {
+        let (mut sender, body) = tokio::io::duplex(64);
+        let stream = futures_util::stream::unfold(body, async |mut body| {
+            let mut piece = [0; 64];
+            let n = tokio::io::AsyncReadExt::read(&mut body, &mut piece).await.unwrap();
+            (n > 0).then(|| (Ok::<_, std::io::Error>(piece[..n].to_vec()), body))
+        });
+        let mut body = pack::Packed::new(Body::from_stream(stream), pack::Packer::new(Coding::Gzip).unwrap());
+        tokio::io::AsyncWriteExt::write_all(&mut sender, b"first").await.unwrap();
+        let mut got = flate2::write::GzDecoder::new(Vec::new());
+        while got.get_ref().is_empty() {
+            let frame = body.frame().await.unwrap().unwrap();
+            got.write_all(&frame.into_data().unwrap()).unwrap();
+            got.flush().unwrap();
+        }
+        assert_eq!(got.get_ref(), b"first");
+    }
+}

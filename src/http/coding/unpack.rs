@@ -1,0 +1,218 @@
+//! A body on its way in, unpacked piece by piece: however much a byte of it may stand for, no more than a piece comes out at
+//! once, and whoever reads counts what comes out.
+
+use super::{Coding, PIECE_BYTES};
+use axum::{Error, body::Body};
+use bytes::{Buf, Bytes};
+use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
+use http_body::{Body as HttpBody, Frame};
+use std::{
+    io::{self, BufRead, Read},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+/// A packed body is not what it says, or ends too early.
+#[derive(Debug, thiserror::Error)]
+#[error("the body cannot be unpacked as {coding}: {cause}")]
+pub(crate) struct Malformed {
+    /// As the request said.
+    coding: Coding,
+    cause: io::Error,
+}
+
+/// The base-2 logarithm of the largest window, by RFC 9659: a larger one would be the sender's way to take our memory.
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+
+/// What has come and has not been unpacked yet. A reader of it is told to come back where more is to come.
+#[derive(Default)]
+struct Feed {
+    bytes: Bytes,
+    ended: bool,
+}
+
+impl Read for Feed {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.fill_buf()?.read(out)?;
+        self.consume(n);
+        Ok(n)
+    }
+}
+
+impl BufRead for Feed {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.bytes.is_empty() && !self.ended {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(&self.bytes)
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.bytes.advance(n);
+    }
+}
+
+enum Unpacker {
+    Gzip(MultiGzDecoder<Feed>),
+    Deflate(ZlibDecoder<Feed>),
+    Zstd(zstd::stream::read::Decoder<'static, Feed>),
+}
+
+impl Unpacker {
+    fn new(coding: Coding) -> io::Result<Unpacker> {
+        let feed = Feed::default();
+        Ok(match coding {
+            Coding::Gzip => Unpacker::Gzip(MultiGzDecoder::new(feed)),
+            Coding::Deflate => Unpacker::Deflate(ZlibDecoder::new(feed)),
+            Coding::Zstd => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(feed)?;
+                decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+                Unpacker::Zstd(decoder)
+            }
+        })
+    }
+
+    fn feed(&mut self) -> &mut Feed {
+        match self {
+            Unpacker::Gzip(unpacker) => unpacker.get_mut(),
+            Unpacker::Deflate(unpacker) => unpacker.get_mut(),
+            Unpacker::Zstd(unpacker) => unpacker.get_mut(),
+        }
+    }
+
+    /// The next piece; empty at the end.
+    fn read(&mut self) -> io::Result<Bytes> {
+        let mut piece = vec![0; PIECE_BYTES];
+        let n = match self {
+            Unpacker::Gzip(unpacker) => unpacker.read(&mut piece),
+            Unpacker::Deflate(unpacker) => unpacker.read(&mut piece),
+            Unpacker::Zstd(unpacker) => unpacker.read(&mut piece),
+        }?;
+        piece.truncate(n);
+        if n == 0 && !self.feed().bytes.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "there is more behind its end"));
+        }
+        Ok(piece.into())
+    }
+}
+
+/// A body that is unpacked as it is read.
+pub(super) struct Unpacked {
+    body: Body,
+    coding: Coding,
+    unpacker: Unpacker,
+    over: bool,
+}
+
+impl Unpacked {
+    /// # Errors
+    /// If there is no memory for it.
+    pub(super) fn new(body: Body, coding: Coding) -> Result<Unpacked, String> {
+        let unpacker = Unpacker::new(coding).map_err(|error| format!("cannot unpack {coding}: {error}"))?;
+        Ok(Unpacked { body, coding, unpacker, over: false })
+    }
+}
+
+impl HttpBody for Unpacked {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let Unpacked { body, coding, unpacker, over } = &mut *self;
+        if *over {
+            return Poll::Ready(None);
+        }
+        loop {
+            // A body that is here already lets others run between its pieces.
+            ready!(tokio::task::coop::poll_proceed(context)).made_progress();
+            match unpacker.read() {
+                Ok(piece) if piece.is_empty() => {
+                    // The end of what was packed; the body's own end settles the connection.
+                    match ready!(Pin::new(&mut *body).poll_frame(context)) {
+                        None => {
+                            *over = true;
+                            return Poll::Ready(None);
+                        }
+                        Some(Ok(frame)) => unpacker.feed().bytes = frame.into_data().unwrap_or_default(),
+                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                    }
+                }
+                Ok(piece) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    match ready!(Pin::new(&mut *body).poll_frame(context)) {
+                        Some(Ok(frame)) => unpacker.feed().bytes = frame.into_data().unwrap_or_default(),
+                        None => unpacker.feed().ended = true,
+                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                    }
+                }
+                Err(cause) => {
+                    *over = true;
+                    return Poll::Ready(Some(Err(Error::new(Malformed { coding: *coding, cause }))));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::super::{super::body, CODINGS, tests::packed};
+    use super::*;
+    use crate::{error::InferError, http::body::BodyLimits};
+    use std::time::Duration;
+
+    async fn read(coding: Coding, sent: Vec<u8>, bytes_max: u64) -> Result<Bytes, InferError> {
+        let deadline = Duration::from_secs(60);
+        let option = "body_bytes_max";
+        let limits = BodyLimits { bytes_max, deadline, grace: deadline, rate_min: 0, option };
+        let body = Unpacked::new(Body::from(sent), coding).unwrap();
+        body::read(Body::new(body), limits).await
+    }
+
+    #[tokio::test]
+    async fn a_small_body_that_unpacks_to_a_large_one_stops_at_the_limit() {
+        for coding in CODINGS {
+            let bomb = packed(coding, &vec![0; 64 << 20]);
+            assert!(bomb.len() < 1 << 20, "{coding}: {}", bomb.len());
+            match read(coding, bomb, 1 << 20).await {
+                Err(InferError::TooLarge { got, limit, .. }) => {
+                    // Not a piece more than needed was unpacked.
+                    assert!(got <= limit + PIECE_BYTES as u64, "{coding}: {got}");
+                }
+                other => panic!("{coding}: {other:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_cut_off_damaged_or_followed_by_more_is_the_callers_mistake() {
+        let data: Vec<u8> = (0..20_000u32).flat_map(u32::to_le_bytes).collect();
+        for coding in CODINGS {
+            let whole = packed(coding, &data);
+            assert_eq!(read(coding, whole.clone(), 1 << 20).await.unwrap(), data);
+            let cut = whole[..whole.len() / 2].to_vec();
+            let mut damaged = whole.clone();
+            damaged[whole.len() / 2] ^= 0x55;
+            let followed = [&whole[..], b"more"].concat();
+            for (what, sent) in
+                [("cut", cut), ("damaged", damaged), ("followed", followed), ("other", b"abc".to_vec())]
+            {
+                let error = read(coding, sent, 1 << 20).await;
+                // Zstandard has no checksum by default: damage may also come out as other numbers.
+                if what == "damaged" && coding == Coding::Zstd {
+                    continue;
+                }
+                match error {
+                    Err(InferError::BadRequest(told)) => {
+                        assert!(told.contains(&coding.to_string()), "{told}");
+                    }
+                    other => panic!("{coding}, {what}: {:?}", other.map(|bytes| bytes.len())),
+                }
+            }
+        }
+    }
+}
