@@ -2,6 +2,9 @@
 //!
 //! The sources are C++ in the vector extension that GCC and Clang share. Nothing of the C++ library is used.
 
+#[path = "../src/protocol/generate.rs"]
+mod protocol;
+
 use std::{env, path::PathBuf, thread};
 
 /// Sources with host entries. What they include is watched too.
@@ -33,6 +36,7 @@ fn instruction_sets(arch: &str) -> &'static [(&'static str, &'static [&'static s
 
 fn main() {
     println!("cargo:rerun-if-changed=kernels");
+    protocol::generate();
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     // Side by side: the widest takes as long as the others together.
     thread::scope(|scope| {

@@ -14,6 +14,7 @@ use crate::{
     devices::{self, Devices},
     engine::onnx::Runtime,
     error::InferError,
+    grpc,
     http::{
         self, Front,
         accept::{Acceptor, Clocks, Ended, Settings, Stages},
@@ -113,7 +114,7 @@ impl Core {
             log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
         let catalog = Arc::new(Catalog::new());
-        let metrics = Arc::new(Metrics::new(&http::paths(), VERSION, COMMIT));
+        let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
         let status = Arc::new(Status::new(Instant::now()));
         let queue = Queue::new(QueueLimits {
             items_max: config.queue_items_max,
@@ -141,6 +142,7 @@ pub struct App {
     front: Arc<Front>,
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
+    grpc_address: Option<SocketAddr>,
     stages: Stages,
     accepting: Task<Ended>,
     /// What serves the connections.
@@ -191,6 +193,13 @@ impl App {
             None => None,
         };
 
+        let grpc_listener = match config.grpc_listen {
+            Some(address) => Some(bind(address, "grpc_listen").await?),
+            None => None,
+        };
+        let grpc_address = grpc_listener.as_ref().map(TcpListener::local_addr).transpose();
+        let grpc_address = grpc_address.map_err(failed("cannot read the address listened on for gRPC"))?;
+
         let Core { queue, catalog, status, metrics, devices, found } = Core::start(&config, log)?;
         let limits = Limits {
             side_max: config.image_side_max,
@@ -208,14 +217,25 @@ impl App {
         // Before the first request can ask for one: a model that loads is not unknown.
         devices.announce(&found);
         let stages = Stages::default();
-        let acceptor = Acceptor {
+        let acceptor = |listener| Acceptor {
             listener,
             settings: accept_settings(&config),
             stages: stages.clone(),
             connections: Arc::clone(&front.connections),
             threads: threads.handles().to_vec(),
         };
-        let accepting = tokio::spawn(acceptor.run(http::routes(Arc::clone(&front))));
+        let serving = acceptor(listener).run(http::routes(Arc::clone(&front)));
+        let grpc = grpc_listener.map(|listener| acceptor(listener).run(grpc::routes(&front, &stages)));
+        let accepting = tokio::spawn(async {
+            let grpc = async {
+                match grpc {
+                    Some(serving) => serving.await.connections_dropped,
+                    None => 0,
+                }
+            };
+            let (http, grpc) = tokio::join!(serving, grpc);
+            Ended { connections_dropped: http.connections_dropped + grpc }
+        });
         let heart = tokio::spawn(beat(status, threads.handles().to_vec()));
         let (admin, admin_address) = match admin_listener {
             Some(listener) => {
@@ -235,12 +255,14 @@ impl App {
             })
             .map_err(failed("cannot start the loading thread"))?;
         let shown = admin_address.map(tracing::field::display);
-        tracing::info!(%address, admin = shown, models = %config.models.display(), "listening");
+        let grpc = grpc_address.map(tracing::field::display);
+        tracing::info!(%address, admin = shown, grpc, models = %config.models.display(), "listening");
         Ok(App {
             config,
             front,
             address,
             admin_address,
+            grpc_address,
             stages,
             accepting,
             threads,
@@ -259,6 +281,11 @@ impl App {
     /// Where the admin listener does.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
+    }
+
+    /// Where gRPC is served.
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc_address
     }
 
     /// What the process knows about itself.

@@ -21,7 +21,7 @@
 //!
 //! # What never happens
 //!
-//! - **`http` and `devices` do not know each other**: work meets in `batch`, state in `status`.
+//! - **`http`, with `grpc` on it, and `devices` do not know each other**: work meets in `batch`, state in `status`.
 //! - **`batch::{lanes, policy}` read no clock, take no lock and start no thread**: time is passed in, so that
 //!   `batch::sim` can run them through thousands of seeds.
 //! - **`unsafe` lives under `engine` and nowhere else**, each block with its reason.
@@ -31,8 +31,8 @@
 //! - **A job is answered exactly once**; one that is dropped unanswered becomes an error with its cause.
 //!
 //! Imports point one way (`tests/it/tidy.rs` reads the `use crate::` lines and keeps it so):
-//! `main → cli → app → http → batch ← devices → models → tasks → engine → image`, with `config`, `error`, `status`
-//! and `telemetry` as leaves.
+//! `main → cli → app → grpc → http → batch ← devices → models → tasks → engine → image`, with `config`, `error`,
+//! `protocol`, `status` and `telemetry` as leaves.
 
 // In the order a newcomer should read them.
 
@@ -50,12 +50,16 @@ pub mod devices;
 pub mod engine;
 /// Why a request has no answer.
 pub mod error;
+/// gRPC: the same service by another wire, on what the front is made of.
+pub mod grpc;
 /// The front: the accept loop, the routes and their layers, the wire formats.
 pub mod http;
 /// Bytes to frames to model input. Pure.
 pub mod image;
 /// The model folder: manifests, the catalog of what can be served, and what a request needs to know of a model.
 pub mod models;
+/// Generated messages: the inference protocol over gRPC, and `config.pbtxt`.
+pub mod protocol;
 /// What the process knows about itself: live, draining, devices, ready.
 pub mod status;
 /// Engine outputs to answers: classify, detect, segment, embed, tensors, localize.

@@ -327,7 +327,93 @@ def slow(_):
     return {"model.onnx": g.bytes("slow", *shapes)}
 
 
+# --- Repositories made for Triton -----------------------------------------------------------------------------------
+
+SCALE_CONFIG = """\
+# y = factor * x, one factor a version.
+name: "scale"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "classes.txt" } ]
+version_policy { specific { versions: [ 1, 3 ] } }
+dynamic_batching {
+  preferred_batch_size: [ 3, 6 ]
+  max_queue_delay_microseconds: 200
+  priority_levels: 3
+  default_priority_level: 2
+  default_queue_policy { default_timeout_microseconds: 20000000 }
+}
+instance_group [ { kind: KIND_CPU count: 1 } ]
+model_warmup [
+  { name: "by chance" batch_size: 3 inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 4 ] random_data: true } } },
+  { name: "a file" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 4 ] input_data_file: "x" } } }
+]
+optimization { graph { level: 1 } }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+"""
+
+
+def scale(_):
+    """`y = 2 x`, `3 x`, `5 x` in versions 1, 2 and 3, of which the second is not served; `[N, 4]`."""
+    files = {"config.pbtxt": SCALE_CONFIG, "classes.txt": "a\nb\nc\nd\n", "warmup/x": floats([1, 2, 3, 4]).tobytes()}
+    for version, factor in (("1", 2), ("2", 3), ("3", 5)):
+        files[f"{version}/model.onnx"] = one_node("Mul", ["N", 4], np.float32(factor))
+    return files
+
+
+def reshaped(_):
+    """`difference = a - b`, both `[N]` inside and `[N, 1]` to requests, which have them in the other order; `sum` is hidden."""
+    g = Graph()
+    g.node("Sub", "a", "b", output="difference")
+    g.node("Add", "a", "b", output="sum")
+    inputs = [("a", FLOAT, ["N"]), ("b", FLOAT, ["N"])]
+    model = g.bytes("reshaped", inputs, [("sum", FLOAT, ["N"]), ("difference", FLOAT, ["N"])])
+    one = "data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] }"
+    config = f'max_batch_size: 4\ninput [ {{ name: "b" {one} }}, {{ name: "a" {one} }} ]\n'
+    return {"config.pbtxt": config + f'output [ {{ name: "difference" {one} }} ]\n', "7/model.onnx": model}
+
+
+# All types that the protocol has, by their names there and in ONNX.
+TYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def types(_):
+    """Each type gives back what it gets, `x_TYPE` to `y_TYPE`, `[-1]`; no batch axis."""
+    g = Graph()
+    config = "max_batch_size: 0\n"
+    for name in TYPES:
+        g.node("Identity", f"x_{name}", output=f"y_{name}")
+        kind = "STRING" if name == "BYTES" else name
+        config += f'input {{ name: "x_{name}" data_type: TYPE_{kind} dims: [ -1 ] }}\n'
+        config += f'output {{ name: "y_{name}" data_type: TYPE_{kind} dims: [ -1 ] }}\n'
+    model = g.bytes(
+        "types",
+        [(f"x_{name}", kind, ["N"]) for name, kind in TYPES.items()],
+        [(f"y_{name}", kind, ["N"]) for name, kind in TYPES.items()],
+    )
+    return {"config.pbtxt": config, "1/model.onnx": model}
+
+
 MODELS = {
+    "scale": scale,
+    "reshaped": reshaped,
+    "types": types,
     "slow": slow,
     "resnet18": resnet18,
     "resnet50": resnet50,
@@ -352,6 +438,7 @@ def write(folder, names=tuple(MODELS)):
         files = MODELS[name](np.random.default_rng(zlib.crc32(name.encode())))
         (folder / name).mkdir(parents=True, exist_ok=True)
         for file, content in files.items():
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / name / file).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 

@@ -37,7 +37,7 @@ fn row(checked: &Checked) -> [String; 8] {
                 name,
                 version,
                 model.task.name().into(),
-                input(&model.signature),
+                input(&model.interface.signature),
                 sizes.join(","),
                 load,
                 canary,

@@ -5,6 +5,7 @@ use super::{
     kind::bytes_text,
     mistake::{Mistake, Origin},
 };
+use std::net::SocketAddr;
 
 /// A rule between two options.
 struct Rule {
@@ -18,17 +19,18 @@ struct Rule {
 const RULES: &[Rule] = &[
     Rule {
         between: ["admin_listen", "listen"],
-        holds: |config| {
-            let Some(admin) = config.admin_listen else {
-                return true;
-            };
-            let listen = config.listen;
-            // Port 0 becomes a free one. An unspecified address takes the port on all of them.
-            let same_address =
-                admin.ip() == listen.ip() || admin.ip().is_unspecified() || listen.ip().is_unspecified();
-            admin.port() == 0 || admin.port() != listen.port() || !same_address
-        },
+        holds: |config| differ(config.admin_listen, Some(config.listen)),
         must: |_| "admin_listen must differ from listen (or be empty, for none)".into(),
+    },
+    Rule {
+        between: ["grpc_listen", "listen"],
+        holds: |config| differ(config.grpc_listen, Some(config.listen)),
+        must: |_| "grpc_listen must differ from listen (or be empty, for none)".into(),
+    },
+    Rule {
+        between: ["grpc_listen", "admin_listen"],
+        holds: |config| differ(config.grpc_listen, config.admin_listen),
+        must: |_| "grpc_listen must differ from admin_listen (or be empty, for none)".into(),
     },
     Rule {
         between: ["header_timeout_ms", "idle_timeout_ms"],
@@ -70,6 +72,16 @@ const RULES: &[Rule] = &[
         must: |_| "timeout_ms must be at most timeout_ms_max".into(),
     },
 ];
+
+/// Whether two listeners can both have their addresses.
+fn differ(one: Option<SocketAddr>, other: Option<SocketAddr>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else {
+        return true;
+    };
+    // Port 0 becomes a free one. An unspecified address takes the port on all of them.
+    let same_address = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() == 0 || one.port() != other.port() || !same_address
+}
 
 /// One image of the largest size at 4 bytes a pixel.
 fn decoded_bytes(config: &Config) -> u64 {

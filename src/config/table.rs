@@ -108,6 +108,9 @@ options! {
         listen: SocketAddr, Address { off: false }, "127.0.0.1:8000",
             "Where the API listens.",
             "0.0.0.0:8000 or [::]:8000 listens on every interface. Port 0 takes any free port, which the log then names.";
+        grpc_listen: Option<SocketAddr>, Address { off: true }, "",
+            "Where the same API is served over gRPC; empty for not at all.",
+            "Triton's port is 8001. Limits, deadlines and the drain are those of the HTTP API.";
         admin_listen: Option<SocketAddr>, Address { off: true }, "127.0.0.1:8002",
             "Where health, metrics and control are served apart from the API; empty for not at all.",
             "This listener has its own thread, so that a jammed data path cannot fail a probe. Whoever reaches it may control devices and models: keep it off public interfaces.";

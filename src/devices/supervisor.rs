@@ -6,7 +6,7 @@ use super::worker::{Worker, words};
 use crate::{
     batch::{ModelKey, Queue},
     engine::{DataType, Dim, Engine, Signature, TensorView, gauss_mle::GaussMle, onnx::Runtime},
-    models::{self, Catalog, Found, Model, Source, State},
+    models::{self, Catalog, Found, Model, Source, State, Warmup},
     status::{DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
 };
@@ -149,7 +149,7 @@ impl Devices {
     }
 
     fn load_source(&self, source: &Source) -> Result<Loading, String> {
-        for part in source.manifest.not_yet() {
+        for part in source.manifest.not_yet().iter().chain(&source.notes) {
             tracing::warn!(model = source.name, "{part}");
         }
         let started = Instant::now();
@@ -169,6 +169,9 @@ impl Devices {
         for engine in &mut engines {
             for &size in model.rules.sizes.iter().rev() {
                 canary = forward(&mut **engine, &model, size)?;
+            }
+            for warmup in &source.manifest.warmups {
+                run_warmup(&mut **engine, &model, source, warmup)?;
             }
         }
         let model = Arc::new(model);
@@ -190,7 +193,7 @@ impl Devices {
 /// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
 fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, String> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose()?;
-    let shapes = warm_shapes(engine.signature(), model, size);
+    let shapes = warm_shapes(&model.signature, model, size);
     let inputs: Vec<(DataType, Vec<usize>, Vec<u64>)> = shapes
         .into_iter()
         .map(|(datatype, shape)| {
@@ -213,12 +216,43 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Durati
     match engine.run(&views, setting.as_ref()) {
         Ok(_) => Ok(started.elapsed()),
         // With free extents we can only guess a shape; the model may rightly refuse the guess.
-        Err(error) if guessed(engine.signature(), model) => {
+        Err(error) if guessed(&model.signature, model) => {
             tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
             Ok(started.elapsed())
         }
         Err(error) => Err(format!("a forward pass with zeros at batch size {size} failed: {error}")),
     }
+}
+
+/// The runs that a model's author asks for. Data may be what it likes: it is copied to where any type can be read.
+fn run_warmup(
+    engine: &mut dyn Engine,
+    model: &Model,
+    source: &Source,
+    warmup: &Warmup,
+) -> Result<(), String> {
+    let tensors = warmup.tensors(model, &source.folder)?;
+    let aligned: Vec<Vec<u64>> = tensors
+        .iter()
+        .map(|tensor| {
+            let mut words = vec![0_u64; tensor.data.len().div_ceil(8)];
+            bytemuck::cast_slice_mut(&mut words)[..tensor.data.len()].copy_from_slice(&tensor.data);
+            words
+        })
+        .collect();
+    let views: Vec<TensorView<'_>> = tensors
+        .iter()
+        .zip(&aligned)
+        .map(|(tensor, words)| TensorView {
+            datatype: tensor.datatype,
+            shape: tensor.shape.clone(),
+            data: &bytemuck::cast_slice(words)[..tensor.data.len()],
+        })
+        .collect();
+    for _ in 0..warmup.runs {
+        engine.run(&views, None).map_err(|error| format!("warm-up {:?} failed: {error}", warmup.name))?;
+    }
+    Ok(())
 }
 
 /// Input types and shapes for a forward pass: the image's own shape, [`GUESS`] for extents that nobody fixed.

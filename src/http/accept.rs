@@ -118,6 +118,11 @@ impl Stages {
         self.aborting.cancel();
     }
 
+    /// Comes back when stage 2 begins.
+    pub async fn closing(&self) {
+        self.closing.cancelled().await;
+    }
+
     /// Whether stage 1 has begun.
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()

@@ -198,10 +198,14 @@ pub async fn admit(
         Ok(permit) => {
             let permit = Arc::new(permit);
             request.extensions_mut().insert(Arc::clone(&permit));
-            let reply = next.run(request).await;
-            reply.map(|body| Body::new(Held { body, _permit: permit }))
+            hold(next.run(request).await, permit)
         }
     }
+}
+
+/// The reply, which keeps the permit until its body has ended.
+pub(crate) fn hold(reply: Response<Body>, permit: Arc<Permit>) -> Response<Body> {
+    reply.map(|body| Body::new(Held { body, _permit: permit }))
 }
 
 /// A reply's body that keeps its permit until it has ended.

@@ -16,7 +16,7 @@ use std::{
 
 /// One request's terms.
 #[derive(Debug, Clone)]
-pub(super) struct Call {
+pub(crate) struct Call {
     /// When the request's head had been read.
     pub(super) arrived: Instant,
     /// When its answer is worth nothing any more.
@@ -33,7 +33,7 @@ const PRIORITY_MAX: u8 = models::manifest::PRIORITY_MAX;
 
 impl Call {
     /// From the headers `timeout` (milliseconds, at most `timeout_max`) and `priority` (0 to 9), else from the model.
-    pub(super) fn of(headers: &HeaderMap, model: &Model, timeout_max: Duration) -> Result<Call, InferError> {
+    pub(crate) fn of(headers: &HeaderMap, model: &Model, timeout_max: Duration) -> Result<Call, InferError> {
         let arrived = Instant::now();
         let timeout = match number(headers, "timeout")? {
             Some(0) => {
@@ -60,7 +60,7 @@ impl Call {
 
     /// Takes what a request's body asks for beside its headers: a deadline counts if it is shorter, a priority (1 is the
     /// most urgent, 0 is no wish) if no header gave one.
-    pub(super) fn within(mut self, timeout: Option<Duration>, priority: Option<u64>) -> Call {
+    pub(crate) fn within(mut self, timeout: Option<Duration>, priority: Option<u64>) -> Call {
         if let (Some(wish), false) = (priority.filter(|wish| *wish > 0), self.prioritised) {
             self.priority = (wish - 1).min(u64::from(PRIORITY_MAX)) as u8;
         }
@@ -68,6 +68,11 @@ impl Call {
             (self.timeout, self.deadline) = (timeout, self.arrived + timeout);
         }
         self
+    }
+
+    /// The same terms for a request whose head was read at `arrived`: what it is for may be known only later.
+    pub(crate) fn since(self, arrived: Instant) -> Call {
+        Call { arrived, deadline: arrived + self.timeout, ..self }
     }
 
     /// The same terms from now on, for the next part of a request that goes on for as long as it likes.
@@ -129,7 +134,7 @@ impl Call {
     }
 
     /// Waits for something no longer than the deadline.
-    pub(super) async fn in_time<T>(
+    pub(crate) async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, InferError>>,
     ) -> Result<T, InferError> {
@@ -196,7 +201,7 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// Where the time of a request went: the longest of its items, stage by stage.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Spent {
+pub(crate) struct Spent {
     /// Decode, resize, normalise; for tensors, reading them.
     pub(super) decode: Duration,
     /// The rest.
@@ -215,8 +220,17 @@ impl Spent {
         self.device = other.device.clone().or(self.device.take());
     }
 
+    /// Counts the time that a reply took to be made of the answer.
+    pub(crate) fn replied(&self, front: &Front, model: &Model, took: Duration) {
+        if let Some(device) = &self.device {
+            let device = front.metrics.model(&model.name).device(device);
+            device.reply_seconds.observe(took.as_secs_f64());
+            model.statistics.replied(took);
+        }
+    }
+
     /// Says so in a reply's headers; durations are in milliseconds.
-    pub(super) fn tell(&self, headers: &mut HeaderMap) {
+    pub(crate) fn tell(&self, headers: &mut HeaderMap) {
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         let Timing { queue, stage, compute } = self.batch;
         let timing = format!(

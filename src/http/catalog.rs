@@ -7,16 +7,16 @@ use super::{
     wire::{model_config, statistics},
 };
 use crate::{
-    engine::{Dim, TensorSpec},
+    engine::{Dim, Signature, TensorSpec},
     error::InferError,
     models::{Model, State as ModelState},
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 /// The protocol's extensions that are built, no more.
-const EXTENSIONS: [&str; 6] = [
+pub(crate) const EXTENSIONS: [&str; 6] = [
     "classification",
     "schedule_policy",
     "model_configuration",
@@ -54,15 +54,7 @@ pub(super) async fn model(
     target: Target,
 ) -> Result<Json<Value>, InferError> {
     let model = target.find(&front)?;
-    let versions: Vec<String> = front
-        .catalog
-        .list()
-        .into_iter()
-        .filter(|entry| entry.name == model.name)
-        .map(|entry| entry.version.to_string())
-        .collect();
-    let own = model.fit.as_ref().map(localize::tensors::signature);
-    let signature = own.as_ref().unwrap_or(&model.signature);
+    let (versions, signature) = (versions(&front, &model), signature(&model));
     Ok(Json(json!({
         "name": &*model.name,
         "versions": versions,
@@ -88,10 +80,27 @@ pub(super) async fn config(
     State(front): State<Arc<Front>>,
     target: Target,
 ) -> Result<Json<Value>, InferError> {
-    let model = target.find(&front)?;
-    let own = model.fit.as_ref().map(localize::tensors::signature);
-    let signature = own.as_ref().unwrap_or(&model.signature);
-    Ok(Json(model_config::of(&model, &signature.inputs, &signature.outputs)))
+    Ok(Json(config_of(&*target.find(&front)?)))
+}
+
+/// A model's configuration, as Triton's clients read it.
+pub(crate) fn config_of(model: &Model) -> Value {
+    let signature = signature(model);
+    model_config::of(model, &signature.inputs, &signature.outputs)
+}
+
+/// What requests for a model bring and get.
+pub(crate) fn signature(model: &Model) -> Cow<'_, Signature> {
+    match &model.fit {
+        Some(settings) => Cow::Owned(localize::tensors::signature(settings)),
+        None => Cow::Borrowed(&model.interface.signature),
+    }
+}
+
+/// All versions of a model, in whatever state.
+pub(crate) fn versions(front: &Front, model: &Model) -> Vec<String> {
+    let entries = front.catalog.list().into_iter().filter(|entry| entry.name == model.name);
+    entries.map(|entry| entry.version.to_string()).collect()
 }
 
 /// `GET /v2/models/stats`, and of one model `GET /v2/models/{model}[/versions/{version}]/stats`: all versions that take
@@ -105,17 +114,27 @@ pub(super) async fn statistics(
     State(front): State<Arc<Front>>,
     target: Target,
 ) -> Result<Json<Value>, InferError> {
-    let model = target.find(&front)?;
+    Ok(statistics_of(&counted(&front, &target)?))
+}
+
+/// The versions whose statistics are meant: the one that is named, or all of the model that take requests.
+pub(crate) fn counted(front: &Front, target: &Target) -> Result<Vec<Arc<Model>>, InferError> {
+    let model = target.find(front)?;
     let all = target.version.is_none();
     let mut models = front.catalog.ready();
     models.retain(|other| other.key == model.key || (all && other.name == model.name));
-    Ok(statistics_of(&models))
+    Ok(models)
 }
 
 fn statistics_of(models: &[Arc<Model>]) -> Json<Value> {
+    Json(statistics_value(models))
+}
+
+/// The statistics of these versions, as Triton's clients read them.
+pub(crate) fn statistics_value(models: &[Arc<Model>]) -> Value {
     let entry =
         |model: &Arc<Model>| statistics::entry(&model.name, &model.version, &model.statistics.snapshot());
-    Json(json!({ "model_stats": models.iter().map(entry).collect::<Vec<_>>() }))
+    json!({ "model_stats": models.iter().map(entry).collect::<Vec<_>>() })
 }
 
 fn tensors(specs: &[TensorSpec]) -> Vec<Value> {

@@ -9,7 +9,7 @@ use super::{
     wire::{
         HEADER_LENGTH, classification, raw,
         reply::{self, InferReply, Output},
-        request::{self as oip, Input, Requested, fits},
+        request::{self as oip, InferRequest, Input, Requested, fits},
     },
 };
 use crate::{
@@ -34,9 +34,9 @@ pub(super) async fn infer(
     answer(&front, &target.find(&front)?, request).await
 }
 
-/// Puts tensors into the model's order and checks each against its specification. Also counts the items.
+/// Puts a request's tensors into the model's order and form and checks each against its specification. Also counts the items.
 pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, usize), InferError> {
-    let specs = &model.signature.inputs;
+    let specs = &model.interface.signature.inputs;
     let mut slots: Vec<Option<Tensor>> = specs.iter().map(|_| None).collect();
     for Input { name, tensor, .. } in given {
         // A raw request has no name for its only input.
@@ -57,7 +57,7 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
         })
         .collect::<Result<Vec<_>, _>>()?;
     if model.rules.whole {
-        return Ok((inputs, 1));
+        return Ok((model.interface.inward(&inputs), 1));
     }
     let items = inputs[0].shape[0];
     if let Some(index) = inputs.iter().position(|input| input.shape[0] != items) {
@@ -66,7 +66,7 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
             specs[index].name, inputs[index].shape[0], specs[0].name
         )));
     }
-    Ok((inputs, items))
+    Ok((model.interface.inward(&inputs), items))
 }
 
 fn names(specs: &[TensorSpec]) -> String {
@@ -85,57 +85,29 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
     let read = move || match length {
-        Some(0) => raw::read(body, &signature.signature.inputs, signature.image.is_some()),
+        Some(0) => raw::read(body, &signature.interface.signature.inputs, signature.image.is_some()),
         // A fitter takes its inputs in several types, and looks at them itself.
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
-        length => oip::read(&body, length, &signature.signature.inputs),
+        length => oip::read(&body, length, &signature.interface.signature.inputs),
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
     let call = call.within(request.timeout()?, request.priority()?);
-    let (id, asked) = (request.id.clone(), (request.outputs.clone(), request.binary_default));
-    let (outputs, spent) = if let Some(settings) = &model.fit {
-        let Fitted { outputs, spent } = tensors::fit(front, model, settings, &call, request).await?;
-        (outputs, spent)
-    } else {
-        // Before the work, what may be asked for is known.
-        let names: Vec<&str> = model.signature.outputs.iter().map(|spec| spec.name.as_str()).collect();
-        wanted(model, &asked, &names)?;
-        let names = names.into_iter().map(str::to_owned);
-        if let Some(images) = encoded::sent(model, &request.inputs) {
-            let (outputs, spent) = encoded::run(front, model, &call, images).await?;
-            (names.zip(outputs).collect(), spent)
-        } else {
-            let (inputs, items) = arrange(model, request.inputs)?;
-            let decode = began.elapsed();
-            let ticket = call.push(front, model, inputs, items, None)?;
-            let ran = call.answer(front, model, ticket).await?;
-            (names.zip(ran.outputs).collect(), Spent { decode, batch: ran.timing, device: Some(ran.device) })
-        }
-    };
-
+    let ran = run(front, model, &call, request, began).await?;
     let answered = Instant::now();
-    let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
-    let wanted = wanted(model, &asked, &names)?;
-    let text_bytes: usize = (wanted.iter().filter(|wanted| !wanted.binary || wanted.classes.is_some()))
-        .map(|wanted| outputs[wanted.index].1.data.len())
-        .sum();
+    let text_bytes = ran.text_bytes();
+    let spent = ran.spent.clone();
     let of = Arc::clone(model);
     let write = move || {
-        let outputs = wanted.into_iter().map(|wanted| output(&of, &outputs, &wanted));
         reply::write(&InferReply {
-            id,
+            outputs: ran.outputs(&of)?,
+            id: ran.id,
             model_name: of.name.to_string(),
             model_version: of.version.to_string(),
             parameters: serde_json::Map::new(),
-            outputs: outputs.collect::<Result<_, _>>()?,
         })
     };
     let encoded = if text_bytes < INLINE_BYTES_MAX { write()? } else { front.decode.run(write).await?? };
-    if let Some(device) = &spent.device {
-        let device = front.metrics.model(&model.name).device(device);
-        device.reply_seconds.observe(answered.elapsed().as_secs_f64());
-        model.statistics.replied(answered.elapsed());
-    }
+    spent.replied(front, model, answered.elapsed());
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
@@ -148,6 +120,63 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
 
 /// JSON up to here is read and written where it is; a hand-over to the pool would take longer.
 const INLINE_BYTES_MAX: usize = 4096;
+
+/// What an inference gave.
+pub(crate) struct Ran {
+    /// As in the request.
+    pub(crate) id: Option<String>,
+    /// Where its time went.
+    pub(crate) spent: Spent,
+    outputs: Vec<(String, Tensor)>,
+    wanted: Vec<Wanted>,
+}
+
+/// Runs a request whatever it came by. `began` is when its tensors began to be read.
+pub(crate) async fn run(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    request: InferRequest,
+    began: Instant,
+) -> Result<Ran, InferError> {
+    let (id, asked) = (request.id.clone(), (request.outputs.clone(), request.binary_default));
+    let (outputs, spent) = if let Some(settings) = &model.fit {
+        let Fitted { outputs, spent } = tensors::fit(front, model, settings, call, request).await?;
+        (outputs, spent)
+    } else {
+        // Before the work, what may be asked for is known.
+        let specs = &model.interface.signature.outputs;
+        let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        wanted(model, &asked, &names)?;
+        let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
+            encoded::run(front, model, call, images).await?
+        } else {
+            let (inputs, items) = arrange(model, request.inputs)?;
+            let decode = began.elapsed();
+            let ticket = call.push(front, model, inputs, items, None)?;
+            let ran = call.answer(front, model, ticket).await?;
+            (ran.outputs, Spent { decode, batch: ran.timing, device: Some(ran.device) })
+        };
+        let names = names.into_iter().map(str::to_owned);
+        (names.zip(model.interface.outward(&outputs)).collect(), spent)
+    };
+    let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+    let wanted = wanted(model, &asked, &names)?;
+    Ok(Ran { id, spent, outputs, wanted })
+}
+
+impl Ran {
+    /// Bytes of outputs that are to be written as text, or looked through for the best classes.
+    fn text_bytes(&self) -> usize {
+        let text = self.wanted.iter().filter(|wanted| !wanted.binary || wanted.classes.is_some());
+        text.map(|wanted| self.outputs[wanted.index].1.data.len()).sum()
+    }
+
+    /// What was asked for.
+    pub(crate) fn outputs(&self, model: &Model) -> Result<Vec<Output>, InferError> {
+        self.wanted.iter().map(|wanted| output(model, &self.outputs, wanted)).collect()
+    }
+}
 
 /// An output that is asked for.
 struct Wanted {

@@ -15,21 +15,21 @@
 pub mod accept;
 pub mod admission;
 pub mod body;
-mod call;
-mod catalog;
+pub(crate) mod call;
+pub(crate) mod catalog;
 mod coding;
 pub mod decode;
 mod encoded;
 pub mod guard;
 mod health;
-mod infer;
+pub(crate) mod infer;
 mod localize;
 pub mod multipart;
-mod observe;
+pub(crate) mod observe;
 mod posted;
 mod predict;
 pub mod reject;
-mod target;
+pub(crate) mod target;
 pub mod threads;
 pub mod wire;
 
@@ -76,7 +76,7 @@ const URI_BYTES_MAX: usize = 8 * 1024;
 const UNKNOWN_LENGTH_BYTES: u64 = 16 << 20;
 
 /// A stack may come for as long as it keeps its rate.
-const STACK_DEADLINE: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const STACK_DEADLINE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// A body may be slower than its minimum rate for this long.
 const BODY_GRACE: Duration = Duration::from_secs(5);

@@ -27,7 +27,7 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
     let (trace, _) =
         TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let mut uncounted =
+    let uncounted =
         Uncounted(route.as_deref().and_then(|route| inferred(&front, route, request.uri().path())));
     let span = tracing::info_span!(
         "request",
@@ -40,9 +40,7 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
         reply.headers_mut().insert("traceparent", trace);
     }
 
-    if let Some(metrics) = uncounted.0.take() {
-        metrics.outcome(outcome(reply.extensions().get::<Problem>().map(|problem| problem.kind))).inc();
-    }
+    uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind));
     let (status, took) = (reply.status().as_u16(), began.elapsed());
     let route = route.as_deref().unwrap_or("other");
     front.metrics.route(route).request(method.as_str(), status, took);
@@ -70,7 +68,21 @@ fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>>
 }
 
 /// A request that is dropped before it has a reply: its caller went away.
-struct Uncounted(Option<Arc<ModelMetrics>>);
+pub(crate) struct Uncounted(Option<Arc<ModelMetrics>>);
+
+impl Uncounted {
+    /// A request for a model of the catalog.
+    pub(crate) fn of(front: &Front, model: &str) -> Uncounted {
+        Uncounted(Some(front.metrics.model(model)))
+    }
+
+    /// It has its reply: an answer, or a problem of this kind.
+    pub(crate) fn ended(mut self, problem: Option<Kind>) {
+        if let Some(metrics) = self.0.take() {
+            metrics.outcome(outcome(problem)).inc();
+        }
+    }
+}
 
 impl Drop for Uncounted {
     fn drop(&mut self) {

@@ -9,16 +9,16 @@ use axum::{
 use std::{collections::HashMap, sync::Arc};
 
 /// The `{model}` and, where the route has one, the `{version}` of a path. Looked up in a map, never joined to a path.
-pub(super) struct Target {
+pub(crate) struct Target {
     /// As the caller wrote it, percent-decoded.
-    pub(super) model: String,
+    pub(crate) model: String,
     /// The same; `None` asks for the highest that can be served.
-    pub(super) version: Option<String>,
+    pub(crate) version: Option<String>,
 }
 
 impl Target {
     /// The model, if it can be served now.
-    pub(super) fn find(&self, front: &Front) -> Result<Arc<Model>, InferError> {
+    pub(crate) fn find(&self, front: &Front) -> Result<Arc<Model>, InferError> {
         let model = front.catalog.get(&self.model, self.version.as_deref())?;
         // Only a name of the catalog: it decides which log file the request's lines go to.
         tracing::Span::current().record("model", &*model.name);

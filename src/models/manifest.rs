@@ -104,7 +104,10 @@ mod read;
 
 pub use fit::Fit;
 
-use super::strict::{Mistakes, Table};
+use super::{
+    Declared, Warmup,
+    strict::{Mistakes, Table},
+};
 use crate::{
     image::{Color, Filter, Layout},
     tasks::Task,
@@ -131,6 +134,10 @@ pub struct Manifest {
     pub batch: BatchLimits,
     /// Where instances run.
     pub placement: Placing,
+    /// What the author says about inputs and outputs; a `model.toml` says nothing about them.
+    pub declared: Option<Declared>,
+    /// Runs before the first request, beside those that every model gets; a `model.toml` asks for none.
+    pub warmups: Vec<Warmup>,
 }
 
 /// What runs a model.
@@ -224,6 +231,8 @@ impl std::error::Error for ManifestError {}
 
 /// Items of the largest batch where the manifest does not say.
 pub const BATCH_ITEMS_MAX: usize = 16;
+/// Items of the largest batch, at most, whatever the manifest says.
+pub const ITEMS_MAX: usize = 1024;
 /// The least urgent priority.
 pub const PRIORITY_MAX: u8 = 9;
 
@@ -276,7 +285,7 @@ impl Manifest {
 }
 
 /// Checks that a name is that of a file in the model's folder.
-fn file_name(name: &str) -> Result<(), String> {
+pub(super) fn file_name(name: &str) -> Result<(), String> {
     if name.contains(['/', '\\', '\0', ':']) || matches!(name, "." | "..") {
         return Err(format!(
             "is {name:?}, allowed: the name of a file in the model's folder, without a path"

@@ -3,6 +3,9 @@
 //! - [`manifest`]: `model.toml`, read strictly.
 //! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
+//! - `triton`: `config.pbtxt`, which stands for a manifest in repositories made for Triton.
+//! - [`declared`]: what an author says of inputs and outputs, held against the file; what requests see of a model.
+//! - [`warmup`]: runs that an author asks for before the first request.
 //! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input.
 //! - `map`: what a camera's pixels differ in, from a file.
@@ -11,16 +14,21 @@
 //! itself is the caller's.
 
 pub mod catalog;
+pub mod declared;
 mod external;
 mod input;
 pub mod manifest;
 mod map;
 pub mod scan;
 mod strict;
+mod triton;
+pub mod warmup;
 
 pub use catalog::{Catalog, Entry, State};
+pub use declared::{Declared, DeclaredTensor, Interface};
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};
+pub use warmup::{Fill, Warmup, WarmupInput};
 
 use crate::{
     batch::{ModelKey, Rules},
@@ -48,6 +56,8 @@ pub struct Source {
     pub labels: Arc<Labels>,
     /// Size of the model file and of the external data that it names.
     pub bytes: u64,
+    /// What its author asks for and does not get, for the log.
+    pub notes: Vec<String>,
 }
 
 /// One loaded version of one model: what requests and workers need to know of it.
@@ -58,8 +68,10 @@ pub struct Model {
     pub name: Arc<str>,
     /// Its version.
     pub version: Arc<str>,
-    /// What it takes and gives.
+    /// What it takes and gives: what engines see of it.
     pub signature: Signature,
+    /// What requests see of it.
+    pub interface: Interface,
     /// How it treats its first axis: what the signature says, and `Whole` where the task knows better (a detector whose
     /// free first axis counts boxes).
     pub batching: Batching,
@@ -146,13 +158,21 @@ impl Model {
         timeout: Duration,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
+        let (signature, interface) = match &manifest.declared {
+            None => {
+                let interface = Interface::plain(&signature);
+                (signature, interface)
+            }
+            Some(declared) => declared.hold(&signature)?,
+        };
         let mut image = match &manifest.input {
             None => None,
             Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
         };
         let size = image.as_ref().and_then(ImageInput::size);
         let task = manifest.task.clone().resolve(&signature, &source.labels, size)?;
-        let batching = if task.can_batch(&signature) && !has_strings(&signature) {
+        let no_axis = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+        let batching = if task.can_batch(&signature) && !has_strings(&signature) && !no_axis {
             signature.batching()
         } else {
             Batching::Whole
@@ -178,6 +198,7 @@ impl Model {
             name: Arc::from(source.name.as_str()),
             version: Arc::from(source.version.as_str()),
             signature,
+            interface,
             batching,
             task,
             labels: Arc::clone(&source.labels),
@@ -201,6 +222,8 @@ fn has_strings(signature: &Signature) -> bool {
 fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Result<Rules, String> {
     let asked = &manifest.batch;
     let largest = match &asked.sizes {
+        // Declared sizes are those of requests, which such a model takes as they come.
+        _ if manifest.declared.is_some() && has_strings(signature) => None,
         Some(sizes) => sizes.last().copied(),
         None => asked.items_max,
     };
@@ -271,6 +294,7 @@ pub(crate) mod testing {
             manifest: Manifest::parse(manifest).unwrap(),
             labels: Arc::default(),
             bytes: 0,
+            notes: Vec::new(),
         }
     }
 }
@@ -357,6 +381,23 @@ mod tests {
         assert!(resolve("", &[-1, 3, 8, 8], &[-1, 10]).unwrap().image.is_none());
         let with = resolve("[input]", &[-1, 3, 8, 8], &[-1, 10]).unwrap();
         assert!(with.image.is_some() && with.task == Task::Tensors);
+    }
+
+    #[test]
+    fn what_is_declared_decides_whether_the_first_axis_is_a_batch() {
+        let run = |items_max, datatype| {
+            let mut source = source("m", "1", "");
+            source.manifest.declared = Some(Declared { items_max, ..Declared::default() });
+            source.manifest.batch.items_max = items_max;
+            let mut signature = signature(&[("y", &[-1, 10])]);
+            signature.inputs = vec![spec("x", datatype, &[-1, 4])];
+            let model = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30)).unwrap();
+            (model.rules.sizes, model.rules.whole)
+        };
+        assert_eq!(run(None, DataType::Fp32), (vec![1], true));
+        assert_eq!(run(Some(6), DataType::Fp32), (vec![1, 2, 4, 6], false));
+        // Strings are run request by request, however many one may hold.
+        assert_eq!(run(Some(6), DataType::Bytes), (vec![1], true));
     }
 
     #[test]

@@ -5,13 +5,19 @@
 //! models/NAME/model.onnx           version 1
 //! models/NAME/VERSION/model.onnx   VERSION in digits; all are served, the highest is the default
 //! models/NAME/model.toml           alone: version 1 of a fitter, which has no model file
+//! models/NAME/config.pbtxt         instead of model.toml, for repositories made for Triton: see `triton`
 //! models/NAME.onnx                 version 1, served as tensors
 //! ```
 //!
 //! Names that begin with a dot are passed over (mounted volumes have such folders), and so are other files beside the
 //! models. Whatever looks like a model and cannot be one is listed with its reason.
 
-use super::{Engine, Manifest, Source, external::external_files, map};
+use super::{
+    Engine, Manifest, Source,
+    external::external_files,
+    map,
+    triton::{self, CONFIG_FILE, Versions},
+};
 use crate::tasks::Labels;
 use std::{
     fs,
@@ -76,6 +82,7 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
                         manifest: Manifest::default(),
                         labels: Arc::default(),
                         bytes,
+                        notes: Vec::new(),
                     })
                 }),
                 name,
@@ -119,10 +126,10 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
         Ok(inside) => inside,
         Err(reason) => return vec![failed("", reason)],
     };
-    let described = describe(folder);
+    let described = describe(name, folder);
     let mut found = Vec::new();
     let mut add = |version: &str, path: PathBuf| {
-        let source = described.clone().and_then(|(manifest, labels)| {
+        let source = described.clone().and_then(|Described { manifest, labels, notes, .. }| {
             Ok(Source {
                 name: name.to_owned(),
                 version: version.to_owned(),
@@ -134,13 +141,15 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
                 folder: folder.to_owned(),
                 manifest,
                 labels,
+                notes,
             })
         });
         found.push(Found { name: name.to_owned(), version: version.to_owned(), source });
     };
-    let flat = folder.join(MODEL_FILE);
+    let model_file = described.as_ref().map_or(MODEL_FILE, |described| &described.file);
+    let flat = folder.join(model_file);
     let has_flat = flat.is_file();
-    if let Ok((Manifest { engine: Engine::GaussMle(_), .. }, _)) = &described {
+    if let Ok(Described { manifest: Manifest { engine: Engine::GaussMle(_), .. }, .. }) = &described {
         if has_flat {
             let why = format!(
                 "{MANIFEST_FILE} says engine = \"gauss-mle\", which reads no {MODEL_FILE}: remove one of them"
@@ -154,6 +163,7 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
         add(FLAT_VERSION, flat);
     }
     let mut mistakes = Vec::new();
+    let mut numbered = Vec::new();
     for (version, path) in inside {
         let digits = version.bytes().all(|byte| byte.is_ascii_digit());
         if !digits || !path.is_dir() {
@@ -168,53 +178,117 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
             mistakes.push(failed(
                 "",
                 format!(
-                    "{MODEL_FILE} and {version}/{MODEL_FILE} are both version {version}: remove one of them"
+                    "{model_file} and {version}/{model_file} are both version {version}: remove one of them"
                 ),
             ));
-        } else if path.join(MODEL_FILE).is_file() {
-            add(&version, path.join(MODEL_FILE));
         } else {
-            mistakes.push(failed(&version, format!("{version}/{MODEL_FILE} is missing")));
+            numbered.push((version, path));
+        }
+    }
+    if let Ok(described) = &described {
+        for version in choose(&described.versions, &mut numbered) {
+            let why = format!("version_policy of {CONFIG_FILE} names it, but there is no folder {version}");
+            mistakes.push(failed(&version, why));
+        }
+    }
+    for (version, path) in numbered {
+        if path.join(model_file).is_file() {
+            add(&version, path.join(model_file));
+        } else {
+            mistakes.push(failed(&version, format!("{version}/{model_file} is missing")));
         }
     }
     found.extend(mistakes);
     if found.is_empty() {
-        let missing = format!("it holds neither {MODEL_FILE} nor VERSION/{MODEL_FILE}");
+        let missing = format!("it holds neither {model_file} nor VERSION/{model_file}");
         found.push(failed("", described.err().unwrap_or(missing)));
     }
     found
 }
 
-/// The manifest of a folder, the default if there is none, and its labels. The maps of a fitter's camera are read.
-fn describe(folder: &Path) -> Result<(Manifest, Arc<Labels>), String> {
-    let path = folder.join(MANIFEST_FILE);
-    let mut manifest = match fs::symlink_metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Manifest::default(),
-        _ => {
-            let text =
-                read(&path, MANIFEST_BYTES_MAX).map_err(|reason| format!("{MANIFEST_FILE}: {reason}"))?;
-            Manifest::parse(&text).map_err(|error| format!("{MANIFEST_FILE}: {error}"))?
+/// Leaves those versions that are to be served; gives those that are asked for and are not there.
+fn choose(versions: &Versions, there: &mut Vec<(String, PathBuf)>) -> Vec<String> {
+    match versions {
+        Versions::All => Vec::new(),
+        Versions::Latest(count) => {
+            there.sort_by(|(a, _), (b, _)| (a.len(), a).cmp(&(b.len(), b)));
+            there.drain(..there.len().saturating_sub(*count));
+            Vec::new()
         }
+        Versions::Specific(wanted) => {
+            there.retain(|(version, _)| wanted.contains(version));
+            let lost = wanted.iter().filter(|version| there.iter().all(|(other, _)| other != *version));
+            lost.cloned().collect()
+        }
+    }
+}
+
+/// What is said about the model in a folder.
+#[derive(Clone)]
+struct Described {
+    manifest: Manifest,
+    labels: Arc<Labels>,
+    /// The model file's name.
+    file: String,
+    versions: Versions,
+    notes: Vec<String>,
+}
+
+/// The manifest of a folder, the default if there is none, and its labels. The maps of a fitter's camera are read.
+fn describe(name: &str, folder: &Path) -> Result<Described, String> {
+    let there = |file: &str| match fs::symlink_metadata(folder.join(file)) {
+        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        Ok(_) => true,
     };
-    let labels = match &manifest.labels {
-        None => Labels::default(),
-        Some(name) => inside(folder, name)
+    let text = |file: &str| {
+        read(&folder.join(file), MANIFEST_BYTES_MAX).map_err(|reason| format!("{file}: {reason}"))
+    };
+    let mut described = Described {
+        manifest: Manifest::default(),
+        labels: Arc::default(),
+        file: MODEL_FILE.to_owned(),
+        versions: Versions::All,
+        notes: Vec::new(),
+    };
+    match (there(MANIFEST_FILE), there(CONFIG_FILE)) {
+        (true, true) => {
+            return Err(format!(
+                "{MANIFEST_FILE} and {CONFIG_FILE} both describe the model: remove one of them"
+            ));
+        }
+        (true, false) => {
+            described.manifest = Manifest::parse(&text(MANIFEST_FILE)?)
+                .map_err(|error| format!("{MANIFEST_FILE}: {error}"))?;
+        }
+        (false, true) => {
+            let config = triton::read(&text(CONFIG_FILE)?, name)
+                .map_err(|reason| format!("{CONFIG_FILE}: {reason}"))?;
+            described.manifest = config.manifest;
+            described.file = config.file.unwrap_or(described.file);
+            described.versions = config.versions;
+            described.notes = config.notes.into_iter().map(|note| format!("{CONFIG_FILE}: {note}")).collect();
+        }
+        (false, false) => {}
+    }
+    if let Some(name) = &described.manifest.labels {
+        let labels = inside(folder, name)
             .and_then(|path| read(&path, LABELS_BYTES_MAX))
             .and_then(|text| Labels::parse(&text))
-            .map_err(|reason| format!("labels file {name:?}: {reason}"))?,
-    };
-    if let Engine::GaussMle(fit) = &mut manifest.engine {
+            .map_err(|reason| format!("labels file {name:?}: {reason}"))?;
+        described.labels = Arc::new(labels);
+    }
+    if let Engine::GaussMle(fit) = &mut described.manifest.engine {
         for (key, name) in &fit.maps {
             let map = inside(folder, name).and_then(|path| map::read(&path));
             let map = map.map_err(|reason| format!("camera.{key}, file {name:?}: {reason}"))?;
             fit.settings.set_map(key, map)?;
         }
     }
-    Ok((manifest, Arc::new(labels)))
+    Ok(described)
 }
 
 /// The path of a file in a folder, which a link may not leave.
-fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
+pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let resolve = |path: &Path| path.canonicalize().map_err(|error| format!("cannot read it: {error}"));
     let path = resolve(&folder.join(name))?;
     if !path.starts_with(resolve(folder)?) {
@@ -334,6 +408,49 @@ mod tests {
                 ("digits", "10", ""),
                 ("mixed", "1", ""),
                 ("mixed", "2", ""),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_repository_of_tritons_is_found_with_the_versions_that_its_policy_chooses() {
+        check(
+            &[
+                ("all/9/model.onnx", ONNX),
+                ("all/10/model.onnx", ONNX),
+                ("all/config.pbtxt", "version_policy { all { } }"),
+                ("both/1/model.onnx", ONNX),
+                ("both/config.pbtxt", ""),
+                ("both/model.toml", ""),
+                ("broken/1/model.onnx", ONNX),
+                ("broken/config.pbtxt", "name: \"broken\"\nmax_batch: 4\n"),
+                ("empty/config.pbtxt", ""),
+                ("highest/9/model.onnx", ONNX),
+                ("highest/10/model.onnx", ONNX),
+                ("highest/config.pbtxt", ""),
+                ("named/1/net.onnx", ONNX),
+                ("named/2/model.onnx", ONNX),
+                (
+                    "named/config.pbtxt",
+                    "version_policy { specific { versions: [ 1, 2, 3 ] } } default_model_filename: \"net.onnx\"",
+                ),
+                ("unlabelled/1/model.onnx", ONNX),
+                (
+                    "unlabelled/config.pbtxt",
+                    "output { name: \"y\" data_type: TYPE_FP32 dims: 2 label_filename: \"labels.txt\" }",
+                ),
+            ],
+            &[
+                ("all", "9", ""),
+                ("all", "10", ""),
+                ("both", "1", "model.toml and config.pbtxt both describe the model"),
+                ("broken", "1", "config.pbtxt: line 2: field 'max_batch' not found"),
+                ("empty", "", "holds neither model.onnx"),
+                ("highest", "10", ""),
+                ("named", "1", ""),
+                ("named", "2", "2/net.onnx is missing"),
+                ("named", "3", "there is no folder 3"),
+                ("unlabelled", "1", "labels file \"labels.txt\": cannot read it"),
             ],
         );
     }

@@ -39,11 +39,12 @@ class Server:
 
     def __init__(self, models, log, **options):
         self.log = log
-        self.port, self.admin_port = free_ports(2)
+        self.port, self.admin_port, self.grpc_port = free_ports(3)
         self.url, self.admin_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.admin_port}"
         settings = {
             "listen": f"127.0.0.1:{self.port}",
             "admin_listen": f"127.0.0.1:{self.admin_port}",
+            "grpc_listen": f"127.0.0.1:{self.grpc_port}",
             "models": models,
             "backend": "cpu",
             "log_format": "human",

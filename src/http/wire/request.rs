@@ -235,7 +235,8 @@ pub fn fits(spec: &TensorSpec, datatype: DataType, shape: &[usize]) -> Result<()
     Ok(())
 }
 
-fn refuse_shared_memory(parameters: &Parameters) -> Result<(), InferError> {
+/// Refuses data that is not in the request.
+pub(crate) fn refuse_shared_memory(parameters: &Parameters) -> Result<(), InferError> {
     match parameters.get_key_value("shared_memory_region") {
         Some((
             name,

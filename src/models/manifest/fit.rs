@@ -63,6 +63,8 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         input: None,
         batch,
         placement: read::placement(&root.table("placement")),
+        declared: None,
+        warmups: Vec::new(),
     };
     root.finish();
     manifest

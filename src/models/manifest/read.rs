@@ -1,6 +1,8 @@
 //! From a checked table to a [`Manifest`]: each key with its range and its default.
 
-use super::{BatchLimits, Engine, Input, Manifest, PRIORITY_MAX, Placing, ResizeRule, file_name, fit};
+use super::{
+    BatchLimits, Engine, ITEMS_MAX, Input, Manifest, PRIORITY_MAX, Placing, ResizeRule, file_name, fit,
+};
 use crate::{
     image::{Color, Filter, Layout},
     models::strict::Table,
@@ -9,9 +11,6 @@ use crate::{
 use std::time::Duration;
 
 const LAYOUTS: &[(&str, Layout)] = &[("nchw", Layout::Nchw), ("nhwc", Layout::Nhwc)];
-
-/// Items of the largest batch, at most.
-const ITEMS_MAX: usize = 1024;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Runs {
@@ -94,6 +93,8 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         input: takes_images.then(|| read_input(&input)),
         batch: batch(&root.table("batch"), ITEMS_MAX),
         placement: placement(&root.table("placement")),
+        declared: None,
+        warmups: Vec::new(),
     };
     root.finish();
     manifest

@@ -85,7 +85,10 @@ impl Register {
 
 /// What each label means, and its values where they are few.
 const LABELS: [(&str, &str); 10] = [
-    ("code", "status code of the reply; `other` outside of 100 to 599"),
+    (
+        "code",
+        "status code of the reply, over gRPC the one of HTTP that says the same; `other` outside of 100 to 599",
+    ),
     ("commit", "git commit of the build, empty if unknown"),
     ("device", "device id, such as `cpu`; empty for what happens before a device is chosen"),
     ("method", "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`; `OTHER` for any other"),
@@ -97,7 +100,10 @@ const LABELS: [(&str, &str); 10] = [
          `cancelled`: its caller went away; `device`, `internal`: our fault",
     ),
     ("reason", "see below"),
-    ("route", "the route's template, such as `/predictions/{model}`; `other` where none matched"),
+    (
+        "route",
+        "the route's template, such as `/predictions/{model}`, or the path of a call over gRPC; `other` where none matched",
+    ),
     (
         "stage",
         "`decode`: bytes to pixels and model input; `queue`: waiting for a device; `stage`: putting the batch \

@@ -1,0 +1,117 @@
+//! What every call passes: a name that goes into logs and replies, a span, a count by call and code, a net for panics; and for
+//! inference, admission on the head, before anything of the body is read.
+
+use super::{
+    INFER, STREAM,
+    incoming::{self, Messages},
+    status,
+};
+use crate::{
+    error::InferError,
+    http::{
+        Front,
+        admission::{self, Permit},
+        guard::X_REQUEST_ID,
+        reject::Problem,
+    },
+    telemetry::request::{RequestId, TraceContext},
+};
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::{HeaderMap, HeaderValue, Version, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use tonic::{Code, Status};
+use tracing::Instrument;
+
+/// When a call's head had been read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrived(pub(super) Instant);
+
+/// Middleware, around all calls.
+pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = RequestId::from_header(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
+    if !is_grpc(&request) {
+        let problem = not_grpc(&request);
+        front.metrics.route("other").request(request.method().as_str(), problem.kind.status, began.elapsed());
+        return problem.into_response_for(Some(id.as_str()));
+    }
+    let (trace, _) =
+        TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
+    let call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let span = tracing::info_span!(
+        "request",
+        id = id.as_str(),
+        trace = trace.trace_id_hex(),
+        model = tracing::field::Empty
+    );
+    request.extensions_mut().insert(Arrived(began));
+    let answered = admitted(&front, &call, request, next).instrument(span.clone());
+    let mut reply = AssertUnwindSafe(answered).catch_unwind().await.unwrap_or_else(|_| {
+        tracing::error!(call, "a call panicked");
+        let told = "a handler failed unexpectedly; the log has the cause under the request id";
+        status::of(&InferError::Internal(told.to_owned())).into_http()
+    });
+    let headers = reply.headers_mut();
+    for (name, value) in [("x-request-id", id.to_string()), ("traceparent", trace.to_string())] {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(name, value);
+        }
+    }
+    // A call that failed after its head, such as a stream, tells its own clients only.
+    let (code, message) = reply
+        .extensions()
+        .get::<Status>()
+        .map_or((code_of(reply.headers()), ""), |status| (status.code(), status.message()));
+    let took = began.elapsed();
+    front.metrics.route(&call).request("POST", status::http(code), took);
+    let _entered = span.enter();
+    let ms = took.as_secs_f64() * 1e3;
+    match status::http(code) {
+        500.. => tracing::warn!(call, ?code, ms, error = message, "answered"),
+        400.. => tracing::info!(call, ?code, ms, error = message, "answered"),
+        _ => tracing::debug!(call, ?code, ms, "answered"),
+    }
+    reply
+}
+
+fn code_of(headers: &HeaderMap) -> Code {
+    headers.get(Status::GRPC_STATUS).map_or(Code::Ok, |value| Code::from_bytes(value.as_bytes()))
+}
+
+fn is_grpc(request: &Request) -> bool {
+    let content_type = request.headers().get(header::CONTENT_TYPE);
+    let grpc = content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+    grpc && request.version() == Version::HTTP_2
+}
+
+/// For whoever comes to the wrong port.
+fn not_grpc(request: &Request) -> Problem {
+    let got = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    Problem::from(&InferError::UnsupportedMedia {
+        got: String::from_utf8_lossy(got).chars().take(100).collect(),
+        accepted: "application/grpc over HTTP/2: this port speaks gRPC, the REST API is on the port of the option listen",
+    })
+}
+
+/// Lets an inference in, or refuses it before its body is read; other calls cost nothing.
+async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) -> Response {
+    let messages = match call {
+        INFER => Messages::One,
+        STREAM => Messages::Many,
+        _ => return next.run(request).await,
+    };
+    // Messages are charged as their lengths become known.
+    let permit: Arc<Permit> = match front.admission.admit(Some(0)) {
+        Ok(permit) => Arc::new(permit),
+        Err(full) => return status::of(&full).into_http(),
+    };
+    let limits = front.limits.body;
+    let mut request = request.map(|body| incoming::limited(body, limits, messages, &permit));
+    request.extensions_mut().insert(Arc::clone(&permit));
+    admission::hold(next.run(request).await.into_response(), permit)
+}

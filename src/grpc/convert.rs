@@ -1,0 +1,332 @@
+//! Tensors in messages, there and back. Raw contents stay in the memory in which they came.
+
+use crate::{
+    engine::{DataType, Tensor, TensorSpec, tensor::bytes_of},
+    error::InferError,
+    http::wire::{
+        Parameter, Parameters, binary, count, data, flag,
+        reply::Output,
+        request::{InferRequest, Input, Requested, fits, refuse_shared_memory},
+    },
+    models::Model,
+    protocol::inference::{
+        InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
+        infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
+        model_infer_response::InferOutputTensor,
+    },
+};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+
+/// What clients send that read a stream's end out of its answers.
+pub(super) const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+
+/// A request as HTTP's are read, whatever it came as. `specs` are the model's inputs, where they are known.
+pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Result<InferRequest, InferError> {
+    let mut parameters = parameters("the request", message.parameters)?;
+    parameters.remove(EMPTY_FINAL);
+    if let Some(name) = parameters.keys().find(|name| name.starts_with("triton_")) {
+        return Err(bad(format!("parameter {name:?} is reserved: names must not begin with triton_")));
+    }
+    let raw = message.raw_input_contents;
+    if !raw.is_empty() && raw.len() != message.inputs.len() {
+        return Err(bad(format!(
+            "raw_input_contents has {} entries for {} inputs: send one for each, in their order",
+            raw.len(),
+            message.inputs.len()
+        )));
+    }
+    let mut raw = raw.into_iter();
+    let mut inputs: Vec<Input> = Vec::with_capacity(message.inputs.len());
+    for tensor in message.inputs {
+        inputs.push(input(tensor, raw.next(), specs)?);
+    }
+    let binary_default = flag(&parameters, "binary_data_output")?.unwrap_or(true);
+    let mut outputs: Vec<Requested> = Vec::with_capacity(message.outputs.len());
+    for output in message.outputs {
+        if outputs.iter().any(|other| other.name == output.name) {
+            return Err(bad(format!("output {:?} is asked for twice", output.name)));
+        }
+        let parameters = self::parameters(&output.name, output.parameters)?;
+        refuse_shared_memory(&parameters)?;
+        outputs.push(Requested {
+            binary: flag(&parameters, "binary_data")?.unwrap_or(binary_default),
+            classification: count(&parameters, "classification")?,
+            name: output.name,
+        });
+    }
+    let id = (!message.id.is_empty()).then_some(message.id);
+    Ok(InferRequest { id, parameters, inputs, outputs, binary_default })
+}
+
+fn input(tensor: InferInputTensor, raw: Option<Bytes>, specs: &[TensorSpec]) -> Result<Input, InferError> {
+    let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
+    let Some(datatype) = DataType::from_name(&datatype) else {
+        let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
+        let got: String = datatype.chars().take(60).collect();
+        return Err(bad(format!(
+            "input {name:?} has datatype {got:?}, expected one of {}",
+            names.join(", ")
+        )));
+    };
+    let extents: Result<Vec<usize>, _> = shape.iter().map(|extent| usize::try_from(*extent)).collect();
+    let shape =
+        extents.map_err(|_| bad(format!("input {name:?} has shape {shape:?}: extents are 0 or more")))?;
+    // Before the data: that it is not of the type which was said is the smaller mistake.
+    // What BYTES are is for whoever knows whether the model takes encoded images.
+    let encoded = |spec: &TensorSpec| datatype == DataType::Bytes && spec.datatype != DataType::Bytes;
+    if let Some(spec) = specs.iter().find(|spec| spec.name == name && !encoded(spec)) {
+        fits(spec, datatype, &shape)?;
+    }
+    let parameters = self::parameters(&name, parameters)?;
+    refuse_shared_memory(&parameters)?;
+    let data = match (raw, contents) {
+        (Some(_), Some(contents)) if contents != InferTensorContents::default() => {
+            return Err(bad(format!("input {name:?} has both contents and raw_input_contents; send one")));
+        }
+        (Some(raw), _) => raw,
+        (None, Some(contents)) => bytes(&name, datatype, contents)?,
+        (None, None) => {
+            return Err(bad(format!("input {name:?} has neither contents nor raw_input_contents; send one")));
+        }
+    };
+    let elements = data::elements(&name, &shape)?;
+    let tensor = Tensor { datatype, shape, data };
+    if let Some(size) = datatype.size().filter(|size| tensor.data.len() != elements.saturating_mul(*size)) {
+        return Err(bad(format!(
+            "input {name:?} has {} elements ({} bytes), expected {elements} for {datatype} of shape {:?}",
+            tensor.data.len() / size,
+            tensor.data.len(),
+            tensor.shape
+        )));
+    }
+    binary::check(&name, &tensor)?;
+    Ok(Input { name, tensor, parameters })
+}
+
+/// Typed contents as a tensor's bytes.
+fn bytes(name: &str, datatype: DataType, contents: InferTensorContents) -> Result<Bytes, InferError> {
+    let InferTensorContents {
+        bool_contents,
+        int_contents,
+        int64_contents,
+        uint_contents,
+        uint64_contents,
+        fp32_contents,
+        fp64_contents,
+        bytes_contents,
+    } = contents;
+    let outside =
+        |value: &dyn std::fmt::Display| bad(format!("input {name:?} holds {value}, which is no {datatype}"));
+    macro_rules! narrow {
+        ($type:ty, $values:expr) => {
+            bytes_of(
+                $values
+                    .iter()
+                    .map(|value| <$type>::try_from(*value).map_err(|_| outside(value)))
+                    .collect::<Result<Vec<$type>, _>>()?,
+            )
+        };
+    }
+    Ok(match datatype {
+        DataType::Bool => bytes_of(bool_contents.into_iter().map(u8::from).collect()),
+        DataType::Int8 => narrow!(i8, int_contents),
+        DataType::Int16 => narrow!(i16, int_contents),
+        DataType::Int32 => bytes_of(int_contents),
+        DataType::Int64 => bytes_of(int64_contents),
+        DataType::Uint8 => narrow!(u8, uint_contents),
+        DataType::Uint16 => narrow!(u16, uint_contents),
+        DataType::Uint32 => bytes_of(uint_contents),
+        DataType::Uint64 => bytes_of(uint64_contents),
+        DataType::Fp32 => bytes_of(fp32_contents),
+        DataType::Fp64 => bytes_of(fp64_contents),
+        DataType::Fp16 | DataType::Bf16 => {
+            return Err(bad(format!("input {name:?} is {datatype}, which only raw_input_contents carries")));
+        }
+        DataType::Bytes => {
+            let mut joined = Vec::with_capacity(bytes_contents.iter().map(|element| element.len() + 4).sum());
+            for element in &bytes_contents {
+                let length = u32::try_from(element.len())
+                    .map_err(|_| bad(format!("input {name:?} has an element of over 4 GiB")))?;
+                joined.extend_from_slice(&length.to_le_bytes());
+                joined.extend_from_slice(element);
+            }
+            joined.into()
+        }
+    })
+}
+
+/// The parameters of a request, an input or an output.
+fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Parameters, InferError> {
+    let value = |(name, parameter): (String, InferParameter)| {
+        let value = match parameter.parameter_choice {
+            Some(ParameterChoice::BoolParam(value)) => Parameter::Bool(value),
+            Some(ParameterChoice::Int64Param(value)) => Parameter::Integer(value),
+            Some(ParameterChoice::StringParam(value)) => Parameter::Text(value),
+            Some(ParameterChoice::DoubleParam(value)) => Parameter::Number(value),
+            Some(ParameterChoice::Uint64Param(value)) => {
+                Parameter::Integer(i64::try_from(value).map_err(|_| {
+                    bad(format!("parameter {name:?} of {of} is {value}, more than {}", i64::MAX))
+                })?)
+            }
+            None => return Err(bad(format!("parameter {name:?} of {of} has no value"))),
+        };
+        Ok((name, value))
+    };
+    given.into_iter().map(value).collect()
+}
+
+/// The reply to a request: raw contents, or typed ones where none of the outputs was asked for as binary.
+pub(super) fn reply(
+    model: &Model,
+    id: Option<String>,
+    outputs: Vec<Output>,
+) -> Result<ModelInferResponse, InferError> {
+    let raw = outputs.iter().any(|output| output.binary);
+    let mut reply = ModelInferResponse {
+        model_name: model.name.to_string(),
+        model_version: model.version.to_string(),
+        id: id.unwrap_or_default(),
+        ..ModelInferResponse::default()
+    };
+    for Output { name, tensor, .. } in outputs {
+        reply.outputs.push(InferOutputTensor {
+            datatype: tensor.datatype.name().to_owned(),
+            shape: tensor.shape.iter().map(|extent| *extent as i64).collect(),
+            parameters: BTreeMap::new(),
+            contents: if raw { None } else { Some(contents(&name, &tensor)?) },
+            name,
+        });
+        if raw {
+            reply.raw_output_contents.push(tensor.data);
+        }
+    }
+    Ok(reply)
+}
+
+/// A tensor's bytes as typed contents.
+fn contents(name: &str, tensor: &Tensor) -> Result<InferTensorContents, InferError> {
+    fn each<const SIZE: usize, T>(data: &[u8], one: impl Fn([u8; SIZE]) -> T) -> Vec<T> {
+        data.as_chunks::<SIZE>().0.iter().map(|chunk| one(*chunk)).collect()
+    }
+    let data = &tensor.data[..];
+    let mut typed = InferTensorContents::default();
+    match tensor.datatype {
+        DataType::Bool => typed.bool_contents = each(data, |[byte]| byte != 0),
+        DataType::Int8 => typed.int_contents = each(data, |b| i8::from_le_bytes(b).into()),
+        DataType::Int16 => typed.int_contents = each(data, |b| i16::from_le_bytes(b).into()),
+        DataType::Int32 => typed.int_contents = each(data, i32::from_le_bytes),
+        DataType::Int64 => typed.int64_contents = each(data, i64::from_le_bytes),
+        DataType::Uint8 => typed.uint_contents = each(data, |b| u8::from_le_bytes(b).into()),
+        DataType::Uint16 => typed.uint_contents = each(data, |b| u16::from_le_bytes(b).into()),
+        DataType::Uint32 => typed.uint_contents = each(data, u32::from_le_bytes),
+        DataType::Uint64 => typed.uint64_contents = each(data, u64::from_le_bytes),
+        DataType::Fp32 => typed.fp32_contents = each(data, f32::from_le_bytes),
+        DataType::Fp64 => typed.fp64_contents = each(data, f64::from_le_bytes),
+        DataType::Fp16 | DataType::Bf16 => {
+            return Err(bad(format!(
+                "output {name:?} is {}, which only raw_output_contents carries: leave out binary_data = false",
+                tensor.datatype
+            )));
+        }
+        DataType::Bytes => {
+            typed.bytes_contents = binary::strings(&tensor.data).ok_or_else(|| {
+                InferError::Internal(format!("output {name:?} has lengths that do not add up"))
+            })?;
+        }
+    }
+    Ok(typed)
+}
+
+fn bad(what: String) -> InferError {
+    InferError::BadRequest(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use prost::Message;
+
+    fn message(raw: &[u8]) -> ModelInferRequest {
+        let input = InferInputTensor {
+            name: "x".into(),
+            datatype: "UINT8".into(),
+            shape: vec![raw.len() as i64],
+            ..InferInputTensor::default()
+        };
+        ModelInferRequest {
+            inputs: vec![input],
+            raw_input_contents: vec![Bytes::copy_from_slice(raw)],
+            ..ModelInferRequest::default()
+        }
+    }
+
+    #[test]
+    fn raw_contents_lie_in_the_memory_of_the_message() {
+        let wire = Bytes::from(message(&[7; 1000]).encode_to_vec());
+        let request = request(ModelInferRequest::decode(wire.clone()).unwrap(), &[]).unwrap();
+        let data = &request.inputs[0].tensor.data;
+        assert_eq!(data.len(), 1000);
+        assert!(wire.as_ptr_range().contains(&data.as_ptr()));
+        assert!(request.binary_default && request.id.is_none());
+    }
+
+    #[test]
+    fn every_type_comes_back_from_its_own_contents() {
+        for datatype in DataType::ALL {
+            let data = match datatype.size() {
+                // Bytes that are numbers of any type, and 0 and 1.
+                Some(size) => Bytes::from([vec![0; size], [vec![1], vec![0; size - 1]].concat()].concat()),
+                None => Bytes::from_static(b"\x01\0\0\0a\0\0\0\0"),
+            };
+            let tensor = Tensor { datatype, shape: vec![2], data };
+            match contents("y", &tensor) {
+                Ok(typed) => assert_eq!(bytes("x", datatype, typed).unwrap(), tensor.data, "{datatype}"),
+                Err(error) => {
+                    assert!(matches!(datatype, DataType::Fp16 | DataType::Bf16), "{error}");
+                    assert!(bytes("x", datatype, InferTensorContents::default()).is_err());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_clients_of_streams_ask_for_is_no_reserved_parameter() {
+        let flag = |value| InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(value)) };
+        let mut asked = message(&[1]);
+        asked.parameters.insert(EMPTY_FINAL.into(), flag(true));
+        asked.parameters.insert("binary_data_output".into(), flag(false));
+        let read = request(asked.clone(), &[]).unwrap();
+        assert!(!read.parameters.contains_key(EMPTY_FINAL) && !read.binary_default);
+        asked.parameters.insert("triton_other".into(), flag(true));
+        assert!(request(asked, &[]).unwrap_err().to_string().contains("triton_other"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_read_or_refused(
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            shape in prop::collection::vec(any::<i64>(), 0..4),
+            raw in prop::option::of(prop::collection::vec(any::<u8>(), 0..20)),
+            datatype in prop::sample::select(DataType::ALL.to_vec()),
+        ) {
+            if let Ok(message) = ModelInferRequest::decode(&bytes[..]) {
+                let _ = request(message, &[]);
+            }
+            let mut message = message(&raw.clone().unwrap_or_default());
+            message.inputs[0].shape = shape;
+            message.inputs[0].datatype = datatype.name().into();
+            if raw.is_none() {
+                message.raw_input_contents.clear();
+                message.inputs[0].contents = Some(InferTensorContents { int_contents: vec![1, 2], ..Default::default() });
+            }
+            if let Ok(read) = request(message, &[]) {
+                let tensor = &read.inputs[0].tensor;
+                if let Some(size) = tensor.datatype.size() {
+                    prop_assert_eq!(tensor.data.len(), tensor.elements() * size);
+                }
+            }
+        }
+    }
+}

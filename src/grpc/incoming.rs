@@ -1,0 +1,154 @@
+//! The bytes of a call, within the limits of `http`'s bodies: each message is charged to the call's permit when its length is
+//! known, which is before it has come, and one that is too large is refused there.
+
+use super::status;
+use crate::{
+    error::InferError,
+    http::{
+        STACK_DEADLINE,
+        admission::Permit,
+        body::{BodyLimits, Reader},
+    },
+};
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::stream;
+use std::sync::Arc;
+
+/// What stands in front of each message: whether it is compressed, and its length, big-endian.
+const PREFIX_BYTES: usize = 5;
+
+/// Whether messages keep coming for as long as the caller likes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Messages {
+    One,
+    Many,
+}
+
+/// The body of a call, which ends with an error where it leaves its limits.
+pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, permit: &Arc<Permit>) -> Body {
+    let reader = match messages {
+        // Trimmed to what came at the end.
+        Messages::One => {
+            let bytes_max = limits.bytes_max.saturating_add(PREFIX_BYTES as u64);
+            Reader::new(body, BodyLimits { bytes_max, ..limits }).charged_to(Arc::clone(permit))
+        }
+        // The caller may be silent between two messages.
+        Messages::Many => {
+            let limits = BodyLimits { bytes_max: u64::MAX, deadline: STACK_DEADLINE, rate_min: 0, ..limits };
+            Reader::new(body, limits)
+        }
+    };
+    let state = Some((reader, Framing::new(limits, permit)));
+    Body::from_stream(stream::unfold(state, |state| async move {
+        let (mut reader, mut framing) = state?;
+        let next = match reader.next().await {
+            Ok(None) => return None,
+            Ok(Some(bytes)) => framing.see(&bytes).map(|()| bytes),
+            Err(error) => Err(error),
+        };
+        match next {
+            Ok(bytes) => Some((Ok(bytes), Some((reader, framing)))),
+            Err(error) => Some((Err(status::of(&error)), None)),
+        }
+    }))
+}
+
+/// Where in a message the bytes are.
+struct Framing {
+    limits: BodyLimits,
+    permit: Arc<Permit>,
+    prefix: Vec<u8>,
+    /// Of the message that is coming.
+    left: u64,
+}
+
+impl Framing {
+    fn new(limits: BodyLimits, permit: &Arc<Permit>) -> Framing {
+        Framing { limits, permit: Arc::clone(permit), prefix: Vec::with_capacity(PREFIX_BYTES), left: 0 }
+    }
+
+    /// The next bytes: at most one message is put together at a time, so the permit covers the largest.
+    fn see(&mut self, bytes: &Bytes) -> Result<(), InferError> {
+        let mut bytes = &bytes[..];
+        while !bytes.is_empty() {
+            if self.left > 0 {
+                let skipped = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+                self.left -= skipped as u64;
+                bytes = &bytes[skipped..];
+                continue;
+            }
+            self.prefix.push(bytes[0]);
+            bytes = &bytes[1..];
+            if let [_, length @ ..] = &self.prefix[..]
+                && let Ok(length) = <[u8; 4]>::try_from(length)
+            {
+                self.left = u64::from(u32::from_be_bytes(length));
+                self.prefix.clear();
+                if self.left > self.limits.bytes_max {
+                    return Err(InferError::TooLarge {
+                        what: "the message in bytes",
+                        got: self.left,
+                        limit: self.limits.bytes_max,
+                        option: self.limits.option,
+                    });
+                }
+                self.permit.cover(self.left + PREFIX_BYTES as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::admission::{Admission, AdmissionLimits};
+    use std::time::Duration;
+
+    fn framing(bytes_max: u64, in_flight: u64) -> Framing {
+        let admission = Admission::new(AdmissionLimits {
+            requests_in_flight_max: 1,
+            bytes_in_flight_max: in_flight,
+            announced_bytes_max: in_flight,
+            unknown_length_bytes: 0,
+        });
+        let limits = BodyLimits {
+            bytes_max,
+            deadline: Duration::from_secs(1),
+            grace: Duration::ZERO,
+            rate_min: 0,
+            option: "body_bytes_max",
+        };
+        Framing::new(limits, &Arc::new(admission.admit(Some(0)).unwrap()))
+    }
+
+    fn message(bytes: u32) -> Vec<u8> {
+        [&[0][..], &bytes.to_be_bytes(), &vec![7; bytes as usize]].concat()
+    }
+
+    #[test]
+    fn messages_are_found_however_they_are_cut() {
+        let sent = [message(3), message(0), message(700), message(1)].concat();
+        for size in 1..=sent.len() {
+            let mut framing = framing(700, 10_000);
+            for piece in sent.chunks(size) {
+                framing.see(&Bytes::copy_from_slice(piece)).unwrap();
+            }
+            assert_eq!((framing.left, framing.prefix.len()), (0, 0), "in pieces of {size}");
+            assert!(framing.permit.bytes() >= 705);
+        }
+    }
+
+    #[test]
+    fn a_message_is_refused_on_its_length_alone() {
+        let head = Bytes::from(message(701)).slice(..5);
+        let error = framing(700, 10_000).see(&head).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the message in bytes is 701, more than the limit of 700; raise it with body_bytes_max"
+        );
+        let error = framing(700, 600).see(&Bytes::from(message(650)).slice(..5)).unwrap_err();
+        assert!(matches!(error, InferError::Full { .. }), "{error}");
+    }
+}

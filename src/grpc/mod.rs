@@ -1,0 +1,115 @@
+//! gRPC: the service of `http`, for clients of the Open Inference Protocol and of Triton that speak it. Connections,
+//! admission, deadlines, queue and metrics are those of `http`; here are only the messages and the codes of errors.
+//!
+//! - `around`: what every call passes: name, span, admission, counts.
+//! - `incoming`: the bytes of a call, within their limits.
+//! - `service`: the calls; `convert`: tensors in messages, there and back.
+//! - `health`: gRPC's own health checks.
+//! - `status`: the table from error to code.
+
+mod around;
+mod convert;
+mod health;
+mod incoming;
+mod service;
+mod status;
+
+use crate::{
+    http::{Front, accept::Stages},
+    protocol::{
+        self, health::health_server::HealthServer,
+        inference::grpc_inference_service_server::GrpcInferenceServiceServer,
+    },
+};
+use axum::{Router, extract::Request, handler::Handler, middleware, response::Response};
+use std::sync::Arc;
+use tonic::{Code, Status, codec::CompressionEncoding};
+
+/// Every call that is answered, by its path.
+const CALLS: [&str; 15] = [
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    INFER,
+    STREAM,
+    "/inference.GRPCInferenceService/ModelConfig",
+    "/inference.GRPCInferenceService/ModelMetadata",
+    "/inference.GRPCInferenceService/ModelReady",
+    "/inference.GRPCInferenceService/ModelStatistics",
+    "/inference.GRPCInferenceService/RepositoryIndex",
+    "/inference.GRPCInferenceService/RepositoryModelLoad",
+    "/inference.GRPCInferenceService/RepositoryModelUnload",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerMetadata",
+    "/inference.GRPCInferenceService/ServerReady",
+];
+/// One inference.
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+/// Inferences one after the other.
+const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+/// The calls, for the metrics.
+pub fn paths() -> Vec<&'static str> {
+    CALLS.to_vec()
+}
+
+/// What the gRPC listener serves until `stages` close it.
+pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
+    let body_bytes_max = usize::try_from(front.limits.body.bytes_max).unwrap_or(usize::MAX);
+    let inference = GrpcInferenceServiceServer::new(service::Service::new(front, stages))
+        // What is sent back is numbers: whoever wants them packed asks a proxy.
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate)
+        .max_decoding_message_size(body_bytes_max)
+        .max_encoding_message_size(usize::MAX);
+    let health = HealthServer::new(health::Health::new(front, stages));
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(protocol::DESCRIPTORS)
+        .build_v1()
+        .expect("the build wrote the definitions");
+    let router = CALLS.into_iter().fold(Router::new(), |router, path| {
+        if path.starts_with("/inference.") {
+            router.route_service(path, inference.clone())
+        } else if path.starts_with("/grpc.health.") {
+            router.route_service(path, health.clone())
+        } else {
+            router.route_service(path, reflection.clone())
+        }
+    });
+    router
+        .fallback_service(unimplemented.with_state(()))
+        .layer(middleware::from_fn_with_state(Arc::clone(front), around::around))
+}
+
+/// What a path that is no call of ours gets.
+async fn unimplemented(request: Request) -> Response {
+    let path: String = request.uri().path().chars().take(200).collect();
+    Status::new(
+        Code::Unimplemented,
+        format!("there is no call {path:?}; reflection lists those that there are"),
+    )
+    .into_http()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost_reflect::DescriptorPool;
+
+    #[test]
+    fn every_call_that_is_defined_has_a_route() {
+        let pool = DescriptorPool::decode(protocol::DESCRIPTORS).unwrap();
+        let mut defined: Vec<String> = pool
+            .services()
+            .flat_map(|service| {
+                let name = service.full_name().to_owned();
+                service.methods().map(|method| format!("/{name}/{}", method.name())).collect::<Vec<_>>()
+            })
+            .collect();
+        defined.push("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo".to_owned());
+        defined.sort();
+        let mut routed = CALLS.to_vec();
+        routed.sort_unstable();
+        assert_eq!(routed, defined);
+    }
+}

@@ -1,0 +1,368 @@
+//! The calls of the inference service. Each is a look at, or a run of, what the handlers of `http` look at and run.
+
+use super::{
+    around::Arrived,
+    convert::{self, EMPTY_FINAL},
+    status,
+};
+use crate::{
+    error::InferError,
+    http::{
+        Front, accept::Stages, admission::Permit, call::Call, catalog, infer, observe::Uncounted,
+        reject::kind_of, target::Target,
+    },
+    models::{Model, State},
+    protocol::{DESCRIPTORS, inference::*},
+    telemetry::VERSION,
+};
+use axum::http::HeaderMap;
+use futures_util::{FutureExt, Stream, StreamExt, stream};
+use prost_reflect::{DescriptorPool, DynamicMessage};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tonic::{Extensions, Request, Response, Status, Streaming, metadata::MetadataMap};
+use tracing::Instrument;
+
+/// Messages of one stream that are worked on at once; further ones wait in the connection.
+const STREAM_MESSAGES_MAX: usize = 64;
+
+/// The service.
+pub(super) struct Service {
+    front: Arc<Front>,
+    stages: Stages,
+    definitions: DescriptorPool,
+}
+
+impl Service {
+    pub(super) fn new(front: &Arc<Front>, stages: &Stages) -> Service {
+        let definitions = DescriptorPool::decode(DESCRIPTORS).expect("the build wrote the definitions");
+        Service { front: Arc::clone(front), stages: stages.clone(), definitions }
+    }
+
+    fn find(&self, name: String, version: String) -> Result<Arc<Model>, Status> {
+        target(name, version).find(&self.front).map_err(|error| status::of(&error))
+    }
+
+    /// What HTTP says in JSON, as the message of this name: the same names, so that the two cannot differ.
+    fn message<M: prost::Message + Default>(
+        &self,
+        name: &str,
+        value: serde_json::Value,
+    ) -> Result<M, Status> {
+        let descriptor = self.definitions.get_message_by_name(name).expect("the definitions have it");
+        DynamicMessage::deserialize(descriptor, value)
+            .map_err(|error| error.to_string())
+            .and_then(|message| message.transcode_to().map_err(|error| error.to_string()))
+            .map_err(|error| Status::internal(format!("{name} cannot be written: {error}")))
+    }
+}
+
+/// An empty version asks for the highest that can be served.
+fn target(model: String, version: String) -> Target {
+    Target { model, version: (!version.is_empty()).then_some(version) }
+}
+
+/// What a call says beside its message.
+struct Head {
+    headers: HeaderMap,
+    arrived: Instant,
+    timeout: Option<Duration>,
+}
+
+impl Head {
+    fn of(metadata: MetadataMap, extensions: &Extensions) -> Result<Head, InferError> {
+        let headers = metadata.into_headers();
+        let arrived = extensions.get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
+        Ok(Head { timeout: timeout(&headers)?, headers, arrived })
+    }
+}
+
+/// The deadline that gRPC's clients send: up to eight digits and a unit.
+fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, InferError> {
+    let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
+    let read = || {
+        let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
+        let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+        Some(match unit {
+            "H" => Duration::from_secs(number * 3600),
+            "M" => Duration::from_secs(number * 60),
+            "S" => Duration::from_secs(number),
+            "m" => Duration::from_millis(number),
+            "u" => Duration::from_micros(number),
+            "n" => Duration::from_nanos(number),
+            _ => return None,
+        })
+    };
+    read().map(Some).ok_or_else(|| {
+        InferError::BadRequest(format!("grpc-timeout is {value:?}, expected digits and one of H M S m u n"))
+    })
+}
+
+/// One inference: the reply, and what is told beside it.
+async fn infer(
+    front: &Arc<Front>,
+    head: &Head,
+    arrived: Instant,
+    message: ModelInferRequest,
+) -> Result<(ModelInferResponse, HeaderMap), InferError> {
+    let target = target(message.model_name.clone(), message.model_version.clone());
+    // Only a name of the catalog becomes a label.
+    let counted = front.catalog.has(&target.model).then(|| Uncounted::of(front, &target.model));
+    let ended = async {
+        let model = target.find(front)?;
+        // What is left of the time for the whole call.
+        let left = head.timeout.map(|timeout| timeout.saturating_sub(arrived - head.arrived));
+        let call =
+            Call::of(&head.headers, &model, front.limits.timeout_max)?.since(arrived).within(left, None);
+        let began = Instant::now();
+        // A fitter takes its inputs in several types, and looks at them itself.
+        let specs = if model.fit.is_some() { &[][..] } else { &model.interface.signature.inputs };
+        let request = convert::request(message, specs)?;
+        let call = call.within(request.timeout()?, request.priority()?);
+        let ran = infer::run(front, &model, &call, request, began).await?;
+        let answered = Instant::now();
+        let reply = convert::reply(&model, ran.id.clone(), ran.outputs(&model)?)?;
+        ran.spent.replied(front, &model, answered.elapsed());
+        let mut headers = HeaderMap::new();
+        ran.spent.tell(&mut headers);
+        Ok((reply, headers))
+    }
+    .await;
+    if let Some(counted) = counted {
+        counted.ended(ended.as_ref().err().map(kind_of));
+    }
+    ended
+}
+
+/// One message of a stream: what failed is told in its place, and the stream goes on.
+async fn stream_answer(
+    front: Arc<Front>,
+    head: Arc<Head>,
+    message: ModelInferRequest,
+) -> ModelStreamInferResponse {
+    let (arrived, bytes) = (Instant::now(), prost::Message::encoded_len(&message) as u64);
+    let (name, id) = (message.model_name.clone(), message.id.clone());
+    let asked = message.parameters.contains_key(EMPTY_FINAL);
+    // A message in work takes memory as a request does.
+    let ended = match front.admission.admit(Some(bytes)) {
+        Ok(_permit) => infer(&front, &head, arrived, message).await,
+        Err(full) => Err(full),
+    };
+    let (mut reply, error_message) = match ended {
+        Ok((reply, _)) => (reply, String::new()),
+        Err(error) => {
+            tracing::info!(%error, "a message of a stream failed");
+            (ModelInferResponse { model_name: name, id, ..ModelInferResponse::default() }, error.to_string())
+        }
+    };
+    if asked {
+        // Every request has one answer, so each is the last.
+        let last = infer_parameter::ParameterChoice::BoolParam(true);
+        let last = InferParameter { parameter_choice: Some(last) };
+        reply.parameters.insert("triton_final_response".to_owned(), last);
+    }
+    ModelStreamInferResponse { error_message, infer_response: Some(reply) }
+}
+
+#[tonic::async_trait]
+impl grpc_inference_service_server::GrpcInferenceService for Service {
+    async fn server_live(
+        &self,
+        _: Request<ServerLiveRequest>,
+    ) -> Result<Response<ServerLiveResponse>, Status> {
+        Ok(Response::new(ServerLiveResponse { live: self.front.status.live(Instant::now()) }))
+    }
+
+    async fn server_ready(
+        &self,
+        _: Request<ServerReadyRequest>,
+    ) -> Result<Response<ServerReadyResponse>, Status> {
+        Ok(Response::new(ServerReadyResponse { ready: self.front.status.ready().is_ok() }))
+    }
+
+    /// A model that does not exist is not ready, as Triton has it.
+    async fn model_ready(
+        &self,
+        request: Request<ModelReadyRequest>,
+    ) -> Result<Response<ModelReadyResponse>, Status> {
+        let ModelReadyRequest { name, version } = request.into_inner();
+        Ok(Response::new(ModelReadyResponse { ready: target(name, version).find(&self.front).is_ok() }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _: Request<ServerMetadataRequest>,
+    ) -> Result<Response<ServerMetadataResponse>, Status> {
+        Ok(Response::new(ServerMetadataResponse {
+            name: "ocelli".to_owned(),
+            version: VERSION.to_owned(),
+            extensions: catalog::EXTENSIONS.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn model_metadata(
+        &self,
+        request: Request<ModelMetadataRequest>,
+    ) -> Result<Response<ModelMetadataResponse>, Status> {
+        let ModelMetadataRequest { name, version } = request.into_inner();
+        let model = self.find(name, version)?;
+        let signature = catalog::signature(&model);
+        let tensors = |specs: &[crate::engine::TensorSpec]| {
+            let tensor = |spec: &crate::engine::TensorSpec| model_metadata_response::TensorMetadata {
+                name: spec.name.clone(),
+                datatype: spec.datatype.name().to_owned(),
+                shape: spec.shape.iter().map(|dim| dim.number()).collect(),
+            };
+            specs.iter().map(tensor).collect()
+        };
+        Ok(Response::new(ModelMetadataResponse {
+            name: model.name.to_string(),
+            versions: catalog::versions(&self.front, &model),
+            platform: signature.platform.to_owned(),
+            inputs: tensors(&signature.inputs),
+            outputs: tensors(&signature.outputs),
+        }))
+    }
+
+    async fn model_infer(
+        &self,
+        request: Request<ModelInferRequest>,
+    ) -> Result<Response<ModelInferResponse>, Status> {
+        let (metadata, extensions, message) = request.into_parts();
+        let answer = async {
+            let head = Head::of(metadata, &extensions)?;
+            if let Some(permit) = extensions.get::<Arc<Permit>>() {
+                // More than came, if it was compressed.
+                permit.cover(prost::Message::encoded_len(&message) as u64)?;
+            }
+            infer(&self.front, &head, head.arrived, message).await
+        };
+        let (reply, headers) = answer.await.map_err(|error| status::of(&error))?;
+        Ok(Response::from_parts(MetadataMap::from_headers(headers), reply, Extensions::default()))
+    }
+
+    type ModelStreamInferStream =
+        Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
+
+    /// Answers in the order of the requests, which are worked on side by side.
+    async fn model_stream_infer(
+        &self,
+        request: Request<Streaming<ModelInferRequest>>,
+    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
+        let (metadata, extensions, messages) = request.into_parts();
+        let head = Arc::new(Head::of(metadata, &extensions).map_err(|error| status::of(&error))?);
+        let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
+        // The call is over for `around` when its head is sent; what follows is logged under its id all the same.
+        let span = tracing::Span::current();
+        let answers = messages
+            // What was accepted is answered; what would come after that goes elsewhere.
+            .take_until(async move { stages.closing().await })
+            .map(move |message| {
+                let (front, head) = (Arc::clone(&front), Arc::clone(&head));
+                let answer = async move { Ok(stream_answer(front, head, message?).await) };
+                answer.instrument(span.clone())
+            })
+            .buffered(STREAM_MESSAGES_MAX);
+        let end = stream::once(async move {
+            let draining = || status::of(&InferError::Draining { retry_after: Duration::from_secs(1) });
+            closed.closing().now_or_never().map(|()| Err(draining()))
+        });
+        Ok(Response::new(Box::pin(answers.chain(end.filter_map(std::future::ready)))))
+    }
+
+    async fn model_config(
+        &self,
+        request: Request<ModelConfigRequest>,
+    ) -> Result<Response<ModelConfigResponse>, Status> {
+        let ModelConfigRequest { name, version } = request.into_inner();
+        let config = catalog::config_of(&*self.find(name, version)?);
+        let config = self.message("inference.ModelConfig", config)?;
+        Ok(Response::new(ModelConfigResponse { config: Some(config) }))
+    }
+
+    async fn model_statistics(
+        &self,
+        request: Request<ModelStatisticsRequest>,
+    ) -> Result<Response<ModelStatisticsResponse>, Status> {
+        let ModelStatisticsRequest { name, version } = request.into_inner();
+        let models = if name.is_empty() {
+            self.front.catalog.ready()
+        } else {
+            catalog::counted(&self.front, &target(name, version)).map_err(|error| status::of(&error))?
+        };
+        let statistics = catalog::statistics_value(&models);
+        Ok(Response::new(self.message("inference.ModelStatisticsResponse", statistics)?))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<RepositoryIndexRequest>,
+    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        let RepositoryIndexRequest { repository_name, ready } = request.into_inner();
+        if !repository_name.is_empty() {
+            return Err(Status::unimplemented(
+                "there is one repository, without a name: leave repository_name out",
+            ));
+        }
+        let models = self.front.catalog.list().into_iter().map(|entry| {
+            let (state, reason) = match entry.state {
+                State::Loading => ("LOADING", String::new()),
+                State::Ready(_) => ("READY", String::new()),
+                State::Unavailable(reason) => ("UNAVAILABLE", reason),
+            };
+            repository_index_response::ModelIndex {
+                name: entry.name.to_string(),
+                version: entry.version.to_string(),
+                state: state.to_owned(),
+                reason,
+            }
+        });
+        let models = models.filter(|model| !ready || model.state == "READY").collect();
+        Ok(Response::new(RepositoryIndexResponse { models }))
+    }
+
+    async fn repository_model_load(
+        &self,
+        _: Request<RepositoryModelLoadRequest>,
+    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        Err(Status::unimplemented(FIXED))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        _: Request<RepositoryModelUnloadRequest>,
+    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        Err(Status::unimplemented(FIXED))
+    }
+}
+
+/// Why nothing can be loaded or unloaded.
+const FIXED: &str = "models are loaded when the server starts; start it again for others";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn a_deadline_has_digits_and_a_unit() {
+        let of = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", HeaderValue::from_static(value));
+            timeout(&headers)
+        };
+        assert_eq!(timeout(&HeaderMap::new()), Ok(None));
+        assert_eq!(of("2H"), Ok(Some(Duration::from_secs(7200))));
+        assert_eq!(of("3M"), Ok(Some(Duration::from_secs(180))));
+        assert_eq!(of("99999999S"), Ok(Some(Duration::from_secs(99_999_999))));
+        assert_eq!(of("100m"), Ok(Some(Duration::from_millis(100))));
+        assert_eq!(of("7u"), Ok(Some(Duration::from_micros(7))));
+        assert_eq!(of("7n"), Ok(Some(Duration::from_nanos(7))));
+        for value in ["", "m", "1", "1d", "-1m", "999999999S", "1.5S"] {
+            assert!(of(value).is_err(), "{value:?}");
+        }
+    }
+}

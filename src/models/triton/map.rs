@@ -1,0 +1,368 @@
+//! From a `config.pbtxt`'s message to a manifest: each field that is read, with its range and its default.
+
+use super::{Described, Versions};
+use crate::{
+    engine::{DataType, Dim},
+    models::{
+        Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
+        manifest::{BatchLimits, ITEMS_MAX, PRIORITY_MAX, Placing, file_name},
+        powers_of_two,
+    },
+    protocol::inference::{
+        DataType as WireType, ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput,
+        ModelTensorReshape, ModelVersionPolicy, ModelWarmup,
+        model_config::SchedulingChoice,
+        model_input::Format,
+        model_instance_group::Kind,
+        model_version_policy::PolicyChoice,
+        model_warmup::{self, input::InputDataType},
+    },
+    tasks::Task,
+};
+use std::time::Duration;
+
+/// What runs ONNX files, by both of its names.
+const PLATFORM: &str = "onnxruntime_onnx";
+const BACKEND: &str = "onnxruntime";
+/// Instances per device, at most.
+const INSTANCES_MAX: i32 = 64;
+
+/// The mistakes found on the way, and what is to be told.
+#[derive(Default)]
+struct Told {
+    wrong: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl Told {
+    fn wrong(&mut self, what: String) {
+        self.wrong.push(what);
+    }
+
+    fn note(&mut self, what: String) {
+        self.notes.push(what);
+    }
+}
+
+/// What a message comes to for the model in the folder `name`.
+pub(super) fn described(config: &ModelConfig, name: &str) -> Result<Described, String> {
+    let mut told = Told::default();
+    if !config.name.is_empty() && config.name != name {
+        told.wrong(format!(
+            "name is {:?}, but the folder is called {name:?}: they must be the same",
+            config.name
+        ));
+    }
+    for (field, value, ours) in
+        [("platform", &config.platform, PLATFORM), ("backend", &config.backend, BACKEND)]
+    {
+        if !value.is_empty() && value != ours {
+            told.wrong(format!("{field} is {value:?}, and only {ours:?} is served"));
+        }
+    }
+    let items_max = match usize::try_from(config.max_batch_size) {
+        Ok(items) if items <= ITEMS_MAX => items,
+        _ => {
+            told.wrong(format!("max_batch_size is {}, allowed: 0 to {ITEMS_MAX}", config.max_batch_size));
+            0
+        }
+    };
+    let file = file(&mut told, "default_model_filename", &config.default_model_filename);
+    let labels = labels(&mut told, &config.output);
+    let declared = declared(&mut told, config, items_max);
+    let (batch, priority, timeout) = batching(&mut told, config, items_max);
+    let warmups = warmups(&mut told, &config.model_warmup, items_max);
+    let placement = placement(&mut told, &config.instance_group);
+    let versions = versions(&mut told, config.version_policy.as_ref());
+    let manifest = Manifest {
+        engine: Engine::Onnx,
+        task: Task::Tensors,
+        labels,
+        priority: priority.unwrap_or(Manifest::default().priority),
+        timeout,
+        input: None,
+        batch,
+        placement,
+        declared,
+        warmups,
+    };
+    let Told { wrong, notes } = told;
+    if wrong.is_empty() { Ok(Described { manifest, file, versions, notes }) } else { Err(wrong.join("; ")) }
+}
+
+/// The name of a file in the model's folder; `None` if it is not given.
+fn file(told: &mut Told, field: &str, name: &str) -> Option<String> {
+    if name.is_empty() {
+        return None;
+    }
+    if let Err(why) = file_name(name) {
+        told.wrong(format!("{field} {why}"));
+    }
+    Some(name.to_owned())
+}
+
+/// The labels of the first output that has some.
+fn labels(told: &mut Told, outputs: &[ModelOutput]) -> Option<String> {
+    let mut labelled = outputs.iter().filter(|output| !output.label_filename.is_empty());
+    let first = labelled.next()?;
+    for other in labelled.filter(|other| other.label_filename != first.label_filename) {
+        told.note(format!(
+            "output[{:?}].label_filename: a model has one file of labels, which is that of output {:?}",
+            other.name, first.name
+        ));
+    }
+    file(told, &format!("output[{:?}].label_filename", first.name), &first.label_filename)
+}
+
+/// What is said about inputs and outputs; `None` if nothing is, not even whether there is a batch axis.
+fn declared(told: &mut Told, config: &ModelConfig, items_max: usize) -> Option<Declared> {
+    if config.input.is_empty() && config.output.is_empty() && items_max == 0 {
+        return None;
+    }
+    let inputs = config.input.iter().map(|input: &ModelInput| {
+        let at = format!("input[{:?}]", input.name);
+        if input.format() != Format::None && input.dims.len() != 3 {
+            told.wrong(format!("{at}.format is {}, which needs 3 dims", input.format().as_str_name()));
+        }
+        tensor(told, &at, &input.name, input.data_type(), &input.dims, input.reshape.as_ref())
+    });
+    let inputs = inputs.collect();
+    let outputs = config.output.iter().map(|output| {
+        let at = format!("output[{:?}]", output.name);
+        tensor(told, &at, &output.name, output.data_type(), &output.dims, output.reshape.as_ref())
+    });
+    Some(Declared { items_max: (items_max > 0).then_some(items_max), inputs, outputs: outputs.collect() })
+}
+
+fn tensor(
+    told: &mut Told,
+    at: &str,
+    name: &str,
+    datatype: WireType,
+    dims: &[i64],
+    reshape: Option<&ModelTensorReshape>,
+) -> DeclaredTensor {
+    if name.is_empty() {
+        told.wrong(format!("{at} has no name"));
+    }
+    if dims.is_empty() {
+        told.wrong(format!("{at} has no dims; one element is dims: [ 1 ] with reshape {{ shape: [ ] }}"));
+    }
+    let datatype = self::datatype(told, &format!("{at}.data_type"), datatype);
+    let shape = self::dims(told, &format!("{at}.dims"), dims);
+    let reshape = reshape.map(|reshape| self::dims(told, &format!("{at}.reshape"), &reshape.shape));
+    if let Some(inside) = &reshape {
+        let elements = |dims: &[Dim]| {
+            let free = dims.iter().filter(|dim| **dim == Dim::Free).count();
+            let fixed = dims.iter().map(|dim| if let Dim::Fixed(n) = dim { *n } else { 1 });
+            (free, fixed.fold(1_usize, usize::saturating_mul))
+        };
+        if elements(&shape) != elements(inside) {
+            told.wrong(format!("{at}.reshape has not as many elements, and extents of -1, as dims has"));
+        }
+    }
+    DeclaredTensor { name: name.to_owned(), datatype, dims: shape, reshape }
+}
+
+fn datatype(told: &mut Told, at: &str, datatype: WireType) -> DataType {
+    let name = datatype.as_str_name().trim_start_matches("TYPE_");
+    let name = if datatype == WireType::TypeString { "BYTES" } else { name };
+    DataType::from_name(name).unwrap_or_else(|| {
+        told.wrong(format!("{at} is missing; allowed: TYPE_FP32 and the like"));
+        DataType::Fp32
+    })
+}
+
+fn dims(told: &mut Told, at: &str, dims: &[i64]) -> Vec<Dim> {
+    let mut dim = |n: &i64| match n {
+        -1 => Dim::Free,
+        n => usize::try_from(*n).ok().filter(|n| *n > 0).map(Dim::Fixed).unwrap_or_else(|| {
+            told.wrong(format!("{at} holds {n}, allowed: 1 or more, or -1 for any"));
+            Dim::Free
+        }),
+    };
+    dims.iter().map(&mut dim).collect()
+}
+
+/// How items are put together, and what requests get that do not say: priority and deadline.
+fn batching(
+    told: &mut Told,
+    config: &ModelConfig,
+    items_max: usize,
+) -> (BatchLimits, Option<u8>, Option<Duration>) {
+    let mut limits = BatchLimits {
+        items_max: (items_max > 0).then_some(items_max),
+        sizes: None,
+        wait_max: Duration::ZERO,
+        weight: 1.0,
+    };
+    let Some(SchedulingChoice::DynamicBatching(dynamic)) = &config.scheduling_choice else {
+        return (limits, None, None);
+    };
+    limits.sizes = sizes(told, &dynamic.preferred_batch_size, items_max);
+    limits.wait_max = Duration::from_micros(dynamic.max_queue_delay_microseconds);
+    if limits.wait_max > WAIT_MAX {
+        told.wrong(format!(
+            "dynamic_batching.max_queue_delay_microseconds is {}, allowed: 0 to {}",
+            dynamic.max_queue_delay_microseconds,
+            WAIT_MAX.as_micros()
+        ));
+    }
+    let timeout = dynamic.default_queue_policy.as_ref().map(|policy| policy.default_timeout_microseconds);
+    let timeout = timeout.filter(|us| *us > 0).map(Duration::from_micros);
+    (limits, priority(told, dynamic), timeout)
+}
+
+/// The longest that a batch may wait for company, as in `batch.wait_ms_max`.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Batches are padded to the sizes that are preferred, and to powers of two so that none is padded by much.
+fn sizes(told: &mut Told, preferred: &[i32], items_max: usize) -> Option<Vec<usize>> {
+    if preferred.is_empty() {
+        return None;
+    }
+    let mut sizes = powers_of_two(items_max);
+    for size in preferred {
+        match usize::try_from(*size) {
+            Ok(size) if (1..=items_max).contains(&size) => sizes.push(size),
+            _ => told.wrong(format!(
+                "dynamic_batching.preferred_batch_size holds {size}, allowed: 1 to max_batch_size, which is {items_max}"
+            )),
+        }
+    }
+    sizes.sort_unstable();
+    sizes.dedup();
+    Some(sizes)
+}
+
+/// The priority of requests that do not say: levels begin with 1, our priorities with 0.
+fn priority(told: &mut Told, dynamic: &ModelDynamicBatching) -> Option<u8> {
+    let (levels, default) = (dynamic.priority_levels, dynamic.default_priority_level);
+    if levels == 0 && default == 0 {
+        return None;
+    }
+    if !(1..=levels).contains(&default) {
+        told.wrong(format!(
+            "dynamic_batching.default_priority_level is {default}, allowed: 1 to priority_levels, which is {levels}"
+        ));
+    }
+    let ours = u64::from(PRIORITY_MAX) + 1;
+    if levels > ours {
+        told.note(format!(
+            "dynamic_batching.priority_levels: there are {ours} of them, and level {ours} stands for all above it"
+        ));
+    }
+    Some(u8::try_from(default.saturating_sub(1)).unwrap_or(PRIORITY_MAX).min(PRIORITY_MAX))
+}
+
+/// Where instances run: the devices of all groups, and the instances of the largest.
+fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
+    let mut placing = Placing { devices: Vec::new(), instances: 1, memory_bytes_max: None, fallback: None };
+    let mut anywhere = groups.is_empty();
+    for (index, group) in groups.iter().enumerate() {
+        let at = format!("instance_group[{index}]");
+        // 0 is what is not given.
+        let count = group.count.max(1);
+        if !(0..=INSTANCES_MAX).contains(&group.count) {
+            told.wrong(format!("{at}.count is {}, allowed: 1 to {INSTANCES_MAX}", group.count));
+        }
+        if index > 0 && count != groups[0].count.max(1) {
+            told.note(format!("{at}.count: every device gets the instances of the largest group"));
+        }
+        placing.instances = placing.instances.max(usize::try_from(count).unwrap_or(1));
+        let kind = group.kind();
+        if kind == Kind::Model {
+            told.note(format!(
+                "{at}.kind: a model of ONNX names no devices itself, so KIND_MODEL is KIND_AUTO"
+            ));
+        }
+        match kind {
+            Kind::Cpu if !group.gpus.is_empty() => {
+                told.wrong(format!("{at} has gpus, which KIND_CPU does not take"));
+            }
+            Kind::Cpu => placing.devices.push("cpu".to_owned()),
+            Kind::Gpu if group.gpus.is_empty() => placing.devices.push("gpu".to_owned()),
+            Kind::Auto | Kind::Model if group.gpus.is_empty() => anywhere = true,
+            Kind::Gpu | Kind::Auto | Kind::Model => {
+                for gpu in &group.gpus {
+                    if !(0..=999).contains(gpu) {
+                        told.wrong(format!("{at}.gpus holds {gpu}, allowed: 0 to 999"));
+                    }
+                    placing.devices.push(format!("gpu:{gpu}"));
+                }
+                if kind != Kind::Gpu {
+                    placing.devices.push("cpu".to_owned());
+                }
+            }
+        }
+    }
+    if anywhere {
+        placing.devices.clear();
+    }
+    placing.devices.sort();
+    placing.devices.dedup();
+    placing
+}
+
+/// Without a policy the highest version is served.
+fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> Versions {
+    match policy.and_then(|policy| policy.policy_choice.as_ref()) {
+        None => Versions::Latest(1),
+        Some(PolicyChoice::All(_)) => Versions::All,
+        Some(PolicyChoice::Latest(latest)) => {
+            if latest.num_versions == 0 {
+                told.wrong("version_policy.latest.num_versions is 0, allowed: 1 or more".to_owned());
+            }
+            Versions::Latest(latest.num_versions as usize)
+        }
+        Some(PolicyChoice::Specific(specific)) => {
+            if specific.versions.is_empty() {
+                told.wrong("version_policy.specific names no versions".to_owned());
+            }
+            Versions::Specific(specific.versions.iter().map(i64::to_string).collect())
+        }
+    }
+}
+
+fn warmups(told: &mut Told, warmups: &[ModelWarmup], items_max: usize) -> Vec<Warmup> {
+    // A batch size of 0 turns a warm-up off.
+    let on = warmups.iter().filter(|warmup| warmup.batch_size > 0);
+    on.map(|warmup| {
+        let at = format!("model_warmup[{:?}]", warmup.name);
+        let items = warmup.batch_size as usize;
+        if items > items_max.max(1) {
+            told.wrong(format!("{at}.batch_size is {items}, more than max_batch_size, which is {items_max}"));
+        }
+        let inputs = warmup.inputs.iter().map(|(name, input)| warm_input(told, &at, name, input));
+        Warmup {
+            inputs: inputs.collect(),
+            name: warmup.name.clone(),
+            items: (items_max > 0).then_some(items),
+            runs: warmup.count.max(1) as usize,
+        }
+    })
+    .collect()
+}
+
+fn warm_input(told: &mut Told, at: &str, name: &str, input: &model_warmup::Input) -> WarmupInput {
+    let at = format!("{at}.inputs[{name:?}]");
+    let dims = input.dims.iter().map(|n| {
+        usize::try_from(*n).ok().filter(|n| *n > 0).unwrap_or_else(|| {
+            told.wrong(format!("{at}.dims holds {n}, allowed: 1 or more"));
+            1
+        })
+    });
+    let dims = dims.collect();
+    let fill = match &input.input_data_type {
+        Some(InputDataType::RandomData(true)) => Fill::Chance,
+        Some(InputDataType::InputDataFile(file)) => {
+            if let Err(why) = file_name(file) {
+                told.wrong(format!("{at}.input_data_file {why}"));
+            }
+            Fill::File(file.clone())
+        }
+        _ => Fill::Zeros,
+    };
+    let datatype = datatype(told, &format!("{at}.data_type"), input.data_type());
+    WarmupInput { name: name.to_owned(), datatype, dims, fill }
+}

@@ -1,0 +1,355 @@
+//! Every field of a `config.pbtxt`, and every mistake.
+
+use super::{verdict::Verdict, *};
+use crate::{
+    engine::{DataType, Dim},
+    models::{Fill, Warmup, WarmupInput},
+};
+use proptest::prelude::*;
+use prost_reflect::{Kind, MessageDescriptor};
+use std::time::Duration;
+
+/// What a text comes to, for the folder `m`.
+fn check(text: &str) -> Described {
+    read(text, "m").unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// Every part of the reason why a text is refused.
+fn refused(text: &str, expected: &[&str]) {
+    let error = read(text, "m").expect_err(text);
+    for expected in expected {
+        assert!(error.contains(expected), "{error} lacks {expected}");
+    }
+}
+
+/// A whole file as people write them.
+const WHOLE: &str = r#"
+# A comment.
+name: "m"
+platform: "onnxruntime_onnx"
+backend: "onnxruntime"
+max_batch_size: 8
+input [
+  { name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, -1 ] },
+  { name: "text" data_type: TYPE_STRING dims: 1 reshape { shape: [ ] } }
+]
+output { name: "logits", data_type: TYPE_FP16, dims: [ 10 ], label_filename: "labels.txt" }
+version_policy: { specific { versions: [ 1, 3 ] } }
+dynamic_batching {
+  preferred_batch_size: [ 3, 6 ]
+  max_queue_delay_microseconds: 500
+  priority_levels: 3
+  default_priority_level: 2
+  default_queue_policy { default_timeout_microseconds: 250000 allow_timeout_override: true }
+}
+instance_group [ { name: "a" count: 2 kind: KIND_GPU gpus: [ 1, 0 ] } ]
+default_model_filename: "net.onnx"
+model_warmup [ {
+  name: "first" batch_size: 4 count: 3
+  inputs { key: "image" value { data_type: TYPE_FP32 dims: [ 3, 224, 100 ] random_data: true } }
+  inputs { key: "text" value: { data_type: TYPE_STRING dims: [ 1 ] input_data_file: "text.bin" } }
+} ]
+"#;
+
+#[test]
+fn every_field_that_is_read_reaches_the_manifest() {
+    let Described { manifest, file, versions, notes } = check(WHOLE);
+    assert_eq!(notes, [""; 0]);
+    assert_eq!(file.as_deref(), Some("net.onnx"));
+    assert_eq!(versions, Versions::Specific(["1".to_owned(), "3".to_owned()].into()));
+    assert_eq!(manifest.labels.as_deref(), Some("labels.txt"));
+    assert_eq!(manifest.priority, 1);
+    assert_eq!(manifest.timeout, Some(Duration::from_millis(250)));
+    assert_eq!(manifest.batch.items_max, Some(8));
+    assert_eq!(manifest.batch.sizes.as_deref(), Some(&[1, 2, 3, 4, 6, 8][..]));
+    assert_eq!(manifest.batch.wait_max, Duration::from_micros(500));
+    assert_eq!(
+        (manifest.placement.instances, &manifest.placement.devices[..]),
+        (2, &["gpu:0".into(), "gpu:1".into()][..])
+    );
+    let declared = manifest.declared.unwrap();
+    assert_eq!(declared.items_max, Some(8));
+    let [image, text] = &declared.inputs[..] else { panic!("{declared:?}") };
+    assert_eq!(
+        (image.datatype, &image.dims[..]),
+        (DataType::Fp32, &[Dim::Fixed(3), Dim::Fixed(224), Dim::Free][..])
+    );
+    assert_eq!(image.reshape, None);
+    assert_eq!(
+        (text.datatype, &text.dims[..], &text.reshape),
+        (DataType::Bytes, &[Dim::Fixed(1)][..], &Some(vec![]))
+    );
+    assert_eq!((&*declared.outputs[0].name, declared.outputs[0].datatype), ("logits", DataType::Fp16));
+    let input = |name: &str, datatype, dims: &[usize], fill| WarmupInput {
+        name: name.into(),
+        datatype,
+        dims: dims.into(),
+        fill,
+    };
+    let first = Warmup {
+        name: "first".into(),
+        items: Some(4),
+        runs: 3,
+        inputs: vec![
+            input("image", DataType::Fp32, &[3, 224, 100], Fill::Chance),
+            input("text", DataType::Bytes, &[1], Fill::File("text.bin".into())),
+        ],
+    };
+    assert_eq!(manifest.warmups, [first]);
+}
+
+#[test]
+fn an_empty_file_serves_the_highest_version_as_it_is() {
+    let Described { manifest, file, versions, notes } = check("");
+    assert_eq!((manifest, file, notes), (Manifest::default(), None, vec![]));
+    assert_eq!(versions, Versions::Latest(1));
+}
+
+#[test]
+fn a_batch_size_of_0_is_a_model_without_a_batch_axis() {
+    let declared =
+        check("input { name: \"x\" data_type: TYPE_INT8 dims: [ -1, 2 ] }").manifest.declared.unwrap();
+    assert_eq!((declared.items_max, &declared.inputs[0].dims[..]), (None, &[Dim::Free, Dim::Fixed(2)][..]));
+    let text = "model_warmup { batch_size: 1 inputs { key: \"x\" value { data_type: TYPE_INT8 dims: [ 1, 2 ] zero_data: true } } }
+                model_warmup { name: \"off\" batch_size: 0 }";
+    let [warmup] = &check(text).manifest.warmups[..] else { panic!() };
+    assert_eq!((warmup.items, warmup.runs, &warmup.inputs[0].fill), (None, 1, &Fill::Zeros));
+}
+
+#[test]
+fn versions_follow_their_policy() {
+    let versions = |text: &str| check(&format!("version_policy {{ {text} }}")).versions;
+    assert_eq!(versions("latest { num_versions: 2 }"), Versions::Latest(2));
+    assert_eq!(versions("all { }"), Versions::All);
+    refused("version_policy { latest { } }", &["num_versions is 0, allowed: 1 or more"]);
+    refused("version_policy { specific { } }", &["names no versions"]);
+    refused("version_policy { all { } latest { num_versions: 1 } }", &["line 1", "policy_choice"]);
+}
+
+#[test]
+fn instances_of_all_groups_are_on_the_devices_of_all() {
+    let placement = |text: &str| {
+        let Described { manifest, notes, .. } = check(text);
+        (manifest.placement.devices.join(","), manifest.placement.instances, notes.join("; "))
+    };
+    let none = String::new;
+    assert_eq!(placement("instance_group { kind: KIND_CPU }"), ("cpu".into(), 1, none()));
+    assert_eq!(placement("instance_group { count: 2 kind: KIND_GPU }"), ("gpu".into(), 2, none()));
+    assert_eq!(placement("instance_group { gpus: 1 }"), ("cpu,gpu:1".into(), 1, none()));
+    assert_eq!(placement("instance_group { kind: KIND_CPU } instance_group { }"), (none(), 1, none()));
+    let (devices, instances, notes) =
+        placement("instance_group { kind: KIND_CPU count: 3 } instance_group { kind: KIND_GPU }");
+    assert_eq!((&*devices, instances), ("cpu,gpu", 3));
+    assert!(notes.starts_with("instance_group[1].count: every device gets"), "{notes}");
+    let (.., notes) = placement("instance_group { kind: KIND_MODEL }");
+    assert!(notes.contains("instance_group[0].kind: "), "{notes}");
+    refused("instance_group { kind: KIND_CPU gpus: 0 }", &["instance_group[0] has gpus"]);
+    refused("instance_group { count: -1 gpus: -2 }", &["count is -1, allowed: 1 to 64", "gpus holds -2"]);
+}
+
+#[test]
+fn priorities_begin_with_1_there_and_with_0_here() {
+    let priority = |text: &str| {
+        let Described { manifest, notes, .. } = check(&format!("dynamic_batching {{ {text} }}"));
+        (manifest.priority, notes.len())
+    };
+    assert_eq!(priority(""), (Manifest::default().priority, 0));
+    assert_eq!(priority("priority_levels: 2 default_priority_level: 1"), (0, 0));
+    assert_eq!(priority("priority_levels: 50 default_priority_level: 30"), (9, 1));
+    refused(
+        "dynamic_batching { priority_levels: 2 }",
+        &["default_priority_level is 0, allowed: 1 to priority_levels, which is 2"],
+    );
+    refused("dynamic_batching { default_priority_level: 2 }", &["which is 0"]);
+}
+
+#[test]
+fn what_has_no_effect_is_told_by_name() {
+    for (text, names) in [
+        ("runtime: \"r\"", "runtime"),
+        ("cc_model_filenames { key: \"7.5\" value: \"m.plan\" }", "cc_model_filenames[\"7.5\"]"),
+        ("metric_tags { key: \"a\" value: \"b\" }", "metric_tags[\"a\"]"),
+        (
+            "parameters { key: \"intra_op_thread_count\" value { string_value: \"4\" } }",
+            "parameters[\"intra_op_thread_count\"]",
+        ),
+        ("response_cache { enable: true }", "response_cache"),
+        ("model_metrics { metric_control { metric_identifier { family: \"f\" } } }", "model_metrics"),
+        ("input { name: \"x\" data_type: TYPE_BOOL dims: 1 optional: true }", "input[\"x\"].optional"),
+        ("optimization { graph { level: 1 } }", "optimization.graph"),
+        ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
+        ("optimization { cuda { graphs: true } }", "optimization.cuda"),
+        (
+            "optimization { execution_accelerators { gpu_execution_accelerator { name: \"tensorrt\" } } }",
+            "optimization.execution_accelerators",
+        ),
+        ("optimization { input_pinned_memory { enable: true } }", "optimization.input_pinned_memory"),
+        ("optimization { output_pinned_memory { enable: true } }", "optimization.output_pinned_memory"),
+        ("optimization { gather_kernel_buffer_threshold: 1 }", "optimization.gather_kernel_buffer_threshold"),
+        ("optimization { eager_batching: true }", "optimization.eager_batching"),
+        ("dynamic_batching { preserve_ordering: true }", "dynamic_batching.preserve_ordering"),
+        (
+            "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
+            "dynamic_batching.default_queue_policy.timeout_action",
+        ),
+        (
+            "dynamic_batching { default_queue_policy { max_queue_size: 5 } }",
+            "dynamic_batching.default_queue_policy.max_queue_size",
+        ),
+        (
+            "dynamic_batching { priority_queue_policy { key: 2 value { } } }",
+            "dynamic_batching.priority_queue_policy[2]",
+        ),
+        ("instance_group { rate_limiter { priority: 2 } }", "instance_group[0].rate_limiter"),
+        ("instance_group { secondary_devices { } }", "instance_group[0].secondary_devices[0]"),
+        ("instance_group { profile: \"1\" }", "instance_group[0].profile"),
+        ("instance_group { name: \"g\" passive: true }", "instance_group[\"g\"].passive"),
+        ("instance_group { host_policy: \"h\" }", "instance_group[0].host_policy"),
+        (
+            "output { name: \"y\" data_type: TYPE_FP32 dims: 1 label_filename: \"a\" }
+             output { name: \"z\" data_type: TYPE_FP32 dims: 1 label_filename: \"b\" }",
+            "output[\"z\"].label_filename",
+        ),
+    ] {
+        let notes = check(text).notes;
+        assert!(notes.len() == 1 && notes[0].starts_with(&format!("{names}: ")), "{names}: {notes:?}");
+    }
+}
+
+#[test]
+fn what_would_change_the_answers_is_refused_by_name() {
+    for (text, names) in [
+        ("sequence_batching { oldest { max_candidate_sequences: 4 } }", "sequence_batching: "),
+        ("ensemble_scheduling { step { model_name: \"a\" } }", "ensemble_scheduling: "),
+        ("batch_input { kind: BATCH_ELEMENT_COUNT target_name: \"x\" }", "batch_input[0]: "),
+        ("batch_output { target_name: \"x\" }", "batch_output[0]: "),
+        ("model_operations { op_library_filename: \"x.so\" }", "model_operations: "),
+        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: "),
+        ("model_repository_agents { agents { name: \"checksum\" } }", "model_repository_agents: "),
+        ("input { name: \"x\" allow_ragged_batch: true }", "input[\"x\"].allow_ragged_batch: "),
+        ("input { is_shape_tensor: true }", "input[0].is_shape_tensor: "),
+        ("output { is_non_linear_format_io: true }", "output[0].is_non_linear_format_io: "),
+        (
+            "platform: \"tensorrt_plan\"",
+            "platform is \"tensorrt_plan\", and only \"onnxruntime_onnx\" is served",
+        ),
+        ("backend: \"python\"", "backend is \"python\", and only \"onnxruntime\" is served"),
+    ] {
+        refused(text, &[names]);
+    }
+    // A flag that was set to its default asks for nothing.
+    assert_eq!(check("model_transaction_policy { decoupled: false }").notes, [""; 0]);
+}
+
+#[test]
+fn values_outside_their_range_are_told_together() {
+    refused(
+        "name: \"other\"
+         max_batch_size: 4
+         input { dims: [ 0, -2 ] format: FORMAT_NHWC }
+         output { name: \"y\" data_type: TYPE_FP32 }
+         dynamic_batching { preferred_batch_size: 5 max_queue_delay_microseconds: 11000000 }
+         default_model_filename: \"../x\"
+         model_warmup { name: \"w\" batch_size: 5 inputs { key: \"x\" value { dims: -1 input_data_file: \"a/b\" } } }",
+        &[
+            "name is \"other\", but the folder is called \"m\"",
+            "input[\"\"] has no name",
+            "input[\"\"].format is FORMAT_NHWC, which needs 3 dims",
+            "input[\"\"].dims holds 0, allowed: 1 or more, or -1 for any",
+            "input[\"\"].dims holds -2",
+            "input[\"\"].data_type is missing",
+            "output[\"y\"] has no dims",
+            "preferred_batch_size holds 5, allowed: 1 to max_batch_size, which is 4",
+            "max_queue_delay_microseconds is 11000000, allowed: 0 to 10000000",
+            "default_model_filename is \"../x\", allowed: the name of a file",
+            "model_warmup[\"w\"].batch_size is 5, more than max_batch_size, which is 4",
+            "model_warmup[\"w\"].inputs[\"x\"].dims holds -1",
+            "model_warmup[\"w\"].inputs[\"x\"].input_data_file is \"a/b\"",
+        ],
+    );
+    refused("max_batch_size: -1", &["max_batch_size is -1, allowed: 0 to 1024"]);
+    refused("max_batch_size: 1025", &["max_batch_size is 1025"]);
+    refused(
+        "input { name: \"x\" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 3 ] } }",
+        &["input[\"x\"].reshape has not as many elements"],
+    );
+}
+
+#[test]
+fn mistakes_of_the_text_have_their_line() {
+    refused("name: \"m\"\nmax_batchsize: 4\n", &["line 2", "max_batchsize", "ModelConfig"]);
+    refused("input {\n  name: \"x\"\n  data_type: TYPE_FLOAT\n}", &["line 3", "TYPE_FLOAT"]);
+    refused("max_batch_size: \"4\"", &["line 1", "expected"]);
+    refused("max_batch_size: 99999999999", &["line 1", "out of range"]);
+    refused("\n\ninput {", &["line 3", "end of input"]);
+    refused("name: \"a\"\nname: \"b\"", &["line 2", "already set"]);
+    refused("<html>", &["line 1"]);
+}
+
+#[test]
+fn every_field_of_the_definition_has_a_verdict() {
+    fn walk(message: &MessageDescriptor, path: &str, seen: &mut usize) {
+        for field in message.fields() {
+            let path =
+                if path.is_empty() { field.name().to_owned() } else { format!("{path}.{}", field.name()) };
+            let verdict = verdict::of(&path).unwrap_or_else(|| panic!("{path} has no verdict"));
+            *seen += 1;
+            let inner = match field.kind() {
+                Kind::Message(entry) if entry.is_map_entry() => entry.map_entry_value_field().kind(),
+                kind => kind,
+            };
+            if let (Kind::Message(inner), Verdict::Read) = (inner, verdict) {
+                walk(&inner, &path, seen);
+            }
+        }
+    }
+    let mut seen = 0;
+    walk(&text::definition(), "", &mut seen);
+    assert_eq!(seen, verdict::paths().count(), "a verdict on what does not exist");
+}
+
+/// Pieces that such files are made of, so that chance gets past the first bracket.
+const PIECES: [&str; 30] = [
+    "name: \"m\"",
+    "max_batch_size:",
+    "8",
+    "-1",
+    "input",
+    "output",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "dims",
+    "data_type: TYPE_FP32",
+    "reshape { shape:",
+    "dynamic_batching {",
+    "preferred_batch_size",
+    "instance_group",
+    "gpus",
+    "kind: KIND_GPU",
+    "model_warmup {",
+    "inputs { key: \"x\" value {",
+    "batch_size: 3",
+    "version_policy { specific { versions:",
+    "1e400",
+    "\"",
+    "'",
+    "\\",
+    "# x\n",
+    "18446744073709551616",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn any_text_is_read_or_refused(picks in prop::collection::vec(0..PIECES.len(), 0..40), noise in ".{0,40}") {
+        let text: Vec<&str> = picks.into_iter().map(|pick| PIECES[pick]).collect();
+        let _ = read(&text.join(" "), "m");
+        let _ = read(&noise, "m");
+        let _ = read(&format!("{} {noise}", text.join(" ")), "m");
+    }
+}

@@ -1,0 +1,78 @@
+//! From the text of a `config.pbtxt` to its message: Protocol Buffers' text format, read by a library.
+
+use crate::protocol;
+use miette::Diagnostic;
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, text_format::ParseError};
+
+/// The definition of what a `config.pbtxt` may say.
+pub(super) fn definition() -> MessageDescriptor {
+    let pool = DescriptorPool::decode(protocol::DESCRIPTORS).expect("the build wrote the definitions");
+    pool.get_message_by_name("inference.ModelConfig").expect("the definitions have it")
+}
+
+/// Reads the text.
+///
+/// # Errors
+/// The first mistake with its line: syntax, a field or word that does not exist, a value outside its type.
+pub(super) fn parse(text: &str) -> Result<DynamicMessage, String> {
+    let text = with_colons(text);
+    DynamicMessage::parse_text_format(definition(), &text).map_err(|error| told(&text, &error))
+}
+
+/// Puts a colon between a name and a list, as in `input [ { ... } ]`: most files leave it out, which the format allows for
+/// lists of messages and the library does not know. Lines stay what they are.
+fn with_colons(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    // The quote of the string that we are in; the end of the last word, if only blanks and comments followed.
+    let (mut quote, mut escaped, mut comment, mut word) = (None, false, false, None);
+    for character in text.chars() {
+        if comment {
+            comment = character != '\n';
+        } else if let Some(open) = quote {
+            if !escaped && (character == open || character == '\n') {
+                quote = None;
+            }
+            escaped = !escaped && character == '\\';
+        } else {
+            match character {
+                '#' => comment = true,
+                '"' | '\'' => (quote, escaped, word) = (Some(character), false, None),
+                '[' => {
+                    if let Some(end) = word.take() {
+                        out.insert(end, ':');
+                    }
+                }
+                c if c.is_alphanumeric() || c == '_' => word = Some(out.len() + c.len_utf8()),
+                c if c.is_whitespace() => {}
+                _ => word = None,
+            }
+        }
+        out.push(character);
+    }
+    out
+}
+
+fn told(text: &str, error: &ParseError) -> String {
+    // Without a place it is the end of the text.
+    let at = error.labels().and_then(|mut labels| labels.next()).map_or(text.len(), |label| label.offset());
+    let before = text.as_bytes().get(..at).unwrap_or(text.as_bytes());
+    let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+    let message: String = error.to_string().chars().take(300).collect();
+    format!("line {line}: {}", message.replace("for message 'inference.", "for message '"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_may_follow_its_name_without_a_colon() {
+        let check = |text: &str, expected: &str| assert_eq!(with_colons(text), expected);
+        check("input [ { dims [ 1 ] } ]", "input: [ { dims: [ 1 ] } ]");
+        check("input # [\n\n[", "input: # [\n\n[");
+        check("dims: [ 1 ]", "dims: [ 1 ]");
+        check("a: \"b [ \\\" [\" c [", "a: \"b [ \\\" [\" c: [");
+        check("a: 'b' [", "a: 'b' [");
+        check("[ [ ] [", "[ [ ] [");
+    }
+}

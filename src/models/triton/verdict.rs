@@ -1,0 +1,218 @@
+//! What becomes of each field of a `config.pbtxt`: nothing is ignored in silence.
+
+use prost_reflect::{DynamicMessage, FieldDescriptor, MapKey, ReflectMessage, Value};
+
+/// What a field that is set leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is read.
+    Read,
+    /// It changes nothing here, for this reason: the model is served, and the log says so.
+    Noted(&'static str),
+    /// The model cannot be served as its author means it, for this reason.
+    Refused(&'static str),
+}
+
+use Verdict::{Noted, Read, Refused};
+
+const ACCELERATED: &str = "which of ONNX Runtime's providers runs a model is the server's choice";
+const BUFFERS: &str = "the server has its own memory for batches";
+const RATES: &str = "instances are not rationed: devices take work when they are free";
+const TENSORRT: &str = "only TensorRT has such tensors";
+
+/// By path; a message's verdict holds for everything in it, unless the message is read.
+const TABLE: &[(&str, Verdict)] = &[
+    ("name", Read),
+    ("platform", Read),
+    ("backend", Read),
+    ("runtime", Noted("there is one runtime for ONNX models, which the option onnx_runtime names")),
+    ("version_policy", Read),
+    ("version_policy.latest", Read),
+    ("version_policy.latest.num_versions", Read),
+    ("version_policy.all", Read),
+    ("version_policy.specific", Read),
+    ("version_policy.specific.versions", Read),
+    ("max_batch_size", Read),
+    ("input", Read),
+    ("input.name", Read),
+    ("input.data_type", Read),
+    ("input.format", Read),
+    ("input.dims", Read),
+    ("input.reshape", Read),
+    ("input.reshape.shape", Read),
+    ("input.is_shape_tensor", Refused(TENSORRT)),
+    ("input.allow_ragged_batch", Refused("items of different shapes are not put into one batch")),
+    ("input.optional", Noted("every request must bring it")),
+    ("input.is_non_linear_format_io", Refused(TENSORRT)),
+    ("output", Read),
+    ("output.name", Read),
+    ("output.data_type", Read),
+    ("output.dims", Read),
+    ("output.reshape", Read),
+    ("output.reshape.shape", Read),
+    ("output.label_filename", Read),
+    ("output.is_shape_tensor", Refused(TENSORRT)),
+    ("output.is_non_linear_format_io", Refused(TENSORRT)),
+    ("batch_input", Refused("inputs that are made from a batch as a whole are not supported")),
+    ("batch_output", Refused("outputs that are cut by another tensor are not supported")),
+    ("optimization", Read),
+    ("optimization.graph", Noted("ONNX Runtime's graph optimisation is always at its highest level")),
+    ("optimization.priority", Noted("a model's share of device time is weight in [batch] of a model.toml")),
+    ("optimization.cuda", Noted(ACCELERATED)),
+    ("optimization.execution_accelerators", Noted(ACCELERATED)),
+    ("optimization.input_pinned_memory", Noted(BUFFERS)),
+    ("optimization.output_pinned_memory", Noted(BUFFERS)),
+    ("optimization.gather_kernel_buffer_threshold", Noted(BUFFERS)),
+    ("optimization.eager_batching", Noted(BUFFERS)),
+    ("dynamic_batching", Read),
+    ("dynamic_batching.preferred_batch_size", Read),
+    ("dynamic_batching.max_queue_delay_microseconds", Read),
+    (
+        "dynamic_batching.preserve_ordering",
+        Noted("each answer goes to its own caller as soon as it is there"),
+    ),
+    ("dynamic_batching.priority_levels", Read),
+    ("dynamic_batching.default_priority_level", Read),
+    ("dynamic_batching.default_queue_policy", Read),
+    (
+        "dynamic_batching.default_queue_policy.timeout_action",
+        Noted("a request that is late is answered with 504 and not run"),
+    ),
+    ("dynamic_batching.default_queue_policy.default_timeout_microseconds", Read),
+    // What a request asks for always counts where it is shorter.
+    ("dynamic_batching.default_queue_policy.allow_timeout_override", Read),
+    (
+        "dynamic_batching.default_queue_policy.max_queue_size",
+        Noted("the queue has one bound for all models, the option queue_items_max"),
+    ),
+    ("dynamic_batching.priority_queue_policy", Noted("all priorities have the policy of the default")),
+    ("sequence_batching", Refused("models with a state between requests are not supported")),
+    ("ensemble_scheduling", Refused("ensembles are not supported")),
+    ("instance_group", Read),
+    // Names of instances show nowhere.
+    ("instance_group.name", Read),
+    ("instance_group.kind", Read),
+    ("instance_group.count", Read),
+    ("instance_group.gpus", Read),
+    ("instance_group.rate_limiter", Noted(RATES)),
+    ("instance_group.secondary_devices", Noted("there are CPUs and GPUs, and no other devices")),
+    ("instance_group.profile", Noted("only TensorRT has optimisation profiles")),
+    ("instance_group.passive", Noted("all instances take requests")),
+    ("instance_group.host_policy", Noted("there are no policies of hosts")),
+    ("default_model_filename", Read),
+    ("cc_model_filenames", Noted("one file is run on all devices")),
+    ("metric_tags", Noted("metrics have a fixed set of labels")),
+    ("parameters", Noted("it is for Triton's backend; the server's own options are in docs/options.md")),
+    ("model_warmup", Read),
+    ("model_warmup.name", Read),
+    ("model_warmup.batch_size", Read),
+    ("model_warmup.count", Read),
+    ("model_warmup.inputs", Read),
+    ("model_warmup.inputs.data_type", Read),
+    ("model_warmup.inputs.dims", Read),
+    ("model_warmup.inputs.zero_data", Read),
+    ("model_warmup.inputs.random_data", Read),
+    ("model_warmup.inputs.input_data_file", Read),
+    ("model_operations", Refused("libraries with operators of their own are not loaded")),
+    ("model_transaction_policy", Read),
+    (
+        "model_transaction_policy.decoupled",
+        Refused("a model of ONNX has one answer for each request, so it cannot be decoupled"),
+    ),
+    ("model_repository_agents", Refused("agents that change a model on its way are not supported")),
+    ("response_cache", Noted("answers are not cached")),
+    ("model_metrics", Noted("histograms have the same buckets for all models")),
+];
+
+/// The verdict on a path; every field of the definition has one, which a test holds.
+pub(super) fn of(path: &str) -> Option<Verdict> {
+    TABLE.iter().find(|(of, _)| *of == path).map(|(_, verdict)| *verdict)
+}
+
+/// What is to be told about the fields that are set, in their order.
+///
+/// # Errors
+/// Everything for which the model cannot be served.
+pub(super) fn judge(message: &DynamicMessage) -> Result<Vec<String>, String> {
+    let mut found = Found::default();
+    found.message(message, "", "");
+    if found.refused.is_empty() { Ok(found.noted) } else { Err(found.refused.join("; ")) }
+}
+
+#[derive(Default)]
+struct Found {
+    noted: Vec<String>,
+    refused: Vec<String>,
+}
+
+impl Found {
+    /// `path` is the table's, `shown` the one with places in lists and keys of maps.
+    fn message(&mut self, message: &DynamicMessage, path: &str, shown: &str) {
+        for (field, value) in message.fields() {
+            // What is not set has no value here, except a flag that was set to its default, which asks for nothing.
+            let nothing = value.is_default_for_field(&field) && !field.supports_presence();
+            if !nothing {
+                self.field(&field, value, &below(path, field.name()), &below(shown, field.name()));
+            }
+        }
+    }
+
+    fn field(&mut self, field: &FieldDescriptor, value: &Value, path: &str, shown: &str) {
+        let verdict = of(path).unwrap_or(Refused("this version does not know what to do with it"));
+        match value {
+            // Each entry of a map of words is told by its own name.
+            Value::Map(entries) => {
+                for (key, value) in entries {
+                    let shown = format!("{shown}[{}]", key_text(key));
+                    self.value(verdict, value, path, &shown);
+                }
+            }
+            Value::List(values) if field.kind().as_message().is_some() => {
+                for (index, value) in values.iter().enumerate() {
+                    self.value(verdict, value, path, &named(shown, index, value));
+                }
+            }
+            value => self.value(verdict, value, path, shown),
+        }
+    }
+
+    fn value(&mut self, verdict: Verdict, value: &Value, path: &str, shown: &str) {
+        match (verdict, value) {
+            (Read, Value::Message(message)) => self.message(message, path, shown),
+            (Read, _) => {}
+            (Noted(why), _) => self.noted.push(format!("{shown}: {why}")),
+            (Refused(why), _) => self.refused.push(format!("{shown}: {why}")),
+        }
+    }
+}
+
+fn below(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// An element of a list by its name, where it has one, else by its place.
+fn named(shown: &str, index: usize, value: &Value) -> String {
+    let name = value.as_message().and_then(|message| {
+        message.descriptor().get_field_by_name("name")?;
+        let name = message.get_field_by_name("name")?.as_str()?.to_owned();
+        (!name.is_empty()).then_some(name)
+    });
+    match name {
+        Some(name) => format!("{shown}[{name:?}]"),
+        None => format!("{shown}[{index}]"),
+    }
+}
+
+fn key_text(key: &MapKey) -> String {
+    match key {
+        MapKey::String(key) => format!("{key:?}"),
+        MapKey::U64(key) => key.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// All paths of the table.
+#[cfg(test)]
+pub(super) fn paths() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|(path, _)| *path)
+}

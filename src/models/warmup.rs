@@ -1,0 +1,215 @@
+//! Runs that a model's author asks for before the first request: with zeros, with chance, or with the data of a file.
+
+use super::{Model, scan};
+use crate::engine::{DataType, Dim, Tensor};
+use bytes::Bytes;
+use std::path::Path;
+
+/// The folder in a model's folder that such files are in.
+const FOLDER: &str = "warmup";
+/// Data beyond this is a mistake.
+const BYTES_MAX: usize = 1 << 30;
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Warmup {
+    /// For messages.
+    pub name: String,
+    /// Items; each of them gets the same data. `None` for a model without a batch axis.
+    pub items: Option<usize>,
+    /// How often it is run.
+    pub runs: usize,
+    /// One for each input that requests bring.
+    pub inputs: Vec<WarmupInput>,
+}
+
+/// One input of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WarmupInput {
+    /// The input's name.
+    pub name: String,
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its shape, without the batch axis.
+    pub dims: Vec<usize>,
+    /// What it is filled with.
+    pub fill: Fill,
+}
+
+/// What an input is filled with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fill {
+    /// Zeros; empty strings.
+    Zeros,
+    /// Numbers by chance, from 0 to 1 or, for integers, to 127; empty strings. The same in every run of the server.
+    Chance,
+    /// The bytes of this file.
+    File(String),
+}
+
+impl Warmup {
+    /// The model's inputs for one run; files are read from the model's folder.
+    ///
+    /// # Errors
+    /// Inputs that are not the model's, and files that cannot be read or are not of the right size.
+    pub fn tensors(&self, model: &Model, folder: &Path) -> Result<Vec<Tensor>, String> {
+        self.given(model, folder)
+            .map(|given| model.interface.inward(&given))
+            .map_err(|why| format!("warm-up {:?}: {why}", self.name))
+    }
+
+    fn given(&self, model: &Model, folder: &Path) -> Result<Vec<Tensor>, String> {
+        let specs = &model.interface.signature.inputs;
+        if let Some(input) = self.inputs.iter().find(|input| specs.iter().all(|spec| spec.name != input.name))
+        {
+            return Err(format!("the model has no input {:?}", input.name));
+        }
+        specs
+            .iter()
+            .map(|spec| {
+                let input = self.inputs.iter().find(|input| input.name == spec.name);
+                let input = input.ok_or_else(|| format!("it has nothing for input {:?}", spec.name))?;
+                let shape: Vec<usize> = self.items.into_iter().chain(input.dims.iter().copied()).collect();
+                let fits = spec.datatype == input.datatype
+                    && spec.shape.len() == shape.len()
+                    && spec.shape.iter().zip(&shape).all(|(dim, extent)| dim.takes(*extent));
+                if !fits {
+                    let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
+                    return Err(format!(
+                        "input {:?} is {} {shape:?}, but the model takes {} {expected:?}",
+                        spec.name, input.datatype, spec.datatype
+                    ));
+                }
+                let item = input.data(folder).map_err(|why| format!("input {:?}: {why}", spec.name))?;
+                Ok(Tensor {
+                    datatype: input.datatype,
+                    shape,
+                    data: Bytes::from(item.repeat(self.items.unwrap_or(1))),
+                })
+            })
+            .collect()
+    }
+}
+
+impl WarmupInput {
+    /// The bytes of one item.
+    fn data(&self, folder: &Path) -> Result<Vec<u8>, String> {
+        let elements = self.dims.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
+        // An empty string is its length.
+        let bytes = elements.and_then(|elements| elements.checked_mul(self.datatype.size().unwrap_or(4)));
+        let bytes = bytes
+            .filter(|bytes| *bytes <= BYTES_MAX)
+            .ok_or_else(|| format!("{:?} has more than the limit of {BYTES_MAX} bytes", self.dims))?;
+        match &self.fill {
+            Fill::Zeros => Ok(vec![0; bytes]),
+            Fill::Chance => Ok(chance(self.datatype, bytes)),
+            Fill::File(name) => {
+                let told = |why| format!("file {FOLDER}/{name}: {why}");
+                let path = scan::inside(&folder.join(FOLDER), name).map_err(told)?;
+                let data = std::fs::read(path).map_err(|error| told(format!("cannot read it: {error}")))?;
+                if self.datatype.size().is_some() && data.len() != bytes {
+                    return Err(told(format!(
+                        "it has {} bytes, expected {bytes} for {} {:?}",
+                        data.len(),
+                        self.datatype,
+                        self.dims
+                    )));
+                }
+                Ok(data)
+            }
+        }
+    }
+}
+
+/// Splitmix64 from a fixed seed: good enough to be no pattern, and the same every time.
+fn chance(datatype: DataType, bytes: usize) -> Vec<u8> {
+    let mut state = 0_u64;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    };
+    let Some(size) = datatype.size() else { return vec![0; bytes] };
+    let mut data = Vec::with_capacity(bytes);
+    while data.len() < bytes {
+        let bits = next();
+        // 53 bits, as many as a double has.
+        let unit = (bits >> 11) as f64 / (1_u64 << 53) as f64;
+        match datatype {
+            DataType::Fp16 => data.extend(half::f16::from_f64(unit).to_le_bytes()),
+            DataType::Bf16 => data.extend(half::bf16::from_f64(unit).to_le_bytes()),
+            DataType::Fp32 => data.extend((unit as f32).to_le_bytes()),
+            DataType::Fp64 => data.extend(unit.to_le_bytes()),
+            DataType::Bool => data.push((bits & 1) as u8),
+            _ => data.extend(&(bits & 127).to_le_bytes()[..size]),
+        }
+    }
+    data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::ModelKey,
+        models::{Declared, testing::source},
+        tasks::testing::spec,
+    };
+    use std::time::Duration;
+
+    fn model() -> Model {
+        let mut signature = crate::tasks::testing::signature(&[("y", &[-1, 2])]);
+        signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 3])];
+        let mut source = source("m", "1", "");
+        source.manifest.declared = Some(Declared { items_max: Some(4), ..Declared::default() });
+        Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1)).unwrap()
+    }
+
+    fn warmup(dims: &[usize], fill: Fill) -> Warmup {
+        let input = WarmupInput { name: "x".into(), datatype: DataType::Fp32, dims: dims.to_vec(), fill };
+        Warmup { name: "w".into(), items: Some(2), runs: 1, inputs: vec![input] }
+    }
+
+    #[test]
+    fn every_item_gets_the_same_data() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("warmup")).unwrap();
+        std::fs::write(folder.path().join("warmup/x"), [0, 0, 128, 63].repeat(3)).unwrap();
+        for (fill, first) in [(Fill::Zeros, 0.0), (Fill::File("x".into()), 1.0)] {
+            let tensors = warmup(&[3], fill).tensors(&model(), folder.path()).unwrap();
+            assert_eq!(
+                (tensors[0].shape.as_slice(), tensors[0].to_f32().unwrap()),
+                (&[2, 3][..], vec![first; 6])
+            );
+        }
+        let random = warmup(&[3], Fill::Chance).tensors(&model(), folder.path()).unwrap();
+        let values = random[0].to_f32().unwrap();
+        assert!(values.iter().all(|value| (0.0..1.0).contains(value)) && values[0] != values[1]);
+        assert_eq!(values[..3], values[3..]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_with_the_name_of_the_warm_up() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("warmup")).unwrap();
+        std::fs::write(folder.path().join("warmup/short"), [0; 4]).unwrap();
+        std::fs::write(folder.path().join("outside"), [0; 12]).unwrap();
+        let check = |warmup: &Warmup, expected: &str| {
+            let error = warmup.tensors(&model(), folder.path()).unwrap_err();
+            assert!(error.starts_with("warm-up \"w\": ") && error.contains(expected), "{error}");
+        };
+        check(&warmup(&[4], Fill::Zeros), "input \"x\" is FP32 [2, 4], but the model takes FP32 [-1, 3]");
+        check(
+            &warmup(&[3], Fill::File("short".into())),
+            "warmup/short: it has 4 bytes, expected 12 for FP32 [3]",
+        );
+        check(&warmup(&[3], Fill::File("../outside".into())), "leads out");
+        check(&warmup(&[3], Fill::File("lost".into())), "cannot read it");
+        let mut other = warmup(&[3], Fill::Zeros);
+        other.inputs[0].name = "z".into();
+        check(&other, "no input \"z\"");
+        other.inputs.clear();
+        check(&other, "nothing for input \"x\"");
+    }
+}

@@ -1,0 +1,574 @@
+"""gRPC: Triton's own client against the live server, and the messages themselves where the client hides them."""
+
+import queue
+import re
+import struct
+import threading
+
+import grpc
+import make_models
+import ml_dtypes
+import numpy as np
+import pytest
+import requests
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+import wire
+from google.protobuf import descriptor_pb2, empty_pb2, unknown_fields
+from server import ROOT, until
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+SECONDS = 120  # only bounds a test that hangs
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def channel(server):
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=options) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="module")
+def stub(channel):
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def tensor(name, array, datatype="FP32"):
+    given = triton.InferInput(name, list(array.shape), datatype)
+    given.set_data_from_numpy(array)
+    return given
+
+
+def fails(call, code, *told):
+    """The error of a call that must fail with this code, saying these things."""
+    with pytest.raises((InferenceServerException, grpc.RpcError)) as caught:
+        call()
+    error = caught.value
+    text = str(error) if isinstance(error, InferenceServerException) else error.details()
+    got = error.status() if isinstance(error, InferenceServerException) else str(error.code())
+    assert got == f"StatusCode.{code}", (got, text)
+    for words in told:
+        assert words in text, text
+    return error
+
+
+def message(model, name, array, datatype="FP32", **members):
+    """A request with one raw input."""
+    request = service_pb2.ModelInferRequest(model_name=model, **members)
+    request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+    request.raw_input_contents.append(array.tobytes())
+    return request
+
+
+def outcomes(server, model, outcome):
+    text = requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
+    found = re.search(rf'^ocelli_outcomes_total{{model="{model}",outcome="{outcome}"}} (\d+)', text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+ONES = np.ones((1, 16), np.float32)
+
+# --- What there is --------------------------------------------------------------------------------------------------
+
+
+def test_health_and_metadata(client):
+    assert client.is_server_live() and client.is_server_ready()
+    assert client.is_model_ready("digits") and client.is_model_ready("digits", "1")
+    assert not client.is_model_ready("digits", "9") and not client.is_model_ready("nothing")
+    assert not client.is_model_ready("broken")
+    metadata = client.get_server_metadata()
+    assert metadata.name == "ocelli" and "statistics" in metadata.extensions, metadata
+    metadata = client.get_model_metadata("digits")
+    assert list(metadata.versions) == ["1"] and metadata.platform == "onnxruntime_onnx", metadata
+    assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("image", [-1, 1, 32, 32]), metadata
+    fails(lambda: client.get_model_metadata("digit"), "NOT_FOUND", "unknown model", "digits")
+
+
+def test_grpcs_own_health_check_says_ready(channel):
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    serving = b"\x08\x01"
+    assert check(b"", timeout=SECONDS) == serving
+    assert check(b"\x0a\x1einference.GRPCInferenceService", timeout=SECONDS) == serving
+    fails(lambda: check(b"\x0a\x05other", timeout=SECONDS), "NOT_FOUND", '"other"')
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=SECONDS)
+    assert next(watch) == serving
+    watch.cancel()
+
+
+def test_configuration_and_statistics_are_those_of_the_rest_api(server, client):
+    config = client.get_model_config("scale", as_json=True)["config"]
+    rest = requests.get(f"{server.url}/v2/models/scale/config", timeout=wire.TIMEOUT).json()
+    assert config["name"] == rest["name"] and config["max_batch_size"] == rest["max_batch_size"] == 8
+    assert config["dynamic_batching"]["preferred_batch_size"] == rest["dynamic_batching"]["preferred_batch_size"]
+    assert config["input"][0]["data_type"] == "TYPE_FP32" and config["input"][0]["dims"] == ["4"], config
+    before = client.get_inference_statistics("identity").model_stats[0]
+    client.infer("identity", [tensor("x", np.ones((3, 16), np.float32))])
+    after = client.get_inference_statistics("identity", "1").model_stats[0]
+    assert after.inference_count - before.inference_count == 3, after
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 1, after
+    assert after.inference_stats.compute_infer.ns > 0 and after.batch_stats, after
+    assert {"digits", "identity"} <= {entry.name for entry in client.get_inference_statistics().model_stats}
+    fails(lambda: client.get_inference_statistics("nothing"), "NOT_FOUND")
+    fails(lambda: client.get_model_config("broken"), "UNAVAILABLE", "broken")
+
+
+def test_the_index_lists_what_is_served_and_why_not(client):
+    index = {(model.name, model.version): model for model in client.get_model_repository_index().models}
+    assert index["digits", "1"].state == "READY" and index["digits", "1"].reason == ""
+    broken = next(model for (name, _), model in index.items() if name == "broken")
+    assert broken.state == "UNAVAILABLE" and broken.reason, broken
+
+
+def test_what_is_not_built_says_so(client, channel):
+    fails(lambda: client.load_model("digits"), "UNIMPLEMENTED", "when the server starts")
+    fails(lambda: client.unload_model("digits"), "UNIMPLEMENTED")
+    fails(lambda: client.get_system_shared_memory_status(), "UNIMPLEMENTED", "SystemSharedMemoryStatus")
+    other = channel.unary_unary("/other.Service/Call")
+    fails(lambda: other(b"", timeout=SECONDS), "UNIMPLEMENTED", "/other.Service/Call")
+
+
+def reflected(channel, symbol):
+    """The definitions that the server has of a symbol's file and what it imports."""
+    ask = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    name = symbol.encode()
+    (reply,) = ask(iter([b"\x22" + bytes([len(name)]) + name]), timeout=SECONDS)
+    fields = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(reply))
+    # A list of files has the form of a set of files.
+    (files,) = [field.data for field in fields if field.field_number == 4]
+    return descriptor_pb2.FileDescriptorSet.FromString(
+        b"".join(b"\x0a" + varint(len(f.data)) + f.data for f in parts(files))
+    )
+
+
+def parts(fields):
+    """The fields of a message that was not parsed."""
+    if isinstance(fields, bytes):
+        return unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(fields))
+    return fields
+
+
+def varint(number):
+    out = b""
+    while number > 127:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+def layout(message, prefix=""):
+    """Every field of a message and of those in it: number, type and whether it is a list."""
+    found = {}
+    for field in message.field:
+        found[f"{prefix}{message.name}.{field.name}"] = (field.number, field.type, field.label, field.type_name)
+    for nested in message.nested_type:
+        found |= layout(nested, f"{prefix}{message.name}.")
+    return found
+
+
+@pytest.mark.parametrize("symbol", ["inference.GRPCInferenceService", "inference.ModelConfig"])
+def test_the_definition_is_that_of_tritons_clients(channel, symbol):
+    ours, theirs, enums = {}, {}, []
+    for file in reflected(channel, symbol).file:
+        for own in file.message_type:
+            ours |= layout(own)
+        enums += [(enum.name, [(v.name, v.number) for v in enum.value]) for enum in file.enum_type]
+    for module in (service_pb2, model_config_pb2):
+        file = descriptor_pb2.FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(file)
+        for their in file.message_type:
+            theirs |= layout(their)
+        for enum in file.enum_type:
+            if enum.name in dict(enums):
+                assert (enum.name, [(v.name, v.number) for v in enum.value]) in enums
+    assert len(ours) > 60 and all(theirs.get(name) == field for name, field in ours.items()), [
+        (name, field, theirs.get(name)) for name, field in ours.items() if theirs.get(name) != field
+    ]
+    # Nothing is missing in a message that we have.
+    names = {name.rsplit(".", 1)[0] for name in ours}
+    assert {name for name in theirs if name.rsplit(".", 1)[0] in names} == ours.keys()
+
+
+# --- Inference ------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_that_of_the_rest_api(server, client):
+    rng = np.random.default_rng(3)
+    x = rng.random((3, 1, 32, 32), np.float32)
+    reply = client.infer("digits", [tensor("image", x)], request_id="mine")
+    assert (reply.as_numpy("logits") == wire.infer(server, "digits", {"image": x})["logits"]).all()
+    response = reply.get_response()
+    assert (response.id, response.model_name, response.model_version) == ("mine", "digits", "1"), response
+    assert response.raw_output_contents and not response.outputs[0].HasField("contents"), response
+
+
+TYPED = {
+    "BOOL": ("bool_contents", [True, False]),
+    "UINT8": ("uint_contents", [0, 255]),
+    "UINT16": ("uint_contents", [0, 65535]),
+    "UINT32": ("uint_contents", [0, 2**32 - 1]),
+    "UINT64": ("uint64_contents", [0, 2**64 - 1]),
+    "INT8": ("int_contents", [-128, 127]),
+    "INT16": ("int_contents", [-32768, 32767]),
+    "INT32": ("int_contents", [-(2**31), 2**31 - 1]),
+    "INT64": ("int64_contents", [-(2**63), 2**63 - 1]),
+    "FP32": ("fp32_contents", [-1.5, 0.25]),
+    "FP64": ("fp64_contents", [-1e300, 1e-300]),
+    "BYTES": ("bytes_contents", ["ä b".encode(), b""]),
+}
+NUMPY = {"BF16": ml_dtypes.bfloat16, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64, "BOOL": np.bool_}
+
+
+def raw(name, values):
+    """The bytes of a tensor."""
+    if name == "BYTES":
+        return b"".join(struct.pack("<I", len(value)) + value for value in values)
+    return np.array(values, NUMPY.get(name, name.lower())).tobytes()
+
+
+def test_every_type_goes_both_ways_raw(stub):
+    request = service_pb2.ModelInferRequest(model_name="types")
+    for name in make_models.TYPES:
+        request.inputs.add(name=f"x_{name}", datatype=name, shape=[2])
+        request.raw_input_contents.append(raw(name, TYPED.get(name, ("", [1.5, -2]))[1]))
+    reply = stub.ModelInfer(request, timeout=SECONDS)
+    assert list(reply.raw_output_contents) == list(request.raw_input_contents)
+    assert [output.datatype for output in reply.outputs] == list(make_models.TYPES)
+
+
+def test_typed_contents_come_back_raw_or_typed_as_asked(stub):
+    values = [float(n) for n in range(16)]
+    request = service_pb2.ModelInferRequest(model_name="identity")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 16]).contents.fp32_contents.extend(values)
+    reply = stub.ModelInfer(request, timeout=SECONDS)
+    assert list(reply.raw_output_contents) == [raw("FP32", values)]
+    request.parameters["binary_data_output"].bool_param = False
+    reply = stub.ModelInfer(request, timeout=SECONDS)
+    assert list(reply.outputs[0].contents.fp32_contents) == values and not reply.raw_output_contents
+    del request.parameters["binary_data_output"]
+    request.outputs.add(name="y").parameters["binary_data"].bool_param = False
+    assert list(stub.ModelInfer(request, timeout=SECONDS).outputs[0].contents.fp32_contents) == values
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_every_type_goes_both_ways_typed(start_types, name):
+    field, values = TYPED[name]
+    request = service_pb2.ModelInferRequest(model_name=f"one_{name.lower()}")
+    given = request.inputs.add(name="x", datatype=name, shape=[2])
+    getattr(given.contents, field).extend(values)
+    request.parameters["binary_data_output"].bool_param = False
+    reply = start_types.ModelInfer(request, timeout=SECONDS)
+    assert list(getattr(reply.outputs[0].contents, field)) == values, reply
+    if name in ("INT8", "INT16", "UINT8", "UINT16"):
+        getattr(given.contents, field)[0] = 70_000
+        fails(lambda: start_types.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", f"70000, which is no {name}")
+
+
+@pytest.mark.parametrize("name", ["FP16", "BF16"])
+def test_half_precision_is_raw_only(start_types, name):
+    request = message(f"one_{name.lower()}", "x", np.array([1, 2], NUMPY[name]), name)
+    assert start_types.ModelInfer(request, timeout=SECONDS).raw_output_contents == request.raw_input_contents
+    request.parameters["binary_data_output"].bool_param = False
+    fails(lambda: start_types.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", "only raw_output_contents")
+    del request.raw_input_contents[:]
+    request.inputs[0].contents.fp32_contents.extend([1, 2])
+    fails(lambda: start_types.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", "only raw_input_contents")
+
+
+@pytest.fixture(scope="module")
+def start_types(start_server, tmp_path_factory):
+    """A server with a model for each type, which gives back what it gets."""
+    folder = tmp_path_factory.mktemp("types")
+    for name, kind in make_models.TYPES.items():
+        g = make_models.Graph()
+        g.node("Identity", "x", output="y")
+        path = folder / f"one_{name.lower()}"
+        path.mkdir()
+        (path / "model.onnx").write_bytes(g.bytes("one", [("x", kind, ["N"])], [("y", kind, ["N"])]))
+    server = start_server(folder)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    assert server.stop() == 0
+
+
+def test_strings_by_the_client(client):
+    inputs = []
+    for name in make_models.TYPES:
+        zeros = np.zeros(2, NUMPY.get(name, name.lower() if name != "BYTES" else "object"))
+        inputs.append(tensor(f"x_{name}", np.array([b"two words", b""], np.object_) if name == "BYTES" else zeros, name))
+    reply = client.infer("types", inputs, outputs=[triton.InferRequestedOutput("y_BYTES")])
+    assert reply.as_numpy("y_BYTES").tolist() == [b"two words", b""]
+
+
+def test_encoded_images_are_decoded_as_posted_files_are(client, digits):
+    files = [data for _, data, _ in digits[:3]]
+    reply = client.infer("digits", [tensor("image", np.array(files, np.object_), "BYTES")])
+    assert [str(best) for best in reply.as_numpy("logits").argmax(1)] == [digit for *_, digit in digits[:3]]
+
+
+def test_classes_instead_of_values(client):
+    x = np.zeros((1, 16), np.float32)
+    x[0, [3, 5]] = 2, 9
+    outputs = [triton.InferRequestedOutput("y", class_count=2)]
+    assert client.infer("identity", [tensor("x", x)], outputs=outputs).as_numpy("y").tolist() == [
+        [b"9.000000:5", b"2.000000:3"]
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_messages_are_read(client, algorithm):
+    x = np.arange(64_000, dtype=np.float32).reshape(-1, 16)
+    assert (client.infer("identity", [tensor("x", x)], compression_algorithm=algorithm).as_numpy("y") == x).all()
+
+
+def test_a_large_tensor_goes_both_ways(client):
+    x = np.random.default_rng(5).random((500_000, 16), np.float32)
+    assert (client.infer("identity", [tensor("x", x)]).as_numpy("y") == x).all()
+
+
+def test_a_fitter_is_asked_in_the_same_way(start_server, tmp_path):
+    (tmp_path / "fit").mkdir()
+    (tmp_path / "fit" / "model.toml").write_text('engine = "gauss-mle"\n')
+    server = start_server(tmp_path)
+    y, x = np.mgrid[:7, :7]
+    roi = (5 + 900 * np.exp(-((x - 3.2) ** 2 + (y - 2.9) ** 2) / (2 * 1.3**2)) / (2 * np.pi * 1.3**2)).astype(np.float32)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        reply = client.infer("fit", [tensor("rois", roi[None])], parameters={"sigma_px": 1.3})
+        fitted = {name: reply.as_numpy(name) for name in ("x", "y")}
+    assert abs(fitted["x"][0] - 3.2) < 0.1 and abs(fitted["y"][0] - 2.9) < 0.1, fitted
+    assert server.stop() == 0
+
+
+# --- Calls side by side ---------------------------------------------------------------------------------------------
+
+
+def test_asynchronous_calls(client):
+    answers = queue.Queue()
+    for i in range(8):
+        x = np.full((1, 16), i, np.float32)
+        client.async_infer("identity", [tensor("x", x)], lambda result, error: answers.put((result, error)), request_id=str(i))
+    for _ in range(8):
+        result, error = answers.get(timeout=SECONDS)
+        assert error is None and (result.as_numpy("y") == int(result.get_response().id)).all()
+
+
+def test_the_asyncio_client(server):
+    import asyncio
+
+    async def ask():
+        async with triton_aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+            assert await client.is_server_ready() and await client.is_model_ready("identity")
+            reply = await client.infer("identity", [tensor("x", ONES)])
+            assert (reply.as_numpy("y") == ONES).all()
+
+            async def requests_():
+                for i in range(5):
+                    yield {"model_name": "identity", "inputs": [tensor("x", ONES * i)], "request_id": str(i)}
+
+            got = [(result, error) async for result, error in client.stream_infer(requests_())]
+            assert [(r.get_response().id, e) for r, e in got] == [(str(i), None) for i in range(5)]
+
+    asyncio.run(ask())
+
+
+def test_a_stream_answers_in_order_and_goes_on_after_an_error(server):
+    answers = queue.Queue()
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for i in range(200):
+            name = "z" if i == 100 else "x"
+            client.async_stream_infer(
+                "identity", [tensor(name, ONES * i)], request_id=str(i), enable_empty_final_response=True
+            )
+        for i in range(200):
+            result, error = answers.get(timeout=SECONDS)
+            if i == 100:
+                assert result is None and "no input" in error.message(), (result, error)
+                continue
+            assert error is None, error
+            response = result.get_response()
+            assert response.id == str(i) and (result.as_numpy("y") == i).all()
+            assert response.parameters["triton_final_response"].bool_param
+        client.stop_stream()
+    assert answers.empty()
+
+
+def test_a_stream_tells_which_request_failed(stub):
+    requests_ = [message("nothing", "x", ONES, id="a"), message("identity", "x", ONES, id="b")]
+    first, second = stub.ModelStreamInfer(iter(requests_), timeout=SECONDS)
+    assert "unknown model" in first.error_message and first.infer_response.id == "a", first
+    assert not second.error_message and second.infer_response.id == "b", second
+
+
+def test_a_caller_that_goes_away_is_not_served(server, client):
+    before = outcomes(server, "slow", "cancelled")
+    busy = np.full((1, 1), 200, np.float32)
+    calls = [client.async_infer("slow", [tensor("x", busy)], lambda result, error: None) for _ in range(3)]
+    load = lambda: requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text  # noqa: E731
+    until(lambda: re.search(r"^ocelli_requests_in_flight [3-9]", load(), re.MULTILINE), SECONDS, "three calls are in flight")
+    for call in calls:
+        call.cancel()
+    until(lambda: outcomes(server, "slow", "cancelled") >= before + 3, SECONDS, "all three are counted as cancelled")
+
+
+# --- Limits and errors ----------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_is_kept_by_the_server_and_by_the_client(client, stub):
+    fails(lambda: client.infer("identity", [tensor("x", ONES)], timeout=1), "DEADLINE_EXCEEDED", "deadline")
+    busy = np.full((1, 1), 200, np.float32)
+    fails(lambda: client.infer("slow", [tensor("x", busy)], client_timeout=0.05), "DEADLINE_EXCEEDED")
+    # The header alone, to which no client holds itself: the answer is the server's.
+    late = message("slow", "x", busy)
+    call = stub.ModelInfer
+    fails(lambda: call(late, metadata=[("timeout", "20")], timeout=SECONDS), "DEADLINE_EXCEEDED", "of 20 ms")
+
+
+BAD = {
+    "unknown model": (lambda r: setattr(r, "model_name", "nothing"), "NOT_FOUND", "unknown model \"nothing\""),
+    "unknown version": (lambda r: setattr(r, "model_version", "9"), "NOT_FOUND", "identity/9"),
+    "unavailable": (lambda r: setattr(r, "model_name", "broken"), "UNAVAILABLE", "broken"),
+    "input name": (lambda r: setattr(r.inputs[0], "name", "z"), "INVALID_ARGUMENT", "no input \"z\""),
+    "datatype": (lambda r: setattr(r.inputs[0], "datatype", "FLOAT"), "INVALID_ARGUMENT", "expected one of BOOL"),
+    "other datatype": (lambda r: setattr(r.inputs[0], "datatype", "FP64"), "INVALID_ARGUMENT", "FP64, expected FP32"),
+    "shape": (lambda r: r.inputs[0].shape.__setitem__(1, 17), "INVALID_ARGUMENT", "shape [1, 17], expected [-1, 16]"),
+    "negative": (lambda r: r.inputs[0].shape.__setitem__(0, -1), "INVALID_ARGUMENT", "extents are 0 or more"),
+    "no elements": (lambda r: r.inputs[0].shape.__setitem__(0, 0), "INVALID_ARGUMENT", "has no elements"),
+    "too few bytes": (lambda r: r.raw_input_contents.__setitem__(0, b"1234"), "INVALID_ARGUMENT", "(4 bytes), expected 16"),
+    "too many raw": (lambda r: r.raw_input_contents.append(b""), "INVALID_ARGUMENT", "2 entries for 1 inputs"),
+    "no data": (lambda r: r.raw_input_contents.pop(), "INVALID_ARGUMENT", "neither contents nor"),
+    "both": (lambda r: r.inputs[0].contents.fp32_contents.append(1), "INVALID_ARGUMENT", "both contents and"),
+    "twice": (
+        lambda r: (r.inputs.append(r.inputs[0]), r.raw_input_contents.append(r.raw_input_contents[0])),
+        "INVALID_ARGUMENT",
+        "given twice",
+    ),
+    "missing": (lambda r: (r.inputs.pop(), r.raw_input_contents.pop()), "INVALID_ARGUMENT", "input \"x\" is missing"),
+    "output": (lambda r: r.outputs.add(name="q"), "INVALID_ARGUMENT", "no output \"q\""),
+    "output twice": (lambda r: (r.outputs.add(name="y"), r.outputs.add(name="y")), "INVALID_ARGUMENT", "asked for twice"),
+    "reserved": (lambda r: setattr(r.parameters["triton_x"], "bool_param", True), "INVALID_ARGUMENT", "triton_x"),
+    "no value": (lambda r: r.parameters["a"].ClearField("bool_param"), "INVALID_ARGUMENT", "\"a\" of the request has no value"),
+    "bad timeout": (lambda r: setattr(r.parameters["timeout"], "string_param", "x"), "INVALID_ARGUMENT", "\"timeout\" is \"x\""),
+    "large number": (lambda r: setattr(r.parameters["a"], "uint64_param", 2**64 - 1), "INVALID_ARGUMENT", "more than"),
+    "shared memory": (
+        lambda r: setattr(r.inputs[0].parameters["shared_memory_region"], "string_param", "r"),
+        "INVALID_ARGUMENT",
+        "send the data with the request",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_requests_are_refused_with_the_reason(stub, what):
+    change, code, *told = BAD[what]
+    request = message("identity", "x", ONES)
+    change(request)
+    fails(lambda: stub.ModelInfer(request, timeout=SECONDS), code, *told)
+
+
+def test_bytes_that_are_no_message_are_refused(channel):
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    for junk in (b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f", bytes(range(256))):
+        fails(lambda junk=junk: call(junk, timeout=SECONDS), "INTERNAL")
+
+
+def test_an_input_that_the_model_refuses_is_the_callers_fault(stub):
+    request = message("refuse", "index", np.int64([[99]]), "INT64")
+    fails(lambda: stub.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", "the model refused the input")
+
+
+def test_limits_are_those_of_the_rest_api(start_server, only_digits):
+    server = start_server(only_digits, body_bytes_max=100_000, in_flight_bytes_max=120_000, requests_in_flight_max=2)
+    image = np.zeros((1, 1, 32, 32), np.float32)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        large = np.zeros((30, 1, 32, 32), np.float32)
+        told = "more than the limit of 100000; raise it with body_bytes_max"
+        fails(lambda: client.infer("digits", [tensor("image", large)]), "RESOURCE_EXHAUSTED", told)
+        # Nothing but zeros: a message that is small until it is unpacked.
+        fails(lambda: client.infer("digits", [tensor("image", large)], compression_algorithm="gzip"), "RESOURCE_EXHAUSTED")
+        assert client.infer("digits", [tensor("image", image)]).as_numpy("logits").shape == (1, 10)
+        # Two streams that are open are two requests.
+        release = threading.Event()
+
+        def silent():
+            yield message("digits", "image", image)
+            release.wait(SECONDS)
+
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            streams = [stub.ModelStreamInfer(silent(), timeout=SECONDS)]
+            assert not next(streams[0]).error_message
+            streams.append(stub.ModelStreamInfer(silent(), timeout=SECONDS))
+            # Its message is the third request.
+            assert "requests in flight is full" in next(streams[1]).error_message
+            error = fails(lambda: client.infer("digits", [tensor("image", image)]), "RESOURCE_EXHAUSTED", "in flight")
+            assert "retry after" in str(error)
+            assert client.is_server_ready(), "what costs nothing is always answered"
+            release.set()
+            assert all(list(stream) == [] for stream in streams)
+        assert client.infer("digits", [tensor("image", image)]).as_numpy("logits").shape == (1, 10)
+    flight = re.findall(r"^ocelli_in_flight_bytes (\d+)", requests.get(server.url + "/metrics", timeout=9).text, re.M)
+    assert flight == ["0"]
+    assert server.stop() == 0
+
+
+def test_ids_and_times_are_told_beside_the_answer(stub):
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    sent = [("x-request-id", "mine.1"), ("traceparent", parent), ("priority", "0")]
+    _, call = stub.ModelInfer.with_call(message("identity", "x", ONES), metadata=sent, timeout=SECONDS)
+    told = dict(call.initial_metadata())
+    assert told["x-request-id"] == "mine.1" and told["ocelli-device"] == "cpu", told
+    assert told["traceparent"].split("-")[1] == parent.split("-")[1] and "compute;dur=" in told["server-timing"], told
+    error = fails(lambda: stub.ModelInfer(message("nothing", "x", ONES), metadata=sent, timeout=SECONDS), "NOT_FOUND")
+    assert dict(error.initial_metadata() + error.trailing_metadata())["x-request-id"] == "mine.1"
+
+
+def test_calls_are_counted_by_name_and_code(server, stub):
+    stub.ModelInfer(message("identity", "x", ONES), timeout=SECONDS)
+    fails(lambda: stub.ModelInfer(message("nothing", "x", ONES), timeout=SECONDS), "NOT_FOUND")
+    text = requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
+    for code in (200, 404):
+        labels = f'code="{code}",method="POST",route="/inference.GRPCInferenceService/ModelInfer"'
+        assert f"ocelli_http_requests_total{{{labels}}}" in text, text[:3000]
+    assert outcomes(server, "identity", "ok") >= 1
+
+
+def test_whoever_speaks_http_is_told_where_it_is_spoken(server):
+    reply = requests.get(f"http://127.0.0.1:{server.grpc_port}/v2", timeout=wire.TIMEOUT)
+    wire.problem(reply, 415, "gRPC", "listen")
+
+
+def test_a_drain_finishes_what_was_accepted_and_ends_streams(start_server, models, tmp_path):
+    (tmp_path / "slow").symlink_to(models / "slow")
+    server = start_server(tmp_path)
+    wait = threading.Event()
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        one = np.ones((1, 1), np.float32)
+
+        def messages():
+            yield message("slow", "x", one)
+            wait.wait(SECONDS)
+
+        stream = stub.ModelStreamInfer(messages(), timeout=SECONDS)
+        assert not next(stream).error_message
+        busy = stub.ModelInfer.future(message("slow", "x", np.full((1, 1), 300, np.float32)), timeout=SECONDS)
+        until(lambda: re.search(r"^ocelli_requests_in_flight [2-9]", requests.get(
+            server.url + "/metrics", timeout=wire.TIMEOUT).text, re.MULTILINE), SECONDS, "the call is in flight")
+        server.terminate()
+        fails(lambda: next(stream), "UNAVAILABLE", "draining")
+        assert busy.result(timeout=SECONDS).raw_output_contents
+        wait.set()
+    assert server.wait_exit() == 0, server.log_text()
+
+
+def test_the_example_of_the_documents_works(server, capsys):
+    page = (ROOT / "docs" / "api.md").read_text()
+    (example,) = re.findall(r"```python\n(import numpy.*?)```", page, re.DOTALL)
+    exec(example.replace("127.0.0.1:8001", f"127.0.0.1:{server.grpc_port}"), {})
+    assert capsys.readouterr().out.strip() == re.search(r"# (\(.*\))$", example.strip())[1]

@@ -1,0 +1,113 @@
+"""Repositories made for Triton, served as they are and asked by Triton's own client."""
+
+import shutil
+
+import make_models
+import numpy as np
+import pytest
+import requests
+import tritonclient.http as triton
+import wire
+from tritonclient.utils import InferenceServerException
+
+ONNX = make_models.one_node("Identity", ["N", 4])
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        yield client
+
+
+def tensor(name, array, datatype="FP32"):
+    given = triton.InferInput(name, list(array.shape), datatype)
+    given.set_data_from_numpy(array)
+    return given
+
+
+@pytest.mark.parametrize(("version", "factor"), [("1", 2), ("3", 5), ("", 5)])
+def test_the_versions_that_the_policy_chooses_are_served(client, version, factor):
+    x = np.float32([[1, 2, 3, 4], [5, 6, 7, 8]])
+    reply = client.infer("scale", [tensor("x", x)], model_version=version)
+    assert (reply.as_numpy("y") == factor * x).all()
+    assert client.get_model_metadata("scale")["versions"] == ["1", "3"]
+    assert not client.is_model_ready("scale", "2")
+
+
+def test_batching_is_that_of_the_file(client):
+    config = client.get_model_config("scale")
+    assert config["max_batch_size"] == 8 and config["input"][0]["dims"] == [4], config
+    assert config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 3, 4, 6, 8], config
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 200, config
+    assert config["dynamic_batching"]["default_priority_level"] == 2, config
+    assert config["dynamic_batching"]["default_queue_policy"]["default_timeout_microseconds"] == 20_000_000, config
+
+
+def test_classes_have_the_labels_of_their_file(client):
+    x = np.float32([[1, 4, 3, 2]])
+    outputs = [triton.InferRequestedOutput("y", class_count=2)]
+    assert client.infer("scale", [tensor("x", x)], outputs=outputs).as_numpy("y").tolist() == [
+        [b"20.000000:1:b", b"15.000000:2:c"]
+    ]
+
+
+def test_tensors_are_reshaped_reordered_and_hidden_as_declared(client):
+    metadata = client.get_model_metadata("reshaped")
+    assert metadata["versions"] == ["7"]
+    assert [(i["name"], i["shape"]) for i in metadata["inputs"]] == [("b", [-1, 1]), ("a", [-1, 1])], metadata
+    assert [(o["name"], o["shape"]) for o in metadata["outputs"]] == [("difference", [-1, 1])], metadata
+    a, b = np.float32([[5], [6], [7]]), np.float32([[1], [2], [4]])
+    reply = client.infer("reshaped", [tensor("a", a), tensor("b", b)])
+    assert [output["name"] for output in reply.get_response()["outputs"]] == ["difference"]
+    assert (reply.as_numpy("difference") == a - b).all()
+    with pytest.raises(InferenceServerException, match="no output"):
+        client.infer("reshaped", [tensor("a", a), tensor("b", b)], outputs=[triton.InferRequestedOutput("sum")])
+
+
+def test_a_batch_size_of_0_leaves_the_first_axis_to_the_model(client):
+    config = client.get_model_config("types")
+    assert config["max_batch_size"] == 0 and config["input"][0]["dims"] == [-1], config
+
+
+def test_what_is_not_followed_is_in_the_log_by_name(server):
+    log = open(server.log, errors="replace").read()
+    for told in ('parameters["intra_op_thread_count"]: it is for', "optimization.graph: "):
+        assert any("scale" in line and "config.pbtxt: " + told in line for line in log.splitlines()), told
+
+
+GOOD = 'max_batch_size: 4\ninput { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+UNAVAILABLE = {
+    "dims": (GOOD.replace("[ 4 ]", "[ 5 ]"), "declared as \"x\" (FP32 [-1, 5])", "the file has \"x\" (FP32 [-1, 4])"),
+    "type": (GOOD.replace("FP32", "INT32"), "(INT32 [-1, 4])", "(FP32 [-1, 4])"),
+    "name": (GOOD.replace('"x"', '"z"'), "input \"z\"", "the file has \"x\" (FP32 [-1, 4])"),
+    "output": (GOOD + 'output { name: "q" data_type: TYPE_FP32 dims: 4 }', "output \"q\"", "the file has \"y\""),
+    "axis": (GOOD.replace("max_batch_size: 4", ""), "(FP32 [4])", "(FP32 [-1, 4])"),
+    "other-name": ('name: "scale"', "name is \"scale\", but the folder is called \"other-name\""),
+    "typo": ("max_batch_size: 4\nmax_batchsize: 5", "config.pbtxt: line 2", "max_batchsize"),
+    "ensemble": ('platform: "ensemble"\nensemble_scheduling { }', "ensemble_scheduling: ensembles are not supported"),
+    "python": ('backend: "python"', "only \"onnxruntime\" is served"),
+    "sequence": ("sequence_batching { direct { } }", "sequence_batching: "),
+    "labels": (GOOD + 'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "no.txt" }', "no.txt"),
+    "warm": (GOOD + 'model_warmup { name: "w" batch_size: 9 }', "model_warmup[\"w\"].batch_size is 9"),
+    "warm-data": (
+        GOOD + 'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value {'
+        ' data_type: TYPE_FP32 dims: 4 input_data_file: "lost" } } }',
+        "warm-up \"w\": input \"x\": file warmup/lost",
+    ),
+}
+
+
+def test_what_cannot_be_served_says_why_and_stops_nobody_else(start_server, models, tmp_path):
+    for name, (config, *_) in UNAVAILABLE.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.onnx").write_bytes(ONNX)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    shutil.copytree(models / "scale", tmp_path / "scale")
+    server = start_server(tmp_path)
+    entries = requests.get(server.url + "/v2/models", timeout=wire.TIMEOUT).json()["models"]
+    reasons = {entry["name"]: entry["reason"] for entry in entries if entry["state"] == "UNAVAILABLE"}
+    assert reasons.keys() == UNAVAILABLE.keys(), entries
+    for name, (_, *told) in UNAVAILABLE.items():
+        for words in told:
+            assert words in reasons[name], (name, words, reasons[name])
+    assert server.stop() == 0
