@@ -26,7 +26,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort tools format lint kernels check-kernels test-rust test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -38,6 +38,7 @@ help:
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make ort          only fetch ONNX Runtime, into .lib"
+	@echo "make gpu          fetch ONNX Runtime for CUDA, into .lib/gpu, and say which libraries of the system it misses"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
 
 serve: $(ORT) build
@@ -153,6 +154,10 @@ bench-venv:
 
 ort:
 	@$(PYTHON) tools/fetch_onnxruntime.py
+
+# The build for CUDA, beside the other one: ORT_DYLIB_PATH=.lib/gpu/libonnxruntime.so.1.31.1 make serve
+gpu:
+	@$(PYTHON) tools/fetch_onnxruntime.py --gpu
 
 # The JPEG decoder is C and built with CMake; its fast paths are assembled by nasm.
 tools:
