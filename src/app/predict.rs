@@ -8,8 +8,10 @@ use crate::{
     http,
     models::{self, Engine as Runs},
     tasks::localize::{
-        Counts, Format, Holds, Options, Schema, Settings, Writer, options, picasso_metadata, settings,
-        stage::{Chunk, Stager, Step},
+        Counts, Format, Holds, Options, Schema, Settings, Writer,
+        chunk::Chunk,
+        options, picasso_metadata, settings,
+        stage::{Stager, Step},
     },
 };
 use bytes::Bytes;

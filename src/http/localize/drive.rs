@@ -12,7 +12,7 @@ use crate::{
     error::InferError,
     http::{Front, call::Call},
     models::Model,
-    tasks::localize::stage::Origins,
+    tasks::localize::chunk::Origins,
 };
 use std::{
     pin::{Pin, pin},

@@ -7,7 +7,8 @@ use crate::{
     models::Model,
     tasks::localize::{
         Format, Options, Writer,
-        stage::{Chunk, Stager, Step},
+        chunk::Chunk,
+        stage::{Stager, Step},
     },
 };
 use bytes::Bytes;

@@ -17,8 +17,9 @@ use crate::{
     models::Model,
     tasks::localize::{
         Columns, Holds, Schema, Settings, Table,
+        chunk::{Chunk, Origins},
         settings::KEYS,
-        stage::{CORNERS_NEEDED, Chunk, Origins, Stager, Step},
+        stage::{CORNERS_NEEDED, Stager, Step},
     },
 };
 use std::{

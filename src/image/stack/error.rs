@@ -116,7 +116,8 @@ impl From<StackError> for InferError {
             StackError::TooLarge { what, got, limit, option } => {
                 InferError::TooLarge { what, got, limit, option }
             }
-            StackError::Spill(_) => InferError::Internal(error.to_string()),
+            // The kind alone: the system's words name a folder of ours.
+            StackError::Spill(ref cause) => InferError::Internal(format!("{error}: {}", cause.kind())),
             other => InferError::Decode(other.to_string()),
         }
     }

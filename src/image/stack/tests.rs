@@ -9,7 +9,7 @@ use super::{
     Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, StackError,
     StackInfo, StackReader, tags,
 };
-use crate::image::corpus::Random;
+use crate::{error::InferError, image::corpus::Random};
 use builder::{BIG_BIG, BIG_LITTLE, Builder, LITTLE};
 use bytes::Bytes;
 use std::path::Path;
@@ -512,7 +512,10 @@ fn a_folder_that_is_not_there_is_an_error_of_ours() {
     let limits = Limits { memory_bytes_max: 16 << 10, ..LIMITS };
     let options = Options { limits, spill_folder: Some("/nonexistent/folder".into()), file_alone: false };
     let outcome = read_with(None, options, &backward(50, 32, 0..50), 1, || 1000);
-    assert!(matches!(outcome.end, Err(StackError::Spill(_))), "{:?}", outcome.end);
+    let error = outcome.end.unwrap_err();
+    assert!(matches!(error, StackError::Spill(_)), "{error:?}");
+    let told = InferError::from(error).to_string();
+    assert!(told.contains("not found") && !told.contains("nonexistent"), "{told}");
 }
 
 #[test]

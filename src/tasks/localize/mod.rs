@@ -2,7 +2,8 @@
 //! out follows from what went in.
 //!
 //! - [`settings`]: what is fitted and found, by the keys of manifests and queries.
-//! - [`stage`]: the bytes of a stack to chunks of ROIs, and what an engine gave for them to rows.
+//! - [`stage`]: the bytes of a stack to ROIs.
+//! - [`chunk`]: those that are fitted together, and what an engine gave for them to rows.
 //!
 //! A [`Writer`] is made for a [`Format`], a [`Schema`] and [`Options`]; it takes [`Table`]s, chunk by chunk, and gives
 //! bytes. Which columns a file has, in which units and from which origin, is a [`layout`]; how they are encoded is a
@@ -16,6 +17,7 @@
 //! Everything that is written says its units, where positions count from, and the number of the first frame.
 //! In a [`Table`] the centre of the first pixel is (0, 0) and frames count from 0; formats with other rules say so.
 
+pub mod chunk;
 pub mod colormap;
 pub mod options;
 pub mod schema;

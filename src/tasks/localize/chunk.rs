@@ -1,0 +1,180 @@
+//! ROIs to fit, and what came of them: chunks, where their ROIs come from, and rows.
+
+use super::{Schema, Table};
+use crate::{
+    engine::{DataType, Setting, Tensor, gauss_mle::Columns, kernels::RoiBuffer, tensor::bytes_of},
+    image::stack::{Frames, Samples},
+};
+use bytes::Bytes;
+
+/// ROIs after which a chunk is handed on: those of the largest batch, where the manifest does not say otherwise, so that a chunk is
+/// a batch and is not copied into one.
+pub(super) const ROIS: usize = 10_000;
+
+/// ROIs to fit: inputs of the engine in its order, and where they come from.
+#[derive(Debug)]
+pub struct Chunk {
+    /// `rois` and `corners`.
+    pub inputs: Vec<Tensor>,
+    /// How many.
+    pub items: usize,
+    /// What is fitted.
+    pub setting: Setting,
+    /// Where each comes from.
+    pub origins: Origins,
+}
+
+/// Where the ROIs of a chunk come from.
+#[derive(Debug)]
+pub struct Origins {
+    frames: Vec<u32>,
+    corners: Vec<[u32; 2]>,
+    scores: Vec<f32>,
+}
+
+/// The ROIs that were found in frames, of which there are some.
+pub(super) fn cut_out(found: &mut RoiBuffer, setting: &Setting) -> Chunk {
+    let (side, items) = (found.rois().side(), found.len());
+    let data: Bytes = found.to_le_bytes().into();
+    let wide = data.len() / (side * side * items) == size_of::<f32>();
+    let origins = Origins {
+        frames: found.frames().to_vec(),
+        corners: found.corners().to_vec(),
+        scores: found.scores().to_vec(),
+    };
+    found.clear();
+    let datatype = if wide { DataType::Fp32 } else { DataType::Uint16 };
+    chunk(datatype, side, data, origins, setting)
+}
+
+/// ROIs that were posted as such: each is a frame of its own.
+#[derive(Default)]
+pub(super) struct Gathered {
+    first: u64,
+    side: usize,
+    /// How many there are.
+    pub(super) count: usize,
+    values: Values,
+}
+
+impl Gathered {
+    /// Appends those of some frames; all of one type and size.
+    pub(super) fn add(&mut self, frames: &Frames<'_>) {
+        if self.count == 0 {
+            (self.first, self.side) = (frames.first, frames.width as usize);
+            self.values = match frames.samples {
+                Samples::U16(_) => Values::U16(Vec::with_capacity(ROIS * self.side * self.side)),
+                Samples::F32(_) => Values::F32(Vec::with_capacity(ROIS * self.side * self.side)),
+            };
+        }
+        match (&mut self.values, frames.samples) {
+            (Values::U16(values), Samples::U16(more)) => values.extend_from_slice(more),
+            (Values::F32(values), Samples::F32(more)) => values.extend_from_slice(more),
+            _ => unreachable!("all frames of a stack are of one type"),
+        }
+        self.count += frames.count;
+    }
+
+    /// All of them.
+    pub(super) fn chunk(self, setting: &Setting) -> Chunk {
+        let (datatype, data) = match self.values {
+            Values::U16(values) => (DataType::Uint16, bytes_of(values)),
+            Values::F32(values) => (DataType::Fp32, bytes_of(values)),
+        };
+        let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
+        let origins = Origins {
+            frames: (0..self.count).map(number).collect(),
+            corners: vec![[0; 2]; self.count],
+            scores: Vec::new(),
+        };
+        chunk(datatype, self.side, data, origins, setting)
+    }
+}
+
+/// Values of either type that a stack may have.
+pub(super) enum Values {
+    U16(Vec<u16>),
+    F32(Vec<f32>),
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        Values::U16(Vec::new())
+    }
+}
+
+fn chunk(datatype: DataType, side: usize, data: Bytes, origins: Origins, setting: &Setting) -> Chunk {
+    let items = origins.frames.len();
+    let corners: Vec<u32> = origins.corners.as_flattened().to_vec();
+    Chunk {
+        inputs: vec![
+            Tensor { datatype, shape: vec![items, side, side], data },
+            Tensor { datatype: DataType::Uint32, shape: vec![items, 2], data: bytes_of(corners) },
+        ],
+        items,
+        setting: setting.clone(),
+        origins,
+    }
+}
+
+impl Origins {
+    /// Those of ROIs that a caller names: frames and corners are zeros where they are not given.
+    ///
+    /// # Panics
+    /// If they are given and not one for each of `items`: to be checked before.
+    pub fn of(items: usize, frames: Option<Vec<u32>>, corners: Option<Vec<[u32; 2]>>) -> Origins {
+        let frames = frames.unwrap_or_else(|| vec![0; items]);
+        let corners = corners.unwrap_or_else(|| vec![[0; 2]; items]);
+        assert!(frames.len() == items && corners.len() == items, "one frame and one corner for each ROI");
+        Origins { frames, corners, scores: Vec::new() }
+    }
+
+    /// What the engine gave for the chunk, as rows: positions count from the frame's first pixel.
+    ///
+    /// # Errors
+    /// Outputs that are not those of the fitter: our own fault.
+    pub fn table(self, outputs: &[Tensor], schema: &Schema, setting: &Setting) -> Result<Table, String> {
+        let columns = Columns::of(setting.model().psf());
+        let items = self.frames.len();
+        let (Some(fits), Some(codes)) = (outputs.first(), outputs.get(1)) else {
+            return Err("the fitter gave no results".into());
+        };
+        let fits = fits.as_f32().ok_or("the fitter gave no numbers")?;
+        if fits.len() != items * columns.count() || codes.data.len() != 2 * items {
+            return Err(format!("the fitter gave {} numbers for {items} ROIs", fits.len()));
+        }
+        let mut turned = turn(&fits, columns.count(), items).into_iter();
+        let mut take = |count: usize| turned.by_ref().take(count).collect::<Vec<_>>();
+        let mut table = Table::new(schema);
+        let Columns { parameters, covariances } = columns;
+        table.theta = take(parameters);
+        table.errors = take(parameters);
+        table.covariances = take(covariances);
+        [table.log_likelihood_ratio, table.p_value] =
+            [turned.next(), turned.next()].map(Option::unwrap_or_default);
+        for (axis, positions) in table.theta.iter_mut().take(2).enumerate() {
+            for (position, corner) in positions.iter_mut().zip(&self.corners) {
+                *position += corner[axis] as f32;
+            }
+        }
+        table.iterations = codes.data.iter().step_by(2).copied().collect();
+        table.status = codes.data.iter().skip(1).step_by(2).copied().collect();
+        table.frame = self.frames;
+        if schema.score.is_some() {
+            table.score = self.scores;
+        }
+        Ok(table)
+    }
+}
+
+/// Rows of numbers as columns; a few rows at a time, so that each is read from memory once.
+fn turn(rows: &[f32], columns: usize, items: usize) -> Vec<Vec<f32>> {
+    const ROWS: usize = 64;
+    let mut turned: Vec<Vec<f32>> = (0..columns).map(|_| Vec::with_capacity(items)).collect();
+    for rows in rows.chunks(ROWS * columns) {
+        for (index, column) in turned.iter_mut().enumerate() {
+            column.extend(rows.iter().skip(index).step_by(columns));
+        }
+    }
+    turned
+}
