@@ -146,6 +146,8 @@ struct Context {
 Handle context_handle(const Device& device);
 // Makes a context fail from now on, and wakes whoever waits for it.
 void poison(Context& context, int code, const Locked&);
+// Takes a device off the bus: all calls give this code from now on.
+void lose(Device& device, int code, const Locked&);
 // Ends the device's context and all that belongs to it.
 void end_context(Device& device, Locked& locked);
 

@@ -25,6 +25,11 @@ taken from FAKE_CUDA, separated by semicolons.
 #include "../fakes/script.h"
 #include "driver.h"
 
+void lose(Device& device, int code, const Locked& locked) {
+    device.lost = code;
+    if (device.context) poison(*device.context, code, locked);
+}
+
 using script::number;
 using script::read;
 using script::split;
@@ -66,11 +71,6 @@ std::string add_devices(const std::string& group) {
         world.devices.push_back(std::move(device));
     }
     return "";
-}
-
-void lose(Device& device, int code, const Locked& locked) {
-    device.lost = code;
-    if (device.context) poison(*device.context, code, locked);
 }
 
 std::string obey(const std::string& line) {
