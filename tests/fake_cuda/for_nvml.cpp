@@ -8,6 +8,7 @@ for_nvml: what the fake NVML sees of the devices, and does to them.
 #include "driver.h"
 
 EXPORT bool fake_cuda_for_nvml(int index, CudaDevice* seen) {
+    begin();
     const Locked locked(lock);
     if (index < 0 || index >= (int)world.devices.size()) return false;
     const Device& device = *world.devices[(size_t)index];

@@ -9,10 +9,10 @@ nvml: the calls. Structs are laid out as NVML has them.
 
 #include <chrono>
 
-std::mutex lock;
-std::condition_variable changed;
-std::vector<std::unique_ptr<Gpu>> gpus;
-std::set<EventSet*> event_sets;
+std::mutex& lock = *new std::mutex;
+std::condition_variable& changed = *new std::condition_variable;
+std::vector<std::unique_ptr<Gpu>>& gpus = *new std::vector<std::unique_ptr<Gpu>>;
+std::set<EventSet*>& event_sets = *new std::set<EventSet*>;
 int initialised = 0;
 
 // ---- what calls begin with -----------------------------------------------------------------------------------------------

@@ -77,10 +77,11 @@ struct EventSet {
 };
 
 typedef std::unique_lock<std::mutex> Locked;
-extern std::mutex lock;
-extern std::condition_variable changed;
-extern std::vector<std::unique_ptr<Gpu>> gpus;
-extern std::set<EventSet*> event_sets;
+// All that is global is never destroyed: threads may be at it until the process ends.
+extern std::mutex& lock;
+extern std::condition_variable& changed;
+extern std::vector<std::unique_ptr<Gpu>>& gpus;
+extern std::set<EventSet*>& event_sets;
 extern int initialised;  // how many inits are not shut down yet
 extern u64 own_pid;      // that this process is listed by; 0 where it is not listed
 

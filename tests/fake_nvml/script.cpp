@@ -19,7 +19,7 @@ script: what a test says to the fake NVML, one line each, in words and key=value
                                 `fault on=nvmlDeviceGetPowerUsage times=always code=3`
     release, clear              as for the fake CUDA driver
 
-At load, lines are taken from FAKE_NVML, separated by semicolons.
+Before the first call, lines are taken from FAKE_NVML, separated by semicolons.
 */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ u64 own_pid = (u64)getpid();
 
 namespace {
 
-script::Rules rules;
+script::Rules& rules = *new script::Rules;
 CudaForNvml cuda;  // nulls where none is followed
 
 struct Reading {
@@ -205,7 +205,22 @@ void follow(Gpu& gpu) {
     if (device.has_context && own_pid) gpu.processes.push_back({(unsigned)own_pid, device.own, false, true});
 }
 
+static void begin() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        obey("gpus");
+        const char* lines = getenv("FAKE_NVML");
+        for (const std::string& line : script::split(lines ? lines : "", ";\n")) {
+            const std::string wrong = obey(line);
+            if (wrong.empty()) continue;
+            fprintf(stderr, "fake NVML: FAKE_NVML: %s: %s\n", line.c_str(), wrong.c_str());
+            abort();
+        }
+    });
+}
+
 int fault(const char* call, int gpu) {
+    begin();
     Locked locked(lock);
     const script::Effects effects = rules.meet({call}, gpu);
     if (effects.lost && gpu >= 0 && gpu < (int)gpus.size()) gpus[(size_t)gpu]->lost = true;
@@ -218,20 +233,9 @@ int fault(const char* call, int gpu) {
 
 // Null, or what is wrong with the line; then to be given to fake_nvml_free.
 EXPORT char* fake_nvml_tell(const char* line) {
+    begin();
     const std::string wrong = obey(line);
     return wrong.empty() ? nullptr : strdup(wrong.c_str());
 }
 
 EXPORT void fake_nvml_free(char* text) { free(text); }
-
-__attribute__((constructor)) static void loaded() {
-    obey("gpus");
-    const char* lines = getenv("FAKE_NVML");
-    if (!lines) return;
-    for (const std::string& line : script::split(lines, ";\n")) {
-        const std::string wrong = obey(line);
-        if (wrong.empty()) continue;
-        fprintf(stderr, "fake NVML: FAKE_NVML: %s: %s\n", line.c_str(), wrong.c_str());
-        abort();
-    }
-}

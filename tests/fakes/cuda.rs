@@ -64,6 +64,11 @@ fn obeyed(line: &str) -> Result<(), String> {
     wrong.map_or(Ok(()), |why| Err(format!("fake driver: {line}: {why}")))
 }
 
+/// Makes the fake this process's driver, as its environment has it. [`FakeCuda::start`] does too, and sets devices of its own.
+pub fn load() {
+    entries();
+}
+
 /// The fake driver, held by one test at a time. When it is dropped, nothing may be left of what was taken.
 pub struct FakeCuda {
     _turn: MutexGuard<'static, ()>,

@@ -6,6 +6,7 @@
 #[path = "../fakes/mod.rs"]
 mod fakes;
 
+mod child;
 mod context;
 mod faults;
 mod launch;
@@ -13,3 +14,4 @@ mod nvml;
 mod order;
 mod support;
 mod violations;
+mod visible;
