@@ -12,6 +12,7 @@ mod faults;
 mod launch;
 mod nvml;
 mod order;
+mod probe;
 mod support;
 mod violations;
 mod visible;
