@@ -42,6 +42,7 @@ to a few units in the last place.
 #define SHARED_BYTES(name) extern __shared__ __align__(16) u8 name[]
 #endif
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 // An anonymous namespace would put a number of its own into the PTX of every run.
 #define LOCAL namespace local
 namespace local {}

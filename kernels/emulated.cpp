@@ -4,6 +4,7 @@
 
 #include "gauss_mle.cu"
 #include "math_check.cu"
+#include "preprocess.cu"
 #include "spots.cu"
 
 #define ENTRY(name) emulate::kernel_of(#name, name),

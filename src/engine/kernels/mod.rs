@@ -4,6 +4,7 @@
 //! - [`psf`], [`camera`]: what is fitted and what took the picture, checked.
 //! - [`mod@fit`]: one spot per ROI.
 //! - [`spots`]: frames to ROIs.
+//! - [`preprocess`]: images to a model's input, on a device.
 //!
 //! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states.
 
@@ -11,6 +12,7 @@ pub mod camera;
 #[cfg(all(test, kernels_emulated))]
 mod emulated;
 pub mod fit;
+pub mod preprocess;
 pub mod psf;
 pub mod spots;
 

@@ -1,5 +1,7 @@
 //! The fitter as it is for the device against the one for the host.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use super::{
     super::{super::emulated, tests::*, *},
     *,
