@@ -5,6 +5,7 @@ use super::{
     kind::bytes_text,
     mistake::{Mistake, Origin},
 };
+use std::net::SocketAddr;
 
 /// A rule between two options.
 struct Rule {
@@ -22,13 +23,27 @@ const RULES: &[Rule] = &[
             let Some(admin) = config.admin_listen else {
                 return true;
             };
-            let listen = config.listen;
-            // Port 0 becomes a free one. An unspecified address takes the port on all of them.
-            let same_address =
-                admin.ip() == listen.ip() || admin.ip().is_unspecified() || listen.ip().is_unspecified();
-            admin.port() == 0 || admin.port() != listen.port() || !same_address
+            config.listen.iter().all(|listen| apart(admin, *listen))
         },
         must: |_| "admin_listen must differ from listen (or be empty, for none)".into(),
+    },
+    Rule {
+        between: ["metrics_listen", "listen"],
+        holds: |config| {
+            let Some(metrics) = config.metrics_listen else {
+                return true;
+            };
+            config.listen.iter().all(|listen| apart(metrics, *listen))
+        },
+        must: |_| "metrics_listen must differ from listen, which has /metrics as well".into(),
+    },
+    Rule {
+        between: ["metrics_listen", "admin_listen"],
+        holds: |config| {
+            let both = config.metrics_listen.zip(config.admin_listen);
+            both.is_none_or(|(metrics, admin)| apart(metrics, admin))
+        },
+        must: |_| "metrics_listen must differ from admin_listen, which has /metrics as well".into(),
     },
     Rule {
         between: ["header_timeout_ms", "idle_timeout_ms"],
@@ -70,6 +85,12 @@ const RULES: &[Rule] = &[
         must: |_| "timeout_ms must be at most timeout_ms_max".into(),
     },
 ];
+
+/// Whether both can be listened on. Port 0 becomes a free one; an unspecified address takes the port on all of them.
+fn apart(a: SocketAddr, b: SocketAddr) -> bool {
+    let same_address = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() == 0 || a.port() != b.port() || !same_address
+}
 
 /// One image of the largest size at 4 bytes a pixel.
 fn decoded_bytes(config: &Config) -> u64 {

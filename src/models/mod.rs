@@ -3,6 +3,7 @@
 //! - [`manifest`]: `model.toml`, read strictly.
 //! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
+//! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
 //! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input.
 //! - `map`: what a camera's pixels differ in, from a file.
@@ -11,6 +12,8 @@
 //! itself is the caller's.
 
 pub mod catalog;
+pub mod changes;
+pub mod control;
 mod external;
 mod input;
 pub mod manifest;
@@ -19,6 +22,7 @@ pub mod scan;
 mod strict;
 
 pub use catalog::{Catalog, Entry, State};
+pub use control::{Command, Control, Overrides};
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};
 
