@@ -5,6 +5,7 @@ use super::{
     call::{Call, Spent},
     encoded,
     localize::tensors::{self, Fitted},
+    streamed::{self, Form},
     target::Target,
     wire::{
         HEADER_LENGTH, classification, raw,
@@ -13,6 +14,7 @@ use super::{
     },
 };
 use crate::{
+    batch::rows,
     engine::{Batching, Tensor, TensorSpec},
     error::InferError,
     models::Model,
@@ -23,6 +25,7 @@ use axum::{
     http::{HeaderValue, header},
     response::Response,
 };
+use futures_util::{Stream, StreamExt, stream};
 use std::{sync::Arc, time::Instant};
 
 /// `POST /v2/models/{model}[/versions/{version}]/infer`
@@ -80,6 +83,7 @@ fn bad(message: String) -> InferError {
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
     let length = oip::json_length(request.headers())?;
+    let form = Form::accepted(request.headers());
     let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte: not on the async threads.
@@ -99,13 +103,16 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     } else {
         // Before the work, what may be asked for is known.
         let names: Vec<&str> = model.signature.outputs.iter().map(|spec| spec.name.as_str()).collect();
-        wanted(model, &asked, &names)?;
+        let wanted = wanted(model, &asked, &names)?;
         let names = names.into_iter().map(str::to_owned);
         if let Some(images) = encoded::sent(model, &request.inputs) {
             let (outputs, spent) = encoded::run(front, model, &call, images).await?;
             (names.zip(outputs).collect(), spent)
         } else {
             let (inputs, items) = arrange(model, request.inputs)?;
+            if let (Some(form), false) = (form, model.rules.whole) {
+                return Ok(streamed::reply(form, one_by_one(front, model, &call, inputs, items, wanted)));
+            }
             let decode = began.elapsed();
             let ticket = call.push(front, model, inputs, items, None)?;
             let ran = call.answer(front, model, ticket).await?;
@@ -148,6 +155,39 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
 
 /// JSON up to here is read and written where it is; a hand-over to the pool would take longer.
 const INLINE_BYTES_MAX: usize = 4096;
+
+/// The answers for the items of a request as they come, a largest batch each, in order.
+fn one_by_one(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    inputs: Vec<Tensor>,
+    items: usize,
+    wanted: Vec<Wanted>,
+) -> impl Stream<Item = Result<Vec<u8>, InferError>> + Send + use<> {
+    let largest = model.rules.sizes.last().copied().unwrap_or(1);
+    let common = (Arc::clone(front), Arc::clone(model), call.clone(), Arc::new(wanted));
+    let batches = stream::iter((0..items).step_by(largest)).map(move |first| {
+        let (front, model, call, wanted) = common.clone();
+        let end = (first + largest).min(items);
+        let part: Vec<Tensor> = inputs.iter().map(|input| rows::cut(input, first, end)).collect();
+        async move {
+            let call = call.again();
+            let ticket = call.push(&front, &model, part, end - first, None)?;
+            let ran = call.answer(&front, &model, ticket).await?;
+            let names = model.signature.outputs.iter().map(|spec| spec.name.clone());
+            let there: Vec<(String, Tensor)> = names.zip(ran.outputs).collect();
+            let outputs =
+                wanted.iter().map(|wanted| output(&model, &there, &Wanted { binary: false, ..*wanted }));
+            let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+            front.decode.run(move || reply::members(&outputs, first)).await?
+        }
+    });
+    batches.buffered(STREAMED_BATCHES)
+}
+
+/// Batches of a stream that are under way.
+const STREAMED_BATCHES: usize = 2;
 
 /// An output that is asked for.
 struct Wanted {

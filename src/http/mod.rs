@@ -7,8 +7,8 @@
 //! - `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
-//! - `encoded`: images in tensors.
-//! - `predict`, `infer`, `catalog`, `repository`, `health`: the handlers; `target`, `call`: what they share.
+//! - `encoded`: images in tensors; `streamed`: replies that come item by item.
+//! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `health`: the handlers; `target`, `call`: what they share.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
 
@@ -23,6 +23,7 @@ mod encoded;
 pub mod guard;
 mod health;
 mod infer;
+mod kserve;
 mod localize;
 pub mod multipart;
 mod observe;
@@ -30,6 +31,7 @@ mod posted;
 mod predict;
 pub mod reject;
 mod repository;
+mod streamed;
 mod target;
 pub mod threads;
 pub mod wire;
@@ -286,12 +288,16 @@ fn inference_routes() -> Vec<Route> {
         ("/predictions/{model}/{version}", post(predict::predict).put(predict::predict)),
         ("/v2/models/{model}/infer", post(infer::infer)),
         ("/v2/models/{model}/versions/{version}/infer", post(infer::infer)),
+        // The last segment of a POST ends in `:predict`, which a route cannot say.
+        ("/v1/models/{model}", get(kserve::ready).post(kserve::call)),
+        ("/v1/models/{model}/versions/{version}", get(kserve::ready).post(kserve::call)),
     ]
 }
 
 /// What only looks things up.
 fn catalog_routes() -> Vec<Route> {
     vec![
+        ("/v1/models", get(kserve::models)),
         ("/v2", get(catalog::server)),
         ("/v2/models", get(catalog::models)),
         ("/v2/models/stats", get(catalog::all_statistics)),
