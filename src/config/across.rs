@@ -19,18 +19,33 @@ struct Rule {
 const RULES: &[Rule] = &[
     Rule {
         between: ["admin_listen", "listen"],
-        holds: |config| differ(config.admin_listen, Some(config.listen)),
+        holds: |config| apart(config.admin_listen, config.listen.iter().copied()),
         must: |_| "admin_listen must differ from listen (or be empty, for none)".into(),
     },
     Rule {
         between: ["grpc_listen", "listen"],
-        holds: |config| differ(config.grpc_listen, Some(config.listen)),
+        holds: |config| apart(config.grpc_listen, config.listen.iter().copied()),
         must: |_| "grpc_listen must differ from listen (or be empty, for none)".into(),
     },
     Rule {
         between: ["grpc_listen", "admin_listen"],
-        holds: |config| differ(config.grpc_listen, config.admin_listen),
+        holds: |config| apart(config.grpc_listen, config.admin_listen),
         must: |_| "grpc_listen must differ from admin_listen (or be empty, for none)".into(),
+    },
+    Rule {
+        between: ["metrics_listen", "listen"],
+        holds: |config| apart(config.metrics_listen, config.listen.iter().copied()),
+        must: |_| "metrics_listen must differ from listen, which has /metrics as well".into(),
+    },
+    Rule {
+        between: ["metrics_listen", "admin_listen"],
+        holds: |config| apart(config.metrics_listen, config.admin_listen),
+        must: |_| "metrics_listen must differ from admin_listen, which has /metrics as well".into(),
+    },
+    Rule {
+        between: ["metrics_listen", "grpc_listen"],
+        holds: |config| apart(config.metrics_listen, config.grpc_listen),
+        must: |_| "metrics_listen must differ from grpc_listen".into(),
     },
     Rule {
         between: ["header_timeout_ms", "idle_timeout_ms"],
@@ -73,14 +88,14 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Whether two listeners can both have their addresses.
-fn differ(one: Option<SocketAddr>, other: Option<SocketAddr>) -> bool {
-    let (Some(one), Some(other)) = (one, other) else {
-        return true;
-    };
-    // Port 0 becomes a free one. An unspecified address takes the port on all of them.
-    let same_address = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
-    one.port() == 0 || one.port() != other.port() || !same_address
+/// Whether a listener, if there is one, and others can all have their addresses. Port 0 becomes a free one; an unspecified
+/// address takes the port on all of them.
+fn apart(one: Option<SocketAddr>, others: impl IntoIterator<Item = SocketAddr>) -> bool {
+    let Some(one) = one else { return true };
+    others.into_iter().all(|other| {
+        let same_address = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+        one.port() == 0 || one.port() != other.port() || !same_address
+    })
 }
 
 /// One image of the largest size at 4 bytes a pixel.
