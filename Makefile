@@ -28,12 +28,13 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort tools format lint check-kernels check-kernels-all test-rust test-fakes-sanitized test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
 	@echo "make test         all checks: format, lints, kernels, Rust tests, spots and fits, licences, Python client tests"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
+	@echo "make kernels      the kernels' PTX, kernels/generated, after a change of their sources"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
@@ -68,7 +69,7 @@ test-rust: tools $(ORT)
 
 # The GPU path on the fake driver and the kernels in it, with checkers of memory and of threads in both (minutes). Rust's own code is
 # not looked at, and what kernels run on is no thread of the system: see tests/fakes/library.rs.
-SANITIZED := gpu_fake
+SANITIZED := gpu_fake cuda
 test-fakes-sanitized: tools
 	$(call say,the fake CUDA driver with AddressSanitizer and ThreadSanitizer)
 	$(CARGO) test --locked --no-run $(foreach name,$(SANITIZED),--test $(name))
@@ -79,17 +80,20 @@ test-fakes-sanitized: tools
 		CARGO_TARGET_$(HOST)_RUNNER="env LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libtsan.so)" \
 		$(CARGO) test --locked $(foreach name,$(SANITIZED),--test $(name))
 
-# The kernels compile for the device too, from sm_75 to sm_120; neither a GPU nor its toolkit is needed. check-kernels-all
-# makes machine code as well, and says what the assembler says (minutes for each).
-check-kernels:
+# The kernels for the device: PTX text, committed, which the driver of any GPU from sm_75 on compiles when it is loaded.
+# Neither a GPU nor its toolkit is needed to make it.
+kernels:
 	$(call say,compiling the kernels for the device)
-	@$(PYTHON) tools/make_venv.py .venv/nvrtc tools/nvrtc-12.0.txt
-	@$(PYTHON) tools/check_kernels.py ptx .venv/nvrtc
-	@$(PYTHON) tools/make_venv.py .venv/nvrtc-all tools/nvrtc-12.9.txt
-	@$(PYTHON) tools/check_kernels.py ptx .venv/nvrtc-all 80 86 89 90 100 120
+	@$(PYTHON) tools/make_venv.py .venv/nvrtc tools/nvrtc.txt
+	@$(PYTHON) tools/check_kernels.py generate .venv/nvrtc
 
-check-kernels-all: check-kernels
-	@$(PYTHON) tools/check_kernels.py cubin .venv/nvrtc-all $(SM)
+# What is committed is what the sources give, and assembles for every GPU (or for those of SM) without spilling registers.
+check-kernels:
+	$(call say,comparing the kernels for the device with their sources and assembling them)
+	@$(PYTHON) tools/make_venv.py .venv/nvrtc tools/nvrtc.txt
+	@$(PYTHON) tools/check_kernels.py compare .venv/nvrtc
+	@$(PYTHON) tools/make_venv.py .venv/ptxas tools/ptxas.txt
+	@$(PYTHON) tools/check_kernels.py assemble .venv/ptxas $(SM)
 
 test-fit: tools
 	$(call say,the search for spots and the fit against references in double precision)

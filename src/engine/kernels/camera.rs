@@ -107,6 +107,12 @@ impl Camera {
     pub fn sensor(&self) -> Option<(usize, usize)> {
         self.maps.as_ref().map(|maps| (maps.height, maps.width))
     }
+
+    /// What kernels take of the maps, each row-major: gain, bias and variance, with
+    /// `photo-electrons + variance = gain * ADU + bias`.
+    pub fn map_values(&self) -> Option<[&[f32]; 3]> {
+        self.maps.as_ref().map(|maps| [&maps.gain[..], &maps.bias, &maps.variance])
+    }
 }
 
 /// The one size that all maps have; `None` without a map.

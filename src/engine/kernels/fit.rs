@@ -1,4 +1,7 @@
 //! Fits one Gaussian spot per ROI by Poisson maximum likelihood: the launcher of `kernels/gauss_mle.cu`.
+//! [`device`] has what a launch on a device takes.
+
+pub mod device;
 
 use std::{
     ffi::c_void,
@@ -190,10 +193,10 @@ struct FitSetup {
     defocus_y: Defocus,
 }
 
-/// `FitCall` of `kernels/gauss_mle.cu`.
-#[derive(Debug)]
+/// `FitCall` of `kernels/gauss_mle.cu`. Its addresses are of the machine that it is for.
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct FitCall {
+pub struct FitCall {
     setup: FitSetup,
     rois: *const c_void,
     corners: *const [u32; 2],
