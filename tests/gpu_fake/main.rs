@@ -13,6 +13,7 @@ mod launch;
 mod nvml;
 mod order;
 mod probe;
+mod shared;
 mod support;
 mod violations;
 mod visible;
