@@ -4,7 +4,7 @@
 //! - [`psf`], [`camera`]: what is fitted and what took the picture, checked.
 //! - [`mod@fit`]: one spot per ROI.
 //! - [`spots`]: frames to ROIs.
-//! - [`preprocess`]: images to a model's input, on a device.
+//! - [`preprocess`], [`postprocess`]: images to a model's input, and its outputs to what is answered, on a device.
 //!
 //! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states.
 
@@ -12,6 +12,7 @@ pub mod camera;
 #[cfg(all(test, kernels_emulated))]
 mod emulated;
 pub mod fit;
+pub mod postprocess;
 pub mod preprocess;
 pub mod psf;
 pub mod spots;
