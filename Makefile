@@ -28,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build fuzz bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -38,6 +38,7 @@ help:
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
+	@echo "make fuzz         bodies that nobody meant to send, for minutes (a few seconds of it are in make test)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make ort          only fetch ONNX Runtime, into .lib"
 	@echo "make gpu          fetch ONNX Runtime for CUDA, into .lib/gpu, and say which libraries of the system it misses"
@@ -159,6 +160,10 @@ bench-fit-http: $(ORT) build
 	$(CARGO) build --locked --example fit_rois
 	FIT_BINARY=$(TARGET)/debug/examples/fit_rois SERVER_BINARY=$(TARGET)/release/ocelli \
 		.venv/fit-http/bin/python benches/fit_http.py $(BENCH)
+
+fuzz: tools
+	$(call say,parsing bodies that nobody meant to send)
+	FUZZ_CASES=$(or $(FUZZ_CASES),1000000) FUZZ_SEED=$(or $(FUZZ_SEED),$$(date +%s)) $(CARGO) test --locked --test it -- fuzz --nocapture
 
 soak: $(ORT) build bench-venv
 	$(call say,100000 mixed requests with resident memory watched)

@@ -17,9 +17,14 @@ from server import ROOT
 TOLERANCE = 1e-3  # absolute up to 1, relative above
 SECONDS_MAX = 120  # only bounds a command that hangs
 # Whom a document's commands are meant for: `make serve`, or a server that also has the models of tools/make_models.py.
-DOCUMENTS = {"README.md": "examples", "docs/api.md": "examples", "docs/models.md": "generated"}
+DOCUMENTS = {
+    "README.md": "examples",
+    "docs/api.md": "examples",
+    "docs/coming-from-triton.md": "examples",
+    "docs/models.md": "generated",
+}
 VARIES = {"request_id", "count", "ns", "last_inference", "inference_count", "execution_count"}
-COMMANDS_MIN = {"README.md": 3, "docs/api.md": 15, "docs/models.md": 4}
+COMMANDS_MIN = {"README.md": 3, "docs/api.md": 15, "docs/coming-from-triton.md": 8, "docs/models.md": 4}
 
 
 @dataclass

@@ -100,3 +100,34 @@ def test_torchserves_form_is_the_five_best_by_label(server, digits):
     assert [list(one)[0] for one in several] == [digit, digit] and len(several[0]) == 2, several
     reply = wire.post_image(server, "embed", image, query={"format": "torchserve"})
     assert reply.status_code == 400 and "classify" in reply.json()["error"], reply.text
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_kserves_own_client_is_answered(server, digits, protocol):
+    import asyncio
+
+    from kserve import InferenceRESTClient, RESTConfig
+
+    async def ask():
+        client = InferenceRESTClient(RESTConfig(protocol=protocol, retries=1))
+        base = server.url
+        assert await client.is_model_ready(base, "digits")
+        if protocol == "v1":
+            body = {"instances": [{"b64": wire.b64(image)} for _, image, _ in digits]}
+            answers = (await client.infer(base, body, model_name="digits"))["predictions"]
+            assert [a["classes"][0]["label"] for a in answers] == [digit for _, _, digit in digits]
+        else:
+            from kserve import InferInput, InferRequest
+
+            assert await client.is_server_live(base) and await client.is_server_ready(base)
+            assert not await client.is_model_ready(base, "broken")
+            x = np.arange(32, dtype=np.float32).reshape(2, 16)
+            for binary in (True, False):
+                given = InferInput("x", [2, 16], "FP32")
+                given.set_data_from_numpy(x, binary_data=binary)
+                request = InferRequest(model_name="identity", infer_inputs=[given], request_id="mine")
+                reply = await client.infer(base, request, model_name="identity")
+                assert reply.id == "mine" and (reply.outputs[0].as_numpy() == x).all()
+        await client.close()
+
+    asyncio.run(ask())

@@ -4,6 +4,7 @@
 mod accept;
 mod api;
 mod drain;
+mod fuzz;
 mod localizations;
 mod openapi;
 mod support;

@@ -336,7 +336,9 @@ mod tests {
         TensorSpec { name: name.to_owned(), datatype, shape: vec![Free, Fixed(2)] }
     }
 
-    fn tensors(body: &str, specs: &[TensorSpec]) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, InferError> {
+    type Numbers = (String, Vec<usize>, Vec<f32>);
+
+    fn tensors(body: &str, specs: &[TensorSpec]) -> Result<Vec<Numbers>, InferError> {
         match read(body.as_bytes(), specs, false, 4)? {
             (_, Asked::Tensors(inputs)) => Ok(inputs
                 .into_iter()
