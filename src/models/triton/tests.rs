@@ -99,6 +99,19 @@ fn every_field_that_is_read_reaches_the_manifest() {
 }
 
 #[test]
+fn the_format_is_read_as_loosely_as_it_is_written() {
+    let text = "name:'m' # a comment [ {\n\tmax_batch_size : 4;\ninput: [\n\t{\n#format: FORMAT_NCHW\nname: \"in\" \"put.1\"\n\
+                data_type : TYPE_UINT8 dims [-1,3 , 0x10]\n}]\noutput < name:\"y\" data_type:TYPE_BF16 dims: 2 dims: 5 >\n\
+                version_policy: {specific {versions: 1}}\n";
+    let Described { manifest, versions, .. } = check(text);
+    let declared = manifest.declared.unwrap();
+    assert_eq!((declared.items_max, &*declared.inputs[0].name), (Some(4), "input.1"));
+    assert_eq!(declared.inputs[0].dims, [Dim::Free, Dim::Fixed(3), Dim::Fixed(16)]);
+    assert_eq!(declared.outputs[0].dims, [Dim::Fixed(2), Dim::Fixed(5)]);
+    assert_eq!(versions, Versions::Specific(["1".to_owned()].into()));
+}
+
+#[test]
 fn an_empty_file_serves_the_highest_version_as_it_is() {
     let Described { manifest, file, versions, notes } = check("");
     assert_eq!((manifest, file, notes), (Manifest::default(), None, vec![]));
