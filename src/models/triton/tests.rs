@@ -186,7 +186,7 @@ fn what_has_no_effect_is_told_by_name() {
             "parameters { key: \"intra_op_thread_count\" value { string_value: \"4\" } }",
             "parameters[\"intra_op_thread_count\"]",
         ),
-        ("response_cache { enable: true }", "response_cache"),
+        ("response_cache { enable: true }", "response_cache.enable"),
         ("model_metrics { metric_control { metric_identifier { family: \"f\" } } }", "model_metrics"),
         ("input { name: \"x\" data_type: TYPE_BOOL dims: 1 optional: true }", "input[\"x\"].optional"),
         ("optimization { graph { level: 1 } }", "optimization.graph"),
@@ -251,7 +251,10 @@ fn what_would_change_the_answers_is_refused_by_name() {
         refused(text, &[names]);
     }
     // A flag that was set to its default asks for nothing.
-    assert_eq!(check("model_transaction_policy { decoupled: false }").notes, [""; 0]);
+    assert_eq!(
+        check("model_transaction_policy { decoupled: false } response_cache { enable: false }").notes,
+        [""; 0]
+    );
 }
 
 #[test]
