@@ -215,6 +215,8 @@ fn options_that_do_not_go_together_are_refused() {
         assert!(lines[0].contains(part), "{}\nlacks\n{part}", lines[0]);
     };
     refused("admin_listen = \"127.0.0.1:8000\"", "admin_listen must differ from listen");
+    refused("grpc_listen = \"0.0.0.0:8000\"", "grpc_listen must differ from listen");
+    refused("grpc_listen = \"127.0.0.1:8002\"", "grpc_listen must differ from admin_listen");
     refused(
         "listen = \"0.0.0.0:8002\"",
         "ocelli.toml:1: listen = \"0.0.0.0:8002\": admin_listen must differ from listen (or be empty, for none); admin_listen is \"127.0.0.1:8002\", the default",

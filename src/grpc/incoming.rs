@@ -27,26 +27,33 @@ pub(super) enum Messages {
 
 /// The body of a call, which ends with an error where it leaves its limits.
 pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, permit: &Arc<Permit>) -> Body {
+    // A caller may be silent between two messages for as long as it likes, and within none.
+    let between = BodyLimits { bytes_max: u64::MAX, deadline: STACK_DEADLINE, rate_min: 0, ..limits };
+    let within = BodyLimits { bytes_max: u64::MAX, ..limits };
     let reader = match messages {
         // Trimmed to what came at the end.
         Messages::One => {
             let bytes_max = limits.bytes_max.saturating_add(PREFIX_BYTES as u64);
             Reader::new(body, BodyLimits { bytes_max, ..limits }).charged_to(Arc::clone(permit))
         }
-        // The caller may be silent between two messages.
-        Messages::Many => {
-            let limits = BodyLimits { bytes_max: u64::MAX, deadline: STACK_DEADLINE, rate_min: 0, ..limits };
-            Reader::new(body, limits)
-        }
+        Messages::Many => Reader::new(body, between),
     };
     let state = Some((reader, Framing::new(limits, permit)));
-    Body::from_stream(stream::unfold(state, |state| async move {
+    Body::from_stream(stream::unfold(state, move |state| async move {
         let (mut reader, mut framing) = state?;
+        let begun = framing.begun;
         let next = match reader.next().await {
             Ok(None) => return None,
             Ok(Some(bytes)) => framing.see(&bytes).map(|()| bytes),
             Err(error) => Err(error),
         };
+        if messages == Messages::Many {
+            if framing.is_between() {
+                reader.limited_by(between);
+            } else if framing.begun > begun {
+                reader.limited_by(within);
+            }
+        }
         match next {
             Ok(bytes) => Some((Ok(bytes), Some((reader, framing)))),
             Err(error) => Some((Err(status::of(&error)), None)),
@@ -61,11 +68,19 @@ struct Framing {
     prefix: Vec<u8>,
     /// Of the message that is coming.
     left: u64,
+    /// Messages whose first byte has come.
+    begun: u64,
 }
 
 impl Framing {
     fn new(limits: BodyLimits, permit: &Arc<Permit>) -> Framing {
-        Framing { limits, permit: Arc::clone(permit), prefix: Vec::with_capacity(PREFIX_BYTES), left: 0 }
+        let prefix = Vec::with_capacity(PREFIX_BYTES);
+        Framing { limits, permit: Arc::clone(permit), prefix, left: 0, begun: 0 }
+    }
+
+    /// Whether no message is half there.
+    fn is_between(&self) -> bool {
+        self.left == 0 && self.prefix.is_empty()
     }
 
     /// The next bytes: at most one message is put together at a time, so the permit covers the largest.
@@ -78,6 +93,7 @@ impl Framing {
                 bytes = &bytes[skipped..];
                 continue;
             }
+            self.begun += u64::from(self.prefix.is_empty());
             self.prefix.push(bytes[0]);
             bytes = &bytes[1..];
             if let [_, length @ ..] = &self.prefix[..]
@@ -104,6 +120,8 @@ impl Framing {
 mod tests {
     use super::*;
     use crate::http::admission::{Admission, AdmissionLimits};
+    use futures_util::StreamExt;
+    use http_body_util::BodyExt;
     use std::time::Duration;
 
     fn framing(bytes_max: u64, in_flight: u64) -> Framing {
@@ -135,9 +153,38 @@ mod tests {
             for piece in sent.chunks(size) {
                 framing.see(&Bytes::copy_from_slice(piece)).unwrap();
             }
-            assert_eq!((framing.left, framing.prefix.len()), (0, 0), "in pieces of {size}");
+            assert!(framing.is_between() && framing.begun == 4, "in pieces of {size}");
             assert!(framing.permit.bytes() >= 705);
         }
+    }
+
+    /// What becomes of a body that sends this and then nothing, within an hour.
+    async fn stops_after(sent: Vec<u8>, messages: Messages) -> Option<String> {
+        let framing = framing(700, 10_000);
+        let sent =
+            stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(sent))]).chain(stream::pending());
+        let mut body = limited(Body::from_stream(sent), framing.limits, messages, &framing.permit);
+        loop {
+            match tokio::time::timeout(Duration::from_secs(3600), body.frame()).await {
+                Err(_) => return None,
+                Ok(frame) => {
+                    if let Err(error) = frame.expect("it does not end") {
+                        return Some(error.to_string());
+                    }
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_may_be_silent_between_messages_but_not_within_one() {
+        let told =
+            |error: Option<String>| error.is_some_and(|error| error.contains("bytes of the body came in"));
+        let (whole, half) = (message(3), message(9)[..8].to_vec());
+        assert_eq!(stops_after(whole.clone(), Messages::Many).await, None);
+        assert!(told(stops_after([whole.clone(), half.clone()].concat(), Messages::Many).await));
+        assert!(told(stops_after(half, Messages::Many).await));
+        assert!(told(stops_after(whole, Messages::One).await), "one that does not end");
     }
 
     #[test]

@@ -87,6 +87,11 @@ impl Reader {
         self
     }
 
+    /// Other limits from now on, whose clocks and counts begin now: for a body that is one message after the other.
+    pub(crate) fn limited_by(&mut self, limits: BodyLimits) {
+        (self.limits, self.began, self.received) = (limits, Instant::now(), 0);
+    }
+
     /// The next bytes, or `None` at the end.
     ///
     /// # Errors

@@ -262,6 +262,24 @@ mod tests {
     }
 
     #[test]
+    fn an_axis_that_is_always_one_may_be_left_out_of_requests() {
+        let one = |name, dims: &[usize]| {
+            let dims: Vec<Dim> = dims.iter().copied().map(Fixed).collect();
+            let inside: Vec<Dim> = [Fixed(1)].into_iter().chain(dims.iter().copied()).collect();
+            own(name, &dims, Some(&inside))
+        };
+        let declared =
+            Declared { items_max: None, inputs: vec![one("x", &[3, 8])], outputs: vec![one("y", &[10])] };
+        let (inside, interface) = declared.hold(&file(&[1, 3, 8], &[1, 10])).unwrap();
+        assert_eq!(inside, file(&[1, 3, 8], &[1, 10]));
+        assert_eq!(interface.signature, file(&[3, 8], &[10]));
+        assert_eq!(interface.inward(&[tensor(&[3, 8])])[0].shape, [1, 3, 8]);
+        assert_eq!(interface.outward(&[tensor(&[1, 10])])[0].shape, [10]);
+        // What a model gives against its own file is told as it is.
+        assert_eq!(interface.outward(&[tensor(&[2, 10])])[0].shape, [2, 10]);
+    }
+
+    #[test]
     fn requests_have_the_order_of_the_declaration_and_only_the_outputs_in_it() {
         let two = |a: &str, b: &str| vec![spec(a, DataType::Fp32, &[2]), spec(b, DataType::Fp32, &[3])];
         let file = Signature { platform: "test", inputs: two("a", "b"), outputs: two("y", "z") };

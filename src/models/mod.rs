@@ -237,9 +237,13 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
             Batching::One => "has its batch axis fixed at 1",
             _ => "has no batch axis that is free in all inputs and outputs",
         };
+        let (asked, or) = match manifest.declared {
+            Some(_) => ("max_batch_size", "set max_batch_size to 0"),
+            None => ("[batch]", "leave items_max and sizes out"),
+        };
         return Err(format!(
-            "[batch] asks for up to {} items, but the model {what}{}: export it with a dynamic batch axis (with torch: \
-             dynamic_axes={{\"{}\": {{0: \"batch\"}}, ...}}), or leave items_max and sizes out",
+            "{asked} asks for up to {} items, but the model {what}{}: export it with a dynamic batch axis (with torch: \
+             dynamic_axes={{\"{}\": {{0: \"batch\"}}, ...}}), or {or}",
             largest.unwrap_or(1),
             first_fixed(signature),
             signature.inputs.first().map_or("input", |input| &input.name)
@@ -402,6 +406,17 @@ mod tests {
         assert_eq!(run(Some(6), DataType::Fp32), (vec![1, 2, 4, 6], false));
         // Strings are run request by request, however many one may hold.
         assert_eq!(run(Some(6), DataType::Bytes), (vec![1], true));
+    }
+
+    #[test]
+    fn a_batch_size_that_the_model_cannot_have_is_told_in_the_words_of_its_file() {
+        let mut source = source("m", "1", "");
+        source.manifest.declared = Some(Declared { items_max: Some(6), ..Declared::default() });
+        source.manifest.batch.items_max = Some(6);
+        let signature = signature(&[("y", &[10])]);
+        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30)).err().unwrap();
+        assert!(error.starts_with("max_batch_size asks for up to 6 items"), "{error}");
+        assert!(error.ends_with("or set max_batch_size to 0"), "{error}");
     }
 
     #[test]

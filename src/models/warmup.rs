@@ -3,7 +3,7 @@
 use super::{Model, scan};
 use crate::engine::{DataType, Dim, Tensor};
 use bytes::Bytes;
-use std::path::Path;
+use std::{io::Read, path::Path};
 
 /// The folder in a model's folder that such files are in.
 const FOLDER: &str = "warmup";
@@ -80,33 +80,41 @@ impl Warmup {
                         spec.name, input.datatype, spec.datatype
                     ));
                 }
-                let item = input.data(folder).map_err(|why| format!("input {:?}: {why}", spec.name))?;
-                Ok(Tensor {
-                    datatype: input.datatype,
-                    shape,
-                    data: Bytes::from(item.repeat(self.items.unwrap_or(1))),
-                })
+                let items = self.items.unwrap_or(1);
+                let item =
+                    input.data(folder, items).map_err(|why| format!("input {:?}: {why}", spec.name))?;
+                Ok(Tensor { datatype: input.datatype, shape, data: Bytes::from(item.repeat(items)) })
             })
             .collect()
     }
 }
 
 impl WarmupInput {
-    /// The bytes of one item.
-    fn data(&self, folder: &Path) -> Result<Vec<u8>, String> {
+    /// The bytes of one item, of which there will be so many.
+    fn data(&self, folder: &Path, items: usize) -> Result<Vec<u8>, String> {
         let elements = self.dims.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
         // An empty string is its length.
         let bytes = elements.and_then(|elements| elements.checked_mul(self.datatype.size().unwrap_or(4)));
-        let bytes = bytes
-            .filter(|bytes| *bytes <= BYTES_MAX)
-            .ok_or_else(|| format!("{:?} has more than the limit of {BYTES_MAX} bytes", self.dims))?;
+        let limit = BYTES_MAX / items.max(1);
+        let too_large =
+            || format!("{items} items of {:?} have more than the limit of {BYTES_MAX} bytes", self.dims);
+        let bytes = bytes.filter(|bytes| *bytes <= limit).ok_or_else(too_large)?;
         match &self.fill {
             Fill::Zeros => Ok(vec![0; bytes]),
             Fill::Chance => Ok(chance(self.datatype, bytes)),
             Fill::File(name) => {
                 let told = |why| format!("file {FOLDER}/{name}: {why}");
                 let path = scan::inside(&folder.join(FOLDER), name).map_err(told)?;
-                let data = std::fs::read(path).map_err(|error| told(format!("cannot read it: {error}")))?;
+                let mut data = Vec::new();
+                // One byte more than allowed tells a file that is too large.
+                std::fs::File::open(path)
+                    .and_then(|file| file.take(limit as u64 + 1).read_to_end(&mut data))
+                    .map_err(|error| told(format!("cannot read it: {error}")))?;
+                if data.len() > limit {
+                    return Err(told(format!(
+                        "{items} items of it have more than the limit of {BYTES_MAX} bytes"
+                    )));
+                }
                 if self.datatype.size().is_some() && data.len() != bytes {
                     return Err(told(format!(
                         "it has {} bytes, expected {bytes} for {} {:?}",

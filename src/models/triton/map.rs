@@ -26,6 +26,8 @@ const PLATFORM: &str = "onnxruntime_onnx";
 const BACKEND: &str = "onnxruntime";
 /// Instances per device, at most.
 const INSTANCES_MAX: i32 = 64;
+/// Runs of one warm-up, at most: a model that is still warming up serves nobody.
+const WARMUP_RUNS_MAX: u32 = 10_000;
 
 /// The mistakes found on the way, and what is to be told.
 #[derive(Default)]
@@ -332,6 +334,9 @@ fn warmups(told: &mut Told, warmups: &[ModelWarmup], items_max: usize) -> Vec<Wa
         let items = warmup.batch_size as usize;
         if items > items_max.max(1) {
             told.wrong(format!("{at}.batch_size is {items}, more than max_batch_size, which is {items_max}"));
+        }
+        if warmup.count > WARMUP_RUNS_MAX {
+            told.wrong(format!("{at}.count is {}, allowed: 0 to {WARMUP_RUNS_MAX}", warmup.count));
         }
         let inputs = warmup.inputs.iter().map(|(name, input)| warm_input(told, &at, name, input));
         Warmup {

@@ -99,6 +99,19 @@ fn every_field_that_is_read_reaches_the_manifest() {
 }
 
 #[test]
+fn the_format_is_read_as_loosely_as_it_is_written() {
+    let text = "name:'m' # a comment [ {\n\tmax_batch_size : 4;\ninput: [\n\t{\n#format: FORMAT_NCHW\nname: \"in\" \"put.1\"\n\
+                data_type : TYPE_UINT8 dims [-1,3 , 0x10]\n}]\noutput < name:\"y\" data_type:TYPE_BF16 dims: 2 dims: 5 >\n\
+                version_policy: {specific {versions: 1}}\n";
+    let Described { manifest, versions, .. } = check(text);
+    let declared = manifest.declared.unwrap();
+    assert_eq!((declared.items_max, &*declared.inputs[0].name), (Some(4), "input.1"));
+    assert_eq!(declared.inputs[0].dims, [Dim::Free, Dim::Fixed(3), Dim::Fixed(16)]);
+    assert_eq!(declared.outputs[0].dims, [Dim::Fixed(2), Dim::Fixed(5)]);
+    assert_eq!(versions, Versions::Specific(["1".to_owned()].into()));
+}
+
+#[test]
 fn an_empty_file_serves_the_highest_version_as_it_is() {
     let Described { manifest, file, versions, notes } = check("");
     assert_eq!((manifest, file, notes), (Manifest::default(), None, vec![]));
@@ -173,7 +186,7 @@ fn what_has_no_effect_is_told_by_name() {
             "parameters { key: \"intra_op_thread_count\" value { string_value: \"4\" } }",
             "parameters[\"intra_op_thread_count\"]",
         ),
-        ("response_cache { enable: true }", "response_cache"),
+        ("response_cache { enable: true }", "response_cache.enable"),
         ("model_metrics { metric_control { metric_identifier { family: \"f\" } } }", "model_metrics"),
         ("input { name: \"x\" data_type: TYPE_BOOL dims: 1 optional: true }", "input[\"x\"].optional"),
         ("optimization { graph { level: 1 } }", "optimization.graph"),
@@ -238,7 +251,10 @@ fn what_would_change_the_answers_is_refused_by_name() {
         refused(text, &[names]);
     }
     // A flag that was set to its default asks for nothing.
-    assert_eq!(check("model_transaction_policy { decoupled: false }").notes, [""; 0]);
+    assert_eq!(
+        check("model_transaction_policy { decoupled: false } response_cache { enable: false }").notes,
+        [""; 0]
+    );
 }
 
 #[test]
@@ -250,7 +266,7 @@ fn values_outside_their_range_are_told_together() {
          output { name: \"y\" data_type: TYPE_FP32 }
          dynamic_batching { preferred_batch_size: 5 max_queue_delay_microseconds: 11000000 }
          default_model_filename: \"../x\"
-         model_warmup { name: \"w\" batch_size: 5 inputs { key: \"x\" value { dims: -1 input_data_file: \"a/b\" } } }",
+         model_warmup { name: \"w\" batch_size: 5 count: 10001 inputs { key: \"x\" value { dims: -1 input_data_file: \"a/b\" } } }",
         &[
             "name is \"other\", but the folder is called \"m\"",
             "input[\"\"] has no name",
@@ -263,6 +279,7 @@ fn values_outside_their_range_are_told_together() {
             "max_queue_delay_microseconds is 11000000, allowed: 0 to 10000000",
             "default_model_filename is \"../x\", allowed: the name of a file",
             "model_warmup[\"w\"].batch_size is 5, more than max_batch_size, which is 4",
+            "model_warmup[\"w\"].count is 10001, allowed: 0 to 10000",
             "model_warmup[\"w\"].inputs[\"x\"].dims holds -1",
             "model_warmup[\"w\"].inputs[\"x\"].input_data_file is \"a/b\"",
         ],

@@ -120,7 +120,8 @@ const TABLE: &[(&str, Verdict)] = &[
         Refused("a model of ONNX has one answer for each request, so it cannot be decoupled"),
     ),
     ("model_repository_agents", Refused("agents that change a model on its way are not supported")),
-    ("response_cache", Noted("answers are not cached")),
+    ("response_cache", Read),
+    ("response_cache.enable", Noted("answers are not cached")),
     ("model_metrics", Noted("histograms have the same buckets for all models")),
 ];
 
@@ -148,12 +149,9 @@ struct Found {
 impl Found {
     /// `path` is the table's, `shown` the one with places in lists and keys of maps.
     fn message(&mut self, message: &DynamicMessage, path: &str, shown: &str) {
+        // Fields that have their default are not among them: they ask for nothing.
         for (field, value) in message.fields() {
-            // What is not set has no value here, except a flag that was set to its default, which asks for nothing.
-            let nothing = value.is_default_for_field(&field) && !field.supports_presence();
-            if !nothing {
-                self.field(&field, value, &below(path, field.name()), &below(shown, field.name()));
-            }
+            self.field(&field, value, &below(path, field.name()), &below(shown, field.name()));
         }
     }
 
