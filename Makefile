@@ -38,6 +38,7 @@ help:
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
+	@echo "make test-fakes-sanitized  the fake CUDA driver and the kernels in it with checkers of memory and of threads (minutes)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make ort          only fetch ONNX Runtime, into .lib"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
@@ -69,7 +70,7 @@ test-rust: tools $(ORT)
 
 # The GPU path on the fake driver and the kernels in it, with checkers of memory and of threads in both (minutes). Rust's own code is
 # not looked at, and what kernels run on is no thread of the system: see tests/fakes/library.rs.
-SANITIZED := gpu_fake cuda
+SANITIZED := gpu_fake
 test-fakes-sanitized: tools
 	$(call say,the fake CUDA driver with AddressSanitizer and ThreadSanitizer)
 	$(CARGO) test --locked --no-run $(foreach name,$(SANITIZED),--test $(name))
