@@ -71,7 +71,7 @@ test-rust: tools $(ORT)
 
 # The GPU path on the fake driver and the kernels in it, with checkers of memory and of threads in both (minutes). Rust's own code is
 # not looked at, and what kernels run on is no thread of the system: see tests/fakes/library.rs.
-SANITIZED := gpu_fake cuda
+SANITIZED := gpu_fake
 test-fakes-sanitized: tools
 	$(call say,the fake CUDA driver with AddressSanitizer and ThreadSanitizer)
 	$(CARGO) test --locked --no-run $(foreach name,$(SANITIZED),--test $(name))

@@ -1,7 +1,10 @@
 //! Launches: kernels that meet at barriers, and the product's own against their host entries.
 #![allow(unsafe_code, reason = "launches are unsafe")]
 
-use cudarc::driver::{LaunchConfig, PushKernelArg, sys::CUresult};
+use cudarc::{
+    driver::{LaunchConfig, PushKernelArg, sys::CUresult},
+    nvrtc::Ptx,
+};
 
 use crate::{
     fakes::cuda::FakeCuda,
@@ -68,4 +71,59 @@ fn a_grid_that_no_device_takes_is_refused() {
     whole.set_attribute(attribute, 100 << 10).unwrap();
     // SAFETY: the twin writes one word.
     unsafe { stream.launch_builder(&whole).arg(&mut memory).launch(config(1, 64, 100 << 10)) }.unwrap();
+}
+
+/// The committed PTX of every source.
+fn committed() -> Vec<(String, String)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/generated");
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let ptx = paths.filter(|path| path.extension().is_some_and(|ending| ending == "ptx"));
+    ptx.map(|path| (path.display().to_string(), std::fs::read_to_string(&path).unwrap())).collect()
+}
+
+#[test]
+fn every_kernel_that_is_committed_can_be_launched() {
+    let _fake = FakeCuda::start("capability=7.5");
+    let context = context(0);
+    let mut found = 0;
+    for (path, ptx) in committed() {
+        let names: Vec<String> = ptx
+            .split(".entry ")
+            .skip(1)
+            .map(|rest| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect())
+            .collect();
+        let module = context.load_module(Ptx::from_src(ptx)).unwrap();
+        for name in names {
+            assert_eq!(code(module.load_function(&name)), CUresult::CUDA_SUCCESS, "{name} of {path}");
+            found += 1;
+        }
+    }
+    assert!(found >= 20, "{found} kernels in kernels/generated");
+}
+
+#[test]
+fn a_kernel_gives_what_the_host_gives() {
+    let _fake = FakeCuda::start("");
+    let context = context(0);
+    let stream = context.new_stream().unwrap();
+    let (_, ptx) = committed().into_iter().find(|(path, _)| path.ends_with("math_check.ptx")).unwrap();
+    let kernel = context.load_module(Ptx::from_src(ptx)).unwrap().load_function("math_check").unwrap();
+    let x: Vec<f32> = (1..1000u16).map(|i| f32::from(i) / 100.0).collect();
+    let (from, mut to) = (stream.clone_htod(&x).unwrap(), stream.alloc_zeros::<f32>(x.len()).unwrap());
+    for (function, exact) in [(0, f64::exp as fn(f64) -> f64), (1, f64::ln), (3, f64::recip), (4, f64::sqrt)]
+    {
+        let count = x.len() as u64;
+        // SAFETY: math_check takes (int, const float*, float*, u64) and stays within `count`.
+        unsafe {
+            let mut launch = stream.launch_builder(&kernel);
+            launch.arg(&function).arg(&from).arg(&mut to).arg(&count).launch(config(16, 64, 0)).unwrap();
+        }
+        for (x, y) in x.iter().zip(stream.clone_dtoh(&to).unwrap()) {
+            let exact = exact(f64::from(*x));
+            assert!(
+                (f64::from(y) - exact).abs() <= 2e-6 * exact.abs() + 1e-6,
+                "function {function} of {x}: {y}"
+            );
+        }
+    }
 }
