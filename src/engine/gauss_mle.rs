@@ -161,30 +161,8 @@ impl Engine for GaussMle {
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError> {
-        let wrong = |what: String| EngineError::Input(what);
-        let Some(setting) = setting else {
-            return Err(wrong("no setting says what is to be fitted".to_owned()));
-        };
-        let [rois, corners] = inputs else {
-            return Err(wrong(format!("{} inputs, expected rois and corners", inputs.len())));
-        };
-        let [count, side, width] = rois.shape[..] else {
-            return Err(wrong(format!("rois have shape {:?}, expected [n, b, b]", rois.shape)));
-        };
-        if side != width {
-            return Err(wrong(format!("rois are {width} x {side} px, expected squares")));
-        }
-        let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
-        let adu = match rois.datatype {
-            DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
-            DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
-            other => return Err(wrong(format!("rois are {other}, expected UINT16 or FP32"))),
-        };
-        let corners: &[[u32; 2]] = bytemuck::try_cast_slice(corners.data).map_err(unaligned)?;
-        let rois = Rois::new(adu, side, Some(corners)).map_err(|error| wrong(error.to_string()))?;
-
-        // All at once, so that a message names the right ROI.
-        on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
+        let (rois, setting) = asked(inputs, setting)?;
+        let count = rois.len();
         let mut fits = vec![SpotFit::default(); count];
         let fit_part = |(index, part): (usize, &mut [SpotFit])| {
             let start = index * PART;
@@ -196,24 +174,60 @@ impl Engine for GaussMle {
             }
             _ => fits.chunks_mut(PART).enumerate().try_for_each(fit_part),
         };
-        fitted.map_err(|error| wrong(error.to_string()))?;
-
-        let columns = Columns::of(setting.model.psf());
-        let mut rows = vec![0.0; count * columns.count()];
-        let mut codes = Vec::with_capacity(2 * count);
-        for (fit, row) in fits.iter().zip(rows.chunks_exact_mut(columns.count())) {
-            columns.write(fit, row);
-            codes.extend([fit.iterations, fit.status() as u8]);
-        }
-        Ok(vec![
-            Tensor {
-                datatype: DataType::Fp32,
-                shape: vec![count, columns.count()],
-                data: tensor::bytes_of(rows),
-            },
-            Tensor { datatype: DataType::Uint8, shape: vec![count, 2], data: codes.into() },
-        ])
+        fitted.map_err(|error| EngineError::Input(error.to_string()))?;
+        Ok(answer(&fits, setting.model.psf()))
     }
+}
+
+/// The batch that an engine was given, checked: what is to be fitted, and as what.
+pub(super) fn asked<'a, 's>(
+    inputs: &[TensorView<'a>],
+    setting: Option<&'s Setting>,
+) -> Result<(Rois<'a>, &'s Setting), EngineError> {
+    let wrong = |what: String| EngineError::Input(what);
+    let Some(setting) = setting else {
+        return Err(wrong("no setting says what is to be fitted".to_owned()));
+    };
+    let [rois, corners] = inputs else {
+        return Err(wrong(format!("{} inputs, expected rois and corners", inputs.len())));
+    };
+    let [_, side, width] = rois.shape[..] else {
+        return Err(wrong(format!("rois have shape {:?}, expected [n, b, b]", rois.shape)));
+    };
+    if side != width {
+        return Err(wrong(format!("rois are {width} x {side} px, expected squares")));
+    }
+    let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
+    let adu = match rois.datatype {
+        DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
+        DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
+        other => return Err(wrong(format!("rois are {other}, expected UINT16 or FP32"))),
+    };
+    let corners: &[[u32; 2]] = bytemuck::try_cast_slice(corners.data).map_err(unaligned)?;
+    let rois = Rois::new(adu, side, Some(corners)).map_err(|error| wrong(error.to_string()))?;
+
+    // All at once, so that a message names the right ROI.
+    on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
+    Ok((rois, setting))
+}
+
+/// What the engine answers: rows of [`Columns`], and codes.
+pub(super) fn answer(fits: &[SpotFit], psf: &Psf) -> Vec<Tensor> {
+    let (count, columns) = (fits.len(), Columns::of(psf));
+    let mut rows = vec![0.0; count * columns.count()];
+    let mut codes = Vec::with_capacity(2 * count);
+    for (fit, row) in fits.iter().zip(rows.chunks_exact_mut(columns.count())) {
+        columns.write(fit, row);
+        codes.extend([fit.iterations, fit.status() as u8]);
+    }
+    vec![
+        Tensor {
+            datatype: DataType::Fp32,
+            shape: vec![count, columns.count()],
+            data: tensor::bytes_of(rows),
+        },
+        Tensor { datatype: DataType::Uint8, shape: vec![count, 2], data: codes.into() },
+    ]
 }
 
 #[cfg(test)]

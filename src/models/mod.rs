@@ -24,7 +24,10 @@ pub use scan::{Found, scan};
 
 use crate::{
     batch::{ModelKey, Rules},
-    engine::{Batching, DataType, Dim, Signature, staging::Staging},
+    engine::{
+        Batching, DataType, Dim, Signature,
+        staging::{Memory, Staging},
+    },
     image::Preprocess,
     tasks::{Labels, Task, localize::Settings},
 };
@@ -132,7 +135,8 @@ impl ImageInput {
 }
 
 impl Model {
-    /// Checks a manifest against what the model takes and gives, and fills in what it leaves open.
+    /// Checks a manifest against what the model takes and gives, and fills in what it leaves open. Images are decoded into
+    /// `memory`, as its engines like it.
     ///
     /// # Errors
     /// Why the model cannot be served like this, and what to change.
@@ -141,6 +145,7 @@ impl Model {
         source: &Source,
         signature: Signature,
         timeout: Duration,
+        memory: Memory,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
         let mut image = match &manifest.input {
@@ -159,7 +164,7 @@ impl Model {
             && image.size().is_some()
         {
             let slots = rules.sizes.last().copied().unwrap_or(1);
-            image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots)?);
+            image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots, memory)?);
         }
         let fit = match &manifest.engine {
             Engine::Onnx => None,
@@ -282,7 +287,13 @@ mod tests {
     fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
         let mut signature = signature(&[("logits", output)]);
         signature.inputs = vec![spec("image", DataType::Fp32, input)];
-        Model::resolve(ModelKey(1), &source("m", "1", manifest), signature, Duration::from_secs(30))
+        Model::resolve(
+            ModelKey(1),
+            &source("m", "1", manifest),
+            signature,
+            Duration::from_secs(30),
+            Memory::Plain,
+        )
     }
 
     #[test]
@@ -328,7 +339,8 @@ mod tests {
         signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
         assert_eq!(signature.batching(), Batching::Dynamic);
         let source = source("m", "1", "task = \"detect\"");
-        let model = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30)).unwrap();
+        let model =
+            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), Memory::Plain).unwrap();
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
         assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);

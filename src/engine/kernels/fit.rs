@@ -62,6 +62,11 @@ impl<'a> Rois<'a> {
         Ok(Rois { adu, side, corners })
     }
 
+    /// Their values.
+    pub(in crate::engine) fn adu(&self) -> Adu<'a> {
+        self.adu
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.adu.len() / (self.side * self.side)
@@ -160,6 +165,13 @@ impl SpotFit {
     }
 }
 
+// SAFETY: numbers in a fixed order that fill the struct: 17 floats and four bytes.
+#[allow(unsafe_code, reason = "the bytes come from a device")]
+unsafe impl bytemuck::Zeroable for SpotFit {}
+// SAFETY: as above; any bits are numbers, and a status that is none reads as `BadInput`.
+#[allow(unsafe_code, reason = "the bytes come from a device")]
+unsafe impl bytemuck::Pod for SpotFit {}
+
 /// `Defocus` of `kernels/psf.cuh`.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
@@ -191,9 +203,9 @@ struct FitSetup {
 }
 
 /// `FitCall` of `kernels/gauss_mle.cu`.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct FitCall {
+pub(in crate::engine) struct FitCall {
     setup: FitSetup,
     rois: *const c_void,
     corners: *const [u32; 2],
@@ -255,6 +267,46 @@ pub fn fit(
         host_fit(set)(&raw const call, model.psf().number(), wide);
     }
     Ok(())
+}
+
+/// Where on a device a call finds its arrays.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engine) struct Addresses {
+    /// ROIs, as [`Adu`] says.
+    pub(in crate::engine) rois: u64,
+    /// Corners, and gain, bias and variance of all pixels, where the camera has maps.
+    pub(in crate::engine) maps: Option<(u64, [u64; 3])>,
+    /// Places for the results.
+    pub(in crate::engine) fits: u64,
+}
+
+impl FitCall {
+    /// The call that fits `count` ROIs of `side` pixels which lie on a device. A camera with maps has addresses of them.
+    pub(in crate::engine) fn on_device(
+        model: &FitModel,
+        camera: &Camera,
+        side: usize,
+        count: usize,
+        at: &Addresses,
+    ) -> FitCall {
+        assert_eq!(
+            camera.sensor().is_some(),
+            at.maps.is_some(),
+            "maps on the device for a camera that has some"
+        );
+        let (corners, [gain, bias, variance]) = at.maps.unwrap_or((0, [0; 3]));
+        FitCall {
+            setup: setup(model, camera, side),
+            rois: at.rois as *const c_void,
+            corners: corners as *const [u32; 2],
+            gain_map: gain as *const f32,
+            bias_map: bias as *const f32,
+            variance_map: variance as *const f32,
+            map_width: camera.sensor().map_or(0, |(_, width)| width as u64),
+            count: count as u64,
+            fits: at.fits as *mut SpotFit,
+        }
+    }
 }
 
 /// Whether all ROIs lie on the maps of the camera, if it has any. [`fit`] checks its own ROIs; who cuts them in parts

@@ -15,6 +15,7 @@ pub mod spots;
 use std::fmt;
 
 pub use camera::{Camera, CameraValue, SensorMap};
+pub(in crate::engine) use fit::{Addresses, FitCall};
 pub use fit::{Adu, FitStatus, Rois, SIDE, SpotFit, fit, on_sensor};
 pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, sigma_px};
 pub use spots::{Border, FinderOptions, Method, RoiBuffer, Spot, SpotFinder, Threshold};
