@@ -5,15 +5,17 @@ use crate::engine::{
     kernels::InstructionSet,
 };
 
+/// A GPU, with its free bytes or why it cannot be used.
+pub type FoundGpu = (Gpu, Result<u64, String>);
+
 /// What models could run on.
 pub struct Found {
     /// Threads that a model would have on the CPU.
     pub threads: usize,
     /// The widest instructions that our kernels use there.
     pub instructions: String,
-    /// The newest CUDA that the driver knows, and its GPUs, each with its free bytes or why it cannot be used; or why there
-    /// is none.
-    pub gpus: Result<(Version, Vec<(Gpu, Result<u64, String>)>), String>,
+    /// The newest CUDA that the driver knows, and its GPUs; or why there is none.
+    pub gpus: Result<(Version, Vec<FoundGpu>), String>,
 }
 
 /// Looks. A GPU's free memory is known only to who takes it: that is done here, and undone.

@@ -19,6 +19,9 @@ use std::{
 /// Batches that may wait here beside the one that is waited for and the one that is just begun.
 const AHEAD: usize = 1;
 
+/// Told once why a device is gone.
+pub(super) type OnLoss = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// Whether a device still works, as all of its workers know it.
 #[derive(Clone)]
 pub(super) struct Health {
@@ -27,17 +30,13 @@ pub(super) struct Health {
     /// Why it is gone, once it is.
     lost: Arc<OnceLock<String>>,
     /// Told of it once; `None` for a device that cannot be lost.
-    on_loss: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    on_loss: Option<OnLoss>,
     queue: Arc<Queue>,
 }
 
 impl Health {
     /// Of a device that is well. `on_loss` is told once when it is not any more; `None` where an engine's fault is its own.
-    pub(super) fn new(
-        device: Arc<str>,
-        queue: Arc<Queue>,
-        on_loss: Option<Arc<dyn Fn(&str) + Send + Sync>>,
-    ) -> Health {
+    pub(super) fn new(device: Arc<str>, queue: Arc<Queue>, on_loss: Option<OnLoss>) -> Health {
         Health { device, lost: Arc::default(), on_loss, queue }
     }
 
@@ -95,7 +94,7 @@ impl Outbound {
 }
 
 enum Message {
-    Flight(Outbound, Box<dyn Airborne>),
+    Flight(Box<Outbound>, Box<dyn Airborne>),
     /// All before it have landed.
     Settled(mpsc::Sender<()>),
 }
@@ -123,7 +122,7 @@ impl Landing {
         self.away = true;
         let messages = self.messages.as_ref().expect("there until it is dropped");
         // Where the thread is gone, both come back and are dropped: the flight waits, the batch counts as failed.
-        let _ = messages.send(Message::Flight(out, flight));
+        let _ = messages.send(Message::Flight(Box::new(out), flight));
     }
 
     /// Waits until all have landed. False if none had been sent since the last time.

@@ -19,5 +19,5 @@ pub mod supervisor;
 mod worker;
 
 pub use device::CPU;
-pub use found::{Found, find};
+pub use found::{Found, FoundGpu, find};
 pub use supervisor::{Devices, LoadedOn, Loading, Parts, Wanted};

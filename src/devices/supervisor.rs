@@ -276,7 +276,7 @@ fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator
     }
     std::thread::scope(|scope| {
         let threads: Vec<_> = things.map(|thing| scope.spawn(thing)).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
+        let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
         joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
 }

@@ -157,7 +157,7 @@ fn gpu(ordinal: i32) -> Result<Gpu, CudaError> {
     let attribute = |attribute, what: &str| {
         // SAFETY: the device was given to us by the driver.
         let value = unsafe { result::device::get_attribute(device, attribute) };
-        value.map(|value| value.unsigned_abs()).map_err(failed(what))
+        value.map(i32::unsigned_abs).map_err(failed(what))
     };
     // SAFETY: as above.
     let memory = unsafe { result::device::total_mem(device) }.map_err(failed("memory"))?;
