@@ -20,6 +20,8 @@ use std::sync::{
 pub struct Context {
     pub(super) cuda: Arc<CudaContext>,
     gpu: Gpu,
+    /// What memory is taken and given back on: nothing else runs there, so that it waits for no batch.
+    pub(super) heap: Arc<CudaStream>,
     /// Bytes that our buffers hold.
     pub(super) held: AtomicU64,
 }
@@ -44,7 +46,8 @@ impl Context {
         // SAFETY: whoever uses a buffer on several streams orders them by events, and drops it only when all work on it is done
         // (`memory`).
         unsafe { cuda.disable_event_tracking() };
-        let context = Context { cuda, gpu: gpu.clone(), held: AtomicU64::new(0) };
+        let heap = cuda.new_stream().map_err(failed())?;
+        let context = Context { cuda, gpu: gpu.clone(), heap, held: AtomicU64::new(0) };
         // Memory that a batch gave back is kept for the next one; `trim` gives it up.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;
@@ -92,8 +95,8 @@ impl Context {
     /// Where the context is broken.
     pub fn trim(&self) -> Result<(), CudaError> {
         let failed = || CudaError::when(format!("cannot give memory of {} back", self.gpu.id));
-        // What was freed on a stream is free when the stream has come to it.
-        self.cuda.synchronize().map_err(failed())?;
+        // What was freed is free when the stream has come to it.
+        self.heap.synchronize().map_err(failed())?;
         if let Some(pool) = self.pool().map_err(failed())? {
             // SAFETY: the pool is the device's own.
             unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(failed())?;

@@ -124,7 +124,7 @@ impl GaussMle {
             let mut place = self.free.recv().expect("its sender is ours");
             let made = [(&mut place.rois, rois), (&mut place.corners, corners), (&mut place.fits, fits)]
                 .into_iter()
-                .try_for_each(|(buffer, bytes)| room(&self.heap, &self.streams, buffer, bytes));
+                .try_for_each(|(buffer, bytes)| room(&self.heap, buffer, bytes));
             match made {
                 Ok(()) => return Ok(place),
                 Err(error) if error.fault() == Fault::OutOfMemory && self.places > 1 => {
@@ -159,15 +159,17 @@ impl GaussMle {
         }
         let upload = |values: &[f32]| {
             let bytes: &[u8] = bytemuck::cast_slice(values);
-            let mut buffer = Buffer::new(&self.heap, &self.streams.upload, bytes.len())?;
+            let mut buffer = Buffer::new(&self.heap, bytes.len())?;
             // SAFETY: waited for below; in between, the camera is there.
             unsafe { buffer.upload(bytes, &self.streams.upload) }?;
             Ok::<_, CudaError>(buffer)
         };
         let buffers = values.map(upload);
-        // Once for each camera: this may wait.
-        self.streams.settle();
+        // Once for each camera: this may wait, for copies alone.
+        let copied =
+            self.streams.upload.synchronize().map_err(CudaError::when("cannot copy maps to the GPU"));
         let [gain, bias, variance] = buffers;
+        copied?;
         let maps = Maps { camera: Arc::clone(camera), buffers: Arc::new([gain?, bias?, variance?]) };
         if self.cameras.len() == CAMERAS_MAX {
             self.cameras.remove(0);
@@ -223,16 +225,11 @@ impl GaussMle {
 }
 
 /// Makes room for so many bytes; what was there was smaller.
-fn room(
-    heap: &Arc<Heap>,
-    streams: &Streams,
-    buffer: &mut Option<Buffer>,
-    bytes: usize,
-) -> Result<(), CudaError> {
+fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), CudaError> {
     if bytes > 0 && buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
         // First, so that the two need not fit side by side.
         *buffer = None;
-        *buffer = Some(Buffer::new(heap, &streams.compute, bytes)?);
+        *buffer = Some(Buffer::new(heap, bytes)?);
     }
     Ok(())
 }

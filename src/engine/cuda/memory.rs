@@ -45,7 +45,7 @@ impl Heap {
     }
 }
 
-/// Bytes on a device. Dropping it frees them: work on it must be done by then.
+/// Bytes on a device, for any stream. Dropping it frees them: work on it must be done by then.
 #[derive(Debug)]
 pub struct Buffer {
     slice: CudaSlice<u8>,
@@ -57,13 +57,13 @@ impl Buffer {
     ///
     /// # Errors
     /// Where they are not free: with how many are.
-    pub fn new(heap: &Arc<Heap>, stream: &Arc<CudaStream>, bytes: usize) -> Result<Buffer, CudaError> {
+    pub fn new(heap: &Arc<Heap>, bytes: usize) -> Result<Buffer, CudaError> {
         let context = &heap.context;
-        let slice = match allocate(stream, bytes) {
+        let slice = match allocate(&context.heap, bytes) {
             Ok(slice) => slice,
             Err(first) => {
                 // The pool may hold what others gave back.
-                let again = context.trim().is_ok().then(|| allocate(stream, bytes).ok()).flatten();
+                let again = context.trim().is_ok().then(|| allocate(&context.heap, bytes).ok()).flatten();
                 again.ok_or_else(|| CudaError::when(shortage(context, bytes))(first))?
             }
         };

@@ -1,0 +1,207 @@
+/*
+machine: runs a grid. See machine.h.
+
+A fiber runs thread after thread of a block. Where one has to wait for others the fiber stays with it, and another fiber goes on
+with the next; so a kernel whose threads never meet needs a single one.
+*/
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "entries.h"
+#include "machine.h"
+
+thread_local uint3 threadIdx, blockIdx;
+thread_local dim3 blockDim, gridDim;
+
+namespace {
+
+constexpr size_t STACK = 256 << 10;
+
+struct Fiber {
+    ucontext_t context;
+    void* stack;
+    unsigned thread = 0;  // of the block, that it is in the middle of
+    bool idle = true;
+
+    Fiber() : stack(mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+        if (stack == MAP_FAILED) abort();
+    }
+    ~Fiber() { munmap(stack, STACK); }
+};
+
+// Lanes of a warp that meet. Twice, so that a lane that goes on does not write over what a slower one still reads.
+struct Warp {
+    uint64_t words[2][32];
+    unsigned arrived = 0;
+    unsigned meetings = 0;
+};
+
+struct Block {
+    const std::function<void()>* kernel;
+    unsigned threads, started = 0, ended = 0;
+    unsigned arrived = 0, meetings = 0;
+    int code = 0;
+    bool backwards = false;
+    std::vector<Warp> warps;
+    std::vector<std::unique_ptr<Fiber>> fibers;  // kept for the next block
+    size_t next_fiber = 0;                       // those before are taken
+    Fiber* running = nullptr;
+    ucontext_t scheduler;
+    std::vector<unsigned char> shared;
+};
+
+thread_local Block* block = nullptr;
+
+// Every second block takes its threads backwards, so that what depends on their order shows.
+unsigned nth_thread(const Block& of, unsigned n) { return of.backwards ? of.threads - 1 - n : n; }
+
+void place(unsigned thread) {
+    threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
+}
+
+void give_way() {
+    Fiber& fiber = *block->running;
+    swapcontext(&fiber.context, &block->scheduler);
+    place(fiber.thread);
+}
+
+void release_block_if_all_came() {
+    if (block->arrived && block->arrived == block->threads - block->ended) {
+        block->arrived = 0;
+        ++block->meetings;
+    }
+}
+
+void run_threads() {
+    Fiber& fiber = *block->running;
+    while (block->started < block->threads && !block->code) {
+        fiber.thread = nth_thread(*block, block->started++);
+        place(fiber.thread);
+        (*block->kernel)();
+        ++block->ended;
+        // Those that are done are not waited for.
+        release_block_if_all_came();
+    }
+    fiber.idle = true;
+    swapcontext(&fiber.context, &block->scheduler);
+}
+
+void resume(Fiber& fiber) {
+    block->running = &fiber;
+    swapcontext(&block->scheduler, &fiber.context);
+}
+
+// Whatever has come about, so that a round in which nothing does is seen.
+unsigned progress(const Block& of) {
+    unsigned sum = of.started + of.ended + of.meetings + of.arrived;
+    for (const Warp& warp : of.warps) sum += 64 * warp.meetings + (unsigned)__builtin_popcount(warp.arrived);
+    return sum;
+}
+
+void start(Fiber& fiber) {
+    fiber.idle = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_size = STACK;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_threads, 0);
+}
+
+Fiber& idle_fiber(Block& of) {
+    while (of.next_fiber < of.fibers.size())
+        if (Fiber& fiber = *of.fibers[of.next_fiber++]; fiber.idle) return fiber;
+    of.fibers.push_back(std::make_unique<Fiber>());
+    of.next_fiber = of.fibers.size();
+    return *of.fibers.back();
+}
+
+void run_block(Block& of) {
+    of.started = of.ended = of.arrived = 0;
+    of.next_fiber = 0;
+    for (Warp& warp : of.warps) warp.arrived = 0;
+    for (auto& fiber : of.fibers) fiber->idle = true;
+    std::fill(of.shared.begin(), of.shared.end(), 0xCD);
+    while (of.ended < of.threads && !of.code) {
+        const unsigned before = progress(of);
+        while (of.started < of.threads && !of.code) {
+            Fiber& fiber = idle_fiber(of);
+            start(fiber);
+            resume(fiber);
+        }
+        for (size_t i = 0; i < of.fibers.size() && !of.code; ++i)
+            if (!of.fibers[i]->idle) resume(*of.fibers[i]);
+        // On a device they would wait for ever.
+        if (progress(of) == before) of.code = 719;
+    }
+}
+
+}  // namespace
+
+void machine_meet_block() {
+    const unsigned meeting = block->meetings;
+    ++block->arrived;
+    release_block_if_all_came();
+    while (block->meetings == meeting) give_way();
+}
+
+int machine_lane() { return (int)(block->running->thread % 32); }
+
+const uint64_t* machine_meet_warp(unsigned mask, uint64_t word) {
+    Warp& warp = block->warps[block->running->thread / 32];
+    const unsigned first = block->running->thread / 32 * 32;
+    // Lanes that the block does not have are not waited for.
+    if (block->threads - first < 32) mask &= (1u << (block->threads - first)) - 1;
+    const unsigned meeting = warp.meetings;
+    warp.words[meeting % 2][machine_lane()] = word;
+    warp.arrived |= 1u << machine_lane();
+    if ((warp.arrived & mask) == mask) {
+        warp.arrived &= ~mask;
+        ++warp.meetings;
+    }
+    while (warp.meetings == meeting) give_way();
+    return warp.words[meeting % 2];
+}
+
+unsigned char* dynamic_shared() { return block->shared.data(); }
+
+void machine_trap(int code) {
+    if (!block) {
+        fputs("fake CUDA driver: a twin cannot trap\n", stderr);
+        abort();
+    }
+    block->code = code;
+    // Not resumed: with its thread the whole grid has ended.
+    for (;;) swapcontext(&block->running->context, &block->scheduler);
+}
+
+int run_grid(const Grid& grid, const std::function<void()>& kernel) {
+    Block of;
+    of.kernel = &kernel;
+    of.threads = grid.block[0] * grid.block[1] * grid.block[2];
+    of.warps.resize((of.threads + 31) / 32);
+    of.shared.resize(grid.shared_bytes);
+    gridDim = {grid.grid[0], grid.grid[1], grid.grid[2]};
+    blockDim = {grid.block[0], grid.block[1], grid.block[2]};
+    block = &of;
+    for (unsigned z = 0; z < gridDim.z && !of.code; ++z)
+        for (unsigned y = 0; y < gridDim.y && !of.code; ++y)
+            for (unsigned x = 0; x < gridDim.x && !of.code; ++x) {
+                blockIdx = {x, y, z};
+                run_block(of);
+                of.backwards = !of.backwards;
+            }
+    block = nullptr;
+    return of.code;
+}
+
+int run_twin(const Grid& grid, const std::function<void()>& function) {
+    gridDim = {grid.grid[0], grid.grid[1], grid.grid[2]};
+    blockDim = {grid.block[0], grid.block[1], grid.block[2]};
+    function();
+    return 0;
+}

@@ -1,0 +1,163 @@
+/*
+script: what a test says to the fake, one line each, in words and key=value pairs.
+
+    devices [count=N] [name=TEXT] [memory=8GiB] [pci=N] [capability=9.0] [processors=N] [context=BYTES] [pools=0] [| ...]
+                                  all as after loading, with these; refused while a context is held
+    fault on=WHAT ...             see ../fakes/script.h. WHAT is a call (cuMemAllocAsync, cuMemAlloc*) or an operation of a stream
+                                  (copy_in, copy_out, copy, memset, kernel, kernel:NAME, host, free, record, wait); a code
+                                  is what a call returns, or what an operation ends its context with
+    poison device=N code=N        as if an operation had failed now
+    lose device=N [code=N]        falls off the bus now
+    find device=N                 is back on the bus
+    foreign device=N bytes=SIZE   other processes hold so much of its memory
+    slow device=N factor=F        its operations take F times as long
+    driver version=12090          as cuDriverGetVersion gives it
+    release                       what hangs goes on, and nothing hangs any more
+    clear                         no rule is left, and nothing hangs
+
+Devices are numbered as CUDA_VISIBLE_DEVICES leaves them once cuInit was called, before in the order of `devices`. At load, lines are
+taken from FAKE_CUDA, separated by semicolons.
+*/
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../fakes/script.h"
+#include "driver.h"
+
+using script::number;
+using script::read;
+using script::split;
+using script::Words;
+
+namespace {
+
+script::Rules rules;
+
+Device* device_named(const Words& words) {
+    const u64 ordinal = number(words, "device", ~0ull);
+    if (world.initialised) return ordinal < world.visible.size() ? world.visible[ordinal] : nullptr;
+    return ordinal < world.devices.size() ? world.devices[ordinal].get() : nullptr;
+}
+
+// ---- lines ---------------------------------------------------------------------------------------------------------------
+
+std::string add_devices(const std::string& group) {
+    Words words;
+    const std::string wrong = read(group, {"count", "name", "memory", "pci", "capability", "processors", "context", "pools"}, words);
+    if (!wrong.empty()) return wrong;
+    for (u64 i = 0; i < number(words, "count", 1); ++i) {
+        auto device = std::make_unique<Device>();
+        device->index = device->ordinal = (int)world.devices.size();
+        device->name = words.count("name") ? words["name"] : "Fake-GPU";
+        device->memory = number(words, "memory", 16ull << 30);
+        device->pci_bus = (int)number(words, "pci", (u64)device->index + 1) + (words.count("pci") ? (int)i : 0);
+        device->uuid[0] = 0xfa;
+        device->uuid[15] = (unsigned char)device->pci_bus;
+        device->major = 9;
+        if (words.count("capability")) sscanf(words["capability"].c_str(), "%d.%d", &device->major, &device->minor);
+        device->processors = (int)number(words, "processors", 132);
+        device->context_bytes = number(words, "context", 0);
+        device->pools_supported = number(words, "pools", 1) != 0;
+        device->default_pool = device->pool = std::make_shared<Pool>();
+        device->pool->device = device.get();
+        device->pool->is_default = true;
+        pools.add(device->pool);
+        world.devices.push_back(std::move(device));
+    }
+    return "";
+}
+
+void lose(Device& device, int code, const Locked& locked) {
+    device.lost = code;
+    if (device.context) poison(*device.context, code, locked);
+}
+
+std::string obey(const std::string& line) {
+    const auto [verb, rest] = script::verb_of(line);
+    if (verb.empty()) return "";
+    if (verb == "devices") return set_devices(rest);
+    const Locked locked(lock);
+    if (verb == "fault") return rules.add(rest);
+    if (verb == "release" || verb == "clear") {
+        if (verb == "clear") rules.clear();
+        else rules.release();
+        changed.notify_all();
+        return "";
+    }
+    Words words;
+    const std::string wrong = read(rest, {"device", "code", "bytes", "factor", "version"}, words);
+    if (!wrong.empty()) return wrong;
+    if (verb == "driver") return world.driver_version = (int)number(words, "version", 12090), "";
+    Device* device = device_named(words);
+    if (!device) return "no such device";
+    if (verb == "poison") {
+        if (!device->context) return "the device has no context";
+        poison(*device->context, (int)number(words, "code", ILLEGAL_ADDRESS), locked);
+    } else if (verb == "lose") {
+        lose(*device, (int)number(words, "code", UNKNOWN), locked);
+    } else if (verb == "find") {
+        device->lost = 0;
+    } else if (verb == "foreign") {
+        device->foreign = number(words, "bytes", 0);
+    } else if (verb == "slow") {
+        device->slow = strtod(words["factor"].c_str(), nullptr);
+    } else {
+        return "unknown line " + verb;
+    }
+    return "";
+}
+
+}  // namespace
+
+int fault(const std::string& what, const std::string& detail, Device* device, const Context* context) {
+    Locked locked(lock);
+    const script::Effects effects = rules.meet({what, detail.empty() ? what : what + ":" + detail}, device ? device->ordinal : -1);
+    if (effects.lost && device) lose(*device, effects.lost, locked);
+    const u64 seen = rules.releases;
+    if (effects.hang) changed.wait(locked, [&] { return rules.releases != seen || (context && context->sticky); });
+    locked.unlock();
+    if (effects.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(effects.sleep_us));
+    return effects.lost && device ? effects.lost : effects.code;
+}
+
+std::string set_devices(const std::string& text) {
+    const Locked locked(lock);
+    for (auto& device : world.devices)
+        if (device->references || device->context)
+            return "device " + std::to_string(device->ordinal) + " (" + device->name + ") has a context still";
+    rules.clear();
+    clear_log();
+    pools.live.clear();
+    world.initialised = false;
+    world.visible.clear();
+    world.devices.clear();
+    world.calls.clear();
+    world.driver_version = 12090;
+    for (const std::string& group : split(text, "|")) {
+        const std::string wrong = add_devices(group);
+        if (!wrong.empty()) return wrong;
+    }
+    return "";
+}
+
+// Null, or what is wrong with the line; then to be given to fake_cuda_free.
+EXPORT char* fake_cuda_tell(const char* line) {
+    const std::string wrong = obey(line);
+    return wrong.empty() ? nullptr : strdup(wrong.c_str());
+}
+
+void read_environment() {
+    set_devices("");
+    const char* script = getenv("FAKE_CUDA");
+    if (!script) return;
+    for (const std::string& line : split(script, ";\n")) {
+        const std::string wrong = obey(line);
+        if (!wrong.empty()) world.complaint = "FAKE_CUDA: " + line + ": " + wrong;
+    }
+}
+
+__attribute__((constructor)) static void loaded() {
+    now_ns();
+    read_environment();
+}

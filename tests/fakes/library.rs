@@ -1,0 +1,187 @@
+//! Compiles a fake: the C++ sources of a folder into a shared library under `target/`.
+//!
+//! Objects and the library are named after a hash of all they are made of, so they are made once and never out of date. This is
+//! not in the package's build script: only tests need it, and users' builds do not.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    env, fs,
+    hash::{Hash, Hasher},
+    path::{Path, PathBuf},
+    process::{self, Command},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+/// What is compiled, and what it is called by those who look for it.
+pub struct Recipe {
+    /// Below `tests/`. Its sources are the folder's, and those in `kernels/` in it.
+    pub folder: &'static str,
+    /// The name that the library is loaded by: a `dlopen` of it finds the library already there.
+    pub name: &'static str,
+    /// Another name of the file, for a process that is started with the folder in `LD_LIBRARY_PATH`.
+    pub also: &'static str,
+}
+
+/// What all sources are compiled with. Kernels are optimised a little: they run one lane at a time.
+const FLAGS: [&str; 11] = [
+    "-std=gnu++17",
+    "-O1",
+    "-g1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+    "-Wno-psabi",
+];
+
+/// The library of a recipe, compiled if it is not there yet. With `FAKE_SANITIZER` (`address`, `thread`, `undefined`) it is one of
+/// its own.
+pub fn compiled(recipe: &Recipe) -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = package.join("tests").join(recipe.folder);
+    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let mut flags: Vec<String> = FLAGS.iter().map(|flag| (*flag).to_owned()).collect();
+    if let Ok(sanitizer) = env::var("FAKE_SANITIZER") {
+        flags.push(format!("-fsanitize={sanitizer}"));
+        flags.push("-fno-omit-frame-pointer".to_owned());
+    }
+    let version = said(Command::new(&compiler).arg("--version"));
+    let headers = (texts(&folder, &["h"]), texts(&package.join("tests/fakes"), &["h"]));
+    let common = (compiler.clone(), version, flags.clone(), headers);
+    let kernels = texts(&package.join("kernels"), &["cu", "cuh", "h"]);
+
+    let mut sources: Vec<(PathBuf, u64)> = Vec::new();
+    for source in files(&folder, &["cpp"]) {
+        let hash = hash(&(&common, read(&source)));
+        sources.push((source, hash));
+    }
+    for source in files(&folder.join("kernels"), &["cpp"]) {
+        let hash = hash(&(&common, &kernels, read(&source)));
+        sources.push((source, hash));
+    }
+    assert!(!sources.is_empty(), "no sources in {}", folder.display());
+
+    let made = made_in();
+    let library =
+        made.join(format!("{}-{:016x}", recipe.folder, hash(&(&sources, recipe.name)))).join(recipe.name);
+    if !library.exists() {
+        let objects = compile(&compiler, &flags, &sources, &made);
+        link(&compiler, &flags, &objects, &library, recipe);
+    }
+    library
+}
+
+/// `target/<profile>/fakes`, beside the folder that test binaries are in.
+fn made_in() -> PathBuf {
+    let binary = env::current_exe().expect("a running binary has a path");
+    let profile = binary.ancestors().nth(2).expect("test binaries are in target/<profile>/deps");
+    profile.join("fakes")
+}
+
+fn compile(compiler: &str, flags: &[String], sources: &[(PathBuf, u64)], made: &Path) -> Vec<PathBuf> {
+    let folder = made.join("objects");
+    fs::create_dir_all(&folder).expect("target can be written");
+    let object = |(source, hash): &(PathBuf, u64)| {
+        let stem = source.file_stem().and_then(|stem| stem.to_str()).expect("sources have plain names");
+        folder.join(format!("{stem}-{hash:016x}.o"))
+    };
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(String::new()));
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let object = object(source);
+                    if object.exists() {
+                        continue;
+                    }
+                    let mut command = Command::new(compiler);
+                    command.args(flags).arg("-c").arg(&source.0);
+                    if let Err(why) = put(command, &object) {
+                        failed.lock().expect("no compiler panics").push_str(&why);
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().expect("no compiler panics");
+    assert!(failed.is_empty(), "{failed}");
+    sources.iter().map(object).collect()
+}
+
+fn link(compiler: &str, flags: &[String], objects: &[PathBuf], library: &Path, recipe: &Recipe) {
+    let folder = library.parent().expect("a library is in a folder");
+    fs::create_dir_all(folder).expect("target can be written");
+    let mut command = Command::new(compiler);
+    command.args(flags).args(["-shared", "-ldl"]).arg(format!("-Wl,-soname,{}", recipe.name));
+    // What a sanitizer needs, the process has.
+    if env::var_os("FAKE_SANITIZER").is_none() {
+        command.arg("-Wl,-z,defs");
+    }
+    let also = folder.join(recipe.also);
+    if !also.exists() {
+        // Another test binary may be as far.
+        let _ = std::os::unix::fs::symlink(recipe.name, also);
+    }
+    put(command.args(objects), library).unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// Runs a compiler whose output appears whole or not at all.
+fn put(mut command: impl std::borrow::BorrowMut<Command>, to: &Path) -> Result<(), String> {
+    let command = command.borrow_mut();
+    let unfinished = to.with_extension(format!("{}.part", process::id()));
+    let output =
+        command.arg("-o").arg(&unfinished).output().map_err(|why| {
+            format!("cannot run {:?}: {why}; a C++ compiler is needed", command.get_program())
+        })?;
+    if !output.status.success() {
+        return Err(format!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr)));
+    }
+    fs::rename(&unfinished, to).map_err(|why| format!("cannot write {}: {why}", to.display()))
+}
+
+fn said(command: &mut Command) -> String {
+    let output = command.output();
+    let output = output.unwrap_or_else(|why| {
+        panic!("cannot run {:?}: {why}; a C++ compiler is needed", command.get_program())
+    });
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|why| panic!("cannot read {}: {why}", path.display()))
+}
+
+/// The files of a folder with these endings, in the order of their names; none where there is no folder.
+fn files(folder: &Path, endings: &[&str]) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let ending = |path: &Path| path.extension().and_then(|ending| ending.to_str()).map(str::to_owned);
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.expect("a folder can be read").path()).collect();
+    found.retain(|path| ending(path).is_some_and(|ending| endings.contains(&ending.as_str())));
+    found.sort();
+    found
+}
+
+fn texts(folder: &Path, endings: &[&str]) -> Vec<(PathBuf, String)> {
+    files(folder, endings)
+        .into_iter()
+        .map(|path| {
+            let text = read(&path);
+            (path, text)
+        })
+        .collect()
+}
+
+fn hash(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,11 @@
+//! Fakes of what a machine without a GPU lacks, for tests: a CUDA driver and NVML.
+//!
+//! - [`library`]: compiles a folder of C++ into a shared library, once per content.
+//! - [`cuda`]: `tests/fake_cuda`, which is `libcuda.so` to this process once it is loaded.
+//!
+//! A test binary takes this folder with `#[path = "../fakes/mod.rs"] mod fakes;`. The fakes' state is the process's, so tests that
+//! use them take turns, which starting one sees to.
+#![allow(dead_code, reason = "each binary uses a part")]
+
+pub mod cuda;
+pub mod library;

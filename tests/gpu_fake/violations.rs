@@ -1,0 +1,119 @@
+//! What ends the process, since no caller may do it.
+//!
+//! Each check runs its act in a process of its own: this binary again, with that test alone.
+#![allow(unsafe_code, reason = "the acts are what a wrong unsafe block would do")]
+
+use std::{env, process::Command};
+
+use cudarc::driver::{DevicePtr, result, sys};
+
+use crate::{
+    fakes::cuda::FakeCuda,
+    support::{allocate, context, kernel, pinned, trap},
+};
+
+/// Runs `act` in a child, which must end with a line that has `expected` in it.
+fn check(test: &str, expected: &str, act: impl FnOnce()) {
+    if env::var_os("FAKE_VIOLATE").is_some() {
+        act();
+        return;
+    }
+    let path = format!("violations::{test}");
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", &path, "--nocapture", "--test-threads=1"])
+        .env("FAKE_VIOLATE", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "the process went on");
+    assert!(said.contains(&format!("fake CUDA driver: {expected}")), "{said}");
+}
+
+#[test]
+fn freeing_twice() {
+    check("freeing_twice", "cuMemFree_v2: device memory", || {
+        let _fake = FakeCuda::start("");
+        let _context = context(0);
+        // SAFETY: it is not.
+        unsafe {
+            let memory = result::malloc_sync(64).unwrap();
+            result::free_sync(memory).unwrap();
+            result::free_sync(memory).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_copy_to_what_was_freed() {
+    check("a_copy_to_what_was_freed", "cuMemcpyHtoDAsync_v2: device memory", || {
+        let _fake = FakeCuda::start("");
+        let _context = context(0);
+        // SAFETY: it is not.
+        unsafe {
+            let memory = result::malloc_sync(64).unwrap();
+            result::free_sync(memory).unwrap();
+            result::memcpy_htod_sync(memory, &[1u8; 8]).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_launch_with_what_was_freed() {
+    check("a_launch_with_what_was_freed", "kernel fake_trap: device memory", || {
+        let _fake = FakeCuda::start("");
+        let context = context(0);
+        let stream = context.new_stream().unwrap();
+        let kernel = kernel(&context, "fake_trap");
+        let memory = allocate(&stream, 16).unwrap();
+        let (pointer, _guard) = memory.device_ptr(&stream);
+        // SAFETY: it is not.
+        unsafe { result::free_async(pointer, stream.cu_stream()) }.unwrap();
+        stream.synchronize().unwrap();
+        trap(&stream, &kernel, &memory).unwrap();
+    });
+}
+
+#[test]
+fn page_locked_memory_given_back_while_a_copy_waits() {
+    check("page_locked_memory_given_back_while_a_copy_waits", "page-locked memory at", || {
+        let fake = FakeCuda::start("");
+        let context = context(0);
+        let stream = context.new_stream().unwrap();
+        let mut memory = allocate(&stream, 16).unwrap();
+        let mut from = pinned(&context, &[1.0; 16]);
+        let pointer = from.as_mut_slice().unwrap().as_mut_ptr();
+        fake.tell("fault on=memset hang");
+        stream.memset_zeros(&mut memory).unwrap();
+        stream.memcpy_htod(&from, &mut memory).unwrap();
+        // SAFETY: it is not.
+        unsafe { result::free_host(pointer.cast()) }.unwrap();
+        fake.tell("release");
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn a_stream_after_its_end() {
+    check("a_stream_after_its_end", "cuStreamSynchronize: stream 1 was destroyed", || {
+        let _fake = FakeCuda::start("");
+        let context = context(0);
+        let stream = context.new_stream().unwrap();
+        // SAFETY: it is not.
+        unsafe { sys::cuStreamDestroy_v2(stream.cu_stream()).result().unwrap() };
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn a_stream_of_a_context_that_was_reset() {
+    check("a_stream_of_a_context_that_was_reset", "cuStreamSynchronize: stream 1 was destroyed", || {
+        let _fake = FakeCuda::start("");
+        let first = context(0);
+        let stream = first.new_stream().unwrap();
+        // SAFETY: it is not.
+        unsafe { sys::cuDevicePrimaryCtxReset_v2(0).result().unwrap() };
+        // The next context has the handle of the last, so the thread does not notice.
+        let _second = context(0);
+        stream.synchronize().unwrap();
+    });
+}
