@@ -86,3 +86,48 @@ fn a_server_that_must_have_a_gpu_ends_with_69_where_there_is_none() {
     assert_eq!(output.status.code(), Some(69), "{text}");
     assert!(text.contains("backend is gpu, but the driver shows no GPU: "), "{text}");
 }
+
+/// Checks a folder with one fitter, with these lines below its manifest: what is printed, and the exit code.
+fn check(script: &str, manifest: &str) -> (String, Option<i32>) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("spots")).unwrap();
+    let text = format!("engine = \"gauss-mle\"\n{manifest}");
+    std::fs::write(folder.path().join("spots/model.toml"), text).unwrap();
+    let library = std::env::var("ORT_DYLIB_PATH")
+        .unwrap_or_else(|_| format!("{}/.lib/libonnxruntime.so.1.31.1", env!("CARGO_MANIFEST_DIR")));
+    let models = folder.path().to_str().unwrap();
+    let output = run(script, &["check", "--models", models, "--onnx-runtime", &library]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    (text, output.status.code())
+}
+
+#[test]
+fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit() {
+    let (text, code) = check("devices memory=8GiB", "[batch]\nitems_max = 1000\n");
+    assert_eq!(code, Some(0));
+    let rows: Vec<&str> = text.lines().skip(1).collect();
+    assert_eq!(rows.len(), 2, "the CPU and the GPU");
+    assert!(rows[0].contains("  cpu  ") && rows[1].contains("  GPU-fa000000-"));
+    // Three batches of 1000 ROIs of 49 FP32 pixels, and results of 72 bytes; a twentieth of the memory is left alone.
+    let held: u64 = 3 * 1000 * (49 * 4 + 72);
+    assert!(rows[1].contains("  0.0 MiB + 0.0 MiB at 1, 0.8 MiB at 1000  "), "{}", rows[1]);
+    let fit = 1 + ((8 << 30) - held - (8 << 30) / 20) / held;
+    assert!(rows[1].contains(&format!("  1 of {fit}  ")), "{} instead of {fit}", rows[1]);
+}
+
+#[test]
+fn a_model_over_its_memory_is_refused_with_the_arithmetic() {
+    let (text, code) = check(
+        "devices",
+        "[batch]\nitems_max = 1000\n[placement]\ndevices = \"gpu\"\nmemory_bytes_max = 800000\n",
+    );
+    assert_eq!(code, Some(1));
+    assert!(
+        text.contains(
+            "unavailable: one instance takes 804000 bytes (0 for the model and 804000 for batches of 1000), more than \
+             placement.memory_bytes_max = 800000: lower batch.items_max, or raise the limit"
+        ),
+        "{text}"
+    );
+}

@@ -5,7 +5,7 @@ use crate::{
     support::{SIDE, batch, camera_with_maps, on_cpu, open, plain, psfs, read, setting, staged, until},
 };
 use ocelli::engine::{Engine, EngineError, Flight, Tensor, cuda::gauss_mle::GaussMle, kernels::Camera};
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Begins a batch as a worker does.
 fn start(engine: &mut GaussMle, inputs: &[Tensor]) -> Result<Flight, EngineError> {
@@ -87,12 +87,14 @@ fn the_next_batch_is_copied_in_while_one_is_fitted() {
     for (flight, inputs) in flights.into_iter().zip(&inputs) {
         agree("a batch", &read(&flight.land().unwrap()), &on_cpu(inputs, &plain()), 5e-3);
     }
-    let log = fake.log();
-    let of = |kind: &str| log.iter().filter(|operation| operation.kind == kind).cloned().collect::<Vec<_>>();
-    let kernels = of("kernel");
-    let copies = of("copy_in");
-    assert!(copies[1..].iter().all(|copy| copy.overlaps(&kernels[0])), "{log:#?}");
-    assert!(kernels.iter().all(|kernel| kernel.stream != copies[0].stream), "streams of their own");
+    let streams = |kind: &str| {
+        let log = fake.log();
+        let of_kind = log.iter().filter(|operation| operation.kind == kind);
+        of_kind.map(|operation| operation.stream).collect::<BTreeSet<u64>>()
+    };
+    let each = ["copy_in", "kernel", "copy_out"].map(streams);
+    assert!(each.iter().all(|streams| streams.len() == 1), "{each:?}");
+    assert_eq!(each.iter().flatten().collect::<BTreeSet<_>>().len(), 3, "each on a stream of its own");
 }
 
 #[test]
@@ -128,7 +130,7 @@ fn too_little_memory_for_a_batch_is_its_error_and_not_the_end() {
 fn where_three_batches_do_not_fit_fewer_are_on_their_way_at_once() {
     // Room for one batch of 1000, and not for two.
     let bytes = 1000 * (SIDE * SIDE * 2 + 72);
-    let fake = FakeCuda::start(&format!("memory={}", bytes * 3 / 2));
+    let _fake = FakeCuda::start(&format!("memory={}", bytes * 3 / 2));
     let mut engine = GaussMle::new(&open(0)).unwrap();
     let inputs = batch(5, 1000, false);
     let expected = on_cpu(&inputs, &plain());
@@ -137,7 +139,6 @@ fn where_three_batches_do_not_fit_fewer_are_on_their_way_at_once() {
         agree("one of four", &read(&outputs), &expected, 5e-3);
     }
     assert_eq!(engine.device_bytes(), bytes as u64);
-    drop(fake);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use crate::{
     fakes::cuda::FakeCuda,
-    http::{Server, config, root},
+    http::{Server, config, root, until_metrics},
 };
 use ocelli::config::{Backend, Config};
+use std::time::Duration;
 
 const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
 
@@ -30,6 +31,11 @@ async fn localize(server: &Server) -> Vec<Vec<f64>> {
     assert_eq!(reply.status, 200, "{text}");
     let numbers = |line: &str| line.split(',').map(|cell| cell.parse().unwrap_or(f64::NAN)).collect();
     text.lines().filter(|line| !line.starts_with('#')).skip(1).map(numbers).collect()
+}
+
+/// Operations of a kind that have ended.
+fn count(fake: &FakeCuda, kind: &str) -> usize {
+    fake.log().iter().filter(|operation| operation.kind == kind).count()
 }
 
 #[tokio::test]
@@ -64,11 +70,47 @@ async fn when_the_gpu_fails_in_the_middle_the_cpu_answers_and_the_gpu_is_lost() 
     for _ in 0..3 {
         assert_eq!(localize(&server).await.len(), expected.len());
     }
-    let metrics = server.get("/metrics").await;
-    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
-    let states: Vec<&str> =
-        metrics.lines().filter(|line| line.contains(GPU) && line.ends_with(" 1")).collect();
-    println!("{states:?}");
+    let lost = format!("ocelli_device_state{{device=\"{GPU}\",state=\"lost\"}} 1");
+    until_metrics(server.address, &[&lost]).await;
+    server.end().await;
+}
+
+#[tokio::test]
+async fn batches_of_one_request_are_three_deep_on_a_gpu() {
+    let fake = FakeCuda::start("");
+    let server = start("devices = \"gpu\"\n[batch]\nitems_max = 64", Backend::Auto).await;
+    let expected = localize(&server).await;
+    let before = count(&fake, "copy_in");
+    fake.tell("fault on=kernel hang");
+    let three_deep = async {
+        // Nothing is fitted meanwhile, so this many can only be on their way at once.
+        while count(&fake, "copy_in") < before + 3 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(count(&fake, "copy_in"), before + 3);
+        fake.tell("release");
+    };
+    let (rows, ()) = tokio::join!(localize(&server), three_deep);
+    assert_eq!(rows, expected);
+    server.end().await;
+}
+
+#[tokio::test]
+async fn instances_of_a_model_run_on_streams_of_their_own() {
+    let fake = FakeCuda::start("");
+    let placement = "devices = \"gpu\"\ninstances = 2\n[batch]\nitems_max = 16";
+    let server = start(placement, Backend::Auto).await;
+    let expected = localize(&server).await;
+    let before = count(&fake, "copy_in");
+    fake.tell("fault on=kernel times=2 hang");
+    let both = async {
+        while count(&fake, "copy_in") < before + 6 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        fake.tell("release");
+    };
+    let (rows, ()) = tokio::join!(localize(&server), both);
+    assert_eq!(rows, expected);
     server.end().await;
 }
 
