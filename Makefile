@@ -8,6 +8,8 @@ PYTHON ?= python3
 
 ORT_LIBRARY := $(CURDIR)/.lib/libonnxruntime.so.1.31.1
 TARGET      := $(or $(CARGO_TARGET_DIR),target)
+# The host's triple, as cargo spells it in its variables.
+HOST         = $(shell rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 
 # The build's own tools come after those of the machine.
 export PATH := $(PATH):$(CURDIR)/.venv/build/bin
@@ -26,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort tools format lint kernels check-kernels test-rust test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build bench bench-overhead bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -64,6 +66,19 @@ lint: tools
 test-rust: tools $(ORT)
 	$(call say,unit and integration tests)
 	$(CARGO) test --locked
+
+# The GPU path on the fake driver and the kernels in it, with checkers of memory and of threads in both (minutes). Rust's own code is
+# not looked at, and what kernels run on is no thread of the system: see tests/fakes/library.rs.
+SANITIZED := gpu_fake cuda
+test-fakes-sanitized: tools
+	$(call say,the fake CUDA driver with AddressSanitizer and ThreadSanitizer)
+	$(CARGO) test --locked --no-run $(foreach name,$(SANITIZED),--test $(name))
+	FAKE_SANITIZER=address ASAN_OPTIONS=detect_leaks=0 \
+		CARGO_TARGET_$(HOST)_RUNNER="env LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libasan.so)" \
+		$(CARGO) test --locked $(foreach name,$(SANITIZED),--test $(name))
+	FAKE_SANITIZER=thread TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+		CARGO_TARGET_$(HOST)_RUNNER="env LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libtsan.so)" \
+		$(CARGO) test --locked $(foreach name,$(SANITIZED),--test $(name))
 
 # The kernels for the device: PTX text, committed, which the driver of any GPU from sm_75 on compiles when it is loaded.
 # Neither a GPU nor its toolkit is needed to make it.

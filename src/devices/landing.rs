@@ -101,28 +101,44 @@ enum Message {
 
 /// The way to the thread, from the worker that it belongs to.
 pub(super) struct Landing {
-    messages: Option<mpsc::SyncSender<Message>>,
-    thread: Option<JoinHandle<()>>,
+    name: String,
+    health: Health,
+    /// From the first flight on: engines of the CPU have none.
+    thread: Option<(mpsc::SyncSender<Message>, JoinHandle<()>)>,
     /// Something was sent since all had landed.
     away: bool,
 }
 
 impl Landing {
-    /// Starts the thread.
-    pub(super) fn start(worker: &str, health: Health) -> std::io::Result<Landing> {
-        let (messages, coming) = mpsc::sync_channel(AHEAD);
-        let thread = std::thread::Builder::new()
-            .name(format!("{worker}-land"))
-            .spawn(move || land_all(&coming, &health))?;
-        Ok(Landing { messages: Some(messages), thread: Some(thread), away: false })
+    /// For a worker of this name.
+    pub(super) fn new(worker: &str, health: Health) -> Landing {
+        Landing { name: format!("{worker}-land"), health, thread: None, away: false }
     }
 
     /// Hands a batch over; waits where enough are on their way.
     pub(super) fn send(&mut self, out: Outbound, flight: Box<dyn Airborne>) {
+        let message = Message::Flight(Box::new(out), flight);
+        if self.thread.is_none() {
+            self.thread = self.start();
+        }
         self.away = true;
-        let messages = self.messages.as_ref().expect("there until it is dropped");
-        // Where the thread is gone, both come back and are dropped: the flight waits, the batch counts as failed.
-        let _ = messages.send(Message::Flight(Box::new(out), flight));
+        // Where the thread is gone, both are dropped: the flight waits, and the batch counts as failed.
+        if let Some((messages, _)) = &self.thread {
+            let _ = messages.send(message);
+        }
+    }
+
+    fn start(&self) -> Option<(mpsc::SyncSender<Message>, JoinHandle<()>)> {
+        let (messages, coming) = mpsc::sync_channel(AHEAD);
+        let health = self.health.clone();
+        let thread = std::thread::Builder::new().name(self.name.clone());
+        match thread.spawn(move || land_all(&coming, &health)) {
+            Ok(thread) => Some((messages, thread)),
+            Err(error) => {
+                tracing::error!(%error, "no thread to land batches on");
+                None
+            }
+        }
     }
 
     /// Waits until all have landed. False if none had been sent since the last time.
@@ -131,8 +147,9 @@ impl Landing {
             return false;
         }
         let (tell, told) = mpsc::channel();
-        let messages = self.messages.as_ref().expect("there until it is dropped");
-        if messages.send(Message::Settled(tell)).is_ok() {
+        if let Some((messages, _)) = &self.thread
+            && messages.send(Message::Settled(tell)).is_ok()
+        {
             // An error says the same: nothing is on its way.
             let _ = told.recv();
         }
@@ -142,8 +159,9 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.messages = None;
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        let Some((messages, thread)) = self.thread.take() else { return };
+        drop(messages);
+        if thread.join().is_err() {
             tracing::error!("the thread that lands batches panicked");
         }
     }

@@ -54,7 +54,7 @@ impl Worker {
     pub(super) fn start(post: Post) -> std::io::Result<Worker> {
         let Post { name, health, queue, metrics } = post;
         let (mail, mailbox) = mpsc::channel();
-        let landing = Landing::start(&name, health.clone())?;
+        let landing = Landing::new(&name, health.clone());
         let place = queue.attach(&health.device);
         let work = Work {
             health,
@@ -112,8 +112,9 @@ struct Work {
     metrics: Arc<Metrics>,
     mailbox: mpsc::Receiver<Mail>,
     served: Vec<ModelKey>,
-    engines: HashMap<ModelKey, Loaded>,
+    /// Before the engines: what is on its way lands before they go.
     landing: Landing,
+    engines: HashMap<ModelKey, Loaded>,
     /// Memory was let go, and nothing came since.
     rested: bool,
 }

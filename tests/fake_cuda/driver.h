@@ -43,8 +43,9 @@ struct Stream;
 struct Capture;
 struct Entry;
 
-extern std::mutex lock;
-extern std::condition_variable changed;
+// All that is global is never destroyed: threads may be at it until the process ends.
+extern std::mutex& lock;
+extern std::condition_variable& changed;
 typedef std::unique_lock<std::mutex> Locked;
 
 // Ends the process: the caller broke a rule that the real driver does not check.
@@ -146,6 +147,8 @@ struct Context {
 Handle context_handle(const Device& device);
 // Makes a context fail from now on, and wakes whoever waits for it.
 void poison(Context& context, int code, const Locked&);
+// Takes a device off the bus: all calls give this code from now on.
+void lose(Device& device, int code, const Locked&);
 // Ends the device's context and all that belongs to it.
 void end_context(Device& device, Locked& locked);
 
@@ -155,9 +158,8 @@ struct World {
     std::vector<std::unique_ptr<Device>> devices;  // all
     std::vector<Device*> visible;                  // what CUDA_VISIBLE_DEVICES leaves, in its order
     std::map<std::string, u64> calls;
-    std::string complaint;  // about the environment, found at load
 };
-extern World world;
+extern World& world;
 
 // ---- what calls begin with ---------------------------------------------------------------------------------------------
 
@@ -213,9 +215,9 @@ struct Stream {
     std::thread thread;
 };
 
-extern Handles<Stream> streams;
-extern Handles<Event> events;
-extern Handles<Pool> pools;
+extern Handles<Stream>& streams;
+extern Handles<Event>& events;
+extern Handles<Pool>& pools;
 extern u64 streams_made;
 
 // The stream that a handle names in this context; null where it is none.
@@ -245,7 +247,7 @@ struct Capture {
     std::set<Stream*> unjoined;  // streams that took part and that the origin does not wait for
     std::vector<Operation> operations;
 };
-extern Handles<Capture> graphs, executables;
+extern Handles<Capture>&graphs, &executables;
 
 // What a call must return that is not allowed while this thread captures, and 0 where it does not. The capture is broken then.
 int refuse_in_capture(const Context& context);
@@ -263,8 +265,8 @@ struct HostMemory {
     std::shared_ptr<Context> context;
     bool registered;
 };
-extern std::map<DevicePointer, Allocation> allocations;
-extern std::map<u64, HostMemory> host_memory;
+extern std::map<DevicePointer, Allocation>& allocations;
+extern std::map<u64, HostMemory>& host_memory;
 
 // Whether bytes are all of one allocation. Those of a freed one end the process.
 bool on_device(DevicePointer pointer, u64 bytes, const char* call, bool queued = true);
@@ -282,7 +284,8 @@ u64 count_modules(const Device& device);
 
 // Applies the rules that name a call or an operation: sleeps, hangs, and gives the code to fail with, or 0.
 int fault(const std::string& what, const std::string& detail, Device* device, const Context* context);
-void read_environment();
+// Before anything else is done: takes the script of the environment, once.
+void begin();
 // Makes all as after loading, with these devices. Returns what is wrong, or nothing.
 std::string set_devices(const std::string& text);
 
@@ -290,3 +293,5 @@ std::string set_devices(const std::string& text);
 
 void log_operation(const Stream& stream, const Operation& operation, u64 begin_ns, u64 end_ns, int code);
 void clear_log();
+// Leaves the books in a file when the process ends, where the environment says so.
+void write_books_at_exit();

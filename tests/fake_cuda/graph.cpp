@@ -8,10 +8,10 @@ the other on the stream it is launched in.
 
 #include "driver.h"
 
-Handles<Capture> graphs{"graph", 0x6A, 0, {}};
-Handles<Capture> executables{"executable graph", 0x6E, 0, {}};
+Handles<Capture>& graphs = *new Handles<Capture>{"graph", 0x6A, 0, {}};
+Handles<Capture>& executables = *new Handles<Capture>{"executable graph", 0x6E, 0, {}};
 
-static std::vector<std::shared_ptr<Capture>> under_way;
+static auto& under_way = *new std::vector<std::shared_ptr<Capture>>;
 
 int refuse_in_capture(const Context& context) {
     for (auto& capture : under_way) {

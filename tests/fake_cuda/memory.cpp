@@ -18,12 +18,12 @@ with another: whoever still uses it is told.
 #define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
 #endif
 
-std::map<DevicePointer, Allocation> allocations;
-std::map<u64, HostMemory> host_memory;
+std::map<DevicePointer, Allocation>& allocations = *new std::map<DevicePointer, Allocation>;
+std::map<u64, HostMemory>& host_memory = *new std::map<u64, HostMemory>;
 
 // Ranges that were freed and not given again, and those of them that are still kept.
-static std::map<DevicePointer, u64> freed;
-static std::deque<std::pair<void*, u64>> kept;
+static auto& freed = *new std::map<DevicePointer, u64>;
+static auto& kept = *new std::deque<std::pair<void*, u64>>;
 static u64 kept_bytes = 0;
 
 constexpr u64 KEPT_MAX = 64 << 20, FILLED_MAX = 1 << 20;

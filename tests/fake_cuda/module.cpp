@@ -25,8 +25,8 @@ struct Function {
     int dynamic_shared_max = SHARED_PER_BLOCK;
 };
 
-static Handles<Module> modules{"module", 0x30, 0, {}};
-static Handles<Function> functions{"function", 0xF0, 0, {}};
+static auto& modules = *new Handles<Module>{"module", 0x30, 0, {}};
+static auto& functions = *new Handles<Function>{"function", 0xF0, 0, {}};
 
 void forget_modules(const Context& context) {
     modules.remove_if([&](const Module& module) { return module.context.get() == &context; });
@@ -40,7 +40,7 @@ u64 count_modules(const Device& device) {
 // ---- entries -------------------------------------------------------------------------------------------------------------
 
 static std::map<std::string, Entry>& entries() {
-    static std::map<std::string, Entry> all;
+    static auto& all = *new std::map<std::string, Entry>;
     return all;
 }
 

@@ -15,8 +15,8 @@ script: what a test says to the fake, one line each, in words and key=value pair
     release                       what hangs goes on, and nothing hangs any more
     clear                         no rule is left, and nothing hangs
 
-Devices are numbered as CUDA_VISIBLE_DEVICES leaves them once cuInit was called, before in the order of `devices`. At load, lines are
-taken from FAKE_CUDA, separated by semicolons.
+Devices are numbered as CUDA_VISIBLE_DEVICES leaves them once cuInit was called, before in the order of `devices`. Before the first
+call, lines are taken from FAKE_CUDA, separated by semicolons.
 */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +25,11 @@ taken from FAKE_CUDA, separated by semicolons.
 #include "../fakes/script.h"
 #include "driver.h"
 
+void lose(Device& device, int code, const Locked& locked) {
+    device.lost = code;
+    if (device.context) poison(*device.context, code, locked);
+}
+
 using script::number;
 using script::read;
 using script::split;
@@ -32,7 +37,7 @@ using script::Words;
 
 namespace {
 
-script::Rules rules;
+script::Rules& rules = *new script::Rules;
 
 Device* device_named(const Words& words) {
     const u64 ordinal = number(words, "device", ~0ull);
@@ -66,11 +71,6 @@ std::string add_devices(const std::string& group) {
         world.devices.push_back(std::move(device));
     }
     return "";
-}
-
-void lose(Device& device, int code, const Locked& locked) {
-    device.lost = code;
-    if (device.context) poison(*device.context, code, locked);
 }
 
 std::string obey(const std::string& line) {
@@ -141,23 +141,22 @@ std::string set_devices(const std::string& text) {
     return "";
 }
 
+void begin() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        set_devices("");
+        const char* lines = getenv("FAKE_CUDA");
+        for (const std::string& line : split(lines ? lines : "", ";\n")) {
+            const std::string wrong = obey(line);
+            if (!wrong.empty()) violation("FAKE_CUDA: %s: %s", line.c_str(), wrong.c_str());
+        }
+        write_books_at_exit();
+    });
+}
+
 // Null, or what is wrong with the line; then to be given to fake_cuda_free.
 EXPORT char* fake_cuda_tell(const char* line) {
+    begin();
     const std::string wrong = obey(line);
     return wrong.empty() ? nullptr : strdup(wrong.c_str());
-}
-
-void read_environment() {
-    set_devices("");
-    const char* script = getenv("FAKE_CUDA");
-    if (!script) return;
-    for (const std::string& line : split(script, ";\n")) {
-        const std::string wrong = obey(line);
-        if (!wrong.empty()) world.complaint = "FAKE_CUDA: " + line + ": " + wrong;
-    }
-}
-
-__attribute__((constructor)) static void loaded() {
-    now_ns();
-    read_environment();
 }

@@ -7,12 +7,12 @@ stream: streams, their threads and events.
 
 #include "driver.h"
 
-Handles<Stream> streams{"stream", 0x57, 0, {}};
-Handles<Event> events{"event", 0xE7, 0, {}};
+Handles<Stream>& streams = *new Handles<Stream>{"stream", 0x57, 0, {}};
+Handles<Event>& events = *new Handles<Event>{"event", 0xE7, 0, {}};
 u64 streams_made = 0;
 
 // Destroyed while their thread had still to finish; joined when their context ends.
-static std::vector<std::shared_ptr<Stream>> retired;
+static auto& retired = *new std::vector<std::shared_ptr<Stream>>;
 
 const char* kind_name(Kind kind) {
     switch (kind) {

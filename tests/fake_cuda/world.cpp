@@ -10,10 +10,10 @@ world: devices and their primary contexts, and what every call begins with.
 
 #include "driver.h"
 
-std::mutex lock;
-std::condition_variable changed;
-World world;
-Handles<Pool> pools{"memory pool", 0x60, 0, {}};
+std::mutex& lock = *new std::mutex;
+std::condition_variable& changed = *new std::condition_variable;
+World& world = *new World;
+Handles<Pool>& pools = *new Handles<Pool>{"memory pool", 0x60, 0, {}};
 
 // The device whose context is current on this thread.
 static thread_local Handle current = nullptr;
@@ -149,10 +149,10 @@ void end_context(Device& device, Locked& locked) {
 
 int enter(const char* call, Needs needs, std::shared_ptr<Context>& context, int ordinal) {
     Device* device = nullptr;
+    begin();
     {
         const Locked locked(lock);
         ++world.calls[call];
-        if (!world.complaint.empty()) violation("%s", world.complaint.c_str());
         if (ordinal >= 0 && ordinal < (int)world.visible.size()) device = world.visible[(size_t)ordinal];
         if (!device && ordinal < 0) device = device_of(current);
         if (device) context = device->context;

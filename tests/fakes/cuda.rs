@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{CStr, CString, c_char},
+    ffi::{CString, c_char},
     path::PathBuf,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
@@ -14,7 +14,10 @@ use std::{
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::Deserialize;
 
-use super::library::{Recipe, compiled};
+use super::{
+    library::{Recipe, compiled},
+    text,
+};
 
 /// Where the library lies, compiled if it was not yet. A process that is started with its folder in `LD_LIBRARY_PATH` takes it for
 /// its driver, reads its script from `FAKE_CUDA`, and leaves its books in the file that `FAKE_CUDA_BOOKS` names.
@@ -24,13 +27,12 @@ pub fn library() -> PathBuf {
 
 type Tell = unsafe extern "C" fn(*const c_char) -> *mut c_char;
 type Report = unsafe extern "C" fn() -> *mut c_char;
-type Free = unsafe extern "C" fn(*mut c_char);
 
 struct Entries {
     tell: Tell,
     books: Report,
     log: Report,
-    free: Free,
+    free: text::Free,
     /// Never closed: threads of it may run until the process ends.
     _library: Library,
 }
@@ -54,26 +56,17 @@ fn entries() -> &'static Entries {
     })
 }
 
-/// A text that the library made, which goes back to it.
-#[allow(unsafe_code, reason = "text of a C library")]
-fn taken(text: *mut c_char) -> Option<String> {
-    if text.is_null() {
-        return None;
-    }
-    // SAFETY: the library gives a C string of its own, and takes it back once.
-    unsafe {
-        let owned = CStr::from_ptr(text).to_string_lossy().into_owned();
-        (entries().free)(text);
-        Some(owned)
-    }
-}
-
 #[allow(unsafe_code, reason = "an entry of a C library")]
 fn obeyed(line: &str) -> Result<(), String> {
-    let text = CString::new(line).expect("lines have no zero byte");
-    // SAFETY: the library reads the line and keeps nothing of it.
-    let wrong = taken(unsafe { (entries().tell)(text.as_ptr()) });
+    let words = CString::new(line).expect("lines have no zero byte");
+    // SAFETY: the library reads the line and keeps nothing of it, and takes back what it gives.
+    let wrong = unsafe { text::taken((entries().tell)(words.as_ptr()), entries().free) };
     wrong.map_or(Ok(()), |why| Err(format!("fake driver: {line}: {why}")))
+}
+
+/// Makes the fake this process's driver, as its environment has it. [`FakeCuda::start`] does too, and sets devices of its own.
+pub fn load() {
+    entries();
 }
 
 /// The fake driver, held by one test at a time. When it is dropped, nothing may be left of what was taken.
@@ -99,8 +92,8 @@ impl FakeCuda {
     /// What is held now.
     #[allow(unsafe_code, reason = "an entry of a C library")]
     pub fn books(&self) -> Books {
-        // SAFETY: takes nothing.
-        let text = taken(unsafe { (entries().books)() }).expect("books are never null");
+        // SAFETY: it takes nothing, and takes back what it gives.
+        let text = unsafe { text::taken((entries().books)(), entries().free) }.expect("books are never null");
         serde_json::from_str(&text).expect("books.cpp and Books agree")
     }
 
@@ -112,8 +105,8 @@ impl FakeCuda {
             forgotten: u64,
             operations: Vec<Operation>,
         }
-        // SAFETY: takes nothing.
-        let text = taken(unsafe { (entries().log)() }).expect("the log is never null");
+        // SAFETY: it takes nothing, and takes back what it gives.
+        let text = unsafe { text::taken((entries().log)(), entries().free) }.expect("the log is never null");
         let log: Log = serde_json::from_str(&text).expect("books.cpp and Operation agree");
         assert_eq!(log.forgotten, 0, "more operations than the log holds");
         log.operations

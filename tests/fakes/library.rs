@@ -41,8 +41,10 @@ const FLAGS: [&str; 11] = [
     "-Wno-psabi",
 ];
 
-/// The library of a recipe, compiled if it is not there yet. With `FAKE_SANITIZER` (`address`, `thread`, `undefined`) it is one of
-/// its own.
+/// The library of a recipe, compiled if it is not there yet.
+///
+/// With `FAKE_SANITIZER` (`address`, `thread`, `undefined`) it is one of its own, which looks at itself and at the kernels in it; the
+/// process must have been started with the sanitizer's library (`make test-fakes-sanitized`).
 pub fn compiled(recipe: &Recipe) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = package.join("tests").join(recipe.folder);

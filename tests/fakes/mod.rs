@@ -2,6 +2,7 @@
 //!
 //! - [`library`]: compiles a folder of C++ into a shared library, once per content.
 //! - [`cuda`]: `tests/fake_cuda`, which is `libcuda.so` to this process once it is loaded.
+//! - [`nvml`]: `tests/fake_nvml`, which is given to whoever looks for NVML by its path.
 //!
 //! A test binary takes this folder with `#[path = "../fakes/mod.rs"] mod fakes;`. The fakes' state is the process's, so tests that
 //! use them take turns, which starting one sees to.
@@ -9,3 +10,5 @@
 
 pub mod cuda;
 pub mod library;
+pub mod nvml;
+mod text;

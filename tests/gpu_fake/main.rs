@@ -1,4 +1,4 @@
-//! The fake CUDA driver, held to what the real one promises, through cudarc.
+//! The fake CUDA driver and the fake NVML, held to what the real ones promise, through cudarc and nvml-wrapper.
 //!
 //! A binary of its own: which `libcuda.so` a process has is settled once.
 #![allow(clippy::unwrap_used, unreachable_pub)]
@@ -6,9 +6,12 @@
 #[path = "../fakes/mod.rs"]
 mod fakes;
 
+mod child;
 mod context;
 mod faults;
 mod launch;
+mod nvml;
 mod order;
 mod support;
 mod violations;
+mod visible;

@@ -1,37 +1,31 @@
 //! What ends the process, since no caller may do it.
 //!
-//! Each check runs its act in a process of its own: this binary again, with that test alone.
+//! Each check runs its act in a process of its own.
 #![allow(unsafe_code, reason = "the acts are what a wrong unsafe block would do")]
 
-use std::{env, process::Command};
+use std::env;
 
 use cudarc::driver::{DevicePtr, result, sys};
 
 use crate::{
+    child::in_child,
     fakes::cuda::FakeCuda,
-    support::{allocate, context, kernel, pinned, trap},
+    support::{allocate, context, kernel, pinned, scale, trap},
 };
 
 /// Runs `act` in a child, which must end with a line that has `expected` in it.
 fn check(test: &str, expected: &str, act: impl FnOnce()) {
-    if env::var_os("FAKE_VIOLATE").is_some() {
-        act();
+    let Some(output) = in_child(&format!("violations::{test}"), &[], act) else {
         return;
-    }
-    let path = format!("violations::{test}");
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", &path, "--nocapture", "--test-threads=1"])
-        .env("FAKE_VIOLATE", "1")
-        .output()
-        .unwrap();
+    };
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "the process went on");
-    assert!(said.contains(&format!("fake CUDA driver: {expected}")), "{said}");
+    assert!(said.contains(expected), "{said}");
 }
 
 #[test]
 fn freeing_twice() {
-    check("freeing_twice", "cuMemFree_v2: device memory", || {
+    check("freeing_twice", "fake CUDA driver: cuMemFree_v2: device memory", || {
         let _fake = FakeCuda::start("");
         let _context = context(0);
         // SAFETY: it is not.
@@ -45,7 +39,7 @@ fn freeing_twice() {
 
 #[test]
 fn a_copy_to_what_was_freed() {
-    check("a_copy_to_what_was_freed", "cuMemcpyHtoDAsync_v2: device memory", || {
+    check("a_copy_to_what_was_freed", "fake CUDA driver: cuMemcpyHtoDAsync_v2: device memory", || {
         let _fake = FakeCuda::start("");
         let _context = context(0);
         // SAFETY: it is not.
@@ -59,7 +53,7 @@ fn a_copy_to_what_was_freed() {
 
 #[test]
 fn a_launch_with_what_was_freed() {
-    check("a_launch_with_what_was_freed", "kernel fake_trap: device memory", || {
+    check("a_launch_with_what_was_freed", "fake CUDA driver: kernel fake_trap: device memory", || {
         let _fake = FakeCuda::start("");
         let context = context(0);
         let stream = context.new_stream().unwrap();
@@ -75,26 +69,30 @@ fn a_launch_with_what_was_freed() {
 
 #[test]
 fn page_locked_memory_given_back_while_a_copy_waits() {
-    check("page_locked_memory_given_back_while_a_copy_waits", "page-locked memory at", || {
-        let fake = FakeCuda::start("");
-        let context = context(0);
-        let stream = context.new_stream().unwrap();
-        let mut memory = allocate(&stream, 16).unwrap();
-        let mut from = pinned(&context, &[1.0; 16]);
-        let pointer = from.as_mut_slice().unwrap().as_mut_ptr();
-        fake.tell("fault on=memset hang");
-        stream.memset_zeros(&mut memory).unwrap();
-        stream.memcpy_htod(&from, &mut memory).unwrap();
-        // SAFETY: it is not.
-        unsafe { result::free_host(pointer.cast()) }.unwrap();
-        fake.tell("release");
-        stream.synchronize().unwrap();
-    });
+    check(
+        "page_locked_memory_given_back_while_a_copy_waits",
+        "fake CUDA driver: page-locked memory at",
+        || {
+            let fake = FakeCuda::start("");
+            let context = context(0);
+            let stream = context.new_stream().unwrap();
+            let mut memory = allocate(&stream, 16).unwrap();
+            let mut from = pinned(&context, &[1.0; 16]);
+            let pointer = from.as_mut_slice().unwrap().as_mut_ptr();
+            fake.tell("fault on=memset hang");
+            stream.memset_zeros(&mut memory).unwrap();
+            stream.memcpy_htod(&from, &mut memory).unwrap();
+            // SAFETY: it is not.
+            unsafe { result::free_host(pointer.cast()) }.unwrap();
+            fake.tell("release");
+            stream.synchronize().unwrap();
+        },
+    );
 }
 
 #[test]
 fn a_stream_after_its_end() {
-    check("a_stream_after_its_end", "cuStreamSynchronize: stream 1 was destroyed", || {
+    check("a_stream_after_its_end", "fake CUDA driver: cuStreamSynchronize: stream 1 was destroyed", || {
         let _fake = FakeCuda::start("");
         let context = context(0);
         let stream = context.new_stream().unwrap();
@@ -106,14 +104,34 @@ fn a_stream_after_its_end() {
 
 #[test]
 fn a_stream_of_a_context_that_was_reset() {
-    check("a_stream_of_a_context_that_was_reset", "cuStreamSynchronize: stream 1 was destroyed", || {
+    check(
+        "a_stream_of_a_context_that_was_reset",
+        "fake CUDA driver: cuStreamSynchronize: stream 1 was destroyed",
+        || {
+            let _fake = FakeCuda::start("");
+            let first = context(0);
+            let stream = first.new_stream().unwrap();
+            // SAFETY: it is not.
+            unsafe { sys::cuDevicePrimaryCtxReset_v2(0).result().unwrap() };
+            // The next context has the handle of the last, so the thread does not notice.
+            let _second = context(0);
+            stream.synchronize().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_kernel_that_leaves_its_memory() {
+    // Seen by AddressSanitizer alone: `make test-fakes-sanitized`.
+    if env::var("FAKE_SANITIZER").as_deref() != Ok("address") {
+        return;
+    }
+    check("a_kernel_that_leaves_its_memory", "AddressSanitizer", || {
         let _fake = FakeCuda::start("");
-        let first = context(0);
-        let stream = first.new_stream().unwrap();
-        // SAFETY: it is not.
-        unsafe { sys::cuDevicePrimaryCtxReset_v2(0).result().unwrap() };
-        // The next context has the handle of the last, so the thread does not notice.
-        let _second = context(0);
+        let context = context(0);
+        let stream = context.new_stream().unwrap();
+        let (long, mut short) = (allocate(&stream, 65).unwrap(), allocate(&stream, 64).unwrap());
+        scale(&stream, &kernel(&context, "fake_scale"), &long, &mut short, 2.0);
         stream.synchronize().unwrap();
     });
 }

@@ -95,6 +95,10 @@ impl Context {
     /// Where the context is broken.
     pub fn trim(&self) -> Result<(), CudaError> {
         let failed = || CudaError::when(format!("cannot give memory of {} back", self.gpu.id));
+        // What went wrong where things were dropped is kept for whoever calls next: that is no batch's fault.
+        if let Err(error) = self.cuda.check_err() {
+            tracing::debug!(?error, "something could not be given back");
+        }
         // What was freed is free when the stream has come to it.
         self.heap.synchronize().map_err(failed())?;
         if let Some(pool) = self.pool().map_err(failed())? {

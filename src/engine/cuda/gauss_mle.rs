@@ -313,6 +313,9 @@ impl Engine for GaussMle {
         }
         self.results.clear();
         self.inputs.clear();
+        if let Err(error) = self.context.trim() {
+            tracing::warn!(%error, "an idle GPU keeps its memory");
+        }
         if let Err(error) = self.fill() {
             tracing::warn!(%error, "fewer batches at once than there could be");
         }

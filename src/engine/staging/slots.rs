@@ -17,6 +17,8 @@ use std::{
 
 /// Free slabs kept for reuse; more are returned to the system.
 const FREE_SLABS_MAX: usize = 4;
+/// Likewise of pinned ones, which take long to make known to a device.
+const FREE_PINNED_SLABS_MAX: usize = 16;
 
 /// A block of slots. It goes back to its pool when the last slot is dropped.
 struct Slab {
@@ -62,8 +64,9 @@ impl Pool {
     }
 
     fn put_back(&self, block: Block) {
+        let most = if self.memory.is_pinned() { FREE_PINNED_SLABS_MAX } else { FREE_SLABS_MAX };
         let mut state = self.lock();
-        if state.free.len() < FREE_SLABS_MAX {
+        if state.free.len() < most {
             state.free.push(block);
         } else {
             self.bytes.fetch_sub(block.bytes(), Ordering::Relaxed);
