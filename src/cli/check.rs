@@ -34,7 +34,6 @@ fn lines_of(checked: &Checked) -> Vec<Vec<String>> {
         }
     };
     let model = &loading.model;
-    let sizes: Vec<String> = model.rules.sizes.iter().map(usize::to_string).collect();
     let ms = |duration: std::time::Duration| format!("{:.1} ms", duration.as_secs_f64() * 1e3);
     let line = |device: &str, rest: [String; 5]| {
         let mut line = vec![
@@ -42,7 +41,7 @@ fn lines_of(checked: &Checked) -> Vec<Vec<String>> {
             checked.version.clone(),
             model.task.name().into(),
             input(&model.signature),
-            sizes.join(","),
+            sizes(&model.rules.sizes),
             device.to_owned(),
         ];
         line.extend(rest);
@@ -59,6 +58,15 @@ fn lines_of(checked: &Checked) -> Vec<Vec<String>> {
         Err(reason) => line(device, [dash(), dash(), dash(), dash(), format!("not here: {reason}")]),
     };
     loading.on.iter().map(of_device).collect()
+}
+
+/// Batch sizes; of many, the first and the last.
+fn sizes(sizes: &[usize]) -> String {
+    let list = |sizes: &[usize]| sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    match sizes {
+        [first @ .., last] if first.len() > 7 => format!("{},...,{last}", list(&first[..3])),
+        few => list(few),
+    }
 }
 
 /// What one instance holds: the model itself, and its batches by size, the smallest and the largest.

@@ -212,12 +212,15 @@ impl Devices {
         for note in placed.notes {
             tracing::warn!(model = source.name, "{note}");
         }
-        let started = Instant::now();
         let devices: Vec<&Device> = placed.on.iter().map(|index| &self.devices[*index]).collect();
-        let loaded = side_by_side(devices.iter().map(|device| || device.load(source, &self.parts)));
-        let load = started.elapsed();
+        let loaded = side_by_side(devices.iter().map(|device| {
+            || {
+                let started = Instant::now();
+                device.load(source, &self.parts).map(|engines| (engines, started.elapsed()))
+            }
+        }));
 
-        let mut engines = loaded.iter().filter_map(|loaded| loaded.as_ref().ok()).flatten();
+        let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
         let Some(first) = engines.next() else {
             return Err(reasons(&devices, loaded.iter().map(|loaded| loaded.as_ref().err())));
         };
@@ -232,14 +235,17 @@ impl Devices {
         let bytes_max = source.manifest.placement.memory_bytes_max;
         let proved = side_by_side(devices.iter().zip(loaded).map(|(device, loaded)| {
             let model = &model;
-            move || loaded.and_then(|engines| device.prove(engines, model, bytes_max))
+            move || {
+                let (engines, load) = loaded?;
+                device.prove(engines, model, bytes_max).map(|(engines, proof)| (engines, proof, load))
+            }
         }));
         if proved.iter().all(Result::is_err) {
             return Err(reasons(&devices, proved.iter().map(|proved| proved.as_ref().err())));
         }
         self.parts.queue.register(key, &model.name, model.rules.clone());
         let on = devices.iter().zip(proved).map(|(device, proved)| {
-            let on = proved.map(|(engines, proof)| self.put(device, &model, engines, proof, load));
+            let on = proved.map(|(engines, proof, load)| self.put(device, &model, engines, proof, load));
             (Arc::clone(&device.id), on)
         });
         Ok(Loading { on: on.collect(), model: Arc::clone(&model) })

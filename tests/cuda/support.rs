@@ -43,7 +43,8 @@ pub(crate) fn batch(seed: u64, count: usize, wide: bool) -> Vec<Tensor> {
         for y in 0..SIDE {
             for x in 0..SIDE {
                 let (dx, dy) = (x as f32 - centre[0], y as f32 - centre[1]);
-                let spot = (-(dx * dx + dy * dy) / (2.0 * width * width)).exp() / (6.283 * width * width);
+                let spot = (-(dx * dx + dy * dy) / (2.0 * width * width)).exp()
+                    / (std::f32::consts::TAU * width * width);
                 let mean = 10.0 + photons * spot;
                 // Four of them make something like a bell.
                 let noise = (0..4).map(|_| random.next() - 0.5).sum::<f32>() * 1.7 * mean.sqrt();
