@@ -98,6 +98,24 @@ fn the_next_batch_is_copied_in_while_one_is_fitted() {
 }
 
 #[test]
+fn a_kernel_waits_for_its_input_and_its_results_for_the_kernel() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    // Whoever does not wait is far ahead of these.
+    for slow in ["copy_in", "kernel", "copy_out"] {
+        fake.tell(&format!("fault on={slow} times=always sleep_us=3000"));
+    }
+    let camera = camera_with_maps();
+    for seed in 0..4 {
+        let (inputs, asked) = (batch(seed, 30, false), setting(psfs()[0], &camera));
+        let staged = staged(&engine, &inputs);
+        let outputs = engine.start(staged, Some(&asked)).unwrap().land().unwrap();
+        agree("slow", &read(&outputs), &on_cpu(&inputs, &asked), 5e-3);
+    }
+    assert!(fake.books().devices[0].registered > 0, "copies are from memory that the driver knows");
+}
+
+#[test]
 fn results_are_copied_out_while_the_next_batch_is_fitted() {
     let fake = FakeCuda::start("");
     let mut engine = GaussMle::new(&open(0)).unwrap();
