@@ -39,8 +39,43 @@ fn main() {
         for (name, flags) in instruction_sets(&arch) {
             scope.spawn(|| compile(name, flags));
         }
+        scope.spawn(emulate);
     });
 }
+
+/// The code for the device, to be run on the host by tests: in development only, and where the C library has fibers.
+fn emulate() {
+    println!("cargo:rustc-check-cfg=cfg(kernels_emulated)");
+    let glibc = env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|env| env == "gnu");
+    if env::var_os("CARGO_CFG_DEBUG_ASSERTIONS").is_none() || !glibc {
+        return;
+    }
+    let mut build = cc::Build::new();
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("emulated");
+    build.out_dir(out).cpp(true).std("c++17").cpp_link_stdlib(None).opt_level(1);
+    for flag in FLAGS {
+        build.flag_if_supported(flag);
+    }
+    build.file("kernels/emulated.cpp").compile("ocelli_kernels_emulated");
+    println!("cargo:rustc-cfg=kernels_emulated");
+}
+
+/// How all kernels are compiled for the host.
+const FLAGS: [&str; 9] = [
+    "-fno-exceptions",
+    "-fno-rtti",
+    // Multiplications and additions may fuse, and no flag or trap of floating point is looked at: the rules of IEEE
+    // hold otherwise, since bad input is found by its NaN.
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    // Vectors never cross an object's border.
+    "-Wno-psabi",
+    "-Wno-unknown-pragmas",
+    // Of a variable in the compiler's own header of intrinsics.
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+];
 
 fn compile(name: &str, flags: &[&str]) {
     let mut build = cc::Build::new();
@@ -54,20 +89,10 @@ fn compile(name: &str, flags: &[&str]) {
         .cpp_link_stdlib(None)
         // Also in development: unoptimised, these would be a hundred times slower.
         .opt_level(3)
-        .define("ISA", name)
-        .flag("-fno-exceptions")
-        .flag("-fno-rtti")
-        // Multiplications and additions may fuse, and no flag or trap of floating point is looked at: the rules of IEEE
-        // hold otherwise, since bad input is found by its NaN.
-        .flag("-ffp-contract=fast")
-        .flag("-fno-math-errno")
-        .flag("-fno-trapping-math")
-        // Vectors never cross an object's border.
-        .flag_if_supported("-Wno-psabi")
-        .flag_if_supported("-Wno-unknown-pragmas")
-        // Of a variable in the compiler's own header of intrinsics.
-        .flag_if_supported("-Wno-uninitialized")
-        .flag_if_supported("-Wno-maybe-uninitialized");
+        .define("ISA", name);
+    for flag in FLAGS {
+        build.flag_if_supported(flag);
+    }
     for flag in flags {
         build.flag(flag);
     }

@@ -11,6 +11,10 @@ lane still needs something.
   Mask<V>       bool, or integers that are 0 or -1; combined with &, | and !
   LOCAL { }     around everything that is not an entry
   HOST_ENTRY    names a host entry after the instruction set this object is compiled for
+  KERNEL        an entry for the device: KERNEL(name, (arguments)) { }
+
+There is a third way to compile: on a host that plays the device (MACHINE_IS_HOST, emulate.h), thread by thread, so that tests can
+hold what no GPU is needed for: memory, barriers and counters. There is no PTX in the sources.
 
 Everything stands in LOCAL, on the host an anonymous namespace: the same template in objects of different instruction sets must
 never become one symbol, or the linker may keep the copy that the machine at hand cannot run.
@@ -28,8 +32,17 @@ to a few units in the last place.
 #if ON_DEVICE
 #define DEV static __device__ __forceinline__
 #define MEMBER __device__ __forceinline__
-#define KERNEL(name) extern "C" __global__ void name
+// Blocks have at most so many threads, so the compiler may give each as many registers as that leaves.
+#define KERNEL_OF(name, threads, arguments) extern "C" __global__ void __launch_bounds__(threads) name arguments
+#define KERNEL(name, arguments) KERNEL_OF(name, 128, arguments)
+// All the shared memory that the launch asked for; aligned to 16 bytes.
+#if defined(MACHINE_IS_HOST)
+#define SHARED_BYTES(name) u8* const name = dynamic_shared()
+#else
+#define SHARED_BYTES(name) extern __shared__ __align__(16) u8 name[]
+#endif
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 // An anonymous namespace would put a number of its own into the PTX of every run.
 #define LOCAL namespace local
 namespace local {}
@@ -38,6 +51,10 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+// What one thread moves at once, at most.
+struct alignas(16) Piece {
+    u32 words[4];
+};
 #else
 #include <stddef.h>
 #include <stdint.h>

@@ -2,8 +2,8 @@
 fit: one Gaussian spot per lane by Poisson maximum likelihood: the only implementation of it.
 
 Fisher scoring with the full matrix and Levenberg damping. A step is taken where the deviance falls; else it is
-shortened. `Fit` is a machine whose `advance` evaluates the model once in each lane: a device thread runs it to its
-end, the host gives a lane its next ROI when it is done.
+shortened. `Fit` is a machine whose `advance` evaluates the model once in each lane: a device thread runs it some times and
+puts aside what is not done then, the host gives a lane its next ROI when it is done.
 */
 #pragma once
 #include "start.cuh"
@@ -44,6 +44,29 @@ template <int MODEL, bool MAPS, class V> struct Fit {
     V first_deviance;
     Int<V> first_status;
     Mask<V> second;
+
+    // All that a fit is between two evaluations, word by word: so it can be put aside and go on elsewhere.
+    static constexpr int WORDS = 3 * COUNT + PACKED + 5 + (TWO_STARTS ? COUNT + PACKED + 3 : 0);
+    template <class Each> MEMBER void words(Each& each) {
+        for (int k = 0; k < COUNT; ++k) {
+            each(theta[k]);
+            each(gradient[k]);
+            each(trial[k]);
+        }
+        for (int k = 0; k < PACKED; ++k) each(fisher[k]);
+        each(deviance);
+        each(damping);
+        each(last_step);
+        each(evaluations);
+        each(status);
+        if constexpr (TWO_STARTS) {
+            for (int k = 0; k < COUNT; ++k) each(first_theta[k]);
+            for (int k = 0; k < PACKED; ++k) each(first_fisher[k]);
+            each(first_deviance);
+            each(first_status);
+            each(second);
+        }
+    }
 
     MEMBER static void bounds(const FitSetup& setup, int k, float& low, float& high) {
         if (k == Is::X || k == Is::Y) {

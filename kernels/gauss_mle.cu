@@ -7,7 +7,31 @@ gauss_mle: fits one Gaussian spot per ROI by Poisson maximum likelihood.
   out  fits      [count]              FitRecord   see there
 
 A lane is one ROI. `Fit` (fit.cuh) is the only implementation; the entries at the end, for the device and for the host,
-differ in nothing but where a lane's ROI comes from.
+differ in nothing but where a lane's ROI comes from and in what a lane does when its fit is done.
+
+On the device a launch is a round: fit_MODEL_ADU[_maps](FitCall, FitRound). Fits take from 3 to 60 evaluations of the model, and a
+warp takes as long as its slowest. So in the first round each fit gets a few evaluations, those that are not done are put aside
+side by side, and the next round goes on with those alone; the last round has no limit. Three rounds of 6, 10 and all the rest
+are good; so is one, for some thousand ROIs. Nothing of the result depends on the rounds.
+
+  block   64 threads, a thread per ROI. It shares a tile of ROIs: T of them, T at most the threads and a multiple of 8.
+          `rois` is aligned to 16 bytes.
+  grid    as many blocks as all multiprocessors hold, or count / T if that is less: each takes tile after tile.
+  shared  T times the bytes of a ROI, rounded up to 16, + T * 4 * (2 * F * side + 1), with F = 2 for xynb, else 3. A ROI has
+          2 * side^2 bytes as u16, 4 * side^2 as f32, 8 * side^2 with maps. T = 64: 13.6 KB for xynb with 7 x 7 u16, 32.8 KB for
+          xynbs with 11 x 11 u16, 79.4 KB for that with maps, where T = 32 is better. Take the largest T that lets 8 warps
+          stay on a multiprocessor. Beside it 0.6 KB, static.
+
+Why so: a tile comes in with the widest loads there are, one after the other, and then serves all evaluations of its fits; side^2
+is odd, so that threads which read the same pixel of their f32 ROIs meet no bank twice (u16: twice at most). The factors of
+the axes are computed once per evaluation and lie beside, since a thread has no fast memory that it can index. Copies
+need not be doubled by hand: several blocks are on a multiprocessor, and while one waits another computes.
+
+Floor, per fit: bytes 2 side^2 + 72 as u16, so 170 B at 7 x 7 and 314 B at 11 x 11: at 4.3 TB/s 25 G/s and 13 G/s. Operations: an
+evaluation is side^2 * (16 to 22 for sums, 20 for the logarithm, 8 for the reciprocal and the load), 2 (side + 1) * 50 for the
+axes, and 200 to 600 for the step: 3.3 k and 8.5 k instructions for xynb 7 x 7 and xynbs 11 x 11; with 5 and 6 evaluations, an
+estimate and a p-value (about one each) 20 k and 65 k per fit. 132 multiprocessors issuing 128 lanes at 1.75 GHz make
+29.6 T/s: 1.5 G/s and 0.45 G/s at most. Compute it is that limits, not memory.
 */
 #include "fit.cuh"
 #include "goodness.cuh"
@@ -46,73 +70,210 @@ constexpr float ELECTRONS_MAX = 1e9f;
 
 #if ON_DEVICE
 
-// One ROI where it lies in global memory; converted as it is read.
-template <class Adu, bool MAPS> struct DeviceRoi {
-    const Adu* adu;
-    const float *gain_map, *bias_map, *variance_map;  // of the ROI's first pixel
-    u64 map_width;
+// What a round works on. The device's alone.
+struct FitRound {
+    // Fits that go on, [1 + Fit::WORDS, places]: the ROI's number, then its state. Null in the first round.
+    const u32* begun;
+    const u64* begun_count;  // how many they are; in the first round how many ROIs, or null: call.count
+    u32* unfinished;         // where those go that are not done after this round, as `begun`; null in the last
+    u64* unfinished_count;   // 0 before. What goes beyond `places` is counted, but done in this round nevertheless
+    u64 places;
+    u32 evaluations;         // that a fit gets in this round, at least 1
+    u32 tile;                // ROIs that a block shares
+};
+
+// A ROI in shared memory: as it came, converted when read; with maps converted before.
+template <class Stored, bool MAPS> struct DeviceRoi {
+    const Stored* data;
+    const float* readout;
+    float* axes;
     float gain, bias;
     int side;
 
-    MEMBER u64 on_map(int j) const { return (u64)(j / side) * map_width + j % side; }
-    MEMBER float converted(int j) const {
-        const float value = (float)adu[j];
-        return MAPS ? value * gain_map[on_map(j)] + bias_map[on_map(j)] : value * gain + bias;
-    }
+    MEMBER float converted(int j) const { return MAPS ? (float)data[j] : (float)data[j] * gain + bias; }
     MEMBER float electrons(int j) const { return vmax(converted(j), DATA_MIN); }
-    MEMBER float variance(int j) const { return MAPS ? variance_map[on_map(j)] : 0.f; }
+    MEMBER float variance(int j) const { return MAPS ? readout[j] : 0.f; }
+    template <bool WIDTHS> MEMBER Axis<float, WIDTHS, Placed> axis(int n) const {
+        Axis<float, WIDTHS, Placed> placed;
+        placed.factors.values = axes + n * factors_of(WIDTHS) * side;
+        return placed;
+    }
 };
 
-template <int MODEL, bool MAPS, class Adu> DEV void fit_on_device(const FitCall& call) {
-    typedef Parameters<MODEL> Is;
-    const FitSetup& setup = call.setup;
-    const int pixels = setup.side * setup.side;
-    Start<MODEL, float> start;
-    start.prepare(setup);
-    const u64 stride = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < call.count; i += stride) {
-        DeviceRoi<Adu, MAPS> roi;
-        roi.adu = (const Adu*)call.rois + i * pixels;
-        roi.gain = setup.gain;
-        roi.bias = setup.bias;
-        roi.side = setup.side;
-        roi.map_width = call.map_width;
+template <bool MAPS, class Adu> struct StoredAs {
+    typedef Adu Type;
+};
+template <class Adu> struct StoredAs<true, Adu> {
+    typedef float Type;
+};
+
+struct SaveWords {
+    u32* at;
+    u64 places;
+    MEMBER void word(u32 bits) {
+        *at = bits;
+        at += places;
+    }
+    MEMBER void operator()(float& x) { word((u32)vbits(x)); }
+    MEMBER void operator()(int& x) { word((u32)x); }
+    MEMBER void operator()(bool& x) { word(x); }
+};
+
+struct LoadWords {
+    const u32* at;
+    u64 places;
+    MEMBER u32 word() {
+        const u32 bits = *at;
+        at += places;
+        return bits;
+    }
+    MEMBER void operator()(float& x) { x = vfloat_from_bits((int)word()); }
+    MEMBER void operator()(int& x) { x = (int)word(); }
+    MEMBER void operator()(bool& x) { x = word() != 0; }
+};
+
+// k / d for k d < 2^32, where `magic` is 2^32 / d + 1: a division costs as much as a pixel.
+DEV u32 divided(u32 k, u32 magic) { return (u32)(((u64)k * magic) >> 32); }
+DEV u32 magic_of(u32 d) { return (u32)(0x100000000ull / d) + 1; }
+
+// Brings `count` ROIs in, from number `first` of the round on. All threads of the block take part.
+template <bool MAPS, class Adu>
+DEV void load_tile(const FitCall& call, const FitRound& round, u64 first, u32 count, typename StoredAs<MAPS, Adu>::Type* data,
+                   float* readout) {
+    const u32 side = (u32)call.setup.side, pixels = side * side, samples = count * pixels;
+    const Adu* rois = (const Adu*)call.rois;
+    if (!MAPS && !round.begun) {
+        // One piece of memory, which begins at a multiple of 16 bytes.
+        const u32 pieces = samples * (u32)sizeof(Adu) / 16, rest = pieces * 16 / (u32)sizeof(Adu);
+        const Piece* from = (const Piece*)(rois + first * pixels);
+        for (u32 k = threadIdx.x; k < pieces; k += blockDim.x) ((Piece*)data)[k] = from[k];
+        for (u32 k = rest + threadIdx.x; k < samples; k += blockDim.x) ((Adu*)data)[k] = rois[first * pixels + k];
+        return;
+    }
+    const u32 per_pixels = magic_of(pixels), per_side = magic_of(side);
+    for (u32 k = threadIdx.x; k < samples; k += blockDim.x) {
+        const u32 slot = divided(k, per_pixels), j = k - slot * pixels;
+        const u64 roi = round.begun ? round.begun[first + slot] : first + slot;
+        const Adu adu = rois[roi * pixels + j];
         if (MAPS) {
-            const u64 corner = (u64)call.corners[2 * i + 1] * call.map_width + call.corners[2 * i];
-            roi.gain_map = call.gain_map + corner;
-            roi.bias_map = call.bias_map + corner;
-            roi.variance_map = call.variance_map + corner;
+            const u32 r = divided(j, per_side), c = j - r * side;
+            const u64 at = (call.corners[2 * roi + 1] + r) * call.map_width + call.corners[2 * roi] + c;
+            ((float*)data)[k] = (float)adu * call.gain_map[at] + call.bias_map[at];
+            readout[k] = call.variance_map[at];
+        } else {
+            ((Adu*)data)[k] = adu;
         }
-        bool bad = false;
-        for (int j = 0; j < pixels; ++j) bad = bad | !(vabs(roi.converted(j)) <= ELECTRONS_MAX);
-
-        Fit<MODEL, MAPS, float> fit;
-        fit.clear();
-        fit.begin(setup, start, roi, true, bad);
-        while (fit.active) fit.advance(setup, roi);
-        float error[Is::COUNT], covariance[3];
-        fit.errors(error, covariance);
-
-        FitRecord record = {};
-        const float nothing = __int_as_float(0x7fc00000);
-        for (int k = 0; k < Is::COUNT; ++k) {
-            record.theta[k] = bad ? nothing : fit.theta[k];
-            record.error[k] = bad ? nothing : error[k];
-        }
-        for (int k = 0; k < 3; ++k) record.covariance[k] = bad ? nothing : covariance[k];
-        record.log_likelihood_ratio = bad ? nothing : -fit.deviance;
-        record.p_value = bad ? nothing : p_value<MODEL, MAPS>(setup, roi, fit.theta, fit.deviance);
-        record.iterations = (u8)(fit.evaluations < 255 ? fit.evaluations : 255);
-        record.status = (u8)fit.status;
-        call.fits[i] = record;
     }
 }
 
+// The end of a fit, and its record.
+template <int MODEL, bool MAPS, class Roi>
+DEV void finish(const FitCall& call, const Roi& roi, Fit<MODEL, MAPS, float>& fit, u64 i) {
+    typedef Parameters<MODEL> Is;
+    float error[Is::COUNT], covariance[3];
+    fit.errors(error, covariance);
+    FitRecord record = {};
+    const bool bad = fit.status == BAD_INPUT;
+    const float nothing = vfloat_from_bits(0x7fc00000);
+    for (int k = 0; k < Is::COUNT; ++k) {
+        record.theta[k] = bad ? nothing : fit.theta[k];
+        record.error[k] = bad ? nothing : error[k];
+    }
+    for (int k = 0; k < 3; ++k) record.covariance[k] = bad ? nothing : covariance[k];
+    record.log_likelihood_ratio = bad ? nothing : -fit.deviance;
+    record.p_value = bad ? nothing : p_value<MODEL, MAPS>(call.setup, roi, fit.theta, fit.deviance);
+    record.iterations = (u8)(fit.evaluations < 255 ? fit.evaluations : 255);
+    record.status = (u8)fit.status;
+    call.fits[i] = record;
+}
+
+template <int MODEL, bool MAPS, class Adu> DEV void fit_on_device(const FitCall& call, const FitRound& round) {
+    typedef typename StoredAs<MAPS, Adu>::Type Stored;
+    typedef Parameters<MODEL> Is;
+    const FitSetup& setup = call.setup;
+    const u32 pixels = (u32)(setup.side * setup.side), tile = round.tile;
+    // Odd, so that threads meet no bank twice.
+    const u32 axes_words = 2 * factors_of(Is::SHAPES > 0) * (u32)setup.side + 1;
+    SHARED_BYTES(shared);
+    Stored* data = (Stored*)shared;
+    float* readout = (float*)(shared + (tile * pixels * (u32)sizeof(Stored) + 15) / 16 * 16);
+    float* axes = readout + (MAPS ? tile * pixels : 0);
+    // The same for all ROIs, so one thread prepares it while the others bring in the first tile.
+    __shared__ Start<MODEL, float> start;
+    __shared__ u32 waiting;  // fits of this tile that are to be put aside
+    __shared__ u64 place;    // of the first of them
+    if (threadIdx.x == 0) start.prepare(setup);
+
+    u64 total = round.begun_count ? *round.begun_count : call.count;
+    if (round.begun && total > round.places) total = round.places;
+    for (u64 first = (u64)blockIdx.x * tile; first < total; first += (u64)gridDim.x * tile) {
+        const u32 count = total - first < tile ? (u32)(total - first) : tile;
+        const bool mine = threadIdx.x < count;
+        load_tile<MAPS, Adu>(call, round, first, count, data, readout);
+        if (threadIdx.x == 0) waiting = 0;
+        __syncthreads();
+
+        DeviceRoi<Stored, MAPS> roi;
+        roi.data = data + (mine ? threadIdx.x : 0) * pixels;
+        roi.readout = readout + (mine ? threadIdx.x : 0) * pixels;
+        roi.axes = axes + (mine ? threadIdx.x : 0) * axes_words;
+        roi.gain = setup.gain;
+        roi.bias = setup.bias;
+        roi.side = setup.side;
+        u64 i = first + threadIdx.x;
+        Fit<MODEL, MAPS, float> fit;
+        fit.clear();
+        if (mine && round.begun) {
+            LoadWords load = {round.begun + i, round.places};
+            i = load.word();
+            fit.words(load);
+            fit.active = true;
+        } else if (mine) {
+            bool bad = false;
+            for (u32 j = 0; j < pixels; ++j) bad = bad | !(vabs(roi.converted((int)j)) <= ELECTRONS_MAX);
+            fit.begin(setup, start, roi, true, bad);
+        }
+
+        bool aside = false;
+        u32 left = round.unfinished ? round.evaluations : 0xffffffff;
+        for (;;) {
+            for (; fit.active && left > 0; --left) fit.advance(setup, roi);
+            u32 rank = 0;
+            if (fit.active) rank = atomicAdd(&waiting, (u32)1);
+            __syncthreads();
+            const u32 asked = waiting;
+            if (asked == 0) break;
+            if (threadIdx.x == 0) place = atomicAdd(round.unfinished_count, (u64)asked);
+            __syncthreads();
+            const u64 base = place;
+            if (fit.active && base + rank < round.places) {
+                SaveWords save = {round.unfinished + base + rank, round.places};
+                save.word((u32)i);
+                fit.words(save);
+                fit.active = false;
+                aside = true;
+            }
+            if (base + asked <= round.places) break;
+            // No place is left: what is active goes on to its end.
+            left = 0xffffffff;
+            __syncthreads();
+            if (threadIdx.x == 0) waiting = 0;
+            __syncthreads();
+        }
+        if (mine && !aside) finish<MODEL, MAPS>(call, roi, fit, i);
+        __syncthreads();
+    }
+}
+
+#define FIT_KERNEL(name, MODEL, MAPS, ADU)                                                                     \
+    KERNEL_OF(fit_##name, 64, (const __grid_constant__ FitCall call, const __grid_constant__ FitRound round)) { \
+        fit_on_device<MODEL, MAPS, ADU>(call, round);                                                          \
+    }
 #define FIT_KERNELS(name, MODEL)                                                                               \
-    KERNEL(fit_##name##_u16)(FitCall call) { fit_on_device<MODEL, false, u16>(call); }                         \
-    KERNEL(fit_##name##_u16_maps)(FitCall call) { fit_on_device<MODEL, true, u16>(call); }                     \
-    KERNEL(fit_##name##_f32)(FitCall call) { fit_on_device<MODEL, false, float>(call); }                       \
-    KERNEL(fit_##name##_f32_maps)(FitCall call) { fit_on_device<MODEL, true, float>(call); }
+    FIT_KERNEL(name##_u16, MODEL, false, u16)                                                                  \
+    FIT_KERNEL(name##_u16_maps, MODEL, true, u16)                                                              \
+    FIT_KERNEL(name##_f32, MODEL, false, float)                                                                \
+    FIT_KERNEL(name##_f32_maps, MODEL, true, float)
 
 }  // LOCAL
 
@@ -129,6 +290,10 @@ template <bool MAPS> struct Tile {
     Floats readout[MAPS ? SIDE_MAX * SIDE_MAX : 1];
     MEMBER Floats electrons(int j) const { return data[j]; }
     MEMBER Floats variance(int j) const { return readout[MAPS ? j : 0]; }
+    template <bool WIDTHS> MEMBER Axis<Floats, WIDTHS> axis(int) const {
+        Axis<Floats, WIDTHS> fresh;
+        return fresh;
+    }
 
     // Puts ROI i into a lane. Returns whether it is no measurement.
     bool load(const FitCall& call, bool wide, u64 i, int lane) {

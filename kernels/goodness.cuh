@@ -63,16 +63,16 @@ DEV V p_value(const FitSetup& setup, const Pixels& pixels, const V* theta, V hal
     const int side = setup.side;
     V sigma_x, sigma_y, slope_x, slope_y;
     widths<MODEL>(setup, theta, sigma_x, sigma_y, slope_x, slope_y);
-    Axis<V, false> columns, rows;
+    auto columns = pixels.template axis<false>(0), rows = pixels.template axis<false>(1);
     columns.evaluate_only(side, theta[Is::X], sigma_x);
     rows.evaluate_only(side, theta[Is::Y], sigma_y);
     const V base = theta[Is::BACKGROUND] + setup.variance;
     V expectation = vset<V>(-(float)Is::COUNT), variance = vset<V>(-2.f * Is::COUNT);
     V slope = vset<V>(0.f), information = vset<V>(0.f);  // of the background
     for (int r = 0; r < side; ++r) {
-        const V height = theta[Is::PHOTONS] * rows.e[r];
+        const V height = theta[Is::PHOTONS] * rows.e(r);
         for (int c = 0; c < side; ++c) {
-            V mean = height * columns.e[c] + base;
+            V mean = height * columns.e(c) + base;
             if (MAPS) mean = mean + pixels.variance(r * side + c);
             V pixel_expectation, pixel_variance, pixel_slope;
             deviance_moments(mean, pixel_expectation, pixel_variance, pixel_slope);

@@ -6,7 +6,7 @@ likelihood: the Poisson likelihood of a spot, its slopes and its Fisher matrix.
   half the deviance: sum D ln(D/M) - D + M
 
 `Pixels` is where a lane's data come from: `electrons(j)` is D of pixel j (row-major), `variance(j)` its read variance
-beyond `FitSetup::variance` (asked for with MAPS only).
+beyond `FitSetup::variance` (asked for with MAPS only), `axis<WIDTHS>(n)` a place for the factors of columns (0) or rows (1).
 */
 #pragma once
 #include "linalg.cuh"
@@ -62,13 +62,13 @@ DEV void evaluate(const FitSetup& setup, const Pixels& pixels, const V* theta,
     const int side = setup.side;
     V sigma_x, sigma_y, slope_x, slope_y;
     widths<MODEL>(setup, theta, sigma_x, sigma_y, slope_x, slope_y);
-    Axis<V, SHAPED> columns, rows;
+    auto columns = pixels.template axis<SHAPED>(0), rows = pixels.template axis<SHAPED>(1);
     columns.evaluate(side, theta[X], sigma_x);
     rows.evaluate(side, theta[Y], sigma_y);
     if (MODEL == XYZNB) {
         for (int j = 0; j < side; ++j) {
-            columns.by_width[j] = columns.by_width[j] * slope_x;
-            rows.by_width[j] = rows.by_width[j] * slope_y;
+            columns.by_width(j) = columns.by_width(j) * slope_x;
+            rows.by_width(j) = rows.by_width(j) * slope_y;
         }
     }
     const V photons = theta[N], base = theta[B] + setup.variance;
@@ -81,7 +81,7 @@ DEV void evaluate(const FitSetup& setup, const Pixels& pixels, const V* theta,
       tt = zero;
     V half = zero;
     for (int r = 0; r < side; ++r) {
-        const V e = rows.e[r], d = rows.by_position[r];
+        const V e = rows.e(r), d = rows.by_position(r);
         const V height = photons * e;
         // Sums over the row: of the excess, and of the weights, each times factors of the columns.
         V q = zero, qe = zero, qx = zero, qs = zero;
@@ -89,7 +89,7 @@ DEV void evaluate(const FitSetup& setup, const Pixels& pixels, const V* theta,
         V ws = zero, wes = zero, wxs = zero, wss = zero;
         for (int c = 0; c < side; ++c) {
             const int j = r * side + c;
-            const V column = columns.e[c], column_x = columns.by_position[c];
+            const V column = columns.e(c), column_x = columns.by_position(c);
             const V data = pixels.electrons(j);
             V mean = height * column + base;
             if (MAPS) mean = mean + pixels.variance(j);
@@ -108,7 +108,7 @@ DEV void evaluate(const FitSetup& setup, const Pixels& pixels, const V* theta,
             wex = wex + weight_e * column_x;
             wxx = wxx + weight_x * column_x;
             if (SHAPED) {
-                const V column_s = columns.by_width[c];
+                const V column_s = columns.by_width(c);
                 const V weight_s = weight * column_s;
                 qs = qs + excess * column_s;
                 ws = ws + weight_s;
@@ -133,7 +133,7 @@ DEV void evaluate(const FitSetup& setup, const Pixels& pixels, const V* theta,
         nb = nb + e * we;
         bb = bb + w1;
         if (SHAPED) {
-            const V s = rows.by_width[r];
+            const V s = rows.by_width(r);
             const V es = e * s, ds = d * s, s2 = s * s;
             if (Is::SHAPES == 1) {  // one parameter changes both widths
                 g_s = g_s + (e * qs + s * qe);

@@ -24,7 +24,7 @@ template <class V> DEV V apply(int function, V x) {
 
 #if ON_DEVICE
 
-KERNEL(math_check)(int function, const float* x, float* y, unsigned long long count) {
+KERNEL(math_check, (int function, const float* x, float* y, unsigned long long count)) {
     unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) y[i] = apply<float>(function, x[i]);
 }

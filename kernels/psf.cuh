@@ -57,11 +57,29 @@ template <class V> DEV void defocus(const Defocus& axis, V z, V& sigma, V& slope
     slope = square_slope * per_root * (0.5f * axis.focus);
 }
 
+// Where the factors of an axis are kept, FACTORS for each column or row. On the host they are an array; a thread on the device has
+// no array whose place is computed that would not lie in slow memory, so they are kept in what its block shares.
+template <class V, int FACTORS> struct Own {
+    V values[SIDE_MAX * FACTORS];
+    MEMBER V& at(int j, int factor) { return values[j * FACTORS + factor]; }
+    MEMBER const V& at(int j, int factor) const { return values[j * FACTORS + factor]; }
+};
+template <class V, int FACTORS> struct Placed {
+    V* values;
+    MEMBER V& at(int j, int factor) const { return values[j * FACTORS + factor]; }
+};
+
+DEV constexpr int factors_of(bool widths) { return widths ? 3 : 2; }
+
 // The factors of one axis: of column or row j, E, and its derivatives by the position and by the width.
-template <class V, bool WIDTHS> struct Axis {
-    V e[SIDE_MAX];
-    V by_position[SIDE_MAX];
-    V by_width[WIDTHS ? SIDE_MAX : 1];
+template <class V, bool WIDTHS, template <class, int> class Kept = Own> struct Axis {
+    Kept<V, factors_of(WIDTHS)> factors;
+    MEMBER V& e(int j) { return factors.at(j, 0); }
+    MEMBER const V& e(int j) const { return factors.at(j, 0); }
+    MEMBER V& by_position(int j) { return factors.at(j, 1); }
+    MEMBER const V& by_position(int j) const { return factors.at(j, 1); }
+    MEMBER V& by_width(int j) { return factors.at(j, WIDTHS ? 2 : 0); }
+    MEMBER const V& by_width(int j) const { return factors.at(j, WIDTHS ? 2 : 0); }
 
     MEMBER void evaluate(int side, V position, V sigma) {
         const V per_sigma = vrcp(sigma);
@@ -75,9 +93,9 @@ template <class V, bool WIDTHS> struct Axis {
             V a_next = (j + 0.5f - position) * scale;
             V gauss_next = vexp(-a_next * a_next);
             V phi_next = verf(a_next, gauss_next) * 0.5f;
-            e[j] = vmax(phi_next - phi, vset<V>(0.f));  // far out its rounding has a sign
-            by_position[j] = (gauss - gauss_next) * height;
-            if (WIDTHS) by_width[j] = (a * gauss - a_next * gauss_next) * height_by_width;
+            e(j) = vmax(phi_next - phi, vset<V>(0.f));  // far out its rounding has a sign
+            by_position(j) = (gauss - gauss_next) * height;
+            if (WIDTHS) by_width(j) = (a * gauss - a_next * gauss_next) * height_by_width;
             a = a_next;
             gauss = gauss_next;
             phi = phi_next;
@@ -92,7 +110,7 @@ template <class V, bool WIDTHS> struct Axis {
         for (int j = 0; j < side; ++j) {
             a = (j + 0.5f - position) * scale;
             V phi_next = verf(a, vexp(-a * a)) * 0.5f;
-            e[j] = vmax(phi_next - phi, vset<V>(0.f));  // far out its rounding has a sign
+            e(j) = vmax(phi_next - phi, vset<V>(0.f));  // far out its rounding has a sign
             phi = phi_next;
         }
     }

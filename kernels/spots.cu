@@ -17,6 +17,27 @@ the middle is one over the pixels around with fixed weights.
 
 The stages are written once; the entries at the end, for the device and for the host, differ in where a lane's pixels come from
 and where its spots go. No spot has a pixel that is not a number within reach of its filter.
+
+On the device a frame takes these launches, in order, all with the same SpotCall (`count` is 0 before):
+
+  spots_convert_ADU             electrons
+  spots_columns, spots_rows     contrast; not for net gradients
+  spots_select                  spots, in any order
+  spots_cut_ADU (SpotCut)       the boxes around them, as fit_*_ADU takes them: how many stays on the device, at `count`
+
+  block   32 x 4 threads, a thread per pixel; to cut 64 threads
+  grid    width / 32 by height / 4, rounded up; to cut as many blocks as all multiprocessors hold: each takes box after box
+  memory  planes as SpotCall says, with a margin of 48 columns and 16 rows (src/engine/kernels/spots/plane.rs); the
+          contrast's is the lowest number there is
+
+Neighbours along x read the same rows, so what a warp reads is whole lines, and what it reads again is in the caches: with means that
+reach R = 8 pixels a row of blocks reads 4 + 2 R rows of 4 bytes.
+
+Floor, per pixel: bytes 2 in + 4 out to convert, 4 in + 8 out along columns, 8 in + 4 to 8 out along rows, 4 to 8 in to select, so 34
+of which a frame up to some megapixels stays in the second-level cache: at 4.3 TB/s 126 G pixels/s from memory. Operations: 2
+for converting, (2 R + 1) * 3 for each axis and (2 radius + 1)^2 where above the threshold: about 110 instructions for R = 8, at
+29.6 T/s (132 multiprocessors * 128 lanes * 1.75 GHz) 270 G pixels/s; loads, of which each tap takes two, at a quarter of that: 60 G.
+A frame of 512 x 512 is 4 us of that: launches, about 3 us each, are as much.
 */
 #include "filter.cuh"
 
@@ -179,10 +200,10 @@ struct DeviceRow {
 
 }  // LOCAL
 
-KERNEL(spots_convert_u16)(const __grid_constant__ SpotCall call) { convert_on_device<u16>(call); }
-KERNEL(spots_convert_f32)(const __grid_constant__ SpotCall call) { convert_on_device<float>(call); }
+KERNEL(spots_convert_u16, (const __grid_constant__ SpotCall call)) { convert_on_device<u16>(call); }
+KERNEL(spots_convert_f32, (const __grid_constant__ SpotCall call)) { convert_on_device<float>(call); }
 
-KERNEL(spots_columns)(const __grid_constant__ SpotCall call) {
+KERNEL(spots_columns, (const __grid_constant__ SpotCall call)) {
     const SpotSetup& setup = call.setup;
     const DevicePixel pixel(setup);
     if (!pixel.inside) return;
@@ -193,7 +214,7 @@ KERNEL(spots_columns)(const __grid_constant__ SpotCall call) {
     call.wide[pixel.at] = wide[0];
 }
 
-KERNEL(spots_rows)(const __grid_constant__ SpotCall call) {
+KERNEL(spots_rows, (const __grid_constant__ SpotCall call)) {
     const SpotSetup& setup = call.setup;
     const DevicePixel pixel(setup);
     if (!pixel.inside) return;
@@ -208,7 +229,7 @@ KERNEL(spots_rows)(const __grid_constant__ SpotCall call) {
 }
 
 // Spots come in any order, and those beyond `spots_max` are counted but not kept.
-KERNEL(spots_select)(const __grid_constant__ SpotCall call) {
+KERNEL(spots_select, (const __grid_constant__ SpotCall call)) {
     const SpotSetup& setup = call.setup;
     const DevicePixel pixel(setup);
     if (!pixel.inside || pixel.y < setup.border || pixel.y >= setup.height - setup.border) return;
@@ -222,24 +243,36 @@ KERNEL(spots_select)(const __grid_constant__ SpotCall call) {
 
 LOCAL {
 
-// A thread per pixel of a ROI, a block's row per ROI.
-template <class Adu> DEV void cut_on_device(const Adu* frame, int width, const Spot* spots, int count, int side, Adu* rois) {
-    const int pixels = side * side;
-    for (int i = (int)blockIdx.x; i < count; i += (int)gridDim.x) {
-        const Adu* first = frame + (i64)spots[i].corner_y * width + spots[i].corner_x;
+// What is cut out around spots that are on the device already.
+struct SpotCut {
+    const void* frame;  // as in SpotCall, as are the next two
+    const Spot* spots;
+    const u64* count;
+    u64 spots_max;
+    int width;          // of the frame
+    int side;           // of the boxes
+    void* rois;         // [spots_max, side, side] of the frame's type
+    u32* corners;       // [spots_max, 2]: x, y of each box, for a fit with maps; or null
+};
+
+// A block per ROI, ROI after ROI; a thread per pixel.
+template <class Adu> DEV void cut_on_device(const SpotCut& cut) {
+    const u64 found = *cut.count, count = found < cut.spots_max ? found : cut.spots_max;
+    const int pixels = cut.side * cut.side;
+    for (u64 i = blockIdx.x; i < count; i += gridDim.x) {
+        const u32 x = cut.spots[i].corner_x, y = cut.spots[i].corner_y;
+        const Adu* first = (const Adu*)cut.frame + (i64)y * cut.width + x;
+        Adu* roi = (Adu*)cut.rois + i * (u64)pixels;
         for (int j = (int)threadIdx.x; j < pixels; j += (int)blockDim.x)
-            rois[(i64)i * pixels + j] = first[(i64)(j / side) * width + j % side];
+            roi[j] = first[(i64)(j / cut.side) * cut.width + j % cut.side];
+        if (cut.corners && threadIdx.x < 2) cut.corners[2 * i + threadIdx.x] = threadIdx.x == 0 ? x : y;
     }
 }
 
 }  // LOCAL
 
-KERNEL(spots_cut_u16)(const u16* frame, int width, const Spot* spots, int count, int side, u16* rois) {
-    cut_on_device(frame, width, spots, count, side, rois);
-}
-KERNEL(spots_cut_f32)(const float* frame, int width, const Spot* spots, int count, int side, float* rois) {
-    cut_on_device(frame, width, spots, count, side, rois);
-}
+KERNEL(spots_cut_u16, (const __grid_constant__ SpotCut cut)) { cut_on_device<u16>(cut); }
+KERNEL(spots_cut_f32, (const __grid_constant__ SpotCut cut)) { cut_on_device<float>(cut); }
 
 #else
 

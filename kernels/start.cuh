@@ -40,19 +40,19 @@ template <int MODEL, class V> struct Start {
         V ce = zero, cs = zero, cee = zero, ces = zero, css = zero, cxx = zero;
         V re = zero, rs = zero, ree = zero, res = zero, rss = zero, rxx = zero;
         for (int j = 0; j < side; ++j) {
-            ce = ce + columns.e[j];
-            cee = cee + columns.e[j] * columns.e[j];
-            cxx = cxx + columns.by_position[j] * columns.by_position[j];
-            re = re + rows.e[j];
-            ree = ree + rows.e[j] * rows.e[j];
-            rxx = rxx + rows.by_position[j] * rows.by_position[j];
+            ce = ce + columns.e(j);
+            cee = cee + columns.e(j) * columns.e(j);
+            cxx = cxx + columns.by_position(j) * columns.by_position(j);
+            re = re + rows.e(j);
+            ree = ree + rows.e(j) * rows.e(j);
+            rxx = rxx + rows.by_position(j) * rows.by_position(j);
             if (SHAPED) {
-                cs = cs + columns.by_width[j];
-                ces = ces + columns.e[j] * columns.by_width[j];
-                css = css + columns.by_width[j] * columns.by_width[j];
-                rs = rs + rows.by_width[j];
-                res = res + rows.e[j] * rows.by_width[j];
-                rss = rss + rows.by_width[j] * rows.by_width[j];
+                cs = cs + columns.by_width(j);
+                ces = ces + columns.e(j) * columns.by_width(j);
+                css = css + columns.by_width(j) * columns.by_width(j);
+                rs = rs + rows.by_width(j);
+                res = res + rows.e(j) * rows.by_width(j);
+                rss = rss + rows.by_width(j) * rows.by_width(j);
             }
         }
         per_shift_x = 1.f / (cxx * ree);
@@ -92,9 +92,9 @@ template <int MODEL, class V> struct Start {
             for (int c = 0; c < side; ++c) {
                 const V data = pixels.electrons(r * side + c);
                 row = row + data;
-                row_e = row_e + data * columns.e[c];
-                row_x = row_x + data * columns.by_position[c];
-                if (SHAPED) row_s = row_s + data * columns.by_width[c];
+                row_e = row_e + data * columns.e(c);
+                row_x = row_x + data * columns.by_position(c);
+                if (SHAPED) row_s = row_s + data * columns.by_width(c);
                 row_moment = row_moment + data * (c - middle);
             }
             sum = sum + row;
@@ -102,11 +102,11 @@ template <int MODEL, class V> struct Start {
             border = border + (edge ? row : pixels.electrons(r * side) + pixels.electrons(r * side + side - 1));
             moment_x = moment_x + row_moment;
             moment_y = moment_y + row * (r - middle);
-            product[1] = product[1] + rows.e[r] * row_e;
-            shift_x = shift_x + rows.e[r] * row_x;
-            shift_y = shift_y + rows.by_position[r] * row_e;
+            product[1] = product[1] + rows.e(r) * row_e;
+            shift_x = shift_x + rows.e(r) * row_x;
+            shift_y = shift_y + rows.by_position(r) * row_e;
             if (SHAPED) {
-                const V along_x = rows.e[r] * row_s, along_y = rows.by_width[r] * row_e;
+                const V along_x = rows.e(r) * row_s, along_y = rows.by_width(r) * row_e;
                 if (MODEL == XYNBS) {
                     product[2] = product[2] + (along_x + along_y);
                 } else {

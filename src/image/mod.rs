@@ -29,7 +29,7 @@ mod webp;
 pub use error::DecodeError;
 pub use format::Format;
 pub use placement::Placement;
-pub use preprocess::{Color, DataType, Filter, Layout, Preprocess, Resize, Scratch};
+pub use preprocess::{Color, DataType, Filter, Geometry, Layout, Preprocess, Resize, Scratch};
 
 use orient::Orientation;
 use std::panic::{AssertUnwindSafe, catch_unwind};

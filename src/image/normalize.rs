@@ -1,20 +1,11 @@
 //! Pixels to a model's numbers: channel order, layout, scale, mean, deviation and element type in one pass.
 
-use super::preprocess::{Color, DataType, Layout, Preprocess};
+use super::preprocess::{Color, DataType, Layout, Preprocess, Window};
 use bytemuck::Pod;
 use half::f16;
 
 /// 16-bit samples per 8-bit step: 65535 / 255.
 const STEPS: f32 = 257.0;
-
-/// The part of a model's input that an image fills, in input pixels.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Window {
-    pub(super) left: usize,
-    pub(super) top: usize,
-    pub(super) width: usize,
-    pub(super) height: usize,
-}
 
 /// Samples to be written: `channels` (1 or 3, RGB) interleaved, as large as the window.
 #[derive(Clone, Copy)]

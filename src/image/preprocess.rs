@@ -3,19 +3,21 @@
 //! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits); only the pixels that survive the crop
 //! are computed. The last pass normalises straight into the caller's memory.
 
+mod geometry;
 mod pixels;
 #[cfg(test)]
 mod tests;
 
 use super::{
     Frame, Placement, Samples,
-    normalize::{self, Pixels, Window},
+    normalize::{self, Pixels},
 };
 use crate::error::InferError;
 use fast_image_resize::{
     FilterType, ResizeAlg, ResizeOptions, Resizer,
     images::{Image, ImageRef},
 };
+pub use geometry::{Geometry, Window};
 use pixels::{Sample, flatten};
 
 /// Sides of a model's input are at most this, in pixels.
@@ -273,12 +275,7 @@ impl Preprocess {
         assert_eq!(out.len(), self.out_bytes(), "bytes of one item");
         let (width, height) = frame.source;
         let placement = self.placement(width, height);
-        if self.resize == Resize::Exact && frame.source != (self.width, self.height) {
-            return Err(InferError::BadRequest(format!(
-                "the image is {width} × {height} pixels, but the model takes exactly {} × {}",
-                self.width, self.height
-            )));
-        }
+        self.takes(frame.source)?;
         match &frame.samples {
             Samples::U8(samples) => {
                 let mut buffers = std::mem::take(&mut scratch.u8s);
@@ -316,18 +313,6 @@ impl Preprocess {
         normalize::write(self, pixels, channels, window, pad, out, spare);
     }
 
-    /// The part of the input that the image fills.
-    fn window(&self, placement: &Placement) -> Window {
-        let axis = |offset: i64, resized: u32, side: u32| {
-            let start = offset.max(0);
-            let end = (offset + i64::from(resized)).min(i64::from(side));
-            (start as usize, (end - start).max(0) as usize)
-        };
-        let (left, width) = axis(placement.offset.0, placement.resized.0, self.width);
-        let (top, height) = axis(placement.offset.1, placement.resized.1, self.height);
-        Window { left, top, width, height }
-    }
-
     /// The pixels of the window with one or three channels.
     fn resized<'a, T: Sample>(
         &self,
@@ -341,34 +326,11 @@ impl Preprocess {
         let (flat, channels) =
             flatten(samples, frame.channels, self.color == Color::Gray, self.background, flat);
 
-        let window = self.window(placement);
-        let covered = frame.covered;
-        // The window, in pixels of the frame: fractions matter, as does the neighbourhood beyond its edges, which the
-        // resizer sees too. So the result is that of resizing everything and then cutting.
-        let axis = |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64| {
-            let scale = span / f64::from(resized);
-            let start = (start as i64 - offset) as f64 * scale;
-            (from + start, length as f64 * scale)
-        };
-        let (left, width) = axis(
-            window.left,
-            window.width,
-            placement.offset.0,
-            placement.resized.0,
-            covered.left,
-            covered.width,
-        );
-        let (top, height) = axis(
-            window.top,
-            window.height,
-            placement.offset.1,
-            placement.resized.1,
-            covered.top,
-            covered.height,
-        );
-        let same = (left, top) == (0.0, 0.0)
+        let size = (frame.width, frame.height);
+        let Geometry { window, from } = self.geometry(size, frame.covered, placement);
+        let same = (from.left, from.top) == (0.0, 0.0)
             && (frame.width as usize, frame.height as usize) == (window.width, window.height)
-            && (width, height) == (window.width as f64, window.height as f64);
+            && (from.width, from.height) == (window.width as f64, window.height as f64);
         if same {
             return Ok((flat, channels));
         }
@@ -378,7 +340,7 @@ impl Preprocess {
             InferError::Internal(format!("an image could not be resized: {error}"))
         };
         resized.resize(window.width * window.height * channels, T::default());
-        let from = ImageRef::new(frame.width, frame.height, bytemuck::cast_slice(flat), kind)
+        let whole = ImageRef::new(frame.width, frame.height, bytemuck::cast_slice(flat), kind)
             .map_err(|error| internal(&error))?;
         let mut to = Image::from_slice_u8(
             window.width as u32,
@@ -387,14 +349,13 @@ impl Preprocess {
             kind,
         )
         .map_err(|error| internal(&error))?;
-        // Rounding may have pushed the far edges out by a few ulp.
         let options = ResizeOptions::new().resize_alg(self.filter.algorithm()).crop(
-            left,
-            top,
-            width.min(f64::from(frame.width) - left),
-            height.min(f64::from(frame.height) - top),
+            from.left,
+            from.top,
+            from.width,
+            from.height,
         );
-        scratch.resizer.resize(&from, &mut to, &options).map_err(|error| internal(&error))?;
+        scratch.resizer.resize(&whole, &mut to, &options).map_err(|error| internal(&error))?;
         Ok((resized, channels))
     }
 }

@@ -40,6 +40,10 @@ pub struct Gpu {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub processors: u32,
+    /// Bytes that the threads of a block may share.
+    pub shared_block_bytes: u32,
+    /// Bytes that blocks on one multiprocessor may share, all together.
+    pub shared_processor_bytes: u32,
     /// Memory in all, bytes.
     pub memory_bytes: u64,
     /// Its place on the PCI bus, such as `0000:01:00.0`.
@@ -171,6 +175,14 @@ fn gpu(ordinal: i32) -> Result<Gpu, CudaError> {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability")?,
         ),
         processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "processors")?,
+        shared_block_bytes: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            "shared memory",
+        )?,
+        shared_processor_bytes: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            "shared memory",
+        )?,
         memory_bytes: memory as u64,
         numa_node: numa_node(&pci),
         pci,

@@ -4,34 +4,28 @@
 //! Memory for a batch is allocated when the first of its size comes, and kept. Where three do not fit, there are fewer.
 #![allow(unsafe_code)]
 
-use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Kernel, Module, Streams};
+mod rounds;
+
+use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
     Airborne, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     gauss_mle::{answer, asked, signature},
-    kernels::{Addresses, Adu, Camera, FitCall, Psf, Rois, SpotFit},
+    kernels::{
+        Adu, Camera, FitCall, Psf, Rois, SpotFit,
+        fit::device::{FitAddresses, MapAddresses},
+    },
     staging::{Blocks, Lent, Memory},
 };
-use cudarc::driver::DeviceRepr;
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        mpsc::{Receiver, Sender, channel},
-    },
+use rounds::Rounds;
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, Sender, channel},
 };
 
 /// Batches on their way, where memory allows.
 const DEPTH: usize = 3;
-/// Threads of a block: few enough that a block whose fits take long holds up little.
-const THREADS: u32 = 128;
 /// Cameras whose maps stay on the device.
 const CAMERAS_MAX: usize = 2;
-
-/// The kernels, by [`kernel_name`].
-const KERNELS: &str = include_str!("../../../kernels/generated/gauss_mle.ptx");
-
-// SAFETY: the struct that the kernels take by value, its pointers being the device's.
-unsafe impl DeviceRepr for FitCall {}
 
 /// The fitter on a GPU.
 #[derive(Debug)]
@@ -40,8 +34,7 @@ pub struct GaussMle {
     context: Arc<Context>,
     heap: Arc<Heap>,
     streams: Streams,
-    module: Module,
-    kernels: HashMap<String, Kernel>,
+    rounds: Rounds,
     /// The newest last.
     cameras: Vec<Maps>,
     results: Blocks,
@@ -76,16 +69,15 @@ impl GaussMle {
     /// # Errors
     /// Where the GPU or its driver cannot run the kernels, or has no memory for them.
     pub fn new(context: &Arc<Context>) -> Result<GaussMle, CudaError> {
-        let module = Module::load(context, "gauss_mle", KERNELS)?;
+        let heap = Heap::new(context);
         let memory = Memory::Pinned(Arc::new(HostMemory::of(context)));
         let (back, free) = channel();
         let mut fitter = GaussMle {
             signature: signature(),
             context: Arc::clone(context),
-            heap: Heap::new(context),
+            rounds: Rounds::new(context, &heap)?,
+            heap,
             streams: context.streams()?,
-            module,
-            kernels: HashMap::new(),
             cameras: Vec::new(),
             results: Blocks::new(memory.clone()),
             inputs: Blocks::new(memory),
@@ -139,16 +131,6 @@ impl GaussMle {
         }
     }
 
-    fn kernel(&mut self, psf: &Psf, adu: Adu<'_>, maps: bool) -> Result<Kernel, CudaError> {
-        let name = kernel_name(psf, adu, maps);
-        if let Some(kernel) = self.kernels.get(&name) {
-            return Ok(kernel.clone());
-        }
-        let kernel = self.module.kernel(&name)?;
-        self.kernels.insert(name, kernel.clone());
-        Ok(kernel)
-    }
-
     /// The maps of the camera on the device, if it has any; uploaded the first time.
     fn maps(&mut self, camera: &Arc<Camera>) -> Result<Option<Maps>, CudaError> {
         let Some(values) = camera.map_values() else { return Ok(None) };
@@ -188,7 +170,10 @@ impl GaussMle {
         maps: Option<&Maps>,
         results: &mut Lent,
     ) -> Result<(), CudaError> {
-        let kernel = self.kernel(setting.model().psf(), rois.adu(), maps.is_some())?;
+        let psf = setting.model().psf();
+        let wide = matches!(rois.adu(), Adu::F32(_));
+        let launch = self.rounds.plan(psf, wide, maps.is_some(), rois.side());
+        let in_rounds = self.rounds.prepare(&launch, psf, rois.len(), &self.streams.compute)?;
         let Streams { upload, compute, download } = &self.streams;
         let roi_bytes: &[u8] = match rois.adu() {
             Adu::U16(values) => bytemuck::cast_slice(values),
@@ -204,17 +189,19 @@ impl GaussMle {
         place.uploaded.record(upload)?;
         place.uploaded.before(compute)?;
         let address = |buffer: &Option<Buffer>| buffer.as_ref().map_or(0, Buffer::address);
-        let at = Addresses {
+        let at = FitAddresses {
             rois: address(&place.rois),
-            maps: maps.map(|maps| (address(&place.corners), maps.buffers.each_ref().map(Buffer::address))),
+            maps: maps.map(|maps| {
+                let [gain, bias, variance] = maps.buffers.each_ref().map(Buffer::address);
+                MapAddresses { corners: address(&place.corners), gain, bias, variance }
+            }),
             fits: address(&place.fits),
         };
-        let call = FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len(), &at);
-        let blocks = rois.len().div_ceil(THREADS as usize).max(1);
-        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX >> 1); // a thread takes several fits then
-        // SAFETY: the kernel of this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on
-        // the maps (`asked`), and all of it is the flight's until it has landed.
-        unsafe { kernel.launch(compute, (blocks, THREADS), &call) }?;
+        let call =
+            FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
+        // SAFETY: planned for this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on the
+        // maps (`asked`), and all of it is the flight's until it has landed.
+        unsafe { self.rounds.launch(&launch, &call, rois.len(), in_rounds, compute) }?;
         place.computed.record(compute)?;
         place.computed.before(download)?;
         let fits = place.fits.as_ref().expect("room was made");
@@ -232,15 +219,6 @@ fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(
         *buffer = Some(Buffer::new(heap, bytes)?);
     }
     Ok(())
-}
-
-/// As `kernels/gauss_mle.cu` names its entries.
-fn kernel_name(psf: &Psf, adu: Adu<'_>, maps: bool) -> String {
-    let values = match adu {
-        Adu::U16(_) => "u16",
-        Adu::F32(_) => "f32",
-    };
-    format!("fit_{}_{values}{}", psf.name(), if maps { "_maps" } else { "" })
 }
 
 impl Engine for GaussMle {
@@ -307,6 +285,7 @@ impl Engine for GaussMle {
 
     fn rest(&mut self) {
         self.cameras.clear();
+        self.rounds.rest();
         let idle: Vec<Place> = self.free.try_iter().collect();
         for place in idle {
             self.put_back(Place { rois: None, corners: None, fits: None, ..place });

@@ -84,6 +84,14 @@ impl Buffer {
         address
     }
 
+    /// Begins to fill it with zeros.
+    pub(super) fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        let bytes = self.bytes();
+        // SAFETY: so many bytes are there, until the stream has come past this: dropping waits for work.
+        unsafe { result::memset_d8_async(self.address(), 0, bytes, stream.cu_stream()) }
+            .map_err(CudaError::when("cannot clear memory of the GPU"))
+    }
+
     /// Begins to copy `bytes` to its start.
     ///
     /// # Safety

@@ -5,7 +5,8 @@
 use super::{Context, CudaError};
 use cudarc::{
     driver::{
-        CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, sys::CUresult as Code,
+        CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
+        sys::{CUfunction_attribute_enum as Attribute, CUresult as Code},
     },
     nvrtc::Ptx,
 };
@@ -61,21 +62,49 @@ impl Module {
     }
 }
 
+/// How a kernel is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Blocks of the grid.
+    pub(super) blocks: u32,
+    /// Threads of a block.
+    pub(super) threads: u32,
+    /// Bytes that a block shares, beside what the kernel itself has.
+    pub(super) shared_bytes: u32,
+}
+
 impl Kernel {
-    /// Begins to run it, with one argument.
+    /// Lets its blocks share so many bytes.
+    pub(super) fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let set = self.0.set_attribute(attribute, bytes.cast_signed());
+        set.map_err(CudaError::when(format!("a kernel's blocks cannot share {bytes} bytes")))
+    }
+
+    /// How many of its blocks a multiprocessor holds at a time.
+    pub(super) fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
+        let asked = self.0.occupancy_max_active_blocks_per_multiprocessor(threads, shared_bytes as usize, None);
+        asked.map_err(CudaError::when("cannot tell how a kernel fits the GPU"))
+    }
+
+    /// Begins to run it, with two arguments.
     ///
     /// # Safety
-    /// The argument is what the kernel takes, and all that it leads to is there until the stream has come past this.
-    pub(super) unsafe fn launch<A: DeviceRepr>(
+    /// The arguments are what the kernel takes, and all that they lead to is there until the stream has come past this.
+    pub(super) unsafe fn launch<A: DeviceRepr, B: DeviceRepr>(
         &self,
         stream: &CudaStream,
-        (blocks, threads): (u32, u32),
-        argument: &A,
+        shape: Shape,
+        first: &A,
+        second: &B,
     ) -> Result<(), CudaError> {
-        let config =
-            LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+        let config = LaunchConfig {
+            grid_dim: (shape.blocks, 1, 1),
+            block_dim: (shape.threads, 1, 1),
+            shared_mem_bytes: shape.shared_bytes,
+        };
         // SAFETY: the caller's promise.
-        let launched = unsafe { stream.launch_builder(&self.0).arg(argument).launch(config) };
+        let launched = unsafe { stream.launch_builder(&self.0).arg(first).arg(second).launch(config) };
         launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
     }
 }

@@ -103,14 +103,15 @@ impl Camera {
         Ok(Camera { uniform: Camera::ideal().uniform, maps: Some(maps) })
     }
 
-    /// Gain, bias and variance of each pixel, where it has maps.
-    pub(in crate::engine) fn map_values(&self) -> Option<[&[f32]; 3]> {
-        self.maps.as_ref().map(|maps| [&maps.gain[..], &maps.bias[..], &maps.variance[..]])
-    }
-
     /// Height and width of the sensor, where the camera has maps.
     pub fn sensor(&self) -> Option<(usize, usize)> {
         self.maps.as_ref().map(|maps| (maps.height, maps.width))
+    }
+
+    /// What kernels take of the maps, each row-major: gain, bias and variance, with
+    /// `photo-electrons + variance = gain * ADU + bias`.
+    pub fn map_values(&self) -> Option<[&[f32]; 3]> {
+        self.maps.as_ref().map(|maps| [&maps.gain[..], &maps.bias, &maps.variance])
     }
 }
 

@@ -1,4 +1,7 @@
 //! Fits one Gaussian spot per ROI by Poisson maximum likelihood: the launcher of `kernels/gauss_mle.cu`.
+//! [`device`] has what a launch on a device takes.
+
+pub mod device;
 
 use std::{
     ffi::c_void,
@@ -202,10 +205,10 @@ struct FitSetup {
     defocus_y: Defocus,
 }
 
-/// `FitCall` of `kernels/gauss_mle.cu`.
+/// `FitCall` of `kernels/gauss_mle.cu`. Its addresses are of the machine that it is for.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(in crate::engine) struct FitCall {
+pub struct FitCall {
     setup: FitSetup,
     rois: *const c_void,
     corners: *const [u32; 2],
@@ -267,46 +270,6 @@ pub fn fit(
         host_fit(set)(&raw const call, model.psf().number(), wide);
     }
     Ok(())
-}
-
-/// Where on a device a call finds its arrays.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::engine) struct Addresses {
-    /// ROIs, as [`Adu`] says.
-    pub(in crate::engine) rois: u64,
-    /// Corners, and gain, bias and variance of all pixels, where the camera has maps.
-    pub(in crate::engine) maps: Option<(u64, [u64; 3])>,
-    /// Places for the results.
-    pub(in crate::engine) fits: u64,
-}
-
-impl FitCall {
-    /// The call that fits `count` ROIs of `side` pixels which lie on a device. A camera with maps has addresses of them.
-    pub(in crate::engine) fn on_device(
-        model: &FitModel,
-        camera: &Camera,
-        side: usize,
-        count: usize,
-        at: &Addresses,
-    ) -> FitCall {
-        assert_eq!(
-            camera.sensor().is_some(),
-            at.maps.is_some(),
-            "maps on the device for a camera that has some"
-        );
-        let (corners, [gain, bias, variance]) = at.maps.unwrap_or((0, [0; 3]));
-        FitCall {
-            setup: setup(model, camera, side),
-            rois: at.rois as *const c_void,
-            corners: corners as *const [u32; 2],
-            gain_map: gain as *const f32,
-            bias_map: bias as *const f32,
-            variance_map: variance as *const f32,
-            map_width: camera.sensor().map_or(0, |(_, width)| width as u64),
-            count: count as u64,
-            fits: at.fits as *mut SpotFit,
-        }
-    }
 }
 
 /// Whether all ROIs lie on the maps of the camera, if it has any. [`fit`] checks its own ROIs; who cuts them in parts

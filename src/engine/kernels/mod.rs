@@ -4,19 +4,22 @@
 //! - [`psf`], [`camera`]: what is fitted and what took the picture, checked.
 //! - [`mod@fit`]: one spot per ROI.
 //! - [`spots`]: frames to ROIs.
+//! - [`preprocess`]: images to a model's input, on a device.
 //!
 //! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states.
 
 pub mod camera;
+#[cfg(all(test, kernels_emulated))]
+mod emulated;
 pub mod fit;
+pub mod preprocess;
 pub mod psf;
 pub mod spots;
 
 use std::fmt;
 
 pub use camera::{Camera, CameraValue, SensorMap};
-pub(in crate::engine) use fit::{Addresses, FitCall};
-pub use fit::{Adu, FitStatus, Rois, SIDE, SpotFit, fit, on_sensor};
+pub use fit::{Adu, FitCall, FitStatus, Rois, SIDE, SpotFit, fit, on_sensor};
 pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, sigma_px};
 pub use spots::{Border, FinderOptions, Method, RoiBuffer, Spot, SpotFinder, Threshold};
 

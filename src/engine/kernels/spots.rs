@@ -2,9 +2,11 @@
 //!
 //! - [`FinderOptions`]: what a spot is. [`SpotFinder`]: holds what is needed for frames of one size, and finds.
 //! - [`RoiBuffer`]: the boxes around spots, as [`super::fit()`] takes them.
+//! - [`device`]: what launches on a device take.
 //!
 //! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) leaves no spot within reach of the filter.
 
+pub mod device;
 mod plan;
 mod plane;
 mod rois;
@@ -12,9 +14,10 @@ mod weights;
 
 use std::{ops::RangeInclusive, ptr};
 
+pub use self::plan::SpotCall;
 pub use self::rois::RoiBuffer;
 use self::{
-    plan::{Plan, SpotCall},
+    plan::{Plan, Work},
     plane::Plane,
 };
 use super::{Adu, Camera, InstructionSet, Invalid, SIDE, SIGMA_PX, entry};
@@ -200,14 +203,14 @@ impl SpotFinder {
         let mut count = 0;
         let mut call = self.plan.call();
         call.frame = pixels;
-        call.electrons = self.electrons.as_mut_ptr();
-        call.narrow = self.narrow.as_mut_ptr();
-        call.wide = self.wide.as_mut_ptr();
-        call.contrast = self.contrast.as_mut_ptr();
-        if self.plan.by_noise() {
-            call.power = self.noise.as_mut_ptr();
-            call.noise = 1;
-        }
+        let work = Work {
+            electrons: self.electrons.as_mut_ptr() as u64,
+            narrow: self.narrow.as_mut_ptr() as u64,
+            wide: self.wide.as_mut_ptr() as u64,
+            contrast: self.contrast.as_mut_ptr() as u64,
+            noise: self.noise.as_mut_ptr() as u64,
+        };
+        call.work(&work, self.plan.by_noise());
         call.above = self.above.as_mut_ptr();
         call.spots = self.spots.as_mut_ptr();
         call.spots_max = self.spots.len() as u64;

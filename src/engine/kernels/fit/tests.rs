@@ -65,11 +65,11 @@ impl Spot {
 
 const SQUARE: [f32; 2] = [0.1, 0.1];
 
-fn model(psf: Psf) -> FitModel {
+pub(super) fn model(psf: Psf) -> FitModel {
     FitModel::new(psf, SQUARE).unwrap()
 }
 
-fn astigmatism() -> Astigmatism {
+pub(super) fn astigmatism() -> Astigmatism {
     Astigmatism {
         sigma_px: [1.2, 1.3],
         a: [0.05, -0.03],
@@ -93,7 +93,7 @@ fn run_f32(model: &FitModel, values: &[f32], side: usize) -> Vec<SpotFit> {
 }
 
 /// `count` ROIs with noise, of spots near their middle, and the u16 that a camera would give.
-fn noisy(seed: u64, count: usize, side: usize) -> Vec<u16> {
+pub(super) fn noisy(seed: u64, count: usize, side: usize) -> Vec<u16> {
     let random = &mut Random(seed);
     let mut rois = Vec::new();
     for _ in 0..count {
@@ -301,7 +301,7 @@ fn offset_and_gain_are_undone() {
 }
 
 /// A map of the values of a function of row and column.
-fn map(height: usize, width: usize, value: impl Fn(usize, usize) -> f32) -> CameraValue {
+pub(super) fn map(height: usize, width: usize, value: impl Fn(usize, usize) -> f32) -> CameraValue {
     let values = (0..height * width).map(|i| value(i / width, i % width)).collect();
     CameraValue::Map(SensorMap { height, width, values })
 }

@@ -41,10 +41,10 @@ struct SpotSetup {
     along_y: Taps,
 }
 
-/// `SpotCall` of `kernels/spots.cu`.
-#[derive(Debug)]
+/// `SpotCall` of `kernels/spots.cu`. Its addresses are of the machine that it is for.
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct SpotCall {
+pub struct SpotCall {
     setup: SpotSetup,
     pub(super) frame: *const c_void,
     gain: *const f32,
@@ -79,7 +79,7 @@ pub(super) struct Plan {
     shot: Plane,
     readout: Plane,
     power: Plane,
-    net_weights: Vec<f32>,
+    net_weights: Plane,
 }
 
 impl Plan {
@@ -119,14 +119,14 @@ impl Plan {
             shot: Plane::none(),
             readout: Plane::none(),
             power: Plane::none(),
-            net_weights: Vec::new(),
+            net_weights: Plane::none(),
         };
         match options.method {
             Method::NetGradient { minimum } => {
                 plan.setup.threshold = minimum;
                 plan.setup.net_reach = (side / 2 + 1) as i32;
                 plan.setup.border = plan.setup.net_reach;
-                plan.net_weights = net_weights(side / 2);
+                plan.net_weights = Plane::plain(net_weights(side / 2));
                 plan.convert(camera, width, |_| 1.0);
             }
             Method::Contrast { sigma_px, wide, threshold, radius } => {
@@ -229,29 +229,77 @@ impl Plan {
         self.contrast_per_photon
     }
 
+    pub(super) fn by_gradient(&self) -> bool {
+        self.setup.net_reach > 0
+    }
+
+    /// What the kernels read beside the frame, in the order of [`Plan::call_with`].
+    pub(super) fn constants(&self) -> [&Plane; 8] {
+        [
+            &self.gain,
+            &self.bias,
+            &self.narrow_scale,
+            &self.wide_scale,
+            &self.shot,
+            &self.readout,
+            &self.power,
+            &self.net_weights,
+        ]
+    }
+
     /// A call without a frame, planes to work in and places for spots.
     pub(super) fn call(&self) -> SpotCall {
+        self.call_with(self.constants().map(|plane| plane.as_ptr() as u64))
+    }
+
+    /// The same with constants at these addresses, 0 for none.
+    pub(super) fn call_with(&self, constants: [u64; 8]) -> SpotCall {
+        let [gain, bias, narrow_scale, wide_scale, shot, readout, power, net_weights] =
+            constants.map(|address| address as *const f32);
         SpotCall {
             setup: self.setup,
             frame: ptr::null(),
-            gain: self.gain.as_ptr(),
-            bias: self.bias.as_ptr(),
-            narrow_scale: self.narrow_scale.as_ptr(),
-            wide_scale: self.wide_scale.as_ptr(),
-            shot: self.shot.as_ptr(),
-            readout: self.readout.as_ptr(),
-            net_weights: self.net_weights.as_ptr(),
+            gain,
+            bias,
+            narrow_scale,
+            wide_scale,
+            shot,
+            readout,
+            net_weights,
             electrons: ptr::null_mut(),
             narrow: ptr::null_mut(),
             wide: ptr::null_mut(),
             contrast: ptr::null_mut(),
             // Only read where it is no noise.
-            power: self.power.as_ptr().cast_mut(),
+            power: power.cast_mut(),
             noise: 0,
             above: ptr::null_mut(),
             spots: ptr::null_mut(),
             spots_max: 0,
             count: ptr::null_mut(),
+        }
+    }
+}
+
+/// Where the first pixels of the planes stand that a call works in.
+pub(super) struct Work {
+    pub(super) electrons: u64,
+    pub(super) narrow: u64,
+    pub(super) wide: u64,
+    pub(super) contrast: u64,
+    /// Used where the threshold is in units of noise.
+    pub(super) noise: u64,
+}
+
+impl SpotCall {
+    pub(super) fn work(&mut self, work: &Work, by_noise: bool) {
+        self.electrons = work.electrons as *mut f32;
+        self.narrow = work.narrow as *mut f32;
+        self.wide = work.wide as *mut f32;
+        self.contrast = work.contrast as *mut f32;
+        if by_noise {
+            self.power = work.noise as *mut f32;
+            self.noise = 1;
         }
     }
 }

@@ -25,10 +25,26 @@ impl Plane {
     /// All of it is `value`, the margin too.
     pub(super) fn new(width: usize, height: usize, value: f32) -> Plane {
         const LINE: usize = 16;
-        let pitch = pitch(width);
-        let values = vec![value; pitch * (height + 2 * MARGIN_ROWS) + 2 * LINE];
+        let layout = PlaneLayout::new(width, height);
+        let values = vec![value; layout.values + 2 * LINE];
         let to_line = values.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-        Plane { values, first: to_line + pitch * MARGIN_ROWS + MARGIN_COLUMNS, pitch }
+        Plane { values, first: to_line + layout.first, pitch: pitch(width) }
+    }
+
+    /// Values that are no pixels: without a margin.
+    pub(super) fn plain(values: Vec<f32>) -> Plane {
+        let pitch = values.len();
+        Plane { values, first: 0, pitch }
+    }
+
+    /// All values, the margin's too.
+    pub(super) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// From the first value to the first pixel.
+    pub(super) fn first_byte(&self) -> usize {
+        self.first * size_of::<f32>()
     }
 
     /// One with the values of `pixels`, row-major.
@@ -62,6 +78,24 @@ impl Plane {
         match self.values.is_empty() {
             true => ptr::null_mut(),
             false => self.values.as_mut_ptr().wrapping_add(self.first),
+        }
+    }
+}
+
+/// What a plane takes where memory begins at whole cache lines.
+pub(super) struct PlaneLayout {
+    /// All of them, the margin's too.
+    pub(super) values: usize,
+    /// Of the first pixel.
+    pub(super) first: usize,
+}
+
+impl PlaneLayout {
+    pub(super) fn new(width: usize, height: usize) -> PlaneLayout {
+        let pitch = pitch(width);
+        PlaneLayout {
+            values: pitch * (height + 2 * MARGIN_ROWS),
+            first: pitch * MARGIN_ROWS + MARGIN_COLUMNS,
         }
     }
 }

@@ -6,28 +6,28 @@ use crate::engine::kernels::{CameraValue, FitModel, Psf, Rois, SensorMap, SpotFi
 const SIGMA: f32 = 1.3;
 
 /// Spots of at least `photons`, 7 pixels apart from better ones.
-fn contrast(threshold: Threshold) -> FinderOptions {
+pub(super) fn contrast(threshold: Threshold) -> FinderOptions {
     let method = Method::Contrast { sigma_px: [SIGMA; 2], wide: 2.0, threshold, radius: 3 };
     FinderOptions { method, box_side: 7, border: Border::Shift, spots_max: 1000 }
 }
 
-fn net_gradient(minimum: f32) -> FinderOptions {
+pub(super) fn net_gradient(minimum: f32) -> FinderOptions {
     FinderOptions { method: Method::NetGradient { minimum }, ..contrast(Threshold::Photons(1.0)) }
 }
 
 /// A frame without noise.
-struct Scene {
-    width: usize,
-    height: usize,
-    pixels: Vec<f32>,
+pub(super) struct Scene {
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) pixels: Vec<f32>,
 }
 
 impl Scene {
-    fn new(width: usize, height: usize, background: f32) -> Scene {
+    pub(super) fn new(width: usize, height: usize, background: f32) -> Scene {
         Scene { width, height, pixels: vec![background; width * height] }
     }
 
-    fn with(mut self, x: f64, y: f64, photons: f64) -> Scene {
+    pub(super) fn with(mut self, x: f64, y: f64, photons: f64) -> Scene {
         let share = |pixel: usize, place: f64| {
             let edge = |edge: f64| erf((edge - place) / (f64::from(SIGMA) * 2f64.sqrt()));
             (edge(pixel as f64 + 0.5) - edge(pixel as f64 - 0.5)) / 2.0
@@ -41,7 +41,7 @@ impl Scene {
     }
 
     /// With photons that come as they do; about normal, never negative.
-    fn noisy(mut self, mut seed: u64) -> Scene {
+    pub(super) fn noisy(mut self, mut seed: u64) -> Scene {
         let mut even = || {
             seed ^= seed << 13;
             seed ^= seed >> 7;
@@ -55,7 +55,7 @@ impl Scene {
         self
     }
 
-    fn set(mut self, x: usize, y: usize, value: f32) -> Scene {
+    pub(super) fn set(mut self, x: usize, y: usize, value: f32) -> Scene {
         self.pixels[y * self.width + x] = value;
         self
     }
@@ -83,7 +83,7 @@ impl Scene {
     }
 }
 
-fn places(spots: &[Spot]) -> Vec<[u32; 2]> {
+pub(super) fn places(spots: &[Spot]) -> Vec<[u32; 2]> {
     spots.iter().map(|spot| [spot.x, spot.y]).collect()
 }
 

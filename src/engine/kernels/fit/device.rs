@@ -1,0 +1,153 @@
+//! What a launch of the fitter on a device takes: names, sizes and arguments. Launching is not done here.
+
+use super::{
+    super::{Camera, FitModel, Psf},
+    FitCall, setup,
+};
+use std::ptr;
+
+/// Where things lie on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct FitAddresses {
+    /// The values of the ROIs, `[n, side, side]`; aligned to 16 bytes.
+    pub rois: u64,
+    /// Corners, `[n, 2]` of `u32`, and the three maps of the camera, `[height, width]` of `f32`; or none of them.
+    pub maps: Option<MapAddresses>,
+    /// Places for as many [`SpotFit`](super::SpotFit).
+    pub fits: u64,
+}
+
+/// Where the maps of a camera lie on the device, and the corners of ROIs on them.
+#[derive(Debug, Clone, Copy)]
+pub struct MapAddresses {
+    /// x and y of each ROI's first pixel.
+    pub corners: u64,
+    /// [`Camera::map_values`] in its order.
+    pub gain: u64,
+    /// The second of them.
+    pub bias: u64,
+    /// The third.
+    pub variance: u64,
+}
+
+/// `FitRound` of `kernels/gauss_mle.cu`: addresses on the device, 0 for none.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct FitRound {
+    /// Fits that go on, `[state_words, places]` of `u32`; none in the first round.
+    pub begun: u64,
+    /// How many they are, `u64`. In the first round how many ROIs, or none where the call says.
+    pub begun_count: u64,
+    /// Where fits go that are not done after this round, like `begun`; none in the last round.
+    pub unfinished: u64,
+    /// How many they are, `u64`; 0 before. May become more than `places`: those are done nevertheless.
+    pub unfinished_count: u64,
+    /// Fits that `begun` and `unfinished` have places for.
+    pub places: u64,
+    /// Evaluations that a fit gets in this round, at least 1.
+    pub evaluations: u32,
+    /// ROIs that a block shares: [`FitLaunch::tile`].
+    pub tile: u32,
+}
+
+/// Evaluations that a fit gets in each round; there is one round more, without a limit.
+pub const ROUNDS: [u32; 2] = [6, 10];
+
+/// How a round is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FitLaunch {
+    /// The kernel in `kernels/generated/gauss_mle.ptx`.
+    pub kernel: &'static str,
+    /// Threads of a block.
+    pub threads: u32,
+    /// ROIs that a block shares.
+    pub tile: u32,
+    /// Bytes that a block shares.
+    pub shared_bytes: u32,
+}
+
+/// Bytes that blocks may share on a device, by its attributes.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedMemory {
+    /// One block, opted in: 64 KiB (less 1 from sm_80 on) or more.
+    pub block_max: u32,
+    /// All blocks on one multiprocessor together.
+    pub multiprocessor: u32,
+}
+
+/// What the compiler puts there beside, and what CUDA keeps of each block, at most.
+const RESERVED_BYTES: u32 = 2048;
+
+impl FitLaunch {
+    /// For ROIs of `side` pixels, `f32` if `wide`, else `u16`; `maps`: with those of a camera.
+    pub fn new(psf: &Psf, wide: bool, maps: bool, side: usize, memory: SharedMemory) -> FitLaunch {
+        let kernels: [&'static str; 4] = match psf {
+            Psf::Xynb { .. } => ["fit_xynb_u16", "fit_xynb_u16_maps", "fit_xynb_f32", "fit_xynb_f32_maps"],
+            Psf::Xynbs { .. } => {
+                ["fit_xynbs_u16", "fit_xynbs_u16_maps", "fit_xynbs_f32", "fit_xynbs_f32_maps"]
+            }
+            Psf::Xynbsxsy { .. } => {
+                ["fit_xynbsxsy_u16", "fit_xynbsxsy_u16_maps", "fit_xynbsxsy_f32", "fit_xynbsxsy_f32_maps"]
+            }
+            Psf::Xyznb(_) => ["fit_xyznb_u16", "fit_xyznb_u16_maps", "fit_xyznb_f32", "fit_xyznb_f32_maps"],
+        };
+        let kernel = kernels[2 * usize::from(wide) + usize::from(maps)];
+        let side = side as u32;
+        let factors = if matches!(psf, Psf::Xynb { .. }) { 2 } else { 3 };
+        let shared = |tile: u32| {
+            let data = tile * side * side * if wide || maps { 4 } else { 2 };
+            let variance = if maps { tile * side * side * 4 } else { 0 };
+            data.next_multiple_of(16) + variance + tile * 4 * (2 * factors * side + 1)
+        };
+        // Four blocks of two warps on each multiprocessor, or more blocks of one.
+        let fits = |tile| shared(tile) + RESERVED_BYTES <= memory.block_max;
+        let tile = if fits(64) && 4 * (shared(64) + RESERVED_BYTES) <= memory.multiprocessor {
+            64
+        } else {
+            [32, 24, 16].into_iter().find(|&tile| fits(tile)).unwrap_or(8)
+        };
+        FitLaunch { kernel, threads: tile.next_multiple_of(32), tile, shared_bytes: shared(tile) }
+    }
+
+    /// Blocks for `count` ROIs where `resident` of them are on the device at a time.
+    pub fn blocks(&self, count: u64, resident: u32) -> u32 {
+        count.div_ceil(u64::from(self.tile)).clamp(1, u64::from(resident.max(1))) as u32
+    }
+}
+
+/// Words of a fit that is put aside between rounds, its ROI's number counted: `1 + Fit::WORDS` of `kernels/fit.cuh`.
+pub fn state_words(psf: &Psf) -> usize {
+    let count = psf.parameter_names().len();
+    let packed = count * (count + 1) / 2;
+    let second_start = if matches!(psf, Psf::Xyznb(_)) { count + packed + 3 } else { 0 };
+    1 + 3 * count + packed + 5 + second_start
+}
+
+impl FitCall {
+    /// The fit of `count` ROIs (less than 2^32) of `side` pixels on a device. `addresses` has maps if the camera has.
+    pub fn on_device(
+        model: &FitModel,
+        camera: &Camera,
+        side: usize,
+        count: u64,
+        addresses: &FitAddresses,
+    ) -> FitCall {
+        let map = |of: fn(&MapAddresses) -> u64| {
+            addresses.maps.as_ref().map_or(ptr::null(), |maps| of(maps) as *const f32)
+        };
+        FitCall {
+            setup: setup(model, camera, side),
+            rois: addresses.rois as *const _,
+            corners: addresses.maps.map_or(ptr::null(), |maps| maps.corners as *const _),
+            gain_map: map(|maps| maps.gain),
+            bias_map: map(|maps| maps.bias),
+            variance_map: map(|maps| maps.variance),
+            map_width: camera.sensor().map_or(0, |(_, width)| width as u64),
+            count,
+            fits: addresses.fits as *mut _,
+        }
+    }
+}
+
+#[cfg(all(test, kernels_emulated))]
+mod tests;

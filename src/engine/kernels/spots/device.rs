@@ -1,0 +1,107 @@
+//! What launches of the finder on a device take: what lies there, and the argument. Launching is not done here.
+
+use super::{
+    SpotFinder,
+    plan::{SpotCall, Work},
+    plane::{Plane, PlaneLayout},
+};
+
+/// What a finder brings to the device once, in the order that [`SpotFinder::on_device`] takes it back: gain, bias, scale of
+/// the narrow and of the wide mean, shot, readout, power, and the weights of the net gradient. Empty where it has none.
+pub const CONSTANTS: usize = 8;
+
+/// Where things lie on the device; addresses are of the first byte of what was allocated.
+#[derive(Debug, Clone, Copy)]
+pub struct SpotAddresses {
+    /// The frame, `[height, width]` of `u16` or `f32`.
+    pub frame: u64,
+    /// What [`SpotFinder::constants`] gave; 0 for what was empty.
+    pub constants: [u64; CONSTANTS],
+    /// Planes to work in, each of [`SpotFinder::plane_values`] values: electrons, narrow and wide mean, contrast, noise. The
+    /// contrast's are all -3e38 before the first frame.
+    pub work: [u64; 5],
+    /// Places for [`Spot`](super::Spot)s: [`SpotFinder::spots_possible`].
+    pub spots: u64,
+    /// A `u64`, 0 before each frame: how many were found.
+    pub count: u64,
+}
+
+/// `SpotCut` of `kernels/spots.cu`: addresses on the device.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SpotCut {
+    /// As in [`SpotAddresses`].
+    pub frame: u64,
+    /// As there.
+    pub spots: u64,
+    /// As there.
+    pub count: u64,
+    /// Places for ROIs: boxes beyond are not cut.
+    pub spots_max: u64,
+    /// Columns of the frame.
+    pub width: i32,
+    /// Side of the boxes, px.
+    pub side: i32,
+    /// Places for ROIs, `[spots_max, side, side]` of the frame's type; aligned to 16 bytes.
+    pub rois: u64,
+    /// Places for their corners, `[spots_max, 2]` of `u32`; or 0.
+    pub corners: u64,
+}
+
+impl SpotFinder {
+    /// What is to be brought to the device once.
+    pub fn constants(&self) -> [&[f32]; CONSTANTS] {
+        self.plan.constants().map(Plane::values)
+    }
+
+    /// Values of a plane to work in.
+    pub fn plane_values(&self) -> usize {
+        let (width, height) = self.size();
+        PlaneLayout::new(width, height).values
+    }
+
+    /// As many spots as a frame can have.
+    pub fn spots_possible(&self) -> usize {
+        self.spots.len()
+    }
+
+    /// The argument of all launches for a frame.
+    pub fn on_device(&self, addresses: &SpotAddresses) -> SpotCall {
+        let (width, height) = self.size();
+        let layout = PlaneLayout::new(width, height);
+        let constants = self.plan.constants();
+        let constants = std::array::from_fn(|i| match addresses.constants[i] {
+            0 => 0,
+            address => address + constants[i].first_byte() as u64,
+        });
+        let [electrons, narrow, wide, contrast, noise] =
+            addresses.work.map(|address| address + (layout.first * size_of::<f32>()) as u64);
+        let mut call = self.plan.call_with(constants);
+        call.frame = addresses.frame as *const _;
+        call.work(&Work { electrons, narrow, wide, contrast, noise }, self.plan.by_noise());
+        call.spots = addresses.spots as *mut _;
+        call.spots_max = self.spots.len() as u64;
+        call.count = addresses.count as *mut _;
+        call
+    }
+
+    /// Columns and rows of the grid of all launches but those that cut: blocks of 32 by 4 threads.
+    pub fn blocks(&self) -> [u32; 2] {
+        let (width, height) = self.size();
+        [width.div_ceil(32) as u32, height.div_ceil(4) as u32]
+    }
+
+    /// The kernels of `kernels/generated/spots.ptx` that a frame takes, in order, before boxes are cut by `spots_cut_u16` or
+    /// `spots_cut_f32`; `wide`: it is of `f32`.
+    pub fn launches(&self, wide: bool) -> &'static [&'static str] {
+        match (self.plan.by_gradient(), wide) {
+            (true, false) => &["spots_convert_u16", "spots_select"],
+            (true, true) => &["spots_convert_f32", "spots_select"],
+            (false, false) => &["spots_convert_u16", "spots_columns", "spots_rows", "spots_select"],
+            (false, true) => &["spots_convert_f32", "spots_columns", "spots_rows", "spots_select"],
+        }
+    }
+}
+
+#[cfg(all(test, kernels_emulated))]
+mod tests;

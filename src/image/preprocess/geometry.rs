@@ -1,0 +1,73 @@
+//! Which part of a model's input an image fills, and which part of the frame goes there.
+
+use super::{Placement, Preprocess, Resize};
+use crate::{error::InferError, image::Region};
+
+/// The part of a model's input that an image fills, in input pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Left edge.
+    pub left: usize,
+    /// Top edge.
+    pub top: usize,
+    /// Extent to the right.
+    pub width: usize,
+    /// Extent downward.
+    pub height: usize,
+}
+
+/// What is resized to what.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Geometry {
+    /// The part of the input that is filled.
+    pub window: Window,
+    /// What fills it, in pixels of the frame: fractions matter, as does the neighbourhood beyond its edges, which the
+    /// resizer sees too. So the result is that of resizing everything and then cutting.
+    pub from: Region,
+}
+
+impl Preprocess {
+    /// Whether an image of this size is taken at all.
+    ///
+    /// # Errors
+    /// [`InferError::BadRequest`] when the image must have the input's size and has another.
+    pub fn takes(&self, (width, height): (u32, u32)) -> Result<(), InferError> {
+        if self.resize == Resize::Exact && (width, height) != (self.width, self.height) {
+            return Err(InferError::BadRequest(format!(
+                "the image is {width} × {height} pixels, but the model takes exactly {} × {}",
+                self.width, self.height
+            )));
+        }
+        Ok(())
+    }
+
+    /// For a frame of `size` in which the posted image lies at `covered`.
+    pub fn geometry(&self, size: (u32, u32), covered: Region, placement: &Placement) -> Geometry {
+        let window = self.window(placement);
+        let axis =
+            |start: usize, length: usize, offset: i64, resized: u32, from: f64, span: f64, side: u32| {
+                let scale = span / f64::from(resized);
+                let start = from + (start as i64 - offset) as f64 * scale;
+                // Rounding may have pushed the far edges out by a few ulp.
+                (start, (length as f64 * scale).min(f64::from(side) - start))
+            };
+        let (offset, resized) = (placement.offset, placement.resized);
+        let (left, width) =
+            axis(window.left, window.width, offset.0, resized.0, covered.left, covered.width, size.0);
+        let (top, height) =
+            axis(window.top, window.height, offset.1, resized.1, covered.top, covered.height, size.1);
+        Geometry { window, from: Region { left, top, width, height } }
+    }
+
+    /// The part of the input that the image fills.
+    pub(super) fn window(&self, placement: &Placement) -> Window {
+        let axis = |offset: i64, resized: u32, side: u32| {
+            let start = offset.max(0);
+            let end = (offset + i64::from(resized)).min(i64::from(side));
+            (start as usize, (end - start).max(0) as usize)
+        };
+        let (left, width) = axis(placement.offset.0, placement.resized.0, self.width);
+        let (top, height) = axis(placement.offset.1, placement.resized.1, self.height);
+        Window { left, top, width, height }
+    }
+}
