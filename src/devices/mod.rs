@@ -6,6 +6,7 @@
 //! - [`find`]: what there is, for people.
 //! - `worker`: one OS thread that owns engines, pulls batches for them, stages and begins them; `landing`: waits for what was
 //!   begun, and answers it.
+//! - [`probe`]: what can be known of GPUs from outside.
 //!
 //! A machine's CPU is one device, and so is each GPU; each has as many workers as a model may have instances on it.
 
@@ -15,6 +16,7 @@ mod found;
 mod landing;
 mod place;
 pub mod plan;
+pub mod probe;
 pub mod supervisor;
 mod worker;
 

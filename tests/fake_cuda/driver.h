@@ -275,6 +275,23 @@ bool is_pinned(const void* pointer, u64 bytes);
 void check_parameters(const std::string& kernel, const std::vector<unsigned char>& parameters);
 void forget_memory(const Context& context);
 
+// ---- other processes -------------------------------------------------------------------------------------------------------
+
+// A process that has memory of a device of ours.
+struct Tenant {
+    unsigned pid;
+    u64 bytes;
+};
+// One process at a time takes memory.
+struct SharedTurn {
+    SharedTurn();
+    ~SharedTurn();
+};
+void join_shared();
+// Tells others what this process holds; after each change.
+void publish(const Device& device);
+std::vector<Tenant> tenants(const Device& device);
+
 // ---- modules -------------------------------------------------------------------------------------------------------------
 
 void forget_modules(const Context& context);

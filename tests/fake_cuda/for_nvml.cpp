@@ -19,6 +19,11 @@ EXPORT bool fake_cuda_for_nvml(int index, CudaDevice* seen) {
     seen->memory = device.memory;
     seen->own = device.own();
     seen->foreign = device.foreign;
+    for (const Tenant& tenant : tenants(device)) {
+        if (seen->tenants == CudaDevice::TENANTS_MAX) break;
+        seen->pids[seen->tenants] = tenant.pid;
+        seen->bytes[seen->tenants++] = tenant.bytes;
+    }
     seen->has_context = device.context != nullptr;
     seen->lost = device.lost != 0;
     return true;

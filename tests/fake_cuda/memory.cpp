@@ -77,6 +77,7 @@ static int allocate(DevicePointer* pointer, u64 bytes, const std::shared_ptr<Con
     Device& device = *context->device;
     const u64 grown = pool ? (pool->used + bytes > pool->reserved ? pool->used + bytes - pool->reserved : 0) : bytes;
     if (!bytes) return INVALID_VALUE;
+    const SharedTurn turn;
     if (grown > device.free()) return OUT_OF_MEMORY;
     const u64 held = rounded(bytes, ALIGNMENT);
     // A large one costs nothing until it is written.
@@ -98,6 +99,7 @@ static int allocate(DevicePointer* pointer, u64 bytes, const std::shared_ptr<Con
     } else {
         device.plain_bytes += bytes;
     }
+    publish(device);
     return SUCCESS;
 }
 
@@ -113,6 +115,7 @@ static void release(std::map<DevicePointer, Allocation>::iterator at) {
     const Allocation& allocation = at->second;
     if (allocation.pool) allocation.pool->used -= allocation.bytes;
     else allocation.context->device->plain_bytes -= allocation.bytes;
+    publish(*allocation.context->device);
     const u64 held = rounded(allocation.bytes, ALIGNMENT);
     ASAN_UNPOISON_MEMORY_REGION((void*)at->first, held);
     memset((void*)at->first, FREED, std::min(held, FILLED_MAX));

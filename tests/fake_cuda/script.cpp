@@ -144,6 +144,7 @@ std::string set_devices(const std::string& text) {
 void begin() {
     static std::once_flag once;
     std::call_once(once, [] {
+        join_shared();
         set_devices("");
         const char* lines = getenv("FAKE_CUDA");
         for (const std::string& line : split(lines ? lines : "", ";\n")) {

@@ -35,7 +35,10 @@ u64 now_ns() {
 
 // ---- devices -----------------------------------------------------------------------------------------------------------
 
-void Pool::trim(u64 keep) { reserved = std::max(used, std::min(reserved, keep)); }
+void Pool::trim(u64 keep) {
+    reserved = std::max(used, std::min(reserved, keep));
+    publish(*device);
+}
 
 u64 Device::reserved() const {
     u64 sum = 0;
@@ -46,7 +49,8 @@ u64 Device::reserved() const {
 u64 Device::own() const { return plain_bytes + reserved() + (context ? context_bytes : 0); }
 
 u64 Device::free() const {
-    const u64 taken = own() + foreign;
+    u64 taken = own() + foreign;
+    for (const Tenant& tenant : tenants(*this)) taken += tenant.bytes;
     return taken < memory ? memory - taken : 0;
 }
 
@@ -142,6 +146,7 @@ void end_context(Device& device, Locked& locked) {
     // After an error on the device there is no other way to be rid of things.
     if (!context->sticky) device.left_behind += left;
     device.context = nullptr;
+    publish(device);
     changed.notify_all();
 }
 
@@ -278,9 +283,11 @@ EXPORT int cuDevicePrimaryCtxRetain(Handle* handle, int ordinal) {
     Device& device = *world.visible[(size_t)ordinal];
     if (device.lost) return device.lost;
     if (!device.context) {
+        const SharedTurn turn;
         if (device.context_bytes > device.free()) return OUT_OF_MEMORY;
         device.context = std::make_shared<Context>(&device);
         ++device.contexts_made;
+        publish(device);
     }
     ++device.references;
     *handle = context_handle(device);

@@ -43,7 +43,8 @@ struct Process {
     unsigned pid;
     u64 memory;
     bool graphics;
-    bool own;  // this process, by whatever number
+    bool own;     // this process, by whatever number
+    bool tenant;  // another one that shares the fake CUDA driver's devices
 };
 
 struct Gpu {

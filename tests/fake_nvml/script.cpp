@@ -134,7 +134,7 @@ std::string set_gpus(const std::string& text) {
 u64 held_by_others(const Gpu& gpu) {
     u64 sum = 0;
     for (const Process& process : gpu.processes)
-        if (!process.own && process.memory != NOT_AVAILABLE) sum += process.memory;
+        if (!process.own && !process.tenant && process.memory != NOT_AVAILABLE) sum += process.memory;
     return sum;
 }
 
@@ -146,7 +146,7 @@ std::string set_process(Gpu& gpu, Words& words, bool ends) {
     gpu.processes.erase(std::remove_if(gpu.processes.begin(), gpu.processes.end(), same), gpu.processes.end());
     if (!ends) {
         const u64 memory = words["memory"] == "unknown" ? NOT_AVAILABLE : number(words, "memory", 0);
-        gpu.processes.push_back({pid, memory, words.count("graphics") != 0, own});
+        gpu.processes.push_back({pid, memory, words.count("graphics") != 0, own, false});
     }
     if (gpu.followed >= 0) cuda.set(gpu.followed, held_by_others(gpu), gpu.lost);
     return "";
@@ -199,10 +199,12 @@ void follow(Gpu& gpu) {
     CudaDevice device;
     if (gpu.followed < 0 || !cuda.find(gpu.followed, &device)) return;
     gpu.used = device.own + device.foreign;
+    for (int i = 0; i < device.tenants; ++i) gpu.used += device.bytes[i];
     gpu.lost = device.lost;
-    const auto ours = [](const Process& process) { return process.own; };
+    const auto ours = [](const Process& process) { return process.own || process.tenant; };
     gpu.processes.erase(std::remove_if(gpu.processes.begin(), gpu.processes.end(), ours), gpu.processes.end());
-    if (device.has_context && own_pid) gpu.processes.push_back({(unsigned)own_pid, device.own, false, true});
+    if (device.has_context && own_pid) gpu.processes.push_back({(unsigned)own_pid, device.own, false, true, false});
+    for (int i = 0; i < device.tenants; ++i) gpu.processes.push_back({device.pids[i], device.bytes[i], false, false, true});
 }
 
 static void begin() {

@@ -9,6 +9,11 @@ struct CudaDevice {
     int pci_bus;
     uint64_t memory, own, foreign;
     bool has_context, lost;
+    // Other processes of the fake with memory of it.
+    static constexpr int TENANTS_MAX = 64;
+    int tenants;
+    unsigned pids[TENANTS_MAX];
+    uint64_t bytes[TENANTS_MAX];
 };
 
 struct CudaForNvml {

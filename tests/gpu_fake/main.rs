@@ -12,6 +12,8 @@ mod faults;
 mod launch;
 mod nvml;
 mod order;
+mod probe;
+mod shared;
 mod support;
 mod violations;
 mod visible;

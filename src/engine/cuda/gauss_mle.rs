@@ -197,8 +197,7 @@ impl GaussMle {
             }),
             fits: address(&place.fits),
         };
-        let call =
-            FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
+        let call = FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
         // SAFETY: planned for this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on the
         // maps (`asked`), and all of it is the flight's until it has landed.
         unsafe { self.rounds.launch(&launch, &call, rois.len(), in_rounds, compute) }?;

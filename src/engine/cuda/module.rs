@@ -83,7 +83,8 @@ impl Kernel {
 
     /// How many of its blocks a multiprocessor holds at a time.
     pub(super) fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
-        let asked = self.0.occupancy_max_active_blocks_per_multiprocessor(threads, shared_bytes as usize, None);
+        let asked =
+            self.0.occupancy_max_active_blocks_per_multiprocessor(threads, shared_bytes as usize, None);
         asked.map_err(CudaError::when("cannot tell how a kernel fits the GPU"))
     }
 

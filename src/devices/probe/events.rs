@@ -1,0 +1,170 @@
+//! Xid errors as they happen.
+//!
+//! A thread of its own waits for them: NVML's sets of events belong to one thread. Of several errors on one GPU that nobody took yet,
+//! NVML tells the last only.
+
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use nvml_wrapper::{
+    Nvml, bitmasks::event::EventTypes, enums::event::XidError, error::NvmlError, event::EventSet,
+};
+
+use super::{
+    GpuId,
+    nvml::{self, Unavailable},
+};
+
+/// What happened to a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happening {
+    /// An error, by its number in NVIDIA's catalogue.
+    Xid(u64),
+    /// An error whose number the driver does not tell.
+    UnknownXid,
+    /// It does not answer any more.
+    Lost,
+}
+
+/// Why nobody can wait for errors.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// There is no NVML.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// No thread can be started.
+    #[error("cannot start the thread that waits for GPU errors")]
+    Thread(#[from] io::Error),
+}
+
+/// How long one wait takes, so that the end is noticed.
+const WAIT_MS: u32 = 500;
+/// Between tries where waiting fails.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Looks for GPUs that came back once in so many waits.
+const WAITS_BETWEEN_SEARCHES: u32 = 60;
+
+/// Waits for errors until it is dropped.
+pub struct Watch {
+    ended: Arc<AtomicBool>,
+    thread: thread::Thread,
+}
+
+impl Watch {
+    /// Tells `tell` of what happens to any GPU, on the thread that waits. GPUs without such events are left out.
+    ///
+    /// # Errors
+    ///
+    /// [`WatchError`] where there is no NVML, or no thread.
+    pub fn start(
+        library: Option<&Path>,
+        tell: impl Fn(&GpuId, Happening) + Send + 'static,
+    ) -> Result<Watch, WatchError> {
+        let nvml = nvml::open(library)?;
+        let ended = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&ended);
+        let spawned = thread::Builder::new()
+            .name("gpu-events".to_owned())
+            .spawn(move || watch(&nvml, &theirs, &tell))?;
+        Ok(Watch { ended, thread: spawned.thread().clone() })
+    }
+}
+
+impl Drop for Watch {
+    /// Does not wait for the thread: it may hang in the driver, and ends within half a second if not.
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
+    let gpus = nvml::gpus(nvml);
+    let mut lost: Vec<bool> = vec![false; gpus.len()];
+    let mut deaf: Vec<bool> = vec![false; gpus.len()];
+    while !ended.load(Ordering::Relaxed) {
+        // A set with a lost GPU in it gives nothing but that loss, so there is one of those that answer.
+        let Some(set) = listening(nvml, &gpus, &lost, &mut deaf) else {
+            thread::park_timeout(PAUSE);
+            find_lost(nvml, &gpus, &mut lost, tell);
+            continue;
+        };
+        for _ in 0..WAITS_BETWEEN_SEARCHES {
+            if ended.load(Ordering::Relaxed) {
+                return;
+            }
+            match set.wait(WAIT_MS) {
+                Ok(event) => {
+                    let uuid = event.device.uuid().ok();
+                    let gpu = gpus.iter().find(|gpu| uuid.as_ref() == Some(&gpu.uuid));
+                    // One that is lost by now does not say who it is: then its loss is what there is to tell.
+                    let Some(gpu) = gpu else { break };
+                    tell(
+                        gpu,
+                        match event.event_data {
+                            Some(XidError::Value(code)) => Happening::Xid(code),
+                            _ => Happening::UnknownXid,
+                        },
+                    );
+                }
+                Err(NvmlError::Timeout) => (),
+                Err(NvmlError::GpuLost) => {
+                    find_lost(nvml, &gpus, &mut lost, tell);
+                    thread::park_timeout(PAUSE);
+                    break;
+                }
+                Err(why) => {
+                    tracing::warn!(error = %why, "cannot wait for GPU errors; trying again");
+                    thread::park_timeout(PAUSE);
+                    break;
+                }
+            }
+        }
+        find_lost(nvml, &gpus, &mut lost, tell);
+    }
+}
+
+/// A set that listens to all GPUs that are not lost; none where there is nothing to listen to. GPUs without such events become deaf.
+fn listening<'a>(nvml: &'a Nvml, gpus: &[GpuId], lost: &[bool], deaf: &mut [bool]) -> Option<EventSet<'a>> {
+    'anew: loop {
+        let mut set = nvml.create_event_set().ok()?;
+        let mut any = false;
+        for (at, gpu) in gpus.iter().enumerate().filter(|(at, _)| !lost[*at]) {
+            let Some(device) = nvml.device_by_uuid(gpu.uuid.as_str()).ok().filter(|_| !deaf[at]) else {
+                continue;
+            };
+            match device.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
+                Ok(with) => (set, any) = (with, true),
+                Err(error) => {
+                    tracing::debug!(gpu = gpu.uuid, error = %error.error, "this GPU tells no errors as they happen");
+                    deaf[at] = true;
+                    // The set is gone with the error.
+                    continue 'anew;
+                }
+            }
+        }
+        return any.then_some(set);
+    }
+}
+
+/// Asks every GPU whether it answers, and tells of those that do not any more.
+fn find_lost(nvml: &Nvml, gpus: &[GpuId], lost: &mut [bool], tell: &impl Fn(&GpuId, Happening)) {
+    for (gpu, lost) in gpus.iter().zip(lost) {
+        let gone = match nvml.device_by_uuid(gpu.uuid.as_str()) {
+            Ok(device) => matches!(device.pci_info(), Err(NvmlError::GpuLost)),
+            Err(why) => matches!(why, NvmlError::GpuLost | NvmlError::NotFound),
+        };
+        if gone && !*lost {
+            tell(gpu, Happening::Lost);
+        }
+        *lost = gone;
+    }
+}

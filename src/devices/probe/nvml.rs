@@ -1,0 +1,188 @@
+//! Samples from NVML, which comes with the driver and is found at run time.
+
+use std::path::Path;
+
+use nvml_wrapper::{
+    Device, Nvml,
+    bitmasks::device::ThrottleReasons,
+    enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold},
+    enums::device::{SampleValue, UsedGpuMemory},
+    error::NvmlError,
+    structs::device::FieldId,
+};
+
+use super::{GpuId, Memory, Missing, Probe, Process, Sample, Throttled};
+
+/// The library's name where a driver is installed; without the number it is part of developers' packages only.
+pub const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// Fields without a call of their own, by their numbers in `nvml.h`: rows that wait to be remapped, rows that could not be, and
+/// what the driver advises.
+const ROWS_PENDING: FieldId = FieldId(144);
+const ROWS_FAILED: FieldId = FieldId(145);
+const RECOVERY_ACTION: FieldId = FieldId(230);
+
+/// Why NVML cannot be asked. The machine may have GPUs all the same.
+#[derive(Debug, thiserror::Error)]
+#[error("NVML ({library}) cannot be used: {why}; GPUs are then known by the CUDA driver alone")]
+pub struct Unavailable {
+    /// What was looked for.
+    pub library: String,
+    /// What went wrong.
+    #[source]
+    pub why: NvmlError,
+}
+
+/// Loads NVML from `library`, or from where the driver has put it.
+///
+/// # Errors
+///
+/// [`Unavailable`] where there is none, or where it does not start.
+pub(super) fn open(library: Option<&Path>) -> Result<Nvml, Unavailable> {
+    let library = library.unwrap_or(Path::new(LIBRARY));
+    let opened = Nvml::builder().lib_path(library.as_os_str()).init();
+    opened.map_err(|why| Unavailable { library: library.display().to_string(), why })
+}
+
+/// The GPUs that NVML has, in its order. One that does not even say which it is, is left out.
+pub(super) fn gpus(nvml: &Nvml) -> Vec<GpuId> {
+    let identity = |index| -> Result<GpuId, NvmlError> {
+        let device = nvml.device_by_index(index)?;
+        Ok(GpuId { uuid: device.uuid()?, pci: device.pci_info()?.bus_id, name: device.name()? })
+    };
+    let count = nvml.device_count().unwrap_or(0);
+    let found = (0..count).map(|index| identity(index).map_err(|why| (index, why)));
+    let known = found.filter_map(|gpu| match gpu {
+        Ok(gpu) => Some(gpu),
+        Err((index, why)) => {
+            tracing::warn!(gpu = index, error = %why, "NVML does not say which GPU this is; it is left alone");
+            None
+        }
+    });
+    known.collect()
+}
+
+/// Asks NVML.
+pub struct NvmlProbe {
+    nvml: Nvml,
+    gpus: Vec<GpuId>,
+}
+
+impl NvmlProbe {
+    /// Finds the machine's GPUs. `library` names another file than [`LIBRARY`].
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`] where there is no NVML, or where it does not start.
+    pub fn open(library: Option<&Path>) -> Result<NvmlProbe, Unavailable> {
+        let nvml = open(library)?;
+        let gpus = gpus(&nvml);
+        Ok(NvmlProbe { nvml, gpus })
+    }
+
+    /// The GPUs, in the order of the samples.
+    pub fn gpus(&self) -> &[GpuId] {
+        &self.gpus
+    }
+}
+
+impl Probe for NvmlProbe {
+    fn sample(&mut self) -> Vec<Sample> {
+        let sample = |gpu: &GpuId| {
+            let sample = Sample::of(gpu.clone());
+            match self.nvml.device_by_uuid(gpu.uuid.as_str()) {
+                Ok(device) => Look { sample }.at(&device),
+                // What was there once and is no more is as good as lost.
+                Err(why) => {
+                    let missing = vec![Missing { reading: "gpu", why: why.to_string() }];
+                    Sample { lost: true, missing, ..sample }
+                }
+            }
+        };
+        self.gpus.iter().map(sample).collect()
+    }
+}
+
+/// One look, as it goes from reading to reading.
+struct Look {
+    sample: Sample,
+}
+
+impl Look {
+    /// The reading, or a note that it is missing.
+    fn read<T>(&mut self, reading: &'static str, result: Result<T, NvmlError>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(why) => {
+                self.sample.lost |= matches!(why, NvmlError::GpuLost);
+                self.sample.missing.push(Missing { reading, why: why.to_string() });
+                None
+            }
+        }
+    }
+
+    fn at(mut self, device: &Device<'_>) -> Sample {
+        let memory = self.read("memory", device.memory_info());
+        if self.sample.lost {
+            // Every other call would fail alike, and some of them slowly.
+            return self.sample;
+        }
+        self.sample.memory =
+            memory.map(|memory| Memory { total: memory.total, free: memory.free, reserved: memory.reserved });
+        self.sample.utilization_percent =
+            self.read("utilization_percent", device.utilization_rates()).map(|rates| rates.gpu);
+        self.sample.processes = self.read("processes", processes(device));
+        self.sample.temperature_c = self.read("temperature_c", device.temperature(TemperatureSensor::Gpu));
+        self.sample.slowdown_c =
+            self.read("slowdown_c", device.temperature_threshold(TemperatureThreshold::Slowdown));
+        self.sample.shutdown_c =
+            self.read("shutdown_c", device.temperature_threshold(TemperatureThreshold::Shutdown));
+        self.sample.throttled = self.read("throttled", device.current_throttle_reasons()).map(throttled);
+        self.sample.power_mw = self.read("power_mw", device.power_usage());
+        self.sample.energy_mj = self.read("energy_mj", device.total_energy_consumption());
+        let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile);
+        self.sample.ecc_corrected = self.read("ecc_corrected", ecc(MemoryError::Corrected));
+        self.sample.ecc_uncorrected = self.read("ecc_uncorrected", ecc(MemoryError::Uncorrected));
+        self.sample.pages_pending = self.read("pages_pending", device.are_pages_pending_retired());
+        self.sample.pcie_replays = self.read("pcie_replays", device.pcie_replay_counter());
+        // 1 is "on".
+        self.sample.mig = self.read("mig", device.mig_mode()).map(|mode| mode.current == 1);
+        self.sample.rows_pending =
+            self.read("rows_pending", field(device, ROWS_PENDING)).map(|rows| rows > 0);
+        self.sample.rows_failed = self.read("rows_failed", field(device, ROWS_FAILED)).map(|rows| rows > 0);
+        self.sample.recovery_action = self.read("recovery_action", field(device, RECOVERY_ACTION));
+        self.sample
+    }
+}
+
+fn processes(device: &Device<'_>) -> Result<Vec<Process>, NvmlError> {
+    let memory = |used: &UsedGpuMemory| match used {
+        UsedGpuMemory::Used(bytes) => Some(*bytes),
+        UsedGpuMemory::Unavailable => None,
+    };
+    let listed = device.running_compute_processes()?;
+    Ok(listed
+        .iter()
+        .map(|process| Process { pid: process.pid, memory: memory(&process.used_gpu_memory) })
+        .collect())
+}
+
+fn throttled(reasons: ThrottleReasons) -> Throttled {
+    Throttled {
+        thermal: reasons
+            .intersects(ThrottleReasons::SW_THERMAL_SLOWDOWN | ThrottleReasons::HW_THERMAL_SLOWDOWN),
+        power_brake: reasons.contains(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN),
+        power_cap: reasons.contains(ThrottleReasons::SW_POWER_CAP),
+    }
+}
+
+fn field(device: &Device<'_>, field: FieldId) -> Result<u64, NvmlError> {
+    let values = device.field_values_for(&[field])?;
+    let sample = values.into_iter().next().ok_or(NvmlError::NotFound)??;
+    match sample.value? {
+        SampleValue::U32(value) => Ok(u64::from(value)),
+        SampleValue::U64(value) => Ok(value),
+        // Nothing that is counted has a sign or a fraction.
+        SampleValue::I64(_) | SampleValue::F64(_) => Err(NvmlError::Unknown),
+    }
+}

@@ -1,0 +1,177 @@
+//! Which of a GPU's memory other processes hold.
+//!
+//! The driver numbers processes as the host does. In a namespace of its own a process does not know its number there, and may be
+//! shown no list at all. So ours is found by what changed while we took memory, and where that says nothing, memory alone is
+//! counted: what is held, less what we hold.
+
+use super::{Process, Sample};
+
+/// What is known of ourselves on one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ourselves {
+    /// Our number in the driver's list.
+    pub pid: Option<u32>,
+    /// Bytes that we hold, by the driver's count.
+    pub memory: u64,
+}
+
+/// What others have on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Others {
+    /// Who they are.
+    Processes(Vec<Process>),
+    /// Who they are is not told; this is what they hold, bytes.
+    Memory(u64),
+    /// Neither processes nor memory can be read.
+    Unknown,
+}
+
+impl Others {
+    /// Whether there are any. What nobody can tell counts as none: a GPU without readings is not contended for ever.
+    pub fn any(&self) -> bool {
+        match self {
+            Others::Processes(processes) => !processes.is_empty(),
+            Others::Memory(bytes) => *bytes > SLACK,
+            Others::Unknown => false,
+        }
+    }
+
+    /// Bytes that they hold, as far as it is told.
+    pub fn memory(&self) -> Option<u64> {
+        match self {
+            Others::Processes(processes) => processes.iter().map(|process| process.memory).sum(),
+            Others::Memory(bytes) => Some(*bytes),
+            Others::Unknown => None,
+        }
+    }
+}
+
+/// Less than a context takes: what a driver's own count may differ by.
+const SLACK: u64 = 64 << 20;
+
+impl Ourselves {
+    /// Before we have anything on a GPU. `pid` is our number, which the driver may not use.
+    pub fn before(pid: u32) -> Ourselves {
+        Ourselves { pid: Some(pid), memory: 0 }
+    }
+
+    /// What is known after we took memory, from a look just before and one just after.
+    ///
+    /// We are the entry that came; if our own number is among the entries, it is that one. Where several came, or none did, our
+    /// number is not known.
+    pub fn after(own: u32, before: &Sample, after: &Sample) -> Ourselves {
+        let held = |sample: &Sample| sample.memory.map_or(0, |memory| memory.held());
+        let none = Vec::new();
+        let list = |sample: &'_ Sample| sample.processes.clone().unwrap_or_default();
+        let (earlier, later) = (list(before), after.processes.as_ref().unwrap_or(&none));
+        let came: Vec<&Process> =
+            later.iter().filter(|process| earlier.iter().all(|other| other.pid != process.pid)).collect();
+        let ours = later.iter().find(|process| process.pid == own).or(match came.as_slice() {
+            [one] => Some(*one),
+            _ => None,
+        });
+        let grown = held(after).saturating_sub(held(before));
+        Ourselves {
+            pid: ours.map(|process| process.pid),
+            memory: ours.and_then(|process| process.memory).unwrap_or(grown),
+        }
+    }
+
+    /// What others have, by one sample.
+    pub fn others(&self, sample: &Sample) -> Others {
+        let by_memory = || match sample.memory {
+            Some(memory) => Others::Memory(memory.held().saturating_sub(self.memory)),
+            None => Others::Unknown,
+        };
+        let Some(processes) = &sample.processes else {
+            return by_memory();
+        };
+        let listed = self.pid.is_some_and(|own| processes.iter().any(|process| process.pid == own));
+        // We hold memory and are not in the list: it is not one that can be believed.
+        if self.memory > 0 && !listed {
+            return by_memory();
+        }
+        let others =
+            processes.iter().filter(|process| Some(process.pid) != self.pid).copied().collect::<Vec<_>>();
+        match by_memory() {
+            // Memory is held that nobody in the list has, as where the list is another namespace's.
+            Others::Memory(bytes) if others.is_empty() && bytes > SLACK => Others::Memory(bytes),
+            _ => Others::Processes(others),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{GpuId, Memory},
+        *,
+    };
+
+    const GIB: u64 = 1 << 30;
+    const OWN: u32 = 17;
+
+    /// A sample of a GPU of 80 GiB with these processes, of which `held` bytes are held.
+    fn sample(held: u64, processes: Option<&[(u32, u64)]>) -> Sample {
+        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new(), name: String::new() };
+        let memory = Some(Memory { total: 80 * GIB, free: 79 * GIB - held, reserved: GIB });
+        let listed = |list: &[(u32, u64)]| {
+            list.iter().map(|&(pid, bytes)| Process { pid, memory: Some(bytes) }).collect()
+        };
+        Sample { memory, processes: processes.map(listed), ..Sample::of(gpu) }
+    }
+
+    #[test]
+    fn we_are_not_among_the_others() {
+        let before = sample(5 * GIB, Some(&[(4, 5 * GIB)]));
+        let after = sample(8 * GIB, Some(&[(4, 5 * GIB), (OWN, 3 * GIB)]));
+        let ourselves = Ourselves::after(OWN, &before, &after);
+        assert_eq!(ourselves, Ourselves { pid: Some(OWN), memory: 3 * GIB });
+        assert_eq!(
+            ourselves.others(&after),
+            Others::Processes(vec![Process { pid: 4, memory: Some(5 * GIB) }])
+        );
+        assert!(Ourselves::before(OWN).others(&before).any());
+    }
+
+    #[test]
+    fn an_unknown_number_of_ours_is_the_one_that_came() {
+        let before = sample(5 * GIB, Some(&[(4, 5 * GIB)]));
+        let after = sample(8 * GIB, Some(&[(4, 5 * GIB), (70_001, 3 * GIB)]));
+        let ourselves = Ourselves::after(OWN, &before, &after);
+        assert_eq!(ourselves.pid, Some(70_001));
+        assert_eq!(ourselves.others(&after).memory(), Some(5 * GIB));
+    }
+
+    #[test]
+    fn where_two_came_at_once_memory_alone_is_counted() {
+        let before = sample(0, Some(&[]));
+        let after = sample(8 * GIB, Some(&[(70_001, 3 * GIB), (70_002, 5 * GIB)]));
+        let ourselves = Ourselves::after(OWN, &before, &after);
+        assert_eq!(ourselves, Ourselves { pid: None, memory: 8 * GIB });
+        let later = sample(20 * GIB, Some(&[(70_001, 3 * GIB), (70_002, 17 * GIB)]));
+        assert_eq!(ourselves.others(&later), Others::Memory(12 * GIB));
+    }
+
+    #[test]
+    fn without_a_list_memory_alone_is_counted() {
+        for empty in [None, Some(&[][..])] {
+            let before = sample(5 * GIB, empty);
+            let after = sample(8 * GIB, empty);
+            let ourselves = Ourselves::after(OWN, &before, &after);
+            assert_eq!(ourselves, Ourselves { pid: None, memory: 3 * GIB });
+            assert_eq!(ourselves.others(&after), Others::Memory(5 * GIB));
+            assert_eq!(Ourselves::before(OWN).others(&before).memory(), Some(5 * GIB));
+            // As a driver's count may differ from ours.
+            assert!(!ourselves.others(&sample(3 * GIB + SLACK, empty)).any());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_contention() {
+        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new(), name: String::new() };
+        let others = Ourselves::before(OWN).others(&Sample::of(gpu));
+        assert_eq!(others, Others::Unknown);
+        assert!(!others.any());
+    }
+}

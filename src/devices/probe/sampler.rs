@@ -1,0 +1,164 @@
+//! A thread that samples again and again.
+//!
+//! A call into the driver may hang for as long as half a minute. Whoever wants to know gets the last samples and their age, at once.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{Probe, Sample};
+
+/// All GPUs at one time.
+#[derive(Debug, Clone)]
+pub struct Look {
+    /// When it was finished.
+    pub at: Instant,
+    /// One for each GPU, always in the same order.
+    pub samples: Arc<[Sample]>,
+}
+
+#[derive(Default)]
+struct State {
+    last: Option<Look>,
+    looks: u64,
+    looking: bool,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Samples until it is dropped.
+pub struct Sampler {
+    shared: Arc<Shared>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Sampler {
+    /// Looks now, and then every `period`, give or take a tenth: servers on one machine must not look in step.
+    ///
+    /// # Errors
+    ///
+    /// Where no thread can be started.
+    pub fn start(mut probe: Box<dyn Probe>, period: Duration) -> std::io::Result<Sampler> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("gpu-sampler".to_owned()).spawn(move || {
+            let mut state = theirs.lock();
+            while !state.ended {
+                state.looking = true;
+                drop(state);
+                let samples = probe.sample().into();
+                state = theirs.lock();
+                state.looking = false;
+                state.looks += 1;
+                state.last = Some(Look { at: Instant::now(), samples });
+                theirs.changed.notify_all();
+                let pause = period.mul_f64(0.9 + 0.2 * scattered(state.looks));
+                let ended = theirs.changed.wait_timeout_while(state, pause, |state| !state.ended);
+                state = ended.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        })?;
+        Ok(Sampler { shared, thread: Some(thread) })
+    }
+
+    /// The last look; none before the first has come back.
+    pub fn last(&self) -> Option<Look> {
+        self.shared.lock().last.clone()
+    }
+
+    /// Waits for a look that is finished after this call, `patience` at most.
+    pub fn fresh(&self, patience: Duration) -> Option<Look> {
+        let state = self.shared.lock();
+        let seen = state.looks;
+        let waited = self.shared.changed.wait_timeout_while(state, patience, |state| state.looks == seen);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.looks > seen { state.last.clone() } else { None }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        let looking = {
+            let mut state = self.shared.lock();
+            state.ended = true;
+            state.looking
+        };
+        self.shared.changed.notify_all();
+        // A look that hangs is left to end by itself.
+        if let Some(thread) = self.thread.take().filter(|_| !looking) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A number from 0 to 1 that differs from look to look and from process to process.
+fn scattered(look: u64) -> f64 {
+    let seed = look.wrapping_add(u64::from(std::process::id()) << 32);
+    // The top bits of a product with an odd number whose bits are well mixed.
+    let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    mixed as f64 / f64::from(1u32 << 24)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{GpuId, scripted::Scripted},
+        *,
+    };
+
+    fn sample(free: u64) -> Sample {
+        let gpu = GpuId { uuid: "GPU-1".to_owned(), pci: String::new(), name: String::new() };
+        let memory = Some(super::super::Memory { total: 100, free, reserved: 0 });
+        Sample { memory, ..Sample::of(gpu) }
+    }
+
+    #[test]
+    fn the_last_look_is_kept_with_its_time() {
+        let probe = Scripted::new(vec![vec![sample(1)], vec![sample(2)]]);
+        let sampler = Sampler::start(Box::new(probe), Duration::from_millis(1)).unwrap();
+        let free = |look: &Look| look.samples[0].memory.unwrap().free;
+        let look = loop {
+            let look = sampler.fresh(Duration::from_secs(60)).unwrap();
+            if free(&look) == 2 {
+                break look;
+            }
+        };
+        assert!(sampler.last().unwrap().at >= look.at);
+    }
+
+    #[test]
+    fn a_look_that_hangs_holds_up_nobody() {
+        struct Hanging(std::sync::mpsc::Receiver<()>);
+        impl Probe for Hanging {
+            fn sample(&mut self) -> Vec<Sample> {
+                let _ = self.0.recv();
+                Vec::new()
+            }
+        }
+        let (release, hang) = std::sync::mpsc::channel();
+        let sampler = Sampler::start(Box::new(Hanging(hang)), Duration::from_millis(1)).unwrap();
+        assert!(sampler.last().is_none());
+        drop(sampler);
+        drop(release);
+    }
+
+    #[test]
+    fn pauses_are_scattered_within_their_bounds() {
+        let all: Vec<f64> = (0..1000).map(scattered).collect();
+        assert!(all.iter().all(|x| (0.0..1.0).contains(x)));
+        let mean = all.iter().sum::<f64>() / 1000.0;
+        assert!((0.45..0.55).contains(&mean), "{mean}");
+    }
+}
