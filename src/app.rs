@@ -8,13 +8,16 @@ mod run;
 mod watch;
 
 pub use predict::{Predict, Progress, predict};
-pub use run::{Checked, check, serve};
+pub use run::{Checked, check, find_devices, serve};
 
 use crate::{
     batch::{Queue, QueueLimits},
     config::{Backend, Config, RepositoryMode},
     devices::{self, Devices},
-    engine::onnx::Runtime,
+    engine::{
+        cuda::{self, Gpu},
+        onnx::Runtime,
+    },
     error::InferError,
     grpc,
     http::{
@@ -92,17 +95,7 @@ impl Core {
     /// # Errors
     /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
-        match config.backend {
-            Backend::Cpu => {}
-            Backend::Auto => {
-                tracing::info!("backend auto: this version drives no GPU yet, models run on the CPU");
-            }
-            Backend::Gpu => {
-                return Err(AppError::Backend(
-                    "backend is gpu, but this version drives no GPU yet: use --backend cpu or auto".into(),
-                ));
-            }
-        }
+        let gpus = gpus(config)?;
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
         let found = models::scan(&config.models).map_err(|reason| {
@@ -135,8 +128,33 @@ impl Core {
             compute_threads: config.compute_threads,
             timeout: config.timeout_ms,
         };
-        let devices = Devices::start(parts, workers).map_err(failed("cannot start the device threads"))?;
+        let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
+        let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
         Ok(Core { queue, catalog, status, metrics, devices, found })
+    }
+}
+
+/// The GPUs that the backend asks for.
+fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
+    if config.backend == Backend::Cpu {
+        return Ok(Vec::new());
+    }
+    if let Some(folder) = &config.kernel_cache_folder {
+        cuda::keep_kernels_in(folder);
+    }
+    match cuda::probe() {
+        Ok(driver) => {
+            let names = driver.gpus.iter().map(|gpu| gpu.name.as_str()).collect::<Vec<_>>().join(", ");
+            tracing::info!(cuda = %driver.version, gpus = names, "found the CUDA driver");
+            Ok(driver.gpus)
+        }
+        Err(reason) if config.backend == Backend::Gpu => {
+            Err(AppError::Backend(format!("backend is gpu, but {reason}")))
+        }
+        Err(reason) => {
+            tracing::info!("backend auto: models run on the CPU: {reason}");
+            Ok(Vec::new())
+        }
     }
 }
 

@@ -6,10 +6,10 @@
 //! tokio task, one per request                     OS thread, one per device worker
 //! http::accept    connection, clocks              devices::worker   loop:
 //! http            layers, admission, extract        take   batch::policy decides (waiting, now, limits)
-//! image           decode on a bounded CPU pool,     stage  engine::staging hands over one contiguous batch
-//!                 straight into a staging slot      run    engine::Engine::run
-//! batch::queue    push: bounded in items, bytes     reply  batch::queue::finish answers each job once
-//! (await)      <------------ oneshot ------------
+//! image           decode on a bounded CPU pool,     stage  engine::staging hands over one contiguous batch,
+//!                 straight into a staging slot             pinned where a GPU copies from it
+//! batch::queue    push: bounded in items, bytes     start  engine::Engine::start, and on to the next batch
+//! (await)      <------------ oneshot ------------   devices::landing  waits, batch::queue::finish answers each job once
 //! tasks           outputs -> answers
 //! http::wire      answers -> JSON
 //! ```
@@ -18,6 +18,9 @@
 //! (bytes to frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool, the ROIs go through the same queue to
 //! `engine::gauss_mle`, and `tasks::localize` turns what comes of them into a file or a picture. `kernels/` holds the C++ of
 //! both, one source for the vectors of the CPU and for CUDA.
+//!
+//! A machine's CPU is one device, and so is each GPU (`engine::cuda`, whose driver is found at run time). Several batches of a GPU
+//! are on their way at once; each holds the memory that it reads and writes, so nothing waits for the slowest.
 //!
 //! # What never happens
 //!
@@ -40,7 +43,7 @@
 pub mod app;
 /// Jobs and batches: lanes, the policy that forms batches, the queue, and the simulation of all three.
 pub mod batch;
-/// The command line: `serve`, `check`, `health`, `completions`.
+/// The command line: `serve`, `check`, `devices`, `predict`, `health`, `completions`.
 pub mod cli;
 /// Options: file, environment and flags in, one checked and immutable `Config` out.
 pub mod config;

@@ -3,7 +3,8 @@
 use super::{App, AppError, Core, Undone, failed};
 use crate::{
     config::{Config, LogFormat},
-    devices::Loading,
+    devices::{self, Found, Loading},
+    engine::cuda,
     telemetry::logging::{self, Logging},
 };
 use futures_util::FutureExt;
@@ -113,4 +114,12 @@ pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
     core.queue.close();
     core.devices.join();
     Ok(rows)
+}
+
+/// `ocelli devices`: looks at what there is. Nothing is loaded, nothing served.
+pub fn find_devices(config: &Config) -> Found {
+    if let Some(folder) = &config.kernel_cache_folder {
+        cuda::keep_kernels_in(folder);
+    }
+    devices::find(config.compute_threads)
 }

@@ -1,54 +1,84 @@
-//! `ocelli check`: a row for every model, loaded and run once.
+//! `ocelli check`: a row for every model and device, loaded and run once.
 
+use super::table::{mib, table};
 use crate::{
     app::Checked,
+    devices::{LoadedOn, plan::Footprint},
     engine::{Dim, Signature},
 };
+use std::sync::Arc;
 
-/// The table of what was checked, and whether all of it can be served.
+const HEADER: [&str; 11] =
+    ["MODEL", "VERSION", "TASK", "INPUT", "BATCH", "DEVICE", "LOAD", "CANARY", "MEMORY", "FITS", "VERDICT"];
+
+/// The table of what was checked, a row for each model and device, and whether every model can be served.
 pub(super) fn report(rows: &[Checked]) -> (String, bool) {
     if rows.is_empty() {
         return ("no models found\n".into(), false);
     }
-    let mut table =
-        vec![["MODEL", "VERSION", "TASK", "INPUT", "BATCH", "LOAD", "CANARY", "VERDICT"].map(str::to_owned)];
-    table.extend(rows.iter().map(row));
-    let widths: Vec<usize> =
-        (0..8).map(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in &table {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    (text, rows.iter().all(|row| row.result.is_ok()))
+    let mut lines = vec![HEADER.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().flat_map(lines_of));
+    (table(&lines), rows.iter().all(|row| row.result.is_ok()))
 }
 
-fn row(checked: &Checked) -> [String; 8] {
-    let (name, version) = (checked.name.clone(), checked.version.clone());
-    match &checked.result {
-        Ok(loading) => {
-            let model = &loading.model;
-            let ms = |duration: std::time::Duration| format!("{:.1} ms", duration.as_secs_f64() * 1e3);
-            let sizes: Vec<String> = model.rules.sizes.iter().map(usize::to_string).collect();
-            let (load, canary) = (ms(loading.load), ms(loading.canary));
-            [
-                name,
-                version,
-                model.task.name().into(),
-                input(&model.interface.signature),
-                sizes.join(","),
-                load,
-                canary,
-                "ok".into(),
-            ]
-        }
+/// A line for each device that a model was to be loaded on.
+fn lines_of(checked: &Checked) -> Vec<Vec<String>> {
+    let dash = || "-".to_owned();
+    let loading = match &checked.result {
+        Ok(loading) => loading,
         Err(reason) => {
-            let dash = || "-".to_owned();
-            [name, version, dash(), dash(), dash(), dash(), dash(), format!("unavailable: {reason}")]
+            let mut line = vec![checked.name.clone(), checked.version.clone()];
+            line.resize(HEADER.len() - 1, dash());
+            line.push(format!("unavailable: {reason}"));
+            return vec![line];
         }
+    };
+    let model = &loading.model;
+    let ms = |duration: std::time::Duration| format!("{:.1} ms", duration.as_secs_f64() * 1e3);
+    let line = |device: &str, rest: [String; 5]| {
+        let mut line = vec![
+            checked.name.clone(),
+            checked.version.clone(),
+            model.task.name().into(),
+            input(&model.interface.signature),
+            sizes(&model.rules.sizes),
+            device.to_owned(),
+        ];
+        line.extend(rest);
+        line
+    };
+    let of_device = |(device, on): &(Arc<str>, Result<LoadedOn, String>)| match on {
+        Ok(LoadedOn { load, canary, footprint }) => {
+            let memory = footprint.as_ref().map_or(dash(), memory);
+            let fits = footprint.as_ref().map_or(dash(), |footprint| {
+                format!("{} of {}", footprint.instances, footprint.instances_max())
+            });
+            line(device, [ms(*load), ms(*canary), memory, fits, "ok".into()])
+        }
+        Err(reason) => line(device, [dash(), dash(), dash(), dash(), format!("not here: {reason}")]),
+    };
+    loading.on.iter().map(of_device).collect()
+}
+
+/// Batch sizes; of many, the first and the last.
+fn sizes(sizes: &[usize]) -> String {
+    let list = |sizes: &[usize]| sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    match sizes {
+        [first @ .., last] if first.len() > 7 => format!("{},...,{last}", list(&first[..3])),
+        few => list(few),
     }
+}
+
+/// What one instance holds: the model itself, and its batches by size, the smallest and the largest.
+fn memory(footprint: &Footprint) -> String {
+    let batches: Vec<String> = match footprint.buffers.as_slice() {
+        [first, .., last] => vec![first, last],
+        few => few.iter().collect(),
+    }
+    .into_iter()
+    .map(|(size, bytes)| format!("{} at {size}", mib(*bytes)))
+    .collect();
+    format!("{} + {}", mib(footprint.weights), batches.join(", "))
 }
 
 /// Such as `FP32[?,3,224,224]`.

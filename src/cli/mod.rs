@@ -1,16 +1,18 @@
-//! The command line: `serve`, `check`, `predict`, `health`, `config`, `completions`.
+//! The command line: `serve`, `check`, `devices`, `predict`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
-//! - `check`: the table of models.
+//! - `check`: the table of models; `devices`: that of devices; `table`: how they look.
 //! - `predict`: fits a stack without a server.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
 
 mod check;
+mod devices;
 mod health;
 mod options;
 mod predict;
 mod show;
+mod table;
 
 use crate::{
     app::{self, AppError},
@@ -76,6 +78,10 @@ pub fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(with_options("serve", "Serve until SIGTERM, then drain"))
         .subcommand(with_options("check", "Check the configuration and every model: load it and run it once"))
+        .subcommand(with_options(
+            "devices",
+            "Show what models can run on here: the CPU, and GPUs or why there are none",
+        ))
         .subcommand(
             with_options("predict", "Find and fit the spots of a stack, without a server")
                 .args(predict::arguments()),
@@ -137,6 +143,9 @@ impl Streams<'_> {
             Some(("check", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.check(&loaded.config))
             }
+            Some(("devices", matches)) => self.with_config(matches, |streams, loaded| {
+                streams.print(&devices::report(&app::find_devices(&loaded.config)))
+            }),
             Some(("predict", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.predict(&loaded.config, matches))
             }

@@ -164,6 +164,9 @@ options! {
         backend: Backend, Choice(&["auto", "cpu", "gpu"]), "auto",
             "What the models run on.",
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
+        kernel_cache_folder: Option<PathBuf>, Path { empty: true }, "",
+            "Where the GPU driver keeps our kernels, which it compiles for the GPU when they are first loaded.",
+            "Empty means CUDA_CACHE_PATH, or else the driver's own place in the home folder. A folder that lasts spares a container the compiling at every start.";
         onnx_runtime: PathBuf, Path { empty: true }, "",
             "The ONNX Runtime shared library (libonnxruntime.so).",
             "Empty means the value of ORT_DYLIB_PATH and, where that is not set either, the system's libonnxruntime.so.";

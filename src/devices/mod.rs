@@ -1,13 +1,25 @@
 //! Devices: what runs batches.
 //!
-//! - [`worker`]: one OS thread that owns engines and pulls batches for them.
-//! - [`supervisor`]: loads models, proves each by a forward pass, hands the engines to workers, publishes the models.
+//! - [`supervisor`]: loads models onto devices, proves each by a forward pass, hands the engines to workers, publishes them.
+//! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it;
+//!   [`plan`]: whether it fits.
+//! - [`find`]: what there is, for people.
+//! - `worker`: one OS thread that owns engines, pulls batches for them, stages and begins them; `landing`: waits for what was
+//!   begun, and answers it.
 //! - [`probe`]: what can be known of GPUs from outside.
 //!
-//! A machine's CPU is one device with one or more workers; each GPU will be one device with one worker.
+//! A machine's CPU is one device, and so is each GPU; each has as many workers as a model may have instances on it.
 
+mod device;
+mod forward;
+mod found;
+mod landing;
+mod place;
+pub mod plan;
 pub mod probe;
 pub mod supervisor;
-pub mod worker;
+mod worker;
 
-pub use supervisor::{Devices, Loading, Parts};
+pub use device::CPU;
+pub use found::{Found, FoundGpu, find};
+pub use supervisor::{Devices, LoadedOn, Loading, Parts, Wanted};

@@ -1,28 +1,34 @@
-//! Loads models, proves each with a forward pass per batch size, hands the engines to workers and publishes them.
+//! Loads models onto the devices that they may run on, proves each with a forward pass per batch size, hands the engines to
+//! workers and publishes the models.
 //!
-//! Loading happens on a thread of its own, so that models that are ready serve while others load.
+//! Loading happens on a thread of its own, so that models that are ready serve while others load. On several devices it
+//! happens at once.
 
 mod swap;
 
-use super::worker::{Worker, words};
+use super::{
+    device::{Device, Engines},
+    forward::{Asked, Proof},
+    place::{self, Kind},
+    plan::Footprint,
+    worker::words,
+};
 use crate::{
     batch::{ModelKey, Queue},
-    engine::{DataType, Dim, Engine, Signature, TensorView, gauss_mle::GaussMle, onnx::Runtime},
-    models::{self, Catalog, Found, Model, Source, State, Warmup},
+    engine::{cuda::Gpu, onnx::Runtime},
+    models::{Catalog, Found, Model, Source, State},
     status::{DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
 };
 use std::{
+    collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
-
-/// The only device of this version, and its name in metrics and replies.
-pub const CPU: &str = "cpu";
 
 /// What devices need of the rest.
 #[derive(Clone)]
@@ -43,45 +49,85 @@ pub struct Parts {
     pub timeout: Duration,
 }
 
-/// The workers and what loads models onto them.
-pub struct Devices {
-    parts: Parts,
-    workers: Vec<Worker>,
-    next_key: AtomicU64,
-    leaving: Mutex<Vec<swap::Leaving>>,
+/// What to run on.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// GPUs to take.
+    pub gpus: Vec<Gpu>,
+    /// Whether the CPU runs models as well.
+    pub cpu: bool,
+    /// Workers of each device; at least one. A model has at most so many instances on each.
+    pub workers: usize,
 }
 
-/// What loading one model took, for `ocelli check`.
+/// The devices, and what loads models onto them.
+pub struct Devices {
+    parts: Parts,
+    devices: Vec<Device>,
+    next_key: AtomicU64,
+    leaving: Mutex<Vec<swap::Leaving>>,
+    /// How many engines each model was loaded into; each holds its model.
+    engines: Mutex<HashMap<ModelKey, usize>>,
+}
+
+/// A model that was loaded, for `ocelli check`.
 pub struct Loading {
     /// The model, as it was published.
     pub model: Arc<Model>,
+    /// Where it is served, and where it could not be.
+    pub on: Vec<(Arc<str>, Result<LoadedOn, String>)>,
+}
+
+/// What loading a model onto one device took.
+pub struct LoadedOn {
     /// Reading and optimising the file, all instances.
     pub load: Duration,
     /// One forward pass at the smallest size after warm-up.
     pub canary: Duration,
+    /// What it holds on a device of its own.
+    pub footprint: Option<Footprint>,
 }
 
 impl Devices {
-    /// Starts `workers` CPU workers (at least one).
+    /// Takes the devices and starts their workers. A GPU that cannot be had is left out, and its state says why.
     ///
     /// # Errors
-    /// If the system refuses a thread.
-    pub fn start(parts: Parts, workers: usize) -> std::io::Result<Devices> {
-        let device: Arc<str> = CPU.into();
-        parts.status.set_device(CPU, DeviceState::Waiting, "no model loaded yet");
-        let workers = (0..workers.max(1))
-            .map(|index| {
-                let (queue, metrics) = (Arc::clone(&parts.queue), Arc::clone(&parts.metrics));
-                Worker::start(format!("ocelli-cpu-{index}"), Arc::clone(&device), queue, metrics)
-            })
-            .collect::<Result<_, _>>()?;
-        Ok(Devices { parts, workers, next_key: AtomicU64::new(1), leaving: Mutex::default() })
+    /// If no device is left, or the system refuses a thread.
+    pub fn start(parts: Parts, wanted: &Wanted) -> Result<Devices, String> {
+        let mut devices = Vec::new();
+        if wanted.cpu {
+            let cpu = Device::cpu(&parts, wanted.workers);
+            devices.push(cpu.map_err(|error| format!("cannot start the device threads: {error}"))?);
+        }
+        let mut refused = Vec::new();
+        for gpu in &wanted.gpus {
+            match Device::gpu(&parts, gpu, wanted.workers) {
+                Ok(device) => devices.push(device),
+                Err(reason) => {
+                    tracing::warn!(gpu = gpu.id, reason, "a GPU cannot be used");
+                    parts.status.set_device(&gpu.id, DeviceState::Waiting, &reason);
+                    refused.push(reason);
+                }
+            }
+        }
+        if devices.is_empty() {
+            return Err(refused.join("; "));
+        }
+        Ok(Devices {
+            parts,
+            devices,
+            next_key: AtomicU64::new(1),
+            leaving: Mutex::default(),
+            engines: Mutex::default(),
+        })
     }
 
     /// Publishes that these models are about to be loaded.
     pub fn announce(&self, found: &[Found]) {
         if found.iter().any(|found| found.source.is_ok()) {
-            self.parts.status.set_device(CPU, DeviceState::Warming, "loading models");
+            for device in &self.devices {
+                self.parts.status.set_device(&device.id, DeviceState::Warming, "loading models");
+            }
         }
         for found in found {
             self.publish(found, State::Loading);
@@ -100,6 +146,13 @@ impl Devices {
             // The result is in the catalog and in the log.
             let _ = self.load(found);
             self.count();
+        }
+        let idle = |device: &&Device| {
+            let states = self.parts.status.devices();
+            states.iter().any(|s| *s.id == *device.id && s.state == DeviceState::Warming)
+        };
+        for device in self.devices.iter().filter(idle) {
+            self.parts.status.set_device(&device.id, DeviceState::Waiting, "no model runs here");
         }
     }
 
@@ -153,159 +206,112 @@ impl Devices {
 
     /// Publishes what was loaded: from now on requests find it.
     fn present(&self, found: &Found, loading: &Loading) {
-        let Loading { model, load, canary } = loading;
-        tracing::info!(model = found.name, version = found.version, ?load, ?canary, "model is ready");
-        model.statistics.loaded(*load);
-        self.publish(found, State::Ready(Arc::clone(model)));
-        self.parts.status.set_device(CPU, DeviceState::Serving, "a forward pass works");
-    }
-
-    /// How many workers hold a model.
-    fn workers_of(&self, model: &Model) -> usize {
-        model.instances.clamp(1, self.workers.len())
+        let (model, version) = (&found.name, &found.version);
+        for (device, result) in &loading.on {
+            let device = &**device;
+            match result {
+                Ok(LoadedOn { load, canary, .. }) => {
+                    tracing::info!(model, version, device, ?load, ?canary, "model is ready");
+                }
+                Err(reason) => tracing::warn!(model, version, device, reason, "the model is not served here"),
+            }
+        }
+        let load = loading.on.iter().filter_map(|(_, on)| on.as_ref().ok()).map(|on| on.load).max();
+        loading.model.statistics.loaded(load.unwrap_or_default());
+        self.publish(found, State::Ready(Arc::clone(&loading.model)));
     }
 
     fn load_source(&self, source: &Source) -> Result<Loading, String> {
-        for part in source.manifest.not_yet().iter().chain(&source.notes) {
-            tracing::warn!(model = source.name, "{part}");
+        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind).collect();
+        let placed = place::place(&source.manifest, &kinds)?;
+        for note in placed.notes.iter().chain(&source.notes) {
+            tracing::warn!(model = source.name, "{note}");
         }
-        let started = Instant::now();
-        let instances = source.manifest.placement.instances.min(self.workers.len());
-        let threads = (self.parts.compute_threads / instances.max(1)).max(1);
-        let mut engines: Vec<Box<dyn Engine + Send>> = Vec::with_capacity(instances);
-        for _ in 0..instances.max(1) {
-            engines.push(match &source.manifest.engine {
-                models::Engine::Onnx => Box::new(self.parts.runtime.load_cpu(&source.path, threads)?),
-                models::Engine::GaussMle(_) => Box::new(GaussMle::new(threads)?),
-            });
-        }
+        let devices: Vec<&Device> = placed.on.iter().map(|index| &self.devices[*index]).collect();
+        let loaded = side_by_side(devices.iter().map(|device| {
+            || {
+                let started = Instant::now();
+                device.load(source, &self.parts).map(|engines| (engines, started.elapsed()))
+            }
+        }));
+
+        let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
+        let Some(first) = engines.next() else {
+            return Err(reasons(&devices, loaded.iter().map(|loaded| loaded.as_ref().err())));
+        };
+        // Images are decoded into what the most demanding device likes.
+        let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
+        let memory = memories.reduce(|one, other| if one.is_pinned() { one } else { other });
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
-        let model = Model::resolve(key, source, engines[0].signature().clone(), self.parts.timeout)?;
-        let load = started.elapsed();
-        let mut canary = Duration::ZERO;
-        for engine in &mut engines {
-            for &size in model.rules.sizes.iter().rev() {
-                canary = forward(&mut **engine, &model, size)?;
-            }
-            for warmup in &source.manifest.warmups {
-                run_warmup(&mut **engine, &model, source, warmup)?;
-            }
-        }
+        let signature = first.signature().clone();
+        let model = Model::resolve(key, source, signature, self.parts.timeout, memory.unwrap_or_default())?;
         let model = Arc::new(model);
-        self.parts.queue.register(key, &model.name, model.rules.clone());
-        for (worker, engine) in self.workers.iter().zip(engines) {
-            worker.assign(Arc::clone(&model), engine);
+
+        let asked = Asked::of(source, &model)?;
+        let bytes_max = source.manifest.placement.memory_bytes_max;
+        let proved = side_by_side(devices.iter().zip(loaded).map(|(device, loaded)| {
+            let (model, asked) = (&model, &asked);
+            move || {
+                let (engines, load) = loaded?;
+                device.prove(engines, model, asked, bytes_max).map(|(engines, proof)| (engines, proof, load))
+            }
+        }));
+        if proved.iter().all(Result::is_err) {
+            return Err(reasons(&devices, proved.iter().map(|proved| proved.as_ref().err())));
         }
-        Ok(Loading { model, load, canary })
+        let engines = proved.iter().flatten().map(|(engines, ..)| engines.len()).sum();
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner).insert(key, engines);
+        self.parts.queue.register(key, &model.name, model.rules.clone());
+        let on = devices.iter().zip(proved).map(|(device, proved)| {
+            let on = proved.map(|(engines, proof, load)| self.put(device, &model, engines, proof, load));
+            (Arc::clone(&device.id), on)
+        });
+        Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
+    }
+
+    /// Has a device serve a model from now on.
+    fn put(
+        &self,
+        device: &Device,
+        model: &Arc<Model>,
+        engines: Engines,
+        proof: Proof,
+        load: Duration,
+    ) -> LoadedOn {
+        device.serve(model, engines);
+        if !device.health.is_lost() {
+            self.parts.status.set_device(&device.id, DeviceState::Serving, "a forward pass works");
+        }
+        LoadedOn { load, canary: proof.canary, footprint: proof.footprint }
     }
 
     /// Waits until all workers have ended: the queue must be closed first.
     pub fn join(self) {
-        for worker in self.workers {
-            worker.join();
+        for device in self.devices {
+            device.join();
         }
     }
 }
 
-/// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
-fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, String> {
-    let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose()?;
-    let shapes = warm_shapes(&model.signature, model, size);
-    let inputs: Vec<(DataType, Vec<usize>, Vec<u64>)> = shapes
-        .into_iter()
-        .map(|(datatype, shape)| {
-            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4); // an empty string is a length
-            (datatype, shape, vec![0u64; bytes.div_ceil(8)])
-        })
-        .collect();
-    let views: Vec<TensorView<'_>> = inputs
-        .iter()
-        .map(|(datatype, shape, zeros)| {
-            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4);
-            TensorView {
-                datatype: *datatype,
-                shape: shape.clone(),
-                data: &bytemuck::cast_slice(zeros)[..bytes],
-            }
-        })
-        .collect();
-    let started = Instant::now();
-    match engine.run(&views, setting.as_ref()) {
-        Ok(_) => Ok(started.elapsed()),
-        // With free extents we can only guess a shape; the model may rightly refuse the guess.
-        Err(error) if guessed(&model.signature, model) => {
-            tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
-            Ok(started.elapsed())
+/// Does things at once, each on a thread of its own if there are several. A panic is passed on.
+fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator<Item = F>) -> Vec<T> {
+    if things.len() == 1 {
+        return things.map(|thing| thing()).collect();
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = things.map(|thing| scope.spawn(thing)).collect();
+        let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
+        joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Why no device could: one reason as it is, several with their devices.
+fn reasons<'a>(devices: &[&Device], reasons: impl Iterator<Item = Option<&'a String>>) -> String {
+    let reasons: Vec<_> = devices.iter().zip(reasons.flatten()).collect();
+    match reasons.as_slice() {
+        [(_, only)] => (*only).clone(),
+        several => {
+            several.iter().map(|(device, why)| format!("{}: {why}", device.id)).collect::<Vec<_>>().join("; ")
         }
-        Err(error) => Err(format!("a forward pass with zeros at batch size {size} failed: {error}")),
     }
-}
-
-/// The runs that a model's author asks for. Data may be what it likes: it is copied to where any type can be read.
-fn run_warmup(
-    engine: &mut dyn Engine,
-    model: &Model,
-    source: &Source,
-    warmup: &Warmup,
-) -> Result<(), String> {
-    let tensors = warmup.tensors(model, &source.folder)?;
-    let aligned: Vec<Vec<u64>> = tensors
-        .iter()
-        .map(|tensor| {
-            let mut words = vec![0_u64; tensor.data.len().div_ceil(8)];
-            bytemuck::cast_slice_mut(&mut words)[..tensor.data.len()].copy_from_slice(&tensor.data);
-            words
-        })
-        .collect();
-    let views: Vec<TensorView<'_>> = tensors
-        .iter()
-        .zip(&aligned)
-        .map(|(tensor, words)| TensorView {
-            datatype: tensor.datatype,
-            shape: tensor.shape.clone(),
-            data: &bytemuck::cast_slice(words)[..tensor.data.len()],
-        })
-        .collect();
-    for _ in 0..warmup.runs {
-        engine.run(&views, None).map_err(|error| format!("warm-up {:?} failed: {error}", warmup.name))?;
-    }
-    Ok(())
-}
-
-/// Input types and shapes for a forward pass: the image's own shape, [`GUESS`] for extents that nobody fixed.
-fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
-    signature
-        .inputs
-        .iter()
-        .enumerate()
-        .map(|(index, input)| {
-            let fixed = |dim: &Dim| if let Dim::Fixed(n) = dim { *n } else { GUESS };
-            let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
-            if let (0, Some(image)) = (index, &model.image) {
-                let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
-                shape = image.item_shape(width, height);
-            }
-            if let (0, Some(fit)) = (index, &model.fit) {
-                shape = vec![1, fit.box_px(), fit.box_px()];
-            }
-            if !model.rules.whole {
-                shape[0] = size;
-            }
-            (input.datatype, shape)
-        })
-        .collect()
-}
-
-/// An extent that most networks which take any extent will take.
-const GUESS: usize = 64;
-
-/// Whether [`warm_shapes`] had to guess an extent.
-fn guessed(signature: &Signature, model: &Model) -> bool {
-    if model.fit.is_some() {
-        return false;
-    }
-    let own_size = model.image.as_ref().is_some_and(|image| image.size().is_none());
-    let inputs = signature.inputs.iter().skip(usize::from(model.image.is_some()));
-    let first = usize::from(!model.rules.whole);
-    own_size || inputs.flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
 }

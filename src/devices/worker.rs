@@ -1,11 +1,12 @@
-//! One worker: an OS thread that owns its engines, pulls a batch when it is free, runs it and answers it.
+//! One worker: an OS thread that owns its engines, pulls a batch when it may begin one, puts it together and begins it.
 //!
-//! The worker decides nothing: `batch::policy` says what to run. Engines arrive through a mailbox, so that loading a
-//! model never stops the ones that serve.
+//! The worker decides nothing: `batch::policy` says what to run. Engines arrive through a mailbox, ready to serve. What an
+//! engine has begun and not ended is waited for by [`landing`](super::landing), while this thread begins the next.
 
+use super::landing::{Health, Landing, Outbound};
 use crate::{
-    batch::{self, Batch, ModelKey, Queue, Ran, RunResult, Running, Taken},
-    engine::{Engine, EngineError, staging::Assembler},
+    batch::{self, ModelKey, Queue, Running, Taken},
+    engine::{Engine, EngineError, Flight, Tensor, staging::Assembler},
     models::Model,
     telemetry::metrics::{DeviceMetrics, Metrics},
 };
@@ -15,48 +16,87 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-/// A model and the engine to serve it with.
-type Assignment = (Arc<Model>, Box<dyn Engine + Send>);
+/// How long a GPU is idle before its engines let go of memory that they can get again.
+const REST_AFTER: Duration = Duration::from_secs(30);
+
+/// What comes by mail: between two batches.
+enum Mail {
+    /// A model, and the engine to serve it with from now on.
+    Serve(Arc<Model>, Box<dyn Engine + Send>),
+    /// Something to be done on this thread.
+    Do(Box<dyn FnOnce() + Send>),
+}
+
+/// What a worker is to be.
+pub(super) struct Post {
+    /// The thread's name.
+    pub(super) name: String,
+    /// The device, and whether it still works.
+    pub(super) health: Health,
+    /// Where work comes from.
+    pub(super) queue: Arc<Queue>,
+    /// Where numbers go.
+    pub(super) metrics: Arc<Metrics>,
+}
 
 /// A running worker thread.
 pub(super) struct Worker {
-    assignments: mpsc::Sender<Assignment>,
+    mail: mpsc::Sender<Mail>,
     queue: Arc<Queue>,
     thread: JoinHandle<()>,
 }
 
 impl Worker {
-    /// Starts the thread. It ends when the queue is closed and empty.
-    pub(super) fn start(
-        name: String,
-        device: Arc<str>,
-        queue: Arc<Queue>,
-        metrics: Arc<Metrics>,
-    ) -> std::io::Result<Worker> {
-        let (assignments, mailbox) = mpsc::channel();
-        let place = queue.attach(&device);
-        let waiting = Arc::clone(&queue);
+    /// Starts the thread. It ends when the queue is closed and empty, or the device is gone.
+    pub(super) fn start(post: Post) -> std::io::Result<Worker> {
+        let Post { name, health, queue, metrics } = post;
+        let (mail, mailbox) = mpsc::channel();
+        let landing = Landing::new(&name, health.clone());
+        let place = queue.attach(&health.device);
         let work = Work {
-            device,
+            health,
             place,
             metrics,
-            queue: waiting,
+            queue: Arc::clone(&queue),
             mailbox,
             served: Vec::new(),
             engines: HashMap::new(),
+            landing,
+            rested: false,
         };
         let thread = std::thread::Builder::new().name(name).spawn(move || work.run())?;
-        Ok(Worker { assignments, queue, thread })
+        Ok(Worker { mail, queue, thread })
     }
 
     /// Has the worker serve a model from now on.
-    pub(super) fn assign(&self, model: Arc<Model>, engine: Box<dyn Engine + Send>) {
-        // A worker that is gone has nothing to serve; the queue is closed by then.
-        let _ = self.assignments.send((model, engine));
+    pub(super) fn serve(&self, model: Arc<Model>, engine: Box<dyn Engine + Send>) {
+        // A worker that is gone has nothing to serve; the queue is closed by then, or the device is lost.
+        let _ = self.mail.send(Mail::Serve(model, engine));
         self.queue.wake();
+    }
+
+    /// Does something on the worker's thread, between two batches, and waits for it.
+    ///
+    /// # Errors
+    /// If it panics, or the thread has ended.
+    pub(super) fn call<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R, String> {
+        let (done, reply) = mpsc::channel();
+        let work = Box::new(move || {
+            let result = catch_unwind(AssertUnwindSafe(work));
+            // Whoever asked is waiting.
+            let _ = done.send(result.map_err(|panic| format!("it panicked: {}", words(&panic))));
+        });
+        let sent = self.mail.send(Mail::Do(work));
+        self.queue.wake();
+        let ended = || "the device's thread has ended".to_owned();
+        sent.map_err(|_| ended())?;
+        reply.recv().map_err(|_| ended())?
     }
 
     /// Waits for the thread to end.
@@ -68,31 +108,44 @@ impl Worker {
 }
 
 struct Work {
-    device: Arc<str>,
+    health: Health,
     place: batch::Worker,
     metrics: Arc<Metrics>,
     queue: Arc<Queue>,
-    mailbox: mpsc::Receiver<Assignment>,
+    mailbox: mpsc::Receiver<Mail>,
     served: Vec<ModelKey>,
+    /// Before the engines: what is on its way lands before they go.
+    landing: Landing,
     engines: HashMap<ModelKey, Loaded>,
+    /// Memory was let go, and nothing came since.
+    rested: bool,
 }
 
 struct Loaded {
     model: Arc<Model>,
     engine: Box<dyn Engine + Send>,
-    assemblers: Vec<Assembler>,
+    assembler: Assembler,
     metrics: Arc<DeviceMetrics>,
 }
 
 impl Work {
     fn run(mut self) {
         loop {
-            while let Ok(assignment) = self.mailbox.try_recv() {
-                self.accept(assignment);
+            while let Ok(mail) = self.mailbox.try_recv() {
+                match mail {
+                    Mail::Serve(model, engine) => self.accept(model, engine),
+                    Mail::Do(work) => work(),
+                }
             }
-            match self.place.take(&self.served) {
+            if self.health.is_lost() {
+                return;
+            }
+            match self.place.take_within(&self.served, self.patience()) {
                 Taken::Batch(batch) => self.serve(batch),
                 Taken::Woken => self.unload(),
+                Taken::Idle => self.rest(),
+                // What was on its way may have failed, and be back.
+                Taken::Closed if self.landing.settle() => {}
                 Taken::Closed => return,
             }
         }
@@ -105,53 +158,64 @@ impl Work {
         engines.retain(|key, _| queue.knows(*key));
     }
 
-    fn accept(&mut self, (model, engine): Assignment) {
-        let assemblers = engine.signature().inputs.iter().map(|_| Assembler::default()).collect();
-        let metrics = self.metrics.model(&model.name).device(&self.device);
+    fn accept(&mut self, model: Arc<Model>, engine: Box<dyn Engine + Send>) {
+        let assembler = Assembler::new(engine.memory());
+        let metrics = self.metrics.model(&model.name).device(&self.health.device);
         self.served.push(model.key);
-        self.engines.insert(model.key, Loaded { model, engine, assemblers, metrics });
+        self.engines.insert(model.key, Loaded { model, engine, assembler, metrics });
+    }
+
+    /// How long to wait for work before memory is let go; for ever where there is none to let go.
+    fn patience(&self) -> Option<Duration> {
+        let holds = self.engines.values().any(|loaded| loaded.engine.device_bytes() > 0);
+        (holds && !self.rested).then_some(REST_AFTER)
+    }
+
+    fn rest(&mut self) {
+        self.landing.settle();
+        for loaded in self.engines.values_mut() {
+            loaded.engine.rest();
+            loaded.assembler.clear();
+        }
+        self.rested = true;
     }
 
     fn serve(&mut self, batch: Running) {
-        let result = match self.engines.get_mut(&batch.model) {
-            Some(loaded) => loaded.run(&batch),
-            None => Err(EngineError::Device("the worker has no engine for the model".into())),
+        self.rested = false;
+        let Some(loaded) = self.engines.get_mut(&batch.model) else {
+            let error = EngineError::Device("the worker has no engine for the model".into());
+            return batch.finish(Err(error));
         };
-        if let Err(error) = &result {
-            let model = self.engines.get(&batch.model).map(|loaded| &*loaded.model.name);
-            tracing::warn!(model, device = &*self.device, items = batch.items, %error, "a batch failed");
-        }
-        let (model, items) = (batch.model, batch.items);
-        let (ran, began) = (result.is_ok(), Instant::now());
-        batch.finish(result);
-        if let (true, Some(loaded)) = (ran, self.engines.get(&model)) {
-            loaded.model.statistics.handed_out(items, began.elapsed());
+        let started = Instant::now();
+        let inputs = loaded.assemble(&batch);
+        let (stage, begun) = (started.elapsed(), Instant::now());
+        let flight = catch_unwind(AssertUnwindSafe(|| loaded.engine.start(inputs, batch.setting.as_ref())))
+            .unwrap_or_else(|panic| {
+                Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
+            });
+        let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
+        let out = Outbound { batch, model, stage, begun, metrics };
+        match flight {
+            Ok(Flight::Airborne(flight)) => self.landing.send(out, flight),
+            Ok(Flight::Landed(outputs)) => out.finish(Ok(outputs), begun, &self.health),
+            Err(error) => out.finish(Err(error), begun, &self.health),
         }
     }
 }
 
 impl Loaded {
-    fn run(&mut self, batch: &Batch) -> RunResult {
-        let started = Instant::now();
+    /// The inputs of a batch, each in one piece.
+    fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
         let mut staging = self.model.image.as_ref().and_then(|image| image.staging.as_ref());
-        let mut inputs = Vec::with_capacity(self.assemblers.len());
-        for (index, assembler) in self.assemblers.iter_mut().enumerate() {
-            let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();
-            // Only the first input of a model can be an image.
-            inputs.push(assembler.assemble(&parts, batch.size, whole, staging.take()));
-        }
-        let staged = Instant::now();
-        let outputs = catch_unwind(AssertUnwindSafe(|| self.engine.run(&inputs, batch.setting.as_ref())))
-            .unwrap_or_else(|panic| {
-                Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
-            })?;
-        let (stage, compute) = (staged - started, staged.elapsed());
-        self.metrics.stage_seconds.observe(stage.as_secs_f64());
-        self.metrics.compute_seconds.observe(compute.as_secs_f64());
-        self.metrics.batch(batch.items, batch.size);
-        self.model.statistics.ran(batch.items, stage, compute);
-        Ok(Ran { outputs, stage, compute })
+        let inputs = 0..self.model.signature.inputs.len();
+        inputs
+            .map(|index| {
+                let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();
+                // Only the first input of a model can be an image.
+                self.assembler.assemble(&parts, batch.size, whole, staging.take())
+            })
+            .collect()
     }
 }
 

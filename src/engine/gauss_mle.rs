@@ -92,14 +92,19 @@ impl Columns {
         2 * self.parameters + self.covariances + 2
     }
 
-    fn write(self, fit: &SpotFit, row: &mut [f32]) {
-        let (theta, rest) = row.split_at_mut(self.parameters);
-        let (errors, rest) = rest.split_at_mut(self.parameters);
-        let (covariances, rest) = rest.split_at_mut(self.covariances);
-        theta.copy_from_slice(&fit.theta[..self.parameters]);
-        errors.copy_from_slice(&fit.errors[..self.parameters]);
-        covariances.copy_from_slice(&fit.covariance[..self.covariances]);
-        rest.copy_from_slice(&[fit.log_likelihood_ratio, fit.p_value]);
+    /// A row and two codes for each fit.
+    fn write(self, fits: &[SpotFit], rows: &mut [f32], codes: &mut [u8]) {
+        let rows = rows.chunks_exact_mut(self.count()).zip(codes.as_chunks_mut().0);
+        for (fit, (row, code)) in fits.iter().zip(rows) {
+            let (theta, rest) = row.split_at_mut(self.parameters);
+            let (errors, rest) = rest.split_at_mut(self.parameters);
+            let (covariances, rest) = rest.split_at_mut(self.covariances);
+            theta.copy_from_slice(&fit.theta[..self.parameters]);
+            errors.copy_from_slice(&fit.errors[..self.parameters]);
+            covariances.copy_from_slice(&fit.covariance[..self.covariances]);
+            rest.copy_from_slice(&[fit.log_likelihood_ratio, fit.p_value]);
+            *code = [fit.iterations, fit.status() as u8];
+        }
     }
 }
 
@@ -161,31 +166,8 @@ impl Engine for GaussMle {
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError> {
-        let wrong = |what: String| EngineError::Input(what);
-        let Some(setting) = setting else {
-            return Err(wrong("no setting says what is to be fitted".to_owned()));
-        };
-        let [rois, corners] = inputs else {
-            return Err(wrong(format!("{} inputs, expected rois and corners", inputs.len())));
-        };
-        let [count, side, width] = rois.shape[..] else {
-            return Err(wrong(format!("rois have shape {:?}, expected [n, b, b]", rois.shape)));
-        };
-        if side != width {
-            return Err(wrong(format!("rois are {width} x {side} px, expected squares")));
-        }
-        let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
-        let adu = match rois.datatype {
-            DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
-            DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
-            other => return Err(wrong(format!("rois are {other}, expected UINT16 or FP32"))),
-        };
-        let corners: &[[u32; 2]] = bytemuck::try_cast_slice(corners.data).map_err(unaligned)?;
-        let rois = Rois::new(adu, side, Some(corners)).map_err(|error| wrong(error.to_string()))?;
-
-        // All at once, so that a message names the right ROI.
-        on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
-        let columns = Columns::of(setting.model.psf());
+        let (rois, setting) = asked(inputs, setting)?;
+        let (count, columns) = (rois.len(), Columns::of(setting.model.psf()));
         let mut rows = vec![0.0; count * columns.count()];
         let mut codes = vec![0; 2 * count];
         // Each thread writes its own rows, while they are in its cache.
@@ -193,12 +175,7 @@ impl Engine for GaussMle {
             let (start, len) = (index * PART, codes.len() / 2);
             fits.resize(len, SpotFit::default());
             fit(self.set, &setting.model, &setting.camera, rois.part(start..start + len), fits)?;
-            for (fit, (row, code)) in
-                fits.iter().zip(rows.chunks_exact_mut(columns.count()).zip(codes.as_chunks_mut().0))
-            {
-                columns.write(fit, row);
-                *code = [fit.iterations, fit.status() as u8];
-            }
+            columns.write(fits, rows, codes);
             Ok(())
         };
         let (row_part, code_part) = (PART * columns.count(), PART * 2);
@@ -213,16 +190,59 @@ impl Engine for GaussMle {
                 parts.try_for_each(|part| fit_part(&mut fits, part))
             }
         };
-        fitted.map_err(|error| wrong(error.to_string()))?;
-        Ok(vec![
-            Tensor {
-                datatype: DataType::Fp32,
-                shape: vec![count, columns.count()],
-                data: tensor::bytes_of(rows),
-            },
-            Tensor { datatype: DataType::Uint8, shape: vec![count, 2], data: codes.into() },
-        ])
+        fitted.map_err(|error| EngineError::Input(error.to_string()))?;
+        Ok(outputs(columns, rows, codes))
     }
+}
+
+/// The batch that an engine was given, checked: what is to be fitted, and as what.
+pub(super) fn asked<'a, 's>(
+    inputs: &[TensorView<'a>],
+    setting: Option<&'s Setting>,
+) -> Result<(Rois<'a>, &'s Setting), EngineError> {
+    let wrong = |what: String| EngineError::Input(what);
+    let Some(setting) = setting else {
+        return Err(wrong("no setting says what is to be fitted".to_owned()));
+    };
+    let [rois, corners] = inputs else {
+        return Err(wrong(format!("{} inputs, expected rois and corners", inputs.len())));
+    };
+    let [_, side, width] = rois.shape[..] else {
+        return Err(wrong(format!("rois have shape {:?}, expected [n, b, b]", rois.shape)));
+    };
+    if side != width {
+        return Err(wrong(format!("rois are {width} x {side} px, expected squares")));
+    }
+    let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
+    let adu = match rois.datatype {
+        DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
+        DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
+        other => return Err(wrong(format!("rois are {other}, expected UINT16 or FP32"))),
+    };
+    let corners: &[[u32; 2]] = bytemuck::try_cast_slice(corners.data).map_err(unaligned)?;
+    let rois = Rois::new(adu, side, Some(corners)).map_err(|error| wrong(error.to_string()))?;
+
+    // All at once, so that a message names the right ROI.
+    on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
+    Ok((rois, setting))
+}
+
+/// What the engine answers: rows of [`Columns`], and codes.
+pub(super) fn answer(fits: &[SpotFit], psf: &Psf) -> Vec<Tensor> {
+    let (count, columns) = (fits.len(), Columns::of(psf));
+    let mut rows = vec![0.0; count * columns.count()];
+    let mut codes = vec![0; 2 * count];
+    columns.write(fits, &mut rows, &mut codes);
+    outputs(columns, rows, codes)
+}
+
+fn outputs(columns: Columns, rows: Vec<f32>, codes: Vec<u8>) -> Vec<Tensor> {
+    let count = codes.len() / 2;
+    let fits = vec![count, columns.count()];
+    vec![
+        Tensor { datatype: DataType::Fp32, shape: fits, data: tensor::bytes_of(rows) },
+        Tensor { datatype: DataType::Uint8, shape: vec![count, 2], data: codes.into() },
+    ]
 }
 
 #[cfg(test)]

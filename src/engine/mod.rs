@@ -6,7 +6,9 @@
 //! - [`onnx`]: ONNX Runtime.
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
+//! - [`cuda`]: GPUs, and the engines on them.
 
+pub mod cuda;
 pub mod gauss_mle;
 pub mod kernels;
 pub mod onnx;
@@ -18,15 +20,48 @@ pub use gauss_mle::Setting;
 pub use signature::{Batching, Dim, Signature, TensorSpec};
 pub use tensor::{DataType, Tensor, TensorView};
 
-/// Why an engine did not answer: two kinds, because two things can follow.
-#[derive(Debug, Clone, thiserror::Error)]
+/// Why an engine did not answer: one kind for each thing that can follow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// This batch is at fault; the engine goes on. Its jobs are run alone once.
     #[error("{0}")]
     Input(String),
+    /// Too little memory was free for this batch; the engine goes on. Its jobs are run once more.
+    #[error("{0}")]
+    OutOfMemory(String),
     /// The engine or its device is at fault: drop both.
     #[error("{0}")]
     Device(String),
+}
+
+/// A batch that an engine has begun.
+pub enum Flight {
+    /// It is done already.
+    Landed(Vec<Tensor>),
+    /// It is on its way, and holds all that it reads and writes.
+    Airborne(Box<dyn Airborne>),
+}
+
+/// What of a batch is on its way. Dropping it waits for it as well: its memory is then somebody else's.
+pub trait Airborne: Send {
+    /// Waits for it, without keeping a core busy.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError>;
+}
+
+impl Flight {
+    /// Its outputs, once they are there.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    pub fn land(self) -> Result<Vec<Tensor>, EngineError> {
+        match self {
+            Flight::Landed(outputs) => Ok(outputs),
+            Flight::Airborne(flight) => flight.land(),
+        }
+    }
 }
 
 /// One model, loaded on one device, owned by one thread.
@@ -39,10 +74,39 @@ pub trait Engine {
     /// beside their tensors, for engines that know any.
     ///
     /// # Errors
-    /// [`EngineError::Input`] where another batch may succeed, [`EngineError::Device`] where none will.
+    /// [`EngineError::Input`] where another batch may succeed, [`EngineError::OutOfMemory`] where this one may later,
+    /// [`EngineError::Device`] where none will.
     fn run(
         &mut self,
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError>;
+
+    /// Batches that may be on their way at once; at least 1.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// Begins one batch, as [`Engine::run`] runs it; its inputs are aligned for their types, as an
+    /// [`Assembler`](staging::Assembler) makes them. Waits for the oldest one on its way where there are [`Engine::depth`].
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
+        let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+        self.run(&views, setting).map(Flight::Landed)
+    }
+
+    /// What the batches given to [`Engine::start`] are best put together in.
+    fn memory(&self) -> staging::Memory {
+        staging::Memory::Plain
+    }
+
+    /// Bytes that it holds on a device of its own; 0 for what runs in the host's memory.
+    fn device_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Lets go of memory that the next batch can get again. No batch is on its way.
+    fn rest(&mut self) {}
 }

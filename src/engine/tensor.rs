@@ -118,6 +118,11 @@ impl Tensor {
         self.shape.iter().product()
     }
 
+    /// The tensor as engines read it, where it is aligned for its type.
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView { datatype: self.datatype, shape: self.shape.clone(), data: &self.data }
+    }
+
     /// Rows `start..end` along the first axis, sharing memory. Not for [`DataType::Bytes`].
     ///
     /// # Panics

@@ -210,14 +210,15 @@ fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n Arc<str>>) -> Vec<Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{batch::ModelKey, models::testing::source, tasks::testing::signature};
+    use crate::{
+        batch::ModelKey, engine::staging::Memory, models::testing::source, tasks::testing::signature,
+    };
     use std::time::Duration;
 
     fn ready(name: &str, version: &str, key: u64) -> State {
         let signature = signature(&[("out", &[-1, 2])]);
-        let model =
-            Model::resolve(ModelKey(key), &source(name, version, ""), signature, Duration::from_secs(30))
-                .unwrap();
+        let (source, timeout) = (source(name, version, ""), Duration::from_secs(30));
+        let model = Model::resolve(ModelKey(key), &source, signature, timeout, Memory::Plain).unwrap();
         State::Ready(Arc::new(model))
     }
 

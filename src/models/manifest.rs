@@ -262,26 +262,6 @@ impl Manifest {
         let messages = mistakes.into_messages();
         if messages.is_empty() { Ok(manifest) } else { Err(ManifestError(messages)) }
     }
-
-    /// What the manifest asks for and this version does not do yet, for the log at load.
-    pub fn not_yet(&self) -> Vec<String> {
-        let mut missing = Vec::new();
-        let devices = &self.placement.devices;
-        if devices.iter().any(|device| device != "cpu") {
-            missing.push(format!(
-                "placement.devices = {devices:?}: this version has no GPU devices; the model runs on the CPU"
-            ));
-        }
-        if let Some(bytes) = self.placement.memory_bytes_max {
-            missing.push(format!(
-                "placement.memory_bytes_max = {bytes}: this version does not limit a model's memory"
-            ));
-        }
-        if let Some(fallback) = self.placement.fallback {
-            missing.push(format!("placement.fallback = {fallback}: this version always runs on the CPU"));
-        }
-        missing
-    }
 }
 
 /// Checks that a name is that of a file in the model's folder.
@@ -312,7 +292,6 @@ mod tests {
         assert_eq!(manifest.input, None);
         assert_eq!(manifest.batch.wait_max, Duration::ZERO);
         assert_eq!(manifest.placement.instances, 1);
-        assert_eq!(manifest.not_yet(), Vec::<String>::new());
         // Image tasks take images without an [input] table; tensors only with one.
         assert_eq!(Manifest::parse("task = \"embed\"").unwrap().input, Some(Input::default()));
         assert_eq!(Manifest::parse("[input]").unwrap().input, Some(Input::default()));
@@ -437,15 +416,5 @@ mod tests {
         assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
         let mistakes = Manifest::parse("task = \"embed\"\ntask = \"embed\"\n").unwrap_err().0;
         assert!(mistakes[0].starts_with("line 2: "), "{mistakes:?}");
-    }
-
-    #[test]
-    fn what_is_only_acted_on_later_is_said_so() {
-        let text = "[placement]\ndevices = [\"gpu:0\", \"cpu\"]\nmemory_bytes_max = 5\nfallback = false\n";
-        let not_yet = Manifest::parse(text).unwrap().not_yet();
-        assert_eq!(not_yet.len(), 3, "{not_yet:?}");
-        assert!(not_yet[0].starts_with("placement.devices = [\"gpu:0\", \"cpu\"]"));
-        assert!(Manifest::parse("[placement]\ndevices = \"cpu\"").unwrap().not_yet().is_empty());
-        assert!(Manifest::parse("[placement]\ndevices = \"all\"").unwrap().not_yet().is_empty());
     }
 }

@@ -36,7 +36,10 @@ pub use warmup::{Fill, Warmup, WarmupInput};
 
 use crate::{
     batch::{ModelKey, Rules},
-    engine::{Batching, DataType, Dim, Signature, staging::Staging},
+    engine::{
+        Batching, DataType, Dim, Signature,
+        staging::{Memory, Staging},
+    },
     image::Preprocess,
     tasks::{Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
@@ -151,7 +154,8 @@ impl ImageInput {
 }
 
 impl Model {
-    /// Checks a manifest against what the model takes and gives, and fills in what it leaves open.
+    /// Checks a manifest against what the model takes and gives, and fills in what it leaves open. Images are decoded into
+    /// `memory`, as its engines like it.
     ///
     /// # Errors
     /// Why the model cannot be served like this, and what to change.
@@ -160,6 +164,7 @@ impl Model {
         source: &Source,
         signature: Signature,
         timeout: Duration,
+        memory: Memory,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
         let (signature, interface) = match &manifest.declared {
@@ -186,7 +191,7 @@ impl Model {
             && image.size().is_some()
         {
             let slots = rules.sizes.last().copied().unwrap_or(1);
-            image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots)?);
+            image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots, memory)?);
         }
         let fit = match &manifest.engine {
             Engine::Onnx => None,
@@ -318,7 +323,13 @@ mod tests {
     fn resolve(manifest: &str, input: &[i64], output: &[i64]) -> Result<Model, String> {
         let mut signature = signature(&[("logits", output)]);
         signature.inputs = vec![spec("image", DataType::Fp32, input)];
-        Model::resolve(ModelKey(1), &source("m", "1", manifest), signature, Duration::from_secs(30))
+        Model::resolve(
+            ModelKey(1),
+            &source("m", "1", manifest),
+            signature,
+            Duration::from_secs(30),
+            Memory::Plain,
+        )
     }
 
     #[test]
@@ -364,7 +375,8 @@ mod tests {
         signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, 8, 8])];
         assert_eq!(signature.batching(), Batching::Dynamic);
         let source = source("m", "1", "task = \"detect\"");
-        let model = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30)).unwrap();
+        let model =
+            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), Memory::Plain).unwrap();
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
         assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
@@ -399,7 +411,9 @@ mod tests {
             source.manifest.batch.items_max = items_max;
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs = vec![spec("x", datatype, &[-1, 4])];
-            let model = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30)).unwrap();
+            let model =
+                Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), Memory::Plain)
+                    .unwrap();
             (model.rules.sizes, model.rules.whole)
         };
         assert_eq!(run(None, DataType::Fp32), (vec![1], true));
@@ -414,7 +428,9 @@ mod tests {
         source.manifest.declared = Some(Declared { items_max: Some(6), ..Declared::default() });
         source.manifest.batch.items_max = Some(6);
         let signature = signature(&[("y", &[10])]);
-        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30)).err().unwrap();
+        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), Memory::Plain)
+            .err()
+            .unwrap();
         assert!(error.starts_with("max_batch_size asks for up to 6 items"), "{error}");
         assert!(error.ends_with("or set max_batch_size to 0"), "{error}");
     }

@@ -159,6 +159,7 @@ fn chance(datatype: DataType, bytes: usize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::staging::Memory;
     use crate::{
         batch::ModelKey,
         models::{Declared, testing::source},
@@ -171,7 +172,7 @@ mod tests {
         signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 3])];
         let mut source = source("m", "1", "");
         source.manifest.declared = Some(Declared { items_max: Some(4), ..Declared::default() });
-        Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1)).unwrap()
+        Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), Memory::Plain).unwrap()
     }
 
     fn warmup(dims: &[usize], fill: Fill) -> Warmup {

@@ -140,7 +140,9 @@ impl Book {
                 Err(error) => self.fail_all(batch, &InferError::Internal(error), now),
             },
             Err(EngineError::Input(error)) => self.run_alone(batch, error, now),
-            Err(EngineError::Device(error)) => self.run_again(batch, &error, now),
+            Err(EngineError::Device(error) | EngineError::OutOfMemory(error)) => {
+                self.run_again(batch, &error, now);
+            }
         }
         for part in &batch.parts {
             self.release(part.job, now);
@@ -186,7 +188,7 @@ impl Book {
         }
     }
 
-    /// The device failed: whoever has time left goes back to the head of the lane, once.
+    /// The device failed, or had too little memory: whoever has time left goes back to the head of the lane, once.
     fn run_again(&mut self, batch: &Batch, error: &str, now: Instant) {
         let mut before: Option<JobKey> = None;
         for part in &batch.parts {

@@ -221,8 +221,17 @@ fn a_bad_input_is_found_by_running_its_companions_alone() {
 
 #[test]
 fn a_failed_device_gives_its_jobs_a_second_chance_but_no_third() {
+    second_chance(&EngineError::Device("xid 79".into()));
+}
+
+#[test]
+fn too_little_memory_gives_jobs_a_second_chance_but_no_third() {
+    second_chance(&EngineError::OutOfMemory("xid 79".into()));
+}
+
+fn second_chance(error: &EngineError) {
     let mut desk = Desk::new(false);
-    let broken = || Err(EngineError::Device("xid 79".into()));
+    let broken = || Err(error.clone());
     let key = desk.push(3, 1);
     let taken = desk.take();
     desk.end(&taken, 1, broken());

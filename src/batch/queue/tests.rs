@@ -57,7 +57,7 @@ fn worker(queue: &Arc<Queue>, serves: &'static [ModelKey]) -> thread::JoinHandle
                     let result = echo(&running);
                     running.finish(result);
                 }
-                Taken::Woken => {}
+                Taken::Woken | Taken::Idle => {}
                 Taken::Closed => return,
             }
         }
@@ -278,7 +278,7 @@ fn many_callers_and_failing_workers_end_with_every_answer_right_and_nothing_left
                         return;
                     }
                 }
-                Taken::Woken => {}
+                Taken::Woken | Taken::Idle => {}
                 Taken::Closed => return,
             }
         }

@@ -21,6 +21,8 @@ pub enum Taken {
     Batch(Running),
     /// Look at your own mail, and come back.
     Woken,
+    /// Nothing came for as long as the worker had patience.
+    Idle,
     /// There will be no more work; go home.
     Closed,
 }
@@ -37,6 +39,12 @@ pub struct Worker {
 impl Worker {
     /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
     pub fn take(&self, serves: &[ModelKey]) -> Taken {
+        self.take_within(serves, None)
+    }
+
+    /// Like [`Worker::take`], for at most `patience` where that is given.
+    pub fn take_within(&self, serves: &[ModelKey], patience: Option<Duration>) -> Taken {
+        let end = patience.and_then(|patience| Instant::now().checked_add(patience));
         loop {
             let mut state = self.queue.lock();
             if state.woken.remove(&self.key) {
@@ -57,6 +65,11 @@ impl Worker {
                 Pick::SleepUntil(until) => Some(until),
                 Pick::Sleep => None,
             };
+            if end.is_some_and(|end| end <= now) {
+                self.queue.leave(state, None);
+                return Taken::Idle;
+            }
+            let until = until.into_iter().chain(end).min();
             if state.book.is_settled() {
                 self.sleep(state, serves, until.map(|until| until.saturating_duration_since(now)));
             } else {

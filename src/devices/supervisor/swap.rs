@@ -90,7 +90,9 @@ impl Devices {
     }
 
     fn leave(&self, model: Arc<Model>) {
-        let holders = self.workers_of(&model) + 1;
+        // Each engine's worker, and the list of those that leave.
+        let engines = self.engines.lock().unwrap_or_else(PoisonError::into_inner).remove(&model.key);
+        let holders = engines.unwrap_or_default() + 1;
         self.leaving().push(Leaving { model, holders });
     }
 

@@ -65,6 +65,11 @@ impl<'a> Rois<'a> {
         Ok(Rois { adu, side, corners })
     }
 
+    /// Their values.
+    pub(in crate::engine) fn adu(&self) -> Adu<'a> {
+        self.adu
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.adu.len() / (self.side * self.side)
@@ -162,6 +167,13 @@ impl SpotFit {
         FitStatus::from_code(self.status).unwrap_or(FitStatus::BadInput)
     }
 }
+
+// SAFETY: numbers in a fixed order that fill the struct: 17 floats and four bytes.
+#[allow(unsafe_code, reason = "the bytes come from a device")]
+unsafe impl bytemuck::Zeroable for SpotFit {}
+// SAFETY: as above; any bits are numbers, and a status that is none reads as `BadInput`.
+#[allow(unsafe_code, reason = "the bytes come from a device")]
+unsafe impl bytemuck::Pod for SpotFit {}
 
 /// `Defocus` of `kernels/psf.cuh`.
 #[derive(Debug, Clone, Copy, Default)]

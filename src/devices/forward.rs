@@ -1,0 +1,183 @@
+//! Forward passes, with zeros and with what the model's author asks for: a model is served when one has worked at every batch size on its device, which also allocates
+//! what that size needs, and tells what it holds.
+
+use super::plan::Footprint;
+use crate::{
+    engine::{DataType, Dim, Engine, Signature, Tensor, TensorView, cuda::Context},
+    models::{Model, Source},
+};
+use std::time::{Duration, Instant};
+
+/// What the forward passes told.
+#[derive(Debug, Clone)]
+pub(super) struct Proof {
+    /// The last pass at the smallest size, everything being warm.
+    pub(super) canary: Duration,
+    /// Memory on a device of its own.
+    pub(super) footprint: Option<Footprint>,
+}
+
+/// Runs that a model's author asks for.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    name: String,
+    runs: usize,
+    inputs: Vec<Tensor>,
+}
+
+impl Asked {
+    /// All of a model.
+    ///
+    /// # Errors
+    /// Files that cannot be read, or do not fit the model.
+    pub(super) fn of(source: &Source, model: &Model) -> Result<Vec<Asked>, String> {
+        let asked = source.manifest.warmups.iter().map(|warmup| {
+            let inputs = warmup.tensors(model, &source.folder)?;
+            Ok(Asked { name: warmup.name.clone(), runs: warmup.runs as usize, inputs })
+        });
+        asked.collect()
+    }
+
+    /// Data may be what it likes: it is copied to where any type can be read.
+    fn run(&self, engine: &mut dyn Engine) -> Result<(), String> {
+        let aligned: Vec<Vec<u64>> = self
+            .inputs
+            .iter()
+            .map(|tensor| {
+                let mut words = vec![0_u64; tensor.data.len().div_ceil(8)];
+                bytemuck::cast_slice_mut(&mut words)[..tensor.data.len()].copy_from_slice(&tensor.data);
+                words
+            })
+            .collect();
+        let views: Vec<TensorView<'_>> = self
+            .inputs
+            .iter()
+            .zip(&aligned)
+            .map(|(tensor, words)| TensorView {
+                datatype: tensor.datatype,
+                shape: tensor.shape.clone(),
+                data: &bytemuck::cast_slice(words)[..tensor.data.len()],
+            })
+            .collect();
+        for _ in 0..self.runs {
+            let ran = engine.run(&views, None);
+            ran.map_err(|error| format!("warm-up {:?} failed: {error}", self.name))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs every engine at every batch size, and as its author asks.
+///
+/// # Errors
+/// What failed at which size, or that it holds more memory than it may.
+pub(super) fn prove(
+    engines: &mut [Box<dyn Engine + Send>],
+    model: &Model,
+    asked: &[Asked],
+    memory_bytes_max: Option<u64>,
+    gpu: Option<&Context>,
+) -> Result<Proof, String> {
+    let mut footprint: Option<Footprint> = None;
+    let mut canary = Duration::ZERO;
+    let instances = engines.len() as u64;
+    for engine in engines {
+        let weights = engine.device_bytes();
+        let mut buffers = Vec::new();
+        for &size in &model.rules.sizes {
+            // As many as may be on their way have memory of their own.
+            for _ in 0..engine.depth() {
+                forward(&mut **engine, model, size)?;
+            }
+            buffers.push((size, engine.device_bytes().saturating_sub(weights)));
+        }
+        for asked in asked {
+            asked.run(&mut **engine)?;
+        }
+        let smallest = model.rules.sizes.first().copied().unwrap_or(1);
+        canary = forward(&mut **engine, model, smallest)?;
+        if let (Some(gpu), None) = (gpu, &footprint) {
+            let info = gpu.memory().map_err(|error| error.to_string())?;
+            footprint = Some(Footprint { instances, weights, buffers, free: info.free, total: info.total });
+        }
+    }
+    if let (Some(gpu), Some(footprint)) = (gpu, &mut footprint) {
+        // Growing left free memory behind, which is not the driver's to keep.
+        gpu.trim().map_err(|error| error.to_string())?;
+        footprint.free = gpu.memory().map_err(|error| error.to_string())?.free;
+        footprint.check(memory_bytes_max)?;
+    }
+    Ok(Proof { canary, footprint })
+}
+
+/// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
+fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, String> {
+    let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose()?;
+    let shapes = warm_shapes(&model.signature, model, size);
+    let inputs: Vec<(DataType, Vec<usize>, Vec<u64>)> = shapes
+        .into_iter()
+        .map(|(datatype, shape)| {
+            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4); // an empty string is a length
+            (datatype, shape, vec![0u64; bytes.div_ceil(8)])
+        })
+        .collect();
+    let views: Vec<TensorView<'_>> = inputs
+        .iter()
+        .map(|(datatype, shape, zeros)| {
+            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4);
+            TensorView {
+                datatype: *datatype,
+                shape: shape.clone(),
+                data: &bytemuck::cast_slice(zeros)[..bytes],
+            }
+        })
+        .collect();
+    let started = Instant::now();
+    match engine.run(&views, setting.as_ref()) {
+        Ok(_) => Ok(started.elapsed()),
+        // With free extents we can only guess a shape; the model may rightly refuse the guess.
+        Err(error) if guessed(&model.signature, model) => {
+            tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
+            Ok(started.elapsed())
+        }
+        Err(error) => Err(format!("a forward pass with zeros at batch size {size} failed: {error}")),
+    }
+}
+
+/// Input types and shapes for a forward pass: the image's own shape, [`GUESS`] for extents that nobody fixed.
+fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
+    signature
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(index, input)| {
+            let fixed = |dim: &Dim| if let Dim::Fixed(n) = dim { *n } else { GUESS };
+            let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
+            if let (0, Some(image)) = (index, &model.image) {
+                let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
+                shape = image.item_shape(width, height);
+            }
+            if let (0, Some(fit)) = (index, &model.fit) {
+                shape = vec![1, fit.box_px(), fit.box_px()];
+            }
+            if !model.rules.whole {
+                shape[0] = size;
+            }
+            (input.datatype, shape)
+        })
+        .collect()
+}
+
+/// An extent that most networks which take any extent will take.
+const GUESS: usize = 64;
+
+/// Whether [`warm_shapes`] had to guess an extent.
+fn guessed(signature: &Signature, model: &Model) -> bool {
+    if model.fit.is_some() {
+        return false;
+    }
+    let own_size = model.image.as_ref().is_some_and(|image| image.size().is_none());
+    let inputs = signature.inputs.iter().skip(usize::from(model.image.is_some()));
+    let first = usize::from(!model.rules.whole);
+    own_size || inputs.flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
+}

@@ -1,0 +1,194 @@
+//! Where batches end: a thread of a worker's own waits for what its engines have begun, oldest first, and answers it.
+//!
+//! So one batch is computed and the next one staged while replies go out for a third. How many there may be is the engines'
+//! business; the channel here holds the worker back before there are more than any engine takes.
+
+use super::worker::words;
+use crate::{
+    batch::{Queue, Ran, Running},
+    engine::{Airborne, EngineError, Tensor},
+    models::Model,
+    telemetry::metrics::DeviceMetrics,
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, OnceLock, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+/// Batches that may wait here beside the one that is waited for and the one that is just begun.
+const AHEAD: usize = 1;
+
+/// Told once why a device is gone.
+pub(super) type OnLoss = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Whether a device still works, as all of its workers know it.
+#[derive(Clone)]
+pub(super) struct Health {
+    /// Its name.
+    pub(super) device: Arc<str>,
+    /// Why it is gone, once it is.
+    lost: Arc<OnceLock<String>>,
+    /// Told of it once; `None` for a device that cannot be lost.
+    on_loss: Option<OnLoss>,
+    queue: Arc<Queue>,
+}
+
+impl Health {
+    /// Of a device that is well. `on_loss` is told once when it is not any more; `None` where an engine's fault is its own.
+    pub(super) fn new(device: Arc<str>, queue: Arc<Queue>, on_loss: Option<OnLoss>) -> Health {
+        Health { device, lost: Arc::default(), on_loss, queue }
+    }
+
+    /// Whether the device is gone.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// Takes note of what became of a batch.
+    fn note(&self, error: &EngineError) {
+        if let (EngineError::Device(reason), Some(on_loss)) = (error, &self.on_loss)
+            && self.lost.set(reason.clone()).is_ok()
+        {
+            on_loss(reason);
+            // Its workers leave; none of them may be left asleep.
+            self.queue.wake();
+        }
+    }
+}
+
+/// A batch that was begun.
+pub(super) struct Outbound {
+    /// Its jobs.
+    pub(super) batch: Running,
+    /// Its model.
+    pub(super) model: Arc<Model>,
+    /// Putting it together.
+    pub(super) stage: Duration,
+    /// When it was given to the engine.
+    pub(super) begun: Instant,
+    /// Where its numbers go.
+    pub(super) metrics: Arc<DeviceMetrics>,
+}
+
+impl Outbound {
+    /// Answers it. `since`: when the engine turned to it.
+    pub(super) fn finish(self, result: Result<Vec<Tensor>, EngineError>, since: Instant, health: &Health) {
+        let compute = since.elapsed();
+        match result {
+            Ok(outputs) => {
+                self.metrics.stage_seconds.observe(self.stage.as_secs_f64());
+                self.metrics.compute_seconds.observe(compute.as_secs_f64());
+                let (items, statistics) = (self.batch.items, &self.model.statistics);
+                self.metrics.batch(items, self.batch.size);
+                statistics.ran(items, self.stage, compute);
+                let began = Instant::now();
+                self.batch.finish(Ok(Ran { outputs, stage: self.stage, compute }));
+                statistics.handed_out(items, began.elapsed());
+            }
+            Err(error) => {
+                let (items, device) = (self.batch.items, &*health.device);
+                tracing::warn!(model = &*self.model.name, device, items, %error, "a batch failed");
+                // First, so that nobody takes it on the same device again.
+                health.note(&error);
+                self.batch.finish(Err(error));
+            }
+        }
+    }
+}
+
+enum Message {
+    Flight(Box<Outbound>, Box<dyn Airborne>),
+    /// All before it have landed.
+    Settled(mpsc::Sender<()>),
+}
+
+/// The way to the thread, from the worker that it belongs to.
+pub(super) struct Landing {
+    name: String,
+    health: Health,
+    /// From the first flight on: engines of the CPU have none.
+    thread: Option<(mpsc::SyncSender<Message>, JoinHandle<()>)>,
+    /// Something was sent since all had landed.
+    away: bool,
+}
+
+impl Landing {
+    /// For a worker of this name.
+    pub(super) fn new(worker: &str, health: Health) -> Landing {
+        Landing { name: format!("{worker}-land"), health, thread: None, away: false }
+    }
+
+    /// Hands a batch over; waits where enough are on their way.
+    pub(super) fn send(&mut self, out: Outbound, flight: Box<dyn Airborne>) {
+        let message = Message::Flight(Box::new(out), flight);
+        if self.thread.is_none() {
+            self.thread = self.start();
+        }
+        self.away = true;
+        // Where the thread is gone, both are dropped: the flight waits, and the batch counts as failed.
+        if let Some((messages, _)) = &self.thread {
+            let _ = messages.send(message);
+        }
+    }
+
+    fn start(&self) -> Option<(mpsc::SyncSender<Message>, JoinHandle<()>)> {
+        let (messages, coming) = mpsc::sync_channel(AHEAD);
+        let health = self.health.clone();
+        let thread = std::thread::Builder::new().name(self.name.clone());
+        match thread.spawn(move || land_all(&coming, &health)) {
+            Ok(thread) => Some((messages, thread)),
+            Err(error) => {
+                tracing::error!(%error, "no thread to land batches on");
+                None
+            }
+        }
+    }
+
+    /// Waits until all have landed. False if none had been sent since the last time.
+    pub(super) fn settle(&mut self) -> bool {
+        if !std::mem::take(&mut self.away) {
+            return false;
+        }
+        let (tell, told) = mpsc::channel();
+        if let Some((messages, _)) = &self.thread
+            && messages.send(Message::Settled(tell)).is_ok()
+        {
+            // An error says the same: nothing is on its way.
+            let _ = told.recv();
+        }
+        true
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        let Some((messages, thread)) = self.thread.take() else { return };
+        drop(messages);
+        if thread.join().is_err() {
+            tracing::error!("the thread that lands batches panicked");
+        }
+    }
+}
+
+fn land_all(coming: &mpsc::Receiver<Message>, health: &Health) {
+    // An engine turns to a batch when it has it, and is done with the one before.
+    let mut free: Option<Instant> = None;
+    while let Ok(message) = coming.recv() {
+        match message {
+            Message::Flight(out, flight) => {
+                let result = catch_unwind(AssertUnwindSafe(|| flight.land())).unwrap_or_else(|panic| {
+                    Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
+                });
+                let since = free.map_or(out.begun, |free| out.begun.max(free));
+                free = Some(Instant::now());
+                out.finish(result, since, health);
+            }
+            Message::Settled(tell) => {
+                // Whoever asked waits for it.
+                let _ = tell.send(());
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A GPU that is ours: its primary context, streams and events, and what of its memory is taken.
+//!
+//! The primary context is the one that ONNX Runtime uses too. It is kept until the last thing made in it is dropped. cudarc's
+//! own tracking of which stream uses which memory is off: one thread owns the streams of an engine and orders them by
+//! [`Event`]s.
+#![allow(unsafe_code)]
+
+use super::{CudaError, driver::Gpu};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaStream, result,
+    sys::{CUevent_flags, CUmemPool_attribute, CUmemoryPool},
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// A GPU's context, and what we hold on it. Shared by all that is made in it.
+#[derive(Debug)]
+pub struct Context {
+    pub(super) cuda: Arc<CudaContext>,
+    gpu: Gpu,
+    /// What memory is taken and given back on: nothing else runs there, so that it waits for no batch.
+    pub(super) heap: Arc<CudaStream>,
+    /// Bytes that our buffers hold.
+    pub(super) held: AtomicU64,
+}
+
+/// Memory of a GPU, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Free, for whoever asks first.
+    pub free: u64,
+    /// In all.
+    pub total: u64,
+}
+
+impl Context {
+    /// Takes the GPU: some hundred MB of its memory go to the driver.
+    ///
+    /// # Errors
+    /// Where the driver refuses: most often, other processes have taken the memory.
+    pub fn open(gpu: &Gpu) -> Result<Arc<Context>, CudaError> {
+        let failed = || CudaError::when(format!("cannot take {} ({})", gpu.id, gpu.name));
+        let cuda = CudaContext::new(gpu.ordinal).map_err(failed())?;
+        // SAFETY: whoever uses a buffer on several streams orders them by events, and drops it only when all work on it is done
+        // (`memory`).
+        unsafe { cuda.disable_event_tracking() };
+        let heap = cuda.new_stream().map_err(failed())?;
+        let context = Context { cuda, gpu: gpu.clone(), heap, held: AtomicU64::new(0) };
+        // Memory that a batch gave back is kept for the next one; `trim` gives it up.
+        if let Some(pool) = context.pool().map_err(failed())? {
+            let mut threshold = u64::MAX;
+            let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+            // SAFETY: the pool is the device's own; this attribute is a 64-bit number.
+            unsafe { result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast()) }
+                .map_err(failed())?;
+        }
+        Ok(Arc::new(context))
+    }
+
+    /// Which GPU it is.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Makes this the context of calls from this thread. Everything here does so itself; a device thread does it once, for
+    /// libraries that do not.
+    ///
+    /// # Errors
+    /// Where the context is broken.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        self.cuda.bind_to_thread().map_err(CudaError::when(format!("cannot use {}", self.gpu.id)))
+    }
+
+    /// What of its memory is free.
+    ///
+    /// # Errors
+    /// Where the context is broken.
+    pub fn memory(&self) -> Result<MemoryInfo, CudaError> {
+        let asked = self.cuda.mem_get_info();
+        let (free, total) =
+            asked.map_err(CudaError::when(format!("cannot read the memory of {}", self.gpu.id)))?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    /// Bytes that our buffers hold.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Gives memory back to the system that buffers were dropped from.
+    ///
+    /// # Errors
+    /// Where the context is broken.
+    pub fn trim(&self) -> Result<(), CudaError> {
+        let failed = || CudaError::when(format!("cannot give memory of {} back", self.gpu.id));
+        // What went wrong where things were dropped is kept for whoever calls next: that is no batch's fault.
+        if let Err(error) = self.cuda.check_err() {
+            tracing::debug!(?error, "something could not be given back");
+        }
+        // What was freed is free when the stream has come to it.
+        self.heap.synchronize().map_err(failed())?;
+        if let Some(pool) = self.pool().map_err(failed())? {
+            // SAFETY: the pool is the device's own.
+            unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(failed())?;
+        }
+        Ok(())
+    }
+
+    /// Where memory comes from, on devices that have pools.
+    fn pool(&self) -> Result<Option<CUmemoryPool>, result::DriverError> {
+        if !self.cuda.has_async_alloc() {
+            return Ok(None);
+        }
+        // SAFETY: the device was given to us by the driver.
+        unsafe { result::device::get_default_mem_pool(self.cuda.cu_device()) }.map(Some)
+    }
+
+    /// An event that a thread waits for, without keeping a core busy.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn event(&self) -> Result<Event, CudaError> {
+        self.new_event(CUevent_flags::CU_EVENT_BLOCKING_SYNC)
+    }
+
+    /// An event that only streams wait for.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn mark(&self) -> Result<Event, CudaError> {
+        self.new_event(CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn new_event(&self, flags: CUevent_flags) -> Result<Event, CudaError> {
+        self.cuda.new_event(Some(flags)).map(Event).map_err(CudaError::when("cannot make an event"))
+    }
+
+    /// Three streams of their own.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn streams(&self) -> Result<Streams, CudaError> {
+        let stream = || self.cuda.new_stream().map_err(CudaError::when("cannot make a stream"));
+        Ok(Streams { upload: stream()?, compute: stream()?, download: stream()? })
+    }
+}
+
+/// What runs side by side: copies in each direction, and kernels.
+#[derive(Debug)]
+pub struct Streams {
+    pub(super) upload: Arc<CudaStream>,
+    pub(super) compute: Arc<CudaStream>,
+    pub(super) download: Arc<CudaStream>,
+}
+
+impl Streams {
+    /// Waits until nothing runs on any, whatever became of it: afterwards, memory that was being copied is nobody's.
+    pub(super) fn settle(&self) {
+        for stream in [&self.upload, &self.compute, &self.download] {
+            if let Err(error) = stream.synchronize() {
+                tracing::debug!(?error, "work on a stream ended badly");
+            }
+        }
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub struct Event(CudaEvent);
+
+impl Event {
+    /// Stands for what the stream has been given so far.
+    pub(super) fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.0.record(stream).map_err(CudaError::when("cannot mark a point in a stream"))
+    }
+
+    /// Has a stream wait for it, not this thread.
+    pub(super) fn before(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        stream.wait(&self.0).map_err(CudaError::when("cannot have one stream wait for another"))
+    }
+
+    /// Waits for it, without keeping a core busy.
+    ///
+    /// # Errors
+    /// What became of the work before it.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.0.synchronize().map_err(CudaError::when("work on the GPU failed"))
+    }
+}

@@ -1,0 +1,248 @@
+//! Finds the driver and the GPUs that it shows, without a panic where there is none.
+//!
+//! Nothing of CUDA is linked: the driver's library is opened when it is first asked for. So the same binary starts on any
+//! machine, and says in one line why it has no GPU. No context is made here, so looking takes no memory of a GPU.
+#![allow(unsafe_code)]
+
+use super::CudaError;
+use cudarc::driver::{
+    result,
+    sys::{self, CUdevice_attribute as Attribute, CUresult as Code},
+};
+use std::{ffi::CStr, fmt, path::Path};
+
+/// The oldest version of CUDA whose driver can load our kernels: 12.0, the driver 525.
+const VERSION_MIN: Version = Version(12_000);
+
+/// The compute capability that the kernels are made for, and all above it.
+const CAPABILITY_MIN: (u32, u32) = (7, 5);
+
+/// A version of CUDA, as drivers number it: 1000 × major + 10 × minor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(i32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// A GPU that the driver shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number in this process, which `CUDA_VISIBLE_DEVICES` and containers change.
+    pub ordinal: usize,
+    /// The vendor's name of it.
+    pub name: String,
+    /// Its UUID, such as `GPU-8f2c…`: the same in every process and in NVML. That of a part of a GPU begins with `MIG-`.
+    pub id: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub processors: u32,
+    /// Bytes that the threads of a block may share.
+    pub shared_block_bytes: u32,
+    /// Bytes that blocks on one multiprocessor may share, all together.
+    pub shared_processor_bytes: u32,
+    /// Memory in all, bytes.
+    pub memory_bytes: u64,
+    /// Its place on the PCI bus, such as `0000:01:00.0`.
+    pub pci: String,
+    /// The NUMA node that it hangs on, where the system says.
+    pub numa_node: Option<u32>,
+}
+
+impl Gpu {
+    /// Whether our kernels are made for it.
+    ///
+    /// # Errors
+    /// What it has, and what is needed.
+    pub fn check(&self) -> Result<(), String> {
+        if self.capability >= CAPABILITY_MIN {
+            return Ok(());
+        }
+        let ((major, minor), (need_major, need_minor)) = (self.capability, CAPABILITY_MIN);
+        Err(format!(
+            "{} has compute capability {major}.{minor}; {need_major}.{need_minor} or more is needed",
+            self.name
+        ))
+    }
+}
+
+/// What the driver shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Driver {
+    /// The newest CUDA that it knows.
+    pub version: Version,
+    /// In the order of their numbers; at least one.
+    pub gpus: Vec<Gpu>,
+}
+
+/// Why there is no GPU to use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoGpu {
+    /// No library of the driver.
+    #[error(
+        "no CUDA driver (libcuda.so.1) is found; where there is a GPU, install NVIDIA's driver 525 or newer, or start the \
+         container with its GPUs (docker run --gpus all)"
+    )]
+    NoDriver,
+    /// A driver that cannot load our kernels.
+    #[error("the driver knows CUDA {0} only; {VERSION_MIN} is needed, which comes with NVIDIA's driver 525")]
+    TooOld(Version),
+    /// The toolkit's library to link with in the place of the driver's.
+    #[error(
+        "libcuda.so is the CUDA toolkit's stub for linking, not a driver; take its folder (lib64/stubs) out of \
+         LD_LIBRARY_PATH"
+    )]
+    Stub,
+    /// A driver without a GPU.
+    #[error("the driver shows no GPU: {0}")]
+    NoneVisible(String),
+    /// Anything else.
+    #[error(transparent)]
+    Failed(#[from] CudaError),
+}
+
+/// Looks for the driver and its GPUs.
+///
+/// # Errors
+/// Why there are none.
+pub fn probe() -> Result<Driver, NoGpu> {
+    // SAFETY: opens and closes the library by its usual names, which runs its initialisers; a driver's may run.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(NoGpu::NoDriver);
+    }
+    let version = version()?;
+    if version < VERSION_MIN {
+        return Err(NoGpu::TooOld(version));
+    }
+    match result::init() {
+        Ok(()) => {}
+        Err(error) => return Err(no_gpu(error)),
+    }
+    let count = result::device::get_count().map_err(CudaError::when("cannot count the GPUs"))?;
+    if count == 0 {
+        return Err(NoGpu::NoneVisible(none_visible()));
+    }
+    let gpus = (0..count).map(gpu).collect::<Result<_, _>>()?;
+    Ok(Driver { version, gpus })
+}
+
+fn no_gpu(error: result::DriverError) -> NoGpu {
+    match error.0 {
+        Code::CUDA_ERROR_STUB_LIBRARY => NoGpu::Stub,
+        Code::CUDA_ERROR_NO_DEVICE => NoGpu::NoneVisible(none_visible()),
+        _ => NoGpu::Failed(CudaError::when("the driver does not start")(error)),
+    }
+}
+
+/// Why a driver may show nothing.
+fn none_visible() -> String {
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(value) => format!("CUDA_VISIBLE_DEVICES is {value:?}, which names none that is there"),
+        Err(_) => "there is none, or none that this process may use".to_owned(),
+    }
+}
+
+fn version() -> Result<Version, NoGpu> {
+    let mut version = 0;
+    // SAFETY: writes one number; may be called before anything else.
+    let asked = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+    match asked {
+        Ok(()) => Ok(Version(version)),
+        Err(error) => Err(no_gpu(error)),
+    }
+}
+
+fn gpu(ordinal: i32) -> Result<Gpu, CudaError> {
+    let failed = |what: &str| CudaError::when(format!("cannot read the {what} of GPU {ordinal}"));
+    let device = result::device::get(ordinal).map_err(failed("handle"))?;
+    let attribute = |attribute, what: &str| {
+        // SAFETY: the device was given to us by the driver.
+        let value = unsafe { result::device::get_attribute(device, attribute) };
+        value.map(i32::unsigned_abs).map_err(failed(what))
+    };
+    // SAFETY: as above.
+    let memory = unsafe { result::device::total_mem(device) }.map_err(failed("memory"))?;
+    let pci = pci(device).map_err(failed("place on the bus"))?;
+    Ok(Gpu {
+        ordinal: ordinal.unsigned_abs() as usize,
+        name: result::device::get_name(device).map_err(failed("name"))?,
+        id: id(device).map_err(failed("UUID"))?,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability")?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability")?,
+        ),
+        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "processors")?,
+        shared_block_bytes: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            "shared memory",
+        )?,
+        shared_processor_bytes: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            "shared memory",
+        )?,
+        memory_bytes: memory as u64,
+        numa_node: numa_node(&pci),
+        pci,
+    })
+}
+
+/// The UUID as NVML writes it. A part of a GPU (MIG) has one of its own beside that of the whole.
+fn id(device: sys::CUdevice) -> Result<String, result::DriverError> {
+    let whole = result::device::get_uuid(device)?;
+    let mut own = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: writes 16 bytes; the device was given to us by the driver.
+    unsafe { sys::cuDeviceGetUuid_v2(&raw mut own, device) }.result()?;
+    let kind = if own.bytes == whole.bytes { "GPU" } else { "MIG" };
+    Ok(format!("{kind}-{}", uuid::Uuid::from_bytes(own.bytes.map(|byte| byte as u8))))
+}
+
+fn pci(device: sys::CUdevice) -> Result<String, result::DriverError> {
+    let mut text = [0; 32];
+    // SAFETY: writes at most so many bytes, with a zero at the end.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) }.result()?;
+    let bytes = text.map(|byte| byte as u8);
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    Ok(text.to_string_lossy().to_lowercase())
+}
+
+/// Where the system says that the GPU hangs. -1 stands for a machine of one node.
+fn numa_node(pci: &str) -> Option<u32> {
+    let path = Path::new("/sys/bus/pci/devices").join(pci).join("numa_node");
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Has the driver keep the kernels that it compiles in `folder`, unless the environment says where. To be called before
+/// anything else here, and before there are threads.
+pub fn keep_kernels_in(folder: &Path) {
+    const VARIABLE: &str = "CUDA_CACHE_PATH";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: the driver reads it when it starts, which is after this; the threads of that time (the log's) do not look at
+        // the environment.
+        unsafe { std::env::set_var(VARIABLE, folder) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_written_as_people_write_them() {
+        assert_eq!(Version(12_000).to_string(), "12.0");
+        assert_eq!(Version(12_090).to_string(), "12.9");
+        assert!(Version(11_080) < VERSION_MIN);
+    }
+
+    #[test]
+    fn every_reason_to_have_no_gpu_is_one_line() {
+        for reason in
+            [NoGpu::NoDriver, NoGpu::TooOld(Version(11_080)), NoGpu::Stub, NoGpu::NoneVisible(none_visible())]
+        {
+            let text = reason.to_string();
+            assert!(!text.contains('\n') && !text.ends_with('.'), "{text}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What the driver's error codes mean for us: which of three things follows from one.
+
+use crate::engine::EngineError;
+use cudarc::driver::{DriverError, sys::CUresult as Code};
+use std::ffi::CStr;
+
+/// What follows from an error of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The call was refused for what it asked; the context stands.
+    Input,
+    /// Memory of the device or of the host is used up; the context stands.
+    OutOfMemory,
+    /// The context cannot be trusted any more. Errors of kernels are found here: every later call returns them again, and
+    /// NVIDIA's word on them is that the process must end.
+    Sticky,
+}
+
+/// An error of the driver, and what was being done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{doing}: {text} ({name}, code {code})")]
+pub struct CudaError {
+    /// In words, such as `cannot allocate 4096 bytes`.
+    pub doing: String,
+    /// As `cuda.h` numbers it.
+    pub code: u32,
+    name: String,
+    text: String,
+}
+
+impl CudaError {
+    /// For `map_err`: an error of the driver while doing something.
+    pub(crate) fn when<D: Into<String>>(doing: D) -> impl FnOnce(DriverError) -> CudaError {
+        move |error| {
+            let words = |text: Result<&CStr, DriverError>| match text {
+                Ok(text) => text.to_string_lossy().into_owned(),
+                Err(_) => "an error that the driver has no words for".to_owned(),
+            };
+            CudaError {
+                doing: doing.into(),
+                code: error.0 as u32,
+                name: words(error.error_name()),
+                text: words(error.error_string()),
+            }
+        }
+    }
+
+    /// What follows from it.
+    pub fn fault(&self) -> Fault {
+        fault(self.code)
+    }
+}
+
+impl From<CudaError> for EngineError {
+    fn from(error: CudaError) -> EngineError {
+        match error.fault() {
+            Fault::Input => EngineError::Input(error.to_string()),
+            Fault::OutOfMemory => EngineError::OutOfMemory(error.to_string()),
+            Fault::Sticky => EngineError::Device(error.to_string()),
+        }
+    }
+}
+
+/// What follows from a code. What is not known to leave the context whole counts as if it did not: going on with a
+/// broken one gives wrong answers or none.
+fn fault(code: u32) -> Fault {
+    const INPUT: [Code; 2] = [Code::CUDA_ERROR_INVALID_VALUE, Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES];
+    if code == Code::CUDA_ERROR_OUT_OF_MEMORY as u32 {
+        Fault::OutOfMemory
+    } else if INPUT.iter().any(|input| *input as u32 == code) {
+        Fault::Input
+    } else {
+        Fault::Sticky
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_kernels_and_hardware_are_sticky_and_out_of_memory_is_not() {
+        let sticky = [
+            Code::CUDA_ERROR_ECC_UNCORRECTABLE,
+            Code::CUDA_ERROR_ILLEGAL_ADDRESS,
+            Code::CUDA_ERROR_LAUNCH_TIMEOUT,
+            Code::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            Code::CUDA_ERROR_INVALID_PC,
+            Code::CUDA_ERROR_LAUNCH_FAILED,
+            Code::CUDA_ERROR_UNKNOWN,
+        ];
+        for code in sticky {
+            assert_eq!(fault(code as u32), Fault::Sticky, "{code:?}");
+        }
+        assert_eq!(fault(2), Fault::OutOfMemory);
+        assert_eq!(fault(1), Fault::Input);
+        assert_eq!(fault(12_345), Fault::Sticky, "what nobody knows");
+    }
+}

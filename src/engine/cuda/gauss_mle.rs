@@ -1,0 +1,338 @@
+//! The fitter of Gaussian spots on a GPU: what [`GaussMle`](crate::engine::gauss_mle::GaussMle) takes and gives, with three
+//! batches on their way. One is copied in, one is fitted and one is copied out, each on a stream of its own.
+//!
+//! Memory for a batch is allocated when the first of its size comes, and kept. Where three do not fit, there are fewer.
+#![allow(unsafe_code)]
+
+mod rounds;
+
+use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
+use crate::engine::{
+    Airborne, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    gauss_mle::{answer, asked, signature},
+    kernels::{
+        Adu, Camera, FitCall, Psf, Rois, SpotFit,
+        fit::device::{FitAddresses, MapAddresses},
+    },
+    staging::{Blocks, Lent, Memory},
+};
+use rounds::Rounds;
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, Sender, channel},
+};
+
+/// Batches on their way, where memory allows.
+const DEPTH: usize = 3;
+/// Cameras whose maps stay on the device.
+const CAMERAS_MAX: usize = 2;
+
+/// The fitter on a GPU.
+#[derive(Debug)]
+pub struct GaussMle {
+    signature: Signature,
+    context: Arc<Context>,
+    heap: Arc<Heap>,
+    streams: Streams,
+    rounds: Rounds,
+    /// The newest last.
+    cameras: Vec<Maps>,
+    results: Blocks,
+    inputs: Blocks,
+    /// Places for batches that none is in, how they come back, and how many there are.
+    free: Receiver<Place>,
+    back: Sender<Place>,
+    places: usize,
+}
+
+/// The maps of a camera on the device.
+#[derive(Debug, Clone)]
+struct Maps {
+    camera: Arc<Camera>,
+    buffers: Arc<[Buffer; 3]>,
+}
+
+/// What a batch takes on the device.
+#[derive(Debug)]
+struct Place {
+    rois: Option<Buffer>,
+    corners: Option<Buffer>,
+    fits: Option<Buffer>,
+    uploaded: Event,
+    computed: Event,
+    landed: Event,
+}
+
+impl GaussMle {
+    /// A fitter on this GPU, with streams of its own.
+    ///
+    /// # Errors
+    /// Where the GPU or its driver cannot run the kernels, or has no memory for them.
+    pub fn new(context: &Arc<Context>) -> Result<GaussMle, CudaError> {
+        let heap = Heap::new(context);
+        let memory = Memory::Pinned(Arc::new(HostMemory::of(context)));
+        let (back, free) = channel();
+        let mut fitter = GaussMle {
+            signature: signature(),
+            context: Arc::clone(context),
+            rounds: Rounds::new(context, &heap)?,
+            heap,
+            streams: context.streams()?,
+            cameras: Vec::new(),
+            results: Blocks::new(memory.clone()),
+            inputs: Blocks::new(memory),
+            free,
+            back,
+            places: 0,
+        };
+        fitter.fill()?;
+        Ok(fitter)
+    }
+
+    /// Makes places until there are [`DEPTH`].
+    fn fill(&mut self) -> Result<(), CudaError> {
+        while self.places < DEPTH {
+            let place = Place {
+                rois: None,
+                corners: None,
+                fits: None,
+                uploaded: self.context.mark()?,
+                computed: self.context.mark()?,
+                landed: self.context.event()?,
+            };
+            self.put_back(place);
+            self.places += 1;
+        }
+        Ok(())
+    }
+
+    fn put_back(&self, place: Place) {
+        self.back.send(place).expect("its receiver is ours");
+    }
+
+    /// A place with room for a batch. Where there is too little memory for one more, there is one less from now on.
+    fn place(&mut self, rois: usize, corners: usize, fits: usize) -> Result<Place, CudaError> {
+        loop {
+            let mut place = self.free.recv().expect("its sender is ours");
+            let made = [(&mut place.rois, rois), (&mut place.corners, corners), (&mut place.fits, fits)]
+                .into_iter()
+                .try_for_each(|(buffer, bytes)| room(&self.heap, buffer, bytes));
+            match made {
+                Ok(()) => return Ok(place),
+                Err(error) if error.fault() == Fault::OutOfMemory && self.places > 1 => {
+                    self.places -= 1;
+                    tracing::warn!(places = self.places, %error, "fewer batches at once from now on");
+                }
+                Err(error) => {
+                    self.put_back(place);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The maps of the camera on the device, if it has any; uploaded the first time.
+    fn maps(&mut self, camera: &Arc<Camera>) -> Result<Option<Maps>, CudaError> {
+        let Some(values) = camera.map_values() else { return Ok(None) };
+        if let Some(known) = self.cameras.iter().position(|maps| Arc::ptr_eq(&maps.camera, camera)) {
+            let maps = self.cameras.remove(known);
+            self.cameras.push(maps.clone());
+            return Ok(Some(maps));
+        }
+        let upload = |values: &[f32]| {
+            let bytes: &[u8] = bytemuck::cast_slice(values);
+            let mut buffer = Buffer::new(&self.heap, bytes.len())?;
+            // SAFETY: waited for below; in between, the camera is there.
+            unsafe { buffer.upload(bytes, &self.streams.upload) }?;
+            Ok::<_, CudaError>(buffer)
+        };
+        let buffers = values.map(upload);
+        // Once for each camera: this may wait, for copies alone.
+        let copied =
+            self.streams.upload.synchronize().map_err(CudaError::when("cannot copy maps to the GPU"));
+        let [gain, bias, variance] = buffers;
+        copied?;
+        let maps = Maps { camera: Arc::clone(camera), buffers: Arc::new([gain?, bias?, variance?]) };
+        if self.cameras.len() == CAMERAS_MAX {
+            self.cameras.remove(0);
+        }
+        self.cameras.push(maps.clone());
+        Ok(Some(maps))
+    }
+
+    /// Has the device copy, fit and copy back.
+    fn begin(
+        &mut self,
+        place: &mut Place,
+        rois: &Rois<'_>,
+        corners: &[u8],
+        setting: &Setting,
+        maps: Option<&Maps>,
+        results: &mut Lent,
+    ) -> Result<(), CudaError> {
+        let psf = setting.model().psf();
+        let wide = matches!(rois.adu(), Adu::F32(_));
+        let launch = self.rounds.plan(psf, wide, maps.is_some(), rois.side());
+        let in_rounds = self.rounds.prepare(&launch, psf, rois.len(), &self.streams.compute)?;
+        let Streams { upload, compute, download } = &self.streams;
+        let roi_bytes: &[u8] = match rois.adu() {
+            Adu::U16(values) => bytemuck::cast_slice(values),
+            Adu::F32(values) => bytemuck::cast_slice(values),
+        };
+        let buffer = place.rois.as_mut().expect("room was made");
+        // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+        unsafe { buffer.upload(roi_bytes, upload) }?;
+        if let (Some(buffer), Some(_)) = (&mut place.corners, maps) {
+            // SAFETY: as above.
+            unsafe { buffer.upload(corners, upload) }?;
+        }
+        place.uploaded.record(upload)?;
+        place.uploaded.before(compute)?;
+        let address = |buffer: &Option<Buffer>| buffer.as_ref().map_or(0, Buffer::address);
+        let at = FitAddresses {
+            rois: address(&place.rois),
+            maps: maps.map(|maps| {
+                let [gain, bias, variance] = maps.buffers.each_ref().map(Buffer::address);
+                MapAddresses { corners: address(&place.corners), gain, bias, variance }
+            }),
+            fits: address(&place.fits),
+        };
+        let call = FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
+        // SAFETY: planned for this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on the
+        // maps (`asked`), and all of it is the flight's until it has landed.
+        unsafe { self.rounds.launch(&launch, &call, rois.len(), in_rounds, compute) }?;
+        place.computed.record(compute)?;
+        place.computed.before(download)?;
+        let fits = place.fits.as_ref().expect("room was made");
+        // SAFETY: the flight holds the results and looks at them when it has landed.
+        unsafe { fits.download(results, download) }?;
+        place.landed.record(download)
+    }
+}
+
+/// Makes room for so many bytes; what was there was smaller.
+fn room(heap: &Arc<Heap>, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), CudaError> {
+    if bytes > 0 && buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
+        // First, so that the two need not fit side by side.
+        *buffer = None;
+        *buffer = Some(Buffer::new(heap, bytes)?);
+    }
+    Ok(())
+}
+
+impl Engine for GaussMle {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        setting: Option<&Setting>,
+    ) -> Result<Vec<Tensor>, EngineError> {
+        let pinned = |view: &TensorView<'_>| {
+            let mut data = self.inputs.lend(view.data.len());
+            data.copy_from_slice(view.data);
+            Tensor { datatype: view.datatype, shape: view.shape.clone(), data: data.freeze() }
+        };
+        let inputs = inputs.iter().map(pinned).collect();
+        self.start(inputs, setting)?.land()
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
+        let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+        let (rois, setting) = asked(&views, setting)?;
+        if rois.is_empty() {
+            return Ok(Flight::Landed(answer(&[], setting.model().psf())));
+        }
+        let maps = self.maps(setting.camera())?;
+        let corners = views[1].data;
+        let fit_bytes = rois.len() * size_of::<SpotFit>();
+        let corner_bytes = if maps.is_some() { corners.len() } else { 0 };
+        let mut place = self.place(views[0].data.len(), corner_bytes, fit_bytes)?;
+        let mut results = self.results.lend(fit_bytes);
+        let begun = self.begin(&mut place, &rois, corners, setting, maps.as_ref(), &mut results);
+        if let Err(error) = begun {
+            // What was begun may still read and write.
+            self.streams.settle();
+            self.put_back(place);
+            return Err(error.into());
+        }
+        let psf = *setting.model().psf();
+        drop(views);
+        Ok(Flight::Airborne(Box::new(Fitting {
+            psf,
+            place: Some(place),
+            back: self.back.clone(),
+            results: Some(results),
+            _inputs: inputs,
+            _maps: maps,
+        })))
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::Pinned(Arc::new(HostMemory::of(&self.context)))
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.heap.held_bytes()
+    }
+
+    fn rest(&mut self) {
+        self.cameras.clear();
+        self.rounds.rest();
+        let idle: Vec<Place> = self.free.try_iter().collect();
+        for place in idle {
+            self.put_back(Place { rois: None, corners: None, fits: None, ..place });
+        }
+        self.results.clear();
+        self.inputs.clear();
+        if let Err(error) = self.context.trim() {
+            tracing::warn!(%error, "an idle GPU keeps its memory");
+        }
+        if let Err(error) = self.fill() {
+            tracing::warn!(%error, "fewer batches at once than there could be");
+        }
+    }
+}
+
+/// A batch on its way. Holds all that the device reads and writes for it.
+struct Fitting {
+    psf: Psf,
+    place: Option<Place>,
+    back: Sender<Place>,
+    results: Option<Lent>,
+    _inputs: Vec<Tensor>,
+    _maps: Option<Maps>,
+}
+
+impl Fitting {
+    /// Waits for the device, and gives the place to the next batch.
+    fn wait(&mut self) -> Result<(), CudaError> {
+        let Some(place) = self.place.take() else { return Ok(()) };
+        let landed = place.landed.wait();
+        // Nobody takes it where the engine has gone.
+        let _ = self.back.send(place);
+        landed
+    }
+}
+
+impl Airborne for Fitting {
+    fn land(mut self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
+        self.wait()?;
+        let results = self.results.take().expect("it lands once");
+        Ok(answer(bytemuck::cast_slice(&results), &self.psf))
+    }
+}
+
+impl Drop for Fitting {
+    fn drop(&mut self) {
+        if let Err(error) = self.wait() {
+            tracing::debug!(%error, "a batch that nobody waits for failed");
+        }
+    }
+}

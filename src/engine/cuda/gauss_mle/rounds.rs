@@ -1,0 +1,149 @@
+//! The launches of a batch: one where the device takes all of its fits at once, else the rounds that put unfinished fits aside.
+
+use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module, module::Shape};
+use crate::engine::kernels::{
+    FitCall, Psf,
+    fit::device::{FitLaunch, FitRound, ROUNDS, SharedMemory, state_words},
+};
+use cudarc::driver::{CudaStream, DeviceRepr};
+use std::{collections::HashMap, sync::Arc};
+
+/// The kernels, as [`FitLaunch`] names them.
+const KERNELS: &str = include_str!("../../../../kernels/generated/gauss_mle.ptx");
+
+// SAFETY: the structs that the kernels take by value, their addresses being the device's.
+#[allow(unsafe_code, reason = "what kernels take")]
+unsafe impl DeviceRepr for FitCall {}
+// SAFETY: as above.
+#[allow(unsafe_code, reason = "what kernels take")]
+unsafe impl DeviceRepr for FitRound {}
+
+/// The kernels, and what rounds put aside. Batches on one stream share it: they follow each other there.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    heap: Arc<Heap>,
+    module: Module,
+    memory: SharedMemory,
+    processors: u32,
+    /// By name and bytes that a block shares, with how many blocks are on the device at a time.
+    kernels: HashMap<(&'static str, u32), (Kernel, u32)>,
+    lists: [Option<Buffer>; 2],
+    /// How many fits each round put aside.
+    counts: Option<Buffer>,
+}
+
+impl Rounds {
+    pub(super) fn new(context: &Context, heap: &Arc<Heap>) -> Result<Rounds, CudaError> {
+        let gpu = context.gpu();
+        Ok(Rounds {
+            heap: Arc::clone(heap),
+            module: Module::load(context, "gauss_mle", KERNELS)?,
+            memory: SharedMemory {
+                block_max: gpu.shared_block_bytes,
+                multiprocessor: gpu.shared_processor_bytes,
+            },
+            processors: gpu.processors,
+            kernels: HashMap::new(),
+            lists: [None, None],
+            counts: None,
+        })
+    }
+
+    /// How ROIs of `side` pixels are fitted: `f32` if `wide`, with maps or without.
+    pub(super) fn plan(&self, psf: &Psf, wide: bool, maps: bool, side: usize) -> FitLaunch {
+        FitLaunch::new(psf, wide, maps, side, self.memory)
+    }
+
+    /// The kernel, and how many of its blocks are on the device at a time.
+    fn kernel(&mut self, launch: &FitLaunch) -> Result<(Kernel, u32), CudaError> {
+        let key = (launch.kernel, launch.shared_bytes);
+        if let Some(known) = self.kernels.get(&key) {
+            return Ok(known.clone());
+        }
+        let kernel = self.module.kernel(launch.kernel)?;
+        // Of the sizes that it is used with, the largest is allowed.
+        let of_kernel = self.kernels.keys().filter(|(name, _)| *name == launch.kernel);
+        let shared = of_kernel.map(|(_, shared)| *shared).max().unwrap_or(0).max(launch.shared_bytes);
+        kernel.allow_shared(shared)?;
+        let resident = kernel.resident(launch.threads, launch.shared_bytes)? * self.processors;
+        self.kernels.insert(key, (kernel.clone(), resident));
+        Ok((kernel, resident))
+    }
+
+    /// Makes room for what rounds of a batch put aside, and says whether it takes several.
+    ///
+    /// # Errors
+    /// Where there is too little memory.
+    pub(super) fn prepare(
+        &mut self,
+        launch: &FitLaunch,
+        psf: &Psf,
+        count: usize,
+        stream: &CudaStream,
+    ) -> Result<bool, CudaError> {
+        let (_, resident) = self.kernel(launch)?;
+        if count as u64 <= u64::from(resident) * u64::from(launch.tile) {
+            return Ok(false);
+        }
+        let bytes = state_words(psf) * count * size_of::<u32>();
+        if self.lists.iter().flatten().any(|list| list.bytes() < bytes) {
+            // The batch before may still use them.
+            stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+        }
+        for list in &mut self.lists {
+            super::room(&self.heap, list, bytes)?;
+        }
+        super::room(&self.heap, &mut self.counts, ROUNDS.len() * size_of::<u64>())?;
+        Ok(true)
+    }
+
+    /// Begins to fit, in rounds if [`Rounds::prepare`] said so.
+    ///
+    /// # Safety
+    /// What `call` leads to is there until the stream has come past this, and is as `launch` was planned for.
+    #[allow(unsafe_code, reason = "kernels are launched")]
+    pub(super) unsafe fn launch(
+        &mut self,
+        launch: &FitLaunch,
+        call: &FitCall,
+        count: usize,
+        in_rounds: bool,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let (kernel, resident) = self.kernel(launch)?;
+        let shape = Shape {
+            blocks: launch.blocks(count as u64, resident),
+            threads: launch.threads,
+            shared_bytes: launch.shared_bytes,
+        };
+        let limits: &[u32] = if in_rounds { &ROUNDS } else { &[] };
+        if let (true, Some(counts)) = (in_rounds, &mut self.counts) {
+            counts.clear(stream)?;
+        }
+        let address = |buffer: &Option<Buffer>| buffer.as_ref().map_or(0, Buffer::address);
+        let counted = |round: usize| address(&self.counts) + (round * size_of::<u64>()) as u64;
+        for round in 0..=limits.len() {
+            let (first, last) = (round == 0, round == limits.len());
+            let [to, from] = [round % 2, (round + 1) % 2].map(|list| address(&self.lists[list]));
+            let argument = FitRound {
+                begun: if first { 0 } else { from },
+                begun_count: if first { 0 } else { counted(round - 1) },
+                unfinished: if last { 0 } else { to },
+                unfinished_count: if last { 0 } else { counted(round) },
+                places: if in_rounds { count as u64 } else { 0 },
+                evaluations: limits.get(round).copied().unwrap_or(1),
+                tile: launch.tile,
+            };
+            // SAFETY: the kernel that `launch` names; the lists have places for `count` fits each, and stay until the stream is
+            // past them (`prepare`); the rest is the caller's promise.
+            unsafe { kernel.launch(stream, shape, call, &argument) }?;
+        }
+        Ok(())
+    }
+
+    /// Lets go of what the next batch can get again.
+    pub(super) fn rest(&mut self) {
+        self.lists = [None, None];
+        self.counts = None;
+    }
+}

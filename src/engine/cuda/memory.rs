@@ -1,0 +1,197 @@
+//! Memory on the device and memory that it copies from and to by itself.
+//!
+//! Host memory is ours, and only registered with the driver: whoever still reads it when a context has gone (a reply that is
+//! being sent) reads memory that is still there. That leaves out write-combined memory, which the driver must allocate
+//! itself, and which is slow to read where a batch runs on the CPU or is padded.
+#![allow(unsafe_code)]
+
+use super::{Context, CudaError};
+use crate::engine::staging::{Pin, Pinner};
+use cudarc::driver::{CudaSlice, CudaStream, result, sys};
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// What one owner holds on a device, such as an engine.
+#[derive(Debug)]
+pub struct Heap {
+    context: Arc<Context>,
+    held: AtomicU64,
+}
+
+impl Heap {
+    /// Nothing yet, on this device.
+    pub fn new(context: &Arc<Context>) -> Arc<Heap> {
+        Arc::new(Heap { context: Arc::clone(context), held: AtomicU64::new(0) })
+    }
+
+    /// Bytes that its buffers hold.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) {
+        self.held.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.context.held.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.held.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.context.held.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// Bytes on a device, for any stream. Dropping it frees them: work on it must be done by then.
+#[derive(Debug)]
+pub struct Buffer {
+    slice: CudaSlice<u8>,
+    heap: Arc<Heap>,
+}
+
+impl Buffer {
+    /// So many bytes, at least one; what is in them is not said.
+    ///
+    /// # Errors
+    /// Where they are not free: with how many are.
+    pub fn new(heap: &Arc<Heap>, bytes: usize) -> Result<Buffer, CudaError> {
+        let context = &heap.context;
+        let slice = match allocate(&context.heap, bytes) {
+            Ok(slice) => slice,
+            Err(first) => {
+                // The pool may hold what others gave back.
+                let again = context.trim().is_ok().then(|| allocate(&context.heap, bytes).ok()).flatten();
+                again.ok_or_else(|| CudaError::when(shortage(context, bytes))(first))?
+            }
+        };
+        heap.take(slice.len());
+        Ok(Buffer { slice, heap: Arc::clone(heap) })
+    }
+
+    /// Bytes that it holds.
+    pub fn bytes(&self) -> usize {
+        self.slice.len()
+    }
+
+    /// Where it begins, for a kernel.
+    pub(super) fn address(&self) -> sys::CUdeviceptr {
+        use cudarc::driver::DevicePtr;
+        // Nothing is tracked: the guard has nothing to record.
+        let (address, _guard) = self.slice.device_ptr(self.slice.stream());
+        address
+    }
+
+    /// Begins to fill it with zeros.
+    pub(super) fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        let bytes = self.bytes();
+        // SAFETY: so many bytes are there, until the stream has come past this: dropping waits for work.
+        unsafe { result::memset_d8_async(self.address(), 0, bytes, stream.cu_stream()) }
+            .map_err(CudaError::when("cannot clear memory of the GPU"))
+    }
+
+    /// Begins to copy `bytes` to its start.
+    ///
+    /// # Safety
+    /// `bytes` stay as they are until the stream has come past this.
+    pub(super) unsafe fn upload(&mut self, bytes: &[u8], stream: &CudaStream) -> Result<(), CudaError> {
+        assert!(bytes.len() <= self.bytes(), "{} bytes for a buffer of {}", bytes.len(), self.bytes());
+        // SAFETY: the lengths fit; the rest is the caller's promise.
+        unsafe { result::memcpy_htod_async(self.address(), bytes, stream.cu_stream()) }
+            .map_err(CudaError::when("cannot copy to the GPU"))
+    }
+
+    /// Begins to copy its start to `bytes`.
+    ///
+    /// # Safety
+    /// `bytes` are there and nobody looks at them until the stream has come past this.
+    pub(super) unsafe fn download(&self, bytes: &mut [u8], stream: &CudaStream) -> Result<(), CudaError> {
+        assert!(bytes.len() <= self.bytes(), "{} bytes of a buffer of {}", bytes.len(), self.bytes());
+        // SAFETY: the lengths fit; the rest is the caller's promise.
+        unsafe { result::memcpy_dtoh_async(bytes, self.address(), stream.cu_stream()) }
+            .map_err(CudaError::when("cannot copy from the GPU"))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.heap.give_back(self.slice.len());
+    }
+}
+
+fn allocate(stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, result::DriverError> {
+    // SAFETY: any bytes are bytes; nobody reads what nobody wrote.
+    let slice = unsafe { stream.alloc::<u8>(bytes.max(1)) }?;
+    // Other streams may use it from here on.
+    stream.synchronize()?;
+    Ok(slice)
+}
+
+/// What was asked for, and what there is.
+fn shortage(context: &Context, bytes: usize) -> String {
+    let id = &context.gpu().id;
+    match context.memory() {
+        Ok(memory) => format!(
+            "cannot allocate {bytes} bytes on {id}: {} of {} bytes are free, this process's buffers hold {}",
+            memory.free,
+            memory.total,
+            context.held_bytes()
+        ),
+        Err(_) => format!("cannot allocate {bytes} bytes on {id}"),
+    }
+}
+
+/// Registers host memory with a device's driver.
+#[derive(Debug, Clone)]
+pub struct HostMemory(Arc<Context>);
+
+impl HostMemory {
+    /// For copies from and to this device (and any other).
+    pub fn of(context: &Arc<Context>) -> HostMemory {
+        HostMemory(Arc::clone(context))
+    }
+}
+
+impl Pinner for HostMemory {
+    unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
+        let registered = self.0.cuda.bind_to_thread().and_then(|()| {
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+            // SAFETY: the memory is there until the pin is dropped: the caller's promise.
+            unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags) }.result()
+        });
+        match registered {
+            Ok(()) => Some(Box::new(Registered { start, context: Arc::clone(&self.0) })),
+            Err(error) => {
+                let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
+                tracing::warn!(gpu = self.0.gpu().id, %error, "copies of this memory will wait for each other");
+                None
+            }
+        }
+    }
+}
+
+/// Memory that the driver knows.
+struct Registered {
+    start: NonNull<u8>,
+    context: Arc<Context>,
+}
+
+// SAFETY: the address is only handed back to the driver, which may be called from any thread.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let released = self.context.cuda.bind_to_thread().and_then(|()| {
+            // SAFETY: registered when this was made, and not since.
+            unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) }.result()
+        });
+        if let Err(error) = released {
+            // A broken context has forgotten it, and the memory is ours.
+            tracing::debug!(?error, "host memory could not be unregistered");
+        }
+    }
+}

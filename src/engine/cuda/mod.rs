@@ -1,0 +1,24 @@
+//! GPUs, through NVIDIA's driver, which is found at run time: nothing of CUDA is needed to build, and none of its libraries
+//! but the driver's to run.
+//!
+//! - [`driver`]: what there is, or in one line why there is nothing.
+//! - [`context`]: a GPU that is ours, its streams and events.
+//! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
+//! - [`module`]: our kernels on it.
+//! - [`fault`]: what follows from an error.
+//! - [`gauss_mle`]: the fitter.
+//!
+//! Everything holds on to its [`Context`], which is given back when the last of it is dropped.
+
+pub mod context;
+pub mod driver;
+pub mod fault;
+pub mod gauss_mle;
+pub mod memory;
+pub mod module;
+
+pub use context::{Context, Event, MemoryInfo, Streams};
+pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
+pub use fault::{CudaError, Fault};
+pub use memory::{Buffer, Heap, HostMemory};
+pub use module::{Kernel, Module};

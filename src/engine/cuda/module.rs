@@ -1,0 +1,111 @@
+//! Our kernels on the device: PTX text that is part of the binary, compiled by the driver for the GPU at hand when it is first
+//! loaded. The driver keeps what it compiled ([`keep_kernels_in`](super::keep_kernels_in)).
+#![allow(unsafe_code)]
+
+use super::{Context, CudaError};
+use cudarc::{
+    driver::{
+        CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
+        sys::{CUfunction_attribute_enum as Attribute, CUresult as Code},
+    },
+    nvrtc::Ptx,
+};
+use std::sync::Arc;
+
+/// The kernels of one source.
+#[derive(Debug)]
+pub struct Module {
+    name: &'static str,
+    cuda: Arc<CudaModule>,
+}
+
+/// One kernel.
+#[derive(Debug, Clone)]
+pub struct Kernel(CudaFunction);
+
+impl Module {
+    /// Loads PTX; `name` is its source's, for messages.
+    ///
+    /// # Errors
+    /// Where the driver is too old for the text, or the GPU for the code.
+    pub fn load(context: &Context, name: &'static str, ptx: &str) -> Result<Module, CudaError> {
+        let loaded = context.cuda.load_module(Ptx::from_src(ptx));
+        let cuda = loaded.map_err(|error| {
+            let why = match error.0 {
+                Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "; the driver is too old for them: 525 is needed",
+                Code::CUDA_ERROR_NO_BINARY_FOR_GPU | Code::CUDA_ERROR_INVALID_PTX => {
+                    "; they are made for compute capability 7.5 and up"
+                }
+                Code::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
+                    "; the driver's compiler (libnvidia-ptxjitcompiler) is missing: containers need the capability \
+                     compute (NVIDIA_DRIVER_CAPABILITIES)"
+                }
+                Code::CUDA_ERROR_JIT_COMPILATION_DISABLED => "; CUDA_DISABLE_PTX_JIT is set",
+                _ => "",
+            };
+            let gpu = context.gpu();
+            let (major, minor) = gpu.capability;
+            let doing =
+                format!("cannot load the kernels {name} on {} (compute capability {major}.{minor}){why}", gpu.id);
+            CudaError::when(doing)(error)
+        })?;
+        Ok(Module { name, cuda })
+    }
+
+    /// One of its kernels.
+    ///
+    /// # Errors
+    /// Where there is none of this name.
+    pub fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
+        let found = self.cuda.load_function(name);
+        found.map(Kernel).map_err(CudaError::when(format!("no kernel {name} in {}", self.name)))
+    }
+}
+
+/// How a kernel is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Blocks of the grid.
+    pub(super) blocks: u32,
+    /// Threads of a block.
+    pub(super) threads: u32,
+    /// Bytes that a block shares, beside what the kernel itself has.
+    pub(super) shared_bytes: u32,
+}
+
+impl Kernel {
+    /// Lets its blocks share so many bytes.
+    pub(super) fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let set = self.0.set_attribute(attribute, bytes.cast_signed());
+        set.map_err(CudaError::when(format!("a kernel's blocks cannot share {bytes} bytes")))
+    }
+
+    /// How many of its blocks a multiprocessor holds at a time.
+    pub(super) fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
+        let asked =
+            self.0.occupancy_max_active_blocks_per_multiprocessor(threads, shared_bytes as usize, None);
+        asked.map_err(CudaError::when("cannot tell how a kernel fits the GPU"))
+    }
+
+    /// Begins to run it, with two arguments.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel takes, and all that they lead to is there until the stream has come past this.
+    pub(super) unsafe fn launch<A: DeviceRepr, B: DeviceRepr>(
+        &self,
+        stream: &CudaStream,
+        shape: Shape,
+        first: &A,
+        second: &B,
+    ) -> Result<(), CudaError> {
+        let config = LaunchConfig {
+            grid_dim: (shape.blocks, 1, 1),
+            block_dim: (shape.threads, 1, 1),
+            shared_mem_bytes: shape.shared_bytes,
+        };
+        // SAFETY: the caller's promise.
+        let launched = unsafe { stream.launch_builder(&self.0).arg(first).arg(second).launch(config) };
+        launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
+    }
+}

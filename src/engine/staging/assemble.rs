@@ -1,0 +1,63 @@
+//! Puts the parts of a batch side by side for an engine.
+
+use super::{Blocks, Memory, Staging};
+use crate::engine::tensor::Tensor;
+
+/// One per worker and model. Its blocks are used again when the engine is done with them.
+#[derive(Clone)]
+pub struct Assembler {
+    blocks: Blocks,
+}
+
+impl Assembler {
+    /// Gathers into this kind of memory: pinned for an engine that copies it to a device.
+    pub fn new(memory: Memory) -> Assembler {
+        Assembler { blocks: Blocks::new(memory) }
+    }
+
+    /// The parts of one input as one tensor, aligned for its type and padded to `size` rows.
+    ///
+    /// No copy when the parts fill the batch and lie side by side: neighbouring slots of `staging`, or one part, where the
+    /// engine reads any memory. For a device they must be pinned. Padding repeats the last row: zeros may be outside what a
+    /// model was made for.
+    ///
+    /// With `whole`, there is one part, which has no batch axis.
+    pub fn assemble(&self, parts: &[&Tensor], size: usize, whole: bool, staging: Option<&Staging>) -> Tensor {
+        let first = parts[0];
+        let bytes: usize = parts.iter().map(|part| part.data.len()).sum();
+        let mut shape = first.shape.clone();
+        let items: usize = if whole { size } else { parts.iter().map(|part| part.shape[0]).sum() };
+        if !whole {
+            shape[0] = size;
+        }
+        let tensor = |data| Tensor { datatype: first.datatype, shape, data };
+        if items == size {
+            let fits = |staging: &&Staging| staging.is_pinned() || !self.blocks.is_pinned();
+            if let Some(data) = staging.filter(fits).and_then(|staging| staging.side_by_side(parts)) {
+                return tensor(data);
+            }
+            let aligned = first.data.as_ptr().addr().is_multiple_of(first.datatype.size().unwrap_or(1));
+            if let ([only], true, false) = (parts, aligned, self.blocks.is_pinned()) {
+                return tensor(only.data.clone());
+            }
+        }
+        let last = parts[parts.len() - 1];
+        let row = if whole { 0 } else { last.data.len() / last.shape[0].max(1) };
+        let mut data = self.blocks.lend(bytes + row * (size - items));
+        let mut at = 0;
+        for part in parts {
+            data[at..at + part.data.len()].copy_from_slice(&part.data);
+            at += part.data.len();
+        }
+        for _ in items..size {
+            data[at..at + row].copy_from_slice(&last.data[last.data.len() - row..]);
+            at += row;
+        }
+        tensor(data.freeze())
+    }
+
+    /// Gives memory back that no batch has.
+    pub fn clear(&self) {
+        self.blocks.clear();
+    }
+}

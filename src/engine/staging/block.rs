@@ -1,0 +1,264 @@
+//! Blocks of host memory, plain or known to a device, and a store of such that are used again.
+#![allow(unsafe_code)]
+
+use bytes::Bytes;
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    fmt,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Blocks begin at multiples of this, which suits AVX-512 loads and cache lines.
+const ALIGN: usize = 64;
+
+/// What a device is told of are whole pages, so that no other memory shares them.
+const PAGE: usize = 4096;
+
+/// Free blocks that a store keeps: what three batches of two inputs take.
+const FREE_BLOCKS_MAX: usize = 6;
+
+/// Holds memory known to a device; dropping it ends that.
+pub type Pin = Box<dyn Send + Sync>;
+
+/// Makes host memory known to a device, so that it copies from and to it by itself, while the host does other things.
+pub trait Pinner: fmt::Debug + Send + Sync {
+    /// Makes it known; `None` where the device refuses: copies are slower then, and as right.
+    ///
+    /// # Safety
+    /// The memory is there until the pin is dropped.
+    unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin>;
+}
+
+/// What kind of memory to take.
+#[derive(Debug, Clone, Default)]
+pub enum Memory {
+    /// The host's own.
+    #[default]
+    Plain,
+    /// That a device copies from and to by itself.
+    Pinned(Arc<dyn Pinner>),
+}
+
+impl Memory {
+    /// Whether a device copies from and to it by itself.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self, Memory::Pinned(_))
+    }
+
+    /// At least so many zeroed bytes.
+    pub(super) fn block(&self, bytes: usize) -> Block {
+        match self {
+            Memory::Plain => Block::new(bytes, ALIGN),
+            Memory::Pinned(pinner) => {
+                let mut block = Block::new(bytes, PAGE);
+                // SAFETY: the block drops its pin before its memory.
+                block.pin = unsafe { pinner.pin(block.start, block.layout.size()) };
+                block
+            }
+        }
+    }
+}
+
+/// A fixed block of zeroed bytes.
+pub(super) struct Block {
+    start: NonNull<u8>,
+    layout: Layout,
+    pin: Option<Pin>,
+}
+
+// SAFETY: a block is plain memory with one owner; who may write which part is settled by `Slot` and `Lent`.
+unsafe impl Send for Block {}
+// SAFETY: as above; shared access only reads parts that nobody writes any more.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// At least `bytes`, in whole multiples of `align`.
+    fn new(bytes: usize, align: usize) -> Block {
+        let layout = Layout::from_size_align(bytes.max(1), align).map(|layout| layout.pad_to_align());
+        let layout = layout.expect("sizes of blocks are checked by Staging::new, or are those of data");
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        Block { start, layout, pin: None }
+    }
+
+    pub(super) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.pin = None;
+        // SAFETY: allocated in `new` with this layout; no device knows of it any more.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// Blocks that are lent out and come back.
+#[derive(Clone)]
+pub struct Blocks {
+    store: Arc<Store>,
+}
+
+struct Store {
+    memory: Memory,
+    free: Mutex<Vec<Block>>,
+}
+
+impl Store {
+    fn lock(&self) -> MutexGuard<'_, Vec<Block>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Blocks {
+    /// An empty store of this kind of memory.
+    pub fn new(memory: Memory) -> Blocks {
+        Blocks { store: Arc::new(Store { memory, free: Mutex::default() }) }
+    }
+
+    /// Whether a device copies from and to these blocks by itself.
+    pub fn is_pinned(&self) -> bool {
+        self.store.memory.is_pinned()
+    }
+
+    /// So many bytes, aligned to 64. Their content is whatever their last user left.
+    pub fn lend(&self, bytes: usize) -> Lent {
+        let mut free = self.store.lock();
+        let best = free.iter().enumerate().filter(|(_, block)| block.bytes() >= bytes);
+        let best = best.min_by_key(|(_, block)| block.bytes()).map(|(index, _)| index);
+        let block = best.map(|index| free.swap_remove(index));
+        drop(free);
+        let block = block.unwrap_or_else(|| self.store.memory.block(bytes));
+        Lent { block: Some(block), bytes, store: Arc::clone(&self.store) }
+    }
+
+    /// Gives the blocks back to the system that nobody has.
+    pub fn clear(&self) {
+        let blocks = std::mem::take(&mut *self.store.lock());
+        drop(blocks);
+    }
+}
+
+impl fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocks").field("memory", &self.store.memory).finish_non_exhaustive()
+    }
+}
+
+/// Bytes of a store, written by one owner; frozen into [`Bytes`] when they are complete.
+pub struct Lent {
+    block: Option<Block>,
+    bytes: usize,
+    store: Arc<Store>,
+}
+
+impl Lent {
+    /// Ends writing. The block comes back when the last clone of the bytes is dropped.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.block.as_ref().expect("it has its block until it is dropped").start()
+    }
+}
+
+impl Deref for Lent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the block has at least so many initialised bytes, and this is its owner.
+        unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes this the only reference to these bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        let mut free = self.store.lock();
+        free.push(block);
+        // The smallest are the easiest to get again.
+        let spare = (free.len() > FREE_BLOCKS_MAX)
+            .then(|| (0..free.len()).min_by_key(|index| free[*index].bytes()))
+            .flatten()
+            .map(|index| free.swap_remove(index));
+        drop(free);
+        drop(spare);
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Counts what it was told of.
+    #[derive(Debug, Default)]
+    pub(crate) struct Counter(pub(crate) Arc<AtomicUsize>);
+
+    struct Counted(usize, Arc<AtomicUsize>);
+
+    impl Pinner for Counter {
+        unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
+            assert!(start.addr().get().is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE), "whole pages");
+            self.0.fetch_add(bytes, Ordering::SeqCst);
+            Some(Box::new(Counted(bytes, Arc::clone(&self.0))))
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_sub(self.0, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_block_comes_back_when_the_last_of_its_bytes_is_dropped_and_is_lent_again() {
+        let blocks = Blocks::new(Memory::Plain);
+        let mut lent = blocks.lend(100);
+        lent.fill(7);
+        let place = lent.as_ptr();
+        let bytes = lent.freeze();
+        let other = blocks.lend(100);
+        assert_ne!(other.as_ptr(), place, "it is still lent");
+        let part = bytes.slice(50..);
+        drop(bytes);
+        assert!(part.iter().all(|byte| *byte == 7));
+        drop(part);
+        assert_eq!(blocks.lend(60).as_ptr(), place, "a block of the same store");
+        drop(other);
+    }
+
+    #[test]
+    fn a_store_keeps_few_blocks_and_gives_all_back_when_told() {
+        let pinned = Arc::new(AtomicUsize::new(0));
+        let blocks = Blocks::new(Memory::Pinned(Arc::new(Counter(Arc::clone(&pinned)))));
+        let lent: Vec<Lent> = (1..=10).map(|pages| blocks.lend(pages * PAGE)).collect();
+        assert_eq!(pinned.load(Ordering::SeqCst), 55 * PAGE);
+        drop(lent);
+        assert_eq!(pinned.load(Ordering::SeqCst), (5..=10).sum::<usize>() * PAGE, "the largest are kept");
+        blocks.clear();
+        assert_eq!(pinned.load(Ordering::SeqCst), 0);
+    }
+}

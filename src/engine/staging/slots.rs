@@ -1,0 +1,215 @@
+//! Slabs of equal slots, one slot per item: the decode pool writes an image's tensor straight into a slot.
+//!
+//! Slots are handed out in rising order within a slab, so that jobs which run in the order they came lie side by side and
+//! the slab itself goes to the engine: no copy.
+#![allow(unsafe_code)]
+
+use super::block::{Block, Memory};
+use crate::engine::tensor::Tensor;
+use bytes::Bytes;
+use std::{
+    ops::{Deref, DerefMut, Range},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// Free slabs kept for reuse; more are returned to the system.
+const FREE_SLABS_MAX: usize = 4;
+/// Likewise of pinned ones, which take long to make known to a device.
+const FREE_PINNED_SLABS_MAX: usize = 16;
+
+/// A block of slots. It goes back to its pool when the last slot is dropped.
+struct Slab {
+    block: Option<Block>,
+    pool: Weak<Pool>,
+}
+
+impl Slab {
+    fn start(&self) -> *mut u8 {
+        self.block.as_ref().expect("a slab has its block until it is dropped").start()
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        if let (Some(pool), Some(block)) = (self.pool.upgrade(), self.block.take()) {
+            pool.put_back(block);
+        }
+    }
+}
+
+struct Pool {
+    slot_bytes: usize,
+    slots: usize,
+    memory: Memory,
+    state: Mutex<State>,
+    /// Bytes of all blocks alive, free ones included.
+    bytes: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Block>,
+    /// The slab being handed out, and its next slot.
+    current: Option<(Arc<Slab>, usize)>,
+    /// Slabs with slots in use.
+    slabs: Vec<Weak<Slab>>,
+}
+
+impl Pool {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn put_back(&self, block: Block) {
+        let most = if self.memory.is_pinned() { FREE_PINNED_SLABS_MAX } else { FREE_SLABS_MAX };
+        let mut state = self.lock();
+        if state.free.len() < most {
+            state.free.push(block);
+        } else {
+            self.bytes.fetch_sub(block.bytes(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Slots of one size, for one input of one model.
+#[derive(Clone)]
+pub struct Staging {
+    pool: Arc<Pool>,
+}
+
+impl Staging {
+    /// Slabs of `slots` slots of `slot_bytes` each, in this kind of memory, which is taken when the first slot is.
+    ///
+    /// # Errors
+    /// If a slab would not fit in the address space.
+    pub fn new(slot_bytes: usize, slots: usize, memory: Memory) -> Result<Staging, String> {
+        let fits = slot_bytes.checked_mul(slots.max(1)).is_some_and(|bytes| bytes <= isize::MAX as usize / 2);
+        if !fits {
+            return Err(format!(
+                "a staging slab of {slots} items of {slot_bytes} bytes does not fit in memory"
+            ));
+        }
+        let pool = Pool {
+            slot_bytes,
+            slots: slots.max(1),
+            memory,
+            state: Mutex::default(),
+            bytes: AtomicUsize::new(0),
+        };
+        Ok(Staging { pool: Arc::new(pool) })
+    }
+
+    /// Bytes per slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.pool.slot_bytes
+    }
+
+    /// Bytes held now, free slabs included.
+    pub fn bytes(&self) -> usize {
+        self.pool.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The next slot. Its content is whatever its last user left.
+    pub fn slot(&self) -> Slot {
+        let mut state = self.pool.lock();
+        let (slab, index) = match state.current.take() {
+            Some(current) => current,
+            None => {
+                let block = state.free.pop().unwrap_or_else(|| {
+                    let block = self.pool.memory.block(self.pool.slot_bytes * self.pool.slots);
+                    self.pool.bytes.fetch_add(block.bytes(), Ordering::Relaxed);
+                    block
+                });
+                let slab = Arc::new(Slab { block: Some(block), pool: Arc::downgrade(&self.pool) });
+                state.slabs.retain(|slab| slab.strong_count() > 0);
+                state.slabs.push(Arc::downgrade(&slab));
+                (slab, 0)
+            }
+        };
+        if index + 1 < self.pool.slots {
+            state.current = Some((Arc::clone(&slab), index + 1));
+        }
+        Slot { slab, offset: index * self.pool.slot_bytes, bytes: self.pool.slot_bytes }
+    }
+}
+
+/// One item's memory, written by one owner; frozen into [`Bytes`] when it is complete.
+pub struct Slot {
+    slab: Arc<Slab>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Slot {
+    /// Ends writing. The bytes give the slot back when their last clone is dropped.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `offset + bytes` lies inside the slab, which this slot keeps alive; each slot is handed out once
+        // in the life of its slab, so nobody else writes here.
+        unsafe { std::slice::from_raw_parts(self.slab.start().add(self.offset), self.bytes) }
+    }
+}
+
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes this the only reference to these bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.slab.start().add(self.offset), self.bytes) }
+    }
+}
+
+impl AsRef<[u8]> for Slot {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Staging {
+    /// The memory of `parts` as one, if they are slots of this pool that lie side by side in order. It keeps the slab.
+    pub(super) fn side_by_side(&self, parts: &[&Tensor]) -> Option<Bytes> {
+        let first = parts.first()?.data.as_ptr().addr();
+        let mut end = first;
+        for part in parts {
+            if part.data.as_ptr().addr() != end {
+                return None;
+            }
+            end += part.data.len();
+        }
+        // Collected first: dropping the last hold on a slab takes the lock.
+        let slabs: Vec<Arc<Slab>> = self.pool.lock().slabs.iter().filter_map(Weak::upgrade).collect();
+        let slab = slabs.iter().find(|slab| {
+            let start = slab.start().addr();
+            start <= first && end <= start + self.pool.slot_bytes * self.pool.slots
+        })?;
+        let start = slab.start().addr();
+        Some(Bytes::from_owner(Frozen { slab: Arc::clone(slab), range: first - start..end - start }))
+    }
+
+    /// Whether a device copies from its slabs by itself.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pool.memory.is_pinned()
+    }
+}
+
+/// Neighbouring slots that were frozen. Their slab is not handed out anew while this holds it.
+struct Frozen {
+    slab: Arc<Slab>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Frozen {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the range lies in the slab, made of whole frozen slots: a slot is handed out once in the life of its slab,
+        // so nobody writes them any more.
+        unsafe { std::slice::from_raw_parts(self.slab.start().add(self.range.start), self.range.len()) }
+    }
+}

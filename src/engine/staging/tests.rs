@@ -1,0 +1,120 @@
+//! Slots, blocks and batches made of them.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use super::{block::tests::Counter, *};
+use crate::engine::{DataType, Tensor};
+use bytes::Bytes;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+fn row(staging: &Staging, value: f32) -> Tensor {
+    let mut slot = staging.slot();
+    slot.as_chunks_mut::<4>().0.fill(value.to_le_bytes());
+    Tensor { datatype: DataType::Fp32, shape: vec![1, slot.len() / 4], data: slot.freeze() }
+}
+
+fn values(view: &Tensor) -> Vec<f32> {
+    view.data.as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
+}
+
+#[test]
+fn slots_taken_in_order_are_one_slice_without_a_copy() {
+    let staging = Staging::new(8, 4, Memory::Plain).unwrap();
+    let rows: Vec<Tensor> = (0..4u8).map(|i| row(&staging, f32::from(i))).collect();
+    let assembler = Assembler::new(Memory::Plain);
+    let view = assembler.assemble(&[&rows[1], &rows[2]], 2, false, Some(&staging));
+    assert_eq!(values(&view), [1.0, 1.0, 2.0, 2.0]);
+    assert_eq!(view.data.as_ptr(), rows[1].data.as_ptr(), "no copy");
+    assert_eq!(view.shape, [2, 2]);
+}
+
+#[test]
+fn slots_out_of_order_and_across_slabs_are_gathered() {
+    let staging = Staging::new(8, 2, Memory::Plain).unwrap();
+    let rows: Vec<Tensor> = (0..4u8).map(|i| row(&staging, f32::from(i))).collect();
+    let assembler = Assembler::new(Memory::Plain);
+    let view = assembler.assemble(&[&rows[1], &rows[0]], 2, false, Some(&staging));
+    assert_eq!(values(&view), [1.0, 1.0, 0.0, 0.0]);
+    let view = assembler.assemble(&[&rows[1], &rows[2]], 2, false, Some(&staging));
+    assert_eq!(values(&view), [1.0, 1.0, 2.0, 2.0]);
+}
+
+#[test]
+fn padding_repeats_the_last_row() {
+    let staging = Staging::new(4, 4, Memory::Plain).unwrap();
+    let rows = [row(&staging, 1.0), row(&staging, 2.0), row(&staging, 3.0)];
+    let parts: Vec<&Tensor> = rows.iter().collect();
+    let assembler = Assembler::new(Memory::Plain);
+    let view = assembler.assemble(&parts, 4, false, Some(&staging));
+    assert_eq!(values(&view), [1.0, 2.0, 3.0, 3.0]);
+    assert_eq!(view.shape, [4, 1]);
+}
+
+#[test]
+fn a_misaligned_network_buffer_is_copied_to_aligned_memory() {
+    let bytes = Bytes::from(vec![0u8; 9]).slice(1..9);
+    let bytes =
+        if bytes.as_ptr().addr().is_multiple_of(4) { Bytes::from(vec![0u8; 10]).slice(2..10) } else { bytes };
+    let tensor = Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data: bytes };
+    let assembler = Assembler::new(Memory::Plain);
+    let view = assembler.assemble(&[&tensor], 1, false, None);
+    assert!(view.data.as_ptr().addr().is_multiple_of(4));
+}
+
+#[test]
+fn slabs_come_back_when_their_last_slot_is_dropped() {
+    let staging = Staging::new(64, 2, Memory::Plain).unwrap();
+    for _ in 0..100 {
+        let rows = [row(&staging, 0.0), row(&staging, 0.0), row(&staging, 0.0)];
+        drop(rows);
+    }
+    assert!(staging.bytes() <= 128 * 3, "{} bytes held for at most two live slabs", staging.bytes());
+}
+
+fn pinned(bytes: &Arc<AtomicUsize>) -> Memory {
+    Memory::Pinned(Arc::new(Counter(Arc::clone(bytes))))
+}
+
+#[test]
+fn a_device_reads_pinned_slots_in_place_and_the_rest_from_a_pinned_copy() {
+    let counted = Arc::new(AtomicUsize::new(0));
+    let assembler = Assembler::new(pinned(&counted));
+    for (memory, in_place) in [(pinned(&counted), true), (Memory::Plain, false)] {
+        let staging = Staging::new(8, 4, memory).unwrap();
+        let rows = [row(&staging, 1.0), row(&staging, 2.0)];
+        let parts: Vec<&Tensor> = rows.iter().collect();
+        let tensor = assembler.assemble(&parts, 2, false, Some(&staging));
+        assert_eq!(tensor.data.as_ptr() == rows[0].data.as_ptr(), in_place);
+        assert_eq!(values(&tensor), [1.0, 1.0, 2.0, 2.0]);
+    }
+    let network = Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data: Bytes::from(vec![0; 8]) };
+    let tensor = assembler.assemble(&[&network], 1, false, None);
+    assert_ne!(tensor.data.as_ptr(), network.data.as_ptr(), "the network's memory is not pinned");
+    drop((tensor, assembler));
+    assert_eq!(counted.load(Ordering::SeqCst), 0, "all pins are gone with their memory");
+}
+
+#[test]
+fn a_batch_on_its_way_keeps_its_memory_while_the_next_one_is_put_together() {
+    let assembler = Assembler::new(Memory::Plain);
+    let part = |value: u8| Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: vec![value].into() };
+    let batch = |value| assembler.assemble(&[&part(value), &part(value)], 3, false, None);
+    let (first, second) = (batch(1), batch(2));
+    assert_eq!((&first.data[..], &second.data[..]), (&[1; 3][..], &[2; 3][..]));
+    let place = first.data.as_ptr();
+    drop(first);
+    assert_eq!(batch(3).data.as_ptr(), place, "memory is used again when its batch is done");
+}
+
+#[test]
+fn a_slab_that_a_batch_reads_is_not_handed_out_when_its_rows_are_gone() {
+    let staging = Staging::new(8, 2, Memory::Plain).unwrap();
+    let rows = [row(&staging, 1.0), row(&staging, 2.0)];
+    let parts: Vec<&Tensor> = rows.iter().collect();
+    let batch = Assembler::new(Memory::Plain).assemble(&parts, 2, false, Some(&staging));
+    drop(rows);
+    let _others: Vec<Tensor> = (0..8u8).map(|_| row(&staging, 9.0)).collect();
+    assert_eq!(values(&batch), [1.0, 1.0, 2.0, 2.0]);
+}

@@ -1,0 +1,135 @@
+//! What there is, and why there is nothing, in one line.
+
+use crate::fakes::cuda::{FakeCuda, library};
+use ocelli::engine::cuda::{self, NoGpu};
+use std::process::{Command, Output};
+
+#[test]
+fn gpus_are_told_apart_by_their_uuid() {
+    let _fake = FakeCuda::start("name=One memory=8GiB pci=1 capability=8.6 | name=Two memory=16GiB pci=65");
+    let driver = cuda::probe().unwrap();
+    assert_eq!(driver.version.to_string(), "12.9");
+    let [one, two] = &driver.gpus[..] else { panic!("{driver:?}") };
+    assert_eq!((one.ordinal, one.name.as_str(), one.memory_bytes), (0, "One", 8 << 30));
+    assert_eq!((one.capability, one.pci.as_str()), ((8, 6), "0000:01:00.0"));
+    assert_eq!(one.id, "GPU-fa000000-0000-0000-0000-000000000001");
+    assert_eq!(two.id, "GPU-fa000000-0000-0000-0000-000000000041");
+    assert!(one.check().is_ok());
+}
+
+#[test]
+fn a_driver_without_gpus_and_one_too_old_are_told_apart() {
+    let fake = FakeCuda::start("count=0");
+    assert!(matches!(cuda::probe(), Err(NoGpu::NoneVisible(_))));
+    fake.tell("driver version=11040");
+    assert_eq!(
+        cuda::probe().unwrap_err().to_string(),
+        "the driver knows CUDA 11.4 only; 12.0 is needed, which comes with NVIDIA's driver 525"
+    );
+}
+
+#[test]
+fn a_stub_library_and_a_driver_that_does_not_start_are_errors() {
+    let fake = FakeCuda::start("");
+    fake.tell("fault on=cuInit code=34");
+    assert_eq!(cuda::probe().unwrap_err(), NoGpu::Stub);
+    fake.tell("fault on=cuInit code=999");
+    let error = cuda::probe().unwrap_err().to_string();
+    assert!(error.starts_with("the driver does not start: "), "{error}");
+}
+
+#[test]
+fn a_gpu_that_is_too_old_says_what_is_needed() {
+    let _fake = FakeCuda::start("name=Old capability=7.0");
+    let why = cuda::probe().unwrap().gpus[0].check().unwrap_err();
+    assert_eq!(why, "Old has compute capability 7.0; 7.5 or more is needed");
+}
+
+/// Runs the program with the fake as its driver.
+fn run(script: &str, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ocelli"))
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", library().parent().unwrap())
+        .env("FAKE_CUDA", script)
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn ocelli_devices_lists_gpus_with_what_is_free_and_what_is_wrong() {
+    let script = "devices name=Good memory=8GiB pci=1 | name=Full memory=8GiB pci=2 | name=Old capability=6.1 pci=3;\
+                  foreign device=0 bytes=3GiB;fault on=cuDevicePrimaryCtxRetain device=1 times=always code=2";
+    let output = run(script, &["devices"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    println!("{text}");
+    assert!(output.status.success());
+    let row = |name: &str| text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}"));
+    for part in ["8192.0 MiB", "5120.0 MiB", "0000:01:00.0"] {
+        assert!(row("Good").contains(part) && row("Good").ends_with("ok"), "{part}");
+    }
+    assert!(row("Full").contains("cannot be used: cannot take GPU-"));
+    assert!(row("Old").contains("compute capability 6.1; 7.5 or more is needed"));
+    assert!(text.ends_with("CUDA driver: knows CUDA 12.9\n"));
+}
+
+#[test]
+fn ocelli_devices_says_why_there_is_no_gpu() {
+    let output = run("devices count=0", &["devices"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    assert!(text.contains("no GPU: the driver shows no GPU: "), "{text}");
+}
+
+#[test]
+fn a_server_that_must_have_a_gpu_ends_with_69_where_there_is_none() {
+    let output = run("devices count=0", &["serve", "--backend", "gpu", "--listen", "127.0.0.1:0"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(69), "{text}");
+    assert!(text.contains("backend is gpu, but the driver shows no GPU: "), "{text}");
+}
+
+/// Checks a folder with one fitter, with these lines below its manifest: what is printed, and the exit code.
+fn check(script: &str, manifest: &str) -> (String, Option<i32>) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("spots")).unwrap();
+    let text = format!("engine = \"gauss-mle\"\n{manifest}");
+    std::fs::write(folder.path().join("spots/model.toml"), text).unwrap();
+    let library = std::env::var("ORT_DYLIB_PATH")
+        .unwrap_or_else(|_| format!("{}/.lib/libonnxruntime.so.1.31.1", env!("CARGO_MANIFEST_DIR")));
+    let models = folder.path().to_str().unwrap();
+    let output = run(script, &["check", "--models", models, "--onnx-runtime", &library]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    (text, output.status.code())
+}
+
+#[test]
+fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit() {
+    let (text, code) = check("devices memory=8GiB", "[batch]\nitems_max = 1000\n");
+    assert_eq!(code, Some(0));
+    let rows: Vec<&str> = text.lines().skip(1).collect();
+    assert_eq!(rows.len(), 2, "the CPU and the GPU");
+    assert!(rows[0].contains("  cpu  ") && rows[1].contains("  GPU-fa000000-"));
+    // Three batches of 1000 ROIs of 49 FP32 pixels, and results of 72 bytes; a twentieth of the memory is left alone.
+    let held: u64 = 3 * 1000 * (49 * 4 + 72);
+    assert!(rows[1].contains("  0.0 MiB + 0.0 MiB at 1, 0.8 MiB at 1000  "), "{}", rows[1]);
+    let fit = 1 + ((8 << 30) - held - (8 << 30) / 20) / held;
+    assert!(rows[1].contains(&format!("  1 of {fit}  ")), "{} instead of {fit}", rows[1]);
+}
+
+#[test]
+fn a_model_over_its_memory_is_refused_with_the_arithmetic() {
+    let (text, code) = check(
+        "devices",
+        "[batch]\nitems_max = 1000\n[placement]\ndevices = \"gpu\"\nmemory_bytes_max = 800000\n",
+    );
+    assert_eq!(code, Some(1));
+    assert!(
+        text.contains(
+            "unavailable: one instance takes 804000 bytes (0 for the model and 804000 for batches of 1000), more than \
+             placement.memory_bytes_max = 800000: lower batch.items_max, or raise the limit"
+        ),
+        "{text}"
+    );
+}

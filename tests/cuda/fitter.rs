@@ -1,0 +1,211 @@
+//! The fitter on the GPU against the fitter on the CPU; batches side by side; what goes wrong.
+
+use crate::{
+    fakes::cuda::{FakeCuda, Operation},
+    support::{SIDE, batch, camera_with_maps, on_cpu, open, plain, psfs, read, setting, staged, until},
+};
+use ocelli::engine::{Engine, EngineError, Flight, Tensor, cuda::gauss_mle::GaussMle, kernels::Camera};
+use std::{collections::BTreeSet, sync::Arc};
+
+/// Begins a batch as a worker does.
+fn start(engine: &mut GaussMle, inputs: &[Tensor]) -> Result<Flight, EngineError> {
+    let inputs = staged(engine, inputs);
+    engine.start(inputs, Some(&plain()))
+}
+
+/// Fails unless rows agree: relative to the value where that is above 1.
+fn agree(what: &str, got: &(Vec<f32>, Vec<u8>), expected: &(Vec<f32>, Vec<u8>), tolerance: f32) {
+    assert_eq!(got.0.len(), expected.0.len(), "{what}");
+    let status = |codes: &[u8]| codes.iter().skip(1).step_by(2).copied().collect::<Vec<u8>>();
+    assert_eq!(status(&got.1), status(&expected.1), "{what}: how the fits ended");
+    let off =
+        |(a, b): (&f32, &f32)| if a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() / b.abs().max(1.0) };
+    let worst = got.0.iter().zip(&expected.0).map(off).fold(0.0, f32::max);
+    println!("{what}: largest difference {worst:.1e}");
+    assert!(worst <= tolerance, "{what}: {worst} is more than {tolerance}");
+}
+
+#[test]
+fn every_model_gives_what_the_cpu_gives_with_either_type_and_with_maps() {
+    let _fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    for psf in psfs() {
+        for camera in [Arc::new(Camera::ideal()), camera_with_maps()] {
+            for wide in [false, true] {
+                let inputs = batch(7, 200, wide);
+                let asked = setting(psf, &camera);
+                let staged = staged(&engine, &inputs);
+                let outputs = engine.start(staged, Some(&asked)).unwrap().land().unwrap();
+                let what = format!("{} maps {} f32 {wide}", psf.name(), camera.sensor().is_some());
+                // A fit ends when a step is below a thousandth of the standard error, so that is how far two may be apart.
+                agree(&what, &read(&outputs), &on_cpu(&inputs, &asked), 5e-3);
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_of_any_size_reuse_the_memory_of_the_largest() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    for count in [300, 1, 129, 300, 7, 300] {
+        let inputs = batch(count as u64, count, false);
+        let outputs = start(&mut engine, &inputs).unwrap().land().unwrap();
+        agree(&format!("{count} ROIs"), &read(&outputs), &on_cpu(&inputs, &plain()), 5e-3);
+    }
+    // Six batches in three places: each grew to the largest that it met, and no more is allocated after that.
+    let allocated = |fake: &FakeCuda| fake.books().calls("cuMemAllocAsync");
+    let before = allocated(&fake);
+    for _ in 0..6 {
+        start(&mut engine, &batch(1, 300, false)).unwrap().land().unwrap();
+    }
+    let grown = allocated(&fake);
+    for _ in 0..6 {
+        start(&mut engine, &batch(1, 300, false)).unwrap().land().unwrap();
+    }
+    assert!(grown >= before && allocated(&fake) == grown, "no allocation once each place is large enough");
+    let held = engine.device_bytes();
+    let one = 300 * (SIDE * SIDE * 2 + 72) as u64;
+    assert_eq!(held, 3 * one);
+    engine.rest();
+    assert_eq!(engine.device_bytes(), 0, "a resting engine holds nothing");
+    start(&mut engine, &batch(1, 300, false)).unwrap().land().unwrap();
+}
+
+#[test]
+fn the_next_batch_is_copied_in_while_one_is_fitted() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let inputs = [batch(1, 50, false), batch(2, 60, false), batch(3, 70, false)];
+    // The first kernel runs until it is told otherwise.
+    fake.tell("fault on=kernel hang");
+    let flights: Vec<Flight> = inputs.iter().map(|inputs| start(&mut engine, inputs).unwrap()).collect();
+    let copied = |log: &[Operation]| log.iter().filter(|operation| operation.kind == "copy_in").count();
+    until("three batches copied in while the first is fitted", || copied(&fake.log()) == 3);
+    assert!(fake.log().iter().all(|operation| operation.kind == "copy_in"), "nothing was fitted yet");
+    fake.tell("release");
+    for (flight, inputs) in flights.into_iter().zip(&inputs) {
+        agree("a batch", &read(&flight.land().unwrap()), &on_cpu(inputs, &plain()), 5e-3);
+    }
+    let streams = |kind: &str| {
+        let log = fake.log();
+        let of_kind = log.iter().filter(|operation| operation.kind == kind);
+        of_kind.map(|operation| operation.stream).collect::<BTreeSet<u64>>()
+    };
+    let each = ["copy_in", "kernel", "copy_out"].map(streams);
+    assert!(each.iter().all(|streams| streams.len() == 1), "{each:?}");
+    assert_eq!(each.iter().flatten().collect::<BTreeSet<_>>().len(), 3, "each on a stream of its own");
+}
+
+#[test]
+fn a_kernel_waits_for_its_input_and_its_results_for_the_kernel() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    // Whoever does not wait is far ahead of these.
+    for slow in ["copy_in", "kernel", "copy_out"] {
+        fake.tell(&format!("fault on={slow} times=always sleep_us=3000"));
+    }
+    let camera = camera_with_maps();
+    for seed in 0..4 {
+        let (inputs, asked) = (batch(seed, 30, false), setting(psfs()[0], &camera));
+        let staged = staged(&engine, &inputs);
+        let outputs = engine.start(staged, Some(&asked)).unwrap().land().unwrap();
+        agree("slow", &read(&outputs), &on_cpu(&inputs, &asked), 5e-3);
+    }
+    assert!(fake.books().devices[0].registered > 0, "copies are from memory that the driver knows");
+}
+
+#[test]
+fn results_are_copied_out_while_the_next_batch_is_fitted() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let inputs = [batch(1, 50, false), batch(2, 60, false)];
+    fake.tell("fault on=kernel after=1 hang");
+    let mut flights: Vec<Flight> = inputs.iter().map(|inputs| start(&mut engine, inputs).unwrap()).collect();
+    // The second one hangs; the first one lands all the same.
+    let second = flights.pop().unwrap();
+    agree("the first", &read(&flights.remove(0).land().unwrap()), &on_cpu(&inputs[0], &plain()), 5e-3);
+    fake.tell("release");
+    agree("the second", &read(&second.land().unwrap()), &on_cpu(&inputs[1], &plain()), 5e-3);
+}
+
+#[test]
+fn too_little_memory_for_a_batch_is_its_error_and_not_the_end() {
+    let fake = FakeCuda::start("memory=1GiB");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let inputs = batch(4, 100, false);
+    fake.tell("fault on=cuMemAllocAsync code=2 times=always");
+    let Err(EngineError::OutOfMemory(why)) = start(&mut engine, &inputs) else { panic!("out of memory") };
+    let expected = "cannot allocate 9800 bytes on GPU-fa000000-0000-0000-0000-000000000001: 1073741824 of 1073741824 bytes \
+                    are free, this process's buffers hold 0: ";
+    assert!(why.starts_with(expected), "{why}");
+    fake.tell("clear");
+    let outputs = start(&mut engine, &inputs).unwrap().land().unwrap();
+    agree("the same again", &read(&outputs), &on_cpu(&inputs, &plain()), 5e-3);
+}
+
+#[test]
+fn where_three_batches_do_not_fit_fewer_are_on_their_way_at_once() {
+    // Room for one batch of 1000, and not for two.
+    let bytes = 1000 * (SIDE * SIDE * 2 + 72);
+    let _fake = FakeCuda::start(&format!("memory={}", bytes * 3 / 2));
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let inputs = batch(5, 1000, false);
+    let expected = on_cpu(&inputs, &plain());
+    for _ in 0..4 {
+        let outputs = start(&mut engine, &inputs).unwrap().land().unwrap();
+        agree("one of four", &read(&outputs), &expected, 5e-3);
+    }
+    assert_eq!(engine.device_bytes(), bytes as u64);
+}
+
+#[test]
+fn a_kernel_that_fails_takes_the_device_and_leaves_nothing_behind() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let inputs = batch(6, 20, false);
+    fake.tell("fault on=kernel code=700");
+    let flights = [start(&mut engine, &inputs), start(&mut engine, &inputs)];
+    for flight in flights {
+        // The second may find the context broken when it is begun, or when it lands.
+        let result = flight.and_then(Flight::land);
+        assert!(matches!(result, Err(EngineError::Device(_))), "{result:?}");
+    }
+    assert!(matches!(start(&mut engine, &inputs), Err(EngineError::Device(_))));
+    drop(engine);
+    // All of it went with the context: another one works.
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let outputs = start(&mut engine, &inputs).unwrap().land().unwrap();
+    agree("on a new context", &read(&outputs), &on_cpu(&inputs, &plain()), 5e-3);
+    drop(engine);
+    drop(fake);
+}
+
+#[test]
+fn a_batch_that_nobody_waits_for_ends_before_its_memory_does() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    fake.tell("fault on=kernel sleep_us=20000");
+    drop(start(&mut engine, &batch(8, 30, false)).unwrap());
+    // The fake ends the process where memory is given back while it is in use.
+    assert_eq!(fake.log().iter().filter(|operation| operation.kind == "copy_out").count(), 1);
+}
+
+#[test]
+fn bad_input_is_an_error_before_anything_reaches_the_gpu() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let mut inputs = batch(9, 5, false);
+    inputs[0].shape = vec![5, 7, 6];
+    inputs[0].data.truncate(5 * 7 * 6 * 2);
+    assert!(matches!(start(&mut engine, &inputs), Err(EngineError::Input(_))));
+    assert!(fake.log().is_empty());
+}
+
+#[test]
+fn a_kernel_that_the_driver_cannot_compile_says_what_is_needed() {
+    let fake = FakeCuda::start("");
+    fake.tell("fault on=cuModuleLoadData code=222");
+    let error = GaussMle::new(&open(0)).unwrap_err().to_string();
+    assert!(error.contains("the driver is too old for them: 525 is needed"), "{error}");
+}

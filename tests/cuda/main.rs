@@ -1,0 +1,13 @@
+//! The GPU path of the service on a fake CUDA driver, which runs our kernels' device code on the host.
+#![allow(clippy::unwrap_used)]
+
+mod driver;
+#[path = "../fakes/mod.rs"]
+#[allow(unreachable_pub, reason = "other binaries take it as well")]
+mod fakes;
+mod fitter;
+#[path = "../it/support.rs"]
+#[allow(dead_code)]
+mod http;
+mod server;
+mod support;
