@@ -2,15 +2,17 @@
 //! be drained.
 
 mod admin;
+mod loader;
 mod predict;
 mod run;
+mod watch;
 
 pub use predict::{Predict, Progress, predict};
 pub use run::{Checked, check, serve};
 
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{Backend, Config},
+    config::{Backend, Config, RepositoryMode},
     devices::{self, Devices},
     engine::onnx::Runtime,
     error::InferError,
@@ -22,7 +24,7 @@ use crate::{
         threads::Threads,
     },
     image::Limits,
-    models::{self, Catalog},
+    models::{self, Catalog, Command, Control, changes::Look},
     status::Status,
     telemetry::{
         COMMIT, VERSION,
@@ -31,6 +33,7 @@ use crate::{
     },
 };
 use admin::Admin;
+use futures_util::future::join_all;
 use std::{
     io::ErrorKind,
     net::SocketAddr,
@@ -41,6 +44,7 @@ use tokio::{
     net::TcpListener, runtime::Handle, sync::oneshot, task::JoinHandle as Task, time::MissedTickBehavior,
 };
 use tokio_util::sync::CancellationToken;
+use watch::Watch;
 
 /// Why a run ended other than well; the command line gives each its exit code.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +144,7 @@ impl Core {
 pub struct App {
     config: Config,
     front: Arc<Front>,
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
     grpc_address: Option<SocketAddr>,
     stages: Stages,
@@ -149,6 +153,8 @@ pub struct App {
     threads: Threads,
     heart: Task<()>,
     admin: Option<Admin>,
+    metrics: Option<Admin>,
+    watch: Option<Watch>,
     loading: std::thread::JoinHandle<Devices>,
     /// Tells the loading thread to stop between two models.
     stop_loading: CancellationToken,
@@ -186,12 +192,22 @@ impl App {
             })
         };
         // Sockets first: the commonest mistake is told before a model is loaded.
-        let listener = bind(config.listen, "listen").await?;
-        let address = listener.local_addr().map_err(failed("cannot read the address listened on"))?;
+        let mut listeners = Vec::new();
+        for address in &config.listen {
+            listeners.push(bind(*address, "listen").await?);
+        }
+        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>();
+        let addresses = addresses.map_err(failed("cannot read the address listened on"))?;
         let admin_listener = match config.admin_listen {
             Some(address) => Some(bind(address, "admin_listen").await?),
             None => None,
         };
+        let metrics_listener = match config.metrics_listen {
+            Some(address) => Some(bind(address, "metrics_listen").await?),
+            None => None,
+        };
+        // Before the models are looked for: what changes from now on is a change.
+        let first = Look::at(&config.models);
 
         let grpc_listener = match config.grpc_listen {
             Some(address) => Some(bind(address, "grpc_listen").await?),
@@ -208,15 +224,25 @@ impl App {
         };
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, limits)
             .map_err(failed("cannot start the decode pool"))?;
-        let lines_lost = log.map(Logging::lines_lost).unwrap_or_default();
-        let front =
-            Arc::new(Front::new(&config, queue, catalog, Arc::clone(&status), metrics, decode, lines_lost));
+        let (control, commands) = Control::new(config.models.clone());
+        let control = Arc::new(control);
+        let parts = http::Parts {
+            queue,
+            catalog,
+            status: Arc::clone(&status),
+            metrics,
+            decode,
+            lines_lost: log.map(Logging::lines_lost).unwrap_or_default(),
+            control: Arc::clone(&control),
+        };
+        let front = Arc::new(Front::new(&config, parts));
 
         let threads = Threads::start(config.http_threads).map_err(failed("cannot start the HTTP threads"))?;
 
         // Before the first request can ask for one: a model that loads is not unknown.
         devices.announce(&found);
         let stages = Stages::default();
+        let routes = http::routes(Arc::clone(&front));
         let acceptor = |listener| Acceptor {
             listener,
             settings: accept_settings(&config),
@@ -224,43 +250,55 @@ impl App {
             connections: Arc::clone(&front.connections),
             threads: threads.handles().to_vec(),
         };
-        let serving = acceptor(listener).run(http::routes(Arc::clone(&front)));
-        let grpc = grpc_listener.map(|listener| acceptor(listener).run(grpc::routes(&front, &stages)));
+        let accepting = listeners.into_iter().map(|listener| acceptor(listener).run(routes.clone()));
+        let accepting = join_all(accepting.collect::<Vec<_>>());
+        let calls = grpc_listener.map(|listener| acceptor(listener).run(grpc::routes(&front, &stages)));
         let accepting = tokio::spawn(async {
-            let grpc = async {
-                match grpc {
-                    Some(serving) => serving.await.connections_dropped,
-                    None => 0,
-                }
-            };
-            let (http, grpc) = tokio::join!(serving, grpc);
-            Ended { connections_dropped: http.connections_dropped + grpc }
+            let (ended, calls) = tokio::join!(accepting, join_all(calls));
+            let dropped = ended.iter().chain(&calls).map(|ended| ended.connections_dropped).sum();
+            Ended { connections_dropped: dropped }
         });
         let heart = tokio::spawn(beat(status, threads.handles().to_vec()));
         let (admin, admin_address) = match admin_listener {
             Some(listener) => {
                 let address = listener.local_addr().map_err(failed("cannot read the admin address"))?;
-                (Some(Admin::start(listener, Arc::clone(&front))?), Some(address))
+                (
+                    Some(Admin::start(listener, "admin", http::admin_routes(Arc::clone(&front)))?),
+                    Some(address),
+                )
             }
             None => (None, None),
         };
 
+        let metrics = match metrics_listener {
+            Some(listener) => {
+                Some(Admin::start(listener, "metrics", http::metrics_routes(Arc::clone(&front)))?)
+            }
+            None => None,
+        };
+
         let stop_loading = CancellationToken::new();
         let stop = stop_loading.clone();
+        let (folder, logs) = (config.models.clone(), log.map(Logging::models).unwrap_or_default());
         let loading = std::thread::Builder::new()
             .name("ocelli-load".into())
             .spawn(move || {
-                devices.load_all(&found, &|| stop.is_cancelled());
+                loader::run(&devices, &found, &commands, (&folder, &logs), &|| stop.is_cancelled());
                 devices
             })
             .map_err(failed("cannot start the loading thread"))?;
+        let watch = match config.repository_mode {
+            RepositoryMode::Watch => Some(Watch::start(control, first)?),
+            RepositoryMode::None | RepositoryMode::Explicit => None,
+        };
         let shown = admin_address.map(tracing::field::display);
         let grpc = grpc_address.map(tracing::field::display);
-        tracing::info!(%address, admin = shown, grpc, models = %config.models.display(), "listening");
+        let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        tracing::info!(address, admin = shown, grpc, models = %config.models.display(), "listening");
         Ok(App {
             config,
             front,
-            address,
+            addresses,
             admin_address,
             grpc_address,
             stages,
@@ -268,14 +306,16 @@ impl App {
             threads,
             heart,
             admin,
+            metrics,
+            watch,
             loading,
             stop_loading,
         })
     }
 
-    /// Where the API listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Where the API listens: at least one address.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// Where the admin listener does.
@@ -305,6 +345,8 @@ impl App {
             threads: _threads,
             heart,
             admin,
+            metrics,
+            watch,
             loading,
             stop_loading,
             ..
@@ -313,6 +355,8 @@ impl App {
         front.status.begin_drain();
         stages.drain();
         stop_loading.cancel();
+        drop(watch);
+        front.control.say(Command::Stop);
         tracing::info!(delay = ?config.drain_delay_ms, timeout = ?config.drain_timeout_ms, "draining");
         wait(config.drain_delay_ms, now).await;
 
@@ -341,8 +385,8 @@ impl App {
         front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
         front.metrics.dropped(DropReason::Connection).inc_by(connections as u64);
         heart.abort();
-        if let Some(admin) = admin {
-            admin.end();
+        for apart in [admin, metrics].into_iter().flatten() {
+            apart.end();
         }
         let (tell, ended) = oneshot::channel();
         std::thread::spawn(move || {

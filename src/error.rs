@@ -73,6 +73,17 @@ pub enum InferError {
         /// Why, in words for the caller.
         reason: String,
     },
+    /// A model could not be loaded; what served before goes on. 400.
+    #[error("failed to load {name:?}: {reason}")]
+    LoadFailed {
+        /// The model's name.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// The caller may not do this. 403.
+    #[error("{0}")]
+    Forbidden(String),
     /// A queue or the admission budget is full. 429.
     #[error("{what} is full ({limit}); retry after {} s", seconds_up(*retry_after))]
     Full {

@@ -1,10 +1,8 @@
-//! The admin listener, on a thread and runtime of its own: a jammed data path cannot fail a probe.
+//! The admin listener, and the one for metrics, each on a thread and runtime of its own: a jammed data path cannot fail a probe.
 
 use super::{AppError, failed};
-use crate::http::{
-    self, Front,
-    accept::{Acceptor, Settings, Stages},
-};
+use crate::http::accept::{Acceptor, Settings, Stages};
+use axum::Router;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 
@@ -18,7 +16,7 @@ pub(super) struct Admin {
 }
 
 impl Admin {
-    pub(super) fn start(listener: TcpListener, front: Arc<Front>) -> Result<Admin, AppError> {
+    pub(super) fn start(listener: TcpListener, name: &str, routes: Router) -> Result<Admin, AppError> {
         let stages = Stages::default();
         let listener = listener.into_std().map_err(failed("cannot hand over the admin socket"))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -37,13 +35,13 @@ impl Admin {
                         connections: Arc::default(),
                         threads: Vec::new(),
                     };
-                    acceptor.run(http::admin_routes(front)).await;
+                    acceptor.run(routes).await;
                 }
                 Err(error) => tracing::error!(%error, "the admin listener did not start"),
             }
         };
         let thread = std::thread::Builder::new()
-            .name("ocelli-admin".into())
+            .name(format!("ocelli-{name}"))
             .spawn(move || runtime.block_on(serve))
             .map_err(failed("cannot start the admin thread"))?;
         Ok(Admin { stages, thread })

@@ -65,7 +65,7 @@ impl Target {
 
 /// Where the server of this configuration can be asked from the same machine: its admin listener, or its API.
 pub(super) fn default_url(config: &Config) -> Result<String, String> {
-    let listen = config.admin_listen.unwrap_or(config.listen);
+    let listen = config.admin_listen.or(config.listen.first().copied()).ok_or("listen is empty")?;
     if listen.port() == 0 {
         return Err(format!("cannot tell which port {listen} became: name it with --url http://HOST:PORT"));
     }
@@ -337,7 +337,7 @@ mod tests {
     fn the_default_is_the_admin_listener_from_this_machine() {
         let check = |listen: &str, admin: &str, expected: Result<&str, ()>| {
             let config = Config {
-                listen: listen.parse().expect("an address"),
+                listen: vec![listen.parse().expect("an address")],
                 admin_listen: admin.parse().ok(),
                 ..Config::default()
             };

@@ -19,6 +19,11 @@ pub(super) fn settings(settings: &[Setting]) -> String {
 
 fn assignment(setting: &Setting) -> String {
     let text = &setting.text;
+    if setting.spec.kind == Kind::Secret {
+        // What is printed may be passed on.
+        let state = if text.is_empty() { "is not set" } else { "is set, and not shown" };
+        return format!("# {} {state}", setting.spec.name);
+    }
     match setting.spec.kind {
         Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. } => {
             // Read back and written again: `+5` and `007` are numbers to us but not to TOML.
@@ -33,6 +38,18 @@ fn assignment(setting: &Setting) -> String {
 mod tests {
     use super::*;
     use crate::config::{Sources, load};
+
+    #[test]
+    fn a_token_is_not_shown() {
+        let sources = Sources {
+            file: None,
+            environment: vec![("OCELLI_ADMIN_TOKEN".into(), "correct-horse-battery".into())],
+            flags: Vec::new(),
+            cores: 3,
+        };
+        let printed = settings(&load(&sources).expect("no mistakes").settings);
+        assert!(printed.contains("# admin_token is set") && !printed.contains("horse"), "{printed}");
+    }
 
     #[test]
     fn what_is_printed_reads_back_as_the_same_configuration() {

@@ -11,6 +11,8 @@ pub enum Kind {
         /// Whether the empty text is allowed.
         off: bool,
     },
+    /// One or more addresses as above, with commas between them.
+    Addresses,
     /// A path; with `empty`, an empty text is allowed and means what the option's text says.
     Path {
         /// Whether the empty text is allowed.
@@ -44,14 +46,21 @@ pub enum Kind {
         /// The most allowed.
         max: u64,
     },
+    /// A text that is shown nowhere; empty for none.
+    Secret,
     /// A log filter as `tracing_subscriber::EnvFilter` writes it.
     Filter,
 }
+
+/// Shorter ones can be guessed; longer ones are a mistake.
+const SECRET_BYTES_MIN: usize = 16;
+const SECRET_BYTES_MAX: usize = 256;
 
 /// A checked value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
     Address(Option<SocketAddr>),
+    Addresses(Vec<SocketAddr>),
     Path(PathBuf),
     Number(u64),
     Duration(Duration),
@@ -65,6 +74,12 @@ impl Kind {
             Kind::Address { off } => {
                 let or = if *off { ", or empty for none" } else { "" };
                 format!("an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000{or}")
+            }
+            Kind::Addresses => {
+                "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or several with commas between them".into()
+            }
+            Kind::Secret => {
+                format!("{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters, or empty for none")
             }
             Kind::Path { empty: false } => "a path".into(),
             Kind::Path { empty: true } => "a path, or empty".into(),
@@ -89,6 +104,8 @@ impl Kind {
     pub fn placeholder(&self) -> &'static str {
         match self {
             Kind::Address { .. } => "ADDRESS",
+            Kind::Addresses => "ADDRESS,…",
+            Kind::Secret => "TOKEN",
             Kind::Path { .. } => "PATH",
             Kind::Choice(_) => "WORD",
             Kind::Count { .. } | Kind::Threads { .. } => "N",
@@ -117,6 +134,15 @@ impl Kind {
                 Ok(address) => Ok(Value::Address(Some(address))),
                 Err(_) => Err(refused()),
             },
+            Kind::Addresses => {
+                let addresses = text.split(',').map(|address| address.trim().parse().map_err(|_| refused()));
+                Ok(Value::Addresses(addresses.collect::<Result<_, _>>()?))
+            }
+            Kind::Secret => {
+                let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+                let fits = text.is_empty() || (SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len());
+                if visible && fits { Ok(Value::Text(text.into())) } else { Err(refused()) }
+            }
             Kind::Path { empty } => {
                 // A NUL ends a path early for the operating system: such text is never what was meant.
                 if (text.is_empty() && !empty) || text.contains('\0') {

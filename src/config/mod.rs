@@ -22,7 +22,7 @@ mod tests;
 pub use kind::{Kind, bytes_text};
 pub use mistake::{ConfigError, Mistake, Origin};
 pub use render::{options_md, toml_defaults};
-pub use table::{Backend, Config, LogFormat, OPTIONS, Spec};
+pub use table::{Backend, Config, LogFormat, OPTIONS, RepositoryMode, Secret, Spec};
 
 use kind::Value;
 use std::{
@@ -108,7 +108,11 @@ pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
                 broken.push(spec.name);
                 mistakes.push(Mistake {
                     origin: given.origin,
-                    found: format!("{} = {:?}", spec.name, given.text),
+                    found: match spec.kind {
+                        // Not even a wrong one is shown.
+                        Kind::Secret => spec.name.to_owned(),
+                        _ => format!("{} = {:?}", spec.name, given.text),
+                    },
                     reason,
                 });
             }

@@ -56,6 +56,40 @@ pub enum LogFormat {
     Json,
 }
 
+/// How models come and go while the server runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepositoryMode {
+    /// Not at all.
+    None,
+    /// By callers.
+    Explicit,
+    /// With their folder.
+    Watch,
+}
+
+/// A text that nobody is shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Secret {
+        Secret(text.to_owned())
+    }
+}
+
+impl Secret {
+    /// For comparing, in time that does not depend on the content.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(set)")
+    }
+}
+
 macro_rules! options {
     ($( section $section:literal { $(
         $name:ident: $type:ty, $kind:expr, $default:literal, $doc:literal, $more:literal;
@@ -97,7 +131,7 @@ macro_rules! options {
     };
 }
 
-use Kind::{Address, Bytes, Choice, Count, Filter, Millis, Path, Threads};
+use Kind::{Address, Addresses, Bytes, Choice, Count, Filter, Millis, Path, Secret as SecretKind, Threads};
 
 const KIB: u64 = 1 << 10;
 const TIB: u64 = 1 << 40;
@@ -105,15 +139,23 @@ const DAY_MS: u64 = 86_400_000;
 
 options! {
     section "Listening" {
-        listen: SocketAddr, Address { off: false }, "127.0.0.1:8000",
-            "Where the API listens.",
-            "0.0.0.0:8000 or [::]:8000 listens on every interface. Port 0 takes any free port, which the log then names.";
+        listen: Vec<SocketAddr>, Addresses, "127.0.0.1:8000",
+            "Where the API listens: one address or several, with commas between them.",
+            "0.0.0.0:8000 or [::]:8000 listens on every interface. Port 0 takes any free port, which the log then names. Clients of Triton look for port 8000, those of KServe and TorchServe for 8080: 0.0.0.0:8000,0.0.0.0:8080 serves both.";
         grpc_listen: Option<SocketAddr>, Address { off: true }, "",
             "Where the same API is served over gRPC; empty for not at all.",
             "Triton's port is 8001. Limits, deadlines and the drain are those of the HTTP API.";
         admin_listen: Option<SocketAddr>, Address { off: true }, "127.0.0.1:8002",
             "Where health, metrics and control are served apart from the API; empty for not at all.",
             "This listener has its own thread, so that a jammed data path cannot fail a probe. Whoever reaches it may control devices and models: keep it off public interfaces.";
+    }
+    section "Control" {
+        repository_mode: RepositoryMode, Choice(&["none", "explicit", "watch"]), "none",
+            "How models come and go while the server runs.",
+            "none: those of the start stay. explicit: callers load and unload them by /v2/repository. watch: they follow their folder, once a change in it has come to rest. The models that are in the folder at the start are loaded in each mode.";
+        admin_token: Option<Secret>, SecretKind, "",
+            "What callers who load and unload models must show, as Authorization: Bearer TOKEN; empty: callers on this machine may, and nobody else.",
+            "At least 16 characters. Better set by the environment or the file than by a flag, which others on the machine can see.";
     }
     section "Models and devices" {
         models: PathBuf, Path { empty: false }, "models",
@@ -212,6 +254,9 @@ options! {
             "One batch uses all of them.";
     }
     section "Metrics" {
+        metrics_listen: Option<SocketAddr>, Address { off: true }, "",
+            "Where /metrics is served alone, on a thread of its own; empty for not apart.",
+            "For scrapers that look for it elsewhere than on the API and on admin_listen, such as Triton's on port 8002.";
         triton_metrics: bool, Choice(&["on", "off"]), "on",
             "Whether /metrics also has the names of Triton's metrics.",
             "nv_inference_* for each model and nv_cpu_*, in the form that dashboards, autoscalers and perf_analyzer read.";
@@ -256,7 +301,8 @@ macro_rules! from_value {
 }
 
 from_value! {
-    SocketAddr: Value::Address(Some(address)) => address;
+    Vec<SocketAddr>: Value::Addresses(addresses) => addresses;
+    Option<Secret>: Value::Text(text) => (!text.is_empty()).then_some(Secret(text));
     Option<SocketAddr>: Value::Address(address) => address;
     PathBuf: Value::Path(path) => path;
     Option<PathBuf>: Value::Path(path) => (!path.as_os_str().is_empty()).then_some(path);
@@ -265,6 +311,17 @@ from_value! {
     usize: Value::Number(number) => usize::try_from(number).expect("the kind's range fits the type");
     Duration: Value::Duration(duration) => duration;
     String: Value::Text(text) => text;
+}
+
+impl FromValue for RepositoryMode {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "none" => RepositoryMode::None,
+            Value::Text(word) if word == "explicit" => RepositoryMode::Explicit,
+            Value::Text(word) if word == "watch" => RepositoryMode::Watch,
+            other => unreachable!("the table's words are none, explicit and watch, not {other:?}"),
+        }
+    }
 }
 
 impl FromValue for bool {

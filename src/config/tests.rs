@@ -47,7 +47,7 @@ fn check_mistake(given: &Given<'_>, expected: &str) {
 #[test]
 fn every_default_is_allowed_and_holds_with_the_others() {
     let loaded = read(&NOTHING).expect("defaults are right");
-    assert_eq!(loaded.config.listen.to_string(), "127.0.0.1:8000");
+    assert_eq!(loaded.config.listen, ["127.0.0.1:8000".parse().expect("an address")]);
     assert_eq!(loaded.config.in_flight_bytes_max, 1 << 30);
     assert_eq!(loaded.config.idle_timeout_ms, Duration::from_secs(75));
     assert_eq!(loaded.config.compute_threads, 6);
@@ -305,4 +305,27 @@ fn the_default_file_lists_every_option_and_reads_back_as_the_defaults() {
 #[test]
 fn the_reference_of_options_is_the_table() {
     check_file("docs/options.md", &options_md());
+}
+
+#[test]
+fn a_token_is_shown_nowhere_not_even_a_wrong_one() {
+    let token = "correct-horse-battery";
+    let of = |text: &str| read(&Given { variables: &[("OCELLI_ADMIN_TOKEN", text)], ..NOTHING });
+    let loaded = of(token).expect("long enough");
+    assert_eq!(loaded.config.admin_token, Some(Secret::from(token)));
+    assert!(!format!("{:?}", loaded.config).contains("horse"), "{:?}", loaded.config);
+    for wrong in ["horse", "horse battery staple and so on"] {
+        let error = of(wrong).expect_err("too short, or with spaces").to_string();
+        assert!(error.contains("admin_token") && !error.contains("horse"), "{error}");
+    }
+}
+
+#[test]
+fn several_addresses_stand_with_commas_between_them() {
+    let of = |text: &str| read(&Given { variables: &[("OCELLI_LISTEN", text)], ..NOTHING });
+    let both = of("127.0.0.1:8000, [::1]:8080").expect("two addresses").config.listen;
+    assert_eq!(both.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:8000", "[::1]:8080"]);
+    assert!(of("127.0.0.1:8000,").is_err());
+    let clash = of("127.0.0.1:8000,0.0.0.0:8002").expect_err("8002 is the admin listener's");
+    assert!(clash.to_string().contains("admin_listen must differ"), "{clash}");
 }

@@ -2,6 +2,8 @@
 //!
 //! Loading happens on a thread of its own, so that models that are ready serve while others load.
 
+mod swap;
+
 use super::worker::{Worker, words};
 use crate::{
     batch::{ModelKey, Queue},
@@ -13,7 +15,7 @@ use crate::{
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -46,6 +48,7 @@ pub struct Devices {
     parts: Parts,
     workers: Vec<Worker>,
     next_key: AtomicU64,
+    leaving: Mutex<Vec<swap::Leaving>>,
 }
 
 /// What loading one model took, for `ocelli check`.
@@ -72,7 +75,7 @@ impl Devices {
                 Worker::start(format!("ocelli-cpu-{index}"), Arc::clone(&device), queue, metrics)
             })
             .collect::<Result<_, _>>()?;
-        Ok(Devices { parts, workers, next_key: AtomicU64::new(1) })
+        Ok(Devices { parts, workers, next_key: AtomicU64::new(1), leaving: Mutex::default() })
     }
 
     /// Publishes that these models are about to be loaded.
@@ -129,23 +132,37 @@ impl Devices {
     /// The reason.
     pub fn load(&self, found: &Found) -> Result<Loading, String> {
         let (name, version) = (&found.name, &found.version);
-        let loaded = found.source.clone().and_then(|source| {
-            catch_unwind(AssertUnwindSafe(|| self.load_source(&source)))
-                .unwrap_or_else(|panic| Err(format!("loading panicked: {}", words(&panic))))
-        });
+        let loaded = self.try_load(found);
         match &loaded {
-            Ok(loading) => {
-                tracing::info!(model = name, version, load = ?loading.load, canary = ?loading.canary, "model is ready");
-                loading.model.statistics.loaded(loading.load);
-                self.publish(found, State::Ready(Arc::clone(&loading.model)));
-                self.parts.status.set_device(CPU, DeviceState::Serving, "a forward pass works");
-            }
+            Ok(loading) => self.present(found, loading),
             Err(reason) => {
                 tracing::error!(model = name, version, reason, "model is unavailable");
                 self.publish(found, State::Unavailable(reason.clone()));
             }
         }
         loaded
+    }
+
+    /// Loads one model and publishes nothing.
+    fn try_load(&self, found: &Found) -> Result<Loading, String> {
+        found.source.clone().and_then(|source| {
+            catch_unwind(AssertUnwindSafe(|| self.load_source(&source)))
+                .unwrap_or_else(|panic| Err(format!("loading panicked: {}", words(&panic))))
+        })
+    }
+
+    /// Publishes what was loaded: from now on requests find it.
+    fn present(&self, found: &Found, loading: &Loading) {
+        let Loading { model, load, canary } = loading;
+        tracing::info!(model = found.name, version = found.version, ?load, ?canary, "model is ready");
+        model.statistics.loaded(*load);
+        self.publish(found, State::Ready(Arc::clone(model)));
+        self.parts.status.set_device(CPU, DeviceState::Serving, "a forward pass works");
+    }
+
+    /// How many workers hold a model.
+    fn workers_of(&self, model: &Model) -> usize {
+        model.instances.clamp(1, self.workers.len())
     }
 
     fn load_source(&self, source: &Source) -> Result<Loading, String> {

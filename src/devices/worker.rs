@@ -38,7 +38,16 @@ impl Worker {
     ) -> std::io::Result<Worker> {
         let (assignments, mailbox) = mpsc::channel();
         let place = queue.attach(&device);
-        let work = Work { device, place, metrics, mailbox, served: Vec::new(), engines: HashMap::new() };
+        let waiting = Arc::clone(&queue);
+        let work = Work {
+            device,
+            place,
+            metrics,
+            queue: waiting,
+            mailbox,
+            served: Vec::new(),
+            engines: HashMap::new(),
+        };
         let thread = std::thread::Builder::new().name(name).spawn(move || work.run())?;
         Ok(Worker { assignments, queue, thread })
     }
@@ -62,6 +71,7 @@ struct Work {
     device: Arc<str>,
     place: batch::Worker,
     metrics: Arc<Metrics>,
+    queue: Arc<Queue>,
     mailbox: mpsc::Receiver<Assignment>,
     served: Vec<ModelKey>,
     engines: HashMap<ModelKey, Loaded>,
@@ -82,10 +92,17 @@ impl Work {
             }
             match self.place.take(&self.served) {
                 Taken::Batch(batch) => self.serve(batch),
-                Taken::Woken => {}
+                Taken::Woken => self.unload(),
                 Taken::Closed => return,
             }
         }
+    }
+
+    /// Lets go of the models that are retired and have nothing left to run.
+    fn unload(&mut self) {
+        let Work { queue, served, engines, .. } = self;
+        served.retain(|key| queue.knows(*key));
+        engines.retain(|key, _| queue.knows(*key));
     }
 
     fn accept(&mut self, (model, engine): Assignment) {

@@ -15,7 +15,9 @@ fn code(error: &InferError) -> Code {
         | InferError::NotAcceptable { .. }
         | InferError::UnsupportedMedia { .. }
         | InferError::UnsupportedEncoding { .. }
+        | InferError::LoadFailed { .. }
         | InferError::Input(_) => Code::InvalidArgument,
+        InferError::Forbidden(_) => Code::PermissionDenied,
         InferError::UnknownModel { .. } => Code::NotFound,
         InferError::TooLarge { .. } | InferError::Full { .. } => Code::ResourceExhausted,
         InferError::ModelUnavailable { .. } | InferError::Draining { .. } | InferError::Device(_) => {

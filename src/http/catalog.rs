@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 use std::{borrow::Cow, sync::Arc};
 
 /// The protocol's extensions that are built, no more.
-pub(crate) const EXTENSIONS: [&str; 6] = [
+pub(crate) const EXTENSIONS: [&str; 7] = [
     "classification",
+    "model_repository",
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",

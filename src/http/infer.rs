@@ -5,6 +5,7 @@ use super::{
     call::{Call, Spent},
     encoded,
     localize::tensors::{self, Fitted},
+    streamed::{self, Form},
     target::Target,
     wire::{
         HEADER_LENGTH, classification, raw,
@@ -13,6 +14,7 @@ use super::{
     },
 };
 use crate::{
+    batch::rows,
     engine::{Batching, Tensor, TensorSpec},
     error::InferError,
     models::Model,
@@ -23,6 +25,7 @@ use axum::{
     http::{HeaderValue, header},
     response::Response,
 };
+use futures_util::{Stream, StreamExt, stream};
 use std::{sync::Arc, time::Instant};
 
 /// `POST /v2/models/{model}[/versions/{version}]/infer`
@@ -80,6 +83,7 @@ fn bad(message: String) -> InferError {
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
     let length = oip::json_length(request.headers())?;
+    let form = Form::accepted(request.headers());
     let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte: not on the async threads.
@@ -92,6 +96,12 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
     let call = call.within(request.timeout()?, request.priority()?);
+    let one_run = model.fit.is_some() || model.rules.whole || encoded::sent(model, &request.inputs).is_some();
+    if let (Some(form), false) = (form, one_run) {
+        let wanted = wanted(model, &(request.outputs, request.binary_default), &shown(model))?;
+        let (inputs, items) = arrange(model, request.inputs)?;
+        return Ok(streamed::reply(form, one_by_one(front, model, &call, inputs, items, wanted)));
+    }
     let ran = run(front, model, &call, request, began).await?;
     let answered = Instant::now();
     let text_bytes = ran.text_bytes();
@@ -145,8 +155,7 @@ pub(crate) async fn run(
         (outputs, spent)
     } else {
         // Before the work, what may be asked for is known.
-        let specs = &model.interface.signature.outputs;
-        let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        let names = shown(model);
         wanted(model, &asked, &names)?;
         let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
             encoded::run(front, model, call, images).await?
@@ -165,6 +174,11 @@ pub(crate) async fn run(
     Ok(Ran { id, spent, outputs, wanted })
 }
 
+/// The outputs that requests may have.
+fn shown(model: &Model) -> Vec<&str> {
+    model.interface.signature.outputs.iter().map(|spec| spec.name.as_str()).collect()
+}
+
 impl Ran {
     /// Bytes of outputs that are to be written as text, or looked through for the best classes.
     fn text_bytes(&self) -> usize {
@@ -177,6 +191,39 @@ impl Ran {
         self.wanted.iter().map(|wanted| output(model, &self.outputs, wanted)).collect()
     }
 }
+
+/// The answers for the items of a request as they come, a largest batch each, in order.
+fn one_by_one(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    inputs: Vec<Tensor>,
+    items: usize,
+    wanted: Vec<Wanted>,
+) -> impl Stream<Item = Result<Vec<u8>, InferError>> + Send + use<> {
+    let largest = model.rules.sizes.last().copied().unwrap_or(1);
+    let common = (Arc::clone(front), Arc::clone(model), call.clone(), Arc::new(wanted));
+    let batches = stream::iter((0..items).step_by(largest)).map(move |first| {
+        let (front, model, call, wanted) = common.clone();
+        let end = (first + largest).min(items);
+        let part: Vec<Tensor> = inputs.iter().map(|input| rows::cut(input, first, end)).collect();
+        async move {
+            let call = call.again();
+            let ticket = call.push(&front, &model, part, end - first, None)?;
+            let ran = call.answer(&front, &model, ticket).await?;
+            let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
+            let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(&ran.outputs)).collect();
+            let outputs =
+                wanted.iter().map(|wanted| output(&model, &there, &Wanted { binary: false, ..*wanted }));
+            let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+            front.decode.run(move || reply::members(&outputs, first)).await?
+        }
+    });
+    batches.buffered(STREAMED_BATCHES)
+}
+
+/// Batches of a stream that are under way.
+const STREAMED_BATCHES: usize = 2;
 
 /// An output that is asked for.
 struct Wanted {

@@ -7,8 +7,8 @@
 //! - `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
-//! - `encoded`: images in tensors.
-//! - `predict`, `infer`, `catalog`, `health`: the handlers; `target`, `call`: what they share.
+//! - `encoded`: images in tensors; `streamed`: replies that come item by item.
+//! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `health`: the handlers; `target`, `call`: what they share.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
 
@@ -23,21 +23,24 @@ mod encoded;
 pub mod guard;
 mod health;
 pub(crate) mod infer;
+mod kserve;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;
 mod posted;
 mod predict;
 pub mod reject;
+pub(crate) mod repository;
+mod streamed;
 pub(crate) mod target;
 pub mod threads;
 pub mod wire;
 
 use crate::{
     batch::Queue,
-    config::Config,
+    config::{Config, RepositoryMode, Secret},
     image::stack,
-    models::{Catalog, Model},
+    models::{Catalog, Control, Model},
     status::{DeviceState, Status},
     telemetry::{
         host::Host,
@@ -130,6 +133,10 @@ pub struct Front {
     pub connections: Arc<Connections>,
     /// What a request may bring.
     pub limits: Limits,
+    /// The way to whoever loads models.
+    pub control: Arc<Control>,
+    repository_mode: RepositoryMode,
+    admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
     triton_metrics: bool,
     host: Host,
@@ -137,17 +144,28 @@ pub struct Front {
     scrape: Mutex<()>,
 }
 
+/// What a [`Front`] is put together from.
+pub struct Parts {
+    /// Where work goes.
+    pub queue: Arc<Queue>,
+    /// What can be served.
+    pub catalog: Arc<Catalog>,
+    /// What the process knows about itself.
+    pub status: Arc<Status>,
+    /// Numbers.
+    pub metrics: Arc<Metrics>,
+    /// Where images are decoded.
+    pub decode: DecodePool,
+    /// Lines of the log that were dropped.
+    pub lines_lost: LinesLost,
+    /// The way to whoever loads models.
+    pub control: Arc<Control>,
+}
+
 impl Front {
     /// Puts the parts together with the limits of the configuration.
-    pub fn new(
-        config: &Config,
-        queue: Arc<Queue>,
-        catalog: Arc<Catalog>,
-        status: Arc<Status>,
-        metrics: Arc<Metrics>,
-        decode: DecodePool,
-        lines_lost: LinesLost,
-    ) -> Front {
+    pub fn new(config: &Config, parts: Parts) -> Front {
+        let Parts { queue, catalog, status, metrics, decode, lines_lost, control } = parts;
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
             bytes_in_flight_max: config.in_flight_bytes_max,
@@ -182,6 +200,9 @@ impl Front {
             admission,
             connections: Arc::default(),
             limits,
+            control,
+            repository_mode: config.repository_mode,
+            admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
             host: Host::default(),
             lines_lost,
@@ -267,12 +288,16 @@ fn inference_routes() -> Vec<Route> {
         ("/predictions/{model}/{version}", post(predict::predict).put(predict::predict)),
         ("/v2/models/{model}/infer", post(infer::infer)),
         ("/v2/models/{model}/versions/{version}/infer", post(infer::infer)),
+        // The last segment of a POST ends in `:predict`, which a route cannot say.
+        ("/v1/models/{model}", get(kserve::ready).post(kserve::call)),
+        ("/v1/models/{model}/versions/{version}", get(kserve::ready).post(kserve::call)),
     ]
 }
 
 /// What only looks things up.
 fn catalog_routes() -> Vec<Route> {
     vec![
+        ("/v1/models", get(kserve::models)),
         ("/v2", get(catalog::server)),
         ("/v2/models", get(catalog::models)),
         ("/v2/models/stats", get(catalog::all_statistics)),
@@ -288,9 +313,18 @@ fn catalog_routes() -> Vec<Route> {
     ]
 }
 
+/// What changes which models there are: on both listeners.
+fn control_routes() -> Vec<Route> {
+    vec![
+        ("/v2/repository/index", post(repository::index)),
+        ("/v2/repository/models/{model}/load", post(repository::load)),
+        ("/v2/repository/models/{model}/unload", post(repository::unload)),
+    ]
+}
+
 /// Every path of the API, for the metrics and for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
-    [inference_routes(), catalog_routes(), health::routes()]
+    [inference_routes(), catalog_routes(), control_routes(), health::routes()]
         .concat()
         .into_iter()
         .map(|(path, _)| path)
@@ -316,14 +350,25 @@ pub fn routes(front: Arc<Front>) -> Router {
         // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
         .layer(DefaultBodyLimit::disable());
     // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
-    let api = inference.merge(router(catalog_routes())).merge(router(health::routes()));
+    let api = inference
+        .merge(router(catalog_routes()))
+        .merge(router(control_routes()))
+        .merge(router(health::routes()));
     finish(api, head, front)
 }
 
-/// What the admin listener serves: health and metrics.
+/// What the admin listener serves: health, metrics and control.
 pub fn admin_routes(front: Arc<Front>) -> Router {
+    let BodyLimits { bytes_max, option, .. } = front.limits.body;
+    let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
+    finish(router(health::routes()).merge(router(control_routes())), head, front)
+}
+
+/// What the listener for metrics serves: nothing else.
+pub fn metrics_routes(front: Arc<Front>) -> Router {
     let head = HeadLimits { body_bytes_max: 0, option: "body_bytes_max", uri_bytes_max: URI_BYTES_MAX };
-    finish(router(health::routes()), head, front)
+    let only = health::routes().into_iter().filter(|(path, _)| *path == "/metrics").collect();
+    finish(router(only), head, front)
 }
 
 /// The layers of every listener; the last one is the outermost.

@@ -3,6 +3,7 @@
 
 use super::{
     Front,
+    kserve::VERB,
     reject::{Kind, Problem},
 };
 use crate::telemetry::{
@@ -59,9 +60,11 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
 /// The metrics of the model that an inference request is for, if the catalog has it: a name that a caller made up must
 /// not become a label.
 fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>> {
-    if !route.starts_with("/predictions/") && !route.ends_with("/infer") {
+    let v1 = route.starts_with("/v1/models/") && path.ends_with(VERB);
+    if !route.starts_with("/predictions/") && !route.ends_with("/infer") && !v1 {
         return None;
     }
+    let path = path.strip_suffix(VERB).unwrap_or(path);
     let place = route.split('/').position(|segment| segment == "{model}")?;
     let name = percent_decode_str(path.split('/').nth(place)?).decode_utf8().ok()?;
     front.catalog.has(&name).then(|| front.metrics.model(&name))

@@ -9,6 +9,7 @@ use super::{
     call::{Call, Spent},
     decode::{Decoded, Staged},
     localize, posted,
+    streamed::{self, Form},
     target::Target,
     wire::{
         self, Parameters,
@@ -28,7 +29,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::{Stream, StreamExt, future::join_all, stream};
 use serde::Deserialize;
 use std::{
     sync::Arc,
@@ -43,6 +44,8 @@ pub(super) struct Options {
     top_k: Option<String>,
     /// `png` or `rle`.
     mask: Option<String>,
+    /// `torchserve`.
+    format: Option<String>,
 }
 
 /// `POST /predictions/{model}[/{version}]`
@@ -67,10 +70,99 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         return Err(takes_tensors(model));
     }
     let wants_png = accepts_png(request.headers(), &model.task);
+    let form = Form::accepted(request.headers());
     let posted = posted::read(request, front).await?;
     let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
 
-    let files = posted.files.into_iter().map(|file| one_file(front, model, &call, &asked, file));
+    if let Some(form) = form {
+        if asked.torchserve {
+            return Err(InferError::BadRequest(
+                "format=torchserve does not stream: leave out one of the two".into(),
+            ));
+        }
+        return Ok(streamed::reply(form, one_by_one(front, model, &call, &asked, posted.files)));
+    }
+    let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
+    let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
+    let (media, body) = match &entries[..] {
+        [Ok(png)] if wants_png => ("image/png", png.clone()),
+        entries if asked.torchserve => ("application/json", answer::bare(entries, posted.raw)),
+        [Ok(members)] if posted.raw => ("application/json", answer::one(of, members)),
+        _ if wants_png => {
+            return Err(InferError::NotAcceptable {
+                got: "image/png for several images".into(),
+                accepted: "application/json",
+            });
+        }
+        several => ("application/json", answer::several(of, several)),
+    };
+    let mut reply = ([(header::CONTENT_TYPE, media)], body).into_response();
+    spent.tell(reply.headers_mut());
+    Ok(reply)
+}
+
+/// The same answers as they come, in order. Each frame has the time that a request has.
+fn one_by_one(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: &Arc<Asked>,
+    files: Vec<Result<Bytes, InferError>>,
+) -> impl Stream<Item = Entry> + Send + use<> {
+    let ahead = streamed::ahead(model);
+    let common = (Arc::clone(front), Arc::clone(model), call.clone(), Arc::clone(asked));
+    let decoding = common.clone();
+    let decoded = stream::iter(files).map(move |file| {
+        let (front, model, call, _) = decoding.clone();
+        async move {
+            let call = call.again();
+            call.in_time(front.decode.stage(file?, Arc::clone(&model))).await.inspect(|decoded| {
+                front.metrics.model(&model.name).decode_seconds.observe(decoded.took.as_secs_f64());
+            })
+        }
+    });
+    let frames = decoded.buffered(FILES_AHEAD).flat_map(|decoded| {
+        let frames = match decoded {
+            Ok(Decoded { frames, took, share }) => {
+                // Until the last of its frames is queued.
+                let share = Arc::new(share);
+                let frame = |frame| Ok((frame, took, Arc::clone(&share)));
+                frames.into_iter().map(frame).collect::<Vec<_>>()
+            }
+            Err(error) => vec![Err(error)],
+        };
+        stream::iter(frames)
+    });
+    let answers = frames.map(move |frame| {
+        let (front, model, call, asked) = common.clone();
+        async move {
+            let (Staged { tensor, placement }, took, share) = frame?;
+            let call = call.again();
+            let ticket = call.push(&front, &model, vec![tensor], 1, None);
+            drop(share);
+            let ran = call.answer(&front, &model, ticket?).await?;
+            let (entry, _) = entry(&front, &model, &asked, ran, placement, took).await?;
+            Ok(entry)
+        }
+    });
+    answers.buffered(ahead)
+}
+
+/// Files of a stream that are decoded ahead.
+const FILES_AHEAD: usize = 4;
+
+/// The answers for files, in their order, one for each frame. One that has none is an error in its place.
+///
+/// # Errors
+/// The first error, if nothing could be answered.
+pub(super) async fn entries(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: &Arc<Asked>,
+    files: Vec<Result<Bytes, InferError>>,
+) -> Result<(Vec<Entry>, Spent), InferError> {
+    let files = files.into_iter().map(|file| one_file(front, model, call, asked, file));
     let mut spent = Spent::default();
     let mut entries = Vec::new();
     for file in join_all(files).await {
@@ -90,28 +182,22 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         let first = entries.into_iter().next().and_then(Result::err);
         return Err(first.unwrap_or(error));
     }
-    let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
-    let (media, body) = match &entries[..] {
-        [Ok(png)] if wants_png => ("image/png", png.clone()),
-        [Ok(members)] if posted.raw => ("application/json", answer::one(of, members)),
-        _ if wants_png => {
-            return Err(InferError::NotAcceptable {
-                got: "image/png for several images".into(),
-                accepted: "application/json",
-            });
-        }
-        several => ("application/json", answer::several(of, several)),
-    };
-    let mut reply = ([(header::CONTENT_TYPE, media)], body).into_response();
-    spent.tell(reply.headers_mut());
-    Ok(reply)
+    Ok((entries, spent))
 }
 
+/// What a model says of a frame, as the members of an object.
+pub(super) type Entry = Result<Vec<u8>, InferError>;
+
+/// How many classes TorchServe's classifiers answer.
+const TORCHSERVE_CLASSES: usize = 5;
+
 /// What a request wants of the answer.
-struct Asked {
+pub(super) struct Asked {
     task: Task,
     mask: MaskForm,
     png: bool,
+    /// `{label: probability}`, as TorchServe's classifiers answer.
+    torchserve: bool,
 }
 
 impl Asked {
@@ -135,7 +221,25 @@ impl Asked {
             Some("rle") => MaskForm::Rle,
             Some(other) => return Err(bad("mask", other, "png or rle")),
         };
-        Ok(Asked { task, mask, png })
+        if let (Some("torchserve"), None, Task::Classify(classify)) =
+            (options.format.as_deref(), top_k, &mut task)
+        {
+            classify.top_k = TORCHSERVE_CLASSES;
+        }
+        let torchserve = match (options.format.as_deref(), &task) {
+            (None, _) => false,
+            (Some("torchserve"), Task::Classify(_)) => true,
+            (Some("torchserve"), _) => {
+                return Err(bad("format", "torchserve", "a model with the task classify for it"));
+            }
+            (Some(other), _) => return Err(bad("format", other, "torchserve")),
+        };
+        Ok(Asked { task, mask, png, torchserve })
+    }
+
+    /// What a request wants that has no query.
+    pub(super) fn plain(parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
+        Asked::of(Options::default(), parameters, model, false)
     }
 }
 
@@ -193,6 +297,7 @@ async fn entry(
             .map_err(InferError::Input)?;
         match &answer {
             Answer::Mask(mask) if asked_of.png => mask.to_png_palette().map_err(InferError::Internal),
+            Answer::Classes(classes) if asked_of.torchserve => Ok(answer::probabilities(classes)),
             answer => answer::members(answer, &of.signature, placement.source, asked_of.mask),
         }
     };

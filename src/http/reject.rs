@@ -37,6 +37,8 @@ const BAD_REQUEST: Kind = kind("bad-request", 400, "the request is malformed");
 const NOT_AN_IMAGE: Kind = kind("not-an-image", 400, "the bytes are not an image we can decode");
 const INPUT_REFUSED: Kind = kind("input-refused", 400, "the model refused the input");
 const MODEL_NOT_READY: Kind = kind("model-not-ready", 400, "the model cannot be served now");
+const LOAD_FAILED: Kind = kind("load-failed", 400, "the model could not be loaded");
+const FORBIDDEN: Kind = kind("forbidden", 403, "the caller may not do this");
 const NOT_FOUND: Kind = kind("not-found", 404, "there is nothing at this path");
 const UNKNOWN_MODEL: Kind = kind("unknown-model", 404, "there is no such model or version");
 const METHOD: Kind = kind("method-not-allowed", 405, "the path does not take this method");
@@ -55,11 +57,13 @@ const NOT_READY: Kind = kind("not-ready", 503, "the server is not ready");
 const LATE: Kind = kind("late", 504, "the deadline passed or cannot be met");
 
 /// All kinds, by status.
-pub const KINDS: [Kind; 20] = [
+pub const KINDS: [Kind; 22] = [
     BAD_REQUEST,
     NOT_AN_IMAGE,
     INPUT_REFUSED,
     MODEL_NOT_READY,
+    LOAD_FAILED,
+    FORBIDDEN,
     NOT_FOUND,
     UNKNOWN_MODEL,
     METHOD,
@@ -90,6 +94,8 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::UnsupportedMedia { .. } | InferError::UnsupportedEncoding { .. } => MEDIA,
         InferError::UnknownModel { .. } => UNKNOWN_MODEL,
         InferError::ModelUnavailable { .. } => UNAVAILABLE,
+        InferError::LoadFailed { .. } => LOAD_FAILED,
+        InferError::Forbidden(_) => FORBIDDEN,
         InferError::Full { .. } => FULL,
         InferError::Draining { .. } => DRAINING,
         InferError::Late(_) => LATE,

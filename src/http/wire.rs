@@ -7,6 +7,8 @@
 //! - [`binary`]: tensors as bytes.
 //! - [`data`]: the numbers of a JSON tensor, straight into its bytes.
 //! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
+//! - [`repository`]: which models there shall be.
+//! - [`v1`]: predictions by KServe's first protocol.
 //! - [`statistics`], [`model_config`]: what Triton's clients ask about a model.
 
 pub mod answer;
@@ -17,8 +19,10 @@ pub mod model_config;
 pub mod predict;
 pub mod raw;
 pub mod reply;
+pub mod repository;
 pub mod request;
 pub mod statistics;
+pub mod v1;
 
 use crate::error::InferError;
 use serde::Deserialize;

@@ -34,10 +34,19 @@ pub struct Entry {
     pub version: Arc<str>,
     /// Where it stands.
     pub state: State,
+    /// What else there is to say: why the last load failed, where an older one goes on serving. May be empty.
+    pub note: Arc<str>,
+}
+
+#[derive(Clone)]
+struct Version {
+    version: Arc<str>,
+    state: State,
+    note: Arc<str>,
 }
 
 /// The versions of one model, rising.
-type Versions = Vec<(Arc<str>, State)>;
+type Versions = Vec<Version>;
 type Map = BTreeMap<Arc<str>, Versions>;
 
 /// All models. Clones are the same catalog.
@@ -65,9 +74,20 @@ impl Catalog {
     pub fn set(&self, name: &str, version: &str, state: State) {
         self.change(|map| {
             let versions = map.entry(Arc::from(name)).or_default();
-            match versions.binary_search_by(|(other, _)| order(other, version)) {
-                Ok(at) => versions[at].1 = state,
-                Err(at) => versions.insert(at, (Arc::from(version), state)),
+            let note = Arc::from("");
+            match versions.binary_search_by(|other| order(&other.version, version)) {
+                Ok(at) => (versions[at].state, versions[at].note) = (state, note),
+                Err(at) => versions.insert(at, Version { version: Arc::from(version), state, note }),
+            }
+        });
+    }
+
+    /// Says something about a version, until its state is set again.
+    pub fn note(&self, name: &str, version: &str, note: &str) {
+        self.change(|map| {
+            let versions = map.get_mut(name).map(Vec::as_mut_slice).unwrap_or_default();
+            if let Some(of) = versions.iter_mut().find(|of| &*of.version == version) {
+                of.note = Arc::from(note);
             }
         });
     }
@@ -76,7 +96,7 @@ impl Catalog {
     pub fn remove(&self, name: &str, version: &str) {
         self.change(|map| {
             if let Some(versions) = map.get_mut(name) {
-                versions.retain(|(other, _)| &**other != version);
+                versions.retain(|of| &*of.version != version);
                 if versions.is_empty() {
                     map.remove(name);
                 }
@@ -97,25 +117,25 @@ impl Catalog {
         })?;
         let state = match version {
             Some(version) => {
-                versions.iter().find(|(other, _)| &**other == version).map(|(_, state)| state).ok_or_else(
-                    || InferError::UnknownModel {
+                versions.iter().find(|of| &*of.version == version).map(|of| &of.state).ok_or_else(|| {
+                    InferError::UnknownModel {
                         name: format!("{name}/{version}"),
                         nearest: versions
                             .iter()
                             .rev()
-                            .filter(|(other, _)| !other.is_empty())
+                            .filter(|of| !of.version.is_empty())
                             .take(NEAREST_MAX)
-                            .map(|(other, _)| format!("{name}/{other}"))
+                            .map(|of| format!("{name}/{}", of.version))
                             .collect(),
-                    },
-                )?
+                    }
+                })?
             }
             None => versions
                 .iter()
                 .rev()
-                .map(|(_, state)| state)
+                .map(|of| &of.state)
                 .find(|state| matches!(state, State::Ready(_)))
-                .unwrap_or(&versions[versions.len() - 1].1),
+                .unwrap_or(&versions[versions.len() - 1].state),
         };
         let unavailable = |reason: &str| InferError::ModelUnavailable {
             name: match version {
@@ -141,10 +161,11 @@ impl Catalog {
         self.map()
             .iter()
             .flat_map(|(name, versions)| {
-                versions.iter().map(|(version, state)| Entry {
+                versions.iter().map(|Version { version, state, note }| Entry {
                     name: Arc::clone(name),
                     version: Arc::clone(version),
                     state: state.clone(),
+                    note: Arc::clone(note),
                 })
             })
             .collect()
@@ -155,7 +176,7 @@ impl Catalog {
         self.map()
             .values()
             .flatten()
-            .filter_map(|(_, state)| match state {
+            .filter_map(|of| match &of.state {
                 State::Ready(model) => Some(Arc::clone(model)),
                 _ => None,
             })

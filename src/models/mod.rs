@@ -6,6 +6,7 @@
 //! - `triton`: `config.pbtxt`, which stands for a manifest in repositories made for Triton.
 //! - [`declared`]: what an author says of inputs and outputs, held against the file; what requests see of a model.
 //! - [`warmup`]: runs that an author asks for before the first request.
+//! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
 //! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input.
 //! - `map`: what a camera's pixels differ in, from a file.
@@ -14,6 +15,8 @@
 //! itself is the caller's.
 
 pub mod catalog;
+pub mod changes;
+pub mod control;
 pub mod declared;
 mod external;
 mod input;
@@ -25,6 +28,7 @@ mod triton;
 pub mod warmup;
 
 pub use catalog::{Catalog, Entry, State};
+pub use control::{Command, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};

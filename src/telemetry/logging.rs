@@ -84,17 +84,38 @@ impl Logging {
     /// # Errors
     /// The file cannot be written.
     pub fn add_model(&self, name: &str) -> Result<(), LogError> {
-        match &self.files {
-            Some(files) => {
-                files.add(name).map_err(|error| LogError::Folder { folder: files.folder().into(), error })
-            }
-            None => Ok(()),
-        }
+        self.models().add_model(name)
+    }
+
+    /// Adds files for models that come later, for as long as there is a log.
+    pub fn models(&self) -> ModelLogs {
+        ModelLogs { files: self.files.as_ref().map(Arc::downgrade) }
     }
 
     /// Counts the lines that are lost, for as long as there is somebody who asks.
     pub fn lines_lost(&self) -> LinesLost {
         LinesLost { console: Some(self.lost.clone()), files: self.files.as_ref().map(Arc::downgrade) }
+    }
+}
+
+/// Adds log files for models. Keeps no log open; the default is of no log.
+#[derive(Debug, Clone, Default)]
+pub struct ModelLogs {
+    files: Option<Weak<ModelFiles>>,
+}
+
+impl ModelLogs {
+    /// Has the events of a model written to a file, if there are such files.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn add_model(&self, name: &str) -> Result<(), LogError> {
+        match self.files.as_ref().and_then(Weak::upgrade) {
+            Some(files) => {
+                files.add(name).map_err(|error| LogError::Folder { folder: files.folder().into(), error })
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -37,9 +37,10 @@ def free_ports(count):
 class Server:
     """A running server. `options` are settings by their names in the configuration file, such as `queue_items_max`."""
 
-    def __init__(self, models, log, **options):
+    def __init__(self, models, log, port=None, **options):
         self.log = log
         self.port, self.admin_port, self.grpc_port = free_ports(3)
+        self.port = port or self.port
         self.url, self.admin_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.admin_port}"
         settings = {
             "listen": f"127.0.0.1:{self.port}",

@@ -47,7 +47,7 @@ pub(crate) struct Server {
 pub(crate) fn config() -> Config {
     let free = "127.0.0.1:0".parse().expect("an address");
     Config {
-        listen: free,
+        listen: vec![free],
         admin_listen: Some(free),
         models: root().join("examples/models"),
         backend: Backend::Cpu,
@@ -114,7 +114,7 @@ impl Server {
     /// Starts, and returns while models load.
     pub(crate) async fn start_without_waiting(config: Config, models: Option<tempfile::TempDir>) -> Server {
         let app = App::start(config, None).await.expect("the server starts");
-        let (address, admin) = (app.address(), app.admin_address().expect("an admin listener"));
+        let (address, admin) = (app.addresses()[0], app.admin_address().expect("an admin listener"));
         Server { app, address, admin, _models: models }
     }
 

@@ -11,7 +11,7 @@ use crate::{
     engine::Signature,
     error::InferError,
     http::reject::Problem,
-    tasks::{Answer, Mask},
+    tasks::{Answer, Class, Mask},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
@@ -124,6 +124,51 @@ pub fn several(of: Of<'_>, entries: &[Result<Vec<u8>, InferError>]) -> Vec<u8> {
     }
     json.extend_from_slice(b"]}");
     json
+}
+
+/// The members of an object from label to probability, as TorchServe's classifiers answer; a class without a label has its
+/// index.
+pub fn probabilities(classes: &[Class]) -> Vec<u8> {
+    let mut json = Vec::with_capacity(256);
+    for (index, class) in classes.iter().enumerate() {
+        if index > 0 {
+            json.push(b',');
+        }
+        string(&mut json, class.label.as_deref().unwrap_or(&class.index.to_string()));
+        json.push(b':');
+        write(&mut json, &class.score);
+    }
+    json
+}
+
+/// The answers without anything around them: an object for one, else a list.
+pub fn bare(entries: &[Result<Vec<u8>, InferError>], one: bool) -> Vec<u8> {
+    let mut json = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        if index > 0 {
+            json.push(b',');
+        }
+        match entry {
+            Ok(members) => {
+                json.push(b'{');
+                json.extend_from_slice(members);
+                json.push(b'}');
+            }
+            Err(error) => write(&mut json, &Problem::from(error).to_json(None)),
+        }
+    }
+    if one && entries.len() == 1 { json } else { [b"[", &json[..], b"]"].concat() }
+}
+
+/// One answer of a stream, with its place in it.
+pub fn indexed(index: u64, members: &[u8]) -> Vec<u8> {
+    [format!("{{\"index\":{index},").as_bytes(), members, b"}"].concat()
+}
+
+/// One failure of a stream, with its place in it.
+pub fn indexed_problem(index: u64, problem: &Problem) -> Vec<u8> {
+    let problem = problem.to_json(None).to_string();
+    [format!("{{\"index\":{index},").as_bytes(), &problem.as_bytes()[1..]].concat()
 }
 
 fn head(of: Of<'_>) -> Vec<u8> {

@@ -136,19 +136,18 @@ pub fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError>
             option: "parts_max",
         });
     }
-    let decode = |(index, instance): (usize, &Instance<'_>)| {
-        BASE64.decode(instance.base64()).map_err(|error| {
-            InferError::BadRequest(
-                format!("instance {index} is not base64: {error}")
-                    .to_lowercase()
-                    .trim_end_matches('.')
-                    .to_owned(),
-            )
-        })
-    };
+    let decode = |(index, instance): (usize, &Instance<'_>)| decode_base64(index, instance.base64());
     Ok(Instances {
         images: wire.instances.kept.iter().enumerate().map(decode).collect(),
         parameters: wire.parameters,
+    })
+}
+
+/// The bytes of an instance.
+pub(super) fn decode_base64(index: usize, text: &str) -> Result<Vec<u8>, InferError> {
+    BASE64.decode(text).map_err(|error| {
+        let told = format!("instance {index} is not base64: {error}").to_lowercase();
+        InferError::BadRequest(told.trim_end_matches('.').to_owned())
     })
 }
 

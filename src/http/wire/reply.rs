@@ -114,6 +114,25 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
     })
 }
 
+/// The members of an object that says what a part of a request's items, beginning with `first`, gave. All of it is text.
+///
+/// # Errors
+/// As [`write`].
+pub fn members(outputs: &[Output], first: usize) -> Result<Vec<u8>, InferError> {
+    let mut json = format!("\"first_item\":{first},\"outputs\":[").into_bytes();
+    for (index, Output { name, tensor, .. }) in outputs.iter().enumerate() {
+        json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
+        string(&mut json, name);
+        let (datatype, shape) = (tensor.datatype, &tensor.shape);
+        write!(json, ",\"datatype\":\"{datatype}\",\"shape\":{shape:?},\"data\":[")
+            .expect("memory takes all");
+        numbers_of(&mut json, name, tensor)?;
+        json.extend_from_slice(b"]}");
+    }
+    json.push(b']');
+    Ok(json)
+}
+
 /// Writes the elements of a tensor, flat, with commas between them.
 pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
     fn each<const SIZE: usize>(json: &mut Vec<u8>, data: &[u8], one: impl Fn(&mut Vec<u8>, [u8; SIZE])) {

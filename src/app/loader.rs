@@ -1,0 +1,78 @@
+//! The thread that loads models: those of the start one after the other, then whatever it is told to.
+
+use crate::{
+    devices::Devices,
+    error::InferError,
+    models::{self, Command, Found, Overrides, control::Reply},
+    telemetry::logging::ModelLogs,
+};
+use std::{path::Path, sync::mpsc, time::Duration};
+
+/// How often those that leave are looked at, while there are some.
+const LEAVING_PAUSE: Duration = Duration::from_millis(50);
+
+/// Loads, and does what it is told until it is told to stop.
+pub(super) fn run(
+    devices: &Devices,
+    found: &[Found],
+    commands: &mpsc::Receiver<Command>,
+    (folder, logs): (&Path, &ModelLogs),
+    stop: &dyn Fn() -> bool,
+) {
+    devices.load_all(found, stop);
+    let mut leaving = false;
+    loop {
+        let command = if leaving {
+            commands.recv_timeout(LEAVING_PAUSE)
+        } else {
+            commands.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
+        };
+        match command {
+            Ok(Command::Load { name, overrides, reply }) => {
+                answer(reply, load(devices, folder, logs, &name, &overrides));
+            }
+            Ok(Command::Unload { name, reply }) => answer(reply, unload(devices, &name)),
+            Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        leaving = devices.let_go();
+    }
+}
+
+fn answer(reply: Option<Reply>, result: Result<(), InferError>) {
+    if let Some(reply) = reply {
+        // Whoever asked may have gone.
+        let _ = reply.send(result);
+    }
+}
+
+fn load(
+    devices: &Devices,
+    folder: &Path,
+    logs: &ModelLogs,
+    name: &str,
+    overrides: &Overrides,
+) -> Result<(), InferError> {
+    let failed = |reason| InferError::LoadFailed { name: name.to_owned(), reason };
+    let mut found = models::scan(folder).map_err(failed)?;
+    found.retain(|found| found.name == name);
+    if found.is_empty() {
+        return Err(InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() });
+    }
+    for found in &mut found {
+        if let Ok(source) = &mut found.source {
+            overrides.apply(&mut source.manifest);
+        }
+    }
+    if let Err(error) = logs.add_model(name) {
+        tracing::warn!(model = name, %error, "no log file for the model");
+    }
+    devices.reload(name, &found).map_err(failed)
+}
+
+fn unload(devices: &Devices, name: &str) -> Result<(), InferError> {
+    match devices.unload(name) {
+        true => Ok(()),
+        false => Err(InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() }),
+    }
+}

@@ -1,0 +1,114 @@
+//! Models that come and go while others serve: a new one is loaded and warmed beside the old one, takes its place in the
+//! catalog in one step, and the old one stays until the last request that has begun with it has ended.
+
+use super::Devices;
+use crate::models::{Found, Model, State};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// A model that is out of the catalog, and how many hold it when no request does.
+pub(super) struct Leaving {
+    model: Arc<Model>,
+    holders: usize,
+}
+
+impl Devices {
+    /// Loads all versions of a model anew. What fails leaves the version that serves, if there is one, and is listed with
+    /// its reason; versions that are gone from the folder go.
+    ///
+    /// # Errors
+    /// The reasons of all versions that failed.
+    pub fn reload(&self, name: &str, found: &[Found]) -> Result<(), String> {
+        let mut reasons = Vec::new();
+        for found in found {
+            let version = &found.version;
+            let old = self.serving(name, Some(version)).pop();
+            if old.is_none() {
+                self.publish(found, State::Loading);
+                self.count();
+            }
+            match self.try_load(found) {
+                Ok(loading) => self.present(found, &loading),
+                Err(reason) if old.is_some() => {
+                    tracing::error!(
+                        model = name,
+                        version,
+                        reason,
+                        "a new load failed; the old one goes on serving"
+                    );
+                    self.parts.catalog.note(name, version, &format!("the last load failed: {reason}"));
+                    reasons.push(reason);
+                    continue;
+                }
+                Err(reason) => {
+                    tracing::error!(model = name, version, reason, "model is unavailable");
+                    self.publish(found, State::Unavailable(reason.clone()));
+                    reasons.push(reason);
+                }
+            }
+            if let Some(old) = old {
+                self.leave(old);
+            }
+            self.count();
+        }
+        if !reasons.is_empty() {
+            return Err(reasons.join("; "));
+        }
+        let gone = |version: &str| found.iter().all(|found| found.version != version);
+        self.remove(name, &gone);
+        Ok(())
+    }
+
+    /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.
+    pub fn unload(&self, name: &str) -> bool {
+        let known = self.parts.catalog.has(name);
+        self.remove(name, &|_| true);
+        known
+    }
+
+    /// Takes the versions of a model for which this holds out of the catalog.
+    fn remove(&self, name: &str, goes: &dyn Fn(&str) -> bool) {
+        for model in self.serving(name, None) {
+            if goes(&model.version) {
+                tracing::info!(model = name, version = &*model.version, "model is unloaded");
+                self.leave(model);
+            }
+        }
+        for entry in self.parts.catalog.list() {
+            if &*entry.name == name && goes(&entry.version) {
+                self.parts.catalog.remove(name, &entry.version);
+                self.parts.metrics.model(name).remove_version(&entry.version);
+            }
+        }
+        self.count();
+    }
+
+    fn serving(&self, name: &str, version: Option<&str>) -> Vec<Arc<Model>> {
+        let mut models = self.parts.catalog.ready();
+        models
+            .retain(|model| &*model.name == name && version.is_none_or(|version| version == &*model.version));
+        models
+    }
+
+    fn leave(&self, model: Arc<Model>) {
+        let holders = self.workers_of(&model) + 1;
+        self.leaving().push(Leaving { model, holders });
+    }
+
+    /// Lets go of those that no request holds any more; true while there are others. To be called now and then.
+    pub fn let_go(&self) -> bool {
+        let mut leaving = self.leaving();
+        leaving.retain(|Leaving { model, holders }| {
+            // Nobody can find it in the catalog, so that this can only fall.
+            let held = Arc::strong_count(model) > *holders;
+            if !held {
+                self.parts.queue.retire(model.key);
+            }
+            held
+        });
+        !leaving.is_empty()
+    }
+
+    fn leaving(&self) -> MutexGuard<'_, Vec<Leaving>> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,102 @@
+//! KServe's first protocol, which is TensorFlow Serving's: `/v1/models`. Rows (`instances`) or columns (`inputs`) of images in
+//! base64 or of numbers.
+
+use super::{
+    Front, body,
+    call::{Call, Spent},
+    infer, predict,
+    target::Target,
+    wire::v1::{self, Asked, Form},
+};
+use crate::{error::InferError, models::Model};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderValue, header},
+    response::Response,
+};
+use serde_json::{Value, json};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
+
+/// What stands behind a model's name in the path of a prediction.
+pub(super) const VERB: &str = ":predict";
+
+/// `GET /v1/models`: the names of the models that take requests.
+pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
+    let names: BTreeSet<String> = front.catalog.ready().iter().map(|model| model.name.to_string()).collect();
+    Json(json!({ "models": names }))
+}
+
+/// `GET /v1/models/{model}[/versions/{version}]`. A model that is not ready is 503 here.
+pub(super) async fn ready(
+    State(front): State<Arc<Front>>,
+    target: Target,
+) -> Result<Json<Value>, InferError> {
+    let model = target.find(&front)?;
+    Ok(Json(json!({ "name": &*model.name, "ready": true })))
+}
+
+/// `POST /v1/models/{model}[/versions/{version}]:predict`
+pub(super) async fn call(
+    State(front): State<Arc<Front>>,
+    mut target: Target,
+    request: Request,
+) -> Result<Response, InferError> {
+    let last = target.version.as_mut().unwrap_or(&mut target.model);
+    match last.strip_suffix(VERB) {
+        Some(name) => *last = name.to_owned(),
+        None => {
+            let verb = last.split_once(':').map_or("", |(_, verb)| verb);
+            return Err(InferError::BadRequest(format!(
+                "a model can be asked to predict, not {verb:?}: post to /v1/models/NAME{VERB}"
+            )));
+        }
+    }
+    let model = target.find(&front)?;
+    answer(&front, &model, request).await
+}
+
+async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
+    if model.fit.is_some() {
+        let name = &model.name;
+        return Err(InferError::BadRequest(format!(
+            "model {name:?} takes stacks: post them to /predictions/{name}"
+        )));
+    }
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let body = body::of(request, front.limits.body).await?;
+    let began = Instant::now();
+    let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
+    // Numbers and base64 as text take milliseconds per megabyte.
+    let read = move || v1::read(&body, &of.interface.signature.inputs, of.image.is_some(), parts_max);
+    let (form, asked) = front.decode.run(read).await??;
+    let (json, spent) = match asked {
+        Asked::Images { files, parameters } => {
+            let asked = predict::Asked::plain(&parameters, model)?;
+            let (entries, spent) = predict::entries(front, model, &call, &Arc::new(asked), files).await?;
+            // The protocol has no place for one answer that is an error.
+            let answers = entries.into_iter().collect::<Result<Vec<_>, _>>()?;
+            (v1::answers(form, &answers), spent)
+        }
+        Asked::Tensors(inputs) => {
+            let (inputs, items) = infer::arrange(model, inputs)?;
+            let decode = began.elapsed();
+            let ticket = call.push(front, model, inputs, items, None)?;
+            let ran = call.answer(front, model, ticket).await?;
+            let spent = Spent { decode, batch: ran.timing, device: Some(ran.device) };
+            let of = Arc::clone(model);
+            let rows = (form == Form::Rows && !of.rules.whole).then_some(items);
+            let outputs = model.interface.outward(&ran.outputs);
+            let write = move || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
+            let answered = Instant::now();
+            let json = front.decode.run(write).await??;
+            model.statistics.replied(answered.elapsed());
+            (json, spent)
+        }
+    };
+    let mut reply = Response::new(Body::from(json));
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    spent.tell(reply.headers_mut());
+    Ok(reply)
+}

@@ -1,0 +1,211 @@
+//! Triton's repository control: which models there are, and loading and unloading them while the server runs.
+//!
+//! Whoever may do this decides what runs here: without `admin_token` only callers on this machine may, with it only those
+//! who know it.
+
+use super::{
+    Front,
+    accept::Peer,
+    body::{self, BodyLimits},
+    catalog,
+    target::Target,
+    wire::repository as wire,
+};
+use crate::{
+    config::{RepositoryMode, Secret},
+    error::InferError,
+    models::{State as ModelState, changes::Look},
+};
+use axum::{
+    Json,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, header},
+};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use subtle::ConstantTimeEq;
+
+/// Bytes of a body: a configuration is text that people write.
+const BODY_BYTES_MAX: u64 = 1 << 20;
+
+/// `POST /v2/repository/index`: every version that is known, and the models of the folder that are not loaded.
+pub(super) async fn index(
+    State(front): State<Arc<Front>>,
+    request: Request,
+) -> Result<Json<Value>, InferError> {
+    let only_ready = wire::only_ready(&read(&front, request).await?)?;
+    let entries = list(&front, only_ready).await?.into_iter().map(|known| {
+        json!({ "name": known.name, "version": known.version, "state": known.state, "reason": known.reason })
+    });
+    Ok(Json(entries.collect()))
+}
+
+/// One version of a model, or a model that is not loaded.
+pub(crate) struct Known {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its version; empty for a model that is not loaded.
+    pub(crate) version: String,
+    /// As the protocol calls it.
+    pub(crate) state: &'static str,
+    /// Why it is not ready; or what is to be said of one that is.
+    pub(crate) reason: String,
+}
+
+/// Everything that is known, or only what takes requests.
+pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, InferError> {
+    let mut entries = Vec::new();
+    let mut known = BTreeSet::new();
+    for entry in front.catalog.list() {
+        let (state, reason) = match &entry.state {
+            ModelState::Loading => ("LOADING", ""),
+            ModelState::Ready(_) => ("READY", &*entry.note),
+            ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.as_str()),
+        };
+        known.insert(entry.name.to_string());
+        if !only_ready || state == "READY" {
+            let (name, version) = (entry.name.to_string(), entry.version.to_string());
+            entries.push(Known { name, version, state, reason: reason.to_owned() });
+        }
+    }
+    if !only_ready {
+        let folder = front.control.folder().to_owned();
+        let there = front.decode.run(move || Look::at(&folder)).await?;
+        for name in there.names().filter(|name| !known.contains(*name)) {
+            let (name, reason) = (name.to_owned(), "it is not loaded".to_owned());
+            entries.push(Known { name, version: String::new(), state: "UNAVAILABLE", reason });
+        }
+    }
+    Ok(entries)
+}
+
+/// `POST /v2/repository/models/{model}/load`
+pub(super) async fn load(
+    State(front): State<Arc<Front>>,
+    target: Target,
+    request: Request,
+) -> Result<(), InferError> {
+    allowed(&front, request.extensions().get(), request.headers())?;
+    load_as(&front, &target.model, &read(&front, request).await?).await
+}
+
+/// Loads a model as this body says, for a caller who may.
+pub(crate) async fn load_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
+    let current = front.catalog.get(name, None).ok().map(|model| catalog::config_of(&model));
+    let overrides = wire::overrides(body, name, current.as_ref())?;
+    front.control.load(name, overrides).await
+}
+
+/// `POST /v2/repository/models/{model}/unload`
+pub(super) async fn unload(
+    State(front): State<Arc<Front>>,
+    target: Target,
+    request: Request,
+) -> Result<(), InferError> {
+    allowed(&front, request.extensions().get(), request.headers())?;
+    unload_as(&front, &target.model, &read(&front, request).await?).await
+}
+
+/// Unloads a model as this body says, for a caller who may.
+pub(crate) async fn unload_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
+    wire::unload(body)?;
+    front.control.unload(name).await
+}
+
+async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
+    let body = front.limits.body;
+    body::of(request, BodyLimits { bytes_max: BODY_BYTES_MAX.min(body.bytes_max), ..body }).await
+}
+
+/// Whether a caller may load and unload.
+pub(crate) fn allowed(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -> Result<(), InferError> {
+    let peer = peer.map(|Peer(address)| address.ip());
+    may(front.repository_mode, front.admin_token.as_ref(), peer, headers)
+}
+
+/// Whether a caller may change what is loaded.
+fn may(
+    mode: RepositoryMode,
+    token: Option<&Secret>,
+    peer: Option<IpAddr>,
+    headers: &HeaderMap,
+) -> Result<(), InferError> {
+    let refused = |why: &str| Err(InferError::Forbidden(why.to_owned()));
+    match mode {
+        RepositoryMode::None => {
+            return refused(
+                "models are loaded at the start only; repository_mode = \"explicit\" lets callers load them",
+            );
+        }
+        RepositoryMode::Watch => {
+            return refused(
+                "models follow their folder; repository_mode = \"explicit\" lets callers load them instead",
+            );
+        }
+        RepositoryMode::Explicit => {}
+    }
+    match (token, bearer(headers)) {
+        (Some(token), Some(given)) if bool::from(given.ct_eq(token.as_bytes())) => Ok(()),
+        (Some(_), Some(_)) => refused("the token in the header authorization is not admin_token"),
+        (Some(_), None) => refused("the header authorization must be Bearer and admin_token"),
+        (None, _) if peer.is_some_and(|peer| peer.to_canonical().is_loopback()) => Ok(()),
+        (None, _) => {
+            refused("only callers on the server's own machine may do this, unless admin_token is set")
+        }
+    }
+}
+
+/// The token that a caller shows.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes)?;
+    let (scheme, token) = value.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_from_elsewhere_need_the_token_and_with_one_all_do() {
+        let token = Secret::from("a-token-of-16-or-more");
+        let with = |value: &'static str| {
+            HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))])
+        };
+        let (none, right, wrong) =
+            (HeaderMap::new(), with("Bearer a-token-of-16-or-more"), with("Bearer a-token-of-16-or-mor"));
+        let peer = |text: &str| text.parse().ok();
+        let check = |token: Option<&Secret>, address: &str, headers: &HeaderMap, expected: bool| {
+            let got = may(RepositoryMode::Explicit, token, peer(address), headers);
+            assert_eq!(got.is_ok(), expected, "{address} {headers:?}: {got:?}");
+            let told = got.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(!told.contains("16-or-more"), "{told}");
+        };
+        for here in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
+            check(None, here, &none, true);
+            check(Some(&token), here, &none, false);
+        }
+        check(None, "10.0.0.7", &none, false);
+        check(None, "10.0.0.7", &right, false);
+        check(Some(&token), "10.0.0.7", &right, true);
+        check(Some(&token), "10.0.0.7", &wrong, false);
+        check(None, "nowhere", &none, false);
+        for mode in [RepositoryMode::None, RepositoryMode::Watch] {
+            assert!(may(mode, Some(&token), peer("127.0.0.1"), &right).is_err());
+        }
+    }
+
+    #[test]
+    fn a_token_is_what_stands_behind_bearer() {
+        let of = |value: &'static str| {
+            let headers = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))]);
+            bearer(&headers).map(<[u8]>::to_vec)
+        };
+        assert_eq!(of("Bearer abc"), Some(b"abc".to_vec()));
+        assert_eq!(of("bearer  abc "), Some(b"abc".to_vec()));
+        assert_eq!(of("Basic abc"), None);
+        assert_eq!(of("Bear"), None);
+        assert_eq!(bearer(&HeaderMap::new()), None);
+    }
+}

@@ -1,0 +1,440 @@
+//! Predictions by KServe's first protocol: rows (`{"instances": […]}`, answered by `predictions`) or columns
+//! (`{"inputs": …}`, answered by `outputs`), of numbers, of text, or of images as `{"b64": "…"}`.
+//!
+//! Numbers say their shape by how they are nested. With several inputs a row is an object with a member for each, and so are
+//! the columns.
+
+use super::{
+    Parameters, bad_json, clipped, data,
+    predict::{decode_base64, instances},
+    reply::{numbers_of, string},
+    request::Input,
+};
+use crate::{
+    batch::rows,
+    engine::{DataType, Tensor, TensorSpec},
+    error::InferError,
+};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{borrow::Cow, collections::BTreeMap};
+
+/// How a request is laid out, and so its reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `instances`, answered by `predictions`.
+    Rows,
+    /// `inputs`, answered by `outputs`.
+    Columns,
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub enum Asked {
+    /// Answers for images.
+    Images {
+        /// In order; what is not base64 is an error of its own.
+        files: Vec<Result<Bytes, InferError>>,
+        /// `parameters` of the request.
+        parameters: Parameters,
+    },
+    /// What the model gives for tensors.
+    Tensors(Vec<Input>),
+}
+
+#[derive(Deserialize)]
+struct Wire<'a> {
+    #[serde(borrow, default)]
+    instances: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    inputs: Option<&'a RawValue>,
+    #[serde(default)]
+    parameters: Parameters,
+}
+
+/// Reads a request for a model with these inputs. Members that are not known, such as `signature_name`, are ignored.
+///
+/// # Errors
+/// 400 saying what was expected; 413 for more than `images_max` images.
+pub fn read(
+    body: &[u8],
+    specs: &[TensorSpec],
+    takes_images: bool,
+    images_max: usize,
+) -> Result<(Form, Asked), InferError> {
+    let wire: Wire<'_> = serde_json::from_slice(body).map_err(|error| bad_json("the body", &error))?;
+    let (form, given) = match (wire.instances, wire.inputs) {
+        (Some(rows), None) => (Form::Rows, rows),
+        (None, Some(columns)) => (Form::Columns, columns),
+        _ => return Err(bad("the body must have either instances (rows) or inputs (columns)".into())),
+    };
+    let parameters = wire.parameters;
+    if takes_images && !holds_numbers(given) {
+        let files = images(form, given, specs, images_max)?;
+        return Ok((form, Asked::Images { files, parameters }));
+    }
+    let inputs = match form {
+        Form::Rows => row_tensors(given, specs)?,
+        Form::Columns => column_tensors(given, specs)?,
+    };
+    Ok((form, Asked::Tensors(inputs)))
+}
+
+/// Whether the innermost first element is a number.
+fn holds_numbers(given: &RawValue) -> bool {
+    let first = given.get().bytes().find(|byte| !byte.is_ascii_whitespace() && *byte != b'[');
+    first.is_some_and(|byte| byte.is_ascii_digit() || byte == b'-')
+}
+
+fn images(
+    form: Form,
+    given: &RawValue,
+    specs: &[TensorSpec],
+    images_max: usize,
+) -> Result<Vec<Result<Bytes, InferError>>, InferError> {
+    let mut list = given.get().to_owned();
+    if form == Form::Columns {
+        // Of one input, its name may be left out; of one image, its list.
+        let named: Option<BTreeMap<Cow<'_, str>, &RawValue>> = serde_json::from_str(&list).ok();
+        let inner =
+            named.as_ref().and_then(|named| Some(named.get(specs.first()?.name.as_str())?.get().to_owned()));
+        list = inner.unwrap_or(list);
+        if !list.trim_start().starts_with('[') {
+            list = format!("[{list}]");
+        }
+    }
+    let read = instances(format!("{{\"instances\":{list}}}").as_bytes(), images_max)?;
+    Ok(read.images.into_iter().map(|image| image.map(Bytes::from)).collect())
+}
+
+fn row_tensors(given: &RawValue, specs: &[TensorSpec]) -> Result<Vec<Input>, InferError> {
+    let rows: Vec<&RawValue> =
+        serde_json::from_str(given.get()).map_err(|error| bad_json("instances", &error))?;
+    if rows.is_empty() {
+        return Err(bad("instances is empty, expected 1 or more".into()));
+    }
+    if let [only] = specs
+        && !names(rows[0], only)
+    {
+        return Ok(vec![input(only, given)?]);
+    }
+    let mut columns: BTreeMap<String, String> = BTreeMap::new();
+    for (index, row) in rows.iter().enumerate() {
+        let members: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(row.get())
+            .map_err(|_| bad(format!("instance {index} must be an object with a member for each input")))?;
+        for (name, value) in members {
+            let column = columns.entry(name.into_owned()).or_default();
+            column.push(if column.is_empty() { '[' } else { ',' });
+            column.push_str(value.get());
+        }
+    }
+    columns
+        .into_iter()
+        .map(|(name, text)| {
+            let text = RawValue::from_string(text + "]").map_err(|error| bad_json("instances", &error))?;
+            input(spec(specs, &name)?, &text)
+        })
+        .collect()
+}
+
+fn column_tensors(given: &RawValue, specs: &[TensorSpec]) -> Result<Vec<Input>, InferError> {
+    if let [only] = specs
+        && !names(given, only)
+    {
+        return Ok(vec![input(only, given)?]);
+    }
+    let columns: BTreeMap<Cow<'_, str>, &RawValue> =
+        serde_json::from_str(given.get()).map_err(|error| bad_json("inputs", &error))?;
+    columns.into_iter().map(|(name, value)| input(spec(specs, &name)?, value)).collect()
+}
+
+/// Whether a value is an object with a member for an input.
+fn names(value: &RawValue, spec: &TensorSpec) -> bool {
+    serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(value.get())
+        .is_ok_and(|members| members.contains_key(spec.name.as_str()))
+}
+
+fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
+    specs.iter().find(|spec| spec.name == name).ok_or_else(|| {
+        let there = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
+        bad(format!("the model has no input {:?}; it has {there}", clipped(name)))
+    })
+}
+
+fn input(spec: &TensorSpec, value: &RawValue) -> Result<Input, InferError> {
+    let tensor = match spec.datatype {
+        DataType::Bytes => text(spec, value)?,
+        datatype => data::tensor(&spec.name, datatype, shape(value)?, value)?,
+    };
+    Ok(Input { name: spec.name.clone(), tensor, parameters: Parameters::new() })
+}
+
+/// How deep lists may be within each other: as deep as a shape may be long.
+const DEPTH_MAX: usize = 16;
+
+/// The shape that the first elements of nested lists say; whether the others agree is found when they are read.
+fn shape(value: &RawValue) -> Result<Vec<usize>, InferError> {
+    let mut shape = Vec::new();
+    let mut inner = Cow::Borrowed(value.get());
+    while inner.starts_with('[') {
+        if shape.len() == DEPTH_MAX {
+            return Err(bad(format!("lists are within each other more than {DEPTH_MAX} deep")));
+        }
+        let list: Vec<&RawValue> =
+            serde_json::from_str(&inner).map_err(|error| bad_json("a list of numbers", &error))?;
+        shape.push(list.len());
+        match list.first() {
+            Some(first) => inner = Cow::Owned(first.get().to_owned()),
+            None => break,
+        }
+    }
+    match shape.is_empty() {
+        true => Err(bad("expected a list of numbers".into())),
+        false => Ok(shape),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a string or an object with b64")]
+enum Element<'a> {
+    Plain(#[serde(borrow)] Cow<'a, str>),
+    Base64 {
+        #[serde(borrow)]
+        b64: Cow<'a, str>,
+    },
+}
+
+/// A list of texts, or of bytes in base64.
+fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
+    let list: Vec<Element<'_>> = serde_json::from_str(value.get())
+        .map_err(|error| bad_json(&format!("input {:?}", spec.name), &error))?;
+    let mut bytes = Vec::new();
+    for (index, element) in list.iter().enumerate() {
+        let element = match element {
+            Element::Plain(text) => Cow::Borrowed(text.as_bytes()),
+            Element::Base64 { b64 } => Cow::Owned(decode_base64(index, b64)?),
+        };
+        let length =
+            u32::try_from(element.len()).map_err(|_| bad("an element is longer than 4 GiB".into()))?;
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(&element);
+    }
+    Ok(Tensor { datatype: DataType::Bytes, shape: vec![list.len()], data: bytes.into() })
+}
+
+/// The reply for images: their answers, each the members of an object.
+pub fn answers(form: Form, answers: &[Vec<u8>]) -> Vec<u8> {
+    let mut json = begin(form);
+    json.push(b'[');
+    for (index, members) in answers.iter().enumerate() {
+        json.extend_from_slice(if index > 0 { b",{" } else { b"{" });
+        json.extend_from_slice(members);
+        json.push(b'}');
+    }
+    json.extend_from_slice(b"]}");
+    json
+}
+
+/// The reply for tensors: a value for each row, or for each output if `rows` is none. Of several outputs, objects.
+///
+/// # Errors
+/// 400 for outputs that JSON does not carry.
+pub fn outputs(
+    rows: Option<usize>,
+    form: Form,
+    specs: &[TensorSpec],
+    outputs: &[Tensor],
+) -> Result<Vec<u8>, InferError> {
+    let mut json = begin(form);
+    let named: Vec<(&str, &Tensor)> = specs.iter().map(|spec| spec.name.as_str()).zip(outputs).collect();
+    match rows {
+        None => value(&mut json, &named, None)?,
+        Some(rows) => {
+            json.push(b'[');
+            for row in 0..rows {
+                if row > 0 {
+                    json.push(b',');
+                }
+                value(&mut json, &named, Some(row))?;
+            }
+            json.push(b']');
+        }
+    }
+    json.push(b'}');
+    Ok(json)
+}
+
+fn begin(form: Form) -> Vec<u8> {
+    match form {
+        Form::Rows => b"{\"predictions\":".to_vec(),
+        Form::Columns => b"{\"outputs\":".to_vec(),
+    }
+}
+
+/// All outputs, or a row of each.
+fn value(json: &mut Vec<u8>, named: &[(&str, &Tensor)], row: Option<usize>) -> Result<(), InferError> {
+    let one = |json: &mut Vec<u8>, name: &str, tensor: &Tensor| match row {
+        None => nested(json, name, tensor),
+        Some(row) => nested(json, name, &inner(tensor, row)),
+    };
+    if let [(name, tensor)] = named {
+        return one(json, name, tensor);
+    }
+    for (index, (name, tensor)) in named.iter().enumerate() {
+        json.push(if index > 0 { b',' } else { b'{' });
+        string(json, name);
+        json.push(b':');
+        one(json, name, tensor)?;
+    }
+    json.push(b'}');
+    Ok(())
+}
+
+/// What lies at a place of the first axis, without that axis.
+fn inner(tensor: &Tensor, row: usize) -> Tensor {
+    let mut inner = rows::cut(tensor, row, row + 1);
+    inner.shape.remove(0);
+    inner
+}
+
+/// A tensor as lists within lists.
+fn nested(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
+    match tensor.shape.len() {
+        0 => numbers_of(json, name, tensor),
+        1 => {
+            json.push(b'[');
+            numbers_of(json, name, tensor)?;
+            json.push(b']');
+            Ok(())
+        }
+        _ => {
+            json.push(b'[');
+            for row in 0..tensor.shape[0] {
+                if row > 0 {
+                    json.push(b',');
+                }
+                nested(json, name, &inner(tensor, row))?;
+            }
+            json.push(b']');
+            Ok(())
+        }
+    }
+}
+
+fn bad(what: String) -> InferError {
+    InferError::BadRequest(what)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::engine::Dim::{Fixed, Free};
+
+    fn spec_of(name: &str, datatype: DataType) -> TensorSpec {
+        TensorSpec { name: name.to_owned(), datatype, shape: vec![Free, Fixed(2)] }
+    }
+
+    fn tensors(body: &str, specs: &[TensorSpec]) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, InferError> {
+        match read(body.as_bytes(), specs, false, 4)? {
+            (_, Asked::Tensors(inputs)) => Ok(inputs
+                .into_iter()
+                .map(|input| {
+                    let numbers = input.tensor.to_f32().unwrap_or_default();
+                    (input.name, input.tensor.shape, numbers)
+                })
+                .collect()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn rows_and_columns_are_the_same_tensors() {
+        let specs = [spec_of("a", DataType::Fp32), spec_of("b", DataType::Int32)];
+        let (a, b) = (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0, 7.0, 8.0]);
+        let expected = vec![("a".to_owned(), vec![2, 2], a.clone()), ("b".to_owned(), vec![2, 2], b)];
+        let rows = r#"{"instances":[{"b":[5,6],"a":[1,2]},{"a":[3,4],"b":[7,8]}]}"#;
+        assert_eq!(tensors(rows, &specs), Ok(expected.clone()));
+        let columns = r#"{"signature_name":"x","inputs":{"a":[[1,2],[3,4]],"b":[[5,6],[7,8]]}}"#;
+        assert_eq!(tensors(columns, &specs), Ok(expected));
+        let one = vec![("a".to_owned(), vec![2, 2], a)];
+        for body in [
+            r#"{"instances":[[1,2],[3,4]]}"#,
+            r#"{"inputs":[[1,2],[3,4]]}"#,
+            r#"{"instances":[{"a":[1,2]},{"a":[3,4]}]}"#,
+        ] {
+            assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
+        }
+    }
+
+    #[test]
+    fn text_may_be_base64() {
+        let spec = [TensorSpec { name: "t".into(), datatype: DataType::Bytes, shape: vec![Free] }];
+        for body in [
+            r#"{"instances":["ab",{"b64":"Yw=="}]}"#,
+            r#"{"inputs":{"t":["ab","c"]}}"#,
+            r#"{"instances":[{"t":"ab"},{"t":{"b64":"Yw"}}]}"#,
+        ] {
+            let (_, Asked::Tensors(inputs)) = read(body.as_bytes(), &spec, false, 4).unwrap() else {
+                panic!()
+            };
+            assert_eq!(inputs[0].tensor.data[..], *b"\x02\0\0\0ab\x01\0\0\0c", "{body}");
+        }
+    }
+
+    #[test]
+    fn images_come_as_rows_or_columns() {
+        let specs = [spec_of("image", DataType::Fp32)];
+        for (body, form) in [
+            (r#"{"instances":[{"b64":"YWI="},{"image_bytes":{"b64":"Yw"}}]}"#, Form::Rows),
+            (r#"{"inputs":[{"b64":"YWI="},"Yw"]}"#, Form::Columns),
+            (r#"{"inputs":{"image":[{"b64":"YWI="},{"b64":"Yw"}]}}"#, Form::Columns),
+        ] {
+            let (got, Asked::Images { files, .. }) = read(body.as_bytes(), &specs, true, 4).unwrap() else {
+                panic!("{body}")
+            };
+            let files: Vec<_> = files.into_iter().map(Result::unwrap).collect();
+            assert_eq!((got, &files[..]), (form, &[Bytes::from("ab"), Bytes::from("c")][..]), "{body}");
+        }
+        let one = br#"{"inputs":{"b64":"YWI="}}"#;
+        assert!(
+            matches!(read(one, &specs, true, 4), Ok((_, Asked::Images { files, .. })) if files.len() == 1)
+        );
+        assert!(matches!(read(br#"{"instances":[[1,2]]}"#, &specs, true, 4), Ok((_, Asked::Tensors(_)))));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let specs = [spec_of("a", DataType::Fp32), spec_of("b", DataType::Fp32)];
+        for (body, told) in [
+            ("{}", "either instances"),
+            (r#"{"instances":[],"inputs":[]}"#, "either instances"),
+            (r#"{"instances":[]}"#, "is empty"),
+            (r#"{"instances":[[1,2]]}"#, "instance 0 must be an object"),
+            (r#"{"instances":[{"c":[1,2]}]}"#, "no input \"c\""),
+            (r#"{"inputs":{"a":1}}"#, "expected a list"),
+            (r#"{"inputs":{"a":[[1,2],[3]]}}"#, "does not fit shape"),
+        ] {
+            let error = tensors(body, &specs).unwrap_err().to_string();
+            assert!(error.contains(told), "{body}: {error}");
+        }
+        let deep = format!("{{\"inputs\":{{\"a\":{}1{}}}}}", "[".repeat(30), "]".repeat(30));
+        assert!(tensors(&deep, &specs).unwrap_err().to_string().contains("deep"));
+    }
+
+    #[test]
+    fn replies_are_nested_like_their_shapes() {
+        let data: Vec<u8> = [1.0f32, 2.0, 3.0, 4.5].iter().flat_map(|n| n.to_le_bytes()).collect();
+        let y = Tensor { datatype: DataType::Fp32, shape: vec![2, 1, 2], data: data.into() };
+        let specs = [spec_of("y", DataType::Fp32), spec_of("z", DataType::Fp32)];
+        let text = |rows, form, count: usize| {
+            let all = [y.clone(), y.clone()];
+            String::from_utf8(outputs(rows, form, &specs[..count], &all[..count]).unwrap()).unwrap()
+        };
+        assert_eq!(text(Some(2), Form::Rows, 1), r#"{"predictions":[[[1.0,2.0]],[[3.0,4.5]]]}"#);
+        assert_eq!(text(None, Form::Columns, 1), r#"{"outputs":[[[1.0,2.0]],[[3.0,4.5]]]}"#);
+        let two = r#"{"predictions":[{"y":[[1.0,2.0]],"z":[[1.0,2.0]]},{"y":[[3.0,4.5]],"z":[[3.0,4.5]]}]}"#;
+        assert_eq!(text(Some(2), Form::Rows, 2), two);
+    }
+}

@@ -1,0 +1,102 @@
+"""KServe's first protocol and TorchServe's forms, as their clients post them."""
+
+import numpy as np
+import pytest
+import requests
+import wire
+
+
+def predict(server, model, body, version=None):
+    path = f"/v1/models/{model}" + (f"/versions/{version}" if version else "")
+    return requests.post(f"{server.url}{path}:predict", json=body, timeout=wire.TIMEOUT)
+
+
+def test_models_and_their_readiness_are_told(server):
+    models = wire.ok(requests.get(server.url + "/v1/models", timeout=wire.TIMEOUT))["models"]
+    assert {"digits", "identity"} <= set(models) and "broken" not in models, models
+    reply = requests.get(server.url + "/v1/models/digits", timeout=wire.TIMEOUT)
+    assert wire.ok(reply) == {"name": "digits", "ready": True}
+    for model, status in (("broken", 503), ("nothing", 404)):
+        reply = requests.get(f"{server.url}/v1/models/{model}", timeout=wire.TIMEOUT)
+        assert reply.status_code == status and reply.json()["error"], reply.text
+
+
+def test_images_are_predicted_as_rows_and_as_columns(server, digits):
+    images = [{"b64": wire.b64(image)} for _, image, _ in digits]
+    forms = {
+        "rows": ({"instances": images}, "predictions"),
+        "rows with keys": ({"instances": [{"image_bytes": i, "key": "1"} for i in images]}, "predictions"),
+        "columns": ({"inputs": images}, "outputs"),
+        "named columns": ({"inputs": {"image": images}}, "outputs"),
+    }
+    for name, (body, member) in forms.items():
+        answers = wire.ok(predict(server, "digits", body, version="1"))[member]
+        assert [a["classes"][0]["label"] for a in answers] == [digit for _, _, digit in digits], name
+
+
+def test_numbers_are_predicted_as_rows_and_as_columns(server):
+    x = np.arange(32, dtype=np.float32).reshape(2, 16).tolist()
+    assert wire.ok(predict(server, "identity", {"instances": x})) == {"predictions": x}
+    assert wire.ok(predict(server, "identity", {"inputs": x})) == {"outputs": x}
+    rows = [{"a": [1, 2, 3, 4], "b": [10, 20, 30, 40]}, {"a": [0, 0, 0, 0], "b": [1, 1, 1, 1]}]
+    expected = [[11, 22, 33, 44], [1, 1, 1, 1]]
+    assert wire.ok(predict(server, "add", {"instances": rows})) == {"predictions": expected}
+    columns = {name: [row[name] for row in rows] for name in ("a", "b")}
+    assert wire.ok(predict(server, "add", {"inputs": columns})) == {"outputs": expected}
+    pixels = np.zeros((2, 1, 32, 32)).tolist()
+    (first, second) = wire.ok(predict(server, "digits", {"instances": pixels}))["predictions"]
+    assert len(first) == 10 and first == second
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "status", "told"),
+    [
+        ("identity", {}, 400, "either instances"),
+        ("identity", {"instances": []}, 400, "is empty"),
+        ("identity", {"instances": [[1, 2]]}, 400, "shape [1, 2]"),
+        ("identity", {"instances": [[1, "x"]]}, 400, "expected"),
+        ("add", {"instances": [[1, 2, 3, 4]]}, 400, "must be an object"),
+        ("digits", {"instances": [{"b64": "?"}]}, 400, "not base64"),
+        ("nothing", {"instances": [[1]]}, 404, "unknown model"),
+        ("broken", {"instances": [[1]]}, 503, "unavailable"),
+    ],
+)
+def test_what_is_wrong_is_said(server, model, body, status, told):
+    reply = predict(server, model, body)
+    assert reply.status_code == status and told in reply.json()["error"], reply.text
+
+
+def test_one_bad_image_fails_the_request(server, digits):
+    body = {"instances": [{"b64": wire.b64(digits[0][1])}, {"b64": wire.b64(b"no image")}]}
+    reply = predict(server, "digits", body)
+    assert reply.status_code == 400 and "not an image" in reply.json()["error"], reply.text
+
+
+def test_other_verbs_are_refused(server):
+    reply = requests.post(f"{server.url}/v1/models/digits:explain", json={}, timeout=wire.TIMEOUT)
+    assert reply.status_code == 400 and "explain" in reply.json()["error"], reply.text
+
+
+def test_predictions_are_counted_for_the_model(server, digits):
+    def counted():
+        text = requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
+        (line,) = [li for li in text.splitlines() if li.startswith('ocelli_outcomes_total{model="digits",outcome="ok"}')]
+        return int(line.rsplit(" ", 1)[1])
+
+    before = counted()
+    wire.ok(predict(server, "digits", {"instances": [{"b64": wire.b64(digits[0][1])}]}))
+    assert counted() == before + 1
+
+
+def test_torchserves_form_is_the_five_best_by_label(server, digits):
+    name, image, digit = digits[0]
+    best = wire.ok(wire.post_image(server, "digits", image, query={"format": "torchserve"}))
+    assert len(best) == 5 and list(best)[0] == digit and best[digit] == max(best.values()), best
+    assert sum(best.values()) <= 1 + 1e-6 and all(isinstance(p, float) for p in best.values()), best
+    # `data`, repeated, is how its clients send several.
+    parts = [("data", image), ("data", image)]
+    url = f"{server.url}/predictions/digits?format=torchserve&top_k=2"
+    several = wire.ok(requests.post(url, files=parts, timeout=wire.TIMEOUT))
+    assert [list(one)[0] for one in several] == [digit, digit] and len(several[0]) == 2, several
+    reply = wire.post_image(server, "embed", image, query={"format": "torchserve"})
+    assert reply.status_code == 400 and "classify" in reply.json()["error"], reply.text

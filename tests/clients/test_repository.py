@@ -1,0 +1,218 @@
+"""Models that come and go while the server runs: by Triton's client, and with their folder."""
+
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import requests
+import tritonclient.http as triton
+import wire
+from server import free_ports, until
+from tritonclient.utils import InferenceServerException
+
+TOKEN = "a-token-of-sixteen-or-more"
+X = np.ones((1, 16), np.float32)
+
+
+def given(x=X):
+    tensor = triton.InferInput("x", list(x.shape), "FP32")
+    tensor.set_data_from_numpy(x)
+    return [tensor]
+
+
+@pytest.fixture()
+def folder(models, tmp_path):
+    """A folder of its own with a model that copies, and one that adds."""
+    for name in ("identity", "add"):
+        shutil.copytree(models / name, tmp_path / "models" / name)
+    return tmp_path / "models"
+
+
+@pytest.fixture()
+def server(start_server, folder):
+    server = start_server(folder, repository_mode="explicit")
+    yield server
+    server.kill()
+
+
+@pytest.fixture()
+def client(server):
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        yield client
+
+
+def index(client, name=None):
+    entries = {(e["name"], e["version"]): e for e in client.get_model_repository_index()}
+    return entries if name is None else entries[name, "1"]
+
+
+def refuses(call, *told):
+    with pytest.raises(InferenceServerException) as caught:
+        call()
+    for words in told:
+        assert words in str(caught.value), caught.value
+
+
+def test_models_are_unloaded_and_loaded(client, folder):
+    assert index(client, "identity") == {"name": "identity", "version": "1", "state": "READY", "reason": ""}
+    client.unload_model("identity")
+    assert not client.is_model_ready("identity") and client.is_server_ready()
+    refuses(lambda: client.infer("identity", given()), "unknown model")
+    # It lies in the folder, and is not loaded.
+    assert index(client)["identity", ""]["state"] == "UNAVAILABLE"
+    client.load_model("identity")
+    assert (client.infer("identity", given()).as_numpy("y") == X).all()
+    refuses(lambda: client.unload_model("nothing"), "unknown model")
+    refuses(lambda: client.load_model("nothing"), "unknown model")
+
+
+def test_a_new_model_and_a_new_version_are_loaded(client, folder, models):
+    shutil.copytree(models / "embed", folder / "embed")
+    assert not client.is_model_ready("embed")
+    client.load_model("embed")
+    assert client.is_model_ready("embed")
+    (folder / "identity" / "2").mkdir()
+    shutil.copy(folder / "identity" / "model.onnx", folder / "identity" / "2")
+    client.load_model("identity")
+    assert client.get_model_metadata("identity")["versions"] == ["1", "2"]
+    assert client.infer("identity", given()).get_response()["model_version"] == "2"
+    shutil.rmtree(folder / "identity" / "2")
+    client.load_model("identity")
+    assert client.get_model_metadata("identity")["versions"] == ["1"]
+
+
+def test_a_load_that_fails_leaves_the_old_one_serving_and_is_an_error_each_time(client, folder):
+    model = folder / "identity" / "model.onnx"
+    good = model.read_bytes()
+    model.write_bytes(b"no model")
+    for _ in range(2):
+        refuses(lambda: client.load_model("identity"), "failed to load", "not an ONNX file")
+        assert (client.infer("identity", given()).as_numpy("y") == X).all()
+        entry = index(client, "identity")
+        assert entry["state"] == "READY" and "the last load failed" in entry["reason"], entry
+    model.write_bytes(good)
+    client.load_model("identity")
+    assert index(client, "identity")["reason"] == ""
+
+    (folder / "bad").mkdir()
+    (folder / "bad" / "model.onnx").write_bytes(b"no model")
+    for _ in range(2):
+        refuses(lambda: client.load_model("bad"), "failed to load")
+        assert index(client, "bad")["state"] == "UNAVAILABLE" and index(client, "bad")["reason"]
+
+
+def test_no_request_fails_while_a_model_is_loaded_anew(client, server, folder):
+    stop, failures, answered = threading.Event(), [], []
+
+    def ask(seed):
+        rng = np.random.default_rng(seed)
+        with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as own:
+            while not stop.is_set():
+                x = rng.random((rng.integers(1, 5), 16), np.float32)
+                try:
+                    assert (own.infer("identity", given(x)).as_numpy("y") == x).all()
+                    answered.append(1)
+                except Exception as error:  # whatever it is, the test fails with it
+                    failures.append(repr(error))
+                    return
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(15):
+        before = len(answered)
+        client.load_model("identity")
+        until(lambda: len(answered) > before or failures, 60, "requests are answered between two loads")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures and len(answered) > 15, failures
+    # Old instances are gone: only the last one has counts.
+    (entry,) = client.get_inference_statistics("identity")["model_stats"]
+    assert entry["inference_stats"]["fail"]["count"] == 0, entry
+
+
+def test_a_load_may_change_the_configuration(client):
+    client.load_model("identity", config=json.dumps({"max_batch_size": 4, "instance_group": [{"count": 1}]}))
+    config = client.get_model_config("identity")
+    assert config["max_batch_size"] == 4 and config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4], config
+    # What was read may be sent again, with a change.
+    config["dynamic_batching"]["max_queue_delay_microseconds"] = 2000
+    client.load_model("identity", config=json.dumps(config))
+    assert client.get_model_config("identity")["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
+    refuses(lambda: client.load_model("identity", config='{"ensemble_scheduling": {}}'), "ensemble_scheduling")
+    refuses(lambda: client.load_model("add", config='{"max_batch_size": 5000}'), "expected 1 to 1024")
+    refuses(
+        lambda: client.load_model("identity", config="{}", files={"file:1/model.onnx": b"x"}), "model folder"
+    )
+    client.load_model("identity")
+    assert client.get_model_config("identity")["max_batch_size"] == 16
+
+
+def test_without_a_mode_nobody_may_load_and_with_a_token_only_who_has_it(start_server, folder):
+    server = start_server(folder)
+    url = f"{server.url}/v2/repository/models/identity/load"
+    reply = requests.post(url, timeout=wire.TIMEOUT)
+    assert reply.status_code == 403 and "repository_mode" in reply.json()["error"], reply.text
+    assert requests.post(f"{server.url}/v2/repository/index", timeout=wire.TIMEOUT).status_code == 200
+    server.kill()
+
+    server = start_server(folder, repository_mode="explicit", admin_token=TOKEN)
+    url = f"{server.url}/v2/repository/models/identity/load"
+    for headers in ({}, {"Authorization": "Bearer " + TOKEN[:-1]}, {"Authorization": "Basic " + TOKEN}):
+        reply = requests.post(url, headers=headers, timeout=wire.TIMEOUT)
+        assert reply.status_code == 403 and TOKEN[:8] not in reply.text, reply.text
+    for base in (server.url, server.admin_url):
+        reply = requests.post(
+            f"{base}/v2/repository/models/identity/load",
+            headers={"Authorization": "Bearer " + TOKEN},
+            timeout=wire.TIMEOUT,
+        )
+        assert reply.status_code == 200 and reply.content == b"", reply.text
+    assert TOKEN[:8] not in server.log_text()
+    server.kill()
+
+
+def test_models_follow_their_folder(start_server, folder, models):
+    server = start_server(folder, repository_mode="watch")
+
+    def ready(name):
+        return server.status(f"/v2/models/{name}/ready") == 200
+
+    assert ready("identity") and not ready("embed")
+    shutil.copytree(models / "embed", folder / "embed")
+    until(lambda: ready("embed"), 60, "a new model is served")
+    shutil.rmtree(folder / "add")
+    until(lambda: not ready("add"), 60, "a model that is gone is not served")
+    good = (folder / "identity" / "model.onnx").read_bytes()
+    (folder / "identity" / "model.onnx").write_bytes(b"no model")
+
+    def reason():
+        reply = requests.post(f"{server.url}/v2/repository/index", timeout=wire.TIMEOUT).json()
+        return next(e["reason"] for e in reply if e["name"] == "identity")
+
+    until(lambda: "the last load failed" in reason(), 60, "the failure is listed")
+    assert ready("identity")
+    (folder / "identity" / "model.onnx").write_bytes(good)
+    until(lambda: reason() == "", 60, "the model is loaded again")
+    server.kill()
+
+
+def test_the_api_listens_on_several_addresses_and_metrics_apart(start_server, only_digits):
+    first, second, metrics = free_ports(3)
+    server = start_server(
+        only_digits,
+        port=first,
+        listen=f"127.0.0.1:{first}, 127.0.0.1:{second}",
+        metrics_listen=f"127.0.0.1:{metrics}",
+    )
+    for port, path, status in (
+        (second, "/v2/models/digits/ready", 200),
+        (metrics, "/metrics", 200),
+        (metrics, "/v2/models/digits/ready", 404),
+    ):
+        reply = requests.get(f"http://127.0.0.1:{port}{path}", timeout=wire.TIMEOUT)
+        assert reply.status_code == status, (port, path, reply.text)
+    assert server.stop() == 0

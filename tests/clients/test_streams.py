@@ -1,0 +1,101 @@
+"""Replies that come item by item: lines of JSON and events."""
+
+import json
+
+import numpy as np
+import pytest
+import requests
+import wire
+from server import ROOT, until
+
+
+def lines(response):
+    assert response.status_code == 200, response.text
+    assert response.headers["Content-Type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.iter_lines()]
+
+
+def events(response):
+    assert response.headers["Content-Type"] == "text/event-stream"
+    blocks = [block.split("\n") for block in response.text.strip().split("\n\n")]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
+
+
+def post(server, model, parts, accept, **options):
+    files = [("data", (f"{i}", data)) for i, data in enumerate(parts)]
+    url = f"{server.url}/predictions/{model}"
+    return requests.post(url, files=files, headers={"Accept": accept}, timeout=wire.TIMEOUT, **options)
+
+
+@pytest.mark.parametrize("form", ["lines", "events"])
+def test_answers_for_images_come_in_order_with_errors_in_their_place(server, digits, form):
+    images = [image for _, image, _ in digits] * 8
+    images[3] = b"no image"
+    if form == "lines":
+        *answers, done = lines(post(server, "digits", images, "application/x-ndjson"))
+    else:
+        *named, (last, done) = events(post(server, "digits", images, "text/event-stream"))
+        assert last == "done" and [name for name, _ in named].count("error") == 1
+        answers = [answer for _, answer in named]
+    assert [answer["index"] for answer in answers] == list(range(len(images)))
+    assert "not an image" in answers[3]["error"] and answers[3]["status"] == 400
+    got = [answer["classes"][0]["label"] for i, answer in enumerate(answers) if i != 3]
+    assert got == [digit for i, (_, _, digit) in enumerate(digits * 8) if i != 3]
+    assert done == {"done": {"answered": len(images) - 1, "failed": 1}}
+
+
+def test_the_frames_of_a_file_are_answers_of_their_own(server):
+    pages = (ROOT / "examples" / "images" / "digits-3-7.tif").read_bytes()
+    *answers, done = lines(post(server, "digits", [pages, pages], "application/x-ndjson"))
+    assert [answer["classes"][0]["label"] for answer in answers] == ["3", "7", "3", "7"]
+    assert done["done"]["answered"] == 4
+
+
+def test_items_of_tensors_come_batch_by_batch(server):
+    x = np.arange(100 * 16, dtype=np.float32).reshape(100, 16)
+    head = {"name": "x", "shape": [100, 16], "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    body = json.dumps({"inputs": [head]}).encode()
+    reply = requests.post(
+        f"{server.url}/v2/models/identity/infer",
+        data=body + x.tobytes(),
+        headers={"Accept": "application/x-ndjson", "Inference-Header-Content-Length": str(len(body))},
+        timeout=wire.TIMEOUT,
+    )
+    *parts, done = lines(reply)
+    assert [part["first_item"] for part in parts] == list(range(0, 100, 16))
+    got = np.concatenate([np.reshape(part["outputs"][0]["data"], part["outputs"][0]["shape"]) for part in parts])
+    assert (got == x).all() and done["done"] == {"answered": len(parts), "failed": 0}
+
+
+def test_a_caller_who_does_not_read_is_not_worked_for(server, digits):
+    """Each answer is more than a megabyte of text: a few fill the buffers between server and caller."""
+    count = 120
+
+    def done():
+        reply = requests.get(f"{server.url}/v2/models/image-identity/stats", timeout=wire.TIMEOUT).json()
+        return reply["model_stats"][0]["inference_count"]
+
+    before = done()
+    with post(server, "image-identity", [digits[0][1]] * count, "application/x-ndjson", stream=True) as reply:
+        first = next(reply.iter_lines(chunk_size=1 << 16))
+        assert json.loads(first)["index"] == 0
+        seen = []
+
+        def at_rest():
+            seen.append(done())
+            return len(seen) > 20 and len(set(seen[-20:])) == 1
+
+        until(at_rest, 120, "the work comes to rest while nobody reads")
+        assert done() - before < count, "everything was run although nobody reads"
+    # Whoever goes away ends the work.
+    pending = 'nv_inference_pending_request_count{model="image-identity",version="1"} 0'
+    until(lambda: pending in requests.get(server.url + "/metrics", timeout=10).text, 60, "nothing waits any more")
+    assert done() - before < count
+
+
+def test_what_is_refused_at_once_is_an_error_as_ever(server, digits):
+    reply = post(server, "nothing", [digits[0][1]], "application/x-ndjson")
+    assert reply.status_code == 404 and reply.json()["error"]
+    url = f"{server.url}/predictions/digits?top_k=x"
+    reply = requests.post(url, data=digits[0][1], headers={"Accept": "text/event-stream"}, timeout=wire.TIMEOUT)
+    assert reply.status_code == 400 and reply.json()["error"]
