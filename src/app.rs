@@ -260,6 +260,7 @@ impl App {
         // Before the first request can ask for one: a model that loads is not unknown.
         devices.announce(&found);
         let stages = Stages::default();
+        let routes = http::routes(Arc::clone(&front));
         let acceptor = |listener| Acceptor {
             listener,
             settings: accept_settings(&config),
@@ -267,12 +268,12 @@ impl App {
             connections: Arc::clone(&front.connections),
             threads: threads.handles().to_vec(),
         };
-        let routes = http::routes(Arc::clone(&front));
-        let serving = listeners.into_iter().map(|listener| acceptor(listener).run(routes.clone()));
-        let grpc = grpc_listener.map(|listener| acceptor(listener).run(grpc::routes(&front, &stages)));
-        let serving = join_all(serving.chain(grpc).collect::<Vec<_>>());
+        let accepting = listeners.into_iter().map(|listener| acceptor(listener).run(routes.clone()));
+        let accepting = join_all(accepting.collect::<Vec<_>>());
+        let calls = grpc_listener.map(|listener| acceptor(listener).run(grpc::routes(&front, &stages)));
         let accepting = tokio::spawn(async {
-            let dropped = serving.await.iter().map(|ended| ended.connections_dropped).sum();
+            let (ended, calls) = tokio::join!(accepting, join_all(calls));
+            let dropped = ended.iter().chain(&calls).map(|ended| ended.connections_dropped).sum();
             Ended { connections_dropped: dropped }
         });
         let heart = tokio::spawn(beat(status, threads.handles().to_vec()));

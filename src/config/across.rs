@@ -19,33 +19,33 @@ struct Rule {
 const RULES: &[Rule] = &[
     Rule {
         between: ["admin_listen", "listen"],
-        holds: |config| apart(config.admin_listen, config.listen.iter().copied()),
+        holds: |config| apart_from_listen(config.admin_listen, config),
         must: |_| "admin_listen must differ from listen (or be empty, for none)".into(),
     },
     Rule {
         between: ["grpc_listen", "listen"],
-        holds: |config| apart(config.grpc_listen, config.listen.iter().copied()),
+        holds: |config| apart_from_listen(config.grpc_listen, config),
         must: |_| "grpc_listen must differ from listen (or be empty, for none)".into(),
     },
     Rule {
         between: ["grpc_listen", "admin_listen"],
-        holds: |config| apart(config.grpc_listen, config.admin_listen),
+        holds: |config| both_apart(config.grpc_listen, config.admin_listen),
         must: |_| "grpc_listen must differ from admin_listen (or be empty, for none)".into(),
     },
     Rule {
+        between: ["grpc_listen", "metrics_listen"],
+        holds: |config| both_apart(config.grpc_listen, config.metrics_listen),
+        must: |_| "grpc_listen must differ from metrics_listen (or be empty, for none)".into(),
+    },
+    Rule {
         between: ["metrics_listen", "listen"],
-        holds: |config| apart(config.metrics_listen, config.listen.iter().copied()),
+        holds: |config| apart_from_listen(config.metrics_listen, config),
         must: |_| "metrics_listen must differ from listen, which has /metrics as well".into(),
     },
     Rule {
         between: ["metrics_listen", "admin_listen"],
-        holds: |config| apart(config.metrics_listen, config.admin_listen),
+        holds: |config| both_apart(config.metrics_listen, config.admin_listen),
         must: |_| "metrics_listen must differ from admin_listen, which has /metrics as well".into(),
-    },
-    Rule {
-        between: ["metrics_listen", "grpc_listen"],
-        holds: |config| apart(config.metrics_listen, config.grpc_listen),
-        must: |_| "metrics_listen must differ from grpc_listen".into(),
     },
     Rule {
         between: ["header_timeout_ms", "idle_timeout_ms"],
@@ -88,14 +88,20 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Whether a listener, if there is one, and others can all have their addresses. Port 0 becomes a free one; an unspecified
-/// address takes the port on all of them.
-fn apart(one: Option<SocketAddr>, others: impl IntoIterator<Item = SocketAddr>) -> bool {
-    let Some(one) = one else { return true };
-    others.into_iter().all(|other| {
-        let same_address = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
-        one.port() == 0 || one.port() != other.port() || !same_address
-    })
+/// Whether a listener can have its address beside the API's.
+fn apart_from_listen(one: Option<SocketAddr>, config: &Config) -> bool {
+    one.is_none_or(|one| config.listen.iter().all(|listen| apart(one, *listen)))
+}
+
+/// Whether two listeners can both have theirs.
+fn both_apart(one: Option<SocketAddr>, other: Option<SocketAddr>) -> bool {
+    one.zip(other).is_none_or(|(one, other)| apart(one, other))
+}
+
+/// Whether both can be listened on. Port 0 becomes a free one; an unspecified address takes the port on all of them.
+fn apart(a: SocketAddr, b: SocketAddr) -> bool {
+    let same_address = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() == 0 || a.port() != b.port() || !same_address
 }
 
 /// One image of the largest size at 4 bytes a pixel.

@@ -8,17 +8,26 @@ use super::{
 use crate::{
     error::InferError,
     http::{
-        Front, accept::Stages, admission::Permit, call::Call, catalog, infer, observe::Uncounted,
-        reject::kind_of, target::Target,
+        Front,
+        accept::{Peer, Stages},
+        admission::Permit,
+        call::Call,
+        catalog, infer,
+        observe::Uncounted,
+        reject::kind_of,
+        repository,
+        target::Target,
     },
-    models::{Model, State},
+    models::Model,
     protocol::{DESCRIPTORS, inference::*},
     telemetry::VERSION,
 };
 use axum::http::HeaderMap;
+use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use std::{
+    collections::BTreeMap,
     pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -44,6 +53,13 @@ impl Service {
 
     fn find(&self, name: String, version: String) -> Result<Arc<Model>, Status> {
         target(name, version).find(&self.front).map_err(|error| status::of(&error))
+    }
+
+    /// Whether a caller may load and unload: by the rules of HTTP.
+    fn may_control<M>(&self, request: &Request<M>) -> Result<(), Status> {
+        let peer = request.extensions().get::<Peer>();
+        repository::allowed(&self.front, peer, request.metadata().as_ref())
+            .map_err(|error| status::of(&error))
     }
 
     /// What HTTP says in JSON, as the message of this name: the same names, so that the two cannot differ.
@@ -302,45 +318,64 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<RepositoryIndexRequest>,
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
         let RepositoryIndexRequest { repository_name, ready } = request.into_inner();
-        if !repository_name.is_empty() {
-            return Err(Status::unimplemented(
-                "there is one repository, without a name: leave repository_name out",
-            ));
-        }
-        let models = self.front.catalog.list().into_iter().map(|entry| {
-            let (state, reason) = match entry.state {
-                State::Loading => ("LOADING", String::new()),
-                State::Ready(_) => ("READY", String::new()),
-                State::Unavailable(reason) => ("UNAVAILABLE", reason),
-            };
-            repository_index_response::ModelIndex {
-                name: entry.name.to_string(),
-                version: entry.version.to_string(),
-                state: state.to_owned(),
-                reason,
-            }
+        one_repository(&repository_name)?;
+        let known = repository::list(&self.front, ready).await.map_err(|error| status::of(&error))?;
+        let models = known.into_iter().map(|known| repository_index_response::ModelIndex {
+            name: known.name,
+            version: known.version,
+            state: known.state.to_owned(),
+            reason: known.reason,
         });
-        let models = models.filter(|model| !ready || model.state == "READY").collect();
+        let models = models.collect();
         Ok(Response::new(RepositoryIndexResponse { models }))
     }
 
     async fn repository_model_load(
         &self,
-        _: Request<RepositoryModelLoadRequest>,
+        request: Request<RepositoryModelLoadRequest>,
     ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
-        Err(Status::unimplemented(FIXED))
+        self.may_control(&request)?;
+        let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
+        one_repository(&repository_name)?;
+        let loaded = repository::load_as(&self.front, &model_name, &control_body(parameters)).await;
+        loaded.map_err(|error| status::of(&error))?;
+        Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 
     async fn repository_model_unload(
         &self,
-        _: Request<RepositoryModelUnloadRequest>,
+        request: Request<RepositoryModelUnloadRequest>,
     ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
-        Err(Status::unimplemented(FIXED))
+        self.may_control(&request)?;
+        let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
+        one_repository(&repository_name)?;
+        let unloaded = repository::unload_as(&self.front, &model_name, &control_body(parameters)).await;
+        unloaded.map_err(|error| status::of(&error))?;
+        Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 }
 
-/// Why nothing can be loaded or unloaded.
-const FIXED: &str = "models are loaded when the server starts; start it again for others";
+fn one_repository(name: &str) -> Result<(), Status> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    Err(Status::unimplemented("there is one repository, without a name: leave repository_name out"))
+}
+
+/// The parameters of a load or unload, as HTTP has them in a body: what is bytes here is base64 there.
+fn control_body(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Vec<u8> {
+    use model_repository_parameter::ParameterChoice;
+    let value = |parameter: ModelRepositoryParameter| match parameter.parameter_choice {
+        Some(ParameterChoice::BoolParam(value)) => value.into(),
+        Some(ParameterChoice::Int64Param(value)) => value.into(),
+        Some(ParameterChoice::StringParam(value)) => value.into(),
+        Some(ParameterChoice::BytesParam(value)) => BASE64_STANDARD.encode(value).into(),
+        None => serde_json::Value::Null,
+    };
+    let parameters = parameters.into_iter().map(|(name, parameter)| (name, value(parameter)));
+    let parameters: serde_json::Map<String, serde_json::Value> = parameters.collect();
+    serde_json::json!({ "parameters": parameters }).to_string().into_bytes()
+}
 
 #[cfg(test)]
 mod tests {

@@ -96,8 +96,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
     let call = call.within(request.timeout()?, request.priority()?);
-    if let (Some(form), true) = (form, streams(model, &request)) {
-        return stream(form, front, model, &call, request);
+    let one_run = model.fit.is_some() || model.rules.whole || encoded::sent(model, &request.inputs).is_some();
+    if let (Some(form), false) = (form, one_run) {
+        let wanted = wanted(model, &(request.outputs, request.binary_default), &shown(model))?;
+        let (inputs, items) = arrange(model, request.inputs)?;
+        return Ok(streamed::reply(form, one_by_one(front, model, &call, inputs, items, wanted)));
     }
     let ran = run(front, model, &call, request, began).await?;
     let answered = Instant::now();
@@ -152,8 +155,7 @@ pub(crate) async fn run(
         (outputs, spent)
     } else {
         // Before the work, what may be asked for is known.
-        let specs = &model.interface.signature.outputs;
-        let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        let names = shown(model);
         wanted(model, &asked, &names)?;
         let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
             encoded::run(front, model, call, images).await?
@@ -172,6 +174,11 @@ pub(crate) async fn run(
     Ok(Ran { id, spent, outputs, wanted })
 }
 
+/// The outputs that requests may have.
+fn shown(model: &Model) -> Vec<&str> {
+    model.interface.signature.outputs.iter().map(|spec| spec.name.as_str()).collect()
+}
+
 impl Ran {
     /// Bytes of outputs that are to be written as text, or looked through for the best classes.
     fn text_bytes(&self) -> usize {
@@ -183,26 +190,6 @@ impl Ran {
     pub(crate) fn outputs(&self, model: &Model) -> Result<Vec<Output>, InferError> {
         self.wanted.iter().map(|wanted| output(model, &self.outputs, wanted)).collect()
     }
-}
-
-/// Whether the answer can go out item by item.
-fn streams(model: &Model, request: &InferRequest) -> bool {
-    model.fit.is_none() && !model.rules.whole && encoded::sent(model, &request.inputs).is_none()
-}
-
-/// Answers the items of a request as they come.
-fn stream(
-    form: Form,
-    front: &Arc<Front>,
-    model: &Arc<Model>,
-    call: &Call,
-    request: InferRequest,
-) -> Result<Response, InferError> {
-    let specs = &model.interface.signature.outputs;
-    let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-    let wanted = wanted(model, &(request.outputs, request.binary_default), &names)?;
-    let (inputs, items) = arrange(model, request.inputs)?;
-    Ok(streamed::reply(form, one_by_one(front, model, call, inputs, items, wanted)))
 }
 
 /// The answers for the items of a request as they come, a largest batch each, in order.
@@ -224,9 +211,8 @@ fn one_by_one(
             let call = call.again();
             let ticket = call.push(&front, &model, part, end - first, None)?;
             let ran = call.answer(&front, &model, ticket).await?;
-            let interface = &model.interface;
-            let names = interface.signature.outputs.iter().map(|spec| spec.name.clone());
-            let there: Vec<(String, Tensor)> = names.zip(interface.outward(&ran.outputs)).collect();
+            let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
+            let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(&ran.outputs)).collect();
             let outputs =
                 wanted.iter().map(|wanted| output(&model, &there, &Wanted { binary: false, ..*wanted }));
             let outputs = outputs.collect::<Result<Vec<_>, _>>()?;

@@ -69,7 +69,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
     // Numbers and base64 as text take milliseconds per megabyte.
-    let read = move || v1::read(&body, &of.signature.inputs, of.image.is_some(), parts_max);
+    let read = move || v1::read(&body, &of.interface.signature.inputs, of.image.is_some(), parts_max);
     let (form, asked) = front.decode.run(read).await??;
     let (json, spent) = match asked {
         Asked::Images { files, parameters } => {
@@ -87,7 +87,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let spent = Spent { decode, batch: ran.timing, device: Some(ran.device) };
             let of = Arc::clone(model);
             let rows = (form == Form::Rows && !of.rules.whole).then_some(items);
-            let write = move || v1::outputs(rows, form, &of.signature.outputs, &ran.outputs);
+            let outputs = model.interface.outward(&ran.outputs);
+            let write = move || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
             let answered = Instant::now();
             let json = front.decode.run(write).await??;
             model.statistics.replied(answered.elapsed());

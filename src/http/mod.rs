@@ -30,7 +30,7 @@ pub(crate) mod observe;
 mod posted;
 mod predict;
 pub mod reject;
-mod repository;
+pub(crate) mod repository;
 mod streamed;
 pub(crate) mod target;
 pub mod threads;

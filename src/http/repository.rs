@@ -7,9 +7,9 @@ use super::{
     Front,
     accept::Peer,
     body::{self, BodyLimits},
-    localize,
+    catalog,
     target::Target,
-    wire::{model_config, repository as wire},
+    wire::repository as wire,
 };
 use crate::{
     config::{RepositoryMode, Secret},
@@ -35,6 +35,26 @@ pub(super) async fn index(
     request: Request,
 ) -> Result<Json<Value>, InferError> {
     let only_ready = wire::only_ready(&read(&front, request).await?)?;
+    let entries = list(&front, only_ready).await?.into_iter().map(|known| {
+        json!({ "name": known.name, "version": known.version, "state": known.state, "reason": known.reason })
+    });
+    Ok(Json(entries.collect()))
+}
+
+/// One version of a model, or a model that is not loaded.
+pub(crate) struct Known {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its version; empty for a model that is not loaded.
+    pub(crate) version: String,
+    /// As the protocol calls it.
+    pub(crate) state: &'static str,
+    /// Why it is not ready; or what is to be said of one that is.
+    pub(crate) reason: String,
+}
+
+/// Everything that is known, or only what takes requests.
+pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, InferError> {
     let mut entries = Vec::new();
     let mut known = BTreeSet::new();
     for entry in front.catalog.list() {
@@ -45,21 +65,19 @@ pub(super) async fn index(
         };
         known.insert(entry.name.to_string());
         if !only_ready || state == "READY" {
-            entries.push(
-                json!({ "name": &*entry.name, "version": &*entry.version, "state": state, "reason": reason }),
-            );
+            let (name, version) = (entry.name.to_string(), entry.version.to_string());
+            entries.push(Known { name, version, state, reason: reason.to_owned() });
         }
     }
     if !only_ready {
         let folder = front.control.folder().to_owned();
         let there = front.decode.run(move || Look::at(&folder)).await?;
         for name in there.names().filter(|name| !known.contains(*name)) {
-            entries.push(
-                json!({ "name": name, "version": "", "state": "UNAVAILABLE", "reason": "it is not loaded" }),
-            );
+            let (name, reason) = (name.to_owned(), "it is not loaded".to_owned());
+            entries.push(Known { name, version: String::new(), state: "UNAVAILABLE", reason });
         }
     }
-    Ok(Json(entries.into()))
+    Ok(entries)
 }
 
 /// `POST /v2/repository/models/{model}/load`
@@ -68,15 +86,15 @@ pub(super) async fn load(
     target: Target,
     request: Request,
 ) -> Result<(), InferError> {
-    allowed(&front, &request)?;
-    let body = read(&front, request).await?;
-    let current = front.catalog.get(&target.model, None).ok().map(|model| {
-        let own = model.fit.as_ref().map(localize::tensors::signature);
-        let signature = own.as_ref().unwrap_or(&model.signature);
-        model_config::of(&model, &signature.inputs, &signature.outputs)
-    });
-    let overrides = wire::overrides(&body, &target.model, current.as_ref())?;
-    front.control.load(&target.model, overrides).await
+    allowed(&front, request.extensions().get(), request.headers())?;
+    load_as(&front, &target.model, &read(&front, request).await?).await
+}
+
+/// Loads a model as this body says, for a caller who may.
+pub(crate) async fn load_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
+    let current = front.catalog.get(name, None).ok().map(|model| catalog::config_of(&model));
+    let overrides = wire::overrides(body, name, current.as_ref())?;
+    front.control.load(name, overrides).await
 }
 
 /// `POST /v2/repository/models/{model}/unload`
@@ -85,9 +103,14 @@ pub(super) async fn unload(
     target: Target,
     request: Request,
 ) -> Result<(), InferError> {
-    allowed(&front, &request)?;
-    wire::unload(&read(&front, request).await?)?;
-    front.control.unload(&target.model).await
+    allowed(&front, request.extensions().get(), request.headers())?;
+    unload_as(&front, &target.model, &read(&front, request).await?).await
+}
+
+/// Unloads a model as this body says, for a caller who may.
+pub(crate) async fn unload_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
+    wire::unload(body)?;
+    front.control.unload(name).await
 }
 
 async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
@@ -95,9 +118,10 @@ async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
     body::of(request, BodyLimits { bytes_max: BODY_BYTES_MAX.min(body.bytes_max), ..body }).await
 }
 
-fn allowed(front: &Front, request: &Request) -> Result<(), InferError> {
-    let peer = request.extensions().get::<Peer>().map(|Peer(address)| address.ip());
-    may(front.repository_mode, front.admin_token.as_ref(), peer, request.headers())
+/// Whether a caller may load and unload.
+pub(crate) fn allowed(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -> Result<(), InferError> {
+    let peer = peer.map(|Peer(address)| address.ip());
+    may(front.repository_mode, front.admin_token.as_ref(), peer, headers)
 }
 
 /// Whether a caller may change what is loaded.

@@ -2,6 +2,7 @@
 
 import queue
 import re
+import shutil
 import struct
 import threading
 
@@ -127,11 +128,32 @@ def test_the_index_lists_what_is_served_and_why_not(client):
 
 
 def test_what_is_not_built_says_so(client, channel):
-    fails(lambda: client.load_model("digits"), "UNIMPLEMENTED", "when the server starts")
-    fails(lambda: client.unload_model("digits"), "UNIMPLEMENTED")
     fails(lambda: client.get_system_shared_memory_status(), "UNIMPLEMENTED", "SystemSharedMemoryStatus")
     other = channel.unary_unary("/other.Service/Call")
     fails(lambda: other(b"", timeout=SECONDS), "UNIMPLEMENTED", "/other.Service/Call")
+
+
+def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, client, start_server, models, tmp_path):
+    fails(lambda: client.load_model("digits"), "PERMISSION_DENIED", "repository_mode")
+    shutil.copytree(models / "scale", tmp_path / "scale")
+    shutil.copytree(models / "identity", tmp_path / "identity")
+    token = "a-token-of-more-than-sixteen"
+    server = start_server(tmp_path, repository_mode="explicit", admin_token=token)
+    headers = {"authorization": f"Bearer {token}"}
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        fails(lambda: client.unload_model("scale"), "PERMISSION_DENIED", "authorization")
+        client.unload_model("scale", headers=headers)
+        assert not client.is_model_ready("scale") and client.is_model_ready("identity")
+        client.load_model("scale", headers=headers, config='{"max_batch_size": 4}')
+        assert client.get_model_config("scale").config.max_batch_size == 4
+        fails(lambda: client.load_model("nothing", headers=headers), "NOT_FOUND", "nothing")
+        fails(lambda: client.load_model("scale", headers=headers, config="{"), "INVALID_ARGUMENT")
+        (tmp_path / "scale" / "config.pbtxt").write_text("max_batchsize: 4")
+        fails(lambda: client.load_model("scale", headers=headers), "INVALID_ARGUMENT", "max_batchsize")
+        assert client.is_model_ready("scale"), "what served goes on"
+        index = client.get_model_repository_index().models
+        assert {(m.name, m.version): m.state for m in index}["scale", "3"] == "READY", index
+    assert server.stop() == 0
 
 
 def reflected(channel, symbol):
