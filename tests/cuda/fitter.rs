@@ -45,6 +45,20 @@ fn every_model_gives_what_the_cpu_gives_with_either_type_and_with_maps() {
 }
 
 #[test]
+fn a_batch_beyond_what_the_gpu_takes_at_once_is_fitted_in_rounds() {
+    let fake = FakeCuda::start("processors=1");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let inputs = [3000, 2500, 3000].map(|count| batch(count as u64, count, false));
+    let flights: Vec<Flight> = inputs.iter().map(|inputs| start(&mut engine, inputs).unwrap()).collect();
+    for (flight, inputs) in flights.into_iter().zip(&inputs) {
+        let outputs = flight.land().unwrap();
+        agree("in rounds", &read(&outputs), &on_cpu(inputs, &plain()), 5e-3);
+    }
+    let kernels = fake.log().iter().filter(|operation| operation.kind == "kernel").count();
+    assert_eq!(kernels, 9, "three rounds of each batch");
+}
+
+#[test]
 fn batches_of_any_size_reuse_the_memory_of_the_largest() {
     let fake = FakeCuda::start("");
     let mut engine = GaussMle::new(&open(0)).unwrap();
