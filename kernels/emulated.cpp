@@ -4,6 +4,7 @@
 
 #include "gauss_mle.cu"
 #include "math_check.cu"
+#include "postprocess.cu"
 #include "preprocess.cu"
 #include "spots.cu"
 

@@ -27,8 +27,16 @@ sources, and again in src/engine/kernels. All that pointers lead to is memory of
 #define MATH_CHECK_ENTRIES(ENTRY) \
     ENTRY(math_check)
 
+// (ClassifyCall), twice (DetectCall), (SegmentCall)
+#define POSTPROCESS_ENTRIES(ENTRY) \
+    ENTRY(classify) \
+    ENTRY(detect_candidates) \
+    ENTRY(detect_suppress) \
+    ENTRY(segment)
+
 // (PreprocessCall)
-#define PREPROCESS_ENTRIES(ENTRY) ENTRY(preprocess)
+#define PREPROCESS_ENTRIES(ENTRY) \
+    ENTRY(preprocess)
 
 // (SpotCall); the last two: (SpotCut)
 #define SPOTS_ENTRIES(ENTRY) \
@@ -40,4 +48,9 @@ sources, and again in src/engine/kernels. All that pointers lead to is memory of
     ENTRY(spots_cut_u16) \
     ENTRY(spots_cut_f32)
 
-#define ALL_ENTRIES(ENTRY) GAUSS_MLE_ENTRIES(ENTRY) MATH_CHECK_ENTRIES(ENTRY) PREPROCESS_ENTRIES(ENTRY) SPOTS_ENTRIES(ENTRY)
+#define ALL_ENTRIES(ENTRY) \
+    GAUSS_MLE_ENTRIES(ENTRY) \
+    MATH_CHECK_ENTRIES(ENTRY) \
+    POSTPROCESS_ENTRIES(ENTRY) \
+    PREPROCESS_ENTRIES(ENTRY) \
+    SPOTS_ENTRIES(ENTRY)

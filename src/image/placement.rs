@@ -38,6 +38,14 @@ impl Placement {
         )
     }
 
+    /// The same in numbers, along x and y: the size of the posted image, its size in the input, and where its top left
+    /// corner lies there. For who places boxes elsewhere, as [`to_source`](Placement::to_source) does:
+    /// `(at - offset) / resized * source`.
+    pub fn numbers(&self) -> ([f64; 2], [f64; 2], [f64; 2]) {
+        let pair = |(x, y): (u32, u32)| [f64::from(x), f64::from(y)];
+        (pair(self.source), pair(self.resized), [self.offset.0 as f64, self.offset.1 as f64])
+    }
+
     /// Input pixels per pixel of the posted image, along x and y.
     pub fn scale(&self) -> (f32, f32) {
         let axis = |resized: u32, source: u32| (f64::from(resized) / f64::from(source)) as f32;

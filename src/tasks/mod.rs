@@ -12,6 +12,8 @@
 
 pub mod classify;
 pub mod detect;
+#[cfg(all(test, kernels_emulated))]
+mod device_tests;
 pub mod embed;
 pub mod labels;
 pub mod localize;

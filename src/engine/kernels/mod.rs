@@ -1,17 +1,21 @@
-//! Our own kernels on the CPU: safe launchers over the objects that `kernels/build.rs` compiles, one set per
-//! instruction set, chosen at run time.
+//! Our own kernels: safe launchers over the objects that `kernels/build.rs` compiles for the CPU, one set per instruction set,
+//! chosen at run time; and what launches of the same kernels on a device take.
 //!
 //! - [`psf`], [`camera`]: what is fitted and what took the picture, checked.
 //! - [`mod@fit`]: one spot per ROI.
 //! - [`spots`]: frames to ROIs.
-//! - [`preprocess`]: images to a model's input, on a device.
+//! - [`preprocess`], [`postprocess`]: images to a model's input, and its outputs to what is answered; on a device only.
 //!
-//! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states.
+//! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states. What is for a
+//! device (`device` in [`mod@fit`] and [`spots`], and the last two) is arithmetic alone: names, sizes and arguments of launches
+//! of `kernels/generated`. Tests run those on the CPU, thread by thread, where the compiler has what that takes
+//! (`kernels_emulated`).
 
 pub mod camera;
 #[cfg(all(test, kernels_emulated))]
 mod emulated;
 pub mod fit;
+pub mod postprocess;
 pub mod preprocess;
 pub mod psf;
 pub mod spots;

@@ -62,7 +62,7 @@ pub struct FitLaunch {
     pub threads: u32,
     /// ROIs that a block shares.
     pub tile: u32,
-    /// Bytes that a block shares.
+    /// Bytes that a block shares. More than 48 KiB are to be opted in for the kernel, once.
     pub shared_bytes: u32,
 }
 
