@@ -209,7 +209,7 @@ struct Stream {
     int priority = 0;
     std::deque<Operation> queue;
     u64 pushed = 0, done = 0;
-    bool stop = false;
+    bool stop = false, finished = false;
     std::shared_ptr<Capture> capture;
     std::condition_variable work;
     std::thread thread;

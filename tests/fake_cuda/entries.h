@@ -1,9 +1,10 @@
 /*
 entries: which kernels can be launched.
 
-A file in kernels/ includes a kernel's source after machine.h and names its entries, one line each:
+kernels/ours.cpp includes the product's sources after machine.h; their names are the lists of kernels/entries.h. Others are named one
+by one:
 
-    ENTRY(spots_convert_u16)                    the device entry itself, thread by thread
+    ENTRY(fake_scale)                           the device entry itself, thread by thread
     TWIN(gauss_fast, gauss_fast_on_host)        a function of the same parameters, called once for the whole grid; it finds
                                                 gridDim and blockDim, and stands in for an entry that this machine cannot run
 

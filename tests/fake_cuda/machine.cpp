@@ -29,7 +29,8 @@ struct Fiber {
     bool idle = true;
 
     Fiber() : stack(mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
-        if (stack == MAP_FAILED) abort();
+        // A thread that needs more than there is ends the process, rather than another's stack.
+        if (stack == MAP_FAILED || mprotect(stack, 4096, PROT_NONE)) abort();
     }
     ~Fiber() { munmap(stack, STACK); }
 };

@@ -28,6 +28,8 @@ const char* kind_name(Kind kind) {
     }
 }
 
+// How long a stream may take to finish once its context ends.
+constexpr std::chrono::seconds END_MAX(120);
 // Shorter operations count as this long where a device is slow.
 constexpr u64 OPERATION_MIN_NS = 20000;
 
@@ -57,7 +59,7 @@ static void work(const std::shared_ptr<Stream>& stream) {
     Locked locked(lock);
     for (;;) {
         stream->work.wait(locked, [&] { return stream->stop || !stream->queue.empty(); });
-        if (stream->queue.empty()) return;
+        if (stream->queue.empty()) break;
         Operation operation = std::move(stream->queue.front());
         stream->queue.pop_front();
         // Nothing runs in a context that an error has ended.
@@ -72,6 +74,8 @@ static void work(const std::shared_ptr<Stream>& stream) {
         ++stream->done;
         changed.notify_all();
     }
+    stream->finished = true;
+    changed.notify_all();
 }
 
 std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context>& context, bool blocking, int priority) {
@@ -89,6 +93,9 @@ void end_stream(const std::shared_ptr<Stream>& stream, Locked& locked) {
     stream->stop = true;
     stream->work.notify_all();
     if (!stream->thread.joinable()) return;
+    // The real driver would wait for ever, and so would the test.
+    if (!changed.wait_for(locked, END_MAX, [&] { return stream->finished; }))
+        violation("stream %llu still hangs while its context ends: say `release` before", (unsigned long long)stream->number);
     locked.unlock();
     stream->thread.join();
     locked.lock();

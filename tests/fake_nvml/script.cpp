@@ -138,6 +138,12 @@ u64 held_by_others(const Gpu& gpu) {
     return sum;
 }
 
+void set_lost(Gpu& gpu, bool lost) {
+    gpu.lost = lost;
+    if (gpu.followed >= 0) cuda.set(gpu.followed, held_by_others(gpu), lost);
+    changed.notify_all();
+}
+
 std::string set_process(Gpu& gpu, Words& words, bool ends) {
     const bool own = words["pid"] == "own";
     const unsigned pid = own ? (unsigned)own_pid : (unsigned)number(words, "pid", 0);
@@ -184,9 +190,7 @@ std::string obey(const std::string& line) {
     } else if (verb == "ecc_event") {
         raise_event(gpu, words.count("double") ? EVENT_DOUBLE_BIT : EVENT_SINGLE_BIT, 0);
     } else if (verb == "lose" || verb == "find") {
-        gpu.lost = verb == "lose";
-        if (gpu.followed >= 0) cuda.set(gpu.followed, held_by_others(gpu), gpu.lost);
-        changed.notify_all();
+        set_lost(gpu, verb == "lose");
     } else {
         return "unknown line " + verb;
     }
@@ -225,7 +229,7 @@ int fault(const char* call, int gpu) {
     begin();
     Locked locked(lock);
     const script::Effects effects = rules.meet({call}, gpu);
-    if (effects.lost && gpu >= 0 && gpu < (int)gpus.size()) gpus[(size_t)gpu]->lost = true;
+    if (effects.lost && gpu >= 0 && gpu < (int)gpus.size()) set_lost(*gpus[(size_t)gpu], true);
     const u64 seen = rules.releases;
     if (effects.hang) changed.wait(locked, [&] { return rules.releases != seen; });
     locked.unlock();
