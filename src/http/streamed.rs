@@ -109,10 +109,10 @@ mod tests {
     #[tokio::test]
     async fn entries_come_in_order_with_their_index_and_a_count_at_the_end() {
         for (form, expected) in [
-            (Form::Lines, "{\"index\":0,\"a\":1}\n{\"index\":1,\"error\":"),
+            (Form::Lines, "{\"index\":0,\"a\":1}\n{\"index\":1,\"detail\":\"no\""),
             (
                 Form::Events,
-                "event: answer\ndata: {\"index\":0,\"a\":1}\n\nevent: error\ndata: {\"index\":1,\"error\":",
+                "event: answer\ndata: {\"index\":0,\"a\":1}\n\nevent: error\ndata: {\"index\":1,\"detail\":\"no\"",
             ),
         ] {
             let entries = [Ok(b"\"a\":1".to_vec()), Err(InferError::Decode("no".into()))];
