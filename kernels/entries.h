@@ -28,7 +28,8 @@ sources, and again in src/engine/kernels. All that pointers lead to is memory of
     ENTRY(math_check)
 
 // (PreprocessCall)
-#define PREPROCESS_ENTRIES(ENTRY) ENTRY(preprocess)
+#define PREPROCESS_ENTRIES(ENTRY) \
+    ENTRY(preprocess)
 
 // (SpotCall); the last two: (SpotCut)
 #define SPOTS_ENTRIES(ENTRY) \
