@@ -33,7 +33,7 @@ impl Asked {
     pub(super) fn of(source: &Source, model: &Model) -> Result<Vec<Asked>, String> {
         let asked = source.manifest.warmups.iter().map(|warmup| {
             let inputs = warmup.tensors(model, &source.folder)?;
-            Ok(Asked { name: warmup.name.clone(), runs: warmup.runs as usize, inputs })
+            Ok(Asked { name: warmup.name.clone(), runs: warmup.runs, inputs })
         });
         asked.collect()
     }
