@@ -5,6 +5,7 @@
 
 mod geometry;
 mod pixels;
+mod resize;
 #[cfg(test)]
 mod tests;
 
@@ -13,10 +14,7 @@ use super::{
     normalize::{self, Pixels},
 };
 use crate::error::InferError;
-use fast_image_resize::{
-    FilterType, ResizeAlg, ResizeOptions, Resizer,
-    images::{Image, ImageRef},
-};
+use fast_image_resize::Resizer;
 pub use geometry::{Geometry, Window};
 use pixels::{Sample, flatten};
 
@@ -322,7 +320,7 @@ impl Preprocess {
         scratch: &mut Scratch,
         buffers: &'a mut Buffers<T>,
     ) -> Result<(&'a [T], usize), InferError> {
-        let Buffers { flat, resized } = buffers;
+        let Buffers { flat, between, resized } = buffers;
         let (flat, channels) =
             flatten(samples, frame.channels, self.color == Color::Gray, self.background, flat);
 
@@ -335,40 +333,11 @@ impl Preprocess {
             return Ok((flat, channels));
         }
 
-        let kind = T::pixel_type(channels);
-        let internal = |error: &dyn std::fmt::Display| {
-            InferError::Internal(format!("an image could not be resized: {error}"))
-        };
-        resized.resize(window.width * window.height * channels, T::default());
-        let whole = ImageRef::new(frame.width, frame.height, bytemuck::cast_slice(flat), kind)
-            .map_err(|error| internal(&error))?;
-        let mut to = Image::from_slice_u8(
-            window.width as u32,
-            window.height as u32,
-            bytemuck::cast_slice_mut(resized),
-            kind,
-        )
-        .map_err(|error| internal(&error))?;
-        let options = ResizeOptions::new().resize_alg(self.filter.algorithm()).crop(
-            from.left,
-            from.top,
-            from.width,
-            from.height,
-        );
-        scratch.resizer.resize(&whole, &mut to, &options).map_err(|error| internal(&error))?;
+        let picture = resize::Picture { samples: flat, width: frame.width, height: frame.height, channels };
+        let size = [window.width as u32, window.height as u32];
+        resize::resize(&mut scratch.resizer, &picture, &from, size, self.filter, resized, between)
+            .map_err(|error| InferError::Internal(format!("an image could not be resized: {error}")))?;
         Ok((resized, channels))
-    }
-}
-
-impl Filter {
-    fn algorithm(self) -> ResizeAlg {
-        ResizeAlg::Convolution(match self {
-            Filter::Nearest => return ResizeAlg::Nearest,
-            Filter::Box => FilterType::Box,
-            Filter::Bilinear => FilterType::Bilinear,
-            Filter::Bicubic => FilterType::CatmullRom,
-            Filter::Lanczos3 => FilterType::Lanczos3,
-        })
     }
 }
 
@@ -396,12 +365,14 @@ pub struct Scratch {
 #[derive(Default)]
 struct Buffers<T> {
     flat: Vec<T>,
+    /// Between the two passes of a resize, where there is something.
+    between: Vec<T>,
     resized: Vec<T>,
 }
 
 impl<T> Buffers<T> {
     fn kept(mut self) -> Buffers<T> {
-        for buffer in [&mut self.flat, &mut self.resized] {
+        for buffer in [&mut self.flat, &mut self.between, &mut self.resized] {
             if buffer.capacity() * size_of::<T>() > KEPT_BYTES_MAX {
                 *buffer = Vec::new();
             }

@@ -420,6 +420,26 @@ fn the_strangest_sizes_are_resized_without_a_panic() {
     }
 }
 
+/// Once read beyond the end of rows: the last pixel of the cut lies right on one of the source, the one before needs more.
+#[test]
+fn an_enlarged_cut_whose_last_pixel_lies_on_one_of_the_source_is_that_of_the_whole() {
+    for (width, height, cut) in [(3, 75, (2, 39)), (75, 3, (39, 2))] {
+        let image = frame(width, height, 3, Samples::U8(corpus::photo(width, height, 7)));
+        for filter in [Filter::Bicubic, Filter::Lanczos3] {
+            let to = plain(cut.0, cut.1, Resize::Shorter(23), filter);
+            let placement = to.placement(width, height);
+            let (all_width, all_height) = placement.resized;
+            let all = apply(&plain(all_width, all_height, Resize::Stretch, filter), &image);
+            let (left, top) = (-placement.offset.0 as usize, -placement.offset.1 as usize);
+            let rows = (top..top + cut.1 as usize).map(|y| (y * all_width as usize + left) * 3);
+            let expected: Vec<u8> =
+                rows.flat_map(|start| all[start..start + cut.0 as usize * 3].to_vec()).collect();
+            let (largest, _) = differences(&wide(&apply(&to, &image)), &wide(&expected));
+            assert!(largest <= 1.0, "{width} × {height}, {filter:?}: {largest}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_carried_out_is_said_with_its_value() {
     let good = Preprocess::new(224, 224);

@@ -1,0 +1,119 @@
+//! The resize itself, by `fast_image_resize`.
+//!
+//! Version 6.1.0 of it sizes the picture between its two passes by the last pixel's weights, of which zeros at the end are left
+//! out. Cubic and sinc weights are zero at whole distances: where a picture is enlarged, cut, and the last pixel lies right on
+//! one of the source, the pixel before needs more than that, and rows are read beyond their end. So with these filters each axis
+//! is resized by a call of its own, which has no picture between passes.
+
+use super::{Filter, pixels::Sample};
+use crate::image::Region;
+use fast_image_resize::{
+    FilterType, ResizeAlg, ResizeOptions, Resizer,
+    images::{Image, ImageRef},
+};
+
+/// Pixels, row by row.
+pub(super) struct Picture<'a, T> {
+    pub(super) samples: &'a [T],
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) channels: usize,
+}
+
+/// Resizes a region of a picture to `size` (width, height) into `resized`; `between` is scratch.
+pub(super) fn resize<T: Sample>(
+    resizer: &mut Resizer,
+    picture: &Picture<'_, T>,
+    region: &Region,
+    size: [u32; 2],
+    filter: Filter,
+    resized: &mut Vec<T>,
+    between: &mut Vec<T>,
+) -> Result<(), String> {
+    let Some(lobes) = filter.lobes() else {
+        return pass(resizer, picture, region, size, filter, resized);
+    };
+    // In the library's order, whose second pass sees what the first has rounded.
+    let first = if size_of::<T>() == 1 { Axis::Vertical } else { Axis::Horizontal };
+    let ([width, height], channels) = (size, picture.channels);
+    let (wide, high) = (f64::from(width), f64::from(height));
+    match first {
+        Axis::Vertical => {
+            let (from, left, across) = reached(region.left, region.width, wide, picture.width, lobes);
+            let columns = Region { left: from, width: f64::from(across), ..*region };
+            pass(resizer, picture, &columns, [across, height], filter, between)?;
+            let low = Picture { samples: &between[..], width: across, height, channels };
+            let width = region.width.min(f64::from(across) - left);
+            let region = Region { left, width, top: 0.0, height: high };
+            pass(resizer, &low, &region, size, filter, resized)
+        }
+        Axis::Horizontal => {
+            let (from, top, down) = reached(region.top, region.height, high, picture.height, lobes);
+            let rows = Region { top: from, height: f64::from(down), ..*region };
+            pass(resizer, picture, &rows, [width, down], filter, between)?;
+            let narrow = Picture { samples: &between[..], width, height: down, channels };
+            // Rounding may have pushed the far edge out by an ulp.
+            let height = region.height.min(f64::from(down) - top);
+            let region = Region { left: 0.0, width: wide, top, height };
+            pass(resizer, &narrow, &region, size, filter, resized)
+        }
+    }
+}
+
+enum Axis {
+    Vertical,
+    Horizontal,
+}
+
+/// The pixels of a line that any weight may reach which makes `to` pixels of `length` from `start`: the first, where `start` is
+/// among them, and how many.
+fn reached(start: f64, length: f64, to: f64, side: u32, lobes: f64) -> (f64, f64, u32) {
+    let reach = lobes * (length / to).max(1.0) + 1.0;
+    let first = (start - reach).floor().max(0.0);
+    let end = (start + length + reach).ceil().min(f64::from(side));
+    (first, start - first, (end - first) as u32)
+}
+
+fn pass<T: Sample>(
+    resizer: &mut Resizer,
+    picture: &Picture<'_, T>,
+    region: &Region,
+    [width, height]: [u32; 2],
+    filter: Filter,
+    into: &mut Vec<T>,
+) -> Result<(), String> {
+    let kind = T::pixel_type(picture.channels);
+    into.resize(width as usize * height as usize * picture.channels, T::default());
+    let from = ImageRef::new(picture.width, picture.height, bytemuck::cast_slice(picture.samples), kind);
+    let from = from.map_err(|error| error.to_string())?;
+    let to = Image::from_slice_u8(width, height, bytemuck::cast_slice_mut(into), kind);
+    let mut to = to.map_err(|error| error.to_string())?;
+    let options = ResizeOptions::new().resize_alg(filter.algorithm()).crop(
+        region.left,
+        region.top,
+        region.width,
+        region.height,
+    );
+    resizer.resize(&from, &mut to, &options).map_err(|error| error.to_string())
+}
+
+impl Filter {
+    fn algorithm(self) -> ResizeAlg {
+        ResizeAlg::Convolution(match self {
+            Filter::Nearest => return ResizeAlg::Nearest,
+            Filter::Box => FilterType::Box,
+            Filter::Bilinear => FilterType::Bilinear,
+            Filter::Bicubic => FilterType::CatmullRom,
+            Filter::Lanczos3 => FilterType::Lanczos3,
+        })
+    }
+
+    /// How far the weights reach, in pixels, where they are zero at whole distances within.
+    fn lobes(self) -> Option<f64> {
+        match self {
+            Filter::Nearest | Filter::Box | Filter::Bilinear => None,
+            Filter::Bicubic => Some(2.0),
+            Filter::Lanczos3 => Some(3.0),
+        }
+    }
+}
