@@ -67,7 +67,7 @@ std::string device_books(const Device& device) {
            field("streams", own_streams) + "," + field("events", events.count_if(ours)) + "," +
            field("modules", count_modules(device)) + "," + field("graphs", graphs.count_if(ours)) + "," +
            field("executables", executables.count_if(ours)) + "," + field("left_behind", device.left_behind) + "," +
-           field("launches", device.launches) + "," + field("copied_in", device.copied_in) + "," +
+           field("running", device.running) + "," + field("launches", device.launches) + "," + field("copied_in", device.copied_in) + "," +
            field("copied_out", device.copied_out) + "}";
 }
 

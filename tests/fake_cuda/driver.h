@@ -129,6 +129,7 @@ struct Device {
     std::shared_ptr<Pool> default_pool;
     std::shared_ptr<Pool> pool;  // the current one
     u64 left_behind = 0;         // things that were still there when their context ended in good health
+    u64 running = 0;             // copies, fills and kernels that have begun and not ended
     u64 launches = 0, copied_in = 0, copied_out = 0;
 
     u64 reserved() const;  // by all pools

@@ -35,10 +35,15 @@ constexpr u64 OPERATION_MIN_NS = 20000;
 
 int run(const Stream& stream, const Operation& operation) {
     Device& device = *stream.context->device;
+    const bool counts = operation.kind < Kind::Free;
     const u64 begin = now_ns();
+    {
+        const Locked locked(lock);
+        device.running += counts;
+    }
     int code = fault(kind_name(operation.kind), operation.name, &device, stream.context.get());
     if (!code) code = operation.act();
-    if (operation.kind >= Kind::Free) return code;
+    if (!counts) return code;
     double slow;
     {
         const Locked locked(lock);
@@ -51,6 +56,8 @@ int run(const Stream& stream, const Operation& operation) {
         std::this_thread::sleep_for(std::chrono::nanoseconds(
             (u64)((slow - 1) * (double)std::max(now_ns() - begin, OPERATION_MIN_NS))));
     log_operation(stream, operation, begin, now_ns(), code);
+    const Locked locked(lock);
+    --device.running;
     return code;
 }
 

@@ -180,6 +180,8 @@ pub struct DeviceBooks {
     pub executables: u64,
     /// Things that were there still when a healthy context ended.
     pub left_behind: u64,
+    /// Copies, fills and kernels that have begun and not ended.
+    pub running: u64,
     pub launches: u64,
     pub copied_in: u64,
     pub copied_out: u64,

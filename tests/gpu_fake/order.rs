@@ -68,9 +68,12 @@ fn copies_and_kernels_of_two_streams_overlap() {
     let (a, mut b) = (compute.alloc_zeros::<f32>(8).unwrap(), compute.alloc_zeros::<f32>(8).unwrap());
     let mut target = allocate(&compute, 8).unwrap();
     compute.synchronize().unwrap();
-    // Each lasts long enough to begin before the other ends, on however slow a machine: the kernel ends only then.
+    // The kernel has begun before the copy, and ends only after it, on however slow a machine.
     fake.tell("fault on=kernel hang");
     scale(&compute, &double, &a, &mut b, 2.0);
+    while fake.books().devices[0].running == 0 {
+        std::thread::yield_now();
+    }
     let from = pinned(&context, &[1.0; 8]);
     copies.memcpy_htod(&from, &mut target).unwrap();
     copies.synchronize().unwrap();

@@ -6,6 +6,7 @@
 
 #include "../../../kernels/gauss_mle.cu"
 #include "../../../kernels/math_check.cu"
+#include "../../../kernels/postprocess.cu"
 #include "../../../kernels/preprocess.cu"
 #include "../../../kernels/spots.cu"
 
