@@ -2,6 +2,7 @@
 //! be drained.
 
 mod admin;
+mod base;
 mod loader;
 mod predict;
 mod run;
@@ -11,13 +12,8 @@ pub use predict::{Predict, Progress, predict};
 pub use run::{Checked, check, find_devices, serve};
 
 use crate::{
-    batch::{Queue, QueueLimits},
-    config::{Backend, Config, RepositoryMode},
-    devices::{self, Devices},
-    engine::{
-        cuda::{self, Gpu},
-        onnx::Runtime,
-    },
+    config::{Config, RepositoryMode},
+    devices::Devices,
     error::InferError,
     grpc,
     http::{
@@ -27,15 +23,12 @@ use crate::{
         threads::Threads,
     },
     image::Limits,
-    models::{self, Catalog, Command, Control, changes::Look},
+    models::{Command, Control, changes::Look},
     status::Status,
-    telemetry::{
-        COMMIT, VERSION,
-        logging::Logging,
-        metrics::{DropReason, Metrics},
-    },
+    telemetry::{logging::Logging, metrics::DropReason},
 };
 use admin::Admin;
+pub use base::Core;
 use futures_util::future::join_all;
 use std::{
     io::ErrorKind,
@@ -70,92 +63,6 @@ pub enum AppError {
 
 fn failed<E: std::fmt::Display>(what: impl Into<String>) -> impl FnOnce(E) -> AppError {
     move |error| AppError::Failed(format!("{}: {error}", what.into()))
-}
-
-/// Everything below the front: what `serve` and `check` share.
-pub struct Core {
-    /// Where work waits.
-    pub queue: Arc<Queue>,
-    /// What can be served.
-    pub catalog: Arc<Catalog>,
-    /// What the process knows about itself.
-    pub status: Arc<Status>,
-    /// Numbers.
-    pub metrics: Arc<Metrics>,
-    /// What runs batches.
-    pub devices: Devices,
-    /// What the model folder holds.
-    pub found: Vec<models::Found>,
-}
-
-impl Core {
-    /// Loads ONNX Runtime, scans the model folder and starts the workers. No model is loaded yet; each that was found
-    /// has its log file, if there are such files.
-    ///
-    /// # Errors
-    /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
-    pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
-        let gpus = gpus(config)?;
-        let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
-        tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
-        let found = models::scan(&config.models).map_err(|reason| {
-            AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
-        })?;
-        if found.is_empty() {
-            tracing::warn!(
-                folder = %config.models.display(),
-                "no models found: put each into a folder NAME/model.onnx there, and start again"
-            );
-        }
-        for model in &found {
-            log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
-        }
-        let catalog = Arc::new(Catalog::new());
-        let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
-        let status = Arc::new(Status::new(Instant::now()));
-        let queue = Queue::new(QueueLimits {
-            items_max: config.queue_items_max,
-            bytes_max: config.queue_bytes_max as usize,
-        });
-        let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
-        let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
-        let parts = devices::Parts {
-            runtime,
-            queue: Arc::clone(&queue),
-            catalog: Arc::clone(&catalog),
-            status: Arc::clone(&status),
-            metrics: Arc::clone(&metrics),
-            compute_threads: config.compute_threads,
-            timeout: config.timeout_ms,
-        };
-        let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
-        let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
-        Ok(Core { queue, catalog, status, metrics, devices, found })
-    }
-}
-
-/// The GPUs that the backend asks for.
-fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
-    if config.backend == Backend::Cpu {
-        return Ok(Vec::new());
-    }
-    if let Some(folder) = &config.kernel_cache_folder {
-        cuda::keep_kernels_in(folder);
-    }
-    match cuda::probe() {
-        Ok(driver) => {
-            let names = driver.gpus.iter().map(|gpu| gpu.name.as_str()).collect::<Vec<_>>().join(", ");
-            tracing::info!(cuda = %driver.version, gpus = names, "found the CUDA driver");
-            Ok(driver.gpus)
-        }
-        Err(reason) if config.backend == Backend::Gpu => {
-            Err(AppError::Backend(format!("backend is gpu, but {reason}")))
-        }
-        Err(reason) => {
-            tracing::info!("backend auto: models run on the CPU: {reason}");
-            Ok(Vec::new())
-        }
-    }
 }
 
 /// A running server.
