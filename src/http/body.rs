@@ -21,6 +21,11 @@ const START_BYTES: usize = 16 * 1024;
 /// Where a tensor in a body begins: engines read numbers in place only where they are aligned.
 const ALIGN: usize = 64;
 
+/// Pieces that a body may come in, however small they are.
+const PIECES_FREE: u64 = 1 << 16;
+/// Bytes that pieces must have on average once there are more: each costs work of its own, most of all chunks of a byte.
+const PIECE_BYTES_MIN: u64 = 64;
+
 /// How much, and how slowly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyLimits {
@@ -60,6 +65,7 @@ pub struct Reader {
     limits: BodyLimits,
     began: Instant,
     received: u64,
+    pieces: u64,
     permit: Option<Arc<Permit>>,
     /// The byte that is put at an aligned address.
     aligned: usize,
@@ -68,7 +74,7 @@ pub struct Reader {
 impl Reader {
     /// The clock starts now.
     pub fn new(body: Body, limits: BodyLimits) -> Reader {
-        Reader { body, limits, began: Instant::now(), received: 0, permit: None, aligned: 0 }
+        Reader { body, limits, began: Instant::now(), received: 0, pieces: 0, permit: None, aligned: 0 }
     }
 
     /// Puts the byte at `offset` at an address that is aligned for any type, if the body is gathered: a tensor behind
@@ -89,14 +95,14 @@ impl Reader {
 
     /// Other limits from now on, whose clocks and counts begin now: for a body that is one message after the other.
     pub(crate) fn limited_by(&mut self, limits: BodyLimits) {
-        (self.limits, self.began, self.received) = (limits, Instant::now(), 0);
+        (self.limits, self.began, self.received, self.pieces) = (limits, Instant::now(), 0, 0);
     }
 
     /// The next bytes, or `None` at the end.
     ///
     /// # Errors
     /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::Full`] if a body of unknown length outgrows
-    /// the budget, [`InferError::BadRequest`] for a malformed chunk,
+    /// the budget, [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones,
     /// [`InferError::Cancelled`] if the connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
         loop {
@@ -117,6 +123,13 @@ impl Reader {
                 self.received += bytes.len() as u64;
                 if self.received > self.limits.bytes_max {
                     return Err(self.limits.too_large(self.received));
+                }
+                self.pieces += 1;
+                if self.pieces > PIECES_FREE && self.received < self.pieces * PIECE_BYTES_MIN {
+                    return Err(InferError::BadRequest(format!(
+                        "the body's first {} bytes came in {} chunks: send chunks of {PIECE_BYTES_MIN} bytes or more",
+                        self.received, self.pieces
+                    )));
                 }
                 if let Some(permit) = &self.permit {
                     permit.cover(self.received)?;
@@ -269,10 +282,22 @@ mod tests {
 
     #[tokio::test]
     async fn frames_are_gathered_in_order() {
-        let sent: Vec<Bytes> = (0..100_000u32).map(|i| Bytes::from(vec![i as u8])).collect();
+        let sent: Vec<Bytes> = (0..60_000u32).map(|i| Bytes::from(vec![i as u8])).collect();
         let got = read(frames(sent), LIMITS).await.unwrap();
         assert!(got.iter().enumerate().all(|(i, b)| *b == i as u8));
-        assert_eq!(got.len(), 100_000);
+        assert_eq!(got.len(), 60_000);
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_tiny_chunks_is_cut_off_and_many_large_ones_are_not() {
+        let of = |bytes: usize| frames(vec![Bytes::from(vec![0; bytes]); 70_000]);
+        let error = read(of(1), LIMITS).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the body's first 65537 bytes came in 65537 chunks: send chunks of 64 bytes or more"
+        );
+        let wide = BodyLimits { bytes_max: 10_000_000, ..LIMITS };
+        assert_eq!(read(of(64), wide).await.unwrap().len(), 64 * 70_000);
     }
 
     #[tokio::test]

@@ -1,0 +1,105 @@
+//! The two ends that the front is measured between: a client that costs little, and a server that does nothing.
+//!
+//! ```text
+//! make bench-front                                        # what calls these
+//! cargo bench --bench front -- load ADDRESS FILE CONNECTIONS SECONDS
+//! cargo bench --bench front -- echo
+//! ```
+//!
+//! `load` sends the request in FILE, all of it with its head, over so many connections, each as soon as it has its answer, and
+//! prints as JSON what came of it. `echo` is bare axum on a free port of 127.0.0.1, which it prints: it sends each body back.
+
+use axum::{Router, body::Bytes, extract::DefaultBodyLimit, routing::post};
+use std::time::{Duration, Instant};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+/// One answer; returns its length. `buffer` is scratch.
+async fn answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> usize {
+    buffer.clear();
+    let head = loop {
+        let read = stream.read_buf(buffer).await.expect("an answer");
+        assert!(read > 0, "the connection was closed");
+        if let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end + 4;
+        }
+    };
+    let text = std::str::from_utf8(&buffer[..head]).expect("a head");
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    let length = text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().expect("a number"))
+    });
+    let length = head + length.expect("a length");
+    buffer.reserve(length.saturating_sub(buffer.len()));
+    while buffer.len() < length {
+        assert!(stream.read_buf(buffer).await.expect("an answer") > 0, "the connection was closed");
+    }
+    length
+}
+
+/// Sends over one connection until `end`; the seconds of each call.
+async fn call(address: String, request: Bytes, begin: Instant, end: Instant) -> Vec<f64> {
+    let mut stream = TcpStream::connect(&address).await.expect("a server");
+    stream.set_nodelay(true).expect("an option of the socket");
+    let mut buffer = Vec::with_capacity(request.len() + 4096);
+    let mut seconds = Vec::new();
+    while Instant::now() < end {
+        let sent = Instant::now();
+        stream.write_all(&request).await.expect("a server that reads");
+        answer(&mut stream, &mut buffer).await;
+        if sent >= begin {
+            seconds.push(sent.elapsed().as_secs_f64());
+        }
+    }
+    seconds
+}
+
+async fn load(address: &str, file: &str, connections: usize, seconds: f64) {
+    let request = Bytes::from(std::fs::read(file).expect("a request"));
+    // The first fifth is warm-up.
+    let begin = Instant::now() + Duration::from_secs_f64(seconds / 5.0);
+    let end = begin + Duration::from_secs_f64(seconds);
+    let calls = (0..connections).map(|_| tokio::spawn(call(address.to_owned(), request.clone(), begin, end)));
+    let mut all = Vec::new();
+    for call in calls.collect::<Vec<_>>() {
+        all.extend(call.await.expect("no panic"));
+    }
+    all.sort_by(f64::total_cmp);
+    let at = |part: f64| all.get((all.len() as f64 * part) as usize).copied().unwrap_or_default() * 1e6;
+    println!(
+        "{{\"rate\": {:.1}, \"p50_us\": {:.0}, \"p99_us\": {:.0}, \"bytes\": {}}}",
+        all.len() as f64 / seconds,
+        at(0.5),
+        at(0.99),
+        request.len()
+    );
+}
+
+async fn echo() {
+    let routes = Router::new().route("/", post(|body: Bytes| async { body }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    println!("{}", listener.local_addr().expect("an address"));
+    let routes = routes.layer(DefaultBodyLimit::disable());
+    axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))), routes)
+        .await
+        .expect("a server");
+}
+
+fn main() {
+    // Cargo adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    match arguments[..] {
+        ["load", address, file, connections, seconds] => {
+            let (connections, seconds) =
+                (connections.parse().expect("a number"), seconds.parse().expect("seconds"));
+            runtime().block_on(load(address, file, connections, seconds));
+        }
+        ["echo"] => runtime().block_on(echo()),
+        _ => println!("front: make bench-front calls this"),
+    }
+}
