@@ -309,15 +309,17 @@ async fn a_small_body_that_nobody_read_costs_no_connection() {
 }
 
 #[tokio::test]
-async fn a_flood_of_tiny_chunks_is_one_body() {
+async fn tiny_chunks_are_one_body_and_a_flood_of_them_is_cut_off() {
     let server = start(settings()).await;
-    let mut request =
-        b"POST /length HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-            .to_vec();
-    request.extend(b"1\r\nx\r\n".repeat(200_000));
-    request.extend(b"0\r\n\r\n");
-    let reply = rest(server.send(request).await).await;
-    assert!(reply.ends_with("\r\n\r\n200000"), "{reply}");
+    let chunks = |count| {
+        let head =
+            "POST /length HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+        format!("{head}{}0\r\n\r\n", "1\r\nx\r\n".repeat(count))
+    };
+    let reply = rest(server.send(chunks(60_000)).await).await;
+    assert!(reply.ends_with("\r\n\r\n60000"), "{reply}");
+    let reply = rest(server.send(chunks(200_000)).await).await;
+    assert!(reply.starts_with("HTTP/1.1 400") && reply.contains("65537 chunks"), "{reply}");
 }
 
 #[tokio::test]
