@@ -7,7 +7,7 @@ mod driver;
 mod fakes;
 mod fitter;
 #[path = "../it/support.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
 mod server;
 mod support;

@@ -33,36 +33,25 @@ pub(super) fn resize<T: Sample>(
     let Some(lobes) = filter.lobes() else {
         return pass(resizer, picture, region, size, filter, resized);
     };
-    // In the library's order, whose second pass sees what the first has rounded.
-    let first = if size_of::<T>() == 1 { Axis::Vertical } else { Axis::Horizontal };
     let ([width, height], channels) = (size, picture.channels);
     let (wide, high) = (f64::from(width), f64::from(height));
-    match first {
-        Axis::Vertical => {
-            let (from, left, across) = reached(region.left, region.width, wide, picture.width, lobes);
-            let columns = Region { left: from, width: f64::from(across), ..*region };
-            pass(resizer, picture, &columns, [across, height], filter, between)?;
-            let low = Picture { samples: &between[..], width: across, height, channels };
-            let width = region.width.min(f64::from(across) - left);
-            let region = Region { left, width, top: 0.0, height: high };
-            pass(resizer, &low, &region, size, filter, resized)
-        }
-        Axis::Horizontal => {
-            let (from, top, down) = reached(region.top, region.height, high, picture.height, lobes);
-            let rows = Region { top: from, height: f64::from(down), ..*region };
-            pass(resizer, picture, &rows, [width, down], filter, between)?;
-            let narrow = Picture { samples: &between[..], width, height: down, channels };
-            // Rounding may have pushed the far edge out by an ulp.
-            let height = region.height.min(f64::from(down) - top);
-            let region = Region { left: 0.0, width: wide, top, height };
-            pass(resizer, &narrow, &region, size, filter, resized)
-        }
+    // In the library's order, since the second pass sees what the first has rounded: of 8 bits, columns first.
+    if size_of::<T>() == 1 {
+        let (from, left, across) = reached(region.left, region.width, wide, picture.width, lobes);
+        let columns = Region { left: from, width: f64::from(across), ..*region };
+        pass(resizer, picture, &columns, [across, height], filter, between)?;
+        let low = Picture { samples: &between[..], width: across, height, channels };
+        // Rounding may have pushed the far edge out by an ulp.
+        let width = region.width.min(f64::from(across) - left);
+        pass(resizer, &low, &Region { left, width, top: 0.0, height: high }, size, filter, resized)
+    } else {
+        let (from, top, down) = reached(region.top, region.height, high, picture.height, lobes);
+        let rows = Region { top: from, height: f64::from(down), ..*region };
+        pass(resizer, picture, &rows, [width, down], filter, between)?;
+        let narrow = Picture { samples: &between[..], width, height: down, channels };
+        let height = region.height.min(f64::from(down) - top);
+        pass(resizer, &narrow, &Region { left: 0.0, width: wide, top, height }, size, filter, resized)
     }
-}
-
-enum Axis {
-    Vertical,
-    Horizontal,
 }
 
 /// The pixels of a line that any weight may reach which makes `to` pixels of `length` from `start`: the first, where `start` is
