@@ -3,7 +3,7 @@
 use super::{AppError, failed};
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{Backend, Config},
+    config::{Backend, Chosen, Config},
     devices::{self, Devices},
     engine::{
         cuda::{self, Gpu},
@@ -42,10 +42,14 @@ impl Core {
         let gpus = gpus(config)?;
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
-        let found = models::scan(&config.models).map_err(|reason| {
+        let mut found = models::scan(&config.models).map_err(|reason| {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
-        if found.is_empty() {
+        // As many as any of them may ask for, since those that are not loaded now may be later.
+        let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
+        let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
+        choose(&mut found, config)?;
+        if found.is_empty() && config.startup_models == Chosen::All {
             tracing::warn!(
                 folder = %config.models.display(),
                 "no models found: put each into a folder NAME/model.onnx there, and start again"
@@ -61,8 +65,6 @@ impl Core {
             items_max: config.queue_items_max,
             bytes_max: config.queue_bytes_max as usize,
         });
-        let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
-        let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
         let parts = devices::Parts {
             runtime,
             queue: Arc::clone(&queue),
@@ -76,6 +78,19 @@ impl Core {
         let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
         Ok(Core { queue, catalog, status, metrics, devices, found })
     }
+}
+
+/// Keeps the models that are to be loaded at the start.
+fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppError> {
+    let Chosen::Only(names) = &config.startup_models else { return Ok(()) };
+    if let Some(name) = names.iter().find(|name| found.iter().all(|found| found.name != **name)) {
+        let folder = config.models.display();
+        return Err(AppError::Failed(format!(
+            "startup_models names {name:?}, and there is no such model in {folder}"
+        )));
+    }
+    found.retain(|found| config.startup_models.has(&found.name));
+    Ok(())
 }
 
 /// The GPUs that the backend asks for.

@@ -68,6 +68,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
+use tower::ServiceBuilder;
 
 /// The contract, as it is served.
 pub const OPENAPI: &str = include_str!("../../openapi.yaml");
@@ -139,6 +140,8 @@ pub struct Front {
     admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
     triton_metrics: bool,
+    /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
+    torchserve_answers: bool,
     host: Host,
     lines_lost: LinesLost,
     scrape: Mutex<()>,
@@ -204,6 +207,7 @@ impl Front {
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
+            torchserve_answers: config.torchserve_answers,
             host: Host::default(),
             lines_lost,
             scrape: Mutex::default(),
@@ -340,15 +344,17 @@ pub fn routes(front: Arc<Front>) -> Router {
     // Which model takes a stack is not known here: whoever reads a body knows its own limit.
     let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    let inference = router(inference_routes())
-        // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
-        .layer(middleware::from_fn(coding::unpack))
-        // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
-        .layer(middleware::from_fn(coding::pack))
-        // Full means refused now, before the body is read: the caller can try elsewhere.
-        .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
-        // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
-        .layer(DefaultBodyLimit::disable());
+    let inference = router(inference_routes()).layer(
+        ServiceBuilder::new()
+            // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
+            .layer(DefaultBodyLimit::disable())
+            // Full means refused now, before the body is read: the caller can try elsewhere.
+            .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
+            // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+            .layer(middleware::from_fn(coding::pack))
+            // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
+            .layer(middleware::from_fn(coding::unpack)),
+    );
     // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
     let api = inference
         .merge(router(catalog_routes()))
@@ -371,18 +377,21 @@ pub fn metrics_routes(front: Arc<Front>) -> Router {
     finish(router(only), head, front)
 }
 
-/// The layers of every listener; the last one is the outermost.
+/// The layers of every listener, the outermost first. Together, since a router copies a box for each that is added to it on its own,
+/// and for each request all that are within it.
 fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Router {
+    let layers = ServiceBuilder::new()
+        // Named before anything can fail, so that every log line and reply has the id.
+        .layer(middleware::from_fn(guard::identify))
+        // Counts what the layers below refuse, too.
+        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
+        .layer(guard::catch_panics())
+        // Refused on the head: nothing of the body is read.
+        .layer(middleware::from_fn_with_state(head, guard::check));
     router
         .fallback(guard::not_found)
         .method_not_allowed_fallback(guard::method_not_allowed)
-        // Refused on the head: nothing of the body is read.
-        .layer(middleware::from_fn_with_state(head, guard::check))
-        .layer(guard::catch_panics())
-        // Counts what the layers below refuse, too.
-        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
-        // Named before anything can fail, so that every log line and reply has the id.
-        .layer(middleware::from_fn(guard::identify))
+        .layer(layers)
         .with_state(front)
 }
 
