@@ -209,8 +209,8 @@ fn a_gpu_that_cannot_be_had_is_an_error_at_the_start() {
     let program = Program { path, environment, ..Program::own() };
     let (gpu, region) = (Some(GPU.into()), region());
     let post = Post { device: GPU.into(), gpu, program, region: region.clone(), onnx_runtime: None };
-    let why = Child::start(post.clone()).unwrap_err();
+    let why = Child::start(post.clone()).unwrap_err().to_string();
     assert!(why.starts_with("cannot take GPU-fa000000-"), "{why}");
-    let why = Child::start(Post { gpu: Some("GPU-0".into()), ..post }).unwrap_err();
+    let why = Child::start(Post { gpu: Some("GPU-0".into()), ..post }).unwrap_err().to_string();
     assert!(why.contains("CUDA_VISIBLE_DEVICES is \"GPU-0\""), "{why}");
 }

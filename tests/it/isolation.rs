@@ -115,7 +115,8 @@ fn a_wrong_input_is_an_error_of_the_batch_and_the_child_goes_on() {
 #[test]
 fn a_model_that_cannot_be_loaded_is_an_error_with_the_reason() {
     let (_region, child, _engine) = start();
-    let why = child.load(&Recipe::Onnx { path: "/nowhere/model.onnx".into(), threads: 1 }).unwrap_err();
+    let why =
+        child.load(&Recipe::Onnx { path: "/nowhere/model.onnx".into(), threads: 1 }).unwrap_err().to_string();
     assert!(why.contains("/nowhere/model.onnx") || why.contains("model.onnx"), "{why}");
     assert!(child.load(&digits()).is_ok(), "the child goes on");
 }
@@ -153,7 +154,7 @@ fn a_program_that_is_none_of_ours_is_an_error() {
     let region = Region::new(1 << 16, 1).unwrap();
     let check = |path: &str, expected: &str| {
         let program = Program { path: PathBuf::from(path), ..Program::own() };
-        let why = Child::start(Post { program, ..post(&region) }).unwrap_err();
+        let why = Child::start(Post { program, ..post(&region) }).unwrap_err().to_string();
         assert!(why.contains(expected), "{why}");
     };
     check("/nowhere/ocelli", "cannot start a process: No such file");

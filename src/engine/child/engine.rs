@@ -35,21 +35,21 @@ impl Child {
     ///
     /// # Errors
     /// Why it cannot be had there.
-    pub fn load(self: &Arc<Child>, recipe: &Recipe) -> Result<ChildEngine, String> {
+    pub fn load(self: &Arc<Child>, recipe: &Recipe) -> Result<ChildEngine, EngineError> {
         let number = self.asks.number();
         let ask = Ask::Load { engine: number, recipe: recipe.clone() };
         let loaded = self.asks.ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait);
-        match loaded.map_err(|error| error.to_string())?.answer {
+        match loaded?.answer {
             Answer::Loaded { signature, depth, device_bytes } => Ok(ChildEngine {
                 child: Arc::clone(self),
                 number,
-                signature: signature.read()?,
+                signature: signature.read().map_err(EngineError::Device)?,
                 depth,
                 seats: Seats::new(depth),
                 device_bytes: Arc::new(AtomicU64::new(device_bytes)),
                 cameras: Vec::new(),
             }),
-            other => Err(unexpected(&other).to_string()),
+            other => Err(unexpected(&other)),
         }
     }
 }

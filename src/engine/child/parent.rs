@@ -47,7 +47,8 @@ pub struct Post {
 #[derive(Debug)]
 pub struct Child {
     pub(super) asks: Arc<Asks>,
-    thread: Option<(JoinHandle<()>, mpsc::Receiver<()>)>,
+    /// And what is told when it is about to end.
+    thread: Mutex<Option<(JoinHandle<()>, mpsc::Receiver<()>)>>,
 }
 
 impl Child {
@@ -55,7 +56,7 @@ impl Child {
     ///
     /// # Errors
     /// Why the process or the device cannot be had.
-    pub fn start(post: Post) -> Result<Arc<Child>, String> {
+    pub fn start(post: Post) -> Result<Arc<Child>, EngineError> {
         let (started, starting) = mpsc::channel();
         let (gone, end) = mpsc::channel();
         let (region, onnx_runtime, gpu) = (post.region.clone(), post.onnx_runtime.clone(), post.gpu.clone());
@@ -66,14 +67,15 @@ impl Child {
             // Nobody may be waiting for it.
             let _ = gone.send(());
         });
-        let thread = thread.map_err(|error| format!("no thread for a child: {error}"))?;
-        let asks = starting.recv().map_err(|_| "the thread of a child ended".to_owned())?;
-        let asks = asks.map_err(|error| format!("cannot start a process: {error}"))?;
-        let child = Child { asks: Arc::clone(&asks), thread: Some((thread, end)) };
-        let results = asks.traffic()?.results.clone();
+        let failed = |what: &str, error: std::io::Error| EngineError::Device(format!("{what}: {error}"));
+        let thread = thread.map_err(|error| failed("no thread for a child", error))?;
+        let asks = starting.recv().map_err(|_| EngineError::Device("the thread of a child ended".into()))?;
+        let asks = asks.map_err(|error| failed("cannot start a process", error))?;
+        let child = Child { asks: Arc::clone(&asks), thread: Mutex::new(Some((thread, end))) };
+        let results = asks.traffic().map_err(EngineError::Device)?.results.clone();
         let open = Open { build: build(), results, gpu, onnx_runtime };
         let opened = asks.send(&Ask::Open(open), &Copies::default(), Held::default(), Some(&region));
-        opened.and_then(Ticket::wait).map_err(|error| error.to_string())?;
+        opened.and_then(Ticket::wait)?;
         Ok(Arc::new(child))
     }
 
@@ -116,7 +118,8 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let Some((thread, end)) = self.thread.take() else { return };
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some((thread, end)) = thread.take() else { return };
         self.asks.book().leaving = true;
         self.asks.link.shut();
         if end.recv_timeout(GRACE).is_err() {

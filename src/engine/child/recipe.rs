@@ -1,7 +1,7 @@
 //! Which engine to make, said so that another process can make it, and the one place where it is made.
 
 use crate::engine::{
-    Engine,
+    Engine, EngineError,
     cuda::{self, Context},
     gauss_mle::GaussMle,
     onnx::Runtime,
@@ -40,19 +40,21 @@ impl Recipe {
     ///
     /// # Errors
     /// Why it cannot be had there.
-    pub fn make(&self, place: &Place) -> Result<Box<dyn Engine + Send>, String> {
+    pub fn make(&self, place: &Place) -> Result<Box<dyn Engine + Send>, EngineError> {
+        let refused = EngineError::Input;
         match (self, place) {
             (Recipe::Onnx { path, threads }, Place::Cpu(Some(runtime))) => {
-                Ok(Box::new(runtime.load_cpu(path, *threads)?))
+                Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
             }
-            (Recipe::Onnx { .. }, Place::Cpu(None)) => Err("ONNX Runtime is not loaded".to_owned()),
+            (Recipe::Onnx { .. }, Place::Cpu(None)) => Err(refused("ONNX Runtime is not loaded".to_owned())),
             (Recipe::Onnx { .. }, Place::Gpu(_)) => {
-                Err("ONNX models run on the CPU in this version".to_owned())
+                Err(refused("ONNX models run on the CPU in this version".to_owned()))
             }
-            (Recipe::GaussMle { threads }, Place::Cpu(_)) => Ok(Box::new(GaussMle::new(*threads)?)),
+            (Recipe::GaussMle { threads }, Place::Cpu(_)) => {
+                Ok(Box::new(GaussMle::new(*threads).map_err(refused)?))
+            }
             (Recipe::GaussMle { .. }, Place::Gpu(context)) => {
-                let fitter = cuda::gauss_mle::GaussMle::new(context).map_err(|error| error.to_string())?;
-                Ok(Box::new(fitter))
+                Ok(Box::new(cuda::gauss_mle::GaussMle::new(context)?))
             }
         }
     }

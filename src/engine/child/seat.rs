@@ -75,11 +75,11 @@ impl Seat<'_> {
     fn run(desk: &Arc<Desk>, place: Place, recipe: &Recipe, id: u64, told: &mpsc::Receiver<Told>) {
         let bound = match &place {
             Place::Cpu(_) => Ok(()),
-            Place::Gpu(context) => context.bind().map_err(|error| error.to_string()),
+            Place::Gpu(context) => context.bind().map_err(EngineError::from),
         };
         let engine = match bound.and_then(|()| recipe.make(&place)) {
             Ok(engine) => engine,
-            Err(reason) => return desk.answer(id, Err(EngineError::Input(reason))),
+            Err(error) => return desk.answer(id, Err(error)),
         };
         // Beyond here, the engine holds what it needs of it.
         drop(place);

@@ -43,8 +43,8 @@ pub fn serve(socket: OwnedFd) -> Result<(), String> {
     let desk = Arc::new(Desk::new(link, region.clone(), open.results.clone()));
     let place = match take(&open, &region) {
         Ok(place) => place,
-        Err(reason) => {
-            desk.answer(message.id, Err(EngineError::Input(reason)));
+        Err(error) => {
+            desk.answer(message.id, Err(error));
             // The parent reads that, and goes.
             while let Ok(Some(_)) = desk.link().receive() {}
             return Ok(());
@@ -78,22 +78,23 @@ struct Taken {
     _pin: Option<crate::engine::staging::Pin>,
 }
 
-fn take(open: &Open, region: &Region) -> Result<Taken, String> {
+fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
+    let refused = EngineError::Input;
     if open.build != build() {
-        return Err(format!(
+        return Err(refused(format!(
             "the parent is build {:?}, its child {:?}: start the server anew",
             open.build,
             build()
-        ));
+        )));
     }
-    let runtime = open.onnx_runtime.as_deref().map(Runtime::load).transpose()?;
+    let runtime = open.onnx_runtime.as_deref().map(Runtime::load).transpose().map_err(refused)?;
     let Some(id) = &open.gpu else {
         return Ok(Taken { place: Place::Cpu(runtime), _pin: None });
     };
-    let driver = cuda::probe().map_err(|error| error.to_string())?;
+    let driver = cuda::probe().map_err(|error| refused(error.to_string()))?;
     let gpu = driver.gpus.iter().find(|gpu| gpu.id == *id);
-    let gpu = gpu.ok_or_else(|| format!("the driver does not show {id} to a process of its own"))?;
-    let context = Context::open(gpu).map_err(|error| error.to_string())?;
+    let gpu = gpu.ok_or_else(|| refused(format!("the driver does not show {id} to a process of its own")))?;
+    let context = Context::open(gpu)?;
     let (start, bytes) = region.memory();
     // SAFETY: the caller holds the region for longer than this.
     let pin = unsafe { HostMemory::of(&context).pin(start, bytes) };
