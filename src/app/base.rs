@@ -10,6 +10,7 @@ use crate::{
         onnx::Runtime,
     },
     grpc, http,
+    image::Limits,
     models::{self, Catalog},
     status::Status,
     telemetry::{COMMIT, VERSION, logging::Logging, metrics::Metrics},
@@ -39,7 +40,6 @@ impl Core {
     /// # Errors
     /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
-        let gpus = gpus(config)?;
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
         let found = models::scan(&config.models).map_err(|reason| {
@@ -54,27 +54,46 @@ impl Core {
         for model in &found {
             log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
-        let catalog = Arc::new(Catalog::new());
-        let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
-        let status = Arc::new(Status::new(Instant::now()));
-        let queue = Queue::new(QueueLimits {
-            items_max: config.queue_items_max,
-            bytes_max: config.queue_bytes_max as usize,
-        });
-        let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
-        let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
-        let parts = devices::Parts {
-            runtime,
-            queue: Arc::clone(&queue),
-            catalog: Arc::clone(&catalog),
-            status: Arc::clone(&status),
-            metrics: Arc::clone(&metrics),
-            compute_threads: config.compute_threads,
-            timeout: config.timeout_ms,
-        };
-        let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
-        let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
-        Ok(Core { queue, catalog, status, metrics, devices, found })
+        start(config, Ok(runtime), found)
+    }
+}
+
+/// The same with these models, and with ONNX Runtime or why there is none.
+pub(super) fn start(
+    config: &Config,
+    runtime: Result<Runtime, String>,
+    found: Vec<models::Found>,
+) -> Result<Core, AppError> {
+    let gpus = gpus(config)?;
+    let catalog = Arc::new(Catalog::new());
+    let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
+    let status = Arc::new(Status::new(Instant::now()));
+    let queue = Queue::new(QueueLimits {
+        items_max: config.queue_items_max,
+        bytes_max: config.queue_bytes_max as usize,
+    });
+    let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
+    let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
+    let parts = devices::Parts {
+        runtime,
+        queue: Arc::clone(&queue),
+        catalog: Arc::clone(&catalog),
+        status: Arc::clone(&status),
+        metrics: Arc::clone(&metrics),
+        compute_threads: config.compute_threads,
+        timeout: config.timeout_ms,
+    };
+    let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
+    let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
+    Ok(Core { queue, catalog, status, metrics, devices, found })
+}
+
+/// How large an image may be.
+pub(super) fn limits(config: &Config) -> Limits {
+    Limits {
+        side_max: config.image_side_max,
+        pixels_max: config.image_pixels_max,
+        frames_max: config.image_frames_max,
     }
 }
 
