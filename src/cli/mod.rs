@@ -110,9 +110,15 @@ pub fn command() -> Command {
                         .help("The server to ask; default: admin_listen of the configuration, or listen"),
                 ),
         )
-        .subcommand(Command::new("completions").about("Print completions for a shell").arg(
-            Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell)),
-        ))
+        .subcommand(
+            Command::new("completions").about("Print completions for a shell").arg(
+                Arg::new("shell")
+                    .value_name("SHELL")
+                    .required(true)
+                    .value_parser(clap::value_parser!(Shell))
+                    .help("bash, elvish, fish, powershell or zsh"),
+            ),
+        )
 }
 
 /// Parses and runs.
