@@ -67,6 +67,17 @@ pub enum RepositoryMode {
     Watch,
 }
 
+impl RepositoryMode {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            RepositoryMode::None => "none",
+            RepositoryMode::Explicit => "explicit",
+            RepositoryMode::Watch => "watch",
+        }
+    }
+}
+
 /// A text that nobody is shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -148,6 +159,11 @@ options! {
         admin_listen: Option<SocketAddr>, Address { off: true }, "127.0.0.1:8002",
             "Where health, metrics and control are served apart from the API; empty for not at all.",
             "This listener has its own thread, so that a jammed data path cannot fail a probe. Whoever reaches it may control devices and models: keep it off public interfaces.";
+    }
+    section "The page" {
+        page: bool, Choice(&["on", "off"]), "on",
+            "Whether people find a page at / and a description of the API at /docs.",
+            "Images to try, devices, queues and models to look at, by the same routes as any other client. Both come with the binary and need no network. On the API alone, not on admin_listen.";
     }
     section "Control" {
         repository_mode: RepositoryMode, Choice(&["none", "explicit", "watch"]), "none",

@@ -9,6 +9,7 @@
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
 //! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `health`: the handlers; `target`, `call`: what they share.
+//! - `page`: the page for people, and the documents; `origin`: whose pages may control the server.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
 
@@ -27,6 +28,8 @@ mod kserve;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;
+mod origin;
+mod page;
 mod posted;
 mod predict;
 pub mod reject;
@@ -139,6 +142,8 @@ pub struct Front {
     admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
     triton_metrics: bool,
+    /// Unless it is switched off.
+    page: page::Page,
     host: Host,
     lines_lost: LinesLost,
     scrape: Mutex<()>,
@@ -204,6 +209,7 @@ impl Front {
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
+            page: page::page(config.page),
             host: Host::default(),
             lines_lost,
             scrape: Mutex::default(),
@@ -324,7 +330,7 @@ fn control_routes() -> Vec<Route> {
 
 /// Every path of the API, for the metrics and for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
-    [inference_routes(), catalog_routes(), control_routes(), health::routes()]
+    [inference_routes(), catalog_routes(), control_routes(), health::routes(), page::routes()]
         .concat()
         .into_iter()
         .map(|(path, _)| path)
@@ -333,6 +339,11 @@ pub fn paths() -> Vec<&'static str> {
 
 fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
     routes.into_iter().fold(Router::new(), |router, (path, methods)| router.route(path, methods))
+}
+
+/// Control, behind the check of whose page asks for it.
+fn control() -> Router<Arc<Front>> {
+    router(control_routes()).layer(middleware::from_fn(origin::check))
 }
 
 /// The API: what [`accept::Acceptor`] serves.
@@ -352,7 +363,8 @@ pub fn routes(front: Arc<Front>) -> Router {
     // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
     let api = inference
         .merge(router(catalog_routes()))
-        .merge(router(control_routes()))
+        .merge(control())
+        .merge(page::router(&front))
         .merge(router(health::routes()));
     finish(api, head, front)
 }
@@ -361,7 +373,7 @@ pub fn routes(front: Arc<Front>) -> Router {
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    finish(router(health::routes()).merge(router(control_routes())), head, front)
+    finish(router(health::routes()).merge(control()), head, front)
 }
 
 /// What the listener for metrics serves: nothing else.
