@@ -86,6 +86,17 @@ impl Chosen {
     }
 }
 
+impl RepositoryMode {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            RepositoryMode::None => "none",
+            RepositoryMode::Explicit => "explicit",
+            RepositoryMode::Watch => "watch",
+        }
+    }
+}
+
 /// A text that nobody is shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -174,6 +185,11 @@ options! {
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
             "Whether /predictions answers for a classifier as TorchServe does: {label: probability} of the five best classes.",
             "For callers of TorchServe that cannot add ?format=torchserve to their requests; ?format=ocelli then asks for our own form.";
+    }
+    section "The page" {
+        page: bool, Choice(&["on", "off"]), "on",
+            "Whether people find a page at / and a description of the API at /docs.",
+            "Images to try, devices, queues and models to look at, by the same routes as any other client. Both come with the binary and need no network. On the API alone, not on admin_listen.";
     }
     section "Control" {
         repository_mode: RepositoryMode, Choice(&["none", "explicit", "watch"]), "none",

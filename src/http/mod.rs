@@ -9,6 +9,7 @@
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
 //! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `health`: the handlers; `target`, `call`: what they share.
+//! - `page`: the page for people, and the documents; `origin`: whose pages may control the server.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
 
@@ -27,6 +28,8 @@ mod kserve;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;
+mod origin;
+mod page;
 mod posted;
 mod predict;
 pub mod reject;
@@ -142,6 +145,8 @@ pub struct Front {
     triton_metrics: bool,
     /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
     torchserve_answers: bool,
+    /// Unless it is switched off.
+    page: page::Page,
     host: Host,
     lines_lost: LinesLost,
     scrape: Mutex<()>,
@@ -208,6 +213,7 @@ impl Front {
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
             torchserve_answers: config.torchserve_answers,
+            page: page::page(config.page),
             host: Host::default(),
             lines_lost,
             scrape: Mutex::default(),
@@ -328,7 +334,7 @@ fn control_routes() -> Vec<Route> {
 
 /// Every path of the API, for the metrics and for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
-    [inference_routes(), catalog_routes(), control_routes(), health::routes()]
+    [inference_routes(), catalog_routes(), control_routes(), health::routes(), page::routes()]
         .concat()
         .into_iter()
         .map(|(path, _)| path)
@@ -337,6 +343,11 @@ pub fn paths() -> Vec<&'static str> {
 
 fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
     routes.into_iter().fold(Router::new(), |router, (path, methods)| router.route(path, methods))
+}
+
+/// Control, behind the check of whose page asks for it.
+fn control() -> Router<Arc<Front>> {
+    router(control_routes()).layer(middleware::from_fn(origin::check))
 }
 
 /// The API: what [`accept::Acceptor`] serves.
@@ -358,7 +369,8 @@ pub fn routes(front: Arc<Front>) -> Router {
     // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
     let api = inference
         .merge(router(catalog_routes()))
-        .merge(router(control_routes()))
+        .merge(control())
+        .merge(page::router(&front))
         .merge(router(health::routes()));
     finish(api, head, front)
 }
@@ -367,7 +379,7 @@ pub fn routes(front: Arc<Front>) -> Router {
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    finish(router(health::routes()).merge(router(control_routes())), head, front)
+    finish(router(health::routes()).merge(control()), head, front)
 }
 
 /// What the listener for metrics serves: nothing else.
