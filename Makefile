@@ -28,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build fuzz bench bench-overhead bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build fuzz bench bench-overhead bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients test-deploy clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -52,7 +52,7 @@ build: tools
 	$(call say,building in release mode (the first time takes minutes))
 	$(CARGO) build --release --locked
 
-test: format lint check-kernels test-rust test-fit test-licences test-clients
+test: format lint check-kernels test-rust test-fit test-licences test-clients test-deploy
 	$(call say,all checks passed)
 
 format:
@@ -116,6 +116,13 @@ test-clients: tools $(ORT)
 	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
 	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(PYTEST)
+
+# What is in deploy/. Tools that are missing are told, with the checks that are left out for them.
+test-deploy: tools $(ORT)
+	@printf '\n== checking the container image, manifests, rules, dashboard and proxies\n'
+	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
+	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
+	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python -m pytest tests/deploy $(PYTEST)
 
 bench: bench-overhead bench-decode
 
