@@ -15,7 +15,7 @@ DEPLOY = ROOT / "deploy"
 sys.path.insert(0, str(ROOT / "tests" / "clients"))
 
 # Tools that whoever runs the checks says are there, with spaces between them: one that is missing then fails.
-PROMISED = os.environ.get("OCELLI_TEST_TOOLS", "").split()
+PROMISED = os.environ.get("PROMISED_TOOLS", "").split()
 PACKAGES = {"promtool": "prometheus", "nginx": "nginx-light", "kubectl": "kubernetes-client 1.32 or newer"}
 
 
@@ -25,7 +25,7 @@ def tool(name):
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
     if found is None:
         what = f"{name} is missing (Debian, Ubuntu: apt-get install {PACKAGES.get(name, name)})"
-        assert name not in PROMISED, f"{what}, and OCELLI_TEST_TOOLS says that it is there"
+        assert name not in PROMISED, f"{what}, and PROMISED_TOOLS says that it is there"
         pytest.skip(what)
     return found
 
