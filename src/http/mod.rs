@@ -48,7 +48,7 @@ use crate::{
     telemetry::{
         host::Host,
         logging::LinesLost,
-        metrics::{EndReason, Metrics, RefuseReason},
+        metrics::{Bounds, EndReason, Metrics, RefuseReason},
         triton,
     },
 };
@@ -179,6 +179,13 @@ impl Front {
             bytes_in_flight_max: config.in_flight_bytes_max,
             announced_bytes_max: config.body_bytes_max,
             unknown_length_bytes: UNKNOWN_LENGTH_BYTES.min(config.body_bytes_max),
+        });
+        metrics.set_bounds(Bounds {
+            requests_in_flight: config.requests_in_flight_max as u64,
+            in_flight_bytes: config.in_flight_bytes_max,
+            queue_items: config.queue_items_max as u64,
+            queue_bytes: config.queue_bytes_max,
+            decode_bytes: config.decode_bytes_max,
         });
         let body = BodyLimits {
             bytes_max: config.body_bytes_max,
