@@ -11,4 +11,5 @@ mod fitter;
 mod http;
 mod isolated;
 mod server;
+mod sharing;
 mod support;
