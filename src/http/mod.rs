@@ -48,7 +48,7 @@ use crate::{
     telemetry::{
         host::Host,
         logging::LinesLost,
-        metrics::{EndReason, Metrics, RefuseReason},
+        metrics::{Bounds, EndReason, Metrics, RefuseReason},
         triton,
     },
 };
@@ -71,6 +71,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
+use tower::ServiceBuilder;
 
 /// The contract, as it is served.
 pub const OPENAPI: &str = include_str!("../../openapi.yaml");
@@ -142,6 +143,8 @@ pub struct Front {
     admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
     triton_metrics: bool,
+    /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
+    torchserve_answers: bool,
     /// Unless it is switched off.
     page: page::Page,
     host: Host,
@@ -177,6 +180,13 @@ impl Front {
             announced_bytes_max: config.body_bytes_max,
             unknown_length_bytes: UNKNOWN_LENGTH_BYTES.min(config.body_bytes_max),
         });
+        metrics.set_bounds(Bounds {
+            requests_in_flight: config.requests_in_flight_max as u64,
+            in_flight_bytes: config.in_flight_bytes_max,
+            queue_items: config.queue_items_max as u64,
+            queue_bytes: config.queue_bytes_max,
+            decode_bytes: config.decode_bytes_max,
+        });
         let body = BodyLimits {
             bytes_max: config.body_bytes_max,
             deadline: config.body_timeout_ms,
@@ -209,6 +219,7 @@ impl Front {
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
+            torchserve_answers: config.torchserve_answers,
             page: page::page(config.page),
             host: Host::default(),
             lines_lost,
@@ -351,15 +362,17 @@ pub fn routes(front: Arc<Front>) -> Router {
     // Which model takes a stack is not known here: whoever reads a body knows its own limit.
     let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    let inference = router(inference_routes())
-        // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
-        .layer(middleware::from_fn(coding::unpack))
-        // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
-        .layer(middleware::from_fn(coding::pack))
-        // Full means refused now, before the body is read: the caller can try elsewhere.
-        .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
-        // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
-        .layer(DefaultBodyLimit::disable());
+    let inference = router(inference_routes()).layer(
+        ServiceBuilder::new()
+            // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
+            .layer(DefaultBodyLimit::disable())
+            // Full means refused now, before the body is read: the caller can try elsewhere.
+            .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
+            // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+            .layer(middleware::from_fn(coding::pack))
+            // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
+            .layer(middleware::from_fn(coding::unpack)),
+    );
     // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
     let api = inference
         .merge(router(catalog_routes()))
@@ -383,18 +396,21 @@ pub fn metrics_routes(front: Arc<Front>) -> Router {
     finish(router(only), head, front)
 }
 
-/// The layers of every listener; the last one is the outermost.
+/// The layers of every listener, the outermost first. Together, since a router copies a box for each that is added to it on its own,
+/// and for each request all that are within it.
 fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Router {
+    let layers = ServiceBuilder::new()
+        // Named before anything can fail, so that every log line and reply has the id.
+        .layer(middleware::from_fn(guard::identify))
+        // Counts what the layers below refuse, too.
+        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
+        .layer(guard::catch_panics())
+        // Refused on the head: nothing of the body is read.
+        .layer(middleware::from_fn_with_state(head, guard::check));
     router
         .fallback(guard::not_found)
         .method_not_allowed_fallback(guard::method_not_allowed)
-        // Refused on the head: nothing of the body is read.
-        .layer(middleware::from_fn_with_state(head, guard::check))
-        .layer(guard::catch_panics())
-        // Counts what the layers below refuse, too.
-        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
-        // Named before anything can fail, so that every log line and reply has the id.
-        .layer(middleware::from_fn(guard::identify))
+        .layer(layers)
         .with_state(front)
 }
 
