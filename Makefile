@@ -115,6 +115,7 @@ test-licences:
 test-clients: tools $(ORT)
 	$(call say,Python client tests)
 	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
+	@[ "$$(uname -sm)" != "Linux x86_64" ] || $(PYTHON) tools/make_venv.py .venv/perf-analyzer tests/clients/perf-analyzer.txt
 	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(PYTEST)
 

@@ -20,7 +20,7 @@ use crate::{
 use std::sync::Arc;
 
 /// The CPU's name in metrics and replies. A GPU's is its UUID.
-pub const CPU: &str = "cpu";
+pub const CPU: &str = crate::batch::roster::CPU;
 
 /// A model's engines on a device, one for each worker that is to serve it.
 pub(super) type Engines = Vec<Box<dyn Engine + Send>>;
@@ -149,7 +149,7 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
 
 fn on_cpu(source: &Source, parts: &Parts, threads: usize) -> Result<Box<dyn Engine + Send>, String> {
     Ok(match &source.manifest.engine {
-        models::Engine::Onnx => Box::new(parts.runtime.load_cpu(&source.path, threads)?),
+        models::Engine::Onnx => Box::new(parts.runtime.clone()?.load_cpu(&source.path, threads)?),
         models::Engine::GaussMle(_) => Box::new(GaussMle::new(threads)?),
     })
 }
