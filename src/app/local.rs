@@ -39,7 +39,9 @@ impl Local {
                 runtime = Ok(Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?);
             }
         }
-        let core = base::start(config, runtime, vec![found])?;
+        let found = vec![found];
+        let workers = base::workers(&found);
+        let core = base::start(config, runtime, found, workers)?;
         let [found] = &core.found[..] else { unreachable!("one went in") };
         let loading = core
             .devices

@@ -6,6 +6,7 @@
 //! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
+//! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
 
 mod bench;
 mod check;
@@ -18,6 +19,7 @@ mod predict;
 mod reference;
 mod show;
 mod table;
+mod worker;
 
 use crate::{
     app::{self, AppError},
@@ -113,6 +115,7 @@ pub fn command() -> Command {
                         .help("The server to ask; default: admin_listen of the configuration, or listen"),
                 ),
         )
+        .subcommand(worker::command())
         .subcommand(
             Command::new("completions").about("Print completions for a shell").arg(
                 Arg::new("shell")
@@ -165,6 +168,10 @@ impl Streams<'_> {
                 self.with_config(matches, |streams, loaded| streams.print(&show::settings(&loaded.settings)))
             }
             Some(("health", matches)) => self.health(matches),
+            Some(("worker", matches)) => match worker::run(matches) {
+                Ok(()) => Exit::Ok,
+                Err(reason) => self.complain(&reason, Exit::Failure),
+            },
             Some(("completions", matches)) => {
                 let shell = *matches.get_one::<Shell>("shell").expect("clap requires the shell");
                 let mut script = Vec::new();

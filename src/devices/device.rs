@@ -20,7 +20,7 @@ use crate::{
 use std::sync::Arc;
 
 /// The CPU's name in metrics and replies. A GPU's is its UUID.
-pub const CPU: &str = "cpu";
+pub const CPU: &str = crate::batch::roster::CPU;
 
 /// A model's engines on a device, one for each worker that is to serve it.
 pub(super) type Engines = Vec<Box<dyn Engine + Send>>;
