@@ -278,7 +278,7 @@ impl Output {
                     self.put(&out)?;
                     let frames = u32::try_from(frames).ok();
                     self.beside(&schema, frames.unwrap_or(u32::MAX))?;
-                    let counts = *writer.counts();
+                    let counts = writer.counts().clone();
                     for piece in writer.end(frames)? {
                         self.put(&piece)?;
                     }

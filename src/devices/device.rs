@@ -78,7 +78,7 @@ impl Device {
         // Workers without a device have nothing to serve: they end with the queue.
         let context = opened?;
         parts.status.set_device(&id, DeviceState::Waiting, "no model loaded yet");
-        Ok(Device { id, kind: Kind::Gpu(gpu.ordinal), health, workers, context: Some(context) })
+        Ok(Device { id, kind: Kind::gpu(gpu), health, workers, context: Some(context) })
     }
 
     /// Makes a model's engines.

@@ -222,12 +222,13 @@ impl Devices {
     }
 
     fn load_source(&self, source: &Source) -> Result<Loading, String> {
-        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind).collect();
+        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind.clone()).collect();
         let placed = place::place(&source.manifest, &kinds)?;
         for note in placed.notes.iter().chain(&source.notes) {
             tracing::warn!(model = source.name, "{note}");
         }
-        let devices: Vec<&Device> = placed.on.iter().map(|index| &self.devices[*index]).collect();
+        let devices: Vec<&Device> =
+            placed.on.iter().chain(&placed.stands_in).map(|index| &self.devices[*index]).collect();
         let loaded = side_by_side(devices.iter().map(|device| {
             || {
                 let started = Instant::now();
@@ -262,6 +263,10 @@ impl Devices {
         let engines = proved.iter().flatten().map(|(engines, ..)| engines.len()).sum();
         self.engines.lock().unwrap_or_else(PoisonError::into_inner).insert(key, engines);
         self.parts.queue.register(key, &model.name, model.rules.clone());
+        let instead = placed.on.iter().filter(|_| placed.instead);
+        for index in instead.chain(&placed.stands_in) {
+            self.parts.queue.stand_by(key, &self.devices[*index].id);
+        }
         let on = devices.iter().zip(proved).map(|(device, proved)| {
             let on = proved.map(|(engines, proof, load)| self.put(device, &model, engines, proof, load));
             (Arc::clone(&device.id), on)

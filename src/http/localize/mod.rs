@@ -67,8 +67,8 @@ pub(super) async fn predict(
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));
 
-    let conventions = match coming.recv().await {
-        Some(Event::Begin(conventions)) => conventions,
+    let (conventions, spent) = match coming.recv().await {
+        Some(Event::Begin(conventions, spent)) => (conventions, spent),
         Some(Event::Failed(error)) => return Err(error),
         Some(Event::Bytes(_)) | None => {
             return Err(InferError::Internal("a stack was given up without a reason".into()));
@@ -78,12 +78,13 @@ pub(super) async fn predict(
     let pieces = stream::unfold((coming, task), |(mut coming, task)| async move {
         match coming.recv().await? {
             Event::Bytes(bytes) => Some((Ok::<_, std::convert::Infallible>(bytes), (coming, task))),
-            Event::Begin(_) | Event::Failed(_) => None,
+            Event::Begin(..) | Event::Failed(_) => None,
         }
     });
     let mut response = Response::new(Body::from_stream(pieces));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
+    spent.tell(headers);
     if let Ok(value) = HeaderValue::from_str(&conventions) {
         headers.insert(CONVENTIONS, value);
     }

@@ -1,7 +1,7 @@
 //! The way of a reply from the work to the connection. Many clients send all of a stack before they read anything: what
 //! they do not take waits here, so that the stack is read on, up to a bound.
 
-use crate::error::InferError;
+use crate::{error::InferError, http::call::Spent};
 use bytes::{Bytes, BytesMut};
 use std::pin::pin;
 use tokio::sync::mpsc;
@@ -11,8 +11,8 @@ const PIECES: usize = 16;
 
 /// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
 pub(super) enum Event {
-    /// Units, origin and frame base.
-    Begin(String),
+    /// Units, origin and frame base; and where the time of what is there went.
+    Begin(String, Spent),
     /// The next bytes.
     Bytes(Bytes),
     /// There will be no reply.
