@@ -283,6 +283,8 @@ impl Devices {
         proof: Proof,
         load: Duration,
     ) -> LoadedOn {
+        let smallest = model.rules.sizes.first().copied().unwrap_or(1);
+        self.parts.queue.measured(model.key, &device.id, smallest, proof.canary);
         device.serve(model, engines);
         if !device.health.is_lost() {
             self.parts.status.set_device(&device.id, DeviceState::Serving, "a forward pass works");
