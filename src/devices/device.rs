@@ -149,7 +149,7 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
 
 fn on_cpu(source: &Source, parts: &Parts, threads: usize) -> Result<Box<dyn Engine + Send>, String> {
     Ok(match &source.manifest.engine {
-        models::Engine::Onnx => Box::new(parts.runtime.load_cpu(&source.path, threads)?),
+        models::Engine::Onnx => Box::new(parts.runtime.clone()?.load_cpu(&source.path, threads)?),
         models::Engine::GaussMle(_) => Box::new(GaussMle::new(threads)?),
     })
 }

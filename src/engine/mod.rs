@@ -7,7 +7,9 @@
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
 //! - [`cuda`]: GPUs, and the engines on them.
+//! - [`child`]: engines in a process of their own.
 
+pub mod child;
 pub mod cuda;
 pub mod gauss_mle;
 pub mod kernels;

@@ -10,5 +10,6 @@ mod fitter;
 #[path = "../it/support.rs"]
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
+mod isolated;
 mod server;
 mod support;

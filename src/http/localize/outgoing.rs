@@ -2,6 +2,7 @@
 //! they do not take waits here, so that the stack is read on, up to a bound.
 
 use crate::{error::InferError, http::call::Spent};
+use axum::http::HeaderMap;
 use bytes::{Bytes, BytesMut};
 use std::pin::pin;
 use tokio::sync::mpsc;
@@ -15,6 +16,8 @@ pub(super) enum Event {
     Begin(String, Spent),
     /// The next bytes.
     Bytes(Bytes),
+    /// There was all of it: its counts, and what all of it took where.
+    End(HeaderMap),
     /// There will be no reply.
     Failed(InferError),
 }

@@ -1,6 +1,7 @@
 //! The second side of a [`drive`](super::drive): answers to the bytes of the reply.
 
 use super::{
+    COUNTS,
     drive::Pending,
     finding::Found,
     outgoing::{Event, Outgoing},
@@ -11,6 +12,7 @@ use crate::{
     http::{Front, call::Spent},
     tasks::localize::{Format, Writer},
 };
+use axum::http::{HeaderMap, HeaderValue};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
@@ -84,6 +86,7 @@ impl Telling {
         let mut writer = self.take();
         let begin = !self.begun;
         let conventions = writer.conventions().to_owned();
+        let counts = writer.counts().to_line(frames);
         let ended = self.front.decode.run(move || {
             let mut out = Vec::new();
             if begin {
@@ -99,6 +102,11 @@ impl Telling {
         }
         for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
             reply.send(Event::Bytes(piece)).await?;
+        }
+        if let Ok(counts) = HeaderValue::from_str(&counts) {
+            let mut trailers = HeaderMap::from_iter([(COUNTS, counts)]);
+            self.spent.tell(&mut trailers);
+            reply.send(Event::End(trailers)).await?;
         }
         Ok(())
     }
