@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver;
+mod failover;
 #[path = "../fakes/mod.rs"]
 #[allow(unreachable_pub, reason = "other binaries take it as well")]
 mod fakes;

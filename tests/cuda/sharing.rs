@@ -222,7 +222,7 @@ async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
 async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
     let fakes = Fakes::start("");
     let idle = Config { idle_release_ms: Duration::from_millis(300), ..sharing() };
-    let server = start("devices = \"gpu\"\nfallback = false", idle).await;
+    let server = start("devices = \"gpu\"\nfallback = \"never\"", idle).await;
     until(&server, DeviceState::Waiting, Cause::Idle).await;
     server.wait_until(|_| fakes.cuda.books().devices[0].contexts == 0).await;
     fakes.cuda.books().assert_empty();

@@ -77,6 +77,18 @@ reasons! {
     }
 }
 
+reasons! {
+    /// Why a batch failed.
+    FailReason {
+        /// The engine refused it.
+        Input = "input",
+        /// The device's memory was too small.
+        OutOfMemory = "out_of_memory",
+        /// The device failed.
+        Device = "device",
+    }
+}
+
 /// All metrics of a process, on a registry of their own. Shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {

@@ -144,6 +144,10 @@ minute); `drain`, `resume` (by request)\n\
 - `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running)\n\
 - `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
 (an answer was not taken)\n\
+- `ocelli_failed_batches_total`, `ocelli_retried_jobs_total`: `input` (the model refused it: its jobs run alone), `out_of_memory` \
+(they run in smaller batches), `device` (they run elsewhere)\n\
+- `ocelli_fallbacks_total`: `device_away` (no device that the model is meant for serves it now), `device_failed`, `out_of_memory` \
+(of the device that had the job first)\n\
 - `nv_inference_request_failure`: `REJECTED` (refused for a full queue, a deadline or a drain), `CANCELED` (the caller went \
 away), `BACKEND` (the model or its device failed), `OTHER`\n\
 - `ocelli_refused_total`: `requests` (as many as may be in flight), `bytes` (of their bodies)\n";
