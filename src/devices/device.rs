@@ -11,8 +11,8 @@ use super::{
 use crate::{
     engine::{
         Engine,
-        cuda::{self, Context, Gpu},
-        gauss_mle::GaussMle,
+        child::{Executor, Place, Recipe},
+        cuda::Gpu,
     },
     models::{self, Model, Source},
     status::DeviceState,
@@ -35,7 +35,7 @@ pub(super) struct Device {
     pub(super) health: Health,
     workers: Vec<Worker>,
     /// Kept to the end of all that is in it.
-    context: Option<Arc<Context>>,
+    executor: Option<Executor>,
 }
 
 impl Device {
@@ -48,7 +48,7 @@ impl Device {
         // A fault of an engine on the CPU says nothing about the CPU.
         let health = Health::new(CPU.into(), Arc::clone(&parts.queue), None);
         let workers = start(parts, &health, CPU, workers)?;
-        Ok(Device { id: CPU.into(), kind: Kind::Cpu, health, workers, context: None })
+        Ok(Device { id: CPU.into(), kind: Kind::Cpu, health, workers, executor: None })
     }
 
     /// A GPU, which is taken now.
@@ -71,14 +71,14 @@ impl Device {
         let thread = format!("gpu{}", gpu.ordinal);
         let workers = start(parts, &health, &thread, workers).map_err(|error| error.to_string())?;
         let opened = {
-            let gpu = gpu.clone();
-            workers[0].call(move || Context::open(&gpu))
+            let (gpu, isolation) = (gpu.clone(), parts.isolation.clone());
+            workers[0].call(move || isolation.open(&gpu))
         };
         let opened = opened.and_then(|opened| opened.map_err(|error| error.to_string()));
         // Workers without a device have nothing to serve: they end with the queue.
-        let context = opened?;
+        let executor = opened?;
         parts.status.set_device(&id, DeviceState::Waiting, "no model loaded yet");
-        Ok(Device { id, kind: Kind::Gpu(gpu.ordinal), health, workers, context: Some(context) })
+        Ok(Device { id, kind: Kind::Gpu(gpu.ordinal), health, workers, executor: Some(executor) })
     }
 
     /// Makes a model's engines.
@@ -87,14 +87,15 @@ impl Device {
     /// Why it cannot be loaded here.
     pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, String> {
         let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
-        match &self.context {
+        match &self.executor {
             None => {
                 let threads = (parts.compute_threads / instances).max(1);
                 (0..instances).map(|_| on_cpu(source, parts, threads)).collect()
             }
-            Some(context) => {
-                let (context, engine) = (Arc::clone(context), source.manifest.engine.clone());
-                self.workers[0].call(move || (0..instances).map(|_| on_gpu(&engine, &context)).collect())?
+            Some(executor) => {
+                let (executor, recipe) = (executor.clone(), recipe(source, 1));
+                let make = move || executor.make(&recipe).map_err(|error| error.to_string());
+                self.workers[0].call(move || (0..instances).map(|_| make()).collect())?
             }
         }
     }
@@ -110,12 +111,12 @@ impl Device {
         asked: &[Asked],
         memory_bytes_max: Option<u64>,
     ) -> Result<(Engines, Proof), String> {
-        match &self.context {
+        match &self.executor {
             None => forward::prove(&mut engines, model, asked, None, None).map(|proof| (engines, proof)),
-            Some(context) => {
-                let (context, model, asked) = (Arc::clone(context), Arc::clone(model), asked.to_vec());
+            Some(executor) => {
+                let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
                 self.workers[0].call(move || {
-                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some(&context))
+                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some(&executor))
                         .map(|proof| (engines, proof))
                 })?
             }
@@ -148,18 +149,14 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
 }
 
 fn on_cpu(source: &Source, parts: &Parts, threads: usize) -> Result<Box<dyn Engine + Send>, String> {
-    Ok(match &source.manifest.engine {
-        models::Engine::Onnx => Box::new(parts.runtime.clone()?.load_cpu(&source.path, threads)?),
-        models::Engine::GaussMle(_) => Box::new(GaussMle::new(threads)?),
-    })
+    let place = Place::Cpu(parts.runtime.clone());
+    recipe(source, threads).make(&place).map_err(|error| error.to_string())
 }
 
-fn on_gpu(engine: &models::Engine, context: &Arc<Context>) -> Result<Box<dyn Engine + Send>, String> {
-    match engine {
-        models::Engine::Onnx => Err("ONNX models run on the CPU in this version".to_owned()),
-        models::Engine::GaussMle(_) => {
-            let fitter = cuda::gauss_mle::GaussMle::new(context).map_err(|error| error.to_string())?;
-            Ok(Box::new(fitter))
-        }
+/// Which engine a model is run by.
+fn recipe(source: &Source, threads: usize) -> Recipe {
+    match &source.manifest.engine {
+        models::Engine::Onnx => Recipe::Onnx { path: source.path.clone(), threads },
+        models::Engine::GaussMle(_) => Recipe::GaussMle { threads },
     }
 }

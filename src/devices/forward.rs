@@ -3,7 +3,7 @@
 
 use super::plan::Footprint;
 use crate::{
-    engine::{DataType, Dim, Engine, Signature, Tensor, TensorView, cuda::Context},
+    engine::{DataType, Dim, Engine, Signature, Tensor, TensorView, child::Executor},
     models::{Model, Source},
 };
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ pub(super) fn prove(
     model: &Model,
     asked: &[Asked],
     memory_bytes_max: Option<u64>,
-    gpu: Option<&Context>,
+    gpu: Option<&Executor>,
 ) -> Result<Proof, String> {
     let mut footprint: Option<Footprint> = None;
     let mut canary = Duration::ZERO;

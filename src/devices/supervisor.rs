@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     batch::{ModelKey, Queue},
-    engine::{cuda::Gpu, onnx::Runtime},
+    engine::{child::Isolation, cuda::Gpu, onnx::Runtime},
     models::{Catalog, Found, Model, Source, State},
     status::{DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
@@ -45,6 +45,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// Threads that share one operator on the CPU.
     pub compute_threads: usize,
+    /// Where the engines of GPUs run.
+    pub isolation: Isolation,
     /// The deadline of models whose manifest sets none.
     pub timeout: Duration,
 }

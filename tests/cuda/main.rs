@@ -10,5 +10,6 @@ mod fitter;
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
 mod isolated;
+mod process;
 mod server;
 mod support;

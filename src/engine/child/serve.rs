@@ -87,7 +87,8 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
             build()
         )));
     }
-    let runtime = open.onnx_runtime.as_deref().map(Runtime::load).transpose().map_err(refused)?;
+    let none = || Err("ONNX Runtime is not loaded".to_owned());
+    let runtime = open.onnx_runtime.as_deref().map_or_else(none, Runtime::load);
     let Some(id) = &open.gpu else {
         return Ok(Taken { place: Place::Cpu(runtime), _pin: None });
     };
