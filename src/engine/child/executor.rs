@@ -3,7 +3,7 @@
 use super::{Child, Place, Post, Program, Recipe, Region};
 use crate::engine::{
     Engine, EngineError,
-    cuda::{Context, Gpu, MemoryInfo},
+    cuda::{self, Context, Gpu, HostMemory, MemoryInfo},
     staging::Memory,
 };
 use std::{io, path::PathBuf, sync::Arc};
@@ -44,13 +44,13 @@ impl Isolation {
         }
     }
 
-    /// Takes a GPU.
+    /// Takes a GPU; in this process, with host memory that was made for it before.
     ///
     /// # Errors
     /// Why it cannot be had now.
-    pub fn open(&self, gpu: &Gpu) -> Result<Executor, EngineError> {
+    pub fn open(&self, gpu: &Gpu, host: HostMemory) -> Result<Executor, EngineError> {
         match self {
-            Isolation::Thread => Ok(Executor::Thread(Context::open(gpu)?)),
+            Isolation::Thread => Ok(Executor::Thread(Context::open_with(gpu, host)?)),
             Isolation::Process(apart) => Ok(Executor::Process(Child::start(Post {
                 device: gpu.id.clone(),
                 gpu: Some(gpu.id.clone()),
@@ -102,6 +102,42 @@ impl Executor {
         match self {
             Executor::Thread(context) => Ok(context.trim()?),
             Executor::Process(child) => child.trim(),
+        }
+    }
+
+    /// Whether it answers as it should: a small fit, whose result is known.
+    ///
+    /// # Errors
+    /// What it did instead.
+    pub fn canary(&self) -> Result<(), EngineError> {
+        match self {
+            Executor::Thread(context) => cuda::canary(context),
+            Executor::Process(child) => child.canary(),
+        }
+    }
+
+    /// The number of its process, where it has one of its own.
+    pub fn process(&self) -> Option<u32> {
+        match self {
+            Executor::Thread(_) => None,
+            Executor::Process(child) => Some(child.id()),
+        }
+    }
+
+    /// Why its process is gone, once it is.
+    pub fn ended(&self) -> Option<String> {
+        match self {
+            Executor::Thread(_) => None,
+            Executor::Process(child) => child.ended(),
+        }
+    }
+
+    /// Ends its process, where it has one of its own.
+    pub fn kill(&self, reason: &str) {
+        match self {
+            // Threads cannot be ended from outside.
+            Executor::Thread(_) => {}
+            Executor::Process(child) => child.kill(reason),
         }
     }
 }
