@@ -16,6 +16,12 @@ use std::{
 };
 
 const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
+const ON_CPU: &str = "devices = \"cpu\"";
+
+/// The metric that says that the GPU serves.
+fn serving() -> String {
+    format!("ocelli_device_state{{device=\"{GPU}\",state=\"serving\"}} 1")
+}
 
 /// A running server.
 struct Running {
@@ -63,6 +69,9 @@ impl Running {
         let address = line["fields"]["address"].as_str().or(line["address"].as_str()).unwrap();
         running.address = address.parse().unwrap();
         running.until(async |running| running.get("/v2/health/ready").await.0 == 200).await;
+        if placement != ON_CPU {
+            running.until(async |running| running.get("/metrics").await.1.contains(&serving())).await;
+        }
         running
     }
 
@@ -160,10 +169,11 @@ async fn both_ways_give_the_same_and_a_server_whose_gpu_is_apart_makes_no_contex
 
 /// Runs requests while the GPU ends in the way of `script` or `end`: all of them are answered, with the same numbers.
 async fn check(isolation: &str, script: &str, end: impl AsyncFn(&Running), told: &str) {
-    let reference = Running::start("thread", "devices = \"cpu\"", "").await;
+    let reference = Running::start("thread", ON_CPU, "").await;
     let expected = reference.localize().await;
     reference.end();
     let server = Running::start(isolation, "devices = \"all\"\n[batch]\nitems_max = 8", script).await;
+    let before = server.children();
     let requests = async {
         for _ in 0..6 {
             for rows in join_all((0..8).map(|_| server.localize())).await {
@@ -174,6 +184,12 @@ async fn check(isolation: &str, script: &str, end: impl AsyncFn(&Running), told:
     tokio::join!(requests, end(&server));
     let line = server.until_said(told).await;
     assert!(line.contains(GPU), "{line}");
+    // Taken anew: in the place of the process, there is another.
+    if isolation == "process" {
+        server.until(async |server| matches!(server.children()[..], [id] if before != [id])).await;
+    }
+    server.until(async |server| server.get("/metrics").await.1.contains(&serving())).await;
+    near(&server.localize().await, &expected);
     assert_eq!(server.end().0, Some(0));
 }
 
