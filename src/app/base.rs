@@ -3,9 +3,10 @@
 use super::{AppError, failed};
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{Backend, Chosen, Config},
+    config::{self, Backend, Chosen, Config},
     devices::{self, Devices},
     engine::{
+        child::Isolation,
         cuda::{self, Gpu},
         onnx::Runtime,
     },
@@ -72,6 +73,7 @@ pub(super) fn start(
     workers: usize,
 ) -> Result<Core, AppError> {
     let gpus = gpus(config)?;
+    let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
@@ -86,6 +88,7 @@ pub(super) fn start(
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
         compute_threads: config.compute_threads,
+        isolation,
         timeout: config.timeout_ms,
     };
     let (cpu, sharing) = (config.backend != Backend::Gpu, sharing(config));
@@ -120,6 +123,16 @@ fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppErro
     }
     found.retain(|found| config.startup_models.has(&found.name));
     Ok(())
+}
+
+/// Where the engines of so many GPUs run.
+fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation, AppError> {
+    if config.isolation == config::Isolation::Thread || gpus == 0 {
+        return Ok(Isolation::Thread);
+    }
+    let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
+    Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
+        .map_err(failed("cannot share memory"))
 }
 
 /// How GPUs are shared.
