@@ -22,6 +22,8 @@ WORKDIR /build
 COPY Cargo.toml Cargo.lock openapi.yaml ./
 COPY kernels kernels
 COPY src src
+# Shown by the page, and so part of the binary.
+COPY examples/images examples/images
 # The commit, for `ocelli --version` and the metric ocelli_build_info.
 ARG REVISION=
 # Names of functions stay, for backtraces; tables of lines would be most of the image.
