@@ -61,6 +61,7 @@ impl Local {
             decode,
             lines_lost: LinesLost::default(),
             control: Arc::new(control),
+            traces: None,
         };
         let router = http::routes(Arc::new(Front::new(config, parts)));
         Ok(Local { core, model: loading.model, router })

@@ -1,4 +1,4 @@
-//! Holds `docs/cli.md` equal to the command line: every command has its section, and in it the table of its arguments.
+//! Holds `docs/cli.md` equal to the command line: every command that is shown has its section, and in it the table of its arguments.
 
 use super::command;
 use crate::config::OPTIONS;

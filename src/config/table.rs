@@ -181,7 +181,8 @@ macro_rules! options {
 }
 
 use Kind::{
-    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Secret as SecretKind, Threads,
+    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Ratio, Secret as SecretKind,
+    Threads, Url,
 };
 
 const KIB: u64 = 1 << 10;
@@ -380,6 +381,14 @@ options! {
             "A folder for one log file per model, as JSON lines; empty for none.",
             "MODEL.log is a link to the current day's file; 14 days are kept.";
     }
+    section "Traces" {
+        otlp_endpoint: Option<String>, Url, "",
+            "The collector that traces are sent to, by OTLP over HTTP with protobuf; empty for no traces.",
+            "Such as http://127.0.0.1:4318; /v1/traces is added where the address has no path. A collector that cannot be reached costs spans, never requests. OTEL_EXPORTER_OTLP_HEADERS and OTEL_RESOURCE_ATTRIBUTES are read.";
+        trace_sample_ratio: f64, Ratio, "0.1",
+            "The part of the traces that is sent.",
+            "Decided by the trace's id, so that all replicas decide alike, whatever the caller's flag says. Requests that end with a status of 500 or more are always sent.";
+    }
 }
 
 /// From a checked value to a field's type. The table pairs kinds with types; [`Config::default`] runs through all.
@@ -411,6 +420,8 @@ from_value! {
     usize: Value::Number(number) => usize::try_from(number).expect("the kind's range fits the type");
     Duration: Value::Duration(duration) => duration;
     String: Value::Text(text) => text;
+    Option<String>: Value::Text(text) => (!text.is_empty()).then_some(text);
+    f64: Value::Real(number) => number;
 }
 
 impl FromValue for RepositoryMode {
