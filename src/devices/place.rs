@@ -77,6 +77,13 @@ pub(super) struct Placed {
     pub(super) notes: Vec<String>,
 }
 
+impl Placed {
+    /// Whether the model is loaded on a device: to serve, or to stand in.
+    pub(super) fn includes(&self, index: usize) -> bool {
+        self.on.contains(&index) || self.stands_in == Some(index)
+    }
+}
+
 /// Places a model on some of `devices`.
 ///
 /// # Errors
