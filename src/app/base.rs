@@ -44,6 +44,7 @@ impl Core {
     /// # Errors
     /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
+        let gpus = gpus(config)?;
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
         let mut found = models::scan(&config.models).map_err(|reason| {
@@ -61,18 +62,18 @@ impl Core {
         for model in &found {
             log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
-        start(config, Ok(runtime), found, workers)
+        start(config, gpus, Ok(runtime), found, workers)
     }
 }
 
 /// The same with these models, and with ONNX Runtime or why there is none.
 pub(super) fn start(
     config: &Config,
+    gpus: Vec<Gpu>,
     runtime: Result<Runtime, String>,
     found: Vec<models::Found>,
     workers: usize,
 ) -> Result<Core, AppError> {
-    let gpus = gpus(config)?;
     let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
@@ -151,7 +152,7 @@ fn sharing(config: &Config) -> devices::Sharing {
 }
 
 /// The GPUs that the backend asks for.
-fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
+pub(super) fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
     if config.backend == Backend::Cpu {
         return Ok(Vec::new());
     }
