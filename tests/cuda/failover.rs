@@ -176,7 +176,8 @@ async fn single_requests_go_to_the_faster_device() {
     server.end().await;
 }
 
-/// What `docs/devices.md` says of it is from here: `cargo test --release --test cuda -- --ignored --nocapture first_good_answer`.
+/// Requests one at a time, each second one with a fault on its way. By `cargo test --test cuda -- --ignored --nocapture
+/// first_good_answer`.
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn the_time_from_a_fault_to_the_first_good_answer_elsewhere() {
@@ -188,17 +189,24 @@ async fn the_time_from_a_fault_to_the_first_good_answer_elsewhere() {
         let fake = FakeCuda::start(&format!("count={GPUS} memory=4GiB"));
         let server = start(&[("spots", "devices = \"gpu\"\nfallback = \"never\"")]).await;
         for _ in 1..GPUS {
-            for (fault, times) in [(false, &mut plain), (true, &mut faulty)] {
+            for fault in [false, true] {
                 if fault {
                     fake.tell("fault on=kernel code=700");
                 }
                 let began = Instant::now();
                 let reply = fit(&server, "spots", 4).await;
-                times.push(began.elapsed());
-                let (_, fallback) = by(&reply);
-                assert_eq!(fallback.as_deref(), fault.then_some("device_failed"), "a request was lost");
+                let took = began.elapsed();
+                // A GPU that is proved again may meet the fault in the place of the request.
+                match by(&reply).1.as_deref() {
+                    None => plain.push(took),
+                    Some(reason) => {
+                        assert_eq!(reason, "device_failed");
+                        faulty.push(took);
+                    }
+                }
             }
         }
+        eprintln!("{} faults", faulty.len());
         server.end().await;
     }
     for (what, mut times) in [("without a fault", plain), ("with a fault on its way", faulty)] {
