@@ -20,6 +20,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY Cargo.toml Cargo.lock openapi.yaml ./
+COPY examples/images examples/images
 COPY kernels kernels
 COPY src src
 # Shown by the page, and so part of the binary.
@@ -66,15 +67,11 @@ ENTRYPOINT ["ocelli"]
 CMD ["serve"]
 ARG VERSION=0.1.0
 ARG REVISION=
-ARG SOURCE=
-ARG CREATED=
 LABEL org.opencontainers.image.title="Ocelli" \
       org.opencontainers.image.description="A long-running HTTP service that runs image models" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.source="${SOURCE}" \
-      org.opencontainers.image.created="${CREATED}"
+      org.opencontainers.image.revision="${REVISION}"
 
 FROM base AS cuda
 COPY --from=cuda-libraries /libraries /usr/local/lib/ocelli

@@ -24,7 +24,7 @@ use crate::{
     },
     models::{Command, Control, changes::Look},
     status::Status,
-    telemetry::{logging::Logging, metrics::DropReason},
+    telemetry::{VERSION, logging::Logging, metrics::DropReason, traces::Traces},
 };
 use admin::Admin;
 pub use base::Core;
@@ -79,13 +79,16 @@ pub struct App {
     admin: Option<Admin>,
     metrics: Option<Admin>,
     watch: Option<Watch>,
-    loading: std::thread::JoinHandle<Devices>,
+    loading: std::thread::JoinHandle<Arc<Devices>>,
     /// Tells the loading thread to stop between two models.
     stop_loading: CancellationToken,
 }
 
 /// After the drain's deadline: how long the refusals of what was left may take to be sent, and idle threads to end.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether it makes sense to go on.
+const HOPELESS_PAUSE: Duration = Duration::from_millis(200);
 
 /// What an ended server left undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +118,9 @@ impl App {
                 AppError::Failed(format!("cannot listen on {address} ({option}): {error}{hint}"))
             })
         };
+        let traces = config.otlp_endpoint.as_deref();
+        let traces = traces.map(|endpoint| Traces::start(endpoint, config.trace_sample_ratio, VERSION));
+        let traces = traces.transpose().map_err(AppError::Failed)?;
         // Sockets first: the commonest mistake is told before a model is loaded.
         let mut listeners = Vec::new();
         for address in &config.listen {
@@ -153,6 +159,7 @@ impl App {
             decode,
             lines_lost: log.map(Logging::lines_lost).unwrap_or_default(),
             control: Arc::clone(&control),
+            traces: traces.clone(),
         };
         let front = Arc::new(Front::new(&config, parts));
 
@@ -252,6 +259,16 @@ impl App {
         &self.front.status
     }
 
+    /// Waits until the server cannot do what it is for, and will not be able to.
+    pub async fn hopeless(&self) -> String {
+        loop {
+            if let Some(reason) = self.front.status.hopeless() {
+                return reason.to_owned();
+            }
+            tokio::time::sleep(HOPELESS_PAUSE).await;
+        }
+    }
+
     /// Ends the server in order: not ready at once; still serving for `drain_delay_ms`, so that whoever routes to us
     /// can notice; then nothing new, and what was accepted is finished within `drain_timeout_ms`. `now` cuts all of this short.
     pub async fn drain(self, now: &CancellationToken) -> Undone {
@@ -324,6 +341,12 @@ impl App {
         };
         if !in_order {
             tracing::warn!("ended while a batch ran or a model was loading: not waited for");
+        }
+        if let Some(traces) = front.traces.clone() {
+            let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
+            let flushed = tokio::task::spawn_blocking(move || traces.end(left));
+            // It keeps to the time itself, but for what cannot be interrupted.
+            let _ = tokio::time::timeout(left, flushed).await;
         }
         Undone { jobs, connections }
     }

@@ -3,9 +3,10 @@
 use super::{AppError, failed};
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{Backend, Chosen, Config},
+    config::{self, Backend, Chosen, Config},
     devices::{self, Devices},
     engine::{
+        child::Isolation,
         cuda::{self, Gpu},
         onnx::Runtime,
     },
@@ -15,7 +16,10 @@ use crate::{
     status::Status,
     telemetry::{COMMIT, VERSION, logging::Logging, metrics::Metrics},
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Everything below the front: what `serve` and `check` share.
 pub struct Core {
@@ -28,7 +32,7 @@ pub struct Core {
     /// Numbers.
     pub metrics: Arc<Metrics>,
     /// What runs batches.
-    pub devices: Devices,
+    pub devices: Arc<Devices>,
     /// What the model folder holds.
     pub found: Vec<models::Found>,
 }
@@ -69,6 +73,7 @@ pub(super) fn start(
     workers: usize,
 ) -> Result<Core, AppError> {
     let gpus = gpus(config)?;
+    let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
@@ -83,9 +88,11 @@ pub(super) fn start(
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
         compute_threads: config.compute_threads,
+        isolation,
         timeout: config.timeout_ms,
     };
-    let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
+    let (cpu, sharing) = (config.backend != Backend::Gpu, sharing(config));
+    let wanted = devices::Wanted { gpus, cpu, workers, sharing };
     let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
     Ok(Core { queue, catalog, status, metrics, devices, found })
 }
@@ -116,6 +123,31 @@ fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppErro
     }
     found.retain(|found| config.startup_models.has(&found.name));
     Ok(())
+}
+
+/// Where the engines of so many GPUs run.
+fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation, AppError> {
+    if config.isolation == config::Isolation::Thread || gpus == 0 {
+        return Ok(Isolation::Thread);
+    }
+    let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
+    Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
+        .map_err(failed("cannot share memory"))
+}
+
+/// How GPUs are shared.
+fn sharing(config: &Config) -> devices::Sharing {
+    let some = |duration: Duration| (!duration.is_zero()).then_some(duration);
+    devices::Sharing {
+        while_waiting: config.while_waiting,
+        auto_timeout: config.auto_timeout_ms,
+        gpu_timeout: some(config.gpu_timeout_ms).filter(|_| config.backend == Backend::Gpu),
+        idle_release: some(config.idle_release_ms),
+        stuck_timeout: some(config.gpu_stuck_ms),
+        nvml: config.nvml_library.clone(),
+        queue_folder: config.gpu_queue_folder.clone(),
+        state_folder: config.gpu_state_folder.clone(),
+    }
 }
 
 /// The GPUs that the backend asks for.

@@ -1,12 +1,14 @@
-//! The command line: `serve`, `check`, `devices`, `predict`, `health`, `config`, `completions`.
+//! The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
 //! - `check`: the table of models; `devices`: that of devices; `table`: how they look.
+//! - `bench`: what a server bears; `tune`: the batches that suit a model.
 //! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
 //! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
 
+mod bench;
 mod check;
 mod client;
 mod devices;
@@ -17,6 +19,7 @@ mod predict;
 mod reference;
 mod show;
 mod table;
+mod tune;
 mod worker;
 
 use crate::{
@@ -92,6 +95,11 @@ pub fn command() -> Command {
             with_options("predict", "Ask a model about files: on a server, or in this process")
                 .args(predict::arguments()),
         )
+        .subcommand(bench::command())
+        .subcommand(
+            with_options("tune", "Find the batches, instances and threads that suit a model")
+                .args(tune::arguments()),
+        )
         .subcommand(with_options(
             "config",
             "Print the options in effect, as a configuration file, with where each comes from",
@@ -160,6 +168,10 @@ impl Streams<'_> {
                 streams.print(&devices::report(&app::find_devices(&loaded.config)))
             }),
             Some(("predict", matches)) => self.predict(matches),
+            Some(("bench", matches)) => self.bench(matches),
+            Some(("tune", matches)) => {
+                self.with_config(matches, |streams, loaded| streams.tune(&loaded.config, matches))
+            }
             Some(("config", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.print(&show::settings(&loaded.settings)))
             }

@@ -45,6 +45,25 @@ pub enum Backend {
     Gpu,
 }
 
+/// Where a GPU's engines run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// In the server's process.
+    Thread,
+    /// In one process for each GPU.
+    Process,
+}
+
+/// What answers while a GPU is away.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WhileWaiting {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// Nothing: requests wait for the GPU, until it has been waited for too long.
+    Wait,
+}
+
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -162,10 +181,12 @@ macro_rules! options {
 }
 
 use Kind::{
-    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Secret as SecretKind, Threads,
+    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Ratio, Secret as SecretKind,
+    Threads, Url,
 };
 
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 const DAY_MS: u64 = 86_400_000;
 
@@ -209,6 +230,12 @@ options! {
         backend: Backend, Choice(&["auto", "cpu", "gpu"]), "auto",
             "What the models run on.",
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
+        isolation: Isolation, Choice(&["thread", "process"]), "thread",
+            "Where a GPU's models run: in the server's process (thread), or in one process for each GPU (process).",
+            "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. A batch takes some 10 us longer. The CPU's models always run in the server.";
+        isolation_bytes: u64, Bytes { min: MIB, max: TIB }, "256MiB",
+            "Memory that is shared with the process of each GPU, for isolation = \"process\".",
+            "Half of it is for batches that are being put together, a quarter for what is copied on its way to the GPU, a quarter for results. The GPU's driver pins it: it counts as memory of the server, used or not. Images that find no room are copied once more; a model of which a batch does not fit is refused where it is loaded.";
         kernel_cache_folder: Option<PathBuf>, Path { empty: true }, "",
             "Where the GPU driver keeps our kernels, which it compiles for the GPU when they are first loaded.",
             "Empty means CUDA_CACHE_PATH, or else the driver's own place in the home folder. A folder that lasts spares a container the compiling at every start.";
@@ -244,6 +271,32 @@ options! {
         body_rate_bytes_min: u64, Bytes { min: 0, max: TIB }, "1024",
             "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
             "Acts after 5 s, so that a slow start fails nobody.";
+    }
+    section "Shared GPUs" {
+        while_waiting: WhileWaiting, Choice(&["cpu", "wait"]), "cpu",
+            "What answers while a GPU is waited for, with backend auto.",
+            "cpu has the CPU answer until the GPU is warm. wait lets requests wait for the GPU, until auto_timeout_ms has passed; then the CPU answers.";
+        auto_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "300000",
+            "How long requests wait for a GPU where while_waiting is wait.",
+            "Counted from when the GPU was begun to be waited for.";
+        gpu_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
+            "With backend gpu: how long all GPUs may be away before the server ends with exit code 69; 0 for ever.",
+            "Also counts after the start: when every GPU was lost and none has come back.";
+        idle_release_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
+            "How long nobody has needed a GPU before it is given back whole; 0 for never.",
+            "It is taken again with the next request for one of its models, which waits or runs on the CPU as while_waiting says.";
+        gpu_stuck_ms: Duration, Millis { min: 0, max: DAY_MS }, "60000",
+            "How long one call of a GPU may take before the GPU counts as stuck and is taken out; 0 for any time.",
+            "More than the longest batch of any model takes there, with its loading.";
+        gpu_queue_folder: Option<PathBuf>, Path { empty: true }, "/tmp/ocelli-gpus",
+            "Where servers on one machine queue for its GPUs; empty for no queue.",
+            "One folder for all of them, on a file system with locks (flock); in containers, one that is mounted into each.";
+        gpu_state_folder: Option<PathBuf>, Path { empty: true }, "",
+            "Where it is kept how much memory models took on GPUs; empty for nowhere.",
+            "So that the next start knows what must be free before it takes a shared GPU. Without it that is guessed from the size of model files, until they are loaded.";
+        nvml_library: Option<PathBuf>, Path { empty: true }, "",
+            "NVIDIA's management library, which tells who uses a GPU and how it is; empty for the driver's own.",
+            "Without one, GPUs are taken without looking.";
     }
     section "Images" {
         image_side_max: u32, Count { min: 1, max: 1_000_000 }, "32768",
@@ -328,6 +381,14 @@ options! {
             "A folder for one log file per model, as JSON lines; empty for none.",
             "MODEL.log is a link to the current day's file; 14 days are kept.";
     }
+    section "Traces" {
+        otlp_endpoint: Option<String>, Url, "",
+            "The collector that traces are sent to, by OTLP over HTTP with protobuf; empty for no traces.",
+            "Such as http://127.0.0.1:4318; /v1/traces is added where the address has no path. A collector that cannot be reached costs spans, never requests. OTEL_EXPORTER_OTLP_HEADERS and OTEL_RESOURCE_ATTRIBUTES are read.";
+        trace_sample_ratio: f64, Ratio, "0.1",
+            "The part of the traces that is sent.",
+            "Decided by the trace's id, so that all replicas decide alike, whatever the caller's flag says. Requests that end with a status of 500 or more are always sent.";
+    }
 }
 
 /// From a checked value to a field's type. The table pairs kinds with types; [`Config::default`] runs through all.
@@ -359,6 +420,8 @@ from_value! {
     usize: Value::Number(number) => usize::try_from(number).expect("the kind's range fits the type");
     Duration: Value::Duration(duration) => duration;
     String: Value::Text(text) => text;
+    Option<String>: Value::Text(text) => (!text.is_empty()).then_some(text);
+    f64: Value::Real(number) => number;
 }
 
 impl FromValue for RepositoryMode {
@@ -401,6 +464,26 @@ impl FromValue for Backend {
             Value::Text(word) if word == "cpu" => Backend::Cpu,
             Value::Text(word) if word == "gpu" => Backend::Gpu,
             other => unreachable!("the table's words are auto, cpu and gpu, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for Isolation {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "thread" => Isolation::Thread,
+            Value::Text(word) if word == "process" => Isolation::Process,
+            other => unreachable!("the table's words are thread and process, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for WhileWaiting {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "cpu" => WhileWaiting::Cpu,
+            Value::Text(word) if word == "wait" => WhileWaiting::Wait,
+            other => unreachable!("the table's words are cpu and wait, not {other:?}"),
         }
     }
 }

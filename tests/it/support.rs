@@ -51,6 +51,8 @@ pub(crate) fn config() -> Config {
         admin_listen: Some(free),
         models: root().join("examples/models"),
         backend: Backend::Cpu,
+        // Other tests of this machine have GPUs of the same names.
+        gpu_queue_folder: None,
         onnx_runtime: onnx_runtime(),
         drain_delay_ms: Duration::from_millis(200),
         drain_timeout_ms: Duration::from_secs(20),
@@ -116,6 +118,11 @@ impl Server {
         let app = App::start(config, None).await.expect("the server starts");
         let (address, admin) = (app.addresses()[0], app.admin_address().expect("an admin listener"));
         Server { app, address, admin, _models: models }
+    }
+
+    /// Where each device stands.
+    pub(crate) fn devices(&self) -> Vec<ocelli::status::Device> {
+        self.app.status().devices()
     }
 
     /// Polls until something holds; a minute is for slow machines, not for the thing itself.

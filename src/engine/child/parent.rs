@@ -9,7 +9,11 @@ use super::{
     region::{Part, Region, Traffic},
     wire::{Answer, Ask, Copies, Open, build},
 };
-use crate::engine::{EngineError, Tensor, cuda::MemoryInfo};
+use crate::engine::{
+    EngineError, Tensor,
+    cuda::MemoryInfo,
+    staging::{Blocks, Memory},
+};
 use std::{
     collections::HashMap,
     fmt,
@@ -81,7 +85,7 @@ impl Child {
 
     /// The process's number.
     pub fn id(&self) -> u32 {
-        self.asks.process().id()
+        self.asks.id
     }
 
     /// Why it is gone, once it is.
@@ -91,7 +95,13 @@ impl Child {
 
     /// Ends the process at once: for one that hangs. Whoever waits gets an error with this reason.
     pub fn kill(&self, reason: &str) {
-        self.asks.book().fault.get_or_insert_with(|| reason.to_owned());
+        let mut book = self.asks.book();
+        if book.ended.is_some() {
+            return;
+        }
+        book.fault.get_or_insert_with(|| reason.to_owned());
+        book.killed = true;
+        drop(book);
         self.asks.process().kill();
     }
 
@@ -105,6 +115,14 @@ impl Child {
             Answer::Memory { free, total } => Ok(MemoryInfo { free, total }),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Whether the device answers as it should.
+    ///
+    /// # Errors
+    /// What it did instead.
+    pub fn canary(&self) -> Result<(), EngineError> {
+        self.asks.ask(&Ask::Canary, &Copies::default(), Held::default())?.wait().map(drop)
     }
 
     /// Gives memory back to the system that nothing holds.
@@ -146,11 +164,13 @@ fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Opt
         Ok((process, link)) => {
             let asks = Arc::new(Asks {
                 device: post.device.clone(),
+                id: process.id(),
                 link,
                 region: post.region.clone(),
                 process: Mutex::new(process),
                 traffic: Mutex::new(Some(traffic)),
                 book: Mutex::default(),
+                results: Blocks::new(Memory::Plain),
                 numbers: AtomicU64::new(1),
             });
             (Ok(Arc::clone(&asks)), Some(asks))
@@ -165,12 +185,16 @@ fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Opt
 /// What is asked of a child, and by whom.
 pub(super) struct Asks {
     device: String,
+    /// The process's number.
+    id: u32,
     link: Link,
     pub(super) region: Region,
     process: Mutex<Running>,
     /// Until the child is gone.
     traffic: Mutex<Option<Arc<Traffic>>>,
     book: Mutex<Book>,
+    /// What outputs are copied into.
+    results: Blocks,
     numbers: AtomicU64,
 }
 
@@ -189,6 +213,8 @@ struct Book {
     fault: Option<String>,
     /// It is asked to end.
     leaving: bool,
+    /// It is told to end at once.
+    killed: bool,
     /// Why it is gone.
     ended: Option<String>,
 }
@@ -290,7 +316,7 @@ impl Asks {
             None => self.link.send(&message),
         };
         if let Err(error) = sent {
-            // The thread that reads sees the same end, and answers.
+            // The thread that reads sees the same end, and says so.
             tracing::debug!(%error, "a child does not listen any more");
         }
         Ok(Ticket(told))
@@ -324,9 +350,11 @@ impl Asks {
         }
         let waiting = book.waiting.remove(&message.id);
         drop(book);
-        if let Some(waiting) = waiting {
+        if let Some(Waiting { tell, _part, _held }) = waiting {
+            // First, so that whoever is told finds the memory and the place free.
+            drop((_part, _held));
             // Whoever asked may not care.
-            let _ = waiting.tell.send(reply);
+            let _ = tell.send(reply);
         }
     }
 
@@ -342,8 +370,12 @@ impl Asks {
             Answer::Device(text) => return Err(EngineError::Device(text.clone())),
             Answer::Landed { outputs, .. } => {
                 let output = |at: &super::wire::TensorAt| {
-                    let data = self.region.read(at.place.offset(offset)?, at.bytes)?.into();
-                    Ok(Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data })
+                    let place = at.place.offset(offset)?;
+                    // Before memory is taken for it.
+                    self.region.checked(place, at.bytes)?;
+                    let mut data = self.results.lend(at.bytes);
+                    self.region.copy(place, &mut data)?;
+                    Ok(Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data: data.freeze() })
                 };
                 outputs.iter().map(output).collect::<Result<_, String>>().map_err(wrong)?
             }
@@ -356,22 +388,18 @@ impl Asks {
     fn finish(&self) {
         let mut process = self.process();
         let mut end = process.end_within(LEAVING);
-        let late = end == End::Hangs;
-        if late {
+        if end == End::Hangs {
             process.kill();
             end = process.end_within(GRACE);
         }
         let last_words = process.last_words();
-        let id = process.id();
         drop(process);
         let mut book = self.book();
-        let fault = book.fault.clone();
-        let words = match fault {
-            // Whoever killed it said why.
-            Some(ref fault) if !matches!(end, End::Fault) => format!("{}: {fault}", end.words(None, None)),
-            ref fault => end.words(fault.as_deref(), last_words.as_deref()),
+        let words = match (&book.fault, book.killed) {
+            (Some(why), true) if end.is_kill() => format!("was ended by the server: {why}"),
+            (fault, _) => end.words(fault.as_deref(), last_words.as_deref()),
         };
-        let reason = format!("the process of {} ({id}) {words}", self.device);
+        let reason = format!("the process of {} ({}) {words}", self.device, self.id);
         if !(book.leaving && end == End::Done) {
             tracing::error!(device = self.device, "{reason}");
         }

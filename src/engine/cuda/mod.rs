@@ -5,11 +5,13 @@
 //! - [`context`]: a GPU that is ours, its streams and events.
 //! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
 //! - [`module`]: our kernels on it.
+//! - [`canary`]: whether it answers as it should.
 //! - [`fault`]: what follows from an error.
 //! - [`gauss_mle`]: the fitter.
 //!
 //! Everything holds on to its [`Context`], which is given back when the last of it is dropped.
 
+pub mod canary;
 pub mod context;
 pub mod driver;
 pub mod fault;
@@ -17,6 +19,7 @@ pub mod gauss_mle;
 pub mod memory;
 pub mod module;
 
+pub use canary::canary;
 pub use context::{Context, Event, MemoryInfo, Streams};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};

@@ -1,0 +1,494 @@
+//! The life of a device as a state machine. Pure: evidence and the time come in; no clock, no lock, no driver.
+//!
+//! `waiting → warming → serving → suspect → fenced → warming` and so on, and `lost`. A device that is fenced or lost comes back
+//! only by being taken anew, and by a forward pass that worked, after a pause that grows while it keeps failing.
+
+use super::{
+    super::lease::doubled,
+    xid::{self, Follows},
+};
+use crate::status::{Cause, DeviceState};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+/// The first pause after a fault, and the longest.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Faults are remembered for so long,
+const MEMORY: Duration = Duration::from_secs(600);
+/// and of more than so many, the device is given up until it has had a long pause.
+const FAULTS_MAX: usize = 5;
+/// The pause of what was given up, needs a reset, or is gone: looked at now and then.
+const LONG_PAUSE: Duration = Duration::from_secs(60);
+/// Suspicion ends when nothing has pointed at a fault for so long.
+const CLEAN: Duration = Duration::from_secs(60);
+/// Too hot, or braked, for so long before it says something.
+const HOT: Duration = Duration::from_secs(30);
+
+/// Something that says how a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Evidence {
+    /// A call failed with an error after which its context cannot be trusted.
+    Failed(String),
+    /// A call has not come back for so long.
+    Stuck(Duration),
+    /// An Xid error.
+    Xid(u64),
+    /// An Xid error whose number is not told.
+    UnknownXid,
+    /// It does not answer on the bus, or is back there.
+    OnBus(bool),
+    /// Memory errors that could not be put right, since the driver was loaded.
+    Uncorrected(u64),
+    /// Rows or pages wait for a reset to be replaced.
+    RowsPending(bool),
+    /// No row is left to replace one by.
+    RowsFailed,
+    /// What the driver advises: 0 is nothing, 1 a reset, 2 a reboot, 3 to drain it, 4 to drain and reset it.
+    Advice(u64),
+    /// Its clocks are lowered, for heat or by its power supply.
+    Throttled(bool),
+    /// A forward pass with a known answer worked, or what it did instead.
+    Canary(Result<(), String>),
+}
+
+/// How a device is.
+#[derive(Debug, Clone)]
+pub struct States {
+    state: DeviceState,
+    cause: Cause,
+    reason: String,
+    /// When its last faults were.
+    faults: VecDeque<Instant>,
+    /// Not taken before.
+    not_before: Option<Instant>,
+    on_bus: bool,
+    uncorrected: Option<u64>,
+    throttled_since: Option<Instant>,
+    doubted_at: Option<Instant>,
+    suspected_since: Option<Instant>,
+    /// A reset was advised.
+    advised: bool,
+    rows_pending: bool,
+}
+
+impl Default for States {
+    fn default() -> States {
+        States {
+            state: DeviceState::Waiting,
+            cause: Cause::Start,
+            reason: "not looked at yet".into(),
+            faults: VecDeque::new(),
+            not_before: None,
+            on_bus: true,
+            uncorrected: None,
+            throttled_since: None,
+            doubted_at: None,
+            suspected_since: None,
+            advised: false,
+            rows_pending: false,
+        }
+    }
+}
+
+impl States {
+    /// Where it stands.
+    pub fn state(&self) -> DeviceState {
+        self.state
+    }
+
+    /// What brought it there.
+    pub fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// The same in words.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// Whether it may be taken now, as far as its health goes.
+    pub fn may_take(&self, now: Instant) -> bool {
+        !self.state.runs()
+            && self.state != DeviceState::Warming
+            && self.on_bus
+            && !self.advised
+            && self.not_before.is_none_or(|until| until <= now)
+    }
+
+    /// When it may be tried again at the earliest.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.not_before
+    }
+
+    /// Whether it must show now that it works.
+    pub fn canary_due(&self) -> bool {
+        self.doubted_at.is_some()
+    }
+
+    /// It is not ours, and why.
+    pub fn waiting(&mut self, cause: Cause, reason: impl Into<String>) {
+        // What is fenced or lost stays so until it is taken anew.
+        if !matches!(self.state, DeviceState::Fenced | DeviceState::Lost) {
+            self.set(DeviceState::Waiting, cause, reason);
+        }
+    }
+
+    /// It could be had, but for others; what is fenced or lost stays so until it is taken anew.
+    pub fn refused_unless_fenced(&mut self, cause: Cause, reason: impl Into<String>) {
+        self.waiting(cause, reason);
+    }
+
+    /// It is being taken.
+    pub fn taking(&mut self) {
+        self.set(DeviceState::Warming, Cause::Taken, "taking it, and loading models");
+    }
+
+    /// It was taken, and works.
+    pub fn serving(&mut self) {
+        self.doubted_at = None;
+        self.set(DeviceState::Serving, Cause::Proved, "a forward pass works");
+    }
+
+    /// Somebody wants it to be left alone, or does no more.
+    pub fn drained(&mut self, drained: bool) {
+        match drained {
+            true => {
+                self.set(DeviceState::Fenced, Cause::Drain, "drained by request; POST …/resume ends that")
+            }
+            false => {
+                self.not_before = None;
+                self.faults.clear();
+                self.set(DeviceState::Waiting, Cause::Resume, "resumed by request");
+            }
+        }
+    }
+
+    /// It could not be had for another reason than its health.
+    pub fn refused(&mut self, cause: Cause, reason: impl Into<String>) {
+        self.set(DeviceState::Waiting, cause, reason);
+    }
+
+    /// Takes evidence in. True where the device has to be given up now.
+    pub fn note(&mut self, now: Instant, evidence: &Evidence) -> bool {
+        match evidence {
+            Evidence::Failed(reason) => self.fault(now, Cause::Fault, reason.clone()),
+            Evidence::Stuck(time) => {
+                let reason = format!("a call has not come back for {} s", time.as_secs());
+                self.fault(now, Cause::Stuck, reason)
+            }
+            Evidence::Canary(Err(reason)) => self.fault(now, Cause::Canary, reason.clone()),
+            Evidence::Canary(Ok(())) => {
+                // Suspicion may have grown since; it stays until nothing has for a while.
+                self.doubted_at = None;
+                false
+            }
+            Evidence::Xid(xid) => match xid::follows(*xid) {
+                Follows::Nothing => false,
+                Follows::Doubt => self.doubt(now, Cause::Xid, format!("Xid {xid}")),
+                Follows::Fence => self.fault(now, Cause::Xid, format!("Xid {xid}")),
+                Follows::Reset => self.long_fault(now, Cause::Xid, format!("Xid {xid}: it needs a reset")),
+                Follows::Gone => self.gone(now, format!("Xid {xid}: it has fallen off the bus")),
+            },
+            Evidence::UnknownXid => self.doubt(now, Cause::Xid, "an Xid without a number"),
+            Evidence::OnBus(true) => {
+                self.on_bus = true;
+                false
+            }
+            Evidence::OnBus(false) => {
+                let news = self.on_bus || self.state.runs();
+                self.on_bus = false;
+                news && self.gone(now, "it does not answer on the bus".into())
+            }
+            Evidence::Uncorrected(count) => {
+                let before = self.uncorrected.replace(*count);
+                before.is_some_and(|before| *count > before)
+                    && self.fault(now, Cause::Ecc, "an uncorrectable memory error")
+            }
+            Evidence::RowsPending(pending) => {
+                let news = *pending && !self.rows_pending;
+                self.rows_pending = *pending;
+                news && self.doubt(now, Cause::Ecc, "memory rows wait for a reset to be replaced")
+            }
+            Evidence::RowsFailed => {
+                self.runs()
+                    && self.long_fault(now, Cause::Ecc, "no spare memory row is left: it needs service")
+            }
+            Evidence::Advice(advice) => {
+                self.advised = *advice != 0;
+                self.runs() && self.advised && {
+                    let reason = format!("the driver advises {}", advised(*advice));
+                    self.long_fault(now, Cause::Advice, reason)
+                }
+            }
+            Evidence::Throttled(false) => {
+                self.throttled_since = None;
+                false
+            }
+            Evidence::Throttled(true) => {
+                let since = *self.throttled_since.get_or_insert(now);
+                let long = now.saturating_duration_since(since) >= HOT;
+                long && self.suspect(
+                    now,
+                    Cause::Thermal,
+                    "its clocks have been lowered by heat or its power supply",
+                )
+            }
+        }
+    }
+
+    /// What time alone brings: suspicion that nothing confirmed ends.
+    pub fn tick(&mut self, now: Instant) {
+        let quiet = |since: &Instant| now.saturating_duration_since(*since) >= CLEAN;
+        if self.state == DeviceState::Suspect
+            && self.doubted_at.is_none()
+            && self.throttled_since.is_none()
+            && self.suspected_since.as_ref().is_none_or(quiet)
+        {
+            self.set(DeviceState::Serving, Cause::Clean, "nothing has pointed at a fault for a minute");
+        }
+    }
+
+    fn runs(&self) -> bool {
+        self.state.runs() || self.state == DeviceState::Warming
+    }
+
+    /// It must show that it works. Never a reason to give it up.
+    fn doubt(&mut self, now: Instant, cause: Cause, reason: impl Into<String>) -> bool {
+        if self.state.runs() {
+            self.doubted_at = Some(now);
+        }
+        self.suspect(now, cause, reason)
+    }
+
+    fn suspect(&mut self, now: Instant, cause: Cause, reason: impl Into<String>) -> bool {
+        if self.state.runs() {
+            self.suspected_since = Some(now);
+            self.set(DeviceState::Suspect, cause, reason);
+        }
+        false
+    }
+
+    fn fault(&mut self, now: Instant, cause: Cause, reason: impl Into<String>) -> bool {
+        self.faults.push_back(now);
+        while self.faults.front().is_some_and(|at| now.saturating_duration_since(*at) > MEMORY) {
+            self.faults.pop_front();
+        }
+        let mut reason = reason.into();
+        let pause = if self.faults.len() > FAULTS_MAX {
+            reason = format!("{reason}; {} faults in ten minutes: it has a long pause", self.faults.len());
+            self.faults.truncate(FAULTS_MAX + 1);
+            LONG_PAUSE
+        } else {
+            doubled(PAUSE, self.faults.len() as u32 - 1, PAUSE_MAX)
+        };
+        self.fence(DeviceState::Fenced, now + pause, cause, reason)
+    }
+
+    fn long_fault(&mut self, now: Instant, cause: Cause, reason: impl Into<String>) -> bool {
+        self.fence(DeviceState::Fenced, now + LONG_PAUSE, cause, reason)
+    }
+
+    fn gone(&mut self, now: Instant, reason: String) -> bool {
+        self.fence(DeviceState::Lost, now + LONG_PAUSE, Cause::Bus, reason)
+    }
+
+    fn fence(&mut self, state: DeviceState, until: Instant, cause: Cause, reason: impl Into<String>) -> bool {
+        self.not_before = Some(self.not_before.map_or(until, |before| before.max(until)));
+        self.doubted_at = None;
+        let ours = self.runs();
+        // Who drained it has the last word, and what is lost is not merely fenced.
+        let stronger =
+            self.cause == Cause::Drain || (self.state == DeviceState::Lost && state != DeviceState::Lost);
+        if !stronger {
+            self.set(state, cause, reason);
+        }
+        ours
+    }
+
+    fn set(&mut self, state: DeviceState, cause: Cause, reason: impl Into<String>) {
+        (self.state, self.cause, self.reason) = (state, cause, reason.into());
+    }
+}
+
+fn advised(advice: u64) -> &'static str {
+    match advice {
+        1 => "a reset",
+        2 => "a reboot",
+        3 => "to drain it",
+        4 => "to drain and reset it",
+        _ => "something that this version does not know",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn serving() -> States {
+        let mut states = States::default();
+        states.taking();
+        states.serving();
+        states
+    }
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn each_kind_of_evidence_has_its_consequence() {
+        use DeviceState::{Fenced, Lost, Serving, Suspect};
+        let broken = || "it broke".to_owned();
+        for (evidence, state, cause, given_up) in [
+            (Evidence::Failed(broken()), Fenced, Cause::Fault, true),
+            (Evidence::Stuck(s(61)), Fenced, Cause::Stuck, true),
+            (Evidence::Xid(13), Serving, Cause::Proved, false),
+            (Evidence::Xid(63), Suspect, Cause::Xid, false),
+            (Evidence::Xid(48), Fenced, Cause::Xid, true),
+            (Evidence::Xid(74), Fenced, Cause::Xid, true),
+            (Evidence::Xid(119), Fenced, Cause::Xid, true),
+            (Evidence::Xid(79), Lost, Cause::Bus, true),
+            (Evidence::UnknownXid, Suspect, Cause::Xid, false),
+            (Evidence::OnBus(true), Serving, Cause::Proved, false),
+            (Evidence::OnBus(false), Lost, Cause::Bus, true),
+            (Evidence::RowsPending(true), Suspect, Cause::Ecc, false),
+            (Evidence::RowsFailed, Fenced, Cause::Ecc, true),
+            (Evidence::Advice(0), Serving, Cause::Proved, false),
+            (Evidence::Advice(4), Fenced, Cause::Advice, true),
+            (Evidence::Canary(Ok(())), Serving, Cause::Proved, false),
+            (Evidence::Canary(Err(broken())), Fenced, Cause::Canary, true),
+        ] {
+            let mut states = serving();
+            assert_eq!(states.note(Instant::now(), &evidence), given_up, "{evidence:?}");
+            assert_eq!((states.state(), states.cause()), (state, cause), "{evidence:?}");
+        }
+    }
+
+    #[test]
+    fn uncorrected_errors_count_from_when_they_were_first_read() {
+        let (now, mut states) = (Instant::now(), serving());
+        assert!(!states.note(now, &Evidence::Uncorrected(7)), "they are older than we are");
+        assert!(!states.note(now, &Evidence::Uncorrected(7)));
+        assert!(states.note(now, &Evidence::Uncorrected(8)));
+        assert_eq!(states.cause(), Cause::Ecc);
+    }
+
+    #[test]
+    fn heat_is_suspicious_when_it_lasts_and_forgiven_when_it_has_gone() {
+        let (t0, mut states) = (Instant::now(), serving());
+        states.note(t0, &Evidence::Throttled(true));
+        states.note(t0 + s(29), &Evidence::Throttled(true));
+        assert_eq!(states.state(), DeviceState::Serving);
+        states.note(t0 + s(30), &Evidence::Throttled(true));
+        assert_eq!((states.state(), states.canary_due()), (DeviceState::Suspect, false));
+        states.note(t0 + s(40), &Evidence::Throttled(false));
+        states.tick(t0 + s(89));
+        assert_eq!(states.state(), DeviceState::Suspect);
+        states.tick(t0 + s(90));
+        assert_eq!((states.state(), states.cause()), (DeviceState::Serving, Cause::Clean));
+    }
+
+    #[test]
+    fn a_doubt_asks_for_a_canary_and_a_good_one_ends_it_in_time() {
+        let (t0, mut states) = (Instant::now(), serving());
+        states.note(t0, &Evidence::UnknownXid);
+        assert!(states.canary_due());
+        states.tick(t0 + s(100));
+        assert_eq!(states.state(), DeviceState::Suspect, "nothing has shown that it works");
+        states.note(t0 + s(1), &Evidence::Canary(Ok(())));
+        assert!(!states.canary_due());
+        states.tick(t0 + s(60));
+        assert_eq!(states.state(), DeviceState::Serving);
+    }
+
+    #[test]
+    fn pauses_grow_with_faults_and_many_faults_bring_a_long_one() {
+        let (mut now, mut states) = (Instant::now(), serving());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            states.note(now, &Evidence::Failed("again".into()));
+            let at = states.retry_at().unwrap();
+            pauses.push((at - now).as_secs());
+            assert!(!states.may_take(at - Duration::from_millis(1)));
+            assert!(states.may_take(at));
+            now = at;
+            states.taking();
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 60, 60, 60]);
+        states.note(now + MEMORY + s(1), &Evidence::Failed("once more".into()));
+        assert_eq!(states.retry_at(), Some(now + MEMORY + s(2)), "what is long past is forgotten");
+    }
+
+    #[test]
+    fn what_is_gone_comes_back_when_it_is_on_the_bus_again() {
+        let (t0, mut states) = (Instant::now(), serving());
+        assert!(states.note(t0, &Evidence::OnBus(false)));
+        assert!(!states.note(t0 + s(1), &Evidence::OnBus(false)), "it is given up once");
+        assert!(!states.may_take(t0 + s(120)));
+        states.note(t0 + s(120), &Evidence::OnBus(true));
+        assert_eq!(states.state(), DeviceState::Lost, "until it is taken anew");
+        assert!(states.may_take(t0 + s(120)));
+    }
+
+    #[test]
+    fn who_drained_a_device_has_the_last_word() {
+        let (now, mut states) = (Instant::now(), serving());
+        states.drained(true);
+        states.note(now, &Evidence::Failed("late".into()));
+        assert_eq!((states.state(), states.cause()), (DeviceState::Fenced, Cause::Drain));
+        states.drained(false);
+        assert_eq!((states.state(), states.may_take(now)), (DeviceState::Waiting, true));
+    }
+
+    fn evidence() -> impl Strategy<Value = Evidence> {
+        prop_oneof![
+            Just(Evidence::Failed("it broke".into())),
+            Just(Evidence::Stuck(s(60))),
+            (0u64..170).prop_map(Evidence::Xid),
+            Just(Evidence::UnknownXid),
+            any::<bool>().prop_map(Evidence::OnBus),
+            (0u64..3).prop_map(Evidence::Uncorrected),
+            any::<bool>().prop_map(Evidence::RowsPending),
+            Just(Evidence::RowsFailed),
+            (0u64..5).prop_map(Evidence::Advice),
+            any::<bool>().prop_map(Evidence::Throttled),
+            any::<bool>()
+                .prop_map(|good| { Evidence::Canary(if good { Ok(()) } else { Err("wrong".into()) }) }),
+        ]
+    }
+
+    proptest! {
+        /// Whatever is seen: who is given up no longer runs, nobody is given up twice, and none is tried in a hot loop.
+        #[test]
+        fn a_device_is_given_up_once_and_never_tried_in_a_hot_loop(
+            seen in prop::collection::vec((0u64..2000, evidence()), 1..200),
+        ) {
+            let (mut now, mut states, mut ours) = (Instant::now(), States::default(), false);
+            let (mut failures, mut last_failure) = (0, None);
+            for (wait, evidence) in seen {
+                now += Duration::from_millis(wait);
+                states.tick(now);
+                if !ours && states.may_take(now) {
+                    if let Some(last) = last_failure {
+                        prop_assert!(now - last >= PAUSE, "taken {:?} after a fault", now - last);
+                    }
+                    states.taking();
+                    states.serving();
+                    ours = true;
+                }
+                let given_up = states.note(now, &evidence);
+                prop_assert!(!given_up || ours, "{evidence:?} gave up what was not ours");
+                if given_up {
+                    (ours, last_failure) = (false, Some(now));
+                    failures += 1;
+                }
+                prop_assert_eq!(states.state().runs(), ours);
+            }
+            prop_assert!(failures <= 200);
+        }
+    }
+}
