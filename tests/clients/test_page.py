@@ -458,7 +458,7 @@ def test_a_server_without_the_page_has_neither_and_pages_of_others_control_nothi
 
 
 def test_the_picture_of_the_readme_is_of_this_page(visit):
-    window = visit(viewport={"width": 1200, "height": 830})
+    window = visit(viewport={"width": 1200, "height": 1020})
     window.page.click("[data-example='digits.png']")
     page = window.answered()
     page.click("summary:has-text('The same from your code')")
