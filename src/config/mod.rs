@@ -4,6 +4,7 @@
 //! even where another one wins, and all mistakes are reported together ([`ConfigError`]).
 //!
 //! - `table`: every option, its type and what there is to say about it.
+//! - `fields`: from values to the fields of [`Config`].
 //! - `kind`: what values are allowed and how text becomes a value.
 //! - `sources`: the file, the environment and the flags.
 //! - `mistake`: where values come from and what is wrong with them.
@@ -11,6 +12,7 @@
 //! - `render`: the table as `deploy/ocelli.toml` and `docs/options.md`.
 
 mod across;
+mod fields;
 mod kind;
 mod mistake;
 mod render;
