@@ -54,6 +54,9 @@ impl Core {
         for model in &found {
             log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
+        if config.backend == Backend::Gpu {
+            check_onnx(&runtime, &gpus, &found).map_err(AppError::Backend)?;
+        }
         let catalog = Arc::new(Catalog::new());
         let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
         let status = Arc::new(Status::new(Instant::now()));
@@ -71,10 +74,27 @@ impl Core {
             metrics: Arc::clone(&metrics),
             compute_threads: config.compute_threads,
             timeout: config.timeout_ms,
+            kernel_cache_folder: config.kernel_cache_folder.clone(),
         };
         let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
         let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
         Ok(Core { queue, catalog, status, metrics, devices, found })
+    }
+}
+
+/// Whether ONNX models that are there can run on one of the GPUs.
+fn check_onnx(runtime: &Runtime, gpus: &[Gpu], found: &[models::Found]) -> Result<(), String> {
+    let is_onnx = |found: &models::Found| {
+        found.source.as_ref().is_ok_and(|source| source.manifest.engine == models::Engine::Onnx)
+    };
+    let Some(model) = found.iter().find(|found| is_onnx(found)) else { return Ok(()) };
+    let refused = gpus.iter().map(|gpu| runtime.check_gpu(gpu.capability).err());
+    let refused: Option<Vec<String>> = refused.collect();
+    match refused.and_then(|reasons| reasons.into_iter().next()) {
+        None => Ok(()),
+        Some(reason) => {
+            Err(format!("backend is gpu, but the ONNX model {} can run on none: {reason}", model.name))
+        }
     }
 }
 

@@ -5,13 +5,14 @@ use super::{
     forward::{self, Asked, Proof},
     landing::Health,
     place::Kind,
+    plan,
     supervisor::Parts,
     worker::{Post, Worker},
 };
 use crate::{
     engine::{
         Engine,
-        cuda::{self, Context, Gpu},
+        cuda::{self, Context, Gpu, onnx::OnnxOnGpu},
         gauss_mle::GaussMle,
     },
     models::{self, Model, Source},
@@ -33,6 +34,8 @@ pub(super) struct Device {
     pub(super) kind: Kind,
     /// Whether it still works.
     pub(super) health: Health,
+    /// Why ONNX models cannot run on it, where they cannot.
+    pub(super) no_onnx: Option<String>,
     workers: Vec<Worker>,
     /// Kept to the end of all that is in it.
     context: Option<Arc<Context>>,
@@ -48,7 +51,7 @@ impl Device {
         // A fault of an engine on the CPU says nothing about the CPU.
         let health = Health::new(CPU.into(), Arc::clone(&parts.queue), None);
         let workers = start(parts, &health, CPU, workers)?;
-        Ok(Device { id: CPU.into(), kind: Kind::Cpu, health, workers, context: None })
+        Ok(Device { id: CPU.into(), kind: Kind::Cpu, health, no_onnx: None, workers, context: None })
     }
 
     /// A GPU, which is taken now.
@@ -78,7 +81,9 @@ impl Device {
         // Workers without a device have nothing to serve: they end with the queue.
         let context = opened?;
         parts.status.set_device(&id, DeviceState::Waiting, "no model loaded yet");
-        Ok(Device { id, kind: Kind::Gpu(gpu.ordinal), health, workers, context: Some(context) })
+        let no_onnx = parts.runtime.check_gpu(gpu.capability).err();
+        let kind = Kind::Gpu(gpu.ordinal);
+        Ok(Device { id, kind, health, no_onnx, workers, context: Some(context) })
     }
 
     /// Makes a model's engines.
@@ -93,8 +98,11 @@ impl Device {
                 (0..instances).map(|_| on_cpu(source, parts, threads)).collect()
             }
             Some(context) => {
-                let (context, engine) = (Arc::clone(context), source.manifest.engine.clone());
-                self.workers[0].call(move || (0..instances).map(|_| on_gpu(&engine, &context)).collect())?
+                let (context, source, parts) = (Arc::clone(context), source.clone(), parts.clone());
+                let load = move || {
+                    (0..instances).map(|left| on_gpu(&source, &parts, &context, instances - left)).collect()
+                };
+                self.workers[0].call(load)?
             }
         }
     }
@@ -154,9 +162,36 @@ fn on_cpu(source: &Source, parts: &Parts, threads: usize) -> Result<Box<dyn Engi
     })
 }
 
-fn on_gpu(engine: &models::Engine, context: &Arc<Context>) -> Result<Box<dyn Engine + Send>, String> {
-    match engine {
-        models::Engine::Onnx => Err("ONNX models run on the CPU in this version".to_owned()),
+/// One engine on a GPU, of so many that are still to come.
+fn on_gpu(
+    source: &Source,
+    parts: &Parts,
+    context: &Arc<Context>,
+    left: usize,
+) -> Result<Box<dyn Engine + Send>, String> {
+    let manifest = &source.manifest;
+    match &manifest.engine {
+        models::Engine::Onnx => {
+            let memory = context.memory().map_err(|error| error.to_string())?;
+            let most = plan::arena_bytes_max(&memory, left as u64, manifest.placement.memory_bytes_max);
+            let cache = parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt"));
+            let load = cuda::onnx::Load {
+                path: &source.path,
+                asked: &manifest.gpu,
+                items_max: manifest.batch.largest(),
+                arena_bytes_max: most,
+                whole: manifest.placement.forbids_cpu(),
+                cache: cache.as_deref(),
+            };
+            let (engine, placement) = OnnxOnGpu::load(&parts.runtime, context, &load)?;
+            let (model, gpu) = (source.name.as_str(), context.gpu().id.as_str());
+            if placement.on_cpu().is_empty() {
+                tracing::info!(model, gpu, %placement, arena_bytes_max = most, "loaded on a GPU");
+            } else {
+                tracing::warn!(model, gpu, %placement, "loaded on a GPU, with nodes that wait for the CPU");
+            }
+            Ok(Box::new(engine))
+        }
         models::Engine::GaussMle(_) => {
             let fitter = cuda::gauss_mle::GaussMle::new(context).map_err(|error| error.to_string())?;
             Ok(Box::new(fitter))

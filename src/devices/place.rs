@@ -20,17 +20,20 @@ pub(super) struct Placed {
     pub(super) notes: Vec<String>,
 }
 
-/// Places a model on some of `devices`.
+/// Places a model on some of `devices`. `no_onnx` says of each why ONNX models cannot run there.
 ///
 /// # Errors
 /// Why it can run on none.
-pub(super) fn place(manifest: &Manifest, devices: &[Kind]) -> Result<Placed, String> {
+pub(super) fn place(
+    manifest: &Manifest,
+    devices: &[Kind],
+    no_onnx: &[Option<String>],
+) -> Result<Placed, String> {
     let Placing { devices: asked, fallback, memory_bytes_max, .. } = &manifest.placement;
     let mut notes = Vec::new();
-    let runs_on = |kind: Kind| match manifest.engine {
-        // ONNX Runtime is loaded for the CPU.
-        Engine::Onnx => kind == Kind::Cpu,
-        Engine::GaussMle(_) => true,
+    let refused = |index: usize| match manifest.engine {
+        Engine::Onnx => no_onnx[index].as_deref(),
+        Engine::GaussMle(_) => None,
     };
     let wanted = |kind: Kind| match kind {
         _ if asked.is_empty() => true,
@@ -40,12 +43,14 @@ pub(super) fn place(manifest: &Manifest, devices: &[Kind]) -> Result<Placed, Str
     let among = |choose: &dyn Fn(Kind) -> bool| -> Vec<usize> {
         devices.iter().enumerate().filter(|(_, kind)| choose(**kind)).map(|(index, _)| index).collect()
     };
-    let mut on = among(&|kind| wanted(kind) && runs_on(kind));
+    let (out, mut on): (Vec<usize>, _) =
+        among(&wanted).into_iter().partition(|index| refused(*index).is_some());
+    // All GPUs have the same to say, mostly.
+    let mut whys: Vec<&str> = out.iter().filter_map(|index| refused(*index)).collect();
+    whys.dedup();
+    let whys = whys.join("; ");
     if on.is_empty() {
-        let why = match manifest.engine {
-            Engine::Onnx => "ONNX models run on the CPU in this version".to_owned(),
-            Engine::GaussMle(_) => format!("there is {}", list(devices)),
-        };
+        let why = if out.is_empty() { format!("there is {}", list(devices)) } else { whys };
         let asked = if asked.is_empty() { "all".to_owned() } else { format!("{asked:?}") };
         let cpu = among(&|kind| kind == Kind::Cpu);
         if cpu.is_empty() {
@@ -56,6 +61,8 @@ pub(super) fn place(manifest: &Manifest, devices: &[Kind]) -> Result<Placed, Str
         }
         notes.push(format!("placement.devices = {asked}, but {why}: the model runs on the CPU"));
         on = cpu;
+    } else if !out.is_empty() {
+        notes.push(format!("the model runs on {} of {} devices: {whys}", on.len(), on.len() + out.len()));
     }
     if memory_bytes_max.is_some() && on.iter().all(|index| devices[*index] == Kind::Cpu) {
         notes.push(
@@ -88,7 +95,9 @@ mod tests {
 
     fn check(manifest: &str, devices: &[Kind], on: Result<&[usize], &str>) -> Vec<String> {
         let manifest = Manifest::parse(manifest).unwrap();
-        let placed = place(&manifest, devices);
+        let on_gpu = |kind: &Kind| matches!(kind, Kind::Gpu(_)).then(|| "it is the CPU's build".to_owned());
+        let no_onnx: Vec<Option<String>> = devices.iter().map(on_gpu).collect();
+        let placed = place(&manifest, devices, &no_onnx);
         match (&placed, on) {
             (Ok(placed), Ok(on)) => assert_eq!(placed.on, on, "{placed:?}"),
             (Err(got), Err(expected)) => assert_eq!(got, expected),
@@ -128,11 +137,18 @@ mod tests {
     }
 
     #[test]
-    fn onnx_models_run_on_the_cpu() {
-        assert!(check("", &ALL, Ok(&[0])).is_empty());
-        assert_eq!(check("[placement]\ndevices = \"gpu\"\n", &ALL, Ok(&[0])).len(), 1);
-        let why = "ONNX models run on the CPU in this version, but backend is gpu, which takes no CPU: use backend auto";
+    fn onnx_models_run_where_the_runtime_can_and_the_reason_is_told_where_it_cannot() {
+        let notes = check("", &ALL, Ok(&[0]));
+        assert_eq!(notes, ["the model runs on 1 of 3 devices: it is the CPU's build"]);
+        let notes = check("[placement]\ndevices = \"gpu\"\n", &ALL, Ok(&[0]));
+        assert_eq!(
+            notes,
+            ["placement.devices = [\"gpu\"], but it is the CPU's build: the model runs on the CPU"]
+        );
+        let why = "it is the CPU's build, but backend is gpu, which takes no CPU: use backend auto";
         check("", &[Kind::Gpu(0)], Err(why));
+        let placed = place(&Manifest::default(), &ALL, &[None, None, None]).unwrap();
+        assert_eq!((placed.on, placed.notes.len()), (vec![0, 1, 2], 0));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Whether a model fits on a device, from what was measured when it was loaded. Pure.
 
+use crate::engine::cuda::MemoryInfo;
+
 /// Of a GPU's memory, this part is left alone at least: for others, for what fragments, and for what libraries take later.
 const HEADROOM_PART: u64 = 20;
 /// And at least so many bytes.
@@ -28,7 +30,7 @@ impl Footprint {
 
     /// What is to be left free.
     pub fn headroom(&self) -> u64 {
-        (self.total / HEADROOM_PART).max(HEADROOM_BYTES_MIN)
+        headroom(self.total)
     }
 
     /// Instances that would fit, those that are loaded included.
@@ -68,6 +70,18 @@ impl Footprint {
     }
 }
 
+/// What is to be left free of so many bytes.
+fn headroom(total: u64) -> u64 {
+    (total / HEADROOM_PART).max(HEADROOM_BYTES_MIN)
+}
+
+/// What one of `instances` that are still to be loaded may take for weights and between layers: what its manifest allows it, and
+/// an equal part of what is free beside the headroom.
+pub(super) fn arena_bytes_max(memory: &MemoryInfo, instances: u64, bytes_max: Option<u64>) -> u64 {
+    let part = memory.free.saturating_sub(headroom(memory.total)) / instances.max(1);
+    bytes_max.unwrap_or(u64::MAX).min(part).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +105,14 @@ mod tests {
         // A twentieth of a large GPU is more.
         assert_eq!(footprint(4096 + 120, 81_920).instances_max(), 3);
         assert_eq!(footprint(10, 4096).instances_max(), 2, "less than the headroom is left");
+    }
+
+    #[test]
+    fn an_arena_takes_no_more_than_its_part_and_what_its_manifest_allows() {
+        let memory = MemoryInfo { free: 1256 * MB, total: 4096 * MB };
+        assert_eq!(arena_bytes_max(&memory, 2, None), 500 * MB);
+        assert_eq!(arena_bytes_max(&memory, 2, Some(100 * MB)), 100 * MB);
+        assert_eq!(arena_bytes_max(&MemoryInfo { free: MB, ..memory }, 1, None), 1, "0 would be no limit");
     }
 
     #[test]

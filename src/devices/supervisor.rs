@@ -23,6 +23,7 @@ use crate::{
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -47,6 +48,8 @@ pub struct Parts {
     pub compute_threads: usize,
     /// The deadline of models whose manifest sets none.
     pub timeout: Duration,
+    /// Where what is built for a GPU is kept.
+    pub kernel_cache_folder: Option<PathBuf>,
 }
 
 /// What to run on.
@@ -152,7 +155,9 @@ impl Devices {
             states.iter().any(|s| *s.id == *device.id && s.state == DeviceState::Warming)
         };
         for device in self.devices.iter().filter(idle) {
-            self.parts.status.set_device(&device.id, DeviceState::Waiting, "no model runs here");
+            let why = device.no_onnx.as_ref().map(|why| format!("no model runs here; ONNX models: {why}"));
+            let why = why.as_deref().unwrap_or("no model runs here");
+            self.parts.status.set_device(&device.id, DeviceState::Waiting, why);
         }
     }
 
@@ -223,7 +228,8 @@ impl Devices {
 
     fn load_source(&self, source: &Source) -> Result<Loading, String> {
         let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind).collect();
-        let placed = place::place(&source.manifest, &kinds)?;
+        let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| device.no_onnx.clone()).collect();
+        let placed = place::place(&source.manifest, &kinds, &no_onnx)?;
         for note in placed.notes.iter().chain(&source.notes) {
             tracing::warn!(model = source.name, "{note}");
         }
@@ -280,7 +286,10 @@ impl Devices {
     ) -> LoadedOn {
         device.serve(model, engines);
         if !device.health.is_lost() {
-            self.parts.status.set_device(&device.id, DeviceState::Serving, "a forward pass works");
+            let why =
+                device.no_onnx.as_ref().map(|why| format!("a forward pass works; no ONNX models: {why}"));
+            let why = why.as_deref().unwrap_or("a forward pass works");
+            self.parts.status.set_device(&device.id, DeviceState::Serving, why);
         }
         LoadedOn { load, canary: proof.canary, footprint: proof.footprint }
     }

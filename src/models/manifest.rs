@@ -63,6 +63,12 @@
 //! instances = 1                # per device: 1 to 64
 //! memory_bytes_max = 2000000000   # default: no limit
 //! fallback = true              # run on the CPU when no GPU can
+//!
+//! [gpu]                        # how a model runs on GPUs
+//! provider = "cuda"            # cuda | tensorrt (where its libraries are), which may take half precision: fp16 = true
+//! cuda_graph = false           # record each batch size once, and replay it
+//! tf32 = false                 # multiply single precision with 10 bits of mantissa
+//! conv_search = "heuristic"    # heuristic | exhaustive (slow to load)
 //! ```
 //!
 //! A fitter of Gaussian spots needs no model file. Its tables, of which requests may change every key:
@@ -109,6 +115,7 @@ use super::{
     strict::{Mistakes, Table},
 };
 use crate::{
+    engine::onnx::OnGpu,
     image::{Color, Filter, Layout},
     tasks::Task,
 };
@@ -134,6 +141,8 @@ pub struct Manifest {
     pub batch: BatchLimits,
     /// Where instances run.
     pub placement: Placing,
+    /// How ONNX Runtime runs it on GPUs.
+    pub gpu: OnGpu,
     /// What the author says about inputs and outputs; a `model.toml` says nothing about them.
     pub declared: Option<Declared>,
     /// Runs before the first request, beside those that every model gets; a `model.toml` asks for none.
@@ -215,6 +224,21 @@ pub struct Placing {
     pub memory_bytes_max: Option<u64>,
     /// Whether the CPU may serve when no GPU can, if set.
     pub fallback: Option<bool>,
+}
+
+impl BatchLimits {
+    /// Items of the largest batch, for models that take any.
+    pub fn largest(&self) -> usize {
+        let listed = self.sizes.as_ref().and_then(|sizes| sizes.last().copied());
+        listed.or(self.items_max).unwrap_or(BATCH_ITEMS_MAX)
+    }
+}
+
+impl Placing {
+    /// Whether the CPU may have no part in it.
+    pub fn forbids_cpu(&self) -> bool {
+        self.fallback == Some(false)
+    }
 }
 
 /// Every mistake of a manifest, each with its line, its key and what is allowed.

@@ -6,8 +6,10 @@ mod driver;
 #[allow(unreachable_pub, reason = "other binaries take it as well")]
 mod fakes;
 mod fitter;
+mod graph;
 #[path = "../it/support.rs"]
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
+mod onnx;
 mod server;
 mod support;

@@ -6,7 +6,7 @@
 //! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
 //! - [`module`]: our kernels on it.
 //! - [`fault`]: what follows from an error.
-//! - [`gauss_mle`]: the fitter.
+//! - [`gauss_mle`]: the fitter; [`onnx`]: ONNX Runtime.
 //!
 //! Everything holds on to its [`Context`], which is given back when the last of it is dropped.
 
@@ -16,6 +16,7 @@ pub mod fault;
 pub mod gauss_mle;
 pub mod memory;
 pub mod module;
+pub mod onnx;
 
 pub use context::{Context, Event, MemoryInfo, Streams};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
