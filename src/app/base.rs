@@ -88,7 +88,7 @@ fn check_onnx(runtime: &Runtime, gpus: &[Gpu], found: &[models::Found]) -> Resul
         found.source.as_ref().is_ok_and(|source| source.manifest.engine == models::Engine::Onnx)
     };
     let Some(model) = found.iter().find(|found| is_onnx(found)) else { return Ok(()) };
-    let refused = gpus.iter().map(|gpu| runtime.check_gpu(gpu.capability).err());
+    let refused = gpus.iter().map(|gpu| runtime.check_gpu(gpu).err());
     let refused: Option<Vec<String>> = refused.collect();
     match refused.and_then(|reasons| reasons.into_iter().next()) {
         None => Ok(()),

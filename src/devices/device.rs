@@ -81,7 +81,7 @@ impl Device {
         // Workers without a device have nothing to serve: they end with the queue.
         let context = opened?;
         parts.status.set_device(&id, DeviceState::Waiting, "no model loaded yet");
-        let no_onnx = parts.runtime.check_gpu(gpu.capability).err();
+        let no_onnx = parts.runtime.check_gpu(gpu).err();
         let kind = Kind::Gpu(gpu.ordinal);
         Ok(Device { id, kind, health, no_onnx, workers, context: Some(context) })
     }

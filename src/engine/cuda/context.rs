@@ -5,14 +5,21 @@
 //! [`Event`]s.
 #![allow(unsafe_code)]
 
-use super::{CudaError, driver::Gpu};
+use super::{
+    CudaError,
+    driver::Gpu,
+    numa::{self, Near},
+};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, result,
     sys::{CUevent_flags, CUmemPool_attribute, CUmemoryPool},
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// A GPU's context, and what we hold on it. Shared by all that is made in it.
@@ -20,6 +27,7 @@ use std::sync::{
 pub struct Context {
     pub(super) cuda: Arc<CudaContext>,
     gpu: Gpu,
+    near: Option<Near>,
     /// What memory is taken and given back on: nothing else runs there, so that it waits for no batch.
     pub(super) heap: Arc<CudaStream>,
     /// Bytes that our buffers hold.
@@ -47,7 +55,8 @@ impl Context {
         // (`memory`).
         unsafe { cuda.disable_event_tracking() };
         let heap = cuda.new_stream().map_err(failed())?;
-        let context = Context { cuda, gpu: gpu.clone(), heap, held: AtomicU64::new(0) };
+        let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
+        let context = Context { cuda, gpu: gpu.clone(), near, heap, held: AtomicU64::new(0) };
         // Memory that a batch gave back is kept for the next one; `trim` gives it up.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;
@@ -62,6 +71,11 @@ impl Context {
     /// Which GPU it is.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// The processors near it, where there is a choice.
+    pub fn near(&self) -> Option<&Near> {
+        self.near.as_ref()
     }
 
     /// Makes this the context of calls from this thread. Everything here does so itself; a device thread does it once, for

@@ -156,11 +156,16 @@ impl HostMemory {
 
 impl Pinner for HostMemory {
     unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
-        let registered = self.0.cuda.bind_to_thread().and_then(|()| {
+        let register = || {
+            self.0.cuda.bind_to_thread()?;
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
             // SAFETY: the memory is there until the pin is dropped: the caller's promise.
             unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags) }.result()
-        });
+        };
+        let registered = match self.0.near() {
+            Some(near) => near.within(register),
+            None => register(),
+        };
         match registered {
             Ok(()) => Some(Box::new(Registered { start, context: Arc::clone(&self.0) })),
             Err(error) => {

@@ -3,6 +3,7 @@
 //!
 //! - [`driver`]: what there is, or in one line why there is nothing.
 //! - [`context`]: a GPU that is ours, its streams and events.
+//! - [`numa`]: the processors near it.
 //! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
 //! - [`module`]: our kernels on it.
 //! - [`fault`]: what follows from an error.
@@ -16,6 +17,7 @@ pub mod fault;
 pub mod gauss_mle;
 pub mod memory;
 pub mod module;
+pub mod numa;
 pub mod onnx;
 
 pub use context::{Context, Event, MemoryInfo, Streams};

@@ -45,6 +45,10 @@ fn of_message(message: &str) -> EngineError {
 pub(in crate::engine) fn first_line(message: &str) -> String {
     let line = message.lines().next().unwrap_or_default();
     let line = line.split_once(" ; GPU=").map_or(line, |(before, _)| before);
+    // Before it stands the function that failed, after it a code and its name.
+    let line = line
+        .split_once("[ONNXRuntimeError] : ")
+        .map_or(line, |(_, coded)| coded.splitn(3, " : ").nth(2).unwrap_or(coded));
     let words = line.split_whitespace();
     words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ")
 }
@@ -60,6 +64,12 @@ mod tests {
         assert_eq!(first_line(message), "Non-zero status code void* f() Failed");
         let message = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=n1 ; file=/a.cc ; line=1";
         assert_eq!(first_line(message), "CUDA failure 700: an illegal memory access was encountered");
+    }
+
+    #[test]
+    fn messages_begin_with_what_went_wrong() {
+        let message = "T f(const U&) [ONNXRuntimeError] : 1 : FAIL : Failed to load : a library";
+        assert_eq!(first_line(message), "Failed to load : a library");
     }
 
     #[test]

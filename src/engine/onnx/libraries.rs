@@ -3,6 +3,7 @@
 //! (no code for a GPU) come with the first run.
 #![allow(unsafe_code)]
 
+use crate::engine::cuda::driver::Version;
 use object::{
     Endianness, Object, ObjectSection, ReadCache,
     elf::DT_NEEDED,
@@ -37,6 +38,8 @@ const PACKAGES: [(&str, &str); 6] = [
 #[derive(Debug, Clone)]
 pub(super) struct CudaProvider {
     path: PathBuf,
+    /// The CUDA that it was made with, where that could be read.
+    cuda: Option<u32>,
     /// What GPUs it has code for; empty where that could not be read.
     code: BTreeSet<Code>,
 }
@@ -76,18 +79,27 @@ impl CudaProvider {
         let file = File::open(&path).map_err(|error| failed(&error))?;
         let (needed, fatbin) = read(&file).map_err(|error| failed(&error))?;
         missing(&needed)?;
+        let cuda = needed.iter().find_map(|name| name.strip_prefix("libcudart.so.")?.parse().ok());
         let code = match fatbin {
             Some((at, bytes)) => code_of(&file, at, bytes).map_err(|error| failed(&error))?,
             None => BTreeSet::new(),
         };
-        Ok(CudaProvider { path, code })
+        Ok(CudaProvider { path, cuda, code })
     }
 
-    /// Whether it has code for a GPU.
+    /// Whether a driver that knows this CUDA runs it, and it has code for a GPU.
     ///
     /// # Errors
-    /// For which it has some.
-    pub(super) fn check(&self, (major, minor): (u32, u32)) -> Result<(), String> {
+    /// What it was made with, or for which GPUs.
+    pub(super) fn check(&self, driver: Version, (major, minor): (u32, u32)) -> Result<(), String> {
+        if let Some(cuda) = self.cuda.filter(|cuda| *cuda > driver.major()) {
+            return Err(format!(
+                "{} is made with CUDA {cuda}, and the driver knows {driver} only: install a newer driver (580 has CUDA 13), or \
+                 take a build of ONNX Runtime for CUDA {} (1.26 is the last for CUDA 12)",
+                self.path.display(),
+                driver.major()
+            ));
+        }
         let capability = 10 * major + minor;
         if self.code.is_empty() || self.code.iter().any(|code| code.runs_on(capability)) {
             return Ok(());
@@ -266,17 +278,20 @@ mod tests {
         file.write_all(&bytes).unwrap();
         let code = code_of(&file, 24, bytes.len() as u64 - 24).unwrap();
         assert_eq!(code, BTreeSet::from([75, 80, 90].map(Code::Machine)));
-        let mut provider = CudaProvider { path: "p.so".into(), code };
+        let mut provider = CudaProvider { path: "p.so".into(), cuda: Some(13), code };
+        let check = |provider: &CudaProvider, capability| provider.check(Version::new(13, 0), capability);
         for capability in [(7, 5), (8, 0), (8, 9), (9, 0)] {
-            assert_eq!(provider.check(capability), Ok(()), "{capability:?}");
+            assert_eq!(check(&provider, capability), Ok(()), "{capability:?}");
         }
         assert_eq!(
-            provider.check((10, 0)).unwrap_err(),
+            check(&provider, (10, 0)).unwrap_err(),
             "p.so has no code for compute capability 10.0, only for 7.5, 8.0, 9.0: take a build of ONNX Runtime that has"
         );
-        assert!(provider.check((7, 0)).is_err());
+        assert!(check(&provider, (7, 0)).is_err());
+        let why = provider.check(Version::new(12, 9), (8, 0)).unwrap_err();
+        assert!(why.starts_with("p.so is made with CUDA 13, and the driver knows 12.9 only"), "{why}");
         // What drivers compile runs on all that come later.
         provider.code.insert(Code::Text(90));
-        assert_eq!(provider.check((10, 0)), Ok(()));
+        assert_eq!(check(&provider, (10, 0)), Ok(()));
     }
 }

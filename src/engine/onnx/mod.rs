@@ -20,7 +20,7 @@ pub(super) mod value;
 pub use gpu::OnGpu;
 pub use placement::Placement;
 
-use super::{Engine, EngineError, Setting, Signature, Tensor, TensorView};
+use super::{Engine, EngineError, Setting, Signature, Tensor, TensorView, cuda::Gpu};
 use libraries::CudaProvider;
 use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
 use session::{Session, Target};
@@ -84,11 +84,11 @@ impl Runtime {
         ort::info().to_owned()
     }
 
-    /// Whether it can run models on a GPU of this compute capability.
+    /// Whether it can run models on a GPU.
     ///
     /// # Errors
     /// Why not, and what to do.
-    pub fn check_gpu(&self, capability: (u32, u32)) -> Result<(), String> {
+    pub fn check_gpu(&self, gpu: &Gpu) -> Result<(), String> {
         let provider = self.cuda.get_or_init(|| {
             if !ort::ep::CUDA::is_available().unwrap_or(false) {
                 return Err(format!(
@@ -99,7 +99,7 @@ impl Runtime {
             }
             CudaProvider::beside(&self.path)
         });
-        provider.as_ref().map_err(Clone::clone)?.check(capability)
+        provider.as_ref().map_err(Clone::clone)?.check(gpu.cuda, gpu.capability)
     }
 
     /// Loads a model for the CPU.
