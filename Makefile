@@ -28,11 +28,11 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build fuzz bench bench-overhead bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients clean-venv clean-lib clean
+.PHONY: help serve test build fuzz bench bench-overhead bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients test-deploy rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
-	@echo "make test         all checks: format, lints, kernels, Rust tests, spots and fits, licences, Python client tests"
+	@echo "make test         all checks: format, lints, kernels, Rust tests, spots and fits, licences, Python client tests, deploy/"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
 	@echo "make kernels      the kernels' PTX, kernels/generated, after a change of their sources"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make fuzz         bodies that nobody meant to send, for minutes (a few seconds of it are in make test)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
+	@echo "make rolling-restart  two replicas restarted in turn behind nginx and HAProxy, with 20,000 requests through each"
 	@echo "make ort          only fetch ONNX Runtime, into .lib"
 	@echo "make gpu          fetch ONNX Runtime for CUDA, into .lib/gpu, and say which libraries of the system it misses"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
@@ -52,7 +53,7 @@ build: tools
 	$(call say,building in release mode (the first time takes minutes))
 	$(CARGO) build --release --locked
 
-test: format lint check-kernels test-rust test-fit test-licences test-clients
+test: format lint check-kernels test-rust test-fit test-licences test-clients test-deploy
 	$(call say,all checks passed)
 
 format:
@@ -114,8 +115,22 @@ test-licences:
 test-clients: tools $(ORT)
 	$(call say,Python client tests)
 	@$(PYTHON) tools/make_venv.py .venv/test tests/clients/requirements.txt
+	@[ "$$(uname -sm)" != "Linux x86_64" ] || $(PYTHON) tools/make_venv.py .venv/perf-analyzer tests/clients/perf-analyzer.txt
 	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/test/bin/python -m pytest tests/clients $(PYTEST)
+
+# What is in deploy/. Tools that are missing are told, with the checks that are left out for them.
+test-deploy: tools $(ORT)
+	@printf '\n== checking the container image, manifests, rules, dashboard and proxies\n'
+	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
+	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
+	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python -m pytest tests/deploy $(PYTEST)
+
+rolling-restart: tools $(ORT)
+	$(call say,restarting two replicas in turn behind nginx and HAProxy)
+	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
+	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
+	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python tests/deploy/rolling_restart.py $(RESTART)
 
 bench: bench-overhead bench-decode
 

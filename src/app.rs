@@ -4,11 +4,11 @@
 mod admin;
 mod base;
 mod loader;
-mod predict;
+mod local;
 mod run;
 mod watch;
 
-pub use predict::{Predict, Progress, predict};
+pub use local::Local;
 pub use run::{Checked, check, find_devices, serve};
 
 use crate::{
@@ -22,7 +22,6 @@ use crate::{
         decode::DecodePool,
         threads::Threads,
     },
-    image::Limits,
     models::{Command, Control, changes::Look},
     status::Status,
     telemetry::{logging::Logging, metrics::DropReason},
@@ -142,12 +141,7 @@ impl App {
         let grpc_address = grpc_address.map_err(failed("cannot read the address listened on for gRPC"))?;
 
         let Core { queue, catalog, status, metrics, devices, found } = Core::start(&config, log)?;
-        let limits = Limits {
-            side_max: config.image_side_max,
-            pixels_max: config.image_pixels_max,
-            frames_max: config.image_frames_max,
-        };
-        let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, limits)
+        let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(&config))
             .map_err(failed("cannot start the decode pool"))?;
         let (control, commands) = Control::new(config.models.clone());
         let control = Arc::new(control);

@@ -106,6 +106,16 @@ pub enum InferError {
     /// The engine refused this input (not the batch it ran in). 400.
     #[error("the model refused the input: {0}")]
     Input(String),
+    /// The devices that serve the model are away, and not expected back in time. 503.
+    #[error("no device serves model {name:?} now: {reason}; retry after {} s", seconds_up(*retry_after))]
+    Unserved {
+        /// The model's name.
+        name: String,
+        /// Why, in words for the caller.
+        reason: String,
+        /// When one should be back.
+        retry_after: Duration,
+    },
     /// No device could run it. 503.
     #[error("no device could run the request: {0}")]
     Device(String),

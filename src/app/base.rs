@@ -3,13 +3,14 @@
 use super::{AppError, failed};
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{Backend, Config},
+    config::{Backend, Chosen, Config},
     devices::{self, Devices},
     engine::{
         cuda::{self, Gpu},
         onnx::Runtime,
     },
     grpc, http,
+    image::Limits,
     models::{self, Catalog},
     status::Status,
     telemetry::{COMMIT, VERSION, logging::Logging, metrics::Metrics},
@@ -39,13 +40,15 @@ impl Core {
     /// # Errors
     /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
-        let gpus = gpus(config)?;
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
-        let found = models::scan(&config.models).map_err(|reason| {
+        let mut found = models::scan(&config.models).map_err(|reason| {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
-        if found.is_empty() {
+        // Before they are chosen: those that are not loaded now may be later.
+        let workers = workers(&found);
+        choose(&mut found, config)?;
+        if found.is_empty() && config.startup_models == Chosen::All {
             tracing::warn!(
                 folder = %config.models.display(),
                 "no models found: put each into a folder NAME/model.onnx there, and start again"
@@ -54,40 +57,83 @@ impl Core {
         for model in &found {
             log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
-        if config.backend == Backend::Gpu {
-            check_onnx(&runtime, &gpus, &found).map_err(AppError::Backend)?;
-        }
-        let catalog = Arc::new(Catalog::new());
-        let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
-        let status = Arc::new(Status::new(Instant::now()));
-        let queue = Queue::new(QueueLimits {
-            items_max: config.queue_items_max,
-            bytes_max: config.queue_bytes_max as usize,
-        });
-        let instances = found.iter().filter_map(|found| found.source.as_ref().ok());
-        let workers = instances.map(|source| source.manifest.placement.instances).max().unwrap_or(1);
-        let parts = devices::Parts {
-            runtime,
-            queue: Arc::clone(&queue),
-            catalog: Arc::clone(&catalog),
-            status: Arc::clone(&status),
-            metrics: Arc::clone(&metrics),
-            compute_threads: config.compute_threads,
-            timeout: config.timeout_ms,
-            kernel_cache_folder: config.kernel_cache_folder.clone(),
-        };
-        let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
-        let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
-        Ok(Core { queue, catalog, status, metrics, devices, found })
+        start(config, Ok(runtime), found, workers)
     }
 }
 
+/// The same with these models, and with ONNX Runtime or why there is none.
+pub(super) fn start(
+    config: &Config,
+    runtime: Result<Runtime, String>,
+    found: Vec<models::Found>,
+    workers: usize,
+) -> Result<Core, AppError> {
+    let gpus = gpus(config)?;
+    if config.backend == Backend::Gpu {
+        check_onnx(runtime.as_ref(), &gpus, &found).map_err(AppError::Backend)?;
+    }
+    let catalog = Arc::new(Catalog::new());
+    let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
+    let status = Arc::new(Status::new(Instant::now()));
+    let queue = Queue::new(QueueLimits {
+        items_max: config.queue_items_max,
+        bytes_max: config.queue_bytes_max as usize,
+    });
+    let parts = devices::Parts {
+        runtime,
+        queue: Arc::clone(&queue),
+        catalog: Arc::clone(&catalog),
+        status: Arc::clone(&status),
+        metrics: Arc::clone(&metrics),
+        compute_threads: config.compute_threads,
+        timeout: config.timeout_ms,
+        kernel_cache_folder: config.kernel_cache_folder.clone(),
+    };
+    let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
+    let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
+    Ok(Core { queue, catalog, status, metrics, devices, found })
+}
+
+/// Workers that each device needs for these models: as many as any of them has instances.
+pub(super) fn workers(found: &[models::Found]) -> usize {
+    let sources = found.iter().filter_map(|found| found.source.as_ref().ok());
+    sources.map(|source| source.manifest.placement.instances).max().unwrap_or(1)
+}
+
+/// How large an image may be.
+pub(super) fn limits(config: &Config) -> Limits {
+    Limits {
+        side_max: config.image_side_max,
+        pixels_max: config.image_pixels_max,
+        frames_max: config.image_frames_max,
+    }
+}
+
+/// Keeps the models that are to be loaded at the start.
+fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppError> {
+    let Chosen::Only(names) = &config.startup_models else { return Ok(()) };
+    if let Some(name) = names.iter().find(|name| found.iter().all(|found| found.name != **name)) {
+        let folder = config.models.display();
+        return Err(AppError::Failed(format!(
+            "startup_models names {name:?}, and there is no such model in {folder}"
+        )));
+    }
+    found.retain(|found| config.startup_models.has(&found.name));
+    Ok(())
+}
+
 /// Whether ONNX models that are there can run on one of the GPUs.
-fn check_onnx(runtime: &Runtime, gpus: &[Gpu], found: &[models::Found]) -> Result<(), String> {
+fn check_onnx(
+    runtime: Result<&Runtime, &String>,
+    gpus: &[Gpu],
+    found: &[models::Found],
+) -> Result<(), String> {
     let is_onnx = |found: &models::Found| {
         found.source.as_ref().is_ok_and(|source| source.manifest.engine == models::Engine::Onnx)
     };
     let Some(model) = found.iter().find(|found| is_onnx(found)) else { return Ok(()) };
+    // Without one, models say so themselves.
+    let Ok(runtime) = runtime else { return Ok(()) };
     let refused = gpus.iter().map(|gpu| runtime.check_gpu(gpu).err());
     let refused: Option<Vec<String>> = refused.collect();
     match refused.and_then(|reasons| reasons.into_iter().next()) {

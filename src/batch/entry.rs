@@ -1,6 +1,8 @@
 //! One accepted job from push to answer, and its outputs on the way. Pure.
 
-use super::{Answer, Job, JobKey, Part, Timing, lanes::ItemShape, rows, urgency::Urgency};
+use super::{
+    Answer, Fallback, Job, JobKey, Part, Timing, lanes::ItemShape, roster::DeviceKey, rows, urgency::Urgency,
+};
 use crate::{engine::Tensor, error::InferError};
 use std::{
     ops::Range,
@@ -21,13 +23,41 @@ pub struct Entry {
     pub running: usize,
     /// Nobody waits for it any more: answered or cancelled. It stays until its last running part ends.
     pub over: bool,
-    /// Came back once from a failed device.
-    pub failed: bool,
+    /// Came back once from a device that failed.
+    pub failure: Option<Failure>,
+    /// Batches that it was in and that were halved for want of memory.
+    pub halvings: u8,
     /// Was in a batch that the engine refused: shares no batch from then on.
     pub alone: bool,
     pushed: Instant,
     taken: bool,
     done: Pieces,
+}
+
+/// How a device failed a job.
+#[derive(Debug)]
+pub struct Failure {
+    /// Which; the job avoids it.
+    pub device: DeviceKey,
+    /// Its name and what it said.
+    pub text: Arc<str>,
+    /// It was for want of memory.
+    pub memory: bool,
+}
+
+/// Who computed outputs, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct By<'a> {
+    /// The device's name.
+    pub device: &'a Arc<str>,
+    /// Why it was this device, if it is not one that the model is meant for.
+    pub fallback: Option<Fallback>,
+    /// Items of the batch.
+    pub batch_items: usize,
+    /// Putting the batch together.
+    pub stage: Duration,
+    /// Running the engine.
+    pub compute: Duration,
 }
 
 impl Entry {
@@ -39,7 +69,8 @@ impl Entry {
             bytes,
             running: 0,
             over: false,
-            failed: false,
+            failure: None,
+            halvings: 0,
             alone: false,
             pushed,
             taken: false,
@@ -70,21 +101,15 @@ impl Entry {
     }
 
     /// Keeps the outputs of some rows; hands all of them over with the last.
-    pub fn collect(
-        &mut self,
-        range: Range<usize>,
-        outputs: Vec<Tensor>,
-        device: &Arc<str>,
-        batch_items: usize,
-        (stage, compute): (Duration, Duration),
-    ) -> Option<Pieces> {
+    pub fn collect(&mut self, range: Range<usize>, outputs: Vec<Tensor>, by: By<'_>) -> Option<Pieces> {
         let done = &mut self.done;
         done.items += range.len();
         done.outputs.push((range.start, outputs));
-        done.device = Some(Arc::clone(device));
-        done.batch_items = done.batch_items.max(batch_items);
-        done.timing.stage += stage;
-        done.timing.compute += compute;
+        done.device = Some(Arc::clone(by.device));
+        done.fallback = by.fallback.or(done.fallback);
+        done.batch_items = done.batch_items.max(by.batch_items);
+        done.timing.stage += by.stage;
+        done.timing.compute += by.compute;
         (done.items >= self.job.items).then(|| std::mem::take(done))
     }
 }
@@ -96,6 +121,7 @@ pub struct Pieces {
     /// By first row.
     outputs: Vec<(usize, Vec<Tensor>)>,
     device: Option<Arc<str>>,
+    fallback: Option<Fallback>,
     batch_items: usize,
     timing: Timing,
 }
@@ -125,6 +151,7 @@ impl Pieces {
         Ok(Answer {
             outputs,
             device: self.device.unwrap_or_else(|| "".into()),
+            fallback: self.fallback,
             batch_items: self.batch_items,
             timing: self.timing,
         })

@@ -3,13 +3,15 @@
 //! A lane holds jobs whose items can stand in one batch: the same types and shapes without the batch axis. Lanes appear
 //! with their first job and go with their last, so that an odd shape holds up nobody else.
 //!
-//! Their order is that of [`Urgency`].
+//! Their order is that of [`Urgency`]. Jobs that a device failed avoid it: whoever asks for work says by [`Admits`] whom it may
+//! have, and the others are passed over.
 
 #[cfg(test)]
 mod tests;
 
 use super::{
     JobKey,
+    roster::DeviceKey,
     urgency::{LEVEL_AGAIN, Rank, Urgency},
 };
 use crate::engine::{DataType, Setting, Tensor};
@@ -45,15 +47,43 @@ impl ItemShape {
     }
 }
 
+/// Whether jobs that avoid this device (or none) may be taken by whoever asks.
+pub type Admits<'a> = &'a dyn Fn(Option<DeviceKey>) -> bool;
+
 /// Rows of one job that wait.
 #[derive(Debug)]
 struct Waiting {
     urgency: Urgency,
+    /// When it was accepted.
+    pushed: Instant,
     /// Ascending, not touching; more than one range only after part of a job failed.
     rows: Vec<Range<usize>>,
     /// Shares a batch with no other job.
     alone: bool,
+    /// The device that failed it.
+    avoid: Option<DeviceKey>,
     rank: Rank,
+}
+
+impl Waiting {
+    fn items(&self) -> usize {
+        self.rows.iter().map(Range::len).sum()
+    }
+}
+
+/// Rows that come back from a batch that failed.
+#[derive(Debug)]
+pub struct Back {
+    /// Whose.
+    pub job: JobKey,
+    /// Its place.
+    pub urgency: Urgency,
+    /// Which.
+    pub rows: Range<usize>,
+    /// Shares no batch from now on.
+    pub alone: bool,
+    /// The device that failed it, if one did.
+    pub avoid: Option<DeviceKey>,
 }
 
 /// The start of a lane: what the next batch would be made of.
@@ -63,6 +93,10 @@ pub struct Front {
     pub items: usize,
     /// The earliest arrival among them.
     pub oldest: Instant,
+    /// When the first of them was accepted.
+    pub pushed: Instant,
+    /// It came back from a batch that failed.
+    pub again: bool,
     /// The earliest deadline among them.
     pub deadline: Option<Instant>,
     /// No other job may join, however long one waits.
@@ -113,32 +147,43 @@ impl Lane {
         }
     }
 
-    /// Removes jobs whose deadline has passed.
-    fn expire(&mut self, now: Instant, late: &mut Vec<JobKey>) {
+    /// Removes jobs whose deadline has passed; gives their rows.
+    fn expire(&mut self, now: Instant, late: &mut Vec<JobKey>) -> usize {
+        let mut items = 0;
         while let Some(&(deadline, job)) = self.deadlines.first()
             && deadline <= now
         {
-            self.remove(job);
+            items += self.remove(job).map_or(0, |waiting| waiting.items());
             late.push(job);
         }
+        items
+    }
+
+    /// Those that may be taken, most urgent first.
+    fn admitted(&self, admits: Admits<'_>) -> impl Iterator<Item = (&Rank, &Waiting)> {
+        // Only those that came back avoid any device, and they stand first.
+        let plain = admits(None);
+        let order = self.order.iter().take_while(move |rank| plain || rank.level == LEVEL_AGAIN);
+        order.map(|rank| (rank, &self.jobs[&rank.job])).filter(move |(_, waiting)| admits(waiting.avoid))
     }
 
     /// The rank of its most urgent job, as of the last [`Lanes::refresh`].
-    pub fn head(&self) -> Option<Rank> {
-        self.order.first().copied()
+    pub fn head(&self, admits: Admits<'_>) -> Option<Rank> {
+        self.admitted(admits).next().map(|(rank, _)| *rank)
     }
 
     /// What a batch of at most `items_max` rows would be made of; `None` if nothing waits.
-    pub fn front(&self, items_max: usize) -> Option<Front> {
+    pub fn front(&self, items_max: usize, admits: Admits<'_>) -> Option<Front> {
         let mut front: Option<Front> = None;
-        for rank in &self.order {
-            let waiting = &self.jobs[&rank.job];
-            let items: usize = waiting.rows.iter().map(Range::len).sum();
+        for (rank, waiting) in self.admitted(admits) {
+            let items = waiting.items();
             let urgency = &waiting.urgency;
             let front = match &mut front {
                 None => front.insert(Front {
                     items,
                     oldest: urgency.arrived,
+                    pushed: waiting.pushed,
+                    again: rank.level == LEVEL_AGAIN,
                     deadline: urgency.deadline,
                     shut: waiting.alone,
                 }),
@@ -149,6 +194,7 @@ impl Lane {
                 Some(front) => {
                     front.items += items;
                     front.oldest = front.oldest.min(urgency.arrived);
+                    front.pushed = front.pushed.min(waiting.pushed);
                     front.deadline = front.deadline.into_iter().chain(urgency.deadline).min();
                     front
                 }
@@ -162,11 +208,11 @@ impl Lane {
     }
 
     /// Takes at most `items` rows, most urgent first; says who has none left waiting.
-    fn take(&mut self, items: usize) -> Vec<Piece> {
+    fn take(&mut self, items: usize, admits: Admits<'_>) -> Vec<Piece> {
         let mut left = items;
         let mut pieces = Vec::new();
         while left > 0
-            && let Some(rank) = self.head()
+            && let Some(rank) = self.head(admits)
         {
             let job = rank.job;
             let waiting = self.jobs.get_mut(&job).expect("ordered jobs are waiting");
@@ -214,6 +260,7 @@ pub struct Piece {
 pub struct Lanes {
     lanes: HashMap<Arc<ItemShape>, Lane>,
     jobs: usize,
+    items: usize,
 }
 
 impl Lanes {
@@ -228,35 +275,36 @@ impl Lanes {
     ) {
         let waiting = Waiting {
             urgency,
+            pushed: now,
             rows: std::iter::once(0..items).collect(),
             alone: false,
+            avoid: None,
             rank: urgency.rank(urgency.level(now), job),
         };
         self.lane(shape).insert(job, waiting);
         self.jobs += 1;
+        self.items += items;
     }
 
     /// Lets rows that were taken wait again, ahead of all that never ran; says whether nothing of the job waited until
-    /// now. `alone` jobs get batches to themselves from here on.
-    pub fn put_back(
-        &mut self,
-        shape: &Arc<ItemShape>,
-        job: JobKey,
-        urgency: Urgency,
-        rows: Range<usize>,
-        alone: bool,
-    ) -> bool {
+    /// now.
+    pub fn put_back(&mut self, shape: &Arc<ItemShape>, back: Back, now: Instant) -> bool {
+        let Back { job, urgency, rows, alone, avoid } = back;
+        self.items += rows.len();
         let lane = self.lane(shape);
         let before = lane.remove(job);
         let new = before.is_none();
         let mut waiting = before.unwrap_or(Waiting {
             urgency,
+            pushed: now,
             rows: Vec::new(),
             alone: false,
+            avoid: None,
             rank: urgency.rank(LEVEL_AGAIN, job),
         });
         waiting.rank.level = LEVEL_AGAIN;
         waiting.alone |= alone;
+        waiting.avoid = avoid.or(waiting.avoid);
         waiting.rows.push(rows);
         waiting.rows.sort_by_key(|rows| rows.start);
         waiting.rows.dedup_by(|next, rows| {
@@ -273,10 +321,11 @@ impl Lanes {
 
     /// Takes a job out; false if nothing of it waits.
     pub fn remove(&mut self, shape: &Arc<ItemShape>, job: JobKey) -> bool {
-        let found = self.lanes.get_mut(shape).is_some_and(|lane| lane.remove(job).is_some());
-        self.jobs -= usize::from(found);
+        let found = self.lanes.get_mut(shape).and_then(|lane| lane.remove(job));
+        self.jobs -= usize::from(found.is_some());
+        self.items -= found.as_ref().map_or(0, Waiting::items);
         self.sweep(shape);
-        found
+        found.is_some()
     }
 
     /// Lets jobs climb to the level of their age, and takes out those whose deadline has passed.
@@ -284,7 +333,7 @@ impl Lanes {
         let mut late = Vec::new();
         for lane in self.lanes.values_mut() {
             lane.age(now);
-            lane.expire(now, &mut late);
+            self.items -= lane.expire(now, &mut late);
         }
         if !late.is_empty() {
             self.jobs -= late.len();
@@ -294,11 +343,12 @@ impl Lanes {
     }
 
     /// Takes at most `items` rows from the start of one lane, most urgent first.
-    pub fn take(&mut self, shape: &Arc<ItemShape>, items: usize) -> Vec<Piece> {
+    pub fn take(&mut self, shape: &Arc<ItemShape>, items: usize, admits: Admits<'_>) -> Vec<Piece> {
         let Some(lane) = self.lanes.get_mut(shape) else {
             return Vec::new();
         };
-        let pieces = lane.take(items);
+        let pieces = lane.take(items, admits);
+        self.items -= pieces.iter().map(|piece| piece.rows.len()).sum::<usize>();
         self.jobs -= pieces.iter().filter(|piece| piece.last).count();
         self.sweep(shape);
         pieces
@@ -328,6 +378,16 @@ impl Lanes {
     /// How many jobs have something waiting.
     pub fn len(&self) -> usize {
         self.jobs
+    }
+
+    /// Rows that wait.
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
+    /// Whether anything waits that may be taken.
+    pub fn any(&self, admits: Admits<'_>) -> bool {
+        self.lanes.values().any(|lane| lane.head(admits).is_some())
     }
 
     /// Whether nothing waits.

@@ -4,18 +4,22 @@
 //! - [`lanes`]: what waits, by model and item shape, most urgent first; `urgency` is their order. Pure.
 //! - [`policy`]: from what waits, the time and the limits to `Run`, `SleepUntil` or `Sleep`. Pure.
 //! - `shares`: which model is next, by a fair share of device time. Pure.
+//! - `roster`: workers and their devices, there and away. Pure.
+//! - `ceiling`: how large a batch may be where memory was too small for one. Pure.
 //! - `rates`: measured speed: what a batch costs, when to retry, which deadlines are hopeless. Pure.
-//! - `book`: the jobs from push to answer: bounds, splitting, retries, who is answered when. Pure.
+//! - `book`: the jobs from push to answer: bounds, splitting, retries, which device has what, who is answered when. Pure.
 //!   `entry` is one job of it, `rows` cuts and joins tensors.
 //! - [`queue`]: the lock around the book, the threads that wait for work, the callers that wait for answers.
 //! - `sim`: the real book, lanes and policy on a virtual clock, through thousands of seeds.
 
 pub mod book;
+pub mod ceiling;
 pub mod entry;
 pub mod lanes;
 pub mod policy;
 pub mod queue;
 pub mod rates;
+pub mod roster;
 pub mod rows;
 pub mod shares;
 #[cfg(test)]
@@ -29,6 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use book::Aftermath;
 pub use queue::{Load, ModelLoad, Queue, QueueLimits, Running, Taken, Ticket, Worker};
 
 /// One loaded version of one model. Keys are never used again, so a stale one finds nothing.
@@ -83,10 +88,37 @@ pub struct Answer {
     pub outputs: Vec<Tensor>,
     /// The device that ran it (the last one, if several did).
     pub device: Arc<str>,
+    /// Why it was this device, where it is not one that the model is meant for.
+    pub fallback: Option<Fallback>,
     /// Items in the batch that it ran in (the largest, if several).
     pub batch_items: usize,
     /// Where the time went.
     pub timing: Timing,
+}
+
+/// Why a job ran elsewhere than on the devices that its model is meant for, or than on the one that had it first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// None of the devices that the model is meant for serves it now.
+    DeviceAway,
+    /// The device that had it first failed.
+    DeviceFailed,
+    /// The device that had it first has too little memory for even the smallest batch.
+    OutOfMemory,
+}
+
+impl Fallback {
+    /// All of them.
+    pub const ALL: [Fallback; 3] = [Fallback::DeviceAway, Fallback::DeviceFailed, Fallback::OutOfMemory];
+
+    /// As it stands in replies and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fallback::DeviceAway => "device-away",
+            Fallback::DeviceFailed => "device-failed",
+            Fallback::OutOfMemory => "out-of-memory",
+        }
+    }
 }
 
 /// Where a job's time went. For a job split over batches: the first wait, and the sums of the rest.

@@ -3,6 +3,9 @@
 //! Work-conserving: what waits runs at once, up to the largest batch, padded to the smallest size that holds it. Only a
 //! model that asks for company with `wait_max` lets a batch that is not full wait, and no longer than until the arrival
 //! of its oldest job plus `wait_max`, nor so long that a deadline in it would be missed.
+//!
+//! Of several devices the fastest has the work that it can keep up with: a slower one leaves it what it would not end before
+//! it ([`help`]), and no longer than for the time that it would have taken itself.
 
 use super::{Rules, lanes::Front, rates::Costs};
 use std::time::{Duration, Instant};
@@ -26,21 +29,49 @@ pub enum Next {
 /// Two smaller batches must be at least this much cheaper than one padded batch: beyond the noise of measurements.
 const SPLIT_GAIN: f64 = 0.9;
 
-/// Decides about the start of a lane.
-pub fn decide(rules: &Rules, front: Option<&Front>, costs: &Costs, now: Instant) -> Next {
+/// Decides about the start of a lane. `sizes` are those of the model's that may be run.
+pub fn decide(rules: &Rules, sizes: &[usize], front: Option<&Front>, costs: &Costs, now: Instant) -> Next {
     let Some(front) = front.filter(|front| front.items > 0) else {
         return Next::Sleep;
     };
-    let largest = largest(&rules.sizes);
+    let largest = largest(sizes);
     let items = front.items.min(largest);
     if items < largest && !front.shut && !rules.wait_max.is_zero() {
-        let until = company_until(rules, front, costs);
+        let until = company_until(rules, sizes, front, costs);
         if now < until {
             return Next::SleepUntil(until);
         }
     }
-    let items = if rules.wait_max.is_zero() { without_waste(&rules.sizes, items, costs) } else { items };
-    Next::Run { items, size: padded(&rules.sizes, items) }
+    let items = if rules.wait_max.is_zero() { without_waste(sizes, items, costs) } else { items };
+    Next::Run { items, size: padded(sizes, items) }
+}
+
+/// What a device knows when a faster one serves the model as well.
+#[derive(Clone, Copy)]
+pub struct Rival<'a> {
+    /// Seconds until a batch of a size that is taken now has ended here.
+    pub own: &'a dyn Fn(usize) -> f64,
+    /// Seconds until the faster device has done all that waits for it, if it gets all of it.
+    pub rival: f64,
+}
+
+/// Of `items` that may run here: as many as end here before the faster device would have ended all that waits; none for as
+/// long as that is so, and as the least of them would have taken here.
+pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now: Instant) -> Next {
+    let Rival { own, rival } = rival;
+    let ends_first = |size: usize| own(size) < rival;
+    let size = padded(sizes, items);
+    if ends_first(size) {
+        return Next::Run { items, size };
+    }
+    let smaller = sizes.iter().copied().filter(|smaller| *smaller < items);
+    if let Some(size) = smaller.rev().find(|smaller| ends_first(*smaller)) {
+        return Next::Run { items: size, size };
+    }
+    let least = own(padded(sizes, 1)).clamp(0.0, LEAVE_SECONDS_MAX);
+    let until = front.pushed + Duration::from_secs_f64(least);
+    // The faster device does not do what was expected of it.
+    if until <= now { Next::Run { items, size } } else { Next::SleepUntil(until) }
 }
 
 /// The largest batch.
@@ -54,17 +85,20 @@ pub fn padded(sizes: &[usize], items: usize) -> usize {
     size.unwrap_or_else(|| largest(sizes))
 }
 
+/// Work is left to a faster device no longer than this, however slow this one is.
+const LEAVE_SECONDS_MAX: f64 = 10.0;
+
 /// What waking a worker and sending an answer may take on a busy machine.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(10);
 
 /// When to stop waiting for company: at the end of the window, or two batch times and [`DEADLINE_MARGIN`] before the
 /// first deadline (one for the batch that may be running). A deadline is not gambled with before a batch was measured.
-fn company_until(rules: &Rules, front: &Front, costs: &Costs) -> Instant {
+fn company_until(rules: &Rules, sizes: &[usize], front: &Front, costs: &Costs) -> Instant {
     let end = front.oldest + rules.wait_max;
     let Some(deadline) = front.deadline else {
         return end;
     };
-    let cost = costs.measured(padded(&rules.sizes, front.items));
+    let cost = costs.measured(padded(sizes, front.items));
     let start = cost
         .and_then(|seconds| Duration::try_from_secs_f64(2.0 * seconds).ok())
         .and_then(|duration| deadline.checked_sub(duration + DEADLINE_MARGIN));
@@ -112,13 +146,13 @@ mod tests {
             wait_max: MS * wait_ms,
             weight: 1.0,
         };
-        let mut front = Front { items, oldest, deadline: None, shut: false };
+        let mut front = Front { items, oldest, pushed: oldest, again: false, deadline: None, shut: false };
         change(&mut front);
         let mut measured = Costs::default();
         for &(size, seconds) in costs {
-            measured.record(size, seconds);
+            measured.record(size, seconds, oldest);
         }
-        match decide(&rules, Some(&front), &measured, oldest + 10 * MS) {
+        match decide(&rules, &rules.sizes, Some(&front), &measured, oldest + 10 * MS) {
             Next::Run { items, size } => Ok((items, size)),
             Next::SleepUntil(at) => Err(Some(at - oldest)),
             Next::Sleep => Err(None),
@@ -170,5 +204,42 @@ mod tests {
         assert_eq!(check(5, 0, |_| {}, &flat), Ok((5, 8)));
         assert_eq!(check(5, 0, |_| {}, &linear[1..]), Ok((5, 8)), "rest not measured");
         assert_eq!(check(7, 0, |_| {}, &linear), Ok((7, 8)), "the rest is 3, padded to 4");
+    }
+
+    /// 10 ms after `items` were accepted, on a device that takes 50 ms and 10 ms for each row, while a faster one needs
+    /// `rival_ms` for all that waits: (items, size) to run, or how long after that to ask again.
+    fn check_help(items: usize, rival_ms: u32) -> Result<(usize, usize), u128> {
+        let pushed = Instant::now();
+        let front = Front { items, oldest: pushed, pushed, again: false, deadline: None, shut: false };
+        let own = |size: usize| 0.05 + 0.01 * size as f64;
+        let rival = Rival { own: &own, rival: f64::from(rival_ms) / 1000.0 };
+        match help(&[1, 2, 4, 8], items, &front, rival, pushed + 10 * MS) {
+            Next::Run { items, size } => Ok((items, size)),
+            Next::SleepUntil(at) => Err((at - pushed).as_millis()),
+            Next::Sleep => Err(0),
+        }
+    }
+
+    #[test]
+    fn a_slower_device_leaves_what_a_faster_one_ends_sooner() {
+        assert_eq!(check_help(1, 2), Err(60));
+        assert_eq!(check_help(8, 60), Err(60));
+    }
+
+    #[test]
+    fn a_slower_device_helps_with_as_much_as_it_ends_before_the_faster_one_is_done() {
+        assert_eq!(check_help(1, 61), Ok((1, 1)));
+        assert_eq!(check_help(8, 95), Ok((4, 4)));
+        assert_eq!(check_help(7, 1000), Ok((7, 8)));
+    }
+
+    #[test]
+    fn work_is_not_left_for_ever_to_a_device_that_does_not_take_it() {
+        let pushed = Instant::now();
+        let front = Front { items: 3, oldest: pushed, pushed, again: false, deadline: None, shut: false };
+        let rival = Rival { own: &|_| 0.06, rival: 0.0 };
+        let after = |ms: u32| help(&[1, 2, 4], 3, &front, rival, pushed + ms * MS);
+        assert_eq!(after(59), Next::SleepUntil(pushed + 60 * MS));
+        assert_eq!(after(60), Next::Run { items: 3, size: 4 });
     }
 }

@@ -10,12 +10,15 @@ mod tests;
 mod ticket;
 mod worker;
 
-pub use super::book::{Load, ModelLoad, QueueLimits};
+pub use super::{
+    book::{Load, ModelLoad, QueueLimits},
+    roster::Absence,
+};
 pub use ticket::Ticket;
 pub use worker::{Running, Taken, Worker};
 
 use super::{
-    Answer, Batch, Job, JobKey, ModelKey, Rules, RunResult,
+    Aftermath, Answer, Batch, Job, JobKey, ModelKey, Rules, RunResult,
     book::{Book, Receipt, WorkerKey},
     entry::Pieces,
 };
@@ -44,22 +47,15 @@ struct State {
     /// Workers that are to look at their own mail.
     woken: HashSet<WorkerKey>,
     /// Workers that sleep, and were not rung for since.
-    parked: Vec<Parked>,
-}
-
-#[derive(Debug)]
-struct Parked {
-    worker: WorkerKey,
-    serves: Vec<ModelKey>,
+    parked: Vec<WorkerKey>,
 }
 
 impl State {
-    /// Rings one sleeper that serves the model.
+    /// Rings the sleeper that should have what waits of the model.
     fn ring_for(&mut self, model: ModelKey) -> Option<Arc<Condvar>> {
-        // The last to fall asleep has the warmest caches.
-        let i = self.parked.iter().rposition(|parked| parked.serves.contains(&model))?;
-        let parked = self.parked.remove(i);
-        self.bells.get(&parked.worker).cloned()
+        let best = self.book.best_of(&self.parked, model, Instant::now())?;
+        let worker = self.parked.remove(best);
+        self.bells.get(&worker).cloned()
     }
 
     /// Rings one sleeper for each model that has work waiting: whoever was rung for it may have taken other work.
@@ -74,7 +70,7 @@ impl State {
     /// Rings everybody.
     fn ring_all(&mut self) -> Vec<Arc<Condvar>> {
         let parked = self.parked.drain(..);
-        parked.filter_map(|parked| self.bells.get(&parked.worker).cloned()).collect()
+        parked.filter_map(|worker| self.bells.get(&worker).cloned()).collect()
     }
 }
 
@@ -96,6 +92,20 @@ impl Queue {
         self.lock().book.register(model, name, rules);
     }
 
+    /// Says that a device runs a model only while no other device serves it.
+    pub fn stand_by(&self, model: ModelKey, device: &Arc<str>) {
+        self.lock().book.stand_by(model, device);
+    }
+
+    /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs
+    /// that only it can run wait for it if they have the time, and are refused with the reason if not. Holds until the
+    /// device serves again, or something else is said. Without a word of it a device is not expected back.
+    pub fn expect(&self, device: &Arc<str>, absence: Absence) {
+        let mut state = self.lock();
+        state.book.expect(device, absence, Instant::now());
+        self.leave(state, None);
+    }
+
     /// Lets no more jobs for a model in; what waits still runs. When the last of it has ended, or if no worker serves the
     /// model, it is forgotten, and all workers get [`Taken::Woken`].
     pub fn retire(&self, model: ModelKey) {
@@ -114,7 +124,8 @@ impl Queue {
     ///
     /// # Errors
     /// [`InferError::Draining`] once closed, [`InferError::ModelUnavailable`] once the model is retired,
-    /// [`InferError::TooLarge`] for what could never fit, [`InferError::Full`] for what does not fit now, [`InferError::Late`]
+    /// [`InferError::TooLarge`] for what could never fit, [`InferError::Full`] for what does not fit now,
+    /// [`InferError::Unserved`] where the model's devices are away and not expected back in time, [`InferError::Late`]
     /// for a deadline that has passed or clearly cannot be met by the measured rate, [`InferError::Internal`] for
     /// tensors that are not what they say.
     pub fn push(self: &Arc<Queue>, job: Job) -> Result<Ticket, InferError> {
@@ -131,7 +142,7 @@ impl Queue {
     /// Adds a worker: one thread that runs batches on `device`.
     pub fn attach(self: &Arc<Queue>, device: &Arc<str>) -> Worker {
         let mut state = self.lock();
-        let key = state.book.attach();
+        let key = state.book.attach(device);
         let bell = Arc::new(Condvar::new());
         state.bells.insert(key, Arc::clone(&bell));
         Worker { key, bell, device: Arc::clone(device), queue: Arc::clone(self) }
@@ -185,11 +196,12 @@ impl Queue {
         drop(reply);
     }
 
-    fn finish(&self, batch: &Batch, receipt: &Receipt, device: &Arc<str>, result: RunResult) {
+    fn finish(&self, batch: &Batch, receipt: &Receipt, result: RunResult) -> Aftermath {
         let mut state = self.lock();
         let now = Instant::now();
-        state.book.finish(batch, receipt, device, result, now);
+        let aftermath = state.book.finish(batch, receipt, result, now);
         self.leave(state, None);
+        aftermath
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,5 +1,6 @@
 //! How fast work gets done: seconds per batch of each size, and items and bytes per second of the whole queue. Pure.
 
+use super::policy;
 use std::time::{Duration, Instant};
 
 /// Weight of a new measurement: heavy enough to follow a device that slows down within a few batches.
@@ -7,16 +8,22 @@ const NEW_WEIGHT: f64 = 0.3;
 /// What a batch is taken to cost before any was measured; corrected as soon as it ends.
 const SECONDS_UNMEASURED: f64 = 0.01;
 
-/// Measured seconds of compute per padded batch size of one model.
+/// A device whose last batch of a model is longer ago than this is measured anew before it is compared with others.
+pub const STALE_AFTER: Duration = Duration::from_secs(60);
+
+/// Measured seconds of compute per padded batch size of one model on one device.
 #[derive(Debug, Default)]
 pub struct Costs {
     /// Ascending by size: exponentially weighted means.
     by_size: Vec<(usize, f64)>,
+    /// The last measurement.
+    at: Option<Instant>,
 }
 
 impl Costs {
     /// Takes in a measurement.
-    pub fn record(&mut self, size: usize, seconds: f64) {
+    pub fn record(&mut self, size: usize, seconds: f64, now: Instant) {
+        self.at = Some(now);
         match self.by_size.binary_search_by_key(&size, |&(size, _)| size) {
             Ok(i) => self.by_size[i].1 += NEW_WEIGHT * (seconds - self.by_size[i].1),
             Err(i) => self.by_size.insert(i, (size, seconds)),
@@ -35,6 +42,19 @@ impl Costs {
             .iter()
             .min_by_key(|(measured, _)| measured.abs_diff(size))
             .map_or(SECONDS_UNMEASURED, |&(measured, seconds)| seconds * size as f64 / measured as f64)
+    }
+
+    /// Whether something was measured not long ago.
+    pub fn is_fresh(&self, now: Instant) -> bool {
+        self.at.is_some_and(|at| now.saturating_duration_since(at) < STALE_AFTER)
+    }
+
+    /// Seconds for so many items, in batches of the largest of `sizes` and one for the rest.
+    pub fn seconds(&self, items: usize, sizes: &[usize]) -> f64 {
+        let largest = policy::largest(sizes);
+        let rest = items % largest;
+        let last = if rest == 0 { 0.0 } else { self.estimate(policy::padded(sizes, rest)) };
+        (items / largest) as f64 * self.estimate(largest) + last
     }
 
     /// The fewest seconds in which one device could run so many items, in batches up to `size_max`; `None` if nothing
@@ -125,11 +145,12 @@ mod tests {
         let mut costs = Costs::default();
         assert_eq!(costs.measured(4), None);
         assert!(costs.estimate(4) > 0.0, "a guess before any measurement");
-        costs.record(4, 0.4);
+        let now = Instant::now();
+        costs.record(4, 0.4, now);
         assert_eq!((costs.measured(4), costs.measured(2)), (Some(0.4), None));
         assert!((costs.estimate(2) - 0.2).abs() < 1e-9);
         for _ in 0..10 {
-            costs.record(4, 0.8);
+            costs.record(4, 0.8, now);
         }
         let seconds = costs.measured(4).unwrap_or_default();
         assert!((0.78..0.8).contains(&seconds), "{seconds}");
@@ -139,11 +160,12 @@ mod tests {
     fn the_fewest_seconds_never_overstate_what_larger_batches_may_save() {
         let mut costs = Costs::default();
         assert_eq!(costs.fewest_seconds(16, 8), None);
-        costs.record(1, 0.1);
+        let now = Instant::now();
+        costs.record(1, 0.1, now);
         // A batch of 8 may cost no more than one of 1.
         let seconds = costs.fewest_seconds(16, 8).unwrap_or_default();
         assert!((seconds - 0.2).abs() < 1e-9, "{seconds}");
-        costs.record(8, 0.4);
+        costs.record(8, 0.4, now);
         let seconds = costs.fewest_seconds(16, 8).unwrap_or_default();
         assert!((seconds - 0.8).abs() < 1e-9, "{seconds}");
     }

@@ -54,7 +54,7 @@ impl Target {
     }
 
     /// As a `Host` header has it.
-    fn authority(&self) -> String {
+    pub(super) fn authority(&self) -> String {
         let Target { host, port } = self;
         match host.contains(':') {
             true => format!("[{host}]:{port}"),

@@ -2,17 +2,22 @@
 //!
 //! - `options`: the table of options as flags.
 //! - `check`: the table of models; `devices`: that of devices; `table`: how they look.
-//! - `predict`: fits a stack without a server.
+//! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
+//! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
 
 mod check;
+mod client;
 mod devices;
 mod health;
 mod options;
 mod predict;
+#[cfg(test)]
+mod reference;
 mod show;
 mod table;
+mod worker;
 
 use crate::{
     app::{self, AppError},
@@ -26,7 +31,6 @@ use std::{
     io::{self, IsTerminal, Write},
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
-    time::Instant,
 };
 
 /// How a run ended, as `sysexits.h` numbers it where it has a number.
@@ -38,7 +42,9 @@ enum Exit {
     Failure = 1,
     /// The command line is not one of ours.
     Usage = 64,
-    /// Nothing to run the models on.
+    /// A file to work on is not there.
+    NoInput = 66,
+    /// Nothing to run the models on: no backend, or no server at the address.
     Unavailable = 69,
     /// A bug of ours.
     Internal = 70,
@@ -58,8 +64,8 @@ impl From<&AppError> for Exit {
     }
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 69 nothing to run the \
-    models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 66 a file to \
+    work on is not there, 69 nothing to run the models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration.";
 
 /// The command line as clap sees it. Flags are made from the table of options.
 pub fn command() -> Command {
@@ -83,7 +89,7 @@ pub fn command() -> Command {
             "Show what models can run on here: the CPU, and GPUs or why there are none",
         ))
         .subcommand(
-            with_options("predict", "Find and fit the spots of a stack, without a server")
+            with_options("predict", "Ask a model about files: on a server, or in this process")
                 .args(predict::arguments()),
         )
         .subcommand(with_options(
@@ -106,9 +112,16 @@ pub fn command() -> Command {
                         .help("The server to ask; default: admin_listen of the configuration, or listen"),
                 ),
         )
-        .subcommand(Command::new("completions").about("Print completions for a shell").arg(
-            Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell)),
-        ))
+        .subcommand(worker::command())
+        .subcommand(
+            Command::new("completions").about("Print completions for a shell").arg(
+                Arg::new("shell")
+                    .value_name("SHELL")
+                    .required(true)
+                    .value_parser(clap::value_parser!(Shell))
+                    .help("bash, elvish, fish, powershell or zsh"),
+            ),
+        )
 }
 
 /// Parses and runs.
@@ -146,13 +159,15 @@ impl Streams<'_> {
             Some(("devices", matches)) => self.with_config(matches, |streams, loaded| {
                 streams.print(&devices::report(&app::find_devices(&loaded.config)))
             }),
-            Some(("predict", matches)) => {
-                self.with_config(matches, |streams, loaded| streams.predict(&loaded.config, matches))
-            }
+            Some(("predict", matches)) => self.predict(matches),
             Some(("config", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.print(&show::settings(&loaded.settings)))
             }
             Some(("health", matches)) => self.health(matches),
+            Some(("worker", matches)) => match worker::run(matches) {
+                Ok(()) => Exit::Ok,
+                Err(reason) => self.complain(&reason, Exit::Failure),
+            },
             Some(("completions", matches)) => {
                 let shell = *matches.get_one::<Shell>("shell").expect("clap requires the shell");
                 let mut script = Vec::new();
@@ -202,21 +217,6 @@ impl Streams<'_> {
                     exit => exit,
                 }
             }
-            Err(error) => self.complain(&error, Exit::from(&error)),
-        }
-    }
-
-    fn predict(&mut self, config: &Config, matches: &ArgMatches) -> Exit {
-        let wanted = match predict::wanted(matches) {
-            Ok(wanted) => wanted,
-            Err(reason) => return self.complain(&reason, Exit::Usage),
-        };
-        let started = Instant::now();
-        let mut line = predict::Line::new(io::stderr().is_terminal().then_some(&mut *self.err));
-        let result = app::predict(config, &wanted, &mut |progress| line.show(progress));
-        line.end();
-        match result {
-            Ok(counts) => self.print(&predict::summary(&counts, &wanted, started.elapsed())),
             Err(error) => self.complain(&error, Exit::from(&error)),
         }
     }

@@ -46,6 +46,8 @@ pub enum Kind {
         /// The most allowed.
         max: u64,
     },
+    /// Names with commas between them, `*` for all there are, or empty for none.
+    Names,
     /// A text that is shown nowhere; empty for none.
     Secret,
     /// A log filter as `tracing_subscriber::EnvFilter` writes it.
@@ -78,6 +80,7 @@ impl Kind {
             Kind::Addresses => {
                 "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or several with commas between them".into()
             }
+            Kind::Names => "names with commas between them, * for all, or empty for none".into(),
             Kind::Secret => {
                 format!("{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters, or empty for none")
             }
@@ -105,6 +108,7 @@ impl Kind {
         match self {
             Kind::Address { .. } => "ADDRESS",
             Kind::Addresses => "ADDRESS,…",
+            Kind::Names => "NAME,…",
             Kind::Secret => "TOKEN",
             Kind::Path { .. } => "PATH",
             Kind::Choice(_) => "WORD",
@@ -137,6 +141,11 @@ impl Kind {
             Kind::Addresses => {
                 let addresses = text.split(',').map(|address| address.trim().parse().map_err(|_| refused()));
                 Ok(Value::Addresses(addresses.collect::<Result<_, _>>()?))
+            }
+            Kind::Names => {
+                let mut names = text.split(',').map(str::trim);
+                let fine = matches!(text, "" | "*") || names.all(|name| !name.is_empty() && name != "*");
+                if fine { Ok(Value::Text(text.into())) } else { Err(refused()) }
             }
             Kind::Secret => {
                 let visible = text.bytes().all(|byte| byte.is_ascii_graphic());

@@ -67,6 +67,36 @@ pub enum RepositoryMode {
     Watch,
 }
 
+/// Some of the models of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Chosen {
+    /// Whatever is there.
+    All,
+    /// Those of these names.
+    Only(Vec<String>),
+}
+
+impl Chosen {
+    /// Whether a model is among them.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Chosen::All => true,
+            Chosen::Only(names) => names.iter().any(|one| one == name),
+        }
+    }
+}
+
+impl RepositoryMode {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            RepositoryMode::None => "none",
+            RepositoryMode::Explicit => "explicit",
+            RepositoryMode::Watch => "watch",
+        }
+    }
+}
+
 /// A text that nobody is shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -131,7 +161,9 @@ macro_rules! options {
     };
 }
 
-use Kind::{Address, Addresses, Bytes, Choice, Count, Filter, Millis, Path, Secret as SecretKind, Threads};
+use Kind::{
+    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Secret as SecretKind, Threads,
+};
 
 const KIB: u64 = 1 << 10;
 const TIB: u64 = 1 << 40;
@@ -149,10 +181,23 @@ options! {
             "Where health, metrics and control are served apart from the API; empty for not at all.",
             "This listener has its own thread, so that a jammed data path cannot fail a probe. Whoever reaches it may control devices and models: keep it off public interfaces.";
     }
+    section "Answers" {
+        torchserve_answers: bool, Choice(&["off", "on"]), "off",
+            "Whether /predictions answers for a classifier as TorchServe does: {label: probability} of the five best classes.",
+            "For callers of TorchServe that cannot add ?format=torchserve to their requests; ?format=ocelli then asks for our own form.";
+    }
+    section "The page" {
+        page: bool, Choice(&["on", "off"]), "on",
+            "Whether people find a page at / and a description of the API at /docs.",
+            "Images to try, devices, queues and models to look at, by the same routes as any other client. Both come with the binary and need no network. On the API alone, not on admin_listen.";
+    }
     section "Control" {
         repository_mode: RepositoryMode, Choice(&["none", "explicit", "watch"]), "none",
             "How models come and go while the server runs.",
-            "none: those of the start stay. explicit: callers load and unload them by /v2/repository. watch: they follow their folder, once a change in it has come to rest. The models that are in the folder at the start are loaded in each mode.";
+            "none: those of the start stay. explicit: callers load and unload them by /v2/repository. watch: they follow their folder, once a change in it has come to rest.";
+        startup_models: Chosen, Names, "*",
+            "Which models of the folder are loaded at the start: names with commas between them, * for all, empty for none.",
+            "With repository_mode explicit the others can be loaded later, with watch when their files change. A server is not ready before it has a model.";
         admin_token: Option<Secret>, SecretKind, "",
             "What callers who load and unload models must show, as Authorization: Bearer TOKEN; empty: callers on this machine may, and nobody else.",
             "At least 16 characters. Better set by the environment or the file than by a flag, which others on the machine can see.";
@@ -323,6 +368,19 @@ impl FromValue for RepositoryMode {
             Value::Text(word) if word == "explicit" => RepositoryMode::Explicit,
             Value::Text(word) if word == "watch" => RepositoryMode::Watch,
             other => unreachable!("the table's words are none, explicit and watch, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for Chosen {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(text) if text == "*" => Chosen::All,
+            Value::Text(text) => {
+                let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+                Chosen::Only(names.map(str::to_owned).collect())
+            }
+            other => unreachable!("names are text, not {other:?}"),
         }
     }
 }

@@ -5,15 +5,14 @@ use super::{
     forward::{self, Asked, Proof},
     landing::Health,
     place::Kind,
-    plan,
     supervisor::Parts,
     worker::{Post, Worker},
 };
 use crate::{
     engine::{
         Engine,
-        cuda::{self, Context, Gpu, onnx::OnnxOnGpu},
-        gauss_mle::GaussMle,
+        child::{Place, Recipe},
+        cuda::{Context, Gpu, onnx::Load},
     },
     models::{self, Model, Source},
     status::DeviceState,
@@ -21,7 +20,7 @@ use crate::{
 use std::sync::Arc;
 
 /// The CPU's name in metrics and replies. A GPU's is its UUID.
-pub const CPU: &str = "cpu";
+pub const CPU: &str = crate::batch::roster::CPU;
 
 /// A model's engines on a device, one for each worker that is to serve it.
 pub(super) type Engines = Vec<Box<dyn Engine + Send>>;
@@ -80,8 +79,12 @@ impl Device {
         let opened = opened.and_then(|opened| opened.map_err(|error| error.to_string()));
         // Workers without a device have nothing to serve: they end with the queue.
         let context = opened?;
+        for worker in &workers {
+            let context = Arc::clone(&context);
+            worker.call(move || context.bind())?.map_err(|error| error.to_string())?;
+        }
         parts.status.set_device(&id, DeviceState::Waiting, "no model loaded yet");
-        let no_onnx = parts.runtime.check_gpu(gpu).err();
+        let no_onnx = parts.runtime.clone().and_then(|runtime| runtime.check_gpu(gpu)).err();
         let kind = Kind::Gpu(gpu.ordinal);
         Ok(Device { id, kind, health, no_onnx, workers, context: Some(context) })
     }
@@ -92,17 +95,21 @@ impl Device {
     /// Why it cannot be loaded here.
     pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, String> {
         let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
+        let make = |recipe: &Recipe, place: &Place| recipe.make(place).map_err(|error| error.to_string());
+        let runtime = parts.runtime.as_ref().ok().cloned();
         match &self.context {
             None => {
-                let threads = (parts.compute_threads / instances).max(1);
-                (0..instances).map(|_| on_cpu(source, parts, threads)).collect()
+                if let (models::Engine::Onnx, Err(why)) = (&source.manifest.engine, &parts.runtime) {
+                    return Err(why.clone());
+                }
+                let recipe = recipe(source, parts, self.kind, (parts.compute_threads / instances).max(1));
+                (0..instances).map(|_| make(&recipe, &Place::Cpu(runtime.clone()))).collect()
             }
             Some(context) => {
-                let (context, source, parts) = (Arc::clone(context), source.clone(), parts.clone());
-                let load = move || {
-                    (0..instances).map(|left| on_gpu(&source, &parts, &context, instances - left)).collect()
-                };
-                self.workers[0].call(load)?
+                let recipes: Vec<Recipe> =
+                    (0..instances).map(|made| recipe(source, parts, self.kind, instances - made)).collect();
+                let place = Place::Gpu(Arc::clone(context), runtime);
+                self.workers[0].call(move || recipes.iter().map(|recipe| make(recipe, &place)).collect())?
             }
         }
     }
@@ -155,46 +162,20 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
     (0..workers.max(1)).map(|index| Worker::start(post(index))).collect()
 }
 
-fn on_cpu(source: &Source, parts: &Parts, threads: usize) -> Result<Box<dyn Engine + Send>, String> {
-    Ok(match &source.manifest.engine {
-        models::Engine::Onnx => Box::new(parts.runtime.load_cpu(&source.path, threads)?),
-        models::Engine::GaussMle(_) => Box::new(GaussMle::new(threads)?),
-    })
-}
-
-/// One engine on a GPU, of so many that are still to come.
-fn on_gpu(
-    source: &Source,
-    parts: &Parts,
-    context: &Arc<Context>,
-    left: usize,
-) -> Result<Box<dyn Engine + Send>, String> {
+/// Which engine a model has here: on the CPU with so many threads, or on a GPU as one of so many instances still to come.
+fn recipe(source: &Source, parts: &Parts, on: Kind, share: usize) -> Recipe {
     let manifest = &source.manifest;
-    match &manifest.engine {
-        models::Engine::Onnx => {
-            let memory = context.memory().map_err(|error| error.to_string())?;
-            let most = plan::arena_bytes_max(&memory, left as u64, manifest.placement.memory_bytes_max);
-            let cache = parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt"));
-            let load = cuda::onnx::Load {
-                path: &source.path,
-                asked: &manifest.gpu,
-                items_max: manifest.batch.largest(),
-                arena_bytes_max: most,
-                whole: manifest.placement.forbids_cpu(),
-                cache: cache.as_deref(),
-            };
-            let (engine, placement) = OnnxOnGpu::load(&parts.runtime, context, &load)?;
-            let (model, gpu) = (source.name.as_str(), context.gpu().id.as_str());
-            if placement.on_cpu().is_empty() {
-                tracing::info!(model, gpu, %placement, arena_bytes_max = most, "loaded on a GPU");
-            } else {
-                tracing::warn!(model, gpu, %placement, "loaded on a GPU, with nodes that wait for the CPU");
-            }
-            Ok(Box::new(engine))
-        }
-        models::Engine::GaussMle(_) => {
-            let fitter = cuda::gauss_mle::GaussMle::new(context).map_err(|error| error.to_string())?;
-            Ok(Box::new(fitter))
-        }
+    match (&manifest.engine, on) {
+        (models::Engine::GaussMle(_), _) => Recipe::GaussMle { threads: share },
+        (models::Engine::Onnx, Kind::Cpu) => Recipe::Onnx { path: source.path.clone(), threads: share },
+        (models::Engine::Onnx, Kind::Gpu(_)) => Recipe::OnnxOnGpu(Load {
+            path: source.path.clone(),
+            asked: manifest.gpu.clone(),
+            items_max: manifest.batch.largest(),
+            memory_bytes_max: manifest.placement.memory_bytes_max,
+            instances: share as u64,
+            whole: manifest.placement.forbids_cpu(),
+            cache: parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt")),
+        }),
     }
 }

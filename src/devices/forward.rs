@@ -98,7 +98,9 @@ pub(super) fn prove(
         canary = forward(&mut **engine, model, smallest)?;
         if let (Some(gpu), None) = (gpu, &footprint) {
             let info = gpu.memory().map_err(|error| error.to_string())?;
-            footprint = Some(Footprint { instances, weights, buffers, free: info.free, total: info.total });
+            let staging = engine.staging_bytes();
+            let (free, total) = (info.free, info.total);
+            footprint = Some(Footprint { instances, weights, buffers, staging, free, total });
         }
     }
     if let (Some(gpu), Some(footprint)) = (gpu, &mut footprint) {

@@ -1,11 +1,6 @@
 //! Whether a model fits on a device, from what was measured when it was loaded. Pure.
 
-use crate::engine::cuda::MemoryInfo;
-
-/// Of a GPU's memory, this part is left alone at least: for others, for what fragments, and for what libraries take later.
-const HEADROOM_PART: u64 = 20;
-/// And at least so many bytes.
-const HEADROOM_BYTES_MIN: u64 = 256 << 20;
+use crate::engine::cuda::headroom_bytes;
 
 /// What instances of a model hold on a device, measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +11,8 @@ pub struct Footprint {
     pub weights: u64,
     /// Bytes of one beside that, with all of its batches of a size on their way; by size, ascending.
     pub buffers: Vec<(usize, u64)>,
+    /// Of those of the largest size, what batches are copied into and out of, where it is told; the rest is what the engine works in.
+    pub staging: Option<u64>,
     /// Free on the device with all of them loaded.
     pub free: u64,
     /// Of so many.
@@ -30,7 +27,7 @@ impl Footprint {
 
     /// What is to be left free.
     pub fn headroom(&self) -> u64 {
-        headroom(self.total)
+        headroom_bytes(self.total)
     }
 
     /// Instances that would fit, those that are loaded included.
@@ -70,18 +67,6 @@ impl Footprint {
     }
 }
 
-/// What is to be left free of so many bytes.
-fn headroom(total: u64) -> u64 {
-    (total / HEADROOM_PART).max(HEADROOM_BYTES_MIN)
-}
-
-/// What one of `instances` that are still to be loaded may take for weights and between layers: what its manifest allows it, and
-/// an equal part of what is free beside the headroom.
-pub(super) fn arena_bytes_max(memory: &MemoryInfo, instances: u64, bytes_max: Option<u64>) -> u64 {
-    let part = memory.free.saturating_sub(headroom(memory.total)) / instances.max(1);
-    bytes_max.unwrap_or(u64::MAX).min(part).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +78,7 @@ mod tests {
             instances: 2,
             weights: 100 * MB,
             buffers: vec![(1, MB), (16, 20 * MB)],
+            staging: None,
             free: free * MB,
             total: total * MB,
         }
@@ -105,14 +91,6 @@ mod tests {
         // A twentieth of a large GPU is more.
         assert_eq!(footprint(4096 + 120, 81_920).instances_max(), 3);
         assert_eq!(footprint(10, 4096).instances_max(), 2, "less than the headroom is left");
-    }
-
-    #[test]
-    fn an_arena_takes_no_more_than_its_part_and_what_its_manifest_allows() {
-        let memory = MemoryInfo { free: 1256 * MB, total: 4096 * MB };
-        assert_eq!(arena_bytes_max(&memory, 2, None), 500 * MB);
-        assert_eq!(arena_bytes_max(&memory, 2, Some(100 * MB)), 100 * MB);
-        assert_eq!(arena_bytes_max(&MemoryInfo { free: MB, ..memory }, 1, None), 1, "0 would be no limit");
     }
 
     #[test]

@@ -34,8 +34,8 @@ use std::{
 /// What devices need of the rest.
 #[derive(Clone)]
 pub struct Parts {
-    /// ONNX Runtime.
-    pub runtime: Runtime,
+    /// ONNX Runtime, or why there is none: only its own models need it.
+    pub runtime: Result<Runtime, String>,
     /// Where work comes from.
     pub queue: Arc<Queue>,
     /// Where loaded models are published.

@@ -184,7 +184,8 @@ impl Work {
         self.rested = false;
         let Some(loaded) = self.engines.get_mut(&batch.model) else {
             let error = EngineError::Device("the worker has no engine for the model".into());
-            return batch.finish(Err(error));
+            batch.finish(Err(error));
+            return;
         };
         let started = Instant::now();
         let inputs = loaded.assemble(&batch);

@@ -7,7 +7,9 @@
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
 //! - [`cuda`]: GPUs, and the engines on them.
+//! - [`child`]: engines in a process of their own.
 
+pub mod child;
 pub mod cuda;
 pub mod gauss_mle;
 pub mod kernels;
@@ -105,6 +107,11 @@ pub trait Engine {
     /// Bytes that it holds on a device of its own; 0 for what runs in the host's memory.
     fn device_bytes(&self) -> u64 {
         0
+    }
+
+    /// Of [`Engine::device_bytes`], what batches are copied into and out of, where that is told apart from what the engine works in.
+    fn staging_bytes(&self) -> Option<u64> {
+        None
     }
 
     /// Lets go of memory that the next batch can get again. No batch is on its way.

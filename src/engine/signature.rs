@@ -63,6 +63,9 @@ pub struct Signature {
 }
 
 impl Signature {
+    /// Every platform that there is.
+    pub const PLATFORMS: [&str; 2] = ["onnxruntime_onnx", "ocelli_gauss_mle"];
+
     /// How the model treats its first axis, from its shapes.
     pub fn batching(&self) -> Batching {
         let first = |specs: &[TensorSpec], dim| {

@@ -20,9 +20,10 @@ fn code(error: &InferError) -> Code {
         InferError::Forbidden(_) => Code::PermissionDenied,
         InferError::UnknownModel { .. } => Code::NotFound,
         InferError::TooLarge { .. } | InferError::Full { .. } => Code::ResourceExhausted,
-        InferError::ModelUnavailable { .. } | InferError::Draining { .. } | InferError::Device(_) => {
-            Code::Unavailable
-        }
+        InferError::ModelUnavailable { .. }
+        | InferError::Unserved { .. }
+        | InferError::Draining { .. }
+        | InferError::Device(_) => Code::Unavailable,
         InferError::SlowBody(_) | InferError::Late(_) => Code::DeadlineExceeded,
         InferError::Cancelled => Code::Cancelled,
         InferError::Internal(_) => Code::Internal,

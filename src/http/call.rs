@@ -179,6 +179,7 @@ fn failure(error: &InferError) -> Failure {
         | InferError::TooLarge { .. }
         | InferError::Late(_)
         | InferError::Draining { .. }
+        | InferError::Unserved { .. }
         | InferError::ModelUnavailable { .. } => Failure::Rejected,
         InferError::Cancelled => Failure::Cancelled,
         InferError::Input(_) | InferError::Device(_) => Failure::Backend,

@@ -46,7 +46,7 @@ pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
             json!({ "name": &*entry.name, "version": &*entry.version, "state": state, "reason": reason, "task": task })
         })
         .collect();
-    Json(json!({ "models": entries }))
+    Json(json!({ "models": entries, "repository_mode": front.repository_mode.name() }))
 }
 
 /// `GET /v2/models/{model}[/versions/{version}]`
@@ -64,6 +64,7 @@ pub(super) async fn model(
         "outputs": tensors(&signature.outputs),
         "task": model.task.name(),
         "images": model.image.is_some() || model.fit.is_some(),
+        "labels": model.labels.iter().map(|label| &**label).collect::<Vec<_>>(),
     })))
 }
 

@@ -1,11 +1,12 @@
 //! Health and metrics: outside the layers of the API, so that they answer when everything else is refused, and again on
 //! the admin listener, whose thread shares nothing with the data path.
 
-use super::{Front, Route, reject::Problem};
+use super::{Front, Route, coding, reject::Problem};
 use axum::{
     Json,
     extract::State,
     http::{StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -18,7 +19,8 @@ pub(super) fn routes() -> Vec<Route> {
         ("/v2/health/live", get(live)),
         ("/v2/health/ready", get(ready)),
         ("/ping", get(ping)),
-        ("/metrics", get(metrics)),
+        // Text of which most repeats itself: scrapers and the page ask for it packed.
+        ("/metrics", get(metrics).layer(middleware::from_fn(coding::pack))),
     ]
 }
 

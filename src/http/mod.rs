@@ -9,6 +9,7 @@
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
 //! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `health`: the handlers; `target`, `call`: what they share.
+//! - `page`: the page for people, and the documents; `origin`: whose pages may control the server.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
 
@@ -27,6 +28,8 @@ mod kserve;
 mod localize;
 pub mod multipart;
 pub(crate) mod observe;
+mod origin;
+mod page;
 mod posted;
 mod predict;
 pub mod reject;
@@ -45,7 +48,7 @@ use crate::{
     telemetry::{
         host::Host,
         logging::LinesLost,
-        metrics::{EndReason, Metrics, RefuseReason},
+        metrics::{Bounds, EndReason, Metrics, RefuseReason},
         triton,
     },
 };
@@ -68,6 +71,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
+use tower::ServiceBuilder;
 
 /// The contract, as it is served.
 pub const OPENAPI: &str = include_str!("../../openapi.yaml");
@@ -139,6 +143,10 @@ pub struct Front {
     admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
     triton_metrics: bool,
+    /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
+    torchserve_answers: bool,
+    /// Unless it is switched off.
+    page: page::Page,
     host: Host,
     lines_lost: LinesLost,
     scrape: Mutex<()>,
@@ -172,6 +180,13 @@ impl Front {
             announced_bytes_max: config.body_bytes_max,
             unknown_length_bytes: UNKNOWN_LENGTH_BYTES.min(config.body_bytes_max),
         });
+        metrics.set_bounds(Bounds {
+            requests_in_flight: config.requests_in_flight_max as u64,
+            in_flight_bytes: config.in_flight_bytes_max,
+            queue_items: config.queue_items_max as u64,
+            queue_bytes: config.queue_bytes_max,
+            decode_bytes: config.decode_bytes_max,
+        });
         let body = BodyLimits {
             bytes_max: config.body_bytes_max,
             deadline: config.body_timeout_ms,
@@ -204,6 +219,8 @@ impl Front {
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
+            torchserve_answers: config.torchserve_answers,
+            page: page::page(config.page),
             host: Host::default(),
             lines_lost,
             scrape: Mutex::default(),
@@ -324,7 +341,7 @@ fn control_routes() -> Vec<Route> {
 
 /// Every path of the API, for the metrics and for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
-    [inference_routes(), catalog_routes(), control_routes(), health::routes()]
+    [inference_routes(), catalog_routes(), control_routes(), health::routes(), page::routes()]
         .concat()
         .into_iter()
         .map(|(path, _)| path)
@@ -335,24 +352,32 @@ fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
     routes.into_iter().fold(Router::new(), |router, (path, methods)| router.route(path, methods))
 }
 
+/// Control, behind the check of whose page asks for it.
+fn control() -> Router<Arc<Front>> {
+    router(control_routes()).layer(middleware::from_fn(origin::check))
+}
+
 /// The API: what [`accept::Acceptor`] serves.
 pub fn routes(front: Arc<Front>) -> Router {
     // Which model takes a stack is not known here: whoever reads a body knows its own limit.
     let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    let inference = router(inference_routes())
-        // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
-        .layer(middleware::from_fn(coding::unpack))
-        // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
-        .layer(middleware::from_fn(coding::pack))
-        // Full means refused now, before the body is read: the caller can try elsewhere.
-        .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
-        // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
-        .layer(DefaultBodyLimit::disable());
+    let inference = router(inference_routes()).layer(
+        ServiceBuilder::new()
+            // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
+            .layer(DefaultBodyLimit::disable())
+            // Full means refused now, before the body is read: the caller can try elsewhere.
+            .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
+            // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+            .layer(middleware::from_fn(coding::pack))
+            // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
+            .layer(middleware::from_fn(coding::unpack)),
+    );
     // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
     let api = inference
         .merge(router(catalog_routes()))
-        .merge(router(control_routes()))
+        .merge(control())
+        .merge(page::router(&front))
         .merge(router(health::routes()));
     finish(api, head, front)
 }
@@ -361,7 +386,7 @@ pub fn routes(front: Arc<Front>) -> Router {
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    finish(router(health::routes()).merge(router(control_routes())), head, front)
+    finish(router(health::routes()).merge(control()), head, front)
 }
 
 /// What the listener for metrics serves: nothing else.
@@ -371,18 +396,21 @@ pub fn metrics_routes(front: Arc<Front>) -> Router {
     finish(router(only), head, front)
 }
 
-/// The layers of every listener; the last one is the outermost.
+/// The layers of every listener, the outermost first. Together, since a router copies a box for each that is added to it on its own,
+/// and for each request all that are within it.
 fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Router {
+    let layers = ServiceBuilder::new()
+        // Named before anything can fail, so that every log line and reply has the id.
+        .layer(middleware::from_fn(guard::identify))
+        // Counts what the layers below refuse, too.
+        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
+        .layer(guard::catch_panics())
+        // Refused on the head: nothing of the body is read.
+        .layer(middleware::from_fn_with_state(head, guard::check));
     router
         .fallback(guard::not_found)
         .method_not_allowed_fallback(guard::method_not_allowed)
-        // Refused on the head: nothing of the body is read.
-        .layer(middleware::from_fn_with_state(head, guard::check))
-        .layer(guard::catch_panics())
-        // Counts what the layers below refuse, too.
-        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
-        // Named before anything can fail, so that every log line and reply has the id.
-        .layer(middleware::from_fn(guard::identify))
+        .layer(layers)
         .with_state(front)
 }
 

@@ -44,8 +44,18 @@ pub(super) struct Options {
     top_k: Option<String>,
     /// `png` or `rle`.
     mask: Option<String>,
-    /// `torchserve`.
+    /// `ocelli` or `torchserve`.
     format: Option<String>,
+}
+
+impl Options {
+    /// In TorchServe's form where nothing else is asked for and the task has it.
+    fn as_torchserve(mut self, task: &Task) -> Options {
+        if matches!(task, Task::Classify(_)) {
+            self.format.get_or_insert_with(|| "torchserve".to_owned());
+        }
+        self
+    }
 }
 
 /// `POST /predictions/{model}[/{version}]`
@@ -71,6 +81,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     }
     let wants_png = accepts_png(request.headers(), &model.task);
     let form = Form::accepted(request.headers());
+    // A stream has one form.
+    let torchserve = front.torchserve_answers && form.is_none();
+    let options = if torchserve { options.as_torchserve(&model.task) } else { options };
     let posted = posted::read(request, front).await?;
     let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
 
@@ -227,12 +240,12 @@ impl Asked {
             classify.top_k = TORCHSERVE_CLASSES;
         }
         let torchserve = match (options.format.as_deref(), &task) {
-            (None, _) => false,
+            (None | Some("ocelli"), _) => false,
             (Some("torchserve"), Task::Classify(_)) => true,
             (Some("torchserve"), _) => {
                 return Err(bad("format", "torchserve", "a model with the task classify for it"));
             }
-            (Some(other), _) => return Err(bad("format", other, "torchserve")),
+            (Some(other), _) => return Err(bad("format", other, "ocelli or torchserve")),
         };
         Ok(Asked { task, mask, png, torchserve })
     }

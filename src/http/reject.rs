@@ -100,7 +100,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::Draining { .. } => DRAINING,
         InferError::Late(_) => LATE,
         InferError::Input(_) => INPUT_REFUSED,
-        InferError::Device(_) => NO_DEVICE,
+        InferError::Unserved { .. } | InferError::Device(_) => NO_DEVICE,
         InferError::Internal(_) => INTERNAL,
     }
 }
@@ -188,7 +188,10 @@ impl Problem {
 impl From<&InferError> for Problem {
     fn from(error: &InferError) -> Problem {
         let mut problem = Problem::new(kind_of(error), error.to_string());
-        if let InferError::Full { retry_after, .. } | InferError::Draining { retry_after } = error {
+        if let InferError::Full { retry_after, .. }
+        | InferError::Unserved { retry_after, .. }
+        | InferError::Draining { retry_after } = error
+        {
             problem.retry_after = Some(*retry_after);
         }
         problem
@@ -229,6 +232,7 @@ mod tests {
             InferError::Full { what: "the queue", limit: 3, retry_after },
             InferError::Draining { retry_after },
             InferError::Late(text()),
+            InferError::Unserved { name: text(), reason: text(), retry_after },
             InferError::Input(text()),
             InferError::Device(text()),
             InferError::Internal(text()),

@@ -301,6 +301,7 @@ pub(super) fn file_name(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{read::TASKS, *};
+    use crate::engine::onnx::gpu::Provider;
 
     /// A manifest's mistakes.
     fn check(text: &str, expected: &[&str]) {
@@ -402,6 +403,22 @@ mod tests {
     fn the_tables_of_a_fitter_are_not_for_other_engines() {
         let only = "[fit] and [camera] are only read with engine = \"gauss-mle\"";
         check("[camera]\ngain = 1\n", &[&format!("line 1: {only}")]);
+    }
+
+    #[test]
+    fn how_a_network_runs_on_gpus_can_be_said() {
+        let manifest =
+            Manifest::parse("[gpu]\nprovider = \"tensorrt\"\nfp16 = true\ncuda_graph = true\n").unwrap();
+        assert_eq!(manifest.gpu.provider, Provider::TensorRt { fp16: true });
+        assert!(manifest.gpu.cuda_graph && !manifest.gpu.tf32);
+        check(
+            "[gpu]\nfp16 = true\nconv_search = \"exaustive\"\n",
+            &[
+                "line 2: gpu.fp16 is only read with provider = \"tensorrt\"; for cuda, export the model so",
+                "line 3: gpu.conv_search is \"exaustive\", allowed: heuristic, exhaustive; did you mean \"exhaustive\"?",
+            ],
+        );
+        check("engine = \"gauss-mle\"\n[gpu]\n", &["line 2: unknown key \"gpu\""]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-"""Every `$ curl` line of the documents, run as it is written: what stands below it is what comes back.
+"""Every `$ curl` and `$ ocelli` line of the documents, run as it is written: what stands below it is what comes back.
 
 Numbers may differ by a thousandth (kernels differ by machine), and what differs each time (ids, timings, dates, counts)
 is compared by its form only. `…` stands for whatever follows.
@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 
 import pytest
-from server import ROOT
+from server import BINARY, LIBRARY, ROOT
 
 TOLERANCE = 1e-3  # absolute up to 1, relative above
 SECONDS_MAX = 120  # only bounds a command that hangs
@@ -20,11 +20,12 @@ SECONDS_MAX = 120  # only bounds a command that hangs
 DOCUMENTS = {
     "README.md": "examples",
     "docs/api.md": "examples",
+    "docs/cli.md": "examples",
     "docs/coming-from-triton.md": "examples",
     "docs/models.md": "generated",
 }
 VARIES = {"request_id", "count", "ns", "last_inference", "inference_count", "execution_count"}
-COMMANDS_MIN = {"README.md": 3, "docs/api.md": 15, "docs/coming-from-triton.md": 8, "docs/models.md": 4}
+COMMANDS_MIN = {"README.md": 3, "docs/api.md": 15, "docs/cli.md": 5, "docs/coming-from-triton.md": 8, "docs/models.md": 4}
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Command:
 
 
 def commands(name):
-    """The `$ curl` commands of a document's ```console blocks; a backslash or an open quote continues a line."""
+    """The `$ curl` and `$ ocelli` commands of a document's ```console blocks; a backslash or an open quote continues a line."""
     found, inside, continues = [], False, False
     for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
         if line.startswith("```"):
@@ -49,7 +50,7 @@ def commands(name):
             continues = line.endswith("\\") or found[-1].text.count("'") % 2 == 1
         elif inside and found:
             found[-1].printed += line + "\n"
-    return [command for command in found if command.text.startswith("curl ")]
+    return [command for command in found if command.text.startswith(("curl ", "ocelli "))]
 
 
 def same(got, expected, where="reply"):
@@ -100,11 +101,15 @@ def run(command, server, home):
     # Tells the status beside what it prints; in a file, so that the command stays as it is written.
     (home / ".curlrc").write_text(f'silent\nshow-error\nmax-time = {SECONDS_MAX}\nwrite-out = "%{{stderr}}%{{http_code}}"\n')
     environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()} | {"CURL_HOME": str(home)}
+    # Commands of ours stand for what `make serve` built, with the models that it serves.
+    environment["PATH"] = f"{BINARY.parent}{os.pathsep}{environment['PATH']}"
+    environment["OCELLI_MODELS"] = "examples/models"
+    environment.setdefault("ORT_DYLIB_PATH", str(LIBRARY))
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", text], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX
     )
     assert done.returncode == 0, f"{text}\nexit code {done.returncode}: {done.stdout}{done.stderr}"
-    return done.stdout, int(done.stderr.strip()[-3:])
+    return done.stdout, int(done.stderr.strip()[-3:]) if "curl " in text else 200
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

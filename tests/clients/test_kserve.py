@@ -107,6 +107,18 @@ def test_torchserves_form_is_the_five_best_by_label(server, digits):
     assert reply.status_code == 400 and "classify" in reply.json()["error"], reply.text
 
 
+def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server, digits):
+    server = start_server(torchserve_answers="on")
+    _, image, digit = digits[0]
+    best = wire.ok(wire.post_image(server, "digits", image))
+    assert len(best) == 5 and list(best)[0] == digit, best
+    own = wire.ok(wire.post_image(server, "digits", image, query={"format": "ocelli"}))
+    assert own["classes"][0]["label"] == digit, own
+    assert "vector" in wire.ok(wire.post_image(server, "embed", image))
+    reply = wire.post_image(server, "digits", image, query={"format": "numpy"})
+    assert reply.status_code == 400 and "ocelli or torchserve" in reply.json()["error"], reply.text
+
+
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 def test_kserves_own_client_is_answered(server, digits, protocol):
     images, labels = [wire.b64(image) for _, image, _ in digits], [digit for _, _, digit in digits]

@@ -260,7 +260,7 @@ def test_the_command_takes_the_keys_of_the_query(server, data, tmp_path):
         if form == "picasso":
             continue
         assert (tmp_path / name).read_bytes() == served.content, name
-    for pair, says in (("scale=x", "scale is"), ("sigma=1", "unknown setting"), ("units=m", "auto, px or nm")):
+    for pair, says in (("scale=x", "scale is"), ("sigma=1", "unknown key"), ("units=m", "auto, px or nm")):
         done = run("x.png", pair)
         assert done.returncode != 0 and says in done.stderr and not (tmp_path / "x.png").exists(), done.stderr
 

@@ -55,6 +55,19 @@ def refuses(call, *told):
         assert words in str(caught.value), caught.value
 
 
+def test_a_start_with_chosen_models_leaves_the_others_to_callers(start_server, folder, tmp_path):
+    server = start_server(folder, repository_mode="explicit", startup_models="add")
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        assert client.is_model_ready("add") and not client.is_model_ready("identity")
+        there = {entry["name"]: entry for entry in client.get_model_repository_index()}
+        assert there["identity"]["state"] == "UNAVAILABLE" and "not loaded" in there["identity"]["reason"], there
+        client.load_model("identity")
+        assert client.is_model_ready("identity")
+    server.kill()
+    with pytest.raises(AssertionError, match='startup_models names \\"nothing\\"'):
+        start_server(folder, startup_models="add,nothing")
+
+
 def test_models_are_unloaded_and_loaded(client, folder):
     assert index(client, "identity") == {"name": "identity", "version": "1", "state": "READY", "reason": ""}
     client.unload_model("identity")

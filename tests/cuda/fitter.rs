@@ -14,7 +14,7 @@ fn start(engine: &mut GaussMle, inputs: &[Tensor]) -> Result<Flight, EngineError
 }
 
 /// Fails unless rows agree: relative to the value where that is above 1.
-fn agree(what: &str, got: &(Vec<f32>, Vec<u8>), expected: &(Vec<f32>, Vec<u8>), tolerance: f32) {
+pub(crate) fn agree(what: &str, got: &(Vec<f32>, Vec<u8>), expected: &(Vec<f32>, Vec<u8>), tolerance: f32) {
     assert_eq!(got.0.len(), expected.0.len(), "{what}");
     let status = |codes: &[u8]| codes.iter().skip(1).step_by(2).copied().collect::<Vec<u8>>();
     assert_eq!(status(&got.1), status(&expected.1), "{what}: how the fits ended");

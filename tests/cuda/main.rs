@@ -10,6 +10,7 @@ mod graph;
 #[path = "../it/support.rs"]
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
+mod isolated;
 mod onnx;
 mod server;
 mod support;

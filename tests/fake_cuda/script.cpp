@@ -18,6 +18,7 @@ script: what a test says to the fake, one line each, in words and key=value pair
 Devices are numbered as CUDA_VISIBLE_DEVICES leaves them once cuInit was called, before in the order of `devices`. Before the first
 call, lines are taken from FAKE_CUDA, separated by semicolons.
 */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,15 @@ Device* device_named(const Words& words) {
     const u64 ordinal = number(words, "device", ~0ull);
     if (world.initialised) return ordinal < world.visible.size() ? world.visible[ordinal] : nullptr;
     return ordinal < world.devices.size() ? world.devices[ordinal].get() : nullptr;
+}
+
+// Ends the process as a library does that aborts, or reads where nothing is.
+void end_by(int signal) {
+    fprintf(stderr, "fake driver: ended by signal %d\n", signal);
+    // Sent by hand, it would only be noted by the handler that looks for overflown stacks.
+    if (signal == SIGSEGV) *(volatile int*)8 = 0;
+    if (signal == SIGABRT) abort();
+    raise(signal);
 }
 
 // ---- lines ---------------------------------------------------------------------------------------------------------------
@@ -117,6 +127,7 @@ int fault(const std::string& what, const std::string& detail, Device* device, co
     const u64 seen = rules.releases;
     if (effects.hang) changed.wait(locked, [&] { return rules.releases != seen || (context && context->sticky); });
     locked.unlock();
+    if (effects.signal) end_by(effects.signal);
     if (effects.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(effects.sleep_us));
     return effects.lost && device ? effects.lost : effects.code;
 }

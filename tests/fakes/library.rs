@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     process::{self, Command},
     sync::{
-        Mutex,
+        Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -46,6 +46,9 @@ const FLAGS: [&str; 11] = [
 /// With `FAKE_SANITIZER` (`address`, `thread`, `undefined`) it is one of its own, which looks at itself and at the kernels in it; the
 /// process must have been started with the sanitizer's library (`make test-fakes-sanitized`).
 pub fn compiled(recipe: &Recipe) -> PathBuf {
+    // Unfinished files are named after the process: one thread of it at a time.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = package.join("tests").join(recipe.folder);
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());

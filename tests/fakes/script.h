@@ -10,6 +10,7 @@ the next `times` (1) are not. Effects:
     sleep_us=N              it takes so much longer
     hang                    it waits for `release`
     lost=N                  its device is lost from then on, and calls return N
+    signal=N                the process gets this signal, as from a library that aborts or reads where nothing is
 
 Sizes end with KiB, MiB or GiB; numbers may begin with 0x.
 */
@@ -76,7 +77,7 @@ struct Rule {
     std::string on;
     int device = -1;
     long after = 0, times = 1;
-    int code = 0, lost = 0;
+    int code = 0, lost = 0, signal = 0;
     uint64_t sleep_us = 0;
     bool hang = false;
 
@@ -88,7 +89,7 @@ struct Rule {
 
 // What happens to one call: the effects of all rules that name it.
 struct Effects {
-    int code = 0, lost = 0;
+    int code = 0, lost = 0, signal = 0;
     uint64_t sleep_us = 0;
     bool hang = false;
 };
@@ -100,7 +101,7 @@ struct Rules {
 
     std::string add(const std::string& line) {
         Words words;
-        const std::string wrong = read(line, {"on", "device", "after", "times", "code", "sleep_us", "hang", "lost"}, words);
+        const std::string wrong = read(line, {"on", "device", "after", "times", "code", "sleep_us", "hang", "lost", "signal"}, words);
         if (!wrong.empty()) return wrong;
         Rule rule;
         rule.on = words["on"];
@@ -109,10 +110,11 @@ struct Rules {
         rule.times = words.count("times") && words["times"] == "always" ? -1 : (long)number(words, "times", 1);
         rule.code = (int)number(words, "code", 0);
         rule.lost = (int)number(words, "lost", 0);
+        rule.signal = (int)number(words, "signal", 0);
         rule.sleep_us = number(words, "sleep_us", 0);
         rule.hang = words.count("hang") != 0;
         if (rule.on.empty()) return "a fault needs on=WHAT";
-        if (!rule.code && !rule.lost && !rule.sleep_us && !rule.hang) return "a fault needs an effect";
+        if (!rule.code && !rule.lost && !rule.signal && !rule.sleep_us && !rule.hang) return "a fault needs an effect";
         all.push_back(std::move(rule));
         return "";
     }
@@ -143,6 +145,7 @@ struct Rules {
             effects.hang |= rule.hang;
             if (!effects.code) effects.code = rule.code;
             if (!effects.lost) effects.lost = rule.lost;
+            if (!effects.signal) effects.signal = rule.signal;
         }
         return effects;
     }

@@ -5,6 +5,7 @@ mod accept;
 mod api;
 mod drain;
 mod fuzz;
+mod isolation;
 mod localizations;
 mod openapi;
 mod support;

@@ -48,6 +48,8 @@ fn predictions_declare_every_status_of_the_table_of_errors() {
             assert_eq!(declared, table, "{method} {path}");
         } else {
             declared.remove(&403);
+            // A caller's copy is still good: no error.
+            declared.remove(&304);
             assert!(declared.is_subset(&table), "{method} {path} declares {declared:?}");
         }
     }

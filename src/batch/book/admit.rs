@@ -22,7 +22,8 @@ impl Book {
     ///
     /// # Errors
     /// [`InferError::Draining`] once closed, [`InferError::ModelUnavailable`] once retired, [`InferError::TooLarge`] for
-    /// what could never fit, [`InferError::Full`] for what does not fit now, [`InferError::Late`] for a deadline that has passed or
+    /// what could never fit, [`InferError::Full`] for what does not fit now, [`InferError::Unserved`] where the model's devices
+    /// are away and not expected back in time, [`InferError::Late`] for a deadline that has passed or
     /// cannot be met, [`InferError::Internal`] for tensors that are not what they say.
     pub fn push(&mut self, job: Job, now: Instant) -> Result<JobKey, InferError> {
         if self.closed {
@@ -38,6 +39,7 @@ impl Book {
                 });
             }
         };
+        self.in_sight(job.model, job.deadline, now)?;
         let whole = model.rules.whole;
         check(&job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
@@ -121,7 +123,9 @@ impl Book {
         let model = &self.models[&job.model];
         let largest = policy::largest(&model.rules.sizes);
         let seconds = |items| {
-            let seconds = model.costs.fewest_seconds(items, largest)?;
+            let devices = model.costs.values();
+            let seconds = devices.filter_map(|costs| costs.fewest_seconds(items, largest));
+            let seconds = seconds.min_by(f64::total_cmp)?;
             Some(seconds / model.running_peak.max(1) as f64)
         };
         let hopeless = |seconds: f64| seconds > LATE_MARGIN * left.as_secs_f64();

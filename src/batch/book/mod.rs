@@ -5,17 +5,25 @@
 //! ([`Book::pick`]) and come back done or failed ([`Book::finish`]). Exactly one [`Done`] comes out for each job that is
 //! not cancelled. Its share of the bounds is given back with it, or with its last running part if that ends later:
 //! until then its memory is in use.
+//!
+//! - `admit`: what is let in. `run`: batches, formed and taken back. `again`: what becomes of one that failed.
+//! - `serving`: which device may run which jobs, which should, and what becomes of a model that none serves.
 
 mod admit;
+mod again;
 mod run;
+mod serving;
 #[cfg(test)]
 mod tests;
 
+pub use super::roster::WorkerKey;
 use super::{
     Batch, JobKey, ModelKey, Rules,
+    ceiling::Ceiling,
     entry::{Entry, Pieces},
     lanes::Lanes,
     rates::{Costs, Throughput},
+    roster::{Absence, DeviceKey, Roster},
     shares::Shares,
 };
 use crate::{engine::Tensor, error::InferError};
@@ -37,29 +45,18 @@ pub struct QueueLimits {
 /// More than anybody means by waiting for company; keeps sums of instants in range.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// One worker, from attach to detach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct WorkerKey(u64);
-
-#[derive(Debug, Default)]
-struct Worker {
-    /// As of its last pick; until then it may serve anything.
-    serves: Option<Vec<ModelKey>>,
-    running: usize,
-}
-
-impl Worker {
-    fn serves(&self, model: ModelKey) -> bool {
-        self.serves.as_ref().is_none_or(|s| s.contains(&model))
-    }
-}
-
 #[derive(Debug)]
 struct Model {
     name: Arc<str>,
     rules: Rules,
     lanes: Lanes,
-    costs: Costs,
+    costs: HashMap<DeviceKey, Costs>,
+    /// Of devices whose memory was too small for the largest batch.
+    ceilings: HashMap<DeviceKey, Ceiling>,
+    /// Names of devices that run it only while no other serves it.
+    standby: Vec<Arc<str>>,
+    /// Devices that serve it, or did.
+    homes: Vec<DeviceKey>,
     /// Batches running, and the most that ever ran at once: how many devices share its work, at best.
     running: usize,
     running_peak: usize,
@@ -85,7 +82,23 @@ pub enum Pick {
 #[derive(Debug)]
 pub struct Receipt {
     worker: WorkerKey,
+    device: DeviceKey,
+    /// Its number among those of the roster.
+    batch: u64,
     estimate: f64,
+    /// The device only stands by for the model.
+    standby: bool,
+}
+
+/// What became of a batch beside its answers: for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Aftermath {
+    /// Jobs that are run again.
+    pub again: usize,
+    /// The batch was too large for the device's memory: what is run again is so in smaller ones.
+    pub halved: bool,
+    /// Rows of the largest batch that the device is given of the model from now on, where that has changed.
+    pub ceiling: Option<usize>,
 }
 
 /// The end of a job.
@@ -142,7 +155,7 @@ pub struct Book {
     limits: QueueLimits,
     models: HashMap<ModelKey, Model>,
     jobs: HashMap<JobKey, Entry>,
-    workers: HashMap<WorkerKey, Worker>,
+    roster: Roster,
     shares: Shares,
     throughput: Throughput,
     settled: Settled,
@@ -161,7 +174,7 @@ impl Book {
             limits,
             models: HashMap::new(),
             jobs: HashMap::new(),
-            workers: HashMap::new(),
+            roster: Roster::default(),
             shares: Shares::default(),
             throughput: Throughput::default(),
             settled: Settled::default(),
@@ -194,7 +207,10 @@ impl Book {
                 name: name.into(),
                 rules,
                 lanes: Lanes::default(),
-                costs: Costs::default(),
+                costs: HashMap::new(),
+                ceilings: HashMap::new(),
+                standby: Vec::new(),
+                homes: Vec::new(),
                 running: 0,
                 running_peak: 0,
                 items: 0,
@@ -217,16 +233,29 @@ impl Book {
         self.models.contains_key(&key)
     }
 
-    /// Adds a worker.
-    pub fn attach(&mut self) -> WorkerKey {
+    /// Says that a device runs a model only while no other serves it.
+    pub fn stand_by(&mut self, key: ModelKey, device: &Arc<str>) {
+        if let Some(model) = self.models.get_mut(&key) {
+            model.standby.push(Arc::clone(device));
+        }
+    }
+
+    /// Adds a worker on a device.
+    pub fn attach(&mut self, device: &Arc<str>) -> WorkerKey {
         let key = WorkerKey(self.new_key());
-        self.workers.insert(key, Worker::default());
+        self.roster.attach(key, device);
         key
+    }
+
+    /// Says why a device's workers leave or have left, and when it should be back.
+    pub fn expect(&mut self, device: &Arc<str>, absence: Absence, now: Instant) {
+        self.roster.set_absence(device, absence);
+        self.strand(now);
     }
 
     /// Removes a worker. Its batches can still finish.
     pub fn detach(&mut self, worker: WorkerKey, now: Instant) {
-        self.workers.remove(&worker);
+        self.roster.detach(worker);
         self.strand(now);
     }
 
@@ -276,23 +305,11 @@ impl Book {
                 .jobs
                 .get(&job)
                 .map_or(0, |entry| now.saturating_duration_since(entry.job.arrived).as_millis());
-            let error = format!("the deadline passed in the queue, after {waited} ms");
+            let why =
+                self.unserved(key).map(|absence| format!(": no device served the model: {}", absence.reason));
+            let error =
+                format!("the deadline passed in the queue, after {waited} ms{}", why.unwrap_or_default());
             self.end(job, Some(Err(InferError::Late(error))), now);
-        }
-    }
-
-    /// Answers jobs that no worker will ever run: of retired models (of all, once closed) that no worker serves.
-    fn strand(&mut self, now: Instant) {
-        let Book { models, workers, closed, .. } = self;
-        let stranded = models.iter().filter(|(key, model)| {
-            (*closed || model.retired)
-                && !model.lanes.is_empty()
-                && !workers.values().any(|worker| worker.serves(**key))
-        });
-        let jobs: Vec<JobKey> = stranded.flat_map(|(_, model)| model.lanes.jobs()).collect();
-        for job in jobs {
-            let error = "no device serves the model any more".into();
-            self.end(job, Some(Err(InferError::Device(error))), now);
         }
     }
 

@@ -1,11 +1,14 @@
 //! Batches: formed for a worker, and taken back done or failed.
 
-use super::{Book, Pick, Receipt, WorkerKey};
+use super::{Aftermath, Book, Model, Pick, Receipt, WorkerKey, serving::Pool};
 use crate::{
     batch::{
-        Batch, JobKey, ModelKey, Part, Ran, RunResult,
-        lanes::{ItemShape, Piece},
-        policy::{self, Next},
+        Batch, Fallback, ModelKey, Part, Ran, RunResult, ceiling,
+        entry::By,
+        lanes::{Admits, ItemShape, Piece},
+        policy::{self, Next, Rival},
+        rates::Costs,
+        roster::DeviceKey,
         rows,
         urgency::Rank,
     },
@@ -14,77 +17,130 @@ use crate::{
 };
 use std::{sync::Arc, time::Instant};
 
+/// What a worker does about a model.
+enum Choice {
+    Run {
+        shape: Arc<ItemShape>,
+        items: usize,
+        size: usize,
+    },
+    /// Ask again then, if it is given.
+    Wait(Option<Instant>),
+}
+
+impl Model {
+    /// A batch worked on a device: the ceiling there, if it has changed.
+    fn worked(&mut self, device: DeviceKey, now: Instant) -> Option<usize> {
+        let ceiling = self.ceilings.get_mut(&device)?;
+        let (before, after) = (ceiling.items(), ceiling.worked(&self.rules, now));
+        *ceiling = after;
+        if after.items() >= policy::largest(&self.rules.sizes) {
+            self.ceilings.remove(&device);
+        }
+        (after.items() != before).then_some(after.items())
+    }
+}
+
 impl Book {
     /// Forms the next batch for a worker out of what waits for the models it serves.
     pub fn pick(&mut self, worker: WorkerKey, serves: &[ModelKey], now: Instant) -> Pick {
-        if let Some(known) = self.workers.get_mut(&worker)
-            && known.serves.as_deref() != Some(serves)
-        {
-            known.serves = Some(serves.to_vec());
+        if self.note_serves(worker, serves) {
             self.strand(now);
         }
+        let Some(device) = self.roster.device_of(worker) else {
+            return Pick::Closed;
+        };
         let mut until: Option<Instant> = None;
-        for key in self.shares.order(serves) {
+        let open = self.open_to(device, serves);
+        for key in self.shares.order(&open) {
             self.expire(key, now);
-            let Some(model) = self.models.get(&key) else {
-                continue;
-            };
-            let hurry = self.hurried || self.closed || model.retired;
-            let largest = policy::largest(&model.rules.sizes);
-            let mut best: Option<(Rank, &Arc<ItemShape>, usize, usize)> = None;
-            for (shape, lane) in model.lanes.iter() {
-                let Some(rank) = lane.head() else {
-                    continue;
-                };
-                if best.is_some_and(|(best, ..)| best < rank) {
-                    continue;
+            match self.choose(worker, device, key, now) {
+                Choice::Run { shape, items, size } => {
+                    return self.form(worker, device, key, &shape, [items, size], now);
                 }
-                let front = lane.front(largest).map(|mut front| {
-                    front.shut |= hurry;
-                    front
-                });
-                match policy::decide(&model.rules, front.as_ref(), &model.costs, now) {
-                    Next::Run { items, size } => best = Some((rank, shape, items, size)),
-                    Next::SleepUntil(at) => until = Some(until.map_or(at, |until| until.min(at))),
-                    Next::Sleep => {}
-                }
-            }
-            if let Some((_, shape, items, size)) = best {
-                let shape = Arc::clone(shape);
-                return self.form(worker, key, &shape, items, size, now);
+                Choice::Wait(at) => until = until.into_iter().chain(at).min(),
             }
         }
-        let others = self.models.values().map(|model| model.running).sum::<usize>()
-            - self.workers.get(&worker).map_or(0, |worker| worker.running);
+        let others =
+            self.models.values().map(|model| model.running).sum::<usize>() - self.roster.running(worker);
+        let waits = |key: &ModelKey| self.models.get(key).is_some_and(|model| !model.lanes.is_empty());
         match until {
             _ if self.aborted => Pick::Closed,
             Some(until) => Pick::SleepUntil(until),
-            // What others run may fail and come back.
-            None if self.closed && others == 0 => Pick::Closed,
+            // What others run may fail and come back, and so may what is left to them.
+            None if self.closed && others == 0 && !serves.iter().any(waits) => {
+                self.note_serves(worker, &[]);
+                self.strand(now);
+                Pick::Closed
+            }
             None => Pick::Sleep,
+        }
+    }
+
+    /// The lane of a model that a worker should run now.
+    fn choose(&self, worker: WorkerKey, device: DeviceKey, key: ModelKey, now: Instant) -> Choice {
+        let Some(model) = self.models.get(&key) else {
+            return Choice::Wait(None);
+        };
+        let hurry = self.hurried || self.closed || model.retired;
+        let pool = Pool::of(&self.roster, key, model);
+        let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
+        let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
+        let (largest, unmeasured) = (policy::largest(&sizes), Costs::default());
+        let costs = model.costs.get(&device).unwrap_or(&unmeasured);
+        let ready_in = self.roster.busy_for(worker, now);
+        let mut until: Option<Instant> = None;
+        let mut best: Option<(Rank, &Arc<ItemShape>, usize, usize)> = None;
+        for (shape, lane) in model.lanes.iter() {
+            let Some(rank) = lane.head(admits) else {
+                continue;
+            };
+            if best.is_some_and(|(best, ..)| best < rank) {
+                continue;
+            }
+            let Some(mut front) = lane.front(largest, admits) else {
+                continue;
+            };
+            front.shut |= hurry;
+            let mut next = policy::decide(&model.rules, &sizes, Some(&front), costs, now);
+            if let Next::Run { items, size } = next
+                && !front.again
+                && !hurry
+                && let Some(rival) = self.rival(device, key, &pool, size, now)
+            {
+                let own = |size: usize| ready_in + costs.estimate(size);
+                next = policy::help(&sizes, items, &front, Rival { own: &own, rival }, now);
+            }
+            match next {
+                Next::Run { items, size } => best = Some((rank, shape, items, size)),
+                Next::SleepUntil(at) => until = Some(until.map_or(at, |until| until.min(at))),
+                Next::Sleep => {}
+            }
+        }
+        match best {
+            Some((_, shape, items, size)) => Choice::Run { shape: Arc::clone(shape), items, size },
+            None => Choice::Wait(until),
         }
     }
 
     fn form(
         &mut self,
         worker: WorkerKey,
+        device: DeviceKey,
         key: ModelKey,
         shape: &Arc<ItemShape>,
-        items: usize,
-        size: usize,
+        [items, size]: [usize; 2],
         now: Instant,
     ) -> Pick {
         let model = self.models.get_mut(&key).expect("picked from the map");
-        let pieces = model.lanes.take(shape, items);
+        let pool = Pool::of(&self.roster, key, model);
+        let pieces = model.lanes.take(shape, items, &|avoid| pool.admits(device, avoid));
         let waiting = !model.lanes.is_empty();
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
-        let estimate = model.costs.estimate(size);
+        let estimate = model.costs.entry(device).or_default().estimate(size);
         self.shares.charge(key, estimate);
         self.shares.set_waiting(key, waiting);
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.running += 1;
-        }
         let jobs = &mut self.jobs;
         let part = |piece: Piece| {
             let entry = jobs.get_mut(&piece.job).expect("lanes hold live jobs");
@@ -100,33 +156,28 @@ impl Book {
             size: if model.rules.padded { size } else { items },
             taken: now,
         };
-        Pick::Run(batch, Receipt { worker, estimate })
+        let number = self.roster.begin(worker, estimate, now);
+        let standby = pool.stands_by(device);
+        Pick::Run(batch, Receipt { worker, device, batch: number, estimate, standby })
     }
 
     /// Takes a batch back, done or failed.
-    pub fn finish(
-        &mut self,
-        batch: &Batch,
-        receipt: &Receipt,
-        device: &Arc<str>,
-        result: RunResult,
-        now: Instant,
-    ) {
+    pub fn finish(&mut self, batch: &Batch, receipt: &Receipt, result: RunResult, now: Instant) -> Aftermath {
         let seconds = match &result {
             Ok(ran) => ran.compute,
             Err(_) => now.saturating_duration_since(batch.taken),
         }
         .as_secs_f64();
         self.shares.correct(batch.model, receipt.estimate, seconds);
-        if let Some(worker) = self.workers.get_mut(&receipt.worker) {
-            worker.running -= 1;
-        }
-        let mut whole = false;
+        self.roster.end(receipt.worker, receipt.batch);
+        let (mut whole, mut ceiling) = (false, None);
         if let Some(model) = self.models.get_mut(&batch.model) {
             model.running -= 1;
             whole = model.rules.whole;
             if result.is_ok() {
-                model.costs.record(policy::padded(&model.rules.sizes, batch.items), seconds);
+                let size = policy::padded(&model.rules.sizes, batch.items);
+                model.costs.entry(receipt.device).or_default().record(size, seconds, now);
+                ceiling = model.worked(receipt.device, now);
             }
         }
         for part in &batch.parts {
@@ -134,26 +185,33 @@ impl Book {
                 entry.running -= 1;
             }
         }
-        match result {
-            Ok(ran) => match usable(&ran.outputs, batch.items, whole) {
-                Ok(()) => self.distribute(batch, &ran, whole, device, now),
-                Err(error) => self.fail_all(batch, &InferError::Internal(error), now),
-            },
-            Err(EngineError::Input(error)) => self.run_alone(batch, error, now),
-            Err(EngineError::Device(error) | EngineError::OutOfMemory(error)) => {
-                self.run_again(batch, &error, now);
+        let aftermath = match result {
+            Ok(ran) => {
+                match usable(&ran.outputs, batch.items, whole) {
+                    Ok(()) => self.distribute(batch, receipt, &ran, whole, now),
+                    Err(error) => self.fail_all(batch, &InferError::Internal(error), now),
+                }
+                Aftermath { ceiling, ..Aftermath::default() }
             }
-        }
+            Err(EngineError::Input(error)) => self.run_alone(batch, error, now),
+            Err(EngineError::OutOfMemory(error)) => self.halve(batch, receipt, &error, now),
+            Err(EngineError::Device(error)) => {
+                self.roster.note_fault(receipt.device, &error);
+                self.run_elsewhere(batch, receipt, &error, false, now)
+            }
+        };
         for part in &batch.parts {
             self.release(part.job, now);
         }
         self.strand(now);
         self.forget(batch.model);
+        aftermath
     }
 
-    fn distribute(&mut self, batch: &Batch, ran: &Ran, whole: bool, device: &Arc<str>, now: Instant) {
+    fn distribute(&mut self, batch: &Batch, receipt: &Receipt, ran: &Ran, whole: bool, now: Instant) {
         let bytes = |part: &Part| -> usize { part.inputs.iter().map(|i| i.data.len()).sum() };
         self.throughput.record(batch.items, batch.parts.iter().map(bytes).sum(), now);
+        let device = Arc::clone(self.roster.name(receipt.device));
         let mut start = 0;
         for part in &batch.parts {
             let end = start + part.rows.len();
@@ -167,64 +225,24 @@ impl Book {
                     }
                 };
                 let outputs = ran.outputs.iter().map(cut).collect();
-                let times = (ran.stage, ran.compute);
-                let rows = part.rows.clone();
-                if let Some(pieces) = entry.collect(rows, outputs, device, batch.items, times) {
+                let failure = entry.failure.as_ref().filter(|failure| failure.device != receipt.device);
+                let fallback = match failure {
+                    Some(failure) if failure.memory => Some(Fallback::OutOfMemory),
+                    Some(_) => Some(Fallback::DeviceFailed),
+                    None => receipt.standby.then_some(Fallback::DeviceAway),
+                };
+                let by = By {
+                    device: &device,
+                    fallback,
+                    batch_items: batch.items,
+                    stage: ran.stage,
+                    compute: ran.compute,
+                };
+                if let Some(pieces) = entry.collect(part.rows.clone(), outputs, by) {
                     self.end(part.job, Some(Ok(pieces)), now);
                 }
             }
             start = end;
-        }
-    }
-
-    /// The engine refused the batch: whoever was alone in it is at fault, the others run alone once.
-    fn run_alone(&mut self, batch: &Batch, error: String, now: Instant) {
-        let first = batch.parts.first().map(|part| part.job);
-        if batch.parts.iter().all(|part| Some(part.job) == first) {
-            return self.fail_all(batch, &InferError::Input(error), now);
-        }
-        for part in &batch.parts {
-            self.put_back(part, true);
-        }
-    }
-
-    /// The device failed, or had too little memory: whoever has time left goes back to the head of the lane, once.
-    fn run_again(&mut self, batch: &Batch, error: &str, now: Instant) {
-        let mut before: Option<JobKey> = None;
-        for part in &batch.parts {
-            let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
-                continue;
-            };
-            // Two parts of one job in one batch are one failure.
-            let again = before != Some(part.job) && std::mem::replace(&mut entry.failed, true);
-            before = Some(part.job);
-            let late = entry.job.deadline.is_some_and(|deadline| deadline <= now);
-            if again {
-                self.end(part.job, Some(Err(InferError::Device(error.into()))), now);
-            } else if late {
-                let error = format!("the deadline passed when a device failed: {error}");
-                self.end(part.job, Some(Err(InferError::Late(error))), now);
-            } else {
-                self.put_back(part, false);
-            }
-        }
-    }
-
-    fn put_back(&mut self, part: &Part, alone: bool) {
-        let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
-            return;
-        };
-        entry.alone |= alone;
-        let key = entry.job.model;
-        let model = self.models.get_mut(&key).expect("a model outlives its jobs");
-        let (urgency, rows) = (entry.urgency(), part.rows.clone());
-        model.lanes.put_back(&entry.shape, part.job, urgency, rows, entry.alone);
-        self.shares.set_waiting(key, true);
-    }
-
-    fn fail_all(&mut self, batch: &Batch, error: &InferError, now: Instant) {
-        for part in &batch.parts {
-            self.end(part.job, Some(Err(error.clone())), now);
         }
     }
 }

@@ -1,7 +1,14 @@
 //! The order of lanes, and what comes out of them.
 
 use super::*;
+use crate::batch::roster::{Roster, WorkerKey};
 use std::time::Duration;
+
+const ALL: Admits<'static> = &|_| true;
+
+fn back(job: u64, rows: Range<usize>, alone: bool, now: Instant) -> Back {
+    Back { job: JobKey(job), urgency: plain(now), rows, alone, avoid: None }
+}
 
 fn shape(extent: usize) -> Arc<ItemShape> {
     let item = Tensor { datatype: DataType::Fp32, shape: vec![1, extent], data: vec![0; 4 * extent].into() };
@@ -18,7 +25,7 @@ fn check(jobs: &[(u8, Option<u64>, u64)], now_s: u64, order: &[u64]) {
         lanes.push(&shape(1), JobKey(key as u64), urgency, 1, at(arrived));
     }
     assert_eq!(lanes.refresh(at(now_s)), []);
-    let pieces = lanes.take(&shape(1), jobs.len());
+    let pieces = lanes.take(&shape(1), jobs.len(), ALL);
     let got: Vec<u64> = pieces.iter().map(|piece| piece.job.0).collect();
     assert_eq!(got, order);
     assert!(lanes.is_empty() && lanes.iter().next().is_none());
@@ -60,16 +67,39 @@ fn rows_that_come_back_go_first_and_join_what_is_left() {
         let urgency = Urgency { priority: 1 - key as u8, ..plain(now) };
         lanes.push(&lane, JobKey(key), urgency, 5, now);
     }
-    let taken = lanes.take(&lane, 7);
+    let taken = lanes.take(&lane, 7, ALL);
     let rows: Vec<_> = taken.iter().map(|p| (p.job.0, p.rows.clone(), p.last)).collect();
     assert_eq!(rows, [(1, 0..5, true), (0, 0..2, false)]);
-    assert!(!lanes.put_back(&lane, JobKey(0), plain(now), 0..2, false));
-    assert!(lanes.put_back(&lane, JobKey(1), plain(now), 0..5, true));
+    assert_eq!(lanes.items(), 3);
+    assert!(!lanes.put_back(&lane, back(0, 0..2, false, now), now));
+    assert!(lanes.put_back(&lane, back(1, 0..5, true, now), now));
     // Job 0 is whole again; job 1 stands behind it, and shares no batch.
-    let taken = lanes.take(&lane, 8);
+    let taken = lanes.take(&lane, 8, ALL);
     assert_eq!(taken, [Piece { job: JobKey(0), rows: 0..5, last: true }]);
-    assert_eq!(lanes.take(&lane, 8).len(), 1);
-    assert_eq!(lanes.len(), 0);
+    assert_eq!(lanes.take(&lane, 8, ALL).len(), 1);
+    assert_eq!((lanes.len(), lanes.items()), (0, 0));
+}
+
+#[test]
+fn whoever_may_not_have_a_job_passes_it_over() {
+    let now = Instant::now();
+    let mut roster = Roster::default();
+    let devices = ["one", "two"].map(|name| {
+        let worker = WorkerKey(name.len() as u64);
+        roster.attach(worker, &name.into());
+        roster.device_of(worker).unwrap()
+    });
+    let (lane, mut lanes) = (shape(1), Lanes::default());
+    for key in 0..2 {
+        lanes.push(&lane, JobKey(key), plain(now), 1, now);
+    }
+    let taken = lanes.take(&lane, 1, ALL);
+    assert_eq!(taken[0].job, JobKey(0));
+    lanes.put_back(&lane, Back { avoid: Some(devices[0]), ..back(0, 0..1, false, now) }, now);
+    let not_on = |device: DeviceKey| move |avoid: Option<DeviceKey>| avoid != Some(device);
+    assert_eq!(lanes.take(&lane, 1, &not_on(devices[0]))[0].job, JobKey(1));
+    assert!(!lanes.any(&not_on(devices[0])) && lanes.any(&not_on(devices[1])));
+    assert_eq!(lanes.take(&lane, 1, &|avoid| avoid.is_some())[0].job, JobKey(0));
 }
 
 #[test]
@@ -97,12 +127,14 @@ fn the_front_of_a_lane_ends_with_the_largest_batch_and_before_a_job_that_runs_al
     let (lane, mut lanes) = (shape(1), Lanes::default());
     lanes.push(&lane, JobKey(1), plain(now + second), 3, now + second);
     lanes.push(&lane, JobKey(2), plain(now), 3, now + second);
-    let front = |lanes: &Lanes, items| lanes.lanes[&lane].front(items);
-    let expected = Front { items: 4, oldest: now, deadline: None, shut: false };
+    let front = |lanes: &Lanes, items| lanes.lanes[&lane].front(items, ALL);
+    let expected =
+        Front { items: 4, oldest: now, pushed: now + second, again: false, deadline: None, shut: false };
     assert_eq!(front(&lanes, 4), Some(expected));
     lanes.remove(&lane, JobKey(1));
-    lanes.put_back(&lane, JobKey(1), plain(now), 0..3, true);
-    assert_eq!(front(&lanes, 9), Some(Front { items: 3, shut: true, ..expected }));
+    lanes.put_back(&lane, back(1, 0..3, true, now), now);
+    let alone = Front { items: 3, pushed: now, again: true, shut: true, ..expected };
+    assert_eq!(front(&lanes, 9), Some(alone));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Ran, rows},
+    batch::{Fallback, Ran, rows},
     engine::{DataType, Tensor},
 };
 use std::{thread, time::Duration};
@@ -107,7 +107,8 @@ fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
     assert!(matches!(queue.push(job(A, 1, 0)), Err(InferError::Full { .. })));
     drop(ticket);
     assert_eq!((queue.load().items, queue.load().waiting), (0, 0));
-    assert!(queue.attach(&device("cpu")).try_take(&[A]).is_none());
+    let place = queue.attach(&device("cpu"));
+    assert!(place.try_take(&[A]).is_none());
     assert!(queue.push(job(A, 100, 0)).is_ok());
     assert!(queue.lock().replies.is_empty());
 }
@@ -115,27 +116,31 @@ fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
 #[test]
 fn a_worker_that_panics_loses_no_job() {
     let queue = queue(Duration::ZERO);
+    let other = queue.attach(&device("cpu"));
+    assert!(other.try_take(&[A]).is_none());
     let ticket = queue.push(job(A, 2, 7)).unwrap();
-    let dies = || {
-        let worker = queue.attach(&device("gpu-3"));
+    let dies = |name: &str| {
+        let worker = queue.attach(&device(name));
         let thread = thread::spawn(move || {
             let _running = worker.try_take(&[A]).unwrap();
             std::panic::resume_unwind(Box::new("the driver went away"));
         });
         assert!(thread.join().is_err());
     };
-    dies();
-    let other = queue.attach(&device("cpu"));
+    dies("gpu-3");
     let running = other.try_take(&[A]).unwrap();
     let result = echo(&running);
     running.finish(result);
-    assert_eq!(bytes(wait(ticket)), [7, 8]);
+    let answer = wait(ticket).unwrap();
+    assert_eq!((&*answer.device, answer.fallback), ("cpu", Some(Fallback::DeviceFailed)));
+    assert_eq!(answer.outputs[0].data[..], [7, 8]);
 
     let ticket = queue.push(job(A, 2, 7)).unwrap();
-    dies();
-    dies();
+    dies("gpu-3");
+    dies("gpu-4");
     let error = wait(ticket).unwrap_err().to_string();
-    assert!(error.contains("the worker on gpu-3 stopped"), "{error}");
+    let stopped = |name| format!("{name}: the worker on {name} stopped in the middle of it");
+    assert!(error.ends_with(&format!("{}, and then {}", stopped("gpu-3"), stopped("gpu-4"))), "{error}");
 }
 
 #[test]

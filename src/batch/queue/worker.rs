@@ -1,9 +1,9 @@
 //! The worker's side: a place at the queue, and a batch that cannot be lost.
 
-use super::{Parked, Queue, State};
+use super::{Queue, State};
 use crate::{
     batch::{
-        Batch, ModelKey, RunResult,
+        Aftermath, Batch, ModelKey, RunResult,
         book::{Pick, Receipt, WorkerKey},
     },
     engine::EngineError,
@@ -71,7 +71,7 @@ impl Worker {
             }
             let until = until.into_iter().chain(end).min();
             if state.book.is_settled() {
-                self.sleep(state, serves, until.map(|until| until.saturating_duration_since(now)));
+                self.sleep(state, until.map(|until| until.saturating_duration_since(now)));
             } else {
                 // Late jobs are answered before anybody sleeps.
                 self.queue.leave(state, None);
@@ -99,8 +99,8 @@ impl Worker {
         }
     }
 
-    fn sleep(&self, mut state: MutexGuard<'_, State>, serves: &[ModelKey], limit: Option<Duration>) {
-        state.parked.push(Parked { worker: self.key, serves: serves.to_vec() });
+    fn sleep(&self, mut state: MutexGuard<'_, State>, limit: Option<Duration>) {
+        state.parked.push(self.key);
         let mut state = match limit {
             None => self.bell.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(limit) => {
@@ -108,7 +108,7 @@ impl Worker {
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        state.parked.retain(|parked| parked.worker != self.key);
+        state.parked.retain(|parked| *parked != self.key);
     }
 }
 
@@ -136,11 +136,10 @@ pub struct Running {
 
 impl Running {
     /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of
-    /// error allows it.
-    pub fn finish(mut self, result: RunResult) {
-        if let Some(receipt) = self.receipt.take() {
-            self.queue.finish(&self.batch, &receipt, &self.device, result);
-        }
+    /// error allows it. Says what else came of it.
+    pub fn finish(mut self, result: RunResult) -> Aftermath {
+        let receipt = self.receipt.take();
+        receipt.map(|receipt| self.queue.finish(&self.batch, &receipt, result)).unwrap_or_default()
     }
 }
 
@@ -157,7 +156,7 @@ impl Drop for Running {
         if let Some(receipt) = self.receipt.take() {
             let error = format!("the worker on {} stopped in the middle of it", self.device);
             let result = Err(EngineError::Device(error));
-            self.queue.finish(&self.batch, &receipt, &self.device, result);
+            self.queue.finish(&self.batch, &receipt, result);
         }
     }
 }

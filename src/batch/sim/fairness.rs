@@ -30,8 +30,7 @@ pub(super) fn run(seed: u64) -> f64 {
         })
         .collect();
     let keys: Vec<ModelKey> = models.iter().map(|model| model.0).collect();
-    let workers: Vec<_> = (0..random.between(1, 3)).map(|_| book.attach()).collect();
-    let device = "sim".into();
+    let workers: Vec<_> = (0..random.between(1, 3)).map(|_| book.attach(&"gpu".into())).collect();
 
     let mut served = vec![0.0; models.len()];
     let mut worst = 0.0_f64;
@@ -75,7 +74,7 @@ pub(super) fn run(seed: u64) -> f64 {
         served[batch.model.0 as usize] += compute.as_secs_f64();
         let rows = tagged(0, vec![batch.size, 8], batch.size);
         let ran = Ran { outputs: vec![rows], stage: Duration::ZERO, compute };
-        book.finish(&batch, &receipt, &device, Ok(ran), at);
+        book.finish(&batch, &receipt, Ok(ran), at);
         book.settle();
 
         for (i, a) in models.iter().enumerate() {

@@ -23,10 +23,15 @@ pub(super) struct Tally {
     pub(super) again: usize,
     pub(super) slept: usize,
     pub(super) aged: usize,
+    pub(super) left: usize,
+    pub(super) halved: usize,
+    pub(super) fallback: usize,
+    pub(super) unserved: usize,
+    pub(super) refused_unserved: usize,
 }
 
 impl Tally {
-    fn fields(&mut self) -> [&mut usize; 20] {
+    fn fields(&mut self) -> [&mut usize; 25] {
         [
             &mut self.jobs,
             &mut self.batches,
@@ -48,6 +53,11 @@ impl Tally {
             &mut self.again,
             &mut self.slept,
             &mut self.aged,
+            &mut self.left,
+            &mut self.halved,
+            &mut self.fallback,
+            &mut self.unserved,
+            &mut self.refused_unserved,
         ]
     }
 

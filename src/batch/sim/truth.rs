@@ -3,14 +3,20 @@
 use super::tally::Tally;
 use crate::{
     batch::{
-        Batch, Job, JobKey, ModelKey, Rules,
+        Batch, Fallback, Job, JobKey, ModelKey, Part, Rules,
         book::{Done, Load, QueueLimits},
+        ceiling::RISE_AFTER,
+        roster::CPU,
         urgency::AGE_STEP,
     },
     engine::{DataType, Tensor},
     error::InferError,
 };
-use std::{collections::HashMap, time::Instant};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Row {
@@ -43,6 +49,9 @@ pub(super) struct TrueJob {
     again: bool,
     alone: bool,
     device_failures: usize,
+    /// The device that failed it.
+    avoid: Option<Arc<str>>,
+    pushed: Instant,
 }
 
 impl TrueJob {
@@ -73,6 +82,16 @@ impl TrueJob {
     }
 }
 
+/// A worker that runs something, or sleeps.
+pub(super) struct Looked<'a> {
+    pub(super) device: &'a Arc<str>,
+    pub(super) serves: &'a [ModelKey],
+    /// Microseconds for which it may leave work to another device.
+    pub(super) own: u64,
+    /// It goes home.
+    pub(super) home: bool,
+}
+
 /// All that is true.
 #[derive(Debug)]
 pub(super) struct Truth {
@@ -80,8 +99,12 @@ pub(super) struct Truth {
     pub(super) models: HashMap<ModelKey, Rules>,
     pub(super) retired: Vec<ModelKey>,
     pub(super) closed: bool,
-    /// What each attached worker serves.
-    pub(super) serving: HashMap<usize, Vec<ModelKey>>,
+    /// What each attached worker serves, and on which device, once it has said so.
+    pub(super) serving: HashMap<usize, (Arc<str>, Vec<ModelKey>)>,
+    /// Models for which the CPU only stands by.
+    pub(super) standby: HashSet<ModelKey>,
+    /// The smallest batch of a model that was too large for a device, and when.
+    too_large: HashMap<(Arc<str>, ModelKey), (usize, Instant)>,
     pub(super) tally: Tally,
     pub(super) limits: QueueLimits,
     by_key: HashMap<JobKey, usize>,
@@ -95,6 +118,8 @@ impl Truth {
             retired: Vec::new(),
             closed: false,
             serving: HashMap::new(),
+            standby: HashSet::new(),
+            too_large: HashMap::new(),
             tally: Tally::default(),
             limits,
             by_key: HashMap::new(),
@@ -156,6 +181,8 @@ impl Truth {
                     again: false,
                     alone: false,
                     device_failures: 0,
+                    avoid: None,
+                    pushed: now,
                 });
             }
             Err(InferError::Draining { .. }) => {
@@ -176,6 +203,10 @@ impl Truth {
                 assert!((1.0..=60.0).contains(&seconds), "{seconds}");
                 self.tally.full += 1;
             }
+            Err(InferError::Unserved { .. }) => {
+                assert!(!self.is_served(job.model));
+                self.tally.refused_unserved += 1;
+            }
             Err(InferError::Late(_)) => {
                 assert!(late || (others && job.deadline.is_some()));
                 self.tally.refused_late += 1;
@@ -192,8 +223,44 @@ impl Truth {
         }
     }
 
+    /// Whether a device may have a job: not if it failed it, nor if it only stands by, while there is a better one.
+    fn may_have(&self, device: &Arc<str>, job: &TrueJob) -> bool {
+        let serving = self.serving.values().filter(|(_, serves)| serves.contains(&job.model));
+        let all: Vec<&Arc<str>> = serving.map(|(device, _)| device).collect();
+        let mut fit: Vec<&Arc<str>> =
+            all.iter().copied().filter(|d| Some(*d) != job.avoid.as_ref()).collect();
+        if fit.is_empty() {
+            fit = all;
+        }
+        let stands_by = |device: &Arc<str>| **device == *CPU && self.standby.contains(&job.model);
+        if fit.iter().any(|device| !stands_by(device)) {
+            fit.retain(|device| !stands_by(device));
+        }
+        fit.contains(&device)
+    }
+
+    /// Whether a device may leave a job to another one yet.
+    fn may_leave(&self, device: &Arc<str>, job: &TrueJob, own: u64, now: Instant) -> bool {
+        let mut others = self.serving.values();
+        !job.again
+            && others.any(|(other, serves)| other != device && serves.contains(&job.model))
+            && now < job.pushed + Duration::from_micros(own)
+    }
+
+    fn is_served(&self, model: ModelKey) -> bool {
+        self.serving.values().any(|(_, serves)| serves.contains(&model))
+    }
+
     /// A batch is one that may run now.
-    pub(super) fn taken(&mut self, batch: &Batch, serves: &[ModelKey], now: Instant) {
+    pub(super) fn taken(&mut self, batch: &Batch, looked: Looked<'_>, now: Instant) {
+        let Looked { device, serves, own, .. } = looked;
+        if let Some((size, at)) = self.too_large.get(&(Arc::clone(device), batch.model))
+            && now < *at + RISE_AFTER
+        {
+            assert!(batch.size < *size, "{size} was too large for {device}");
+        }
+        let fits = |part: &Part| self.may_have(device, self.job(part.job));
+        assert!(batch.parts.iter().all(fits), "no device has what it failed, while there is another");
         let rules = self.models[&batch.model].clone();
         let largest = *rules.sizes.last().unwrap();
         assert!(serves.contains(&batch.model), "the worker serves the model");
@@ -235,7 +302,7 @@ impl Truth {
         assert!(!(head.alone && shared), "alone means alone");
 
         // Whoever still waits in the lane is no more urgent than anybody in the batch.
-        let left = || self.jobs.iter().filter(|job| job.waits(now));
+        let left = || self.jobs.iter().filter(|job| job.waits(now) && self.may_have(device, job));
         let in_lane = || left().filter(|job| job.same_lane(head));
         let joinable = in_lane().min_by_key(|job| job.rank(now));
         if let Some(next) = joinable {
@@ -247,7 +314,8 @@ impl Truth {
             );
         }
         if rules.wait_max.is_zero() {
-            let of_model = left().filter(|job| job.model == batch.model);
+            let of_model =
+                left().filter(|job| job.model == batch.model && !self.may_leave(device, job, own, now));
             let urgent = of_model.map(|job| job.rank(now)).min();
             let head_rank = head.rank(now);
             assert!(urgent.is_none_or(|rank| rank >= head_rank), "the most urgent lane runs");
@@ -260,8 +328,10 @@ impl Truth {
         self.tally.shared += usize::from(shared);
     }
 
-    /// A worker may sleep (or go home): nothing that it could run is ripe.
-    pub(super) fn may_sleep(&mut self, serves: &[ModelKey], now: Instant, home: bool) {
+    /// A worker may sleep (or go home): nothing that it could run is ripe, or it has not waited for a faster device longer
+    /// than for this one.
+    pub(super) fn may_sleep(&mut self, looked: Looked<'_>, now: Instant) {
+        let Looked { device, serves, own, home } = looked;
         let live = |job: &&TrueJob| job.state == State::Live;
         let running = self.jobs.iter().filter(live).any(TrueJob::runs);
         assert!(!(home && running), "what runs may come back");
@@ -269,7 +339,10 @@ impl Truth {
             let ripe = self.closed
                 || self.retired.contains(&job.model)
                 || job.arrived + self.models[&job.model].wait_max <= now;
-            assert!(!(serves.contains(&job.model) && (ripe || home)), "idle while {job:?} waits");
+            let left = self.may_leave(device, job, own, now);
+            let own = serves.contains(&job.model) && self.may_have(device, job);
+            self.tally.left += usize::from(left && own);
+            assert!(!(own && !left && (ripe || home)), "{device} is idle while {job:?} waits");
         }
         self.tally.slept += 1;
     }
@@ -296,8 +369,28 @@ impl Truth {
         self.tally.alone += usize::from(shared);
     }
 
+    /// The device's memory was too small.
+    pub(super) fn too_large(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) {
+        let sizes = &self.models[&batch.model].sizes;
+        if !sizes.iter().any(|size| *size < batch.size) {
+            return self.broke(batch, device, now);
+        }
+        let known = self.too_large.entry((Arc::clone(device), batch.model)).or_insert((batch.size, now));
+        // A batch that was begun before says nothing new.
+        if batch.size <= known.0 || now >= known.1 + RISE_AFTER {
+            *known = (batch.size, now);
+        }
+        for part in &batch.parts {
+            let job = self.job_mut(part.job);
+            let again = job.waits_again(now);
+            job.rows[part.rows.clone()].fill(if again { Row::Waiting } else { Row::Done });
+            job.again |= again;
+        }
+        self.tally.halved += 1;
+    }
+
     /// The device failed under the batch.
-    pub(super) fn broke(&mut self, batch: &Batch, now: Instant) {
+    pub(super) fn broke(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) {
         let mut before = None;
         for part in &batch.parts {
             let job = self.job_mut(part.job);
@@ -307,15 +400,13 @@ impl Truth {
             let row = if again { Row::Waiting } else { Row::Done };
             job.rows[part.rows.clone()].fill(row);
             job.again |= again;
+            job.avoid = Some(Arc::clone(device));
             self.tally.again += usize::from(again);
         }
     }
 
     /// An answer is the right one, and the first.
     pub(super) fn answered(&mut self, done: Done, now: Instant) {
-        let served = |serving: &HashMap<usize, Vec<ModelKey>>, model| {
-            serving.values().any(|serves| serves.contains(model))
-        };
         let index = self.by_key[&done.job];
         let job = &self.jobs[index];
         assert_eq!(job.state, State::Live, "answered once, and not after a cancel");
@@ -327,6 +418,9 @@ impl Truth {
                 assert_eq!(output.shape, job.input.shape);
                 assert_eq!(output.data, job.input.data, "rows are complete and in order");
                 assert!(!job.poisoned);
+                let failed_over = !matches!(answer.fallback, None | Some(Fallback::DeviceAway));
+                assert!(!failed_over || job.avoid.is_some(), "{answer:?}");
+                self.tally.fallback += usize::from(answer.fallback.is_some());
                 self.tally.ok += 1;
             }
             Err(InferError::Late(_)) => {
@@ -339,9 +433,13 @@ impl Truth {
             }
             Err(InferError::Device(_)) => {
                 let over = self.closed || self.retired.contains(&job.model);
-                let stranded = over && !served(&self.serving, &job.model);
+                let stranded = over && !self.is_served(job.model);
                 assert!(job.device_failures >= 2 || stranded, "{job:?}");
                 self.tally.device += 1;
+            }
+            Err(InferError::Unserved { .. }) => {
+                assert!(!self.is_served(job.model), "{job:?}");
+                self.tally.unserved += 1;
             }
             Err(error) => panic!("answer: {error}"),
         }

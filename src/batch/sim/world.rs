@@ -3,12 +3,13 @@
 use super::{
     Random,
     tally::Tally,
-    truth::{State, Truth, tagged},
+    truth::{Looked, State, Truth, tagged},
 };
 use crate::{
     batch::{
         Batch, Job, ModelKey, Ran, Rules, RunResult,
         book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
+        roster::{Absence, CPU},
         rows,
     },
     engine::{EngineError, Tensor},
@@ -32,6 +33,8 @@ enum Event {
     },
     Vanish(usize),
     Return(usize),
+    /// Something else takes a device's memory, or gives it back.
+    Memory(usize),
     Retire(ModelKey),
     Close,
     /// A window of waiting for company ends.
@@ -42,6 +45,10 @@ struct SimWorker {
     /// None while it is away.
     key: Option<WorkerKey>,
     serves: Vec<ModelKey>,
+    /// Its name; several workers may be on one.
+    device: Arc<str>,
+    /// Rows of the largest batch that its memory holds.
+    rows_max: usize,
     /// Times slower than the cost says.
     slow: u64,
     fails_percent: u64,
@@ -66,7 +73,6 @@ struct World {
     pace: u64,
     /// Workers that vanish return.
     comes_back: bool,
-    device: Arc<str>,
 }
 
 /// Runs one seed to its end, checking every step.
@@ -77,6 +83,10 @@ pub(super) fn run(seed: u64) -> Tally {
         world.step(event);
         world.settle();
         world.serve();
+        if world.truth.closed {
+            // The queue wakes everybody then, at every change.
+            world.serve();
+        }
         let load = world.book.load(world.at());
         world.truth.check_load(&load);
     }
@@ -135,10 +145,21 @@ impl World {
             // The first serves everything, so whatever is accepted can end while it is there.
             let mut serves = all.clone();
             serves.retain(|_| i == 0 || random.percent(60));
-            truth.serving.insert(i, serves.clone());
+            let names = [CPU, "gpu-0", "gpu-1"];
+            let device: Arc<str> = (*random.of(&names)).into();
+            for model in &all {
+                // Never all of them: whoever only stands by is not what a model is meant for.
+                if *device == *CPU && random.percent(50) {
+                    book.stand_by(*model, &device);
+                    truth.standby.insert(*model);
+                }
+            }
+            let key = book.attach(&device);
             SimWorker {
-                key: Some(book.attach()),
+                key: Some(key),
                 serves,
+                device,
+                rows_max: usize::MAX,
                 slow: *random.of(&[1, 1, 2, 10]),
                 fails_percent,
                 life: 0,
@@ -160,10 +181,16 @@ impl World {
             truth,
             workers,
             costs,
-            device: "sim".into(),
         };
         world.plan(0, Event::Arrive);
         let span = world.pace * world.to_come as u64;
+        if world.random.percent(25) {
+            for _ in 0..4 {
+                let at = world.random.between(0, span);
+                let worker = world.random.below(world.workers.len());
+                world.plan(at, Event::Memory(worker));
+            }
+        }
         if world.random.percent(25) {
             let at = world.random.between(0, span);
             world.plan(at, Event::Close);
@@ -206,12 +233,15 @@ impl World {
             }
             Event::Vanish(worker) => self.vanish(worker),
             Event::Return(worker) => {
-                let key = self.book.attach();
-                let worker_state = &mut self.workers[worker];
-                worker_state.key = Some(key);
-                worker_state.home = false;
-                let serves = worker_state.serves.clone();
-                self.truth.serving.insert(worker, serves);
+                let worker = &mut self.workers[worker];
+                worker.key = Some(self.book.attach(&worker.device));
+                worker.home = false;
+            }
+            Event::Memory(worker) => {
+                let device = Arc::clone(&self.workers[worker].device);
+                let rows_max = *self.random.of(&[0, 1, 2, 3, 7, usize::MAX]);
+                let of_device = self.workers.iter_mut().filter(|worker| worker.device == device);
+                of_device.for_each(|worker| worker.rows_max = rows_max);
             }
             Event::Retire(model) => {
                 self.truth.retired.push(model);
@@ -286,11 +316,17 @@ impl World {
             };
             let now = self.at();
             let serves = worker.serves.clone();
+            let device = Arc::clone(&worker.device);
+            // What it would take for the largest batch, or as long as it may be thought to.
+            let (base, per_row) = serves.iter().map(|key| self.costs[key]).max().unwrap_or_default();
+            let own = worker.slow * 20 * (base + per_row) + 200_000;
+            self.truth.serving.insert(index, (Arc::clone(&device), serves.clone()));
             let pick = self.book.pick(key, &serves, now);
             self.settle();
             match pick {
                 Pick::Run(batch, receipt) => {
-                    self.truth.taken(&batch, &serves, now);
+                    let looked = Looked { device: &device, serves: &serves, own, home: false };
+                    self.truth.taken(&batch, looked, now);
                     let (base, per_row) = self.costs[&batch.model];
                     let worker = &mut self.workers[index];
                     let cost = (base + per_row * batch.size as u64) * worker.slow;
@@ -300,20 +336,25 @@ impl World {
                     self.plan(cost, Event::Finish { worker: index, life });
                 }
                 Pick::SleepUntil(until) => {
-                    self.truth.may_sleep(&serves, now, false);
+                    let looked = Looked { device: &device, serves: &serves, own, home: false };
+                    self.truth.may_sleep(looked, now);
                     assert!(until > now);
                     let after = until.duration_since(now).as_nanos().div_ceil(1000) as u64;
                     self.plan(after, Event::Look);
                 }
-                Pick::Sleep => self.truth.may_sleep(&serves, now, false),
+                Pick::Sleep => {
+                    let looked = Looked { device: &device, serves: &serves, own: 0, home: false };
+                    self.truth.may_sleep(looked, now);
+                }
                 Pick::Closed => {
                     assert!(self.truth.closed);
-                    self.truth.may_sleep(&serves, now, true);
+                    let looked = Looked { device: &device, serves: &serves, own: 0, home: true };
+                    self.truth.may_sleep(looked, now);
                     self.workers[index].home = true;
+                    self.truth.serving.remove(&index);
                     if self.random.percent(50) {
                         self.book.detach(key, now);
                         self.workers[index].key = None;
-                        self.truth.serving.remove(&index);
                         self.settle();
                     }
                 }
@@ -331,8 +372,12 @@ impl World {
             let mut jobs = self.truth.jobs.iter();
             jobs.any(|job| job.key == part.job && job.poisoned)
         });
-        let result = if fails {
-            self.truth.broke(&batch, now);
+        let device = Arc::clone(&self.workers[worker].device);
+        let result = if batch.size > self.workers[worker].rows_max {
+            self.truth.too_large(&batch, &device, now);
+            Err(EngineError::OutOfMemory("no room".into()))
+        } else if fails {
+            self.truth.broke(&batch, &device, now);
             Err(EngineError::Device("it broke".into()))
         } else if poisoned {
             self.truth.refused(&batch);
@@ -341,7 +386,7 @@ impl World {
             self.truth.ran(&batch);
             self.echo(&batch)
         };
-        self.book.finish(&batch, &receipt, &self.device, result, now);
+        self.book.finish(&batch, &receipt, result, now);
         if fails && self.random.percent(50) {
             self.vanish(worker);
         }
@@ -369,15 +414,22 @@ impl World {
         let running = self.workers[worker].running.take();
         self.workers[worker].life += 1;
         let mut detach = Some(key).filter(|_| self.random.percent(50));
+        let device = Arc::clone(&self.workers[worker].device);
+        let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
+        if self.random.percent(50) {
+            let back = back.map(|after| now + Duration::from_micros(after));
+            self.book.expect(&device, Absence { reason: "it is being mended".into(), back }, now);
+            self.settle();
+        }
         if detach.is_none() {
             self.truth.serving.remove(&worker);
             self.book.detach(key, now);
             self.settle();
         }
         if let Some((batch, receipt)) = running {
-            self.truth.broke(&batch, now);
+            self.truth.broke(&batch, &device, now);
             let result = Err(EngineError::Device("it vanished".into()));
-            self.book.finish(&batch, &receipt, &self.device, result, now);
+            self.book.finish(&batch, &receipt, result, now);
             self.settle();
         }
         if let Some(key) = detach.take() {
@@ -385,8 +437,7 @@ impl World {
             self.book.detach(key, now);
             self.settle();
         }
-        if self.comes_back {
-            let back = self.random.between(0, 5 * self.pace);
+        if let Some(back) = back {
             self.plan(back, Event::Return(worker));
         }
     }

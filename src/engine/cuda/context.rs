@@ -43,6 +43,25 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
+/// Of a GPU's memory, this part is left alone at least: for others, for what fragments, and for what libraries take later.
+const HEADROOM_PART: u64 = 20;
+/// And at least so many bytes.
+const HEADROOM_BYTES_MIN: u64 = 256 << 20;
+
+/// What of so many bytes is to be left free.
+pub fn headroom_bytes(total: u64) -> u64 {
+    (total / HEADROOM_PART).max(HEADROOM_BYTES_MIN)
+}
+
+impl MemoryInfo {
+    /// What one of `instances` that are still to be loaded may take: what it is allowed, and an equal part of what is free beside
+    /// the headroom. At least 1, since 0 is no limit to some.
+    pub fn part(&self, instances: u64, bytes_max: Option<u64>) -> u64 {
+        let part = self.free.saturating_sub(headroom_bytes(self.total)) / instances.max(1);
+        bytes_max.unwrap_or(u64::MAX).min(part).max(1)
+    }
+}
+
 impl Context {
     /// Takes the GPU: some hundred MB of its memory go to the driver.
     ///
@@ -78,12 +97,17 @@ impl Context {
         self.near.as_ref()
     }
 
-    /// Makes this the context of calls from this thread. Everything here does so itself; a device thread does it once, for
-    /// libraries that do not.
+    /// Makes this the context of calls from this thread, and has it run near the GPU. Everything here does the former itself; a
+    /// device thread does both once, for libraries that do not, and for what it starts.
     ///
     /// # Errors
     /// Where the context is broken.
     pub fn bind(&self) -> Result<(), CudaError> {
+        if let Some(near) = self.near()
+            && let Err(error) = near.bind()
+        {
+            tracing::debug!(gpu = self.gpu.id, %error, "a thread cannot be bound to the processors near its GPU");
+        }
         self.cuda.bind_to_thread().map_err(CudaError::when(format!("cannot use {}", self.gpu.id)))
     }
 
@@ -201,5 +225,21 @@ impl Event {
     /// What became of the work before it.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.0.synchronize().map_err(CudaError::when("work on the GPU failed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_takes_no_more_than_its_part_and_what_it_is_allowed() {
+        const MB: u64 = 1 << 20;
+        let memory = MemoryInfo { free: 1256 * MB, total: 4096 * MB };
+        assert_eq!(memory.part(2, None), 500 * MB);
+        assert_eq!(memory.part(2, Some(100 * MB)), 100 * MB);
+        assert_eq!(MemoryInfo { free: MB, ..memory }.part(1, None), 1);
+        // A twentieth of a large GPU is more.
+        assert_eq!(MemoryInfo { free: 8192 * MB, total: 81_920 * MB }.part(1, None), 4096 * MB);
     }
 }

@@ -20,7 +20,7 @@ pub mod module;
 pub mod numa;
 pub mod onnx;
 
-pub use context::{Context, Event, MemoryInfo, Streams};
+pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};
 pub use memory::{Buffer, Heap, HostMemory};

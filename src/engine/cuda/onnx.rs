@@ -25,8 +25,9 @@ use crate::engine::{
 use bucket::{Bucket, Output};
 use bytes::Bytes;
 use ort::{session::RunOptions, value::DynValue};
+use serde::{Deserialize, Serialize};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         mpsc::{Receiver, Sender, channel},
@@ -39,20 +40,22 @@ const DEPTH: usize = 3;
 const BUCKETS_MAX: usize = 16;
 
 /// How a model is to be loaded.
-#[derive(Debug, Clone, Copy)]
-pub struct Load<'a> {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
     /// The model file.
-    pub path: &'a Path,
+    pub path: PathBuf,
     /// What its author asks for.
-    pub asked: &'a OnGpu,
+    pub asked: OnGpu,
     /// Items of its largest batch.
     pub items_max: usize,
-    /// Bytes that ONNX Runtime may take for weights and between layers.
-    pub arena_bytes_max: u64,
+    /// Bytes that it may take, where there is a limit.
+    pub memory_bytes_max: Option<u64>,
+    /// Instances of it that are still to be loaded on the GPU, this one included: what is free is shared by them.
+    pub instances: u64,
     /// Whether none of its nodes may run on the CPU.
     pub whole: bool,
     /// Where TensorRT keeps what it has built.
-    pub cache: Option<&'a Path>,
+    pub cache: Option<PathBuf>,
 }
 
 /// A model on a GPU.
@@ -93,38 +96,42 @@ struct Place {
 }
 
 impl OnnxOnGpu {
-    /// Loads a model on a GPU, and says where its nodes run.
+    /// Loads a model on a GPU, and says in the log where its nodes run.
     ///
     /// # Errors
     /// Where the file is no model that ONNX Runtime takes, the provider cannot be had, too little memory is free, or a node
     /// would run on the CPU that may not.
-    pub fn load(
-        runtime: &Runtime,
-        context: &Arc<Context>,
-        load: &Load<'_>,
-    ) -> Result<(OnnxOnGpu, Placement), String> {
+    pub fn load(runtime: &Runtime, context: &Arc<Context>, load: &Load) -> Result<OnnxOnGpu, String> {
+        runtime.check_gpu(context.gpu())?;
         let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
         let streams = context.streams().map_err(|error| error.to_string())?;
-        let before = free(context)?;
+        let memory = context.memory().map_err(|error| error.to_string())?;
+        let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
         let target = GpuTarget {
             ordinal,
             stream: streams.compute.cu_stream().cast(),
-            asked: load.asked,
+            asked: &load.asked,
             items_max: load.items_max,
-            arena_bytes_max: load.arena_bytes_max,
-            cache: load.cache,
+            arena_bytes_max,
+            cache: load.cache.as_deref(),
         };
-        let session = Session::load(runtime, load.path, Target::Gpu(target))?;
+        let session = Session::load(runtime, &load.path, Target::Gpu(target))?;
         let placement = session.placement()?;
         if load.whole {
             placement.check_no_cpu()?;
         }
+        let (model, gpu) = (load.path.display(), context.gpu().id.as_str());
+        if placement.on_cpu().is_empty() {
+            tracing::info!(%model, gpu, %placement, arena_bytes_max, "loaded on a GPU");
+        } else {
+            tracing::warn!(%model, gpu, %placement, arena_bytes_max, "loaded on a GPU, with nodes that wait for the CPU");
+        }
         let on_gpu = session.inputs_on_gpu()?;
-        let weights = before.saturating_sub(free(context)?);
+        let weights = memory.free.saturating_sub(free(context)?);
         let mut engine =
             OnnxOnGpu::around(session, streams, context, Where::Device(ordinal), on_gpu, weights)?;
         engine.cuda_graph = load.asked.cuda_graph;
-        Ok((engine, placement))
+        Ok(engine)
     }
 
     /// The same with the model on the CPU, where memory of the device is the host's as well: what checks of all but ONNX
@@ -456,6 +463,10 @@ impl Engine for OnnxOnGpu {
 
     fn device_bytes(&self) -> u64 {
         self.weights + self.arena + self.heap.held_bytes()
+    }
+
+    fn staging_bytes(&self) -> Option<u64> {
+        Some(self.heap.held_bytes())
     }
 
     fn rest(&mut self) {

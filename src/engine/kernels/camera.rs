@@ -108,6 +108,25 @@ impl Camera {
         self.maps.as_ref().map(|maps| (maps.height, maps.width))
     }
 
+    /// What kernels take of a camera without maps: gain, bias and variance.
+    pub(in crate::engine) fn uniform_values(&self) -> [f32; 3] {
+        let Pixel { gain, bias, variance } = self.uniform;
+        [gain, bias, variance]
+    }
+
+    /// A camera of what [`Camera::uniform_values`] gave.
+    pub(in crate::engine) fn of_values([gain, bias, variance]: [f32; 3]) -> Camera {
+        Camera { uniform: Pixel { gain, bias, variance }, maps: None }
+    }
+
+    /// A camera of what [`Camera::map_values`] gave, for a sensor of this height and width.
+    pub(in crate::engine) fn of_maps(
+        [height, width]: [usize; 2],
+        [gain, bias, variance]: [Vec<f32>; 3],
+    ) -> Camera {
+        Camera { uniform: Camera::ideal().uniform, maps: Some(Maps { height, width, gain, bias, variance }) }
+    }
+
     /// What kernels take of the maps, each row-major: gain, bias and variance, with
     /// `photo-electrons + variance = gain * ADU + bias`.
     pub fn map_values(&self) -> Option<[&[f32]; 3]> {

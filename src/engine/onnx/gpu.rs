@@ -1,7 +1,9 @@
 //! What a model's author may ask for where ONNX Runtime runs it on a GPU.
 
+use serde::{Deserialize, Serialize};
+
 /// `[gpu]` of a manifest.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct OnGpu {
     /// What runs the nodes.
     pub provider: Provider,
@@ -14,7 +16,7 @@ pub struct OnGpu {
 }
 
 /// What runs a model's nodes on a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Provider {
     /// ONNX Runtime's own kernels, and cuDNN's.
     #[default]
@@ -27,7 +29,7 @@ pub enum Provider {
 }
 
 /// How algorithms of convolutions are found, for each shape that comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ConvSearch {
     /// By what the library knows.
     #[default]

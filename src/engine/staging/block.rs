@@ -1,6 +1,7 @@
 //! Blocks of host memory, plain or known to a device, and a store of such that are used again.
 #![allow(unsafe_code)]
 
+use crate::engine::child::region::{Part, Region};
 use bytes::Bytes;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
@@ -39,33 +40,46 @@ pub enum Memory {
     Plain,
     /// That a device copies from and to by itself.
     Pinned(Arc<dyn Pinner>),
+    /// That is shared with processes whose devices copy from and to it; the host's own where that is full.
+    Shared(Region),
 }
 
 impl Memory {
     /// Whether a device copies from and to it by itself.
     pub fn is_pinned(&self) -> bool {
-        matches!(self, Memory::Pinned(_))
+        !matches!(self, Memory::Plain)
     }
 
-    /// At least so many zeroed bytes.
+    /// At least so many bytes, for all of which somebody has written something.
     pub(super) fn block(&self, bytes: usize) -> Block {
         match self {
             Memory::Plain => Block::new(bytes, ALIGN),
             Memory::Pinned(pinner) => {
                 let mut block = Block::new(bytes, PAGE);
                 // SAFETY: the block drops its pin before its memory.
-                block.pin = unsafe { pinner.pin(block.start, block.layout.size()) };
+                block.pin = unsafe { pinner.pin(block.start, block.bytes()) };
                 block
             }
+            Memory::Shared(region) => match region.lend(bytes) {
+                Some(part) => Block { start: part.start(), of: Of::Region(part), pin: None },
+                // Its engine copies it: slower, and as right.
+                None => Block::new(bytes, ALIGN),
+            },
         }
     }
 }
 
-/// A fixed block of zeroed bytes.
+/// A fixed block of bytes that somebody wrote, be it zeros.
 pub(super) struct Block {
     start: NonNull<u8>,
-    layout: Layout,
+    of: Of,
     pin: Option<Pin>,
+}
+
+/// Where a block is from.
+enum Of {
+    Heap(Layout),
+    Region(Part),
 }
 
 // SAFETY: a block is plain memory with one owner; who may write which part is settled by `Slot` and `Lent`.
@@ -81,7 +95,7 @@ impl Block {
         // SAFETY: the layout is not empty.
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
-        Block { start, layout, pin: None }
+        Block { start, of: Of::Heap(layout), pin: None }
     }
 
     pub(super) fn start(&self) -> *mut u8 {
@@ -89,15 +103,20 @@ impl Block {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.layout.size()
+        match &self.of {
+            Of::Heap(layout) => layout.size(),
+            Of::Region(part) => part.len(),
+        }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
         self.pin = None;
-        // SAFETY: allocated in `new` with this layout; no device knows of it any more.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        if let Of::Heap(layout) = self.of {
+            // SAFETY: allocated in `new` with this layout; no device knows of it any more.
+            unsafe { dealloc(self.start.as_ptr(), layout) }
+        }
     }
 }
 

@@ -119,7 +119,7 @@ impl HttpBody for Packed {
                     }
                 }
                 Poll::Pending => return Poll::Pending,
-                // Replies have no trailers.
+                // Trailers are told to those only who take replies as they are.
                 Poll::Ready(Some(Ok(data))) => *left = data.into_data().unwrap_or_default(),
                 Poll::Ready(Some(Err(error))) => {
                     *packer = None;

@@ -22,18 +22,23 @@ use asked::Asked;
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderName, HeaderValue, header},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
     response::Response,
 };
 use drive::Drive;
 use finding::Posted;
 use futures_util::stream;
+use http_body::Frame;
+use http_body_util::StreamBody;
 use outgoing::{Event, Outgoing};
 use std::sync::Arc;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Units, pixel origin and frame base of the reply, whatever its format can say of them.
 const CONVENTIONS: HeaderName = HeaderName::from_static("ocelli-conventions");
+
+/// What became of the stack in numbers, behind the last byte of a whole reply, for clients that take trailers.
+const COUNTS: HeaderName = HeaderName::from_static("ocelli-counts");
 
 /// Answers a request whose model is a fitter.
 pub(super) async fn predict(
@@ -70,19 +75,22 @@ pub(super) async fn predict(
     let conventions = match coming.recv().await {
         Some(Event::Begin(conventions)) => conventions,
         Some(Event::Failed(error)) => return Err(error),
-        Some(Event::Bytes(_)) | None => {
+        Some(Event::Bytes(_) | Event::End(_)) | None => {
             return Err(InferError::Internal("a stack was given up without a reason".into()));
         }
     };
     // Dropping the body, as when the caller goes away, ends the task.
     let pieces = stream::unfold((coming, task), |(mut coming, task)| async move {
-        match coming.recv().await? {
-            Event::Bytes(bytes) => Some((Ok::<_, std::convert::Infallible>(bytes), (coming, task))),
-            Event::Begin(_) | Event::Failed(_) => None,
-        }
+        let frame = match coming.recv().await? {
+            Event::Bytes(bytes) => Frame::data(bytes),
+            Event::End(counts) => Frame::trailers(HeaderMap::from_iter([(COUNTS, counts)])),
+            Event::Begin(_) | Event::Failed(_) => return None,
+        };
+        Some((Ok::<_, std::convert::Infallible>(frame), (coming, task)))
     });
-    let mut response = Response::new(Body::from_stream(pieces));
+    let mut response = Response::new(Body::new(StreamBody::new(pieces)));
     let headers = response.headers_mut();
+    headers.insert(header::TRAILER, HeaderValue::from_static("ocelli-counts"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
     if let Ok(value) = HeaderValue::from_str(&conventions) {
         headers.insert(CONVENTIONS, value);

@@ -2,6 +2,7 @@
 //! they do not take waits here, so that the stack is read on, up to a bound.
 
 use crate::error::InferError;
+use axum::http::HeaderValue;
 use bytes::{Bytes, BytesMut};
 use std::pin::pin;
 use tokio::sync::mpsc;
@@ -15,6 +16,8 @@ pub(super) enum Event {
     Begin(String),
     /// The next bytes.
     Bytes(Bytes),
+    /// There was all of it, with its counts.
+    End(HeaderValue),
     /// There will be no reply.
     Failed(InferError),
 }

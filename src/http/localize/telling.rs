@@ -10,6 +10,7 @@ use crate::{
     http::Front,
     tasks::localize::{Format, Writer},
 };
+use axum::http::HeaderValue;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -79,6 +80,7 @@ impl Telling {
         let mut writer = self.take();
         let begin = !self.begun;
         let conventions = writer.conventions().to_owned();
+        let counts = writer.counts().to_line(frames);
         let ended = self.front.decode.run(move || {
             let mut out = Vec::new();
             if begin {
@@ -94,6 +96,9 @@ impl Telling {
         }
         for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
             reply.send(Event::Bytes(piece)).await?;
+        }
+        if let Ok(counts) = HeaderValue::from_str(&counts) {
+            reply.send(Event::End(counts)).await?;
         }
         Ok(())
     }

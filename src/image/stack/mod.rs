@@ -46,6 +46,7 @@ mod wanted;
 
 pub use describe::Dimensions;
 pub use error::StackError;
+pub use npy::Array;
 pub use reader::StackReader;
 pub use samples::{SampleType, Samples};
 

@@ -75,6 +75,47 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, String> {
     Ok(Header { sample, order, shape, fortran_order })
 }
 
+/// A whole file, as tensors need it: in C order, and of numbers whose lowest byte comes first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array {
+    /// What its numbers are.
+    pub sample: SampleType,
+    /// Outermost first.
+    pub shape: Vec<u64>,
+    /// Bytes before the numbers.
+    pub begins: usize,
+}
+
+impl Array {
+    /// Reads the header of a file.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what NumPy makes of it that is not.
+    pub fn of(file: &[u8]) -> Result<Array, String> {
+        if !file.starts_with(MAGIC) {
+            return Err("it does not begin as .npy files do".to_owned());
+        }
+        let begins = header_bytes(file)?.filter(|begins| *begins <= file.len() as u64);
+        let begins = begins.ok_or("it ends within its header")? as usize;
+        let Header { sample, order, shape, fortran_order } = header(&file[..begins])?;
+        if fortran_order && shape.len() > 1 {
+            return Err("it is in Fortran order: save numpy.ascontiguousarray(...) of it".to_owned());
+        }
+        if order == Order::Big && sample.bytes() > 1 {
+            return Err(
+                "its numbers are big-endian: save .astype(array.dtype.newbyteorder('<')) of it".to_owned()
+            );
+        }
+        let items = shape.iter().try_fold(1_u64, |product, side| product.checked_mul(*side));
+        let expected = items.and_then(|items| items.checked_mul(sample.bytes() as u64));
+        let got = (file.len() - begins) as u64;
+        if expected != Some(got) {
+            return Err(format!("its shape {shape:?} does not fit its {got} bytes of numbers"));
+        }
+        Ok(Array { sample, shape, begins })
+    }
+}
+
 /// The type that a `descr` such as `<u2` names.
 fn sample(descr: &str) -> Result<(SampleType, Order), String> {
     let (order, kind) = match descr.as_bytes() {

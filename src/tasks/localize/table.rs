@@ -137,6 +137,20 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// As `name=number` with commas between them: frames (as told, else as counted), rows, rows written, and those of
+    /// each status that there was.
+    pub fn to_line(&self, frames: Option<u32>) -> String {
+        let statuses = Status::ALL.iter().zip(self.status).filter(|(_, count)| *count > 0);
+        let statuses = statuses.map(|(status, count)| (status.name(), count));
+        let first = [
+            ("frames", u64::from(frames.unwrap_or(self.frames))),
+            ("localizations", self.rows),
+            ("written", self.written),
+        ];
+        let all = first.into_iter().chain(statuses);
+        all.map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(", ")
+    }
+
     pub(super) fn add(&mut self, table: &Table, written: usize) {
         self.rows += table.rows() as u64;
         self.written += written as u64;

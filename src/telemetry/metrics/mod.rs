@@ -4,18 +4,22 @@
 //! number of series is bounded. What is counted for each job is resolved when a model meets a device
 //! ([`ModelMetrics`], [`DeviceMetrics`]), so that no label is hashed on the way.
 //!
+//! - `bounds`: what some of them can reach.
 //! - `register`: makes metrics, remembers what they are, and writes `docs/metrics.md` from that.
 //! - `model`: what is counted for a model, and for a model on a device.
 //! - `route`: what is counted for a route.
 
+mod bounds;
 mod model;
 mod register;
 mod route;
 
+pub use bounds::Bounds;
 pub use model::{DeviceMetrics, ModelMetrics, ModelState, Outcome};
 pub use register::metrics_md;
 pub use route::RouteMetrics;
 
+use bounds::BoundMetrics;
 use model::Families;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder};
 use register::Register;
@@ -78,6 +82,7 @@ pub struct Metrics {
     families: Families,
     models: RwLock<BTreeMap<String, Arc<ModelMetrics>>>,
     device_state: IntGaugeVec,
+    bounds: BoundMetrics,
     dropped: [IntCounter; DropReason::LABELS.len()],
     ended: [IntCounter; EndReason::LABELS.len()],
     refused: [IntCounter; RefuseReason::LABELS.len()],
@@ -149,6 +154,7 @@ impl Metrics {
         );
         let decode_bytes =
             register.gauge("ocelli_decode_bytes", "Bytes reserved for decoded images, all decodes together.");
+        let bounds = BoundMetrics::new(register);
         let device_state = register.gauges(
             "ocelli_device_state",
             "1 for the state that a device is in, 0 for the others.",
@@ -175,6 +181,7 @@ impl Metrics {
             families,
             models: RwLock::default(),
             device_state,
+            bounds,
             dropped,
             ended,
             refused,
@@ -215,6 +222,11 @@ impl Metrics {
         for state in states {
             self.device_state.with_label_values(&[device, state]).set(i64::from(*state == now));
         }
+    }
+
+    /// Says what the gauges of what is held can reach. Until then the bounds are 0.
+    pub fn set_bounds(&self, bounds: Bounds) {
+        self.bounds.set(bounds);
     }
 
     /// Counts what was dropped at the end of a drain.
@@ -327,6 +339,14 @@ mod tests {
         metrics.set_device_state("cpu", &["warming", "serving"], "serving");
         check(&metrics, "ocelli_device_state{device=\"cpu\",state=\"warming\"} 0");
         check(&metrics, "ocelli_device_state{device=\"cpu\",state=\"serving\"} 1");
+    }
+
+    #[test]
+    fn bounds_stand_beside_what_they_bound() {
+        let metrics = metrics();
+        metrics.set_bounds(Bounds { queue_bytes: 7, ..Bounds::default() });
+        check(&metrics, "ocelli_queue_bytes_max 7");
+        check(&metrics, "ocelli_queue_items_max 0");
     }
 
     #[test]

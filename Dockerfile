@@ -1,0 +1,87 @@
+# syntax=docker/dockerfile:1
+#
+# Two images from one file; docs/operations.md shows how to run them.
+#
+#     docker build -t ocelli .                          the CPU: the binary, ONNX Runtime, the examples
+#     docker build -t ocelli:cuda --target cuda .       GPUs too; the driver's libraries come from the host
+#
+# Both run as uid 10001 on a root that may be read-only; only /tmp is written to.
+
+ARG DEBIAN=debian:12.12-slim
+ARG RUST=rust:1.95.0-slim-bookworm
+ARG PYTHON=python:3.11.14-slim-bookworm
+
+# The server. Debian 12 in all stages: what is built runs on the C library that it was built with.
+FROM ${RUST} AS build
+# Versions of packages are those of the base image's release; older ones leave the mirrors.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends cmake g++ make nasm \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /build
+COPY Cargo.toml Cargo.lock openapi.yaml ./
+COPY kernels kernels
+COPY src src
+# The commit, for `ocelli --version` and the metric ocelli_build_info.
+ARG REVISION=
+# Names of functions stay, for backtraces; tables of lines would be most of the image.
+RUN OCELLI_COMMIT="${REVISION}" cargo build --release --locked --bin ocelli \
+    && strip --strip-debug target/release/ocelli
+
+# ONNX Runtime, pinned by checksum.
+FROM ${PYTHON} AS libraries
+WORKDIR /fetch
+COPY tools/fetch_onnxruntime.py ./
+RUN python3 fetch_onnxruntime.py /libraries
+
+# ONNX Runtime for CUDA with the libraries that it loads. All but the driver's must be found.
+FROM ${PYTHON} AS cuda-libraries
+WORKDIR /fetch
+COPY deploy/container/cuda.txt tools/fetch_onnxruntime.py ./
+RUN pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: --target /wheels -r cuda.txt \
+    && mkdir /libraries \
+    && find /wheels/nvidia -name '*.so*' -exec mv -t /libraries {} + \
+    && rm -rf /wheels \
+    && python3 fetch_onnxruntime.py --gpu /libraries \
+    && rm /libraries/libonnxruntime_providers_tensorrt.so \
+    && LD_LIBRARY_PATH=/libraries ldd /libraries/libonnxruntime_providers_cuda.so > needed.txt \
+    && awk '/not found/ && !/libcuda.so.1/ { print; missing = 1 } END { exit missing }' needed.txt
+
+# What both images have in common.
+FROM ${DEBIAN} AS base
+COPY LICENSE /usr/share/doc/ocelli/LICENSE
+COPY examples/models /models
+COPY --from=build /build/target/release/ocelli /usr/local/bin/ocelli
+# The admin listener stays on 127.0.0.1, where the health check asks: whoever reaches it controls devices and models.
+ENV OCELLI_LISTEN=0.0.0.0:8000 \
+    OCELLI_MODELS=/models \
+    OCELLI_KERNEL_CACHE_FOLDER=/tmp/ocelli-kernels \
+    ORT_DYLIB_PATH=/usr/local/lib/ocelli/libonnxruntime.so.1.31.1
+USER 10001:10001
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["ocelli", "health", "ready"]
+ENTRYPOINT ["ocelli"]
+CMD ["serve"]
+ARG VERSION=0.1.0
+ARG REVISION=
+ARG SOURCE=
+ARG CREATED=
+LABEL org.opencontainers.image.title="Ocelli" \
+      org.opencontainers.image.description="A long-running HTTP service that runs image models" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.created="${CREATED}"
+
+FROM base AS cuda
+COPY --from=cuda-libraries /libraries /usr/local/lib/ocelli
+# What NVIDIA's container runtime puts in: the driver for computing, and NVML.
+ENV LD_LIBRARY_PATH=/usr/local/lib/ocelli \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-NVIDIA-CUDA-EULA AND LicenseRef-NVIDIA-cuDNN-SLA"
+
+# The last target is the one that is built when none is named.
+FROM base AS cpu
+COPY --from=libraries /libraries /usr/local/lib/ocelli

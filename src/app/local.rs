@@ -1,0 +1,105 @@
+//! The server without its sockets: the same routes on the same queue and devices, for commands that run a model in-process.
+//! What it answers is what the server answers, since it is what the server runs.
+
+use super::{AppError, Core, base, failed};
+use crate::{
+    config::Config,
+    engine::onnx::Runtime,
+    http::{self, Front, decode::DecodePool},
+    models::{self, Control, Engine, Found, Manifest, Model},
+    telemetry::logging::LinesLost,
+};
+use axum::Router;
+use std::sync::Arc;
+
+/// One model on the devices of this machine, and the routes to it.
+pub struct Local {
+    core: Core,
+    model: Arc<Model>,
+    router: Router,
+}
+
+impl Local {
+    /// Loads a model of the model folder: this version, or the highest; with changes to its manifest.
+    ///
+    /// Must be called inside a tokio runtime: requests run on it.
+    ///
+    /// # Errors
+    /// If there is no such model, it cannot be loaded, or the backend cannot be had. (A fitter needs no ONNX Runtime.)
+    pub fn start(
+        config: &Config,
+        (name, version): (&str, Option<&str>),
+        change: &dyn Fn(&mut Manifest),
+    ) -> Result<Local, AppError> {
+        let mut found = find(config, name, version).map_err(AppError::Failed)?;
+        let mut runtime = Err("ONNX Runtime is not loaded: the model did not ask for it".to_owned());
+        if let Ok(source) = &mut found.source {
+            change(&mut source.manifest);
+            if source.manifest.engine == Engine::Onnx {
+                runtime = Ok(Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?);
+            }
+        }
+        let found = vec![found];
+        let workers = base::workers(&found);
+        let core = base::start(config, runtime, found, workers)?;
+        let [found] = &core.found[..] else { unreachable!("one went in") };
+        let loading = core
+            .devices
+            .load(found)
+            .map_err(|reason| AppError::Failed(format!("model {name:?}: {reason}")))?;
+        let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(config))
+            .map_err(failed("cannot start the decode pool"))?;
+        // Nobody hears what it says: models neither come nor go.
+        let (control, _) = Control::new(config.models.clone());
+        let parts = http::Parts {
+            queue: Arc::clone(&core.queue),
+            catalog: Arc::clone(&core.catalog),
+            status: Arc::clone(&core.status),
+            metrics: Arc::clone(&core.metrics),
+            decode,
+            lines_lost: LinesLost::default(),
+            control: Arc::new(control),
+        };
+        let router = http::routes(Arc::new(Front::new(config, parts)));
+        Ok(Local { core, model: loading.model, router })
+    }
+
+    /// What answers requests.
+    pub fn router(&self) -> Router {
+        self.router.clone()
+    }
+
+    /// The model as it was loaded.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Ends the devices' threads.
+    pub fn end(self) {
+        self.core.queue.close();
+        self.core.devices.join();
+    }
+}
+
+/// A model of the folder, or what there is instead.
+fn find(config: &Config, name: &str, version: Option<&str>) -> Result<Found, String> {
+    let mut found = models::scan(&config.models)
+        .map_err(|reason| format!("{reason}; the option models names the folder that holds them"))?;
+    let there = |found: &Found| found.name == name && version.is_none_or(|version| found.version == version);
+    let Some(index) = found.iter().rposition(there) else {
+        let mut names: Vec<String> = match version {
+            Some(_) => found.iter().map(|found| format!("{}/{}", found.name, found.version)).collect(),
+            None => found.into_iter().map(|found| found.name).collect(),
+        };
+        names.dedup();
+        let version = version.map(|version| format!(" of version {version}")).unwrap_or_default();
+        let there =
+            if names.is_empty() { "it is empty".into() } else { format!("there are {}", names.join(", ")) };
+        return Err(format!("there is no model {name:?}{version} in {}; {there}", config.models.display()));
+    };
+    let found = found.swap_remove(index);
+    match &found.source {
+        Ok(_) => Ok(found),
+        Err(reason) => Err(format!("model {name:?}: {reason}")),
+    }
+}

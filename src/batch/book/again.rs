@@ -1,0 +1,142 @@
+//! What becomes of a batch that failed: its jobs go back to the head of their lane, alone, in smaller batches, or to another
+//! device, and are answered with the cause when that was of no use.
+
+use super::{Aftermath, Book, Receipt};
+use crate::{
+    batch::{
+        Batch, JobKey, Part,
+        ceiling::{self, Ceiling},
+        entry::Failure,
+        lanes::Back,
+    },
+    error::InferError,
+};
+use std::{sync::Arc, time::Instant};
+
+/// Smaller and smaller batches that a job is tried in, at most: more than there are halves of the largest batch.
+const HALVINGS_MAX: u8 = 16;
+
+impl Book {
+    /// The engine refused the batch: whoever was alone in it is at fault, the others run alone once.
+    pub(super) fn run_alone(&mut self, batch: &Batch, error: String, now: Instant) -> Aftermath {
+        let first = batch.parts.first().map(|part| part.job);
+        if batch.parts.iter().all(|part| Some(part.job) == first) {
+            self.fail_all(batch, &InferError::Input(error), now);
+            return Aftermath::default();
+        }
+        let mut aftermath = Aftermath::default();
+        for (part, new) in each_job(batch) {
+            if let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) {
+                entry.alone = true;
+                aftermath.again += usize::from(new);
+            }
+            self.put_back(part, now);
+        }
+        aftermath
+    }
+
+    /// The device's memory is too small for the batch: the jobs run in smaller ones, of which the device gets no larger
+    /// ones for a while. Where nothing is smaller, the device has failed them.
+    pub(super) fn halve(&mut self, batch: &Batch, receipt: &Receipt, error: &str, now: Instant) -> Aftermath {
+        let Some(model) = self.models.get_mut(&batch.model) else {
+            return Aftermath::default();
+        };
+        let Some(items) = ceiling::halved(&model.rules, batch.size) else {
+            let text = format!("too little memory for a batch of {}: {error}", batch.items);
+            return self.run_elsewhere(batch, receipt, &text, true, now);
+        };
+        let before = model.ceilings.get(&receipt.device).copied();
+        let after = Ceiling::lowered(before, items, now);
+        model.ceilings.insert(receipt.device, after);
+        let mut aftermath = Aftermath { halved: true, ..Aftermath::default() };
+        aftermath.ceiling = (before != Some(after)).then_some(after.items());
+        for (part, new) in each_job(batch) {
+            let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
+                continue;
+            };
+            entry.halvings += u8::from(new);
+            if entry.halvings > HALVINGS_MAX {
+                let error = format!("{}: too little memory: {error}", self.roster.name(receipt.device));
+                self.end(part.job, Some(Err(InferError::Device(error))), now);
+            } else if !self.ended_late(part.job, error, now) {
+                aftermath.again += usize::from(new);
+                self.put_back(part, now);
+            }
+        }
+        aftermath
+    }
+
+    /// The device failed: whoever has time left goes back to the head of the lane, once, and avoids it where another
+    /// device serves the model.
+    pub(super) fn run_elsewhere(
+        &mut self,
+        batch: &Batch,
+        receipt: &Receipt,
+        error: &str,
+        memory: bool,
+        now: Instant,
+    ) -> Aftermath {
+        let device = receipt.device;
+        let text: Arc<str> = format!("{}: {error}", self.roster.name(device)).into();
+        let mut aftermath = Aftermath::default();
+        for (part, new) in each_job(batch) {
+            let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
+                continue;
+            };
+            // Two parts of one job in one batch are one failure.
+            let before = if new {
+                entry.failure.replace(Failure { device, text: Arc::clone(&text), memory })
+            } else {
+                None
+            };
+            if let Some(before) = before {
+                let error = format!("{}, and then {text}", before.text);
+                self.end(part.job, Some(Err(InferError::Device(error))), now);
+            } else if !self.ended_late(part.job, error, now) {
+                aftermath.again += usize::from(new);
+                self.put_back(part, now);
+            }
+        }
+        aftermath
+    }
+
+    /// Answers a job of a failed batch whose deadline has passed.
+    fn ended_late(&mut self, job: JobKey, error: &str, now: Instant) -> bool {
+        let entry = self.jobs.get(&job).filter(|entry| !entry.over);
+        let late = entry.is_some_and(|entry| entry.job.deadline.is_some_and(|deadline| deadline <= now));
+        if late {
+            let error = format!("the deadline passed when a device failed: {error}");
+            self.end(job, Some(Err(InferError::Late(error))), now);
+        }
+        late
+    }
+
+    fn put_back(&mut self, part: &Part, now: Instant) {
+        let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
+            return;
+        };
+        let key = entry.job.model;
+        let model = self.models.get_mut(&key).expect("a model outlives its jobs");
+        let back = Back {
+            job: part.job,
+            urgency: entry.urgency(),
+            rows: part.rows.clone(),
+            alone: entry.alone,
+            avoid: entry.failure.as_ref().map(|failure| failure.device),
+        };
+        model.lanes.put_back(&entry.shape, back, now);
+        self.shares.set_waiting(key, true);
+    }
+
+    pub(super) fn fail_all(&mut self, batch: &Batch, error: &InferError, now: Instant) {
+        for part in &batch.parts {
+            self.end(part.job, Some(Err(error.clone())), now);
+        }
+    }
+}
+
+/// The parts of a batch, and whether each is the first of its job.
+fn each_job(batch: &Batch) -> impl Iterator<Item = (&Part, bool)> {
+    let before = [None].into_iter().chain(batch.parts.iter().map(|part| Some(part.job)));
+    batch.parts.iter().zip(before).map(|(part, before)| (part, before != Some(part.job)))
+}

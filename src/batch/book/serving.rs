@@ -1,0 +1,202 @@
+//! Which devices may run which jobs, which of them should, and what becomes of a model that no device serves.
+//!
+//! A job may run on every device that serves its model, but not on one that failed it while there is another, and on one
+//! that only stands by while there is no other.
+
+use super::{Book, Model, Pieces};
+use crate::{
+    batch::{
+        JobKey, ModelKey, ceiling,
+        lanes::Admits,
+        policy,
+        roster::{Absence, DeviceKey, Roster, WorkerKey},
+    },
+    error::InferError,
+};
+use std::time::{Duration, Instant};
+
+/// When to come back to a model whose devices are away, where nobody can say more.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// The devices that serve a model.
+pub(super) struct Pool {
+    /// And whether each only stands by.
+    devices: Vec<(DeviceKey, bool)>,
+}
+
+impl Pool {
+    pub(super) fn of(roster: &Roster, key: ModelKey, model: &Model) -> Pool {
+        let stands_by = |device: DeviceKey| model.standby.contains(roster.name(device));
+        let serving = roster.serving(key).into_iter();
+        Pool { devices: serving.map(|device| (device, stands_by(device))).collect() }
+    }
+
+    /// Whether a device may run jobs that avoid this one.
+    pub(super) fn admits(&self, device: DeviceKey, avoid: Option<DeviceKey>) -> bool {
+        let others = || self.devices.iter().filter(|(other, _)| Some(*other) != avoid);
+        let nobody_else = others().next().is_none();
+        let candidates = || self.devices.iter().filter(|(other, _)| nobody_else || Some(*other) != avoid);
+        let anybody = candidates().all(|(_, standby)| *standby);
+        candidates().any(|(candidate, standby)| *candidate == device && (anybody || !standby))
+    }
+
+    /// Whether a device only stands by.
+    pub(super) fn stands_by(&self, device: DeviceKey) -> bool {
+        self.devices.contains(&(device, true))
+    }
+}
+
+/// How fast a device runs a batch; less is faster. GPUs that were not measured come first, so that they are, and a CPU
+/// that was not comes last.
+type Speed = (u8, f64);
+
+fn faster(one: Speed, other: Speed) -> bool {
+    one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).is_lt()
+}
+
+impl Book {
+    /// Of the models that a worker serves those of which it may run something that waits.
+    pub(super) fn open_to(&self, device: DeviceKey, serves: &[ModelKey]) -> Vec<ModelKey> {
+        let open = |key: &ModelKey| {
+            self.models.get(key).is_some_and(|model| {
+                let pool = Pool::of(&self.roster, *key, model);
+                !model.lanes.is_empty() && model.lanes.any(&|avoid| pool.admits(device, avoid))
+            })
+        };
+        serves.iter().copied().filter(open).collect()
+    }
+
+    fn speed(&self, device: DeviceKey, model: &Model, size: usize, now: Instant) -> Speed {
+        match model.costs.get(&device).filter(|costs| costs.is_fresh(now)) {
+            Some(costs) => (1, costs.estimate(size)),
+            None if self.roster.is_cpu(device) => (2, 0.0),
+            None => (0, 0.0),
+        }
+    }
+
+    /// Seconds in which the quickest of the faster devices should have done all that waits for it, if there is such a
+    /// device.
+    pub(super) fn rival(
+        &self,
+        device: DeviceKey,
+        key: ModelKey,
+        pool: &Pool,
+        size: usize,
+        now: Instant,
+    ) -> Option<f64> {
+        let model = &self.models[&key];
+        let own = self.speed(device, model, size, now);
+        let others = pool.devices.iter().map(|(other, _)| *other);
+        let rivals = others.filter(|other| {
+            *other != device && pool.admits(*other, None) && faster(self.speed(*other, model, size, now), own)
+        });
+        let seconds = rivals.map(|rival| self.roster.ready_in(rival, key, now) + self.backlog(rival));
+        seconds.min_by(f64::total_cmp)
+    }
+
+    /// Seconds that a device would take for all that waits of the models that it serves.
+    fn backlog(&self, device: DeviceKey) -> f64 {
+        let models = self.roster.served_by(device).into_iter();
+        let seconds = models.filter_map(|key| {
+            let model = self.models.get(&key)?;
+            let costs = model.costs.get(&device)?;
+            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
+            Some(costs.seconds(model.lanes.items(), &sizes))
+        });
+        seconds.sum()
+    }
+
+    /// Who of these workers is best woken for what waits of a model: its place among them.
+    pub fn best_of(&self, workers: &[WorkerKey], key: ModelKey, now: Instant) -> Option<usize> {
+        let model = self.models.get(&key).filter(|model| !model.lanes.is_empty())?;
+        let pool = Pool::of(&self.roster, key, model);
+        let size = policy::padded(&model.rules.sizes, model.lanes.items());
+        let mut best: Option<(usize, Speed)> = None;
+        for (index, worker) in workers.iter().enumerate() {
+            let Some(device) = self.roster.device_of(*worker) else {
+                continue;
+            };
+            let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
+            if !self.roster.serves(*worker, key) || !model.lanes.any(admits) {
+                continue;
+            }
+            let speed = self.speed(device, model, size, now);
+            // Of equals the last: it fell asleep last, and has the warmest caches.
+            if best.is_none_or(|(_, best)| !faster(best, speed)) {
+                best = Some((index, speed));
+            }
+        }
+        best.map(|(index, _)| index)
+    }
+
+    /// Notes what a worker serves; true if that is news.
+    pub(super) fn note_serves(&mut self, worker: WorkerKey, serves: &[ModelKey]) -> bool {
+        let news = self.roster.note_serves(worker, serves);
+        if let (true, Some(device)) = (news, self.roster.device_of(worker)) {
+            for key in serves {
+                if let Some(model) = self.models.get_mut(key).filter(|model| !model.homes.contains(&device)) {
+                    model.homes.push(device);
+                }
+            }
+        }
+        news
+    }
+
+    /// Why a model that was served is not any more.
+    pub(super) fn unserved(&self, key: ModelKey) -> Option<Absence> {
+        let model = self.models.get(&key).filter(|model| !model.homes.is_empty())?;
+        (!self.roster.may_be_served(key)).then(|| self.roster.absence(&model.homes))
+    }
+
+    /// Refuses a job of a model whose devices are away and will not be back in time.
+    pub(super) fn in_sight(
+        &self,
+        key: ModelKey,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Result<(), InferError> {
+        match self.unserved(key) {
+            Some(absence) => out_of_sight(&self.models[&key], &absence, deadline, now).map_or(Ok(()), Err),
+            None => Ok(()),
+        }
+    }
+
+    /// Answers jobs that no worker will ever run, or not in time: of models that no worker serves, and that are retired,
+    /// or (once closed) of any, or whose devices will not be back before the jobs are late.
+    pub(super) fn strand(&mut self, now: Instant) {
+        let mut stranded: Vec<(JobKey, InferError)> = Vec::new();
+        for (key, model) in self.models.iter().filter(|(_, model)| !model.lanes.is_empty()) {
+            if self.roster.may_be_served(*key) {
+                continue;
+            }
+            let absence = self.unserved(*key);
+            let over = self.closed || model.retired;
+            for job in model.lanes.jobs() {
+                let deadline = self.jobs.get(&job).and_then(|entry| entry.job.deadline);
+                let error = match &absence {
+                    _ if over => Some(InferError::Device("no device serves the model any more".into())),
+                    Some(absence) => out_of_sight(model, absence, deadline, now),
+                    // A device may come.
+                    None => None,
+                };
+                stranded.extend(error.map(|error| (job, error)));
+            }
+        }
+        for (job, error) in stranded {
+            self.end(job, Some(Err::<Pieces, _>(error)), now);
+        }
+    }
+}
+
+/// Why a job cannot wait for the devices of its model.
+fn out_of_sight(
+    model: &Model,
+    absence: &Absence,
+    deadline: Option<Instant>,
+    now: Instant,
+) -> Option<InferError> {
+    let in_time = absence.back.is_some_and(|back| deadline.is_none_or(|deadline| back < deadline));
+    let retry_after = absence.back.map_or(RETRY_AFTER, |back| back.saturating_duration_since(now));
+    let (name, reason) = (model.name.to_string(), absence.reason.to_string());
+    (!in_time).then_some(InferError::Unserved { name, reason, retry_after })
+}

@@ -1,0 +1,126 @@
+//! How large a batch of a model may be on a device whose memory was too small for one. Pure.
+//!
+//! Out of memory halves the batch and makes half of it the ceiling. It rises by one size after [`GOOD_MIN`] good batches and
+//! [`RISE_AFTER`]; where it fell again after a rise, the time doubles, up to [`RISE_AFTER_MAX`].
+
+use super::Rules;
+use std::time::{Duration, Instant};
+
+/// Good batches before a larger one is tried.
+pub const GOOD_MIN: u32 = 32;
+/// The least time before a larger one is tried.
+pub const RISE_AFTER: Duration = Duration::from_secs(10);
+/// The most that it grows to.
+pub const RISE_AFTER_MAX: Duration = Duration::from_secs(640);
+
+/// The largest batch that may be tried, below the largest of the model's sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ceiling {
+    items: usize,
+    good: u32,
+    since: Instant,
+    rise_after: Duration,
+    /// It rose since it fell last.
+    rose: bool,
+}
+
+impl Ceiling {
+    /// Rows of the largest batch.
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
+    /// After memory was too small for more than `items`.
+    pub fn lowered(before: Option<Ceiling>, items: usize, now: Instant) -> Ceiling {
+        let rise_after = match before {
+            // Batches that were begun before it fell say nothing new.
+            Some(before) if before.items <= items => return before,
+            Some(before) if before.rose => (2 * before.rise_after).min(RISE_AFTER_MAX),
+            Some(before) => before.rise_after,
+            None => RISE_AFTER,
+        };
+        Ceiling { items, good: 0, since: now, rise_after, rose: false }
+    }
+
+    /// After a batch that worked: the ceiling from now on, which is `sizes`' last where there is none any more.
+    pub fn worked(mut self, rules: &Rules, now: Instant) -> Ceiling {
+        self.good = self.good.saturating_add(1);
+        if self.good >= GOOD_MIN && now.saturating_duration_since(self.since) >= self.rise_after {
+            let larger = rules.sizes.iter().copied().find(|size| *size > self.items);
+            self.items = larger.unwrap_or(self.items);
+            (self.good, self.since, self.rose) = (0, now, true);
+        }
+        self
+    }
+}
+
+/// What to try where a batch of `size` was too large: about half, and a size of the model's where batches are padded; `None`
+/// where nothing is smaller.
+pub fn halved(rules: &Rules, size: usize) -> Option<usize> {
+    if rules.whole || size <= 1 {
+        return None;
+    }
+    let smaller = || rules.sizes.iter().copied().filter(|smaller| *smaller < size);
+    let half = smaller().rfind(|smaller| *smaller <= size / 2).or_else(|| smaller().next());
+    if rules.padded { half } else { Some(half.unwrap_or(size / 2).max(1)) }
+}
+
+/// The sizes of batches up to a ceiling; the ceiling itself where none is so small.
+pub fn within(sizes: &[usize], ceiling: Option<&Ceiling>) -> Vec<usize> {
+    let Some(ceiling) = ceiling else {
+        return sizes.to_vec();
+    };
+    let below: Vec<usize> = sizes.iter().copied().filter(|size| *size <= ceiling.items).collect();
+    if below.is_empty() { vec![ceiling.items] } else { below }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(sizes: &[usize], padded: bool) -> Rules {
+        Rules { sizes: sizes.to_vec(), padded, whole: false, wait_max: Duration::ZERO, weight: 1.0 }
+    }
+
+    #[test]
+    fn a_batch_is_halved_down_to_the_smallest_that_can_be_run() {
+        let halves = |sizes: &[usize], padded, size| {
+            let rules = rules(sizes, padded);
+            std::iter::successors(Some(size), |size| halved(&rules, *size)).collect::<Vec<_>>()
+        };
+        assert_eq!(halves(&[1, 2, 4, 8], true, 8), [8, 4, 2, 1]);
+        assert_eq!(halves(&[3, 5], true, 5), [5, 3]);
+        assert_eq!(halves(&[4], true, 4), [4], "padded to 4, whatever is in it");
+        assert_eq!(halves(&[16], false, 16), [16, 8, 4, 2, 1]);
+        assert_eq!(halves(&[1, 2, 4, 8], false, 5), [5, 2, 1]);
+    }
+
+    #[test]
+    fn the_ceiling_rises_after_good_batches_and_time_and_waits_longer_after_each_relapse() {
+        let (start, rules) = (Instant::now(), rules(&[1, 2, 4, 8], true));
+        let mut ceiling = Ceiling::lowered(None, 2, start);
+        for _ in 0..2 * GOOD_MIN {
+            ceiling = ceiling.worked(&rules, start + RISE_AFTER / 2);
+        }
+        assert_eq!(ceiling.items(), 2, "not before the time");
+        let later = start + RISE_AFTER;
+        ceiling = ceiling.worked(&rules, later);
+        assert_eq!(ceiling.items(), 4);
+        ceiling = ceiling.worked(&rules, later + RISE_AFTER_MAX);
+        assert_eq!(ceiling.items(), 4, "not before as many good batches again");
+        ceiling = Ceiling::lowered(Some(ceiling), 2, later);
+        for _ in 0..GOOD_MIN {
+            ceiling = ceiling.worked(&rules, later + RISE_AFTER);
+        }
+        assert_eq!(ceiling.items(), 2, "it fell again: twice the time");
+        assert_eq!(ceiling.worked(&rules, later + 2 * RISE_AFTER).items(), 4);
+    }
+
+    #[test]
+    fn batches_begun_before_the_ceiling_fell_do_not_lower_it_further() {
+        let now = Instant::now();
+        let ceiling = Ceiling::lowered(None, 4, now);
+        assert_eq!(Ceiling::lowered(Some(ceiling), 4, now), ceiling);
+        assert_eq!(Ceiling::lowered(Some(ceiling), 2, now).items(), 2);
+    }
+}

@@ -1,0 +1,217 @@
+//! Who is there to run what: workers, the devices that they are on, and devices that are away. Pure.
+//!
+//! A *device* is known by its name from its first worker on, and never forgotten: its measured speed and its last fault are of
+//! use when it is back. A device *serves* a model while one of its workers does.
+
+use super::ModelKey;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The name of the device that is the machine's own processors.
+pub const CPU: &str = "cpu";
+
+/// One worker, from attach to detach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WorkerKey(pub(super) u64);
+
+/// One device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceKey(u32);
+
+/// What is said of a device that is away, or about to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absence {
+    /// Why, in words.
+    pub reason: Arc<str>,
+    /// When it should serve again; `None` where nobody can say.
+    pub back: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    device: DeviceKey,
+    /// As of its last pick; until then it may serve anything.
+    serves: Option<Vec<ModelKey>>,
+    /// Its batches: which, and when each should be done.
+    running: Vec<(u64, Instant)>,
+}
+
+impl Worker {
+    fn may_serve(&self, model: ModelKey) -> bool {
+        self.serves.as_ref().is_none_or(|serves| serves.contains(&model))
+    }
+
+    fn serves(&self, model: ModelKey) -> bool {
+        self.serves.as_ref().is_some_and(|serves| serves.contains(&model))
+    }
+}
+
+#[derive(Debug)]
+struct Device {
+    name: Arc<str>,
+    absence: Option<Absence>,
+    /// What its last fault was.
+    fault: Option<Arc<str>>,
+}
+
+/// All workers and devices.
+#[derive(Debug, Default)]
+pub struct Roster {
+    workers: HashMap<WorkerKey, Worker>,
+    devices: Vec<Device>,
+    next_batch: u64,
+}
+
+impl Roster {
+    /// Adds a worker of a device.
+    pub fn attach(&mut self, worker: WorkerKey, device: &Arc<str>) {
+        let device = self.device(device);
+        self.workers.insert(worker, Worker { device, serves: None, running: Vec::new() });
+    }
+
+    /// Removes a worker.
+    pub fn detach(&mut self, worker: WorkerKey) {
+        self.workers.remove(&worker);
+    }
+
+    /// The device of this name.
+    fn device(&mut self, name: &Arc<str>) -> DeviceKey {
+        let known = self.devices.iter().position(|device| device.name == *name);
+        let index = known.unwrap_or_else(|| {
+            self.devices.push(Device { name: Arc::clone(name), absence: None, fault: None });
+            self.devices.len() - 1
+        });
+        DeviceKey(index as u32)
+    }
+
+    /// A device's name.
+    pub fn name(&self, device: DeviceKey) -> &Arc<str> {
+        &self.devices[device.0 as usize].name
+    }
+
+    /// The device that a worker is on.
+    pub fn device_of(&self, worker: WorkerKey) -> Option<DeviceKey> {
+        self.workers.get(&worker).map(|worker| worker.device)
+    }
+
+    /// Whether a device is the machine's own processors.
+    pub fn is_cpu(&self, device: DeviceKey) -> bool {
+        **self.name(device) == *CPU
+    }
+
+    /// Says why a device goes, and when it should be back.
+    pub fn set_absence(&mut self, device: &Arc<str>, absence: Absence) {
+        let device = self.device(device);
+        self.devices[device.0 as usize].absence = Some(absence);
+    }
+
+    /// Notes a fault of a device, for messages.
+    pub fn note_fault(&mut self, device: DeviceKey, fault: &str) {
+        self.devices[device.0 as usize].fault = Some(fault.into());
+    }
+
+    /// Notes what a worker serves; true if that is news.
+    pub fn note_serves(&mut self, worker: WorkerKey, serves: &[ModelKey]) -> bool {
+        let Some(worker) = self.workers.get_mut(&worker) else {
+            return false;
+        };
+        let news = worker.serves.as_deref() != Some(serves);
+        if news {
+            worker.serves = Some(serves.to_vec());
+            if !serves.is_empty() {
+                let device = &mut self.devices[worker.device.0 as usize];
+                (device.absence, device.fault) = (None, None);
+            }
+        }
+        news
+    }
+
+    /// Whether a worker serves a model, or might.
+    pub fn may_be_served(&self, model: ModelKey) -> bool {
+        self.workers.values().any(|worker| worker.may_serve(model))
+    }
+
+    /// Whether a worker serves a model, or might.
+    pub fn serves(&self, worker: WorkerKey, model: ModelKey) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.may_serve(model))
+    }
+
+    /// The devices that serve a model, each once.
+    pub fn serving(&self, model: ModelKey) -> Vec<DeviceKey> {
+        let workers = self.workers.values().filter(|worker| worker.serves(model));
+        let mut devices: Vec<DeviceKey> = workers.map(|worker| worker.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// The models that a device serves, each once.
+    pub fn served_by(&self, device: DeviceKey) -> Vec<ModelKey> {
+        let workers = self.workers.values().filter(|worker| worker.device == device);
+        let mut models: Vec<ModelKey> =
+            workers.filter_map(|w| w.serves.as_ref()).flatten().copied().collect();
+        models.sort_unstable();
+        models.dedup();
+        models
+    }
+
+    /// Why these devices, which served once, are away, and when the first of them should be back.
+    pub fn absence(&self, devices: &[DeviceKey]) -> Absence {
+        let told = |key: &DeviceKey| {
+            let device = &self.devices[key.0 as usize];
+            let why = device.absence.as_ref().map(|absence| &absence.reason).or(device.fault.as_ref());
+            match why {
+                Some(why) => format!("{} is away: {why}", device.name),
+                None => format!("{} is away", device.name),
+            }
+        };
+        let absences = devices.iter().filter_map(|key| self.devices[key.0 as usize].absence.as_ref());
+        Absence {
+            reason: devices.iter().map(told).collect::<Vec<_>>().join("; ").into(),
+            back: absences.filter_map(|absence| absence.back).min(),
+        }
+    }
+
+    /// A worker begins a batch that should take so long; gives the batch's number.
+    pub fn begin(&mut self, worker: WorkerKey, seconds: f64, now: Instant) -> u64 {
+        self.next_batch += 1;
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            let free = worker.running.last().map_or(now, |(_, due)| now.max(*due));
+            let takes = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+            worker.running.push((self.next_batch, free + takes));
+        }
+        self.next_batch
+    }
+
+    /// A worker's batch has ended.
+    pub fn end(&mut self, worker: WorkerKey, batch: u64) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.running.retain(|(running, _)| *running != batch);
+        }
+    }
+
+    /// When a worker should be done with what it has, in seconds from now.
+    pub fn busy_for(&self, worker: WorkerKey, now: Instant) -> f64 {
+        let due = self.workers.get(&worker).and_then(|worker| worker.running.last());
+        due.map_or(0.0, |(_, due)| due.saturating_duration_since(now).as_secs_f64())
+    }
+
+    /// Batches of a worker.
+    pub fn running(&self, worker: WorkerKey) -> usize {
+        self.workers.get(&worker).map_or(0, |worker| worker.running.len())
+    }
+
+    /// When the first worker of a device that serves a model should be done with what it has, in seconds from now.
+    pub fn ready_in(&self, device: DeviceKey, model: ModelKey, now: Instant) -> f64 {
+        let workers = self.workers.values();
+        let workers = workers.filter(|worker| worker.device == device && worker.serves(model));
+        let waits = workers.map(|worker| {
+            let due = worker.running.last().map_or(now, |(_, due)| *due);
+            due.saturating_duration_since(now).as_secs_f64()
+        });
+        waits.min_by(f64::total_cmp).unwrap_or(0.0)
+    }
+}

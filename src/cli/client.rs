@@ -1,0 +1,289 @@
+//! Asks a server, or the same routes in this process.
+
+use super::health::Target;
+use crate::app::Local;
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderValue, Request, Response, Uri, header},
+};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use serde_json::Value;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tower::ServiceExt;
+
+/// How long a connection may take to come about.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// What a server that knows a model says of it, at most, in bytes.
+const METADATA_BYTES_MAX: usize = 16 << 20;
+
+/// Where requests go. Cloning is cheap.
+#[derive(Clone)]
+pub(super) enum Server {
+    /// By HTTP/1.1 over connections that are kept.
+    There {
+        /// Makes the connections.
+        client: Box<Client<HttpConnector, Body>>,
+        /// Its host and port.
+        authority: Arc<str>,
+    },
+    /// The routes themselves.
+    Here(Router),
+}
+
+impl Server {
+    /// The server at `http://HOST[:PORT]`. Nothing is sent yet.
+    pub(super) fn there(target: &Target) -> Server {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_MAX));
+        let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
+        Server::There { client: Box::new(client), authority: target.authority().into() }
+    }
+
+    /// A model of this process.
+    pub(super) fn here(local: &Local) -> Server {
+        Server::Here(local.router())
+    }
+
+    /// Sends a request whose address is a path with its query.
+    ///
+    /// # Errors
+    /// Words, if no reply came.
+    pub(super) async fn send(&self, mut request: Request<Body>) -> Result<Response<Body>, String> {
+        let authority = match self {
+            Server::There { authority, .. } => authority,
+            Server::Here(_) => "localhost",
+        };
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let whole = format!("http://{authority}{path}").parse::<Uri>().map_err(|error| error.to_string())?;
+        let host = HeaderValue::from_str(authority).map_err(|error| error.to_string())?;
+        request.headers_mut().insert(header::HOST, host);
+        match self {
+            Server::There { client, .. } => {
+                *request.uri_mut() = whole;
+                client
+                    .request(request)
+                    .await
+                    .map(|reply| reply.map(Body::new))
+                    .map_err(|error| causes(&error))
+            }
+            Server::Here(router) => {
+                let Ok(reply) = router.clone().oneshot(request).await;
+                Ok(reply)
+            }
+        }
+    }
+
+    /// What the server says of a model.
+    ///
+    /// # Errors
+    /// That it cannot be reached, or what it says instead.
+    pub(super) async fn model(&self, name: &Name) -> Result<Described, Unknown> {
+        let request = Request::get(name.path("/v2/models")).body(Body::empty()).expect("paths are encoded");
+        let reply = self.send(request).await.map_err(Unknown::Unreachable)?;
+        let status = reply.status();
+        let body = axum::body::to_bytes(reply.into_body(), METADATA_BYTES_MAX).await;
+        let body = body.map_err(|error| Unknown::Unreachable(causes(&error)))?;
+        let told: Value = serde_json::from_slice(&body)
+            .map_err(|_| Unknown::Refused(format!("status {status}, and what it says is not JSON")))?;
+        if !status.is_success() {
+            let why = told["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned);
+            return Err(Unknown::Refused(why));
+        }
+        serde_json::from_value(told)
+            .map_err(|error| Unknown::Refused(format!("it does not describe models as Ocelli does: {error}")))
+    }
+}
+
+/// Why nothing is known of a model.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unknown {
+    /// No server answers.
+    #[error("no server answers: {0}")]
+    Unreachable(String),
+    /// It answers that it cannot.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What a server says of a model.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub(super) struct Described {
+    /// `classify`, `detect`, ...
+    pub(super) task: String,
+    /// Whether it takes images.
+    pub(super) images: bool,
+    /// Its tensors.
+    pub(super) inputs: Vec<InputSpec>,
+}
+
+/// One input of a model.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub(super) struct InputSpec {
+    /// Its name.
+    pub(super) name: String,
+}
+
+/// A model and perhaps its version: `NAME` or `NAME/VERSION`.
+#[derive(Debug, Clone)]
+pub(super) struct Name {
+    pub(super) name: String,
+    pub(super) version: Option<String>,
+}
+
+impl Name {
+    /// From what was written on the command line.
+    pub(super) fn parse(text: &str) -> Name {
+        match text.split_once('/') {
+            Some((name, version)) => Name { name: name.into(), version: Some(version.into()) },
+            None => Name { name: text.into(), version: None },
+        }
+    }
+
+    /// The path of the model by the Open Inference Protocol below `/v2/models`, by `/predictions` below that.
+    pub(super) fn path(&self, below: &str) -> String {
+        let encoded = |text: &str| percent_encoding::utf8_percent_encode(text, QUERY).to_string();
+        let name = encoded(&self.name);
+        match &self.version {
+            None => format!("{below}/{name}"),
+            Some(version) if below == "/predictions" => format!("{below}/{name}/{}", encoded(version)),
+            Some(version) => format!("{below}/{name}/versions/{}", encoded(version)),
+        }
+    }
+}
+
+/// What is written as it is in paths and queries.
+const QUERY: &percent_encoding::AsciiSet =
+    &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b',');
+
+/// A query of keys and values, with its question mark; empty for none.
+pub(super) fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    let mut query = String::new();
+    for (key, value) in pairs {
+        let encoded = |text| percent_encoding::utf8_percent_encode(text, QUERY);
+        query.push(if query.is_empty() { '?' } else { '&' });
+        query.push_str(&format!("{}={}", encoded(key), encoded(value)));
+    }
+    query
+}
+
+/// An error with what it came of: the outermost of hyper's says only that something failed.
+pub(super) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// When to ask again after a failure, and when no more. Pure.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// How often.
+    pub(super) retries: u32,
+    /// A server that asks for a longer wait is given up.
+    pub(super) wait_max: Duration,
+}
+
+/// The first wait where the server does not say; doubled each time.
+const BACKOFF: Duration = Duration::from_millis(250);
+
+impl Patience {
+    /// How long to wait after the attempt of this number, from 0; `None` to give up. `status` is none where no reply
+    /// came. Inference changes nothing on the server, so that asking again is safe.
+    pub(super) fn wait(
+        &self,
+        tried: u32,
+        status: Option<u16>,
+        retry_after: Option<Duration>,
+    ) -> Option<Duration> {
+        if tried >= self.retries || !matches!(status, None | Some(429 | 502 | 503)) {
+            return None;
+        }
+        let own = BACKOFF.saturating_mul(1 << tried.min(16)).min(self.wait_max);
+        Some(retry_after.unwrap_or(own)).filter(|wait| *wait <= self.wait_max)
+    }
+}
+
+/// The wait that a reply asks for: whole seconds. (A date, which `Retry-After` may be as well, is not read.)
+pub(super) fn retry_after(reply: &Response<Body>) -> Option<Duration> {
+    let text = reply.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
+    text.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// A runtime on which requests are sent, and where the model is in this process, answered.
+pub(super) fn runtime(threads: usize) -> Result<tokio::runtime::Runtime, String> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("ocelli-ask")
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start the runtime: {error}"))
+}
+
+/// Seconds since then, for summaries.
+pub(super) fn seconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience = Patience { retries: 3, wait_max: Duration::from_secs(10) };
+
+    fn check(tried: u32, status: Option<u16>, retry_after: Option<u64>, expected: Option<u64>) {
+        let wait = PATIENCE.wait(tried, status, retry_after.map(Duration::from_secs));
+        assert_eq!(wait, expected.map(Duration::from_millis), "{tried} {status:?} {retry_after:?}");
+    }
+
+    #[test]
+    fn a_full_server_is_asked_again_when_it_says() {
+        check(0, Some(429), Some(2), Some(2000));
+        check(2, Some(503), Some(10), Some(10_000));
+    }
+
+    #[test]
+    fn without_a_word_of_the_server_waits_double() {
+        check(0, Some(503), None, Some(250));
+        check(2, None, None, Some(1000));
+    }
+
+    #[test]
+    fn patience_ends_in_number_and_in_time() {
+        check(3, Some(429), Some(1), None);
+        check(0, Some(429), Some(11), None);
+    }
+
+    #[test]
+    fn what_will_not_change_is_not_asked_again() {
+        for status in [400, 404, 413, 500, 504] {
+            check(0, Some(status), Some(1), None);
+        }
+    }
+
+    #[test]
+    fn versions_are_part_of_the_path() {
+        assert_eq!(Name::parse("a b").path("/predictions"), "/predictions/a%20b");
+        assert_eq!(Name::parse("a/2").path("/predictions"), "/predictions/a/2");
+        assert_eq!(Name::parse("a/2").path("/v2/models"), "/v2/models/a/versions/2");
+    }
+
+    #[test]
+    fn queries_are_encoded() {
+        assert_eq!(query([("z_range_um", "-0.5,0.5"), ("a", "&=")]), "?z_range_um=-0.5,0.5&a=%26%3D");
+        assert_eq!(query([]), "");
+    }
+}

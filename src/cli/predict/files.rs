@@ -1,0 +1,129 @@
+//! Which files are meant: names as they are, folders with what is in them, patterns.
+
+use std::path::{Path, PathBuf};
+
+/// What files a model takes, by their extensions. Only folders are looked through for them: a file that is named is
+/// taken whatever it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// Pictures.
+    Images,
+    /// Stacks of frames.
+    Stacks,
+    /// Arrays, and requests as JSON.
+    Tensors,
+}
+
+impl Takes {
+    fn extensions(self) -> &'static [&'static str] {
+        match self {
+            Takes::Images => &["jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff"],
+            Takes::Stacks => &["tif", "tiff", "npy"],
+            Takes::Tensors => &["npy", "json"],
+        }
+    }
+
+    fn takes(self, path: &Path) -> bool {
+        let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+        extension.is_some_and(|extension| self.extensions().contains(&&*extension))
+    }
+}
+
+/// Folders below folders are looked through down to here.
+const DEPTH_MAX: usize = 16;
+
+/// The files that `given` means, folders and patterns in the order of their names.
+///
+/// # Errors
+/// What is not there, or means no file.
+pub(super) fn find(given: &[String], takes: Takes) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    for name in given {
+        let path = Path::new(name);
+        if path.is_dir() {
+            let before = found.len();
+            walk(path, takes, 0, &mut found)?;
+            if found.len() == before {
+                let extensions = takes.extensions().join(", ");
+                return Err(format!("the folder {name} holds no file that ends in {extensions}"));
+            }
+        } else if path.exists() {
+            found.push(path.to_owned());
+        } else if name.contains(['*', '?', '[']) {
+            let before = found.len();
+            let paths = glob::glob(name).map_err(|error| format!("{name:?} is no pattern: {error}"))?;
+            let paths = paths.filter_map(Result::ok).filter(|path| path.is_file());
+            found.extend(paths);
+            if found.len() == before {
+                return Err(format!("no file fits the pattern {name:?}"));
+            }
+        } else {
+            return Err(format!("there is no file {name}"));
+        }
+    }
+    Ok(found)
+}
+
+fn walk(folder: &Path, takes: Takes, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("cannot read the folder {}: {error}", folder.display());
+    let entries = std::fs::read_dir(folder).map_err(failed)?;
+    let mut paths =
+        entries.map(|entry| Ok(entry.map_err(failed)?.path())).collect::<Result<Vec<_>, String>>()?;
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            if depth == DEPTH_MAX {
+                return Err(format!("{} is more than {DEPTH_MAX} folders deep", path.display()));
+            }
+            walk(&path, takes, depth + 1, found)?;
+        } else if takes.takes(&path) {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(given: &[&str], takes: Takes, expected: Result<&[&str], &str>) {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("in")).expect("a folder");
+        std::fs::create_dir(folder.path().join("empty")).expect("a folder");
+        for name in ["b.png", "a.JPG", "notes.txt", "x.npy", "in/c.tif", "[odd].png"] {
+            std::fs::write(folder.path().join(name), "").expect("a file");
+        }
+        let root = format!("{}/", folder.path().display());
+        let given: Vec<String> = given.iter().map(|name| format!("{root}{name}")).collect();
+        let found = find(&given, takes).map_err(|why| why.replace(&root, "")).map(|found| {
+            found.iter().map(|path| path.display().to_string().replace(&root, "")).collect::<Vec<_>>()
+        });
+        let expected = expected.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!(found, expected.map_err(str::to_owned), "{given:?}");
+    }
+
+    #[test]
+    fn folders_give_what_the_model_takes_in_the_order_of_names() {
+        check(&[""], Takes::Images, Ok(&["[odd].png", "a.JPG", "b.png", "in/c.tif"]));
+        check(&[""], Takes::Stacks, Ok(&["in/c.tif", "x.npy"]));
+        check(&[""], Takes::Tensors, Ok(&["x.npy"]));
+    }
+
+    #[test]
+    fn a_named_file_is_taken_whatever_it_is_called() {
+        check(&["notes.txt", "[odd].png"], Takes::Images, Ok(&["notes.txt", "[odd].png"]));
+    }
+
+    #[test]
+    fn patterns_are_for_those_whose_shell_has_none() {
+        check(&["*.png", "in/?.tif"], Takes::Images, Ok(&["[odd].png", "b.png", "in/c.tif"]));
+    }
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        check(&["none.png"], Takes::Images, Err("there is no file none.png"));
+        check(&["*.gif"], Takes::Images, Err("no file fits the pattern \"*.gif\""));
+        check(&["empty"], Takes::Tensors, Err("the folder empty holds no file that ends in npy, json"));
+    }
+}

@@ -1,0 +1,285 @@
+//! Where localizations go: a file for each stack, the standard output for one, or nothing but their counts.
+
+use super::{
+    BYTES_BAR, Exit, Streams, Wanted,
+    ask::Asking,
+    bar, cannot_write,
+    stacks::{Broken, Ended, unpack},
+};
+use crate::{
+    cli::{client::seconds, table::table},
+    tasks::localize::{Format, Status},
+};
+use futures_util::{StreamExt, stream};
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+/// What is asked for.
+enum Into {
+    /// Only the counts.
+    Nothing,
+    /// The standard output.
+    Output(Format),
+    /// A file each.
+    Files(Vec<PathBuf>, Format),
+}
+
+impl Streams<'_> {
+    /// Finds and fits the spots of stacks.
+    pub(super) async fn localize(&mut self, asking: &Asking, found: &[PathBuf], wanted: &Wanted) -> Exit {
+        let into = match into(found, wanted) {
+            Ok(into) => into,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        };
+        let bytes =
+            found.iter().filter_map(|path| fs::metadata(path).ok()).map(|metadata| metadata.len()).sum();
+        let bar = bar(bytes, BYTES_BAR);
+        if let Into::Output(format) = into {
+            let ended = asking.stack(&found[0], format, &wanted.raw, self.out, &bar).await;
+            bar.finish_and_clear();
+            return match ended {
+                Ok(_) => match self.out.flush() {
+                    Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                        self.complain(&cannot_write(wanted, &error), Exit::Failure)
+                    }
+                    _ => Exit::Ok,
+                },
+                Err(Broken::Refused(why) | Broken::Midway(why)) => {
+                    self.complain(&format!("{}: {why}", found[0].display()), Exit::Failure)
+                }
+            };
+        }
+        let each = found.iter().enumerate().map(|(index, path)| {
+            let (into, bar) = (&into, &bar);
+            async move {
+                let began = Instant::now();
+                let ended = match into {
+                    Into::Files(files, format) => {
+                        to_file(asking, path, &files[index], *format, wanted, bar).await
+                    }
+                    Into::Nothing | Into::Output(_) => counted(asking, path, wanted, bar).await,
+                };
+                (index, ended, seconds(began))
+            }
+        });
+        let mut each = std::pin::pin!(stream::iter(each).buffered(wanted.concurrency));
+        let (mut lines, mut exit) = (vec![header()], Exit::Ok);
+        while let Some((index, ended, took)) = each.next().await {
+            let name = found[index].display().to_string();
+            let told = match (&into, ended) {
+                (_, Err(why)) => {
+                    exit = bar.suspend(|| self.complain(&format!("{name}: {why}"), Exit::Failure));
+                    continue;
+                }
+                (Into::Files(files, _), Ok(ended)) => summary(&ended, &files[index], took),
+                (_, Ok(ended)) => {
+                    lines.push(row(&name, &ended));
+                    continue;
+                }
+            };
+            if let Err(stop) = bar.suspend(|| self.write(&mut None, &told, wanted)) {
+                return stop;
+            }
+        }
+        bar.finish_and_clear();
+        if lines.len() > 1 && self.print(&table(&lines)) != Exit::Ok {
+            return Exit::Failure;
+        }
+        exit
+    }
+}
+
+fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
+    let format = match wanted.format.as_deref() {
+        None | Some("table") => None,
+        Some("json") => Some(Format::Ndjson),
+        Some(name) => Some(Format::from_name(name).ok_or_else(|| {
+            format!(
+                "--format is {name:?}, expected table, json or {}",
+                Format::ALL.map(Format::name).join(", ")
+            )
+        })?),
+    };
+    let Some(output) = &wanted.output else {
+        return match format {
+            None => Ok(Into::Nothing),
+            Some(format) if found.len() == 1 => Ok(Into::Output(format)),
+            Some(_) => Err(format!("{} stacks do not go to one output: name a folder with -o", found.len())),
+        };
+    };
+    if wanted.format.as_deref() == Some("table") {
+        return Err("--format table has no localizations to write to a file: leave out one of the two".into());
+    }
+    if !output.is_dir() && found.len() == 1 {
+        let format = format.map_or_else(|| by_extension(output), Ok)?;
+        return Ok(Into::Files(vec![output.clone()], format));
+    }
+    if !output.is_dir() {
+        return Err(format!("{} stacks need a folder, and {} is none", found.len(), output.display()));
+    }
+    let format = format.ok_or("a folder does not say what to write: give --format")?;
+    let mut files: Vec<PathBuf> = Vec::new();
+    for path in found {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let file = output.join(format!("{stem}.{}", format.file_extension()));
+        if files.contains(&file) {
+            return Err(format!("two stacks would be written to {}: give them other names", file.display()));
+        }
+        files.push(file);
+    }
+    Ok(Into::Files(files, format))
+}
+
+fn by_extension(path: &Path) -> Result<Format, String> {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+    let format = extension.as_deref().and_then(|extension| match extension {
+        "jsonl" => Some(Format::Ndjson),
+        "h5" => Some(Format::Hdf5),
+        "arrow" => Some(Format::Arrow),
+        other => Format::ALL.into_iter().find(|format| format.file_extension() == other),
+    });
+    format.ok_or_else(|| {
+        let known = Format::ALL.map(Format::file_extension).join(", ");
+        format!(
+            "{} does not say by its extension what to write; known are {known}; or give --format",
+            path.display()
+        )
+    })
+}
+
+/// Writes a stack's localizations to a file. What was begun in a format that streams stays, and ends with the mistake; any
+/// other is removed.
+async fn to_file(
+    asking: &Asking,
+    path: &Path,
+    file: &Path,
+    format: Format,
+    wanted: &Wanted,
+    bar: &indicatif::ProgressBar,
+) -> Result<Ended, String> {
+    let cannot = |error: io::Error| format!("cannot write {}: {error}", file.display());
+    if format == Format::Hdf5 {
+        // Picasso wants a YAML file beside its HDF5, and the server gives both in one archive.
+        let mut archive = Vec::new();
+        let ended = asking.stack(path, Format::Picasso, &wanted.raw, &mut archive, bar).await;
+        let ended = ended.map_err(Broken::why)?;
+        for (name, content) in unpack(&archive)? {
+            let yaml = name.ends_with(".yaml");
+            let beside = if yaml { file.with_extension("yaml") } else { file.to_owned() };
+            fs::write(&beside, content).map_err(cannot)?;
+        }
+        return Ok(ended);
+    }
+    let mut out = Lazy { path: file, file: None };
+    let ended = asking.stack(path, format, &wanted.raw, &mut out, bar).await;
+    match ended {
+        Ok(ended) => {
+            // Even of nothing, there is a file.
+            out.open().map_err(cannot)?;
+            Ok(ended)
+        }
+        Err(Broken::Midway(why)) if format.streams() => Err(why),
+        Err(Broken::Refused(why) | Broken::Midway(why)) => {
+            if out.file.take().is_some() {
+                let _ = fs::remove_file(file);
+            }
+            Err(why)
+        }
+    }
+}
+
+/// A file that is made when there is something to write.
+struct Lazy<'a> {
+    path: &'a Path,
+    file: Option<File>,
+}
+
+impl Lazy<'_> {
+    fn open(&mut self) -> io::Result<&mut File> {
+        if self.file.is_none() {
+            self.file = Some(File::create(self.path)?);
+        }
+        self.file.as_mut().ok_or_else(|| io::Error::other("no file"))
+    }
+}
+
+impl Write for Lazy<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.open()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.open()?.flush()
+    }
+}
+
+async fn counted(
+    asking: &Asking,
+    path: &Path,
+    wanted: &Wanted,
+    bar: &indicatif::ProgressBar,
+) -> Result<Ended, String> {
+    let ended = asking.stack(path, Format::Ndjson, &wanted.raw, &mut io::sink(), bar).await;
+    ended.map_err(Broken::why)
+}
+
+fn header() -> Vec<String> {
+    let names = ["file", "frames", "localizations"].into_iter().chain(Status::ALL.map(Status::name));
+    names.map(str::to_uppercase).collect()
+}
+
+fn row(name: &str, ended: &Ended) -> Vec<String> {
+    let names = ["frames", "localizations"].into_iter().chain(Status::ALL.map(Status::name));
+    let counts = names.map(|name| ended.counts.get(name).copied().unwrap_or(0).to_string());
+    [name.to_owned()].into_iter().chain(counts).collect()
+}
+
+/// What came of a stack, in a line.
+fn summary(ended: &Ended, file: &Path, took: f64) -> String {
+    let count = |name: &str| ended.counts.get(name).copied();
+    let mut text = match (count("localizations"), count("frames")) {
+        (Some(spots), Some(frames)) => {
+            let written = count("written").unwrap_or(spots);
+            format!(
+                "{spots} spots in {frames} frames, {written} written to {}, in {took:.2} s",
+                file.display()
+            )
+        }
+        // Trailers do not pass everything that stands between.
+        _ => format!("written to {}, in {took:.2} s", file.display()),
+    };
+    for status in Status::ALL {
+        if let Some(count) = count(status.name()).filter(|count| *count > 0) {
+            text.push_str(&format!("; {} {count}", status.name()));
+        }
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extension_says_the_format() {
+        assert_eq!(by_extension(Path::new("a.H5")), Ok(Format::Hdf5));
+        assert_eq!(by_extension(Path::new("a.zip")), Ok(Format::Picasso));
+        assert!(by_extension(Path::new("a")).is_err());
+    }
+
+    #[test]
+    fn a_summary_says_what_is_known() {
+        let counts = [("frames", 160), ("localizations", 1466), ("written", 1466), ("converged", 1466)];
+        let counts = counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+        assert_eq!(
+            summary(&Ended { counts }, Path::new("a.csv"), 0.031),
+            "1466 spots in 160 frames, 1466 written to a.csv, in 0.03 s; converged 1466\n"
+        );
+        assert_eq!(summary(&Ended::default(), Path::new("a.csv"), 0.5), "written to a.csv, in 0.50 s\n");
+    }
+}

@@ -1,0 +1,209 @@
+//! `ocelli predict`: files through a model, on a server or in this process. Both ways answer alike, since both are the
+//! server's own routes.
+//!
+//! - `arguments`: the flags; `files`: which files are meant.
+//! - `ask`: a file to a request; `rows`: replies to text.
+//! - `stacks`: stacks, which are sent while they are read; `localize`: where their localizations go.
+
+mod arguments;
+mod ask;
+mod files;
+mod localize;
+mod rows;
+mod stacks;
+
+pub(super) use arguments::arguments;
+
+use super::{
+    Exit, Streams,
+    client::{Server, Unknown, runtime},
+    health::Target,
+    options,
+};
+use crate::{app::Local, config::Config};
+use arguments::Wanted;
+use ask::{Asking, Reply};
+use clap::ArgMatches;
+use files::Takes;
+use futures_util::{StreamExt, stream};
+use indicatif::{ProgressBar, ProgressStyle};
+use rows::{Form, Sheet};
+use std::{
+    fs::File,
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    thread::available_parallelism,
+};
+
+impl Streams<'_> {
+    /// Runs `ocelli predict`.
+    pub(super) fn predict(&mut self, matches: &ArgMatches) -> Exit {
+        let wanted = match arguments::wanted(matches) {
+            Ok(wanted) => wanted,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        };
+        let Some(url) = matches.get_one::<String>("url") else {
+            return self.with_config(matches, |streams, loaded| streams.predict_here(&loaded.config, wanted));
+        };
+        if let Some((option, _)) = options::sources(matches).flags.first() {
+            let told = format!(
+                "with --url the server has its own options: leave out --{}",
+                option.replace('_', "-")
+            );
+            return self.complain(&told, Exit::Usage);
+        }
+        match Target::parse(url) {
+            Ok(target) => {
+                let threads = available_parallelism().map_or(1, usize::from);
+                match runtime(threads) {
+                    Ok(runtime) => runtime.block_on(self.predict_on(Server::there(&target), wanted)),
+                    Err(reason) => self.complain(&reason, Exit::Failure),
+                }
+            }
+            Err(reason) => self.complain(&reason, Exit::Usage),
+        }
+    }
+
+    fn predict_here(&mut self, config: &Config, wanted: Wanted) -> Exit {
+        let runtime = match runtime(config.http_threads) {
+            Ok(runtime) => runtime,
+            Err(reason) => return self.complain(&reason, Exit::Failure),
+        };
+        let model = (&*wanted.model.name, wanted.model.version.as_deref());
+        let local = {
+            let _inside = runtime.enter();
+            match Local::start(config, model, &|_| {}) {
+                Ok(local) => local,
+                Err(error) => return self.complain(&error, Exit::from(&error)),
+            }
+        };
+        let exit = runtime.block_on(self.predict_on(Server::here(&local), wanted));
+        local.end();
+        exit
+    }
+
+    async fn predict_on(&mut self, server: Server, wanted: Wanted) -> Exit {
+        let described = match server.model(&wanted.model).await {
+            Ok(described) => described,
+            Err(error @ Unknown::Unreachable(_)) => return self.complain(&error, Exit::Unavailable),
+            Err(error @ Unknown::Refused(_)) => return self.complain(&error, Exit::Failure),
+        };
+        let takes = match (described.images, &*described.task) {
+            (_, "localize") => Takes::Stacks,
+            (true, _) => Takes::Images,
+            (false, _) => Takes::Tensors,
+        };
+        let found = match files::find(&wanted.files, takes) {
+            Ok(found) => found,
+            Err(reason) => return self.complain(&reason, Exit::NoInput),
+        };
+        let Wanted { model, patience, time_max, set, .. } = &wanted;
+        let (set, patience, time_max) = (set.clone(), *patience, *time_max);
+        let asking = Asking { server, model: model.clone(), described, patience, time_max, set };
+        if takes == Takes::Stacks {
+            return self.localize(&asking, &found, &wanted).await;
+        }
+        let form = match wanted.format.as_deref() {
+            None | Some("table") => Form::Table,
+            Some("json") => Form::Json,
+            Some("csv") => Form::Csv,
+            Some(other) => {
+                let told = format!("--format is {other:?}, expected table, json or csv");
+                return self.complain(&told, Exit::Usage);
+            }
+        };
+        if !wanted.raw.is_empty() {
+            let told = format!("--raw is for stacks, and model {:?} takes none", asking.model.name);
+            return self.complain(&told, Exit::Usage);
+        }
+        self.answers(&asking, found, form, &wanted).await
+    }
+
+    /// The answers of all files, in the order of the files.
+    async fn answers(&mut self, asking: &Asking, found: Vec<PathBuf>, form: Form, wanted: &Wanted) -> Exit {
+        let mut file = match wanted.output.as_ref().map(File::create).transpose() {
+            Ok(file) => file,
+            Err(error) => return self.complain(&cannot_write(wanted, &error), Exit::Failure),
+        };
+        let bar = bar(found.len() as u64, FILES_BAR);
+        let mut sheet = Sheet::new(form, &asking.described.task);
+        let asked = stream::iter(found).map(|path| async move {
+            let reply = asking.file(&path).await;
+            (path, reply)
+        });
+        let mut asked = std::pin::pin!(asked.buffered(wanted.concurrency));
+        let mut failed = 0;
+        while let Some((path, reply)) = asked.next().await {
+            let name = path.display().to_string();
+            let (text, mistakes) = match reply {
+                Ok(Reply { ok: true, body }) => sheet.add(&name, &body),
+                Ok(Reply { ok: false, body }) => {
+                    let why =
+                        stacks::told(&body).unwrap_or_else(|| "the server refused it without a word".into());
+                    (sheet.fail(&name, None, &why, Some(&body)), vec![why])
+                }
+                Err(why) => (sheet.fail(&name, None, &why, None), vec![why]),
+            };
+            failed += usize::from(!mistakes.is_empty());
+            bar.suspend(|| mistakes.iter().for_each(|why| drop(writeln!(self.err, "ocelli: {name}: {why}"))));
+            if failed > 0 {
+                bar.set_message(format!("{failed} failed"));
+            }
+            bar.inc(1);
+            if let Err(exit) = bar.suspend(|| self.write(&mut file, &text, wanted)) {
+                return exit;
+            }
+        }
+        bar.finish_and_clear();
+        match self.write(&mut file, &sheet.end(), wanted) {
+            Err(exit) => exit,
+            Ok(()) if failed > 0 => Exit::Failure,
+            Ok(()) => Exit::Ok,
+        }
+    }
+
+    /// Writes to the file that was asked for, or to the standard output; the exit code where nobody takes more.
+    fn write(&mut self, file: &mut Option<File>, text: &str, wanted: &Wanted) -> Result<(), Exit> {
+        let written = match file {
+            Some(file) => file.write_all(text.as_bytes()),
+            None => self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()),
+        };
+        match written {
+            Ok(()) => Ok(()),
+            // A reader that has gone (`| head`) is no failure of ours.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Exit::Ok),
+            Err(error) => Err(self.complain(&cannot_write(wanted, &error), Exit::Failure)),
+        }
+    }
+}
+
+fn cannot_write(wanted: &Wanted, error: &io::Error) -> String {
+    let place =
+        wanted.output.as_ref().map_or("the standard output".into(), |path| path.display().to_string());
+    format!("cannot write to {place}: {error}")
+}
+
+/// How far it is, in files and in bytes.
+const FILES_BAR: &str = "{wide_bar} {pos}/{len} files {msg} {eta}";
+const BYTES_BAR: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+
+/// A bar on a terminal, and nothing elsewhere.
+fn bar(length: u64, template: &str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).expect("a test reads the templates");
+    ProgressBar::new(length).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bars_can_be_drawn() {
+        for template in [FILES_BAR, BYTES_BAR] {
+            assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Replies to rows of text: as a table for people, as CSV, or as lines of JSON. Pure.
+
+use super::super::table::table;
+use serde_json::Value;
+
+/// How answers are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Aligned columns, once all is known.
+    Table,
+    /// A line for each file as it is answered: the server's reply with the file's name.
+    Json,
+    /// A line for each class, box, vector or number.
+    Csv,
+}
+
+/// Writes the answers of a model.
+pub(super) struct Sheet {
+    form: Form,
+    columns: &'static [&'static str],
+    /// Rows of the table; of CSV those before the header is known.
+    rows: Vec<Vec<String>>,
+    /// Values in a vector, once the first is there.
+    width: Option<usize>,
+    begun: bool,
+}
+
+/// Numbers of a vector or tensor that a table shows.
+const SHOWN: usize = 4;
+
+impl Sheet {
+    /// For a task.
+    pub(super) fn new(form: Form, task: &str) -> Sheet {
+        let columns: &[&str] = match task {
+            "classify" => &["label", "index", "score"],
+            "detect" => &["label", "index", "score", "left", "top", "right", "bottom"],
+            "segment" => &["label", "index", "pixels"],
+            "embed" => &["vector"],
+            _ if form == Form::Csv => &["output", "index", "value"],
+            _ => &["output", "datatype", "shape", "data"],
+        };
+        Sheet { form, columns, rows: Vec::new(), width: None, begun: false }
+    }
+
+    /// What a file's reply adds to the output, and the mistakes of its frames.
+    pub(super) fn add(&mut self, file: &str, reply: &[u8]) -> (String, Vec<String>) {
+        let Ok(told) = serde_json::from_slice::<Value>(reply) else {
+            let why = "the reply is not JSON".to_owned();
+            return (self.fail(file, None, &why, None), vec![why]);
+        };
+        let mut mistakes = Vec::new();
+        let mut text = String::new();
+        let several = told["predictions"].as_array();
+        let frames = several.map_or(vec![(None, &told)], |frames| {
+            frames.iter().enumerate().map(|(index, frame)| (Some(index), frame)).collect()
+        });
+        for (frame, answer) in frames {
+            match answer["error"].as_str() {
+                Some(why) => {
+                    let place = frame.map(|frame| format!("frame {frame}: ")).unwrap_or_default();
+                    mistakes.push(format!("{place}{why}"));
+                    text += &self.failed(file, frame, why);
+                }
+                None => text += &self.answer(file, frame, answer),
+            }
+        }
+        match self.form {
+            Form::Json => (line(file, reply), mistakes),
+            Form::Table | Form::Csv => (text, mistakes),
+        }
+    }
+
+    /// What a file adds that has no answer: `reply` is what the server says, if it says something.
+    pub(super) fn fail(
+        &mut self,
+        file: &str,
+        frame: Option<usize>,
+        why: &str,
+        reply: Option<&[u8]>,
+    ) -> String {
+        match (self.form, reply) {
+            (Form::Json, Some(reply)) if reply.starts_with(b"{") => line(file, reply),
+            (Form::Json, _) => line(file, serde_json::json!({ "error": why }).to_string().as_bytes()),
+            _ => self.failed(file, frame, why),
+        }
+    }
+
+    fn failed(&mut self, file: &str, frame: Option<usize>, why: &str) -> String {
+        let mut row = self.head(file, frame);
+        row.resize(2 + self.width.unwrap_or(self.columns.len()), String::new());
+        row.push(why.to_owned());
+        self.put(row)
+    }
+
+    fn head(&self, file: &str, frame: Option<usize>) -> Vec<String> {
+        vec![file.to_owned(), frame.map(|frame| frame.to_string()).unwrap_or_default()]
+    }
+
+    fn answer(&mut self, file: &str, frame: Option<usize>, answer: &Value) -> String {
+        let mut text = String::new();
+        for cells in self.cells(answer) {
+            let mut row = self.head(file, frame);
+            if self.columns == ["vector"] && self.form == Form::Csv {
+                self.width.get_or_insert(cells.len());
+            }
+            row.extend(cells);
+            if self.form == Form::Csv {
+                // No error.
+                row.push(String::new());
+            }
+            text += &self.put(row);
+        }
+        text
+    }
+
+    /// The cells of an answer's rows, behind those that say where it is from.
+    fn cells(&self, answer: &Value) -> Vec<Vec<String>> {
+        let list = |member: &Value| member.as_array().cloned().unwrap_or_default();
+        let keys = |value: &Value, keys: &[&str]| -> Vec<String> {
+            keys.iter().map(|key| cell(&value[*key])).collect()
+        };
+        if let Some(classes) = answer["classes"].as_array() {
+            return classes.iter().map(|class| keys(class, self.columns)).collect();
+        }
+        if let Some(found) = answer["detections"].as_array() {
+            let row = |found: &Value| {
+                let mut row = keys(found, &self.columns[..3]);
+                row.extend(list(&found["box"]).iter().map(cell));
+                row
+            };
+            return found.iter().map(row).collect();
+        }
+        if let Some(classes) = answer["mask"]["classes"].as_array() {
+            return classes.iter().map(|class| keys(class, self.columns)).collect();
+        }
+        if let Some(vector) = answer["vector"].as_array() {
+            return match self.form {
+                Form::Csv => vec![vector.iter().map(cell).collect()],
+                Form::Table | Form::Json => vec![vec![shortened(vector)]],
+            };
+        }
+        let outputs = list(&answer["outputs"]);
+        let rows = outputs.iter().flat_map(|output| {
+            let data = list(&output["data"]);
+            match self.form {
+                Form::Csv => {
+                    let name = cell(&output["name"]);
+                    let values = data.iter().enumerate();
+                    values.map(|(index, value)| vec![name.clone(), index.to_string(), cell(value)]).collect()
+                }
+                Form::Table | Form::Json => {
+                    let mut row = keys(output, &["name", "datatype"]);
+                    row.push(output["shape"].to_string());
+                    row.push(shortened(&data));
+                    vec![row]
+                }
+            }
+        });
+        rows.collect()
+    }
+
+    fn put(&mut self, row: Vec<String>) -> String {
+        if self.form != Form::Csv || (self.columns == ["vector"] && self.width.is_none()) {
+            self.rows.push(row);
+            return String::new();
+        }
+        let mut text = self.begin();
+        csv(&mut text, &row);
+        text
+    }
+
+    /// The header of CSV, and what waited for it.
+    fn begin(&mut self) -> String {
+        let mut text = String::new();
+        if !std::mem::replace(&mut self.begun, true) {
+            let mut header = vec!["file".to_owned(), "frame".to_owned()];
+            match self.width {
+                Some(width) => header.extend((0..width).map(|index| format!("v{index}"))),
+                None => header.extend(self.columns.iter().map(|column| (*column).to_owned())),
+            }
+            header.push("error".to_owned());
+            let columns = header.len();
+            csv(&mut text, &header);
+            for mut row in std::mem::take(&mut self.rows) {
+                let why = row.pop().unwrap_or_default();
+                row.resize(columns - 1, String::new());
+                row.push(why);
+                csv(&mut text, &row);
+            }
+        }
+        text
+    }
+
+    /// What is still to be written.
+    pub(super) fn end(mut self) -> String {
+        match self.form {
+            Form::Json => String::new(),
+            Form::Csv => self.begin(),
+            Form::Table => {
+                // Those that failed are told beside the table.
+                self.rows.retain(|row| row.len() == 2 + self.columns.len());
+                let framed = self.rows.iter().any(|row| !row[1].is_empty());
+                let header = ["file", "frame"].iter().chain(self.columns).map(|name| name.to_uppercase());
+                let mut lines = vec![header.collect::<Vec<_>>()];
+                lines.append(&mut self.rows);
+                if !framed {
+                    lines.iter_mut().for_each(|line| drop(line.remove(1)));
+                }
+                if lines.len() == 1 { String::new() } else { table(&lines) }
+            }
+        }
+    }
+}
+
+/// A reply as a line that begins with the file's name.
+fn line(file: &str, reply: &[u8]) -> String {
+    let name = Value::from(file);
+    let reply = String::from_utf8_lossy(reply);
+    let reply = reply.trim();
+    match reply.strip_prefix('{') {
+        Some(members) if members.trim_start() != "}" => format!("{{\"file\":{name},{members}\n"),
+        _ => format!("{{\"file\":{name},\"reply\":{reply}}}\n"),
+    }
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The first numbers, and how many there are.
+fn shortened(values: &[Value]) -> String {
+    let mut shown: Vec<String> = values.iter().take(SHOWN).map(cell).collect();
+    if values.len() > SHOWN {
+        shown.push(format!("… ({})", values.len()));
+    }
+    shown.join(" ")
+}
+
+/// A line of CSV, by RFC 4180.
+fn csv(text: &mut String, row: &[String]) {
+    for (index, cell) in row.iter().enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        if cell.contains([',', '"', '\n', '\r']) {
+            text.push('"');
+            text.push_str(&cell.replace('"', "\"\""));
+            text.push('"');
+        } else {
+            text.push_str(cell);
+        }
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(form: Form, task: &str, replies: &[(&str, &str)], expected: &str) {
+        let mut sheet = Sheet::new(form, task);
+        let mut text = String::new();
+        for (file, reply) in replies {
+            text += &sheet.add(file, reply.as_bytes()).0;
+        }
+        text += &sheet.end();
+        assert_eq!(text, expected);
+    }
+
+    const CLASSES: &str = r#"{"model":"m","classes":[{"label":"a, \"b\"","index":3,"score":0.98247856},{"label":null,"index":9,"score":0.005}]}"#;
+    const PAGES: &str =
+        r#"{"predictions":[{"classes":[{"label":"x","index":0,"score":1}]},{"error":"truncated"}]}"#;
+
+    #[test]
+    fn classes_are_rows() {
+        check(
+            Form::Csv,
+            "classify",
+            &[("1.png", CLASSES), ("2.tif", PAGES)],
+            "file,frame,label,index,score,error\n\
+             1.png,,\"a, \"\"b\"\"\",3,0.98247856,\n\
+             1.png,,,9,0.005,\n\
+             2.tif,0,x,0,1,\n\
+             2.tif,1,,,,truncated\n",
+        );
+        check(
+            Form::Table,
+            "classify",
+            &[("1.png", CLASSES)],
+            "FILE   LABEL   INDEX  SCORE\n1.png  a, \"b\"  3      0.98247856\n1.png          9      0.005\n",
+        );
+        check(
+            Form::Table,
+            "classify",
+            &[("2.tif", PAGES)],
+            "FILE   FRAME  LABEL  INDEX  SCORE\n2.tif  0      x      0      1\n",
+        );
+    }
+
+    #[test]
+    fn boxes_masks_and_tensors_are_rows() {
+        check(
+            Form::Csv,
+            "detect",
+            &[("a", r#"{"detections":[{"box":[1,2.5,3,4],"label":"x","index":0,"score":0.5}]}"#)],
+            "file,frame,label,index,score,left,top,right,bottom,error\na,,x,0,0.5,1,2.5,3,4,\n",
+        );
+        check(
+            Form::Csv,
+            "segment",
+            &[("a", r#"{"mask":{"classes":[{"label":"sky","index":1,"pixels":7}]}}"#)],
+            "file,frame,label,index,pixels,error\na,,sky,1,7,\n",
+        );
+        let outputs = r#"{"outputs":[{"name":"y","datatype":"FP32","shape":[1,5],"data":[1,2,3,4,5.5]}]}"#;
+        check(
+            Form::Table,
+            "tensors",
+            &[("a", outputs)],
+            "FILE  OUTPUT  DATATYPE  SHAPE  DATA\na     y       FP32      [1,5]  1 2 3 4 … (5)\n",
+        );
+        check(
+            Form::Csv,
+            "tensors",
+            &[("a", r#"{"outputs":[{"name":"y","data":[1,2]}]}"#)],
+            "file,frame,output,index,value,error\na,,y,0,1,\na,,y,1,2,\n",
+        );
+    }
+
+    #[test]
+    fn vectors_have_a_column_for_each_number_even_if_the_first_file_failed() {
+        let replies = [("a", r#"{"predictions":[{"error":"no"}]}"#), ("b", r#"{"vector":[0.5,-1]}"#)];
+        check(Form::Csv, "embed", &replies, "file,frame,v0,v1,error\na,0,,,no\nb,,0.5,-1,\n");
+    }
+
+    #[test]
+    fn lines_of_json_are_the_reply_with_the_name_of_the_file() {
+        check(
+            Form::Json,
+            "classify",
+            &[("a\"b", "{\"model\":\"m\"}\n")],
+            "{\"file\":\"a\\\"b\",\"model\":\"m\"}\n",
+        );
+        check(Form::Json, "classify", &[("a", "[{\"3\":1}]")], "{\"file\":\"a\",\"reply\":[{\"3\":1}]}\n");
+    }
+}

@@ -1,0 +1,109 @@
+//! Where a child's answers go out: words and tensors are written to its part of the region, which stays theirs until the
+//! parent has read them.
+
+use super::{
+    arena::Arena,
+    link::{Kind, Link, Message},
+    region::{Part, Region},
+    serve::leave,
+    wire::{Answer, Copies, parts},
+};
+use crate::engine::{EngineError, Tensor};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Longer words are cut: they are for people.
+const WORDS_MAX: usize = 2000;
+
+/// The way back to the parent, for all threads of a child.
+pub(super) struct Desk {
+    link: Link,
+    region: Region,
+    results: Arena,
+    /// What the parent has not read yet.
+    out: Mutex<HashMap<u64, Part>>,
+}
+
+impl Desk {
+    /// Lends `results` of the region.
+    pub(super) fn new(link: Link, region: Region, results: Range<usize>) -> Desk {
+        Desk { link, region, results: Arena::new(results), out: Mutex::default() }
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    pub(super) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn out(&self) -> MutexGuard<'_, HashMap<u64, Part>> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The parent has read the answer to `id`.
+    pub(super) fn taken(&self, id: u64) {
+        let part = self.out().remove(&id);
+        drop(part);
+    }
+
+    /// Answers without tensors. After a fault of the device, that was the last.
+    pub(super) fn answer(&self, id: u64, answer: Result<Answer, EngineError>) {
+        match answer {
+            Ok(answer) => self.send(id, &answer, &Copies::default()),
+            Err(error) => {
+                let fault = matches!(error, EngineError::Device(_));
+                self.send(id, &Answer::from(shortened(error)), &Copies::default());
+                if fault {
+                    leave();
+                }
+            }
+        }
+    }
+
+    /// Answers with the outputs of a batch.
+    pub(super) fn land(&self, id: u64, landed: Result<Vec<Tensor>, EngineError>, device_bytes: u64) {
+        match landed {
+            Ok(outputs) => {
+                let (copies, outputs) = Copies::of(outputs.iter().map(parts), |_| None);
+                self.send(id, &Answer::Landed { outputs, device_bytes }, &copies);
+            }
+            Err(error) => self.answer(id, Err(error)),
+        }
+    }
+
+    /// Waits where the parent has still to read what fills the memory.
+    fn send(&self, id: u64, answer: &Answer, copies: &Copies<'_>) {
+        let words = serde_json::to_vec(answer).expect("answers are plain data");
+        let Some(span) = self.results.take_waiting(copies.bytes() + words.len()) else {
+            let text = format!(
+                "a batch has results of {} bytes, for which {} are shared: raise isolation_bytes, of which that is a \
+                 quarter, or lower batch.items_max",
+                copies.bytes(),
+                self.results.bytes()
+            );
+            return self.send(id, &Answer::OutOfMemory(text), &Copies::default());
+        };
+        let mut part = self.region.part(span);
+        copies.write(&words, &mut part);
+        let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
+        self.out().insert(id, part);
+        if let Err(error) = self.link.send(&Message { kind: Kind::Answer, id, offset, bytes }) {
+            // The thread that reads sees that the parent is gone.
+            tracing::debug!(%error, "the parent does not listen any more");
+        }
+    }
+}
+
+fn shortened(error: EngineError) -> EngineError {
+    let short = |text: String| text.chars().take(WORDS_MAX).collect();
+    match error {
+        EngineError::Input(text) => EngineError::Input(short(text)),
+        EngineError::OutOfMemory(text) => EngineError::OutOfMemory(short(text)),
+        EngineError::Device(text) => EngineError::Device(short(text)),
+    }
+}

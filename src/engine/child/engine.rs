@@ -1,0 +1,209 @@
+//! An engine that runs in a child: what workers hold in its place.
+
+use super::{
+    parent::{Asks, Child, Held, Ticket, unexpected},
+    recipe::Recipe,
+    wire::{Answer, Ask, Copies, Eye, Fitted, parts},
+};
+use crate::engine::{
+    Airborne, DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView, kernels::Camera,
+    staging::Memory,
+};
+use std::sync::{
+    Arc, Condvar, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Cameras with maps that a child knows for an engine; the oldest is forgotten by both sides.
+pub(super) const CAMERAS_MAX: usize = 4;
+
+/// An engine in a child.
+#[derive(Debug)]
+pub struct ChildEngine {
+    child: Arc<Child>,
+    number: u64,
+    signature: Signature,
+    depth: usize,
+    seats: Seats,
+    device_bytes: Arc<AtomicU64>,
+    /// Those with maps that the child knows, the newest last.
+    cameras: Vec<(Arc<Camera>, u64)>,
+}
+
+impl Child {
+    /// Has the child make an engine.
+    ///
+    /// # Errors
+    /// Why it cannot be had there.
+    pub fn load(self: &Arc<Child>, recipe: &Recipe) -> Result<ChildEngine, EngineError> {
+        let number = self.asks.number();
+        let ask = Ask::Load { engine: number, recipe: recipe.clone() };
+        let loaded = self.asks.ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait);
+        match loaded?.answer {
+            Answer::Loaded { signature, depth, device_bytes } => Ok(ChildEngine {
+                child: Arc::clone(self),
+                number,
+                signature: signature.read().map_err(EngineError::Device)?,
+                depth,
+                seats: Seats::new(depth),
+                device_bytes: Arc::new(AtomicU64::new(device_bytes)),
+                cameras: Vec::new(),
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl ChildEngine {
+    fn asks(&self) -> &Asks {
+        &self.child.asks
+    }
+
+    /// Begins a batch of tensors anywhere. `held` are those that stay where they are.
+    fn begin<'a>(
+        &mut self,
+        tensors: impl Iterator<Item = (DataType, &'a [usize], &'a [u8])>,
+        held: Vec<Tensor>,
+        setting: Option<&Setting>,
+    ) -> Result<Away, EngineError> {
+        let seat = self.seats.take();
+        let setting = match setting {
+            Some(setting) => Some(Fitted::of(setting, self.eye(setting.camera())?)),
+            None => None,
+        };
+        let region = &self.child.asks.region;
+        // What nobody holds is copied, wherever it lies.
+        let lies = |data: &[u8]| if held.is_empty() { None } else { region.place(data) };
+        let (copies, inputs) = Copies::of(tensors, lies);
+        let ask = Ask::Start { engine: self.number, inputs, setting };
+        let ticket = self.asks().ask(&ask, &copies, Held { inputs: held, seat: Some(seat) })?;
+        Ok(Away { ticket, device_bytes: Arc::clone(&self.device_bytes) })
+    }
+
+    /// How the child knows a camera: maps are copied to it once.
+    fn eye(&mut self, camera: &Arc<Camera>) -> Result<Eye, EngineError> {
+        let (Some(maps), Some((height, width))) = (camera.map_values(), camera.sensor()) else {
+            return Ok(Eye::uniform(camera));
+        };
+        if let Some((_, id)) = self.cameras.iter().find(|(known, _)| Arc::ptr_eq(known, camera)) {
+            return Ok(Eye::Known(*id));
+        }
+        let id = self.asks().number();
+        let shape = [height, width];
+        let maps = maps.map(|map| (DataType::Fp32, &shape[..], bytemuck::cast_slice(map)));
+        let (copies, maps) = Copies::of(maps.into_iter(), |_| None);
+        // What follows comes after it: nobody needs to wait.
+        self.asks().ask(
+            &Ask::Camera { engine: self.number, camera: id, height, width, maps },
+            &copies,
+            Held::default(),
+        )?;
+        if self.cameras.len() == CAMERAS_MAX {
+            self.cameras.remove(0);
+        }
+        self.cameras.push((Arc::clone(camera), id));
+        Ok(Eye::Known(id))
+    }
+}
+
+impl Engine for ChildEngine {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        setting: Option<&Setting>,
+    ) -> Result<Vec<Tensor>, EngineError> {
+        let tensors = inputs.iter().map(|view| (view.datatype, &view.shape[..], view.data));
+        Box::new(self.begin(tensors, Vec::new(), setting)?).land()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
+        // The tensors share their memory with these.
+        let held = inputs.clone();
+        Ok(Flight::Airborne(Box::new(self.begin(inputs.iter().map(parts), held, setting)?)))
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::Shared(self.child.asks.region.clone())
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.device_bytes.load(Ordering::Relaxed)
+    }
+
+    fn rest(&mut self) {
+        let rested = self.asks().ask(&Ask::Rest { engine: self.number }, &Copies::default(), Held::default());
+        match rested.and_then(Ticket::wait).map(|reply| reply.answer) {
+            Ok(Answer::Done { device_bytes }) => self.device_bytes.store(device_bytes, Ordering::Relaxed),
+            Ok(other) => tracing::warn!(error = %unexpected(&other), "an idle engine keeps its memory"),
+            Err(error) => tracing::warn!(%error, "an idle engine keeps its memory"),
+        }
+    }
+}
+
+impl Drop for ChildEngine {
+    fn drop(&mut self) {
+        let unload = Ask::Unload { engine: self.number };
+        let unloaded = self.asks().ask(&unload, &Copies::default(), Held::default()).and_then(Ticket::wait);
+        if let Err(error) = unloaded {
+            // With the process, all of it is gone.
+            tracing::debug!(%error, "an engine was not unloaded");
+        }
+    }
+}
+
+/// A batch that a child runs. What it reads is held until the child has answered, whoever still waits for that.
+struct Away {
+    ticket: Ticket,
+    device_bytes: Arc<AtomicU64>,
+}
+
+impl Airborne for Away {
+    fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
+        let reply = self.ticket.wait()?;
+        match reply.answer {
+            Answer::Landed { device_bytes, .. } => {
+                self.device_bytes.store(device_bytes, Ordering::Relaxed);
+                Ok(reply.outputs)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Room for so many batches on their way.
+#[derive(Debug, Clone)]
+struct Seats(Arc<(Mutex<usize>, Condvar)>);
+
+/// One of them, while it is taken.
+#[derive(Debug)]
+pub(super) struct Seat(Seats);
+
+impl Seats {
+    fn new(count: usize) -> Seats {
+        Seats(Arc::new((Mutex::new(count.max(1)), Condvar::new())))
+    }
+
+    fn take(&self) -> Seat {
+        let (free, freed) = &*self.0;
+        let free = free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+        *free -= 1;
+        Seat(self.clone())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let (free, freed) = &*self.0.0;
+        *free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        freed.notify_one();
+    }
+}

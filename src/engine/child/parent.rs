@@ -1,0 +1,395 @@
+//! A child as its parent sees it: what is asked of it, who waits for the answers, and what they get when it is gone.
+//!
+//! One thread per child starts the process, reads its answers and sees its end. The system ends a process with the thread that
+//! started it, so that thread lives as long.
+
+use super::{
+    link::{Kind, Link, Message},
+    process::{End, Program, Running},
+    region::{Part, Region, Traffic},
+    wire::{Answer, Ask, Copies, Open, build},
+};
+use crate::engine::{EngineError, Tensor, cuda::MemoryInfo};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// How long a child has to give everything back when it is not needed any more.
+const GRACE: Duration = Duration::from_secs(10);
+/// How long a process may take from the end of its socket to its own.
+const LEAVING: Duration = Duration::from_millis(200);
+
+/// What a child is to be.
+#[derive(Debug, Clone)]
+pub struct Post {
+    /// What its device is called in words.
+    pub device: String,
+    /// The UUID of its GPU; the CPU otherwise.
+    pub gpu: Option<String>,
+    /// What to run.
+    pub program: Program,
+    /// The memory that is shared with it.
+    pub region: Region,
+    /// Where ONNX Runtime is.
+    pub onnx_runtime: Option<PathBuf>,
+}
+
+/// A running child. When the last hold on it is dropped, it gives its device back and ends.
+#[derive(Debug)]
+pub struct Child {
+    pub(super) asks: Arc<Asks>,
+    /// And what is told when it is about to end.
+    thread: Mutex<Option<(JoinHandle<()>, mpsc::Receiver<()>)>>,
+}
+
+impl Child {
+    /// Starts it, and has it take its device.
+    ///
+    /// # Errors
+    /// Why the process or the device cannot be had.
+    pub fn start(post: Post) -> Result<Arc<Child>, EngineError> {
+        let (started, starting) = mpsc::channel();
+        let (gone, end) = mpsc::channel();
+        let (region, onnx_runtime, gpu) = (post.region.clone(), post.onnx_runtime.clone(), post.gpu.clone());
+        let thread = std::thread::Builder::new().name("ocelli-child".into()).spawn(move || {
+            let Some(asks) = begin(&post, &started) else { return };
+            asks.read();
+            asks.finish();
+            // Nobody may be waiting for it.
+            let _ = gone.send(());
+        });
+        let failed = |what: &str, error: std::io::Error| EngineError::Device(format!("{what}: {error}"));
+        let thread = thread.map_err(|error| failed("no thread for a child", error))?;
+        let asks = starting.recv().map_err(|_| EngineError::Device("the thread of a child ended".into()))?;
+        let asks = asks.map_err(|error| failed("cannot start a process", error))?;
+        let child = Child { asks: Arc::clone(&asks), thread: Mutex::new(Some((thread, end))) };
+        let results = asks.traffic().map_err(EngineError::Device)?.results.clone();
+        let open = Open { build: build(), results, gpu, onnx_runtime };
+        let opened = asks.send(&Ask::Open(open), &Copies::default(), Held::default(), Some(&region));
+        opened.and_then(Ticket::wait)?;
+        Ok(Arc::new(child))
+    }
+
+    /// The process's number.
+    pub fn id(&self) -> u32 {
+        self.asks.process().id()
+    }
+
+    /// Why it is gone, once it is.
+    pub fn ended(&self) -> Option<String> {
+        self.asks.book().ended.clone()
+    }
+
+    /// Ends the process at once: for one that hangs. Whoever waits gets an error with this reason.
+    pub fn kill(&self, reason: &str) {
+        self.asks.book().fault.get_or_insert_with(|| reason.to_owned());
+        self.asks.process().kill();
+    }
+
+    /// What of the device's memory is free.
+    ///
+    /// # Errors
+    /// Where the child is gone, or its context is broken.
+    pub fn memory(&self) -> Result<MemoryInfo, EngineError> {
+        let reply = self.asks.ask(&Ask::Memory, &Copies::default(), Held::default())?.wait()?;
+        match reply.answer {
+            Answer::Memory { free, total } => Ok(MemoryInfo { free, total }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Gives memory back to the system that nothing holds.
+    ///
+    /// # Errors
+    /// Where the child is gone, or its context is broken.
+    pub fn trim(&self) -> Result<(), EngineError> {
+        self.asks.ask(&Ask::Trim, &Copies::default(), Held::default())?.wait().map(drop)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some((thread, end)) = thread.take() else { return };
+        self.asks.book().leaving = true;
+        self.asks.link.shut();
+        if end.recv_timeout(GRACE).is_err() {
+            tracing::warn!(
+                device = self.asks.device,
+                "the device's process takes too long to end, and is killed"
+            );
+            self.asks.process().kill();
+            if end.recv_timeout(GRACE).is_err() {
+                tracing::error!(device = self.asks.device, "the device's process cannot be ended");
+                return;
+            }
+        }
+        if thread.join().is_err() {
+            tracing::error!("the thread of a child panicked");
+        }
+    }
+}
+
+/// Starts the process, and tells whoever waits for it.
+fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Option<Arc<Asks>> {
+    let traffic = Arc::new(post.region.traffic());
+    let (result, asks) = match Running::start(&post.program, &post.device, post.gpu.as_deref()) {
+        Ok((process, link)) => {
+            let asks = Arc::new(Asks {
+                device: post.device.clone(),
+                link,
+                region: post.region.clone(),
+                process: Mutex::new(process),
+                traffic: Mutex::new(Some(traffic)),
+                book: Mutex::default(),
+                numbers: AtomicU64::new(1),
+            });
+            (Ok(Arc::clone(&asks)), Some(asks))
+        }
+        Err(error) => (Err(error), None),
+    };
+    // Whoever started this waits for it.
+    let _ = started.send(result);
+    asks
+}
+
+/// What is asked of a child, and by whom.
+pub(super) struct Asks {
+    device: String,
+    link: Link,
+    pub(super) region: Region,
+    process: Mutex<Running>,
+    /// Until the child is gone.
+    traffic: Mutex<Option<Arc<Traffic>>>,
+    book: Mutex<Book>,
+    numbers: AtomicU64,
+}
+
+impl fmt::Debug for Asks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asks").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Who waits for what.
+#[derive(Default)]
+struct Book {
+    next: u64,
+    waiting: HashMap<u64, Waiting>,
+    /// What the child, or whoever killed it, told of a fault.
+    fault: Option<String>,
+    /// It is asked to end.
+    leaving: bool,
+    /// Why it is gone.
+    ended: Option<String>,
+}
+
+/// Something that was asked for, with all that the child reads until it has answered.
+struct Waiting {
+    tell: mpsc::Sender<Result<Reply, EngineError>>,
+    _part: Part,
+    _held: Held,
+}
+
+/// What is kept until the child has answered.
+#[derive(Default)]
+#[expect(dead_code, reason = "held, and not read here")]
+pub(super) struct Held {
+    /// What it reads where it lies.
+    pub(super) inputs: Vec<Tensor>,
+    /// Whatever else ends with the answer.
+    pub(super) seat: Option<super::engine::Seat>,
+}
+
+/// What a child answered.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) answer: Answer,
+    /// Copies of the tensors that the answer tells of.
+    pub(super) outputs: Vec<Tensor>,
+}
+
+/// An answer that is to come.
+pub(super) struct Ticket(mpsc::Receiver<Result<Reply, EngineError>>);
+
+impl Ticket {
+    pub(super) fn wait(self) -> Result<Reply, EngineError> {
+        let gone = |_| EngineError::Device("the device's process is gone".to_owned());
+        self.0.recv().map_err(gone)?
+    }
+}
+
+impl Asks {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn process(&self) -> MutexGuard<'_, Running> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn traffic(&self) -> Result<Arc<Traffic>, String> {
+        let traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        traffic.ok_or_else(|| {
+            self.book().ended.clone().unwrap_or_else(|| "the device's process is gone".to_owned())
+        })
+    }
+
+    /// A number that nothing in the child has.
+    pub(super) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Asks for something. Waits where the memory for it is still full of what was asked for before.
+    pub(super) fn ask(&self, ask: &Ask, copies: &Copies<'_>, held: Held) -> Result<Ticket, EngineError> {
+        self.send(ask, copies, held, None)
+    }
+
+    fn send(
+        &self,
+        ask: &Ask,
+        copies: &Copies<'_>,
+        held: Held,
+        region: Option<&Region>,
+    ) -> Result<Ticket, EngineError> {
+        let words = serde_json::to_vec(ask)
+            .map_err(|error| EngineError::Input(format!("cannot say it in JSON: {error}")))?;
+        let traffic = self.traffic().map_err(EngineError::Device)?;
+        let bytes = copies.bytes() + words.len();
+        let Some(mut part) = traffic.lend_waiting(bytes) else {
+            return Err(EngineError::OutOfMemory(format!(
+                "{bytes} bytes are to be copied to the process of {}, for which {} are shared: raise isolation_bytes, of \
+                 which that is a quarter, or lower batch.items_max",
+                self.device,
+                traffic.inputs_bytes()
+            )));
+        };
+        copies.write(&words, &mut part);
+        let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
+        let (tell, told) = mpsc::channel();
+        let mut book = self.book();
+        if let Some(reason) = &book.ended {
+            return Err(EngineError::Device(reason.clone()));
+        }
+        let id = book.next;
+        book.next += 1;
+        book.waiting.insert(id, Waiting { tell, _part: part, _held: held });
+        drop(book);
+        let message = Message { kind: Kind::Ask, id, offset, bytes };
+        let sent = match region {
+            Some(region) => self.link.send_with(&message, region.file()),
+            None => self.link.send(&message),
+        };
+        if let Err(error) = sent {
+            // The thread that reads sees the same end, and answers.
+            tracing::debug!(%error, "a child does not listen any more");
+        }
+        Ok(Ticket(told))
+    }
+
+    /// Hands answers on, until the child is gone.
+    fn read(&self) {
+        loop {
+            match self.link.receive() {
+                Ok(Some((message, _))) if message.kind == Kind::Answer => self.hand_on(&message),
+                Ok(Some((message, _))) => tracing::error!(?message, "a child said what only parents say"),
+                Ok(None) => return,
+                Err(error) => {
+                    self.book().fault.get_or_insert_with(|| format!("its answers cannot be read: {error}"));
+                    return self.process().kill();
+                }
+            }
+        }
+    }
+
+    /// What is in shared memory is copied, so that the child has it back whoever still reads the outputs, and nothing that a
+    /// broken child writes later is seen.
+    fn hand_on(&self, message: &Message) {
+        let reply = self.reply(message);
+        if let Err(error) = self.link.send(&Message { kind: Kind::Taken, ..*message }) {
+            tracing::debug!(%error, "a child does not listen any more");
+        }
+        let mut book = self.book();
+        if let Err(EngineError::Device(text)) = &reply {
+            book.fault.get_or_insert_with(|| text.clone());
+        }
+        let waiting = book.waiting.remove(&message.id);
+        drop(book);
+        if let Some(waiting) = waiting {
+            // Whoever asked may not care.
+            let _ = waiting.tell.send(reply);
+        }
+    }
+
+    fn reply(&self, message: &Message) -> Result<Reply, EngineError> {
+        let wrong =
+            |text: String| EngineError::Device(format!("the device's process answered nonsense: {text}"));
+        let (offset, bytes) = (message.offset as usize, message.bytes as usize);
+        let words = self.region.read(offset, bytes).map_err(wrong)?;
+        let answer = serde_json::from_slice(&words).map_err(|error| wrong(error.to_string()))?;
+        let outputs = match &answer {
+            Answer::Input(text) => return Err(EngineError::Input(text.clone())),
+            Answer::OutOfMemory(text) => return Err(EngineError::OutOfMemory(text.clone())),
+            Answer::Device(text) => return Err(EngineError::Device(text.clone())),
+            Answer::Landed { outputs, .. } => {
+                let output = |at: &super::wire::TensorAt| {
+                    let data = self.region.read(at.place.offset(offset)?, at.bytes)?.into();
+                    Ok(Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data })
+                };
+                outputs.iter().map(output).collect::<Result<_, String>>().map_err(wrong)?
+            }
+            Answer::Done { .. } | Answer::Loaded { .. } | Answer::Memory { .. } => Vec::new(),
+        };
+        Ok(Reply { answer, outputs })
+    }
+
+    /// Sees to it that the process ends, and tells all who wait why.
+    fn finish(&self) {
+        let mut process = self.process();
+        let mut end = process.end_within(LEAVING);
+        let late = end == End::Hangs;
+        if late {
+            process.kill();
+            end = process.end_within(GRACE);
+        }
+        let last_words = process.last_words();
+        let id = process.id();
+        drop(process);
+        let mut book = self.book();
+        let fault = book.fault.clone();
+        let words = match fault {
+            // Whoever killed it said why.
+            Some(ref fault) if !matches!(end, End::Fault) => format!("{}: {fault}", end.words(None, None)),
+            ref fault => end.words(fault.as_deref(), last_words.as_deref()),
+        };
+        let reason = format!("the process of {} ({id}) {words}", self.device);
+        if !(book.leaving && end == End::Done) {
+            tracing::error!(device = self.device, "{reason}");
+        }
+        book.ended = Some(reason.clone());
+        let waiting = std::mem::take(&mut book.waiting);
+        drop(book);
+        // Its place in the region is the next one's, when its parts are back.
+        let traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(traffic);
+        for (_, Waiting { tell, _part, _held }) in waiting {
+            drop((_part, _held));
+            // Whoever asked may not care.
+            let _ = tell.send(Err(EngineError::Device(reason.clone())));
+        }
+    }
+}
+
+/// For an answer to something else.
+pub(super) fn unexpected(answer: &Answer) -> EngineError {
+    EngineError::Device(format!("the device's process answered something else: {answer:?}"))
+}

@@ -1,0 +1,210 @@
+//! The process of a child: how it is started, what it says, how it ended.
+//!
+//! It is this program again, with the socket as its standard input, so that no handle is open in it but by intent. What it and
+//! its libraries print comes through a pipe into this process's log, line by line, with the device's name: lines of several
+//! processes do not mix, JSON stays JSON, and the last words of one that was aborted are at hand.
+
+use super::{link::Link, serve::FAULT};
+use rustix::process::Signal;
+use std::{
+    ffi::OsString,
+    io::{self, BufRead, BufReader, PipeReader, Read},
+    os::{
+        fd::OwnedFd,
+        unix::process::{CommandExt, ExitStatusExt},
+    },
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+/// Bytes of a line that are read as one.
+const LINE_MAX: u64 = 4096;
+/// How long the last words of a process that is gone are waited for: they are in the pipe already.
+const LAST_WORDS: Duration = Duration::from_millis(50);
+
+/// What to run as a child.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// Its file.
+    pub path: PathBuf,
+    /// What comes before the words of ours.
+    pub arguments: Vec<OsString>,
+    /// Variables beside this process's own.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+impl Program {
+    /// This program, even where its file has been replaced since it was started.
+    pub fn own() -> Program {
+        Program { path: "/proc/self/exe".into(), arguments: Vec::new(), environment: Vec::new() }
+    }
+}
+
+/// A process that was started.
+pub(super) struct Running {
+    process: Child,
+    last_words: mpsc::Receiver<Option<String>>,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// As it should.
+    Done,
+    /// By a fault of its device, which it told.
+    Fault,
+    /// In any other way.
+    Other(ExitStatus),
+    /// Not at all, so far.
+    Hangs,
+}
+
+impl Running {
+    /// Starts it, and a thread that reads what it says. The system ends the process when the calling thread ends.
+    pub(super) fn start(program: &Program, device: &str, gpu: Option<&str>) -> io::Result<(Running, Link)> {
+        let (link, theirs): (Link, OwnedFd) = Link::pair()?;
+        let (said, say) = io::pipe()?;
+        let mut command = Command::new(&program.path);
+        command.arg0("ocelli").args(&program.arguments).args(["worker", "--level"]);
+        command.arg(tracing::level_filters::LevelFilter::current().to_string().to_lowercase());
+        command.stdin(theirs).stdout(say.try_clone()?).stderr(Stdio::from(say));
+        // In a group of its own: a key that interrupts this process is not for it.
+        command.process_group(0).envs(program.environment.iter().map(|(name, value)| (name, value)));
+        if let Some(gpu) = gpu {
+            command.env("CUDA_VISIBLE_DEVICES", gpu);
+        }
+        let process = command.spawn()?;
+        // Its ends of the socket and of the pipe are ours no more: the end of the process is theirs.
+        drop(command);
+        let (tell, last_words) = mpsc::channel();
+        let name = device.to_owned();
+        std::thread::Builder::new().name("ocelli-child-log".into()).spawn(move || {
+            // Nobody may be waiting for it any more.
+            let _ = tell.send(log(said, &name));
+        })?;
+        Ok((Running { process, last_words }, link))
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends it at once.
+    pub(super) fn kill(&mut self) {
+        if let Err(error) = self.process.kill() {
+            tracing::debug!(%error, "a child could not be killed");
+        }
+    }
+
+    /// Waits so long for it to be gone.
+    pub(super) fn end_within(&mut self, patience: Duration) -> End {
+        let until = Instant::now() + patience;
+        loop {
+            match self.process.try_wait() {
+                Ok(Some(status)) if status.success() => return End::Done,
+                Ok(Some(status)) if status.code() == Some(FAULT) => return End::Fault,
+                Ok(Some(status)) => return End::Other(status),
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_micros(100)),
+                Ok(None) => return End::Hangs,
+                Err(error) => {
+                    tracing::error!(%error, "cannot ask how a child ended");
+                    return End::Hangs;
+                }
+            }
+        }
+    }
+
+    /// What a process that is gone said last.
+    pub(super) fn last_words(&self) -> Option<String> {
+        self.last_words.recv_timeout(LAST_WORDS).ok().flatten()
+    }
+}
+
+impl End {
+    /// In words; `fault` is what the process told of its device.
+    pub(super) fn words(self, fault: Option<&str>, last_words: Option<&str>) -> String {
+        let words = match self {
+            End::Done => "ended".to_owned(),
+            End::Fault => match fault {
+                Some(fault) => format!("ended with exit code {FAULT}, after a fault of its device: {fault}"),
+                None => format!("ended with exit code {FAULT}, after a fault of its device or of an engine"),
+            },
+            End::Hangs => "does not answer any more, and does not end".to_owned(),
+            End::Other(status) => match (status.signal(), status.code()) {
+                (Some(signal), _) => format!("was ended by signal {signal}{}", name(signal)),
+                (None, Some(code)) => format!("ended with exit code {code}"),
+                (None, None) => "ended".to_owned(),
+            },
+        };
+        match (self, last_words) {
+            (End::Other(_), Some(last)) => format!("{words}; its last words: {last}"),
+            (End::Fault, Some(last)) if fault.is_none() => format!("{words}; its last words: {last}"),
+            _ => words,
+        }
+    }
+}
+
+/// The name of a signal that ends processes.
+fn name(signal: i32) -> &'static str {
+    let known = [
+        (Signal::ABORT, " (SIGABRT)"),
+        (Signal::BUS, " (SIGBUS)"),
+        (Signal::FPE, " (SIGFPE)"),
+        (Signal::ILL, " (SIGILL)"),
+        (Signal::INT, " (SIGINT)"),
+        (Signal::KILL, " (SIGKILL, as when memory runs out)"),
+        (Signal::SEGV, " (SIGSEGV)"),
+        (Signal::TERM, " (SIGTERM)"),
+    ];
+    known.iter().find(|(known, _)| known.as_raw() == signal).map_or("", |(_, name)| name)
+}
+
+/// Puts what a process says into the log, until it is gone. Gives its last line.
+fn log(said: PipeReader, device: &str) -> Option<String> {
+    let mut said = BufReader::new(said);
+    let mut last = None;
+    loop {
+        let mut line = Vec::new();
+        match said.by_ref().take(LINE_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return last,
+            Ok(_) => {}
+        }
+        let line = String::from_utf8_lossy(&line);
+        let line = line.trim_end();
+        if line.is_empty() {
+            continue;
+        }
+        let (level, text) = line.trim_start().split_once(' ').unwrap_or(("", line));
+        match level {
+            "ERROR" => tracing::error!(device, "{text}"),
+            "WARN" => tracing::warn!(device, "{text}"),
+            "INFO" => tracing::info!(device, "{text}"),
+            "DEBUG" => tracing::debug!(device, "{text}"),
+            "TRACE" => tracing::trace!(device, "{text}"),
+            // Of a library, or of a panic.
+            _ => {
+                tracing::warn!(device, "{line}");
+                last = Some(line.to_owned());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_tell_signals_and_exit_codes() {
+        let check = |raw: i32, expected: &str| {
+            assert_eq!(End::Other(ExitStatus::from_raw(raw)).words(None, Some("what(): bad")), expected);
+        };
+        check(11, "was ended by signal 11 (SIGSEGV); its last words: what(): bad");
+        check(6, "was ended by signal 6 (SIGABRT); its last words: what(): bad");
+        check(3 << 8, "ended with exit code 3; its last words: what(): bad");
+        let fault = End::Fault.words(Some("illegal address"), Some("ignored"));
+        assert_eq!(fault, "ended with exit code 86, after a fault of its device: illegal address");
+    }
+}

@@ -1,0 +1,68 @@
+//! Which engine to make, said so that another process can make it, and the one place where it is made.
+
+use crate::engine::{
+    Engine, EngineError,
+    cuda::{self, Context, onnx::OnnxOnGpu},
+    gauss_mle::GaussMle,
+    onnx::Runtime,
+};
+use serde::{Deserialize, Serialize};
+use std::{path::PathBuf, sync::Arc};
+
+/// Which engine to make.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Recipe {
+    /// A network.
+    Onnx {
+        /// Its file.
+        path: PathBuf,
+        /// Threads that share one operator on the CPU.
+        threads: usize,
+    },
+    /// A network on a GPU.
+    OnnxOnGpu(cuda::onnx::Load),
+    /// The fitter of Gaussian spots.
+    GaussMle {
+        /// Threads that share a batch on the CPU.
+        threads: usize,
+    },
+}
+
+/// What engines are made on.
+#[derive(Clone)]
+pub enum Place {
+    /// The machine's processors.
+    Cpu(Option<Runtime>),
+    /// A GPU that is ours; with ONNX Runtime, where it is loaded.
+    Gpu(Arc<Context>, Option<Runtime>),
+}
+
+impl Recipe {
+    /// Makes it. An engine of a GPU is made on the thread that is to own it.
+    ///
+    /// # Errors
+    /// Why it cannot be had there.
+    pub fn make(&self, place: &Place) -> Result<Box<dyn Engine + Send>, EngineError> {
+        let refused = EngineError::Input;
+        match (self, place) {
+            (Recipe::Onnx { path, threads }, Place::Cpu(Some(runtime))) => {
+                Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
+            }
+            (Recipe::OnnxOnGpu(load), Place::Gpu(context, Some(runtime))) => {
+                Ok(Box::new(OnnxOnGpu::load(runtime, context, load).map_err(refused)?))
+            }
+            (Recipe::Onnx { .. }, Place::Cpu(None)) | (Recipe::OnnxOnGpu(_), Place::Gpu(_, None)) => {
+                Err(refused("ONNX Runtime is not loaded".to_owned()))
+            }
+            (Recipe::Onnx { .. }, Place::Gpu(..)) | (Recipe::OnnxOnGpu(_), Place::Cpu(_)) => {
+                Err(refused("it is to be loaded for another kind of device".to_owned()))
+            }
+            (Recipe::GaussMle { threads }, Place::Cpu(_)) => {
+                Ok(Box::new(GaussMle::new(*threads).map_err(refused)?))
+            }
+            (Recipe::GaussMle { .. }, Place::Gpu(context, _)) => {
+                Ok(Box::new(cuda::gauss_mle::GaussMle::new(context)?))
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Memory that this process and its children share: one file without a name, mapped by each.
+//!
+//! ```text
+//! | pool: what images are decoded into and batches are put together in | traffic of one child | of the next |
+//! ```
+//!
+//! All of it is lent by the parent but the results' half of a child's traffic, which that child lends itself. Parts do not
+//! overlap, and are written by one side: whoever was told of a part reads it until it has said that it is done with it.
+#![allow(unsafe_code)]
+
+use super::arena::{ALIGN, Arena, Span};
+use bytes::Bytes;
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+use std::{
+    io,
+    ops::{Deref, DerefMut, Range},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+/// The file as this process sees it.
+#[derive(Debug)]
+struct Mapping {
+    file: OwnedFd,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: plain memory; who may write which part is settled by `Arena`, and between processes by their messages.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: OwnedFd, bytes: usize) -> io::Result<Mapping> {
+        let (both, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at a place that the system chooses touches nothing of ours.
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes, both, shared, &file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped to address 0"))?;
+        Ok(Mapping { file, start, bytes })
+    }
+
+    /// Where a part begins. The range is checked by whoever makes it.
+    fn at(&self, range: &Range<usize>) -> *mut u8 {
+        debug_assert!(range.start <= range.end && range.end <= self.bytes);
+        // SAFETY: the range lies in the mapping.
+        unsafe { self.start.as_ptr().add(range.start) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; all that points into it holds on to it.
+        if let Err(error) = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) } {
+            tracing::error!(%error, "shared memory could not be unmapped");
+        }
+    }
+}
+
+/// The shared memory. Cloning gives the same.
+#[derive(Debug, Clone)]
+pub struct Region {
+    mapping: Arc<Mapping>,
+    pool: Arena,
+    /// Whole shares, one per child.
+    traffic: Arena,
+    share: usize,
+}
+
+impl Region {
+    /// Memory for `children` children, `bytes` for each of them: half for batches that are being put together, a quarter each
+    /// for what is copied on its way to a child, and for results.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn new(bytes: usize, children: usize) -> io::Result<Region> {
+        const PAGE: usize = 4096;
+        let too_much = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let share = (bytes / 2).checked_next_multiple_of(2 * PAGE).ok_or_else(too_much)?.max(2 * PAGE);
+        let half = share.checked_mul(children).ok_or_else(too_much)?;
+        let all = half.checked_mul(2).filter(|all| *all <= isize::MAX as usize).ok_or_else(too_much)?;
+        let file = memfd_create("ocelli-tensors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, all as u64)?;
+        // A file that shrinks would end whoever reads beyond its end.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let mapping = Arc::new(Mapping::new(file, all)?);
+        Ok(Region { mapping, pool: Arena::new(0..half), traffic: Arena::new(half..all), share })
+    }
+
+    /// The memory that a parent made, as a child sees it: nothing of it is the child's to lend but what it is told.
+    ///
+    /// # Errors
+    /// Where the file cannot be mapped.
+    pub fn open(file: OwnedFd) -> io::Result<Region> {
+        let bytes = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
+        let mapping = Arc::new(Mapping::new(file, bytes)?);
+        Ok(Region { mapping, pool: Arena::new(0..0), traffic: Arena::new(0..0), share: 0 })
+    }
+
+    /// What to hand to a child.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.mapping.file.as_fd()
+    }
+
+    /// All of it, to make it known to a device. It is there as long as any of its clones.
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.mapping.start, self.mapping.bytes)
+    }
+
+    /// Bytes of the pool, and how many of them nobody has.
+    pub fn pool_bytes(&self) -> (usize, usize) {
+        (self.pool.bytes(), self.pool.free_bytes())
+    }
+
+    /// A part of the pool, if there is room.
+    pub fn lend(&self, bytes: usize) -> Option<Part> {
+        self.pool.take(bytes).map(|span| self.part(span))
+    }
+
+    /// A child's share for its traffic; waits for that of one before it, whose last results are being read.
+    pub(super) fn traffic(&self) -> Traffic {
+        let span = self.traffic.take_waiting(self.share).expect("shares are whole");
+        let Range { start, end } = span.range();
+        let middle = start + (end - start) / 2;
+        Traffic {
+            region: self.clone(),
+            inputs: Arena::new(start..middle),
+            results: middle..end,
+            share: Arc::new(span),
+        }
+    }
+
+    /// A part that was taken of an arena of this region.
+    pub(super) fn part(&self, span: Span) -> Part {
+        Part { mapping: Arc::clone(&self.mapping), span, _share: None }
+    }
+
+    /// Where data lies in it, if it does.
+    pub(super) fn place(&self, data: &[u8]) -> Option<usize> {
+        let offset = data.as_ptr().addr().checked_sub(self.mapping.start.addr().get())?;
+        (offset + data.len() <= self.mapping.bytes).then_some(offset)
+    }
+
+    /// A copy of what another process wrote.
+    ///
+    /// # Errors
+    /// Where it does not lie in the region.
+    pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, String> {
+        let range = self.checked(offset, bytes)?;
+        let mut copy = Vec::with_capacity(bytes);
+        // SAFETY: the range lies in the mapping and the copy has room; no reference is made to what others may write.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.mapping.at(&range), copy.as_mut_ptr(), bytes);
+            copy.set_len(bytes);
+        }
+        Ok(copy)
+    }
+
+    /// What another process wrote, where it lies.
+    ///
+    /// # Errors
+    /// Where it does not lie in the region.
+    ///
+    /// # Safety
+    /// Whoever wrote it leaves it as it is while the bytes are held.
+    pub(super) unsafe fn view(&self, offset: usize, bytes: usize) -> Result<Bytes, String> {
+        let range = self.checked(offset, bytes)?;
+        Ok(Bytes::from_owner(View { mapping: Arc::clone(&self.mapping), range }))
+    }
+
+    fn checked(&self, offset: usize, bytes: usize) -> Result<Range<usize>, String> {
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.mapping.bytes);
+        let end = end.ok_or_else(|| {
+            format!("{bytes} bytes at {offset} do not lie in the {} that are shared", self.mapping.bytes)
+        })?;
+        Ok(offset..end)
+    }
+}
+
+/// Where one child and its parent hand each other things. The place is the next child's when this and all of its parts are
+/// gone.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    region: Region,
+    inputs: Arena,
+    /// What the child lends.
+    pub(super) results: Range<usize>,
+    share: Arc<Span>,
+}
+
+impl Traffic {
+    /// Bytes that there are for what goes to the child.
+    pub(super) fn inputs_bytes(&self) -> usize {
+        self.inputs.bytes()
+    }
+
+    /// A part for what goes to the child, once there is room; `None` where there never is.
+    pub(super) fn lend_waiting(&self, bytes: usize) -> Option<Part> {
+        let span = self.inputs.take_waiting(bytes)?;
+        Some(Part { _share: Some(Arc::clone(&self.share)), ..self.region.part(span) })
+    }
+}
+
+/// A part of the region, written by one owner.
+#[derive(Debug)]
+pub struct Part {
+    mapping: Arc<Mapping>,
+    span: Span,
+    /// What of the region it was taken of, where that is not there for good.
+    _share: Option<Arc<Span>>,
+}
+
+impl Part {
+    /// Where it begins in the region.
+    pub(super) fn offset(&self) -> usize {
+        self.span.range().start
+    }
+
+    /// Where it begins in this process.
+    pub(in crate::engine) fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.mapping.at(&self.span.range())).expect("a mapping does not begin at 0")
+    }
+}
+
+impl Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the span lies in the mapping and is nobody else's; memory of a new file is zero, that is initialised.
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.span.range().len()) }
+    }
+}
+
+impl DerefMut for Part {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes this the only reference to these bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.span.range().len()) }
+    }
+}
+
+/// A part that another process wrote.
+struct View {
+    mapping: Arc<Mapping>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for View {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the range lies in the mapping; that nobody writes it is the promise of `Region::view`'s caller.
+        unsafe { std::slice::from_raw_parts(self.mapping.at(&self.range), self.range.len()) }
+    }
+}
+
+/// Rounds up to where the next tensor may begin.
+pub(super) fn aligned(offset: usize) -> usize {
+    offset.next_multiple_of(ALIGN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_mapping_writes_another_reads_where_it_was_told() {
+        let region = Region::new(1 << 16, 1).expect("memory");
+        let other =
+            Region::open(region.file().try_clone_to_owned().expect("a handle")).expect("the same file");
+        let mut part = region.lend(1000).expect("room");
+        part.fill(7);
+        assert_eq!(region.place(&part[3..]), Some(part.offset() + 3));
+        assert_eq!(region.place(&[1, 2, 3]), None);
+        // SAFETY: nobody writes the part while it is held.
+        let view = unsafe { other.view(part.offset(), 1000) }.expect("in the region");
+        assert!(view.iter().all(|byte| *byte == 7));
+        assert_eq!(other.read(part.offset(), 1000).expect("in the region"), vec![7; 1000]);
+        assert!(other.read(1 << 17, 1).is_err() && other.read(usize::MAX, 2).is_err());
+        assert!(other.lend(1).is_none(), "a child lends nothing of the pool");
+    }
+
+    #[test]
+    fn a_childs_share_waits_for_the_one_before_it_and_the_pool_does_not_eat_it() {
+        let region = Region::new(1 << 16, 1).expect("memory");
+        let (pool, _) = region.pool_bytes();
+        let _all = region.lend(pool).expect("all of the pool");
+        assert!(region.lend(1).is_none());
+        let first = region.traffic();
+        assert_eq!(first.inputs_bytes(), first.results.len());
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| region.traffic().results);
+            let results = first.results.clone();
+            drop(first);
+            assert_eq!(second.join().expect("no panic"), results);
+        });
+    }
+
+    #[test]
+    fn the_file_cannot_shrink_under_a_reader() {
+        let region = Region::new(1 << 16, 1).expect("memory");
+        assert!(ftruncate(region.file(), 0).is_err());
+    }
+}

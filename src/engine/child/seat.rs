@@ -1,0 +1,229 @@
+//! One engine in a child: a thread that makes it, begins its batches in the order in which they came, and drops it; and one
+//! that waits for what was begun, as a worker has.
+
+use super::{
+    desk::Desk,
+    engine::CAMERAS_MAX,
+    recipe::{Place, Recipe},
+    region::Region,
+    serve::leave,
+    wire::{Answer, Ask, Fitted, TensorAt},
+};
+use crate::engine::{Airborne, Engine, EngineError, Flight, Setting, Tensor, kernels::Camera};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
+
+/// What an engine's thread is told: which ask, where its words are, and what they say.
+type Told = (u64, usize, Ask);
+
+/// An engine with its thread.
+pub(super) struct Seated {
+    tell: mpsc::Sender<Told>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Seated {
+    /// Makes the engine on a thread of its own, which then answers `id`.
+    pub(super) fn load(desk: &Arc<Desk>, place: &Place, recipe: Recipe, id: u64) -> io::Result<Seated> {
+        let (tell, told) = mpsc::channel();
+        let (desk, place) = (Arc::clone(desk), place.clone());
+        let thread = std::thread::Builder::new().name("ocelli-engine".into()).spawn(move || {
+            // A panic leaves an engine in no state to go on with.
+            catch_unwind(AssertUnwindSafe(|| Seat::run(&desk, place, &recipe, id, &told)))
+                .unwrap_or_else(|_| leave());
+        })?;
+        Ok(Seated { tell, thread: Some(thread) })
+    }
+
+    /// Hands on what is asked; false if the engine is gone.
+    pub(super) fn tell(&self, id: u64, words_at: usize, ask: Ask) -> bool {
+        self.tell.send((id, words_at, ask)).is_ok()
+    }
+
+    /// Has the engine go, which answers `id` by itself: nobody else need wait for it.
+    pub(super) fn leave(mut self, id: u64) -> bool {
+        drop(self.thread.take());
+        self.tell(id, 0, Ask::Unload { engine: 0 })
+    }
+}
+
+impl Drop for Seated {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // Its thread ends when nobody can tell it anything any more.
+        self.tell = mpsc::channel().0;
+        if thread.join().is_err() {
+            tracing::error!("the thread of an engine panicked");
+        }
+    }
+}
+
+/// The engine, on its thread.
+struct Seat<'a> {
+    desk: &'a Arc<Desk>,
+    cameras: Vec<(u64, Arc<Camera>)>,
+    /// Waits for what was begun; from the first on.
+    landing: Option<Landing>,
+    engine: Box<dyn Engine + Send>,
+}
+
+impl Seat<'_> {
+    fn run(desk: &Arc<Desk>, place: Place, recipe: &Recipe, id: u64, told: &mpsc::Receiver<Told>) {
+        let bound = match &place {
+            Place::Cpu(_) => Ok(()),
+            Place::Gpu(context, _) => context.bind().map_err(EngineError::from),
+        };
+        let engine = match bound.and_then(|()| recipe.make(&place)) {
+            Ok(engine) => engine,
+            Err(error) => return desk.answer(id, Err(error)),
+        };
+        // Beyond here, the engine holds what it needs of it.
+        drop(place);
+        let (signature, depth, device_bytes) =
+            (engine.signature().into(), engine.depth(), engine.device_bytes());
+        desk.answer(id, Ok(Answer::Loaded { signature, depth, device_bytes }));
+        let mut seat = Seat { desk, cameras: Vec::new(), landing: None, engine };
+        while let Ok((id, words_at, ask)) = told.recv() {
+            match ask {
+                Ask::Camera { camera, height, width, maps, .. } => {
+                    desk.answer(id, seat.camera(words_at, camera, [height, width], &maps));
+                }
+                Ask::Start { inputs, setting, .. } => seat.start(id, words_at, &inputs, setting.as_ref()),
+                Ask::Rest { .. } => {
+                    seat.landing = None;
+                    seat.engine.rest();
+                    desk.answer(id, Ok(Answer::Done { device_bytes: seat.engine.device_bytes() }));
+                }
+                Ask::Unload { .. } => {
+                    drop(seat);
+                    return desk.answer(id, Ok(Answer::Done { device_bytes: 0 }));
+                }
+                other => tracing::error!(?other, "not for an engine"),
+            }
+        }
+    }
+
+    /// Learns a camera; the oldest of many is forgotten, as the parent does.
+    fn camera(
+        &mut self,
+        words_at: usize,
+        id: u64,
+        size: [usize; 2],
+        maps: &[TensorAt],
+    ) -> Result<Answer, EngineError> {
+        let pixels = size[0].checked_mul(size[1]);
+        let map = |at: &TensorAt| {
+            let bytes = self.desk.region().read(at.place.offset(words_at)?, at.bytes)?;
+            let values: Vec<f32> =
+                bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+            match Some(values.len()) == pixels {
+                true => Ok(values),
+                false => {
+                    Err(format!("a map of {} values for {} x {} pixels", values.len(), size[0], size[1]))
+                }
+            }
+        };
+        let maps = maps.iter().map(map).collect::<Result<Vec<_>, String>>().map_err(EngineError::Input)?;
+        let maps = <[Vec<f32>; 3]>::try_from(maps);
+        let maps =
+            maps.map_err(|maps| EngineError::Input(format!("{} maps of a camera, not 3", maps.len())))?;
+        if self.cameras.len() == CAMERAS_MAX {
+            self.cameras.remove(0);
+        }
+        self.cameras.push((id, Arc::new(Camera::of_maps(size, maps))));
+        Ok(Answer::Done { device_bytes: self.engine.device_bytes() })
+    }
+
+    fn start(&mut self, id: u64, words_at: usize, inputs: &[TensorAt], setting: Option<&Fitted>) {
+        match self.begin(words_at, inputs, setting) {
+            Ok(Flight::Airborne(flight)) => {
+                let bytes = self.engine.device_bytes();
+                let landing = self.landing.take().map_or_else(|| Landing::start(self.desk), Ok);
+                match landing {
+                    Ok(landing) => self
+                        .landing
+                        .insert(landing)
+                        .flights
+                        .send((id, flight, bytes))
+                        .unwrap_or_else(|_| leave()),
+                    Err(error) => {
+                        let error = EngineError::Device(format!("no thread to land batches on: {error}"));
+                        self.desk.answer(id, Err(error));
+                    }
+                }
+            }
+            Ok(Flight::Landed(outputs)) => self.desk.land(id, Ok(outputs), self.engine.device_bytes()),
+            Err(error) => self.desk.answer(id, Err(error)),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        words_at: usize,
+        inputs: &[TensorAt],
+        setting: Option<&Fitted>,
+    ) -> Result<Flight, EngineError> {
+        let inputs = inputs.iter().map(|at| tensor(self.desk.region(), words_at, at));
+        let inputs = inputs.collect::<Result<Vec<Tensor>, String>>().map_err(EngineError::Input)?;
+        let setting = setting.map(|fitted| self.setting(fitted)).transpose().map_err(EngineError::Input)?;
+        self.engine.start(inputs, setting.as_ref())
+    }
+
+    fn setting(&self, fitted: &Fitted) -> Result<Setting, String> {
+        let camera = fitted.eye.camera().or_else(|id| {
+            let known = self.cameras.iter().find(|(known, _)| *known == id);
+            known.map(|(_, camera)| Arc::clone(camera)).ok_or_else(|| format!("no camera {id} is known"))
+        })?;
+        fitted.read(camera)
+    }
+}
+
+/// A tensor where the parent wrote it.
+#[allow(unsafe_code, reason = "memory that another process wrote")]
+fn tensor(region: &Region, words_at: usize, at: &TensorAt) -> Result<Tensor, String> {
+    // SAFETY: the parent leaves it as it is until it has an answer, and by then the engine is done with it.
+    let data = unsafe { region.view(at.place.offset(words_at)?, at.bytes) }?;
+    let tensor = Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data };
+    let elements = tensor.shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent));
+    match tensor.datatype.size() {
+        Some(size) if elements.and_then(|elements| elements.checked_mul(size)) != Some(tensor.data.len()) => {
+            Err(format!("{} bytes for a tensor of {:?}", tensor.data.len(), tensor.shape))
+        }
+        _ => Ok(tensor),
+    }
+}
+
+/// Waits for batches, oldest first, and answers them. Dropping it waits for all.
+struct Landing {
+    flights: mpsc::Sender<(u64, Box<dyn Airborne>, u64)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Landing {
+    fn start(desk: &Arc<Desk>) -> io::Result<Landing> {
+        let (flights, coming) = mpsc::channel::<(u64, Box<dyn Airborne>, u64)>();
+        let desk = Arc::clone(desk);
+        let thread = std::thread::Builder::new().name("ocelli-land".into()).spawn(move || {
+            for (id, flight, device_bytes) in coming {
+                let landed = catch_unwind(AssertUnwindSafe(|| flight.land())).unwrap_or_else(|_| leave());
+                desk.land(id, landed, device_bytes);
+            }
+        })?;
+        Ok(Landing { flights, thread: Some(thread) })
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.flights = mpsc::channel().0;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            leave();
+        }
+    }
+}

@@ -1,0 +1,133 @@
+// What a model said of one image, drawn: by task, and by what the answer holds.
+
+import { el, colorOf, short } from "./dom.js";
+import { vectorPlot } from "./chart.js";
+import { paintRuns } from "./picture.js";
+
+const LISTED_MAX = 100;
+const NUMBERS_MAX = 64;
+
+const nameOf = ({ label, index }) => label ?? `class ${index}`;
+const percent = (score) => `${(100 * score).toFixed(1)} %`;
+
+/** What is said beside the picture; what lies on it is put on `picture`, if there is one. */
+export function answer(prediction, picture) {
+  if (prediction.classes) return classes(prediction.classes);
+  if (prediction.detections) return detections(prediction.detections, picture);
+  if (prediction.mask) return mask(prediction.mask, picture);
+  if (prediction.vector) return vector(prediction.vector);
+  if (prediction.outputs) return tensors(prediction.outputs);
+  if (prediction.error) return refusal(prediction);
+  return el("p", { class: "quiet", text: "The answer has a form that this page does not draw: see the JSON." });
+}
+
+/** Labels, best first, with a bar for each score. Scores that are no probabilities are measured by the best. */
+function classes(found) {
+  const scores = found.map(({ score }) => score);
+  const probabilities = scores.every((score) => score >= 0 && score <= 1);
+  const [least, most] = [Math.min(0, ...scores), probabilities ? 1 : Math.max(...scores, 1e-12)];
+  const rows = found.map((entry) => {
+    const fill = el("span", { class: "fill" });
+    fill.style.width = `${(100 * (entry.score - least)) / (most - least)}%`;
+    return el(
+      "li",
+      {},
+      el("span", { class: "name", text: nameOf(entry) }),
+      el("span", { class: "score", text: probabilities ? percent(entry.score) : short(entry.score) }),
+      el("span", { class: "track", "aria-hidden": "true" }, fill),
+    );
+  });
+  return el("ol", { class: "classes", "aria-label": "Labels, best first" }, rows);
+}
+
+/** Boxes on the picture and in a list; a slider hides the weaker ones. */
+function detections(found, picture) {
+  const list = el("ol", { class: "found", "aria-label": "Detections" });
+  const count = el("p", { class: "count" });
+  const show = (least) => {
+    const kept = found.filter(({ score }) => score >= least);
+    picture?.clear();
+    count.textContent = `${kept.length} of ${found.length} found`;
+    list.replaceChildren(
+      ...kept.slice(0, LISTED_MAX).map((entry) => {
+        const row = el("li", {}, key(entry.index), el("span", { class: "name", text: nameOf(entry) }), el("span", { class: "score", text: percent(entry.score) }));
+        row.title = `left, top, right, bottom: ${entry.box.map((edge) => edge.toFixed(1)).join(", ")}`;
+        const box = picture?.box(entry.box, nameOf(entry), entry.score, entry.index);
+        row.addEventListener("pointerenter", () => box?.classList.add("lit"));
+        row.addEventListener("pointerleave", () => box?.classList.remove("lit"));
+        return row;
+      }),
+      ...(kept.length > LISTED_MAX ? [el("li", { class: "quiet", text: `and ${kept.length - LISTED_MAX} more` })] : []),
+    );
+  };
+  show(0);
+  if (found.length < 2) return el("div", {}, count, list);
+  const slider = el("input", { type: "range", min: 0, max: 100, value: 0, oninput: () => show(slider.value / 100) });
+  return el("div", {}, count, list, el("label", { class: "range" }, "Hide scores below", slider));
+}
+
+const key = (index) => {
+  const square = el("span", { class: "swatch", "aria-hidden": "true" });
+  square.style.background = colorOf(index);
+  return square;
+};
+
+/** A mask over the picture, with its classes to be switched off. The first class is taken for what is not meant. */
+function mask(found, picture) {
+  const hidden = new Set();
+  const draw = () => {
+    picture?.clear();
+    picture?.layer(found.width, found.height, (context) => paintRuns(context, found, hidden)).classList.add("mask");
+  };
+  draw();
+  const whole = found.width * found.height;
+  const rows = found.classes.map((entry) => {
+    const box = el("input", { type: "checkbox", checked: entry.index !== 0, disabled: entry.index === 0 });
+    box.addEventListener("change", () => {
+      if (box.checked) hidden.delete(entry.index);
+      else hidden.add(entry.index);
+      draw();
+    });
+    return el("li", {}, el("label", {}, box, key(entry.index), el("span", { class: "name", text: nameOf(entry) })), el("span", { class: "score", text: percent(entry.pixels / whole) }));
+  });
+  return el("ul", { class: "found", "aria-label": "Classes of the mask" }, rows);
+}
+
+function vector(values) {
+  const norm = Math.hypot(...values);
+  return el(
+    "div",
+    {},
+    el("p", { class: "count", text: `${values.length} numbers, length ${short(norm)}` }),
+    vectorPlot(values, `${values.length} numbers from ${short(Math.min(...values))} to ${short(Math.max(...values))}`),
+  );
+}
+
+function tensors(outputs) {
+  const rows = outputs.map(({ name, datatype, shape, data }) => {
+    const numbers = data.filter((value) => typeof value === "number");
+    const spread = numbers.length > 0 && numbers.length === data.length;
+    // One by one: long lists are too many arguments.
+    const least = spread ? short(numbers.reduce((a, b) => Math.min(a, b))) : "";
+    const most = spread ? short(numbers.reduce((a, b) => Math.max(a, b))) : "";
+    const first = data.slice(0, NUMBERS_MAX).map((value) => (typeof value === "number" ? short(value) : String(value)));
+    return [
+      el("tr", {}, el("th", { scope: "row", text: name }), ...[datatype, `[${shape.join(", ")}]`, least, most].map((text) => el("td", { text }))),
+      el("tr", {}, el("td", { colspan: 5, class: "data", text: first.join("  ") + (data.length > NUMBERS_MAX ? "  …" : "") })),
+    ];
+  });
+  const head = ["Output", "Type", "Shape", "Least", "Most"].map((text) => el("th", { scope: "col", text }));
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Outputs" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}
+
+/** An error of the server, as it says it. */
+export function refusal({ title, detail, error, message, status, request_id, id }) {
+  const name = request_id || id;
+  return el(
+    "div",
+    { class: "refusal", role: "alert" },
+    el("h3", { text: title || "Error" }),
+    el("p", { text: detail || message || error || "" }),
+    el("p", { class: "quiet" }, status ? `Status ${status}` : "", name ? el("span", {}, " · request ", el("code", { text: name })) : null),
+  );
+}

@@ -1,0 +1,76 @@
+// The server's routes. Addresses are relative to the page, so that it works below a path of a proxy as well.
+
+const TOKEN_KEY = "ocelli-admin-token";
+
+export const address = (path) => new URL(path, document.baseURI);
+
+/** Where a model's predictions are asked for. */
+export function predictions(model, query = {}) {
+  const url = address(`predictions/${encodeURIComponent(model)}`);
+  for (const [key, value] of Object.entries(query)) if (value !== "") url.searchParams.set(key, value);
+  return url;
+}
+
+/** A refusal of the server, as it says it. */
+export class Refused extends Error {
+  constructor(status, problem, id) {
+    super(problem.detail || problem.error || `the server answered with status ${status}`);
+    this.status = status;
+    this.title = problem.title || `status ${status}`;
+    this.id = problem.request_id || id;
+  }
+
+  static async of(reply) {
+    let problem = {};
+    try {
+      problem = JSON.parse(await reply.text());
+    } catch {
+      // Not one of ours, such as a proxy's page: the status says enough.
+    }
+    return new Refused(reply.status, problem, reply.headers.get("x-request-id"));
+  }
+}
+
+/** A reply that is no refusal. */
+export async function ask(url, options = {}) {
+  let reply;
+  try {
+    reply = await fetch(url, { cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, { title: "no answer", detail: "the server cannot be reached" }, null);
+  }
+  if (!reply.ok) throw await Refused.of(reply);
+  return reply;
+}
+
+export const json = async (path, options) => (await ask(address(path), options)).json();
+
+/** Every version of every model, with its state. */
+export const models = async () => (await json("v2/models")).models;
+
+export const model = (name, version) =>
+  json(`v2/models/${encodeURIComponent(name)}${version ? `/versions/${encodeURIComponent(version)}` : ""}`);
+
+export const token = () => sessionStorage.getItem(TOKEN_KEY) || "";
+export function keepToken(text) {
+  if (text) sessionStorage.setItem(TOKEN_KEY, text);
+  else sessionStorage.removeItem(TOKEN_KEY);
+}
+
+/** Asks for a change, with the token if there is one. */
+export function control(path) {
+  const headers = token() ? { authorization: `Bearer ${token()}` } : {};
+  return ask(address(path), { method: "POST", headers });
+}
+
+/** Ready or not, and why not. */
+export async function health() {
+  try {
+    const reply = await fetch(address("v2/health/ready"), { cache: "no-store" });
+    if (reply.ok) return { ready: true, says: "Ready" };
+    return { ready: false, says: (await Refused.of(reply)).message };
+  } catch {
+    return { ready: false, says: "The server cannot be reached" };
+  }
+}

@@ -1,0 +1,121 @@
+// Localizations: read line by line while they come, shown on the frames, and rendered by the server.
+
+import { el, save, short } from "./dom.js";
+import { ask, predictions } from "./api.js";
+import { histogram } from "./chart.js";
+
+const RADIUS_PX = 3.2;
+/** Values that are kept for the histograms. */
+const KEPT_MAX = 500_000;
+const FILES = [
+  ["csv", "csv", "CSV"],
+  ["thunderstorm", "csv", "ThunderSTORM"],
+  ["picasso", "zip", "Picasso"],
+];
+
+/** What a stack holds, from the lines of NDJSON. `progress` is told the newest frame. */
+export async function localizations(reply, progress) {
+  const found = { head: null, tail: null, frames: new Map(), photons: [], errors: [], count: 0, first: "" };
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    rest += value || "";
+    const lines = rest.split("\n");
+    rest = done ? "" : lines.pop();
+    for (const line of lines) if (line) take(found, JSON.parse(line), line);
+    progress(found);
+    if (done) return found;
+  }
+}
+
+function take(found, line, text) {
+  if (line.error) throw Object.assign(new Error(line.error), { title: "the stack broke off" });
+  if (line.format) found.head = line;
+  else if (line.end) found.tail = line;
+  else {
+    // In pixels, whatever the unit of the reply.
+    const nm = found.head.pixel_size_nm;
+    const [x, y] = nm ? [line.x_nm.map((at) => at / nm[0]), line.y_nm.map((at) => at / nm[1])] : [line.x_px, line.y_px];
+    const before = found.frames.get(line.frame) || [];
+    found.frames.set(line.frame, before.concat(x.map((at, index) => [at, y[index]])));
+    found.count += line.count;
+    if (found.photons.length < KEPT_MAX) {
+      found.photons.push(...line.photons);
+      found.errors.push(...(line.x_error_nm || line.x_error_px));
+    }
+  }
+  if (found.first.length < 4000) found.first += `${text}\n`;
+}
+
+/** The spots on the frames, with a slider through them; the picture of all; and how good they are. */
+export function shown(found, stack, picture, model, query, file) {
+  const { frames } = found.head;
+  const unit = found.head.pixel_size_nm ? "nm" : "px";
+  const size = found.head.frame_size_px;
+  const says = el("output", { class: "quiet" });
+  const move = async (frame) => {
+    const spots = found.frames.get(frame) || [];
+    says.textContent = `Frame ${frame + 1} of ${found.tail.frames}: ${spots.length} ${spots.length === 1 ? "spot" : "spots"}`;
+    if (stack.paint && frame < stack.frames) picture.draw(await stack.paint(frame));
+    picture.clear();
+    picture.rings(spots, RADIUS_PX);
+  };
+  const last = (found.tail.frames || frames || 1) - 1;
+  const slider = el("input", { type: "range", min: 0, max: last, value: 0, "aria-label": "Frame", oninput: () => move(Number(slider.value)) });
+  const first = [...found.frames.keys()].sort((a, b) => a - b)[0] ?? 0;
+  slider.value = String(first);
+  move(first);
+
+  const image = el("img", { alt: "", class: "rendered" });
+  const drawing = el("figure", { class: "superres" }, el("figcaption", {}, "Super-resolution"), el("p", { class: "quiet", role: "status", text: "The server is rendering…" }));
+  render(model, query, file).then(
+    (blob) => {
+      image.src = URL.createObjectURL(blob);
+      image.alt = `${found.count} localizations, rendered`;
+      drawing.replaceChildren(drawing.firstChild, image);
+    },
+    (error) => drawing.lastChild.replaceWith(el("p", { class: "quiet", text: `There is no picture: ${error.message}` })),
+  );
+  const status = Object.entries(found.tail.status).filter(([, count]) => count > 0);
+  const tally = status.map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`).join(", ");
+  const downloads = FILES.map(([format, extension, name]) =>
+    el("button", { type: "button", class: "button small", text: name, onclick: (event) => download(event.target, model, { ...query, format }, file, extension) }),
+  );
+  return {
+    below: el("div", { class: "frames" }, slider, says),
+    beside: el(
+      "div",
+      {},
+      el("p", { class: "count", text: `${found.count} localizations in ${found.tail.frames} frames` }),
+      el("p", { class: "quiet", text: `${tally || "nothing found"}${size ? ` · frames of ${size.join(" × ")} pixels` : ""}` }),
+      drawing,
+      el("div", { class: "pair" }, histogram(found.photons, { title: "Photons", unit: "" }), histogram(found.errors, { title: "Error in x", unit })),
+      el("div", { class: "row" }, el("span", { class: "quiet", text: "Save as" }), downloads),
+    ),
+  };
+}
+
+const render = async (model, query, file) => {
+  const reply = await ask(predictions(model, { ...query, format: "png" }), { method: "POST", body: file });
+  return reply.blob();
+};
+
+async function download(button, model, query, file, extension) {
+  button.disabled = true;
+  try {
+    const reply = await ask(predictions(model, query), { method: "POST", body: file });
+    save(await reply.blob(), `${file.name.replace(/\.[^.]*$/, "")}.${extension}`);
+  } catch (error) {
+    button.title = error.message;
+    button.textContent = "Failed";
+  } finally {
+    button.disabled = false;
+  }
+}
+
+/** What a line under the heading says while a stack is read. */
+export const progressText = ({ head, frames, count }) => {
+  const at = Math.max(-1, ...[...frames.keys()].slice(-1)) + 1;
+  return `Frame ${at}${head?.frames ? ` of ${head.frames}` : ""}, ${short(count)} localizations`;
+};

@@ -1,0 +1,87 @@
+// An image with what was found in it.
+
+import { el, colorOf } from "./dom.js";
+
+/** A frame that holds a picture, and everything that lies on it. Small pictures keep their pixels. */
+export class Picture {
+  constructor(width, height, says) {
+    this.width = width;
+    this.height = height;
+    this.canvas = el("canvas", { width, height, role: "img", "aria-label": says });
+    this.over = el("div", { class: "over" });
+    this.element = el("div", { class: "picture" }, this.canvas, this.over);
+    this.element.style.aspectRatio = `${width} / ${height}`;
+    // As wide as its column, but no higher than a screen, and a tiny one not blown up to nothing but squares.
+    const scale = Math.max(1, Math.min(8, Math.floor(560 / Math.max(width, height))));
+    this.element.style.maxWidth = `min(100%, ${width * scale}px, calc(70vh * ${width / height}))`;
+    if (scale > 1) this.element.classList.add("pixels");
+  }
+
+  draw(bitmap) {
+    const context = this.canvas.getContext("2d");
+    context.clearRect(0, 0, this.width, this.height);
+    context.drawImage(bitmap, 0, 0, this.width, this.height);
+  }
+
+  clear() {
+    this.over.replaceChildren();
+  }
+
+  /** A box in pixels of the picture. */
+  box([left, top, right, bottom], label, score, index) {
+    const box = el("div", { class: "box" }, el("span", { text: `${label} ${(score * 100).toFixed(0)} %` }));
+    const part = (value, whole) => `${(100 * Math.max(0, Math.min(whole, value))) / whole}%`;
+    box.style.left = part(left, this.width);
+    box.style.top = part(top, this.height);
+    box.style.width = part(right - left, this.width);
+    box.style.height = part(bottom - top, this.height);
+    box.style.setProperty("--color", colorOf(index));
+    // Above the box, or inside where there is no room.
+    box.classList.toggle("inside", top < this.height * 0.06);
+    this.over.append(box);
+    return box;
+  }
+
+  /** A picture of the same shape on top, such as a mask. */
+  layer(width, height, paint) {
+    const canvas = el("canvas", { class: "layer", width, height, "aria-hidden": "true" });
+    paint(canvas.getContext("2d"));
+    this.over.append(canvas);
+    return canvas;
+  }
+
+  /** Rings around places in pixels, where the centre of the first pixel is (0, 0). */
+  rings(places, radius) {
+    const scale = Math.max(1, Math.min(12, Math.round(1200 / Math.max(this.width, this.height))));
+    this.layer(this.width * scale, this.height * scale, (context) => {
+      context.lineWidth = Math.max(1.5, scale * 0.18);
+      context.strokeStyle = "#ffb84d";
+      for (const [x, y] of places) {
+        context.beginPath();
+        context.arc((x + 0.5) * scale, (y + 0.5) * scale, radius * scale, 0, 2 * Math.PI);
+        context.stroke();
+      }
+    });
+  }
+}
+
+/** The pixels of a mask as run lengths (column by column, beginning outside), in the colours of their classes. */
+export function paintRuns(context, { width, height, rle }, hidden) {
+  const image = context.createImageData(width, height);
+  for (const { index, counts } of rle) {
+    if (index === 0 || hidden.has(index)) continue;
+    const color = parseInt(colorOf(index).slice(1), 16);
+    let at = 0;
+    counts.forEach((count, run) => {
+      for (let end = at + count; at < end; at += 1) {
+        if (run % 2 === 0) continue;
+        const pixel = ((at % height) * width + Math.floor(at / height)) * 4;
+        image.data[pixel] = color >> 16;
+        image.data[pixel + 1] = (color >> 8) & 255;
+        image.data[pixel + 2] = color & 255;
+        image.data[pixel + 3] = 255;
+      }
+    });
+  }
+  context.putImageData(image, 0, 0);
+}

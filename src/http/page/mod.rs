@@ -1,0 +1,94 @@
+//! The page for people at `/`, and at `/docs` a viewer of `openapi.yaml`: files of our own and a vendored viewer, all part of
+//! the binary, so that both work without a network.
+//!
+//! The page talks to the same routes as any other client. Its live view polls `/metrics` and `/v2/devices` while somebody
+//! looks at it: the numbers are those that monitoring sees, and there is no open connection to bound or to end in a drain.
+
+mod assets;
+
+use super::{Front, Route, coding, reject::Problem};
+use assets::Assets;
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, header},
+    middleware,
+    response::IntoResponse,
+    routing::get,
+};
+use std::sync::Arc;
+
+/// Nothing comes from elsewhere, nothing runs that is not a file of ours, and nobody shows the page in a frame. Pictures may be
+/// made by the page itself.
+const PAGE_POLICY: &str = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; \
+    form-action 'none'; frame-ancestors 'none'";
+
+/// The page's files, if it is served.
+pub(super) type Page = Option<Assets>;
+
+/// The page's files, for a configuration that wants them.
+pub(super) fn page(wanted: bool) -> Page {
+    wanted.then(Assets::new)
+}
+
+/// The page, its documents and their parts.
+pub(super) fn routes() -> Vec<Route> {
+    vec![("/", get(home)), ("/docs", get(documents)), ("/page/{file}", get(part))]
+}
+
+/// The routes of a server that has a page, and none of one that has not.
+pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
+    let routes = if front.page.is_some() { routes() } else { Vec::new() };
+    // The layer is not wanted by a router without routes.
+    let router = super::router(routes);
+    if front.page.is_some() { router.layer(middleware::from_fn(coding::pack)) } else { router }
+}
+
+async fn home(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
+    answer(&front, "index.html", &headers, &uri)
+}
+
+async fn documents(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
+    answer(&front, "docs.html", &headers, &uri)
+}
+
+async fn part(
+    State(front): State<Arc<Front>>,
+    Path(file): Path<String>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Response<Body> {
+    answer(&front, &file, &headers, &uri)
+}
+
+/// A file, or that the caller's copy of it is still good. Names are looked up in a table.
+fn answer(front: &Front, name: &str, headers: &HeaderMap, uri: &Uri) -> Response<Body> {
+    let Some(asset) = front.page.as_ref().and_then(|assets| assets.get(name)) else {
+        return Problem::not_found(uri.path()).into_response();
+    };
+    let mut reply = if asset.is_known_to(headers) {
+        StatusCode::NOT_MODIFIED.into_response()
+    } else {
+        match asset.body(headers) {
+            Ok(reply) => reply,
+            Err(problem) => return problem.into_response(),
+        }
+    };
+    // A document is fetched each time, and its parts are asked for with what is known of them: both are those of this server.
+    let keep = if asset.is_document() { "no-store" } else { "no-cache" };
+    for (name, value) in [
+        (header::CACHE_CONTROL, keep),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ] {
+        reply.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    if !asset.is_document() {
+        reply.headers_mut().insert(header::ETAG, asset.tag());
+    }
+    reply
+}

@@ -1,0 +1,55 @@
+//! The bounds that options set, beside the gauges that they bound: whoever watches a gauge need not know the options.
+
+use super::register::Register;
+use prometheus::IntGauge;
+
+/// A bound in units of the gauge that has its name without `_max`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// `requests_in_flight_max`.
+    pub requests_in_flight: u64,
+    /// `in_flight_bytes_max`.
+    pub in_flight_bytes: u64,
+    /// `queue_items_max`, all models together.
+    pub queue_items: u64,
+    /// `queue_bytes_max`.
+    pub queue_bytes: u64,
+    /// `decode_bytes_max`.
+    pub decode_bytes: u64,
+}
+
+/// The gauges of [`Bounds`].
+#[derive(Debug)]
+pub(super) struct BoundMetrics {
+    requests_in_flight: IntGauge,
+    in_flight_bytes: IntGauge,
+    queue_items: IntGauge,
+    queue_bytes: IntGauge,
+    decode_bytes: IntGauge,
+}
+
+impl BoundMetrics {
+    pub(super) fn new(register: &mut Register) -> BoundMetrics {
+        let mut bound = |name, help| register.gauge(name, help);
+        BoundMetrics {
+            requests_in_flight: bound("ocelli_requests_in_flight_max", "More requests are refused."),
+            in_flight_bytes: bound("ocelli_in_flight_bytes_max", "More bytes of request bodies are refused."),
+            queue_items: bound("ocelli_queue_items_max", "More items, of all models together, are refused."),
+            queue_bytes: bound("ocelli_queue_bytes_max", "More bytes of model input are refused."),
+            decode_bytes: bound("ocelli_decode_bytes_max", "Decodes wait for their share of this."),
+        }
+    }
+
+    pub(super) fn set(&self, bounds: Bounds) {
+        let Bounds { requests_in_flight, in_flight_bytes, queue_items, queue_bytes, decode_bytes } = bounds;
+        for (gauge, bound) in [
+            (&self.requests_in_flight, requests_in_flight),
+            (&self.in_flight_bytes, in_flight_bytes),
+            (&self.queue_items, queue_items),
+            (&self.queue_bytes, queue_bytes),
+            (&self.decode_bytes, decode_bytes),
+        ] {
+            gauge.set(i64::try_from(bound).unwrap_or(i64::MAX));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+"""Triton's load generator, unmodified: it reads metadata, configuration and statistics, and believes them."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+FOLDER = ROOT / ".venv" / "perf-analyzer"
+BINARY = FOLDER / "bin" / "perf_analyzer"
+# Windows that end with their requests, and no quarrel with a busy machine about how stable it is.
+WINDOWS = ["--stability-percentage", "999", "--measurement-mode", "count_windows", "--measurement-request-count", "50"]
+
+
+def environment():
+    libraries = sorted({str(file.parent) for file in FOLDER.glob("lib/python*/site-packages/nvidia/*/lib/*.so*")})
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
+
+
+def missing():
+    """Why it cannot be run here, or None."""
+    if not BINARY.exists():
+        return f"{BINARY} is missing: make test-clients fetches it"
+    BINARY.chmod(0o755)  # packages lose the bit on some systems
+    done = subprocess.run([BINARY, "--version"], env=environment(), capture_output=True, text=True)
+    return None if done.returncode == 0 else f"perf_analyzer does not start: {done.stderr.strip()}"
+
+
+@pytest.fixture(scope="session")
+def analyze():
+    """Runs it and gives what it printed."""
+    if (why := missing()) is not None:
+        assert "perf_analyzer" not in os.environ.get("PROMISED_TOOLS", "").split(), why
+        pytest.skip(why)
+
+    def run(*arguments):
+        command = [BINARY, *WINDOWS, *arguments]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    return run
+
+
+def count(printed, what):
+    """The number that it gives for something, added up over its levels of load."""
+    numbers = re.findall(rf"^\s*{what}: ([\d.]+)", printed, re.MULTILINE)
+    assert numbers, f"no {what!r} in:\n{printed}"
+    return sum(float(number) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--concurrency-range", "1:2"],
+        ["-a", "--concurrency-range", "4"],
+        ["-b", "4"],
+        ["--input-tensor-format", "json", "--output-tensor-format", "json"],
+        ["--request-rate-range", "50"],
+        ["-i", "grpc"],
+        ["-i", "grpc", "--streaming", "-a", "--concurrency-range", "4"],
+        ["-i", "grpc", "--grpc-compression-algorithm", "gzip"],
+    ],
+    ids=" ".join,
+)
+def test_it_loads_a_model_and_reads_our_statistics(server, analyze, arguments):
+    port = server.grpc_port if "grpc" in arguments else server.port
+    printed = analyze("-m", "identity", "-u", f"127.0.0.1:{port}", *arguments)
+    assert count(printed, "Throughput") > 0
+    # What the server says it did, by its statistics.
+    assert count(printed, "Successful request count") > 0, printed
+    items = 4 if "-b" in arguments else 1
+    inferences, runs = count(printed, "Inference count"), count(printed, "Execution count")
+    assert 0 < runs <= inferences and inferences >= items * runs, printed
+    assert "compute infer" in printed and "queue" in printed, printed
+
+
+def test_it_reads_our_metrics(server, analyze):
+    metrics = ["--collect-metrics", "--metrics-url", f"127.0.0.1:{server.port}/metrics"]
+    printed = analyze("-m", "identity", "-u", f"127.0.0.1:{server.port}", *metrics)
+    # A machine without a GPU has none of these, and it says so.
+    assert "nv_gpu_utilization" in printed or "GPU Utilization" in printed, printed
+
+
+def test_it_posts_files_as_to_torchserve(server, analyze, digits, tmp_path):
+    name, image, _ = digits[0]
+    (tmp_path / name).write_bytes(image)
+    data = {"data": [{"TORCHSERVE_INPUT": [str(tmp_path / name)]}]}
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    kind = ["--service-kind", "torchserve", "--input-data", str(tmp_path / "data.json")]
+    assert count(analyze("-m", "digits", "-u", f"127.0.0.1:{server.port}", *kind), "Throughput") > 0

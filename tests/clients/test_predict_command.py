@@ -1,0 +1,190 @@
+"""`ocelli predict`: on a server and in its own process, whatever the model's task."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import localize
+import numpy as np
+import pytest
+import requests
+from server import BINARY, LIBRARY, ROOT
+
+IMAGES = ROOT / "examples" / "images"
+
+
+def command(*arguments, models=None, seconds_max=300):
+    """What `ocelli predict` does with these arguments."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
+    environment.setdefault("ORT_DYLIB_PATH", str(LIBRARY))
+    if models:
+        environment |= {"OCELLI_MODELS": str(models), "OCELLI_BACKEND": "cpu"}
+    return subprocess.run(
+        [BINARY, "predict", *map(str, arguments)], env=environment, capture_output=True, timeout=seconds_max, cwd=ROOT
+    )
+
+
+@pytest.fixture(scope="module")
+def array(tmp_path_factory):
+    """An array that a model of tensors takes."""
+    path = tmp_path_factory.mktemp("arrays") / "x.npy"
+    np.save(path, np.arange(32, dtype=np.float32).reshape(2, 16))
+    return path
+
+
+@pytest.fixture(scope="module")
+def described(server):
+    """What the server says of a model."""
+    return lambda model: requests.get(f"{server.url}/v2/models/{model}", timeout=60).json()
+
+
+@pytest.fixture(scope="module")
+def spots(start_server):
+    """A server that has the fitter."""
+    return start_server(ROOT / "examples" / "models")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+@pytest.mark.parametrize("model", ["digits", "digits-detector", "segment", "embed", "identity"])
+def test_a_server_and_the_own_process_print_the_same_bytes(server, models, described, model, form, array):
+    files = [IMAGES / "digits", IMAGES / "digits-3-7.tif"] if described(model)["images"] else [array]
+    there = command(model, *files, "--format", form, "--url", server.url)
+    here = command(model, *files, "--format", form, models=models)
+    assert (there.returncode, here.returncode) == (0, 0), there.stderr + here.stderr
+    assert there.stdout == here.stdout and there.stdout
+
+
+def test_lines_of_json_are_the_replies_in_the_order_of_the_files(server, digits):
+    done = command("digits", IMAGES / "digits", "--format", "json", "--set", "top_k=1", "--url", server.url)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["file"].rsplit("/", 1)[1] for line in lines] == [name for name, _, _ in digits]
+    assert [line["classes"][0]["label"] for line in lines] == [digit for _, _, digit in digits]
+
+
+def test_a_file_that_fails_leaves_the_others_and_shows_in_the_exit_code(server, tmp_path):
+    bad = tmp_path / "bad, \"file\".png"
+    bad.write_bytes(b"no image")
+    done = command("digits", bad, IMAGES / "digits" / "3-0.png", "--format", "csv", "--url", server.url)
+    assert done.returncode == 1 and b"not an image" in done.stderr
+    rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
+    assert rows[0]["file"] == str(bad) and "not an image" in rows[0]["error"]
+    assert rows[1]["label"] == "3" and rows[1]["error"] == ""
+
+
+def test_what_is_wrong_with_the_command_has_its_exit_code(server, models):
+    def check(code, says, *arguments, **options):
+        done = command(*arguments, **options)
+        assert (done.returncode, done.stdout) == (code, b""), done
+        assert says in done.stderr.decode(), done.stderr
+
+    picture = IMAGES / "digits" / "3-0.png"
+    url = ("--url", server.url)
+    check(66, "there is no file none.png", "digits", "none.png", *url)
+    check(66, "no file fits", "digits", "none*.png", *url)
+    check(1, "nothing", "nothing", picture, *url)
+    check(1, "there is no model", "nothing", picture, models=models)
+    check(64, "leave out --models", "digits", picture, *url, "--models", "x")
+    check(64, "expected table, json or csv", "digits", picture, *url, "--format", "hdf5")
+    check(64, "--raw is for stacks", "digits", picture, *url, "--raw", "2x2")
+    check(69, "no server answers", "digits", picture, "--url", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("form", ["csv", "ndjson", "thunderstorm", "hdf5", "picasso", "arrow", "npy", "png"])
+def test_stacks_give_the_same_files_both_ways(spots, tmp_path, form):
+    written = []
+    for name, options in (("there", ["--url", spots.url]), ("here", [])):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = command("spots", localize.MOVIE, "-o", folder, "--format", form, *options, models=None if options else ROOT / "examples" / "models")
+        assert done.returncode == 0, done.stderr
+        assert b"spots in 160 frames" in done.stdout and b"converged" in done.stdout, done.stdout
+        written.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    there, here = written
+    assert there.keys() == here.keys() and (form != "hdf5" or len(there) == 2)
+    assert there == here
+
+
+def test_raw_samples_are_told_by_their_sides(spots, tmp_path):
+    frames = localize.movie()
+    raw = tmp_path / "movie.raw"
+    raw.write_bytes(frames.astype("<u2").tobytes())
+    sides = f"{frames.shape[2]}x{frames.shape[1]}x{frames.shape[0]}"
+    done = command("spots", raw, "--raw", sides, "--format", "npy", "-o", tmp_path / "raw.npy", "--url", spots.url)
+    assert done.returncode == 0, done.stderr
+    done = command("spots", localize.MOVIE, "--set", "units=px", "-o", tmp_path / "tif.npy", "--url", spots.url)
+    assert done.returncode == 0, done.stderr
+    raw, tif = np.load(tmp_path / "raw.npy"), np.load(tmp_path / "tif.npy")
+    assert len(raw) == len(tif) and (raw["photons"] == tif["photons"]).all()
+
+
+def test_a_stack_that_is_refused_leaves_no_file(spots, tmp_path):
+    stack = tmp_path / "short.tif"
+    stack.write_bytes(localize.MOVIE.read_bytes()[:100])
+    for name in ("x.csv", "x.hdf5"):
+        done = command("spots", stack, "-o", tmp_path / name, "--url", spots.url)
+        assert done.returncode == 1 and str(stack).encode() in done.stderr, done
+        assert not (tmp_path / name).exists()
+
+
+class Moody(BaseHTTPRequestHandler):
+    """Describes a model, and refuses to answer for it as often as it is told to."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments):
+        pass
+
+    def reply(self, status, body, **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        model = {"task": "classify", "images": True, "inputs": []}
+        self.reply(200, json.dumps(model).encode())
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked += 1
+        if self.server.asked <= self.server.refusals:
+            after = {"Retry_After": self.server.after} if self.server.after is not None else {}
+            return self.reply(503, b'{"error":"busy"}', **after)
+        self.reply(200, b'{"classes":[{"label":"a","index":0,"score":1}]}')
+
+
+@pytest.fixture
+def moody():
+    """A server that is busy at first."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
+    server.asked, server.refusals, server.after = 0, 0, None
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "refusals, after, options, code, asked",
+    [
+        (3, "0", [], 0, 4),
+        (1, None, [], 0, 2),
+        (9, "0", ["--retries", "2"], 1, 3),
+        (1, "31", [], 1, 1),
+        (1, "2", ["--wait-ms-max", "1999"], 1, 1),
+    ],
+)
+def test_a_busy_server_is_asked_again_within_bounds(moody, refusals, after, options, code, asked):
+    moody.refusals, moody.after = refusals, after
+    url = f"http://127.0.0.1:{moody.server_port}"
+    done = command("m", IMAGES / "digits" / "3-0.png", "--url", url, *options)
+    assert (done.returncode, moody.asked) == (code, asked), done
+    assert (b"busy" in done.stderr) == (code == 1)

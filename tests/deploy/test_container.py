@@ -1,0 +1,130 @@
+"""The container: the Dockerfile as far as it can be checked without building it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+import pytest
+from common import ROOT, run
+from server import BINARY
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+# Lines that end in a backslash go on.
+INSTRUCTIONS = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE)).splitlines()
+
+
+def instructions(name):
+    return [line.partition(" ")[2].strip() for line in INSTRUCTIONS if line.startswith(f"{name} ")]
+
+
+def copied():
+    """What is copied out of the repository."""
+    sources = []
+    for copy in instructions("COPY"):
+        words = [word for word in copy.split() if not word.startswith("--")]
+        if "--from=" not in copy:
+            sources += words[:-1]
+    assert len(sources) > 5
+    return sources
+
+
+def ignored(path):
+    """Whether `.dockerignore` leaves a path out: the last line that matches it or a folder above it decides."""
+    left_out = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        keeps, pattern = pattern.startswith("!"), pattern.removeprefix("!").strip("/")
+        form = re.escape(pattern).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+        if re.fullmatch(f"{form}(/.*)?", path):
+            left_out = not keeps
+    return left_out
+
+
+def environment():
+    """`ENV`, all stages together."""
+    return dict(re.findall(r"(\w+)=(\S+)", " ".join(instructions("ENV"))))
+
+
+def test_is_lint_clean():
+    run(Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile")
+
+
+def test_every_copied_path_exists_and_reaches_the_build():
+    for source in copied():
+        assert (ROOT / source).exists(), f"COPY {source}: there is no such path"
+        assert not ignored(source), f"COPY {source}: .dockerignore leaves it out"
+    for name in run("git", "ls-files", "src", "kernels", "examples/models", cwd=ROOT).splitlines():
+        assert not ignored(name), f"{name}: .dockerignore leaves it out"
+    for name in (".git/config", "target/release/ocelli", ".lib/libonnxruntime.so.1.31.1", "tests/it/main.rs"):
+        assert ignored(name), f"{name} goes into the build's context"
+
+
+def test_whatever_the_code_includes_is_copied():
+    """Files that are compiled in, out of folders other than their own."""
+    sources = copied()
+    for path in (ROOT / "src").rglob("*.rs"):
+        code = path.read_text().split("#[cfg(test)]")[0]
+        for name in re.findall(r'include_(?:str|bytes)!\("([^"]+)"\)', code):
+            included = (path.parent / name).resolve().relative_to(ROOT)
+            assert any(included.is_relative_to(source) for source in sources), f"{path}: {included} is not copied"
+
+
+def test_stages_copy_from_earlier_ones_on_pinned_bases():
+    bases = dict(argument.split("=", 1) for argument in instructions("ARG") if re.match(r"(DEBIAN|RUST|PYTHON)=", argument))
+    known = []
+    for stage in instructions("FROM"):
+        base, _, name = stage.partition(" AS ")
+        variable = re.fullmatch(r"\$\{(\w+)\}", base)
+        if variable:
+            assert re.search(r":\d+\.\d+", bases[variable[1]]), f"{base} is {bases[variable[1]]}: not pinned"
+        else:
+            assert base in known, f"{base} is no earlier stage"
+        known.append(name)
+    for name in re.findall(r"--from=(\S+)", DOCKERFILE):
+        assert name in known
+    assert known[-1] == "cpu" and "cuda" in known, "the CPU image is what is built when no target is named"
+
+
+def test_runs_as_a_user_without_rights():
+    assert instructions("USER") == ["10001:10001"]
+
+
+def test_versions_are_those_of_the_repository():
+    cargo = (ROOT / "Cargo.toml").read_text()
+    version = re.search(r'^version = "(.+)"', cargo, re.MULTILINE)[1]
+    minimum = re.search(r'^rust-version = "(.+)"', cargo, re.MULTILINE)[1]
+    assert f"VERSION={version}" in instructions("ARG")
+    assert f"RUST=rust:{minimum}" in DOCKERFILE
+    library = re.search(r'^VERSION = "(.+)"', (ROOT / "tools" / "fetch_onnxruntime.py").read_text(), re.MULTILINE)[1]
+    assert environment()["ORT_DYLIB_PATH"].endswith(f"/libonnxruntime.so.{library}")
+
+
+def test_the_libraries_of_cuda_are_all_that_onnx_runtime_needs():
+    tool = (ROOT / "tools" / "fetch_onnxruntime.py").read_text()
+    needed = set(re.findall(r'": "(nvidia-[\w-]+)",', tool))
+    pinned = set(re.findall(r"^([\w-]+)==\S+ --hash=sha256:[0-9a-f]{64}$", (ROOT / "deploy/container/cuda.txt").read_text(), re.M))
+    assert needed and needed <= pinned, f"{needed - pinned} are not in deploy/container/cuda.txt"
+
+
+def test_what_is_set_are_options_of_the_server():
+    options = common.Options().given(variables=environment())
+    assert options["listen"] == f"0.0.0.0:{instructions('EXPOSE')[0]}"
+    assert options["admin_listen"].startswith("127.0.0.1:"), "the admin listener is not for others"
+
+
+def test_the_commands_are_commands_of_the_server(tmp_path):
+    if not BINARY.exists():
+        pytest.skip(f"{BINARY} is missing")
+    assert instructions("ENTRYPOINT") == ['["ocelli"]'] and instructions("CMD") == ['["serve"]']
+    help_text = run(BINARY, "serve", "--help")
+    for variable in environment():
+        if variable.startswith("OCELLI_"):
+            assert f"--{variable.removeprefix('OCELLI_').lower().replace('_', '-')}" in help_text
+    health = re.search(r"CMD (\[.+\])$", instructions("HEALTHCHECK")[0])[1]
+    assert health == '["ocelli", "health", "ready"]'
+    done = subprocess.run([BINARY, "health", "ready", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and "not ready" in done.stdout + done.stderr

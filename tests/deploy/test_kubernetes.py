@@ -1,0 +1,177 @@
+"""The manifests for Kubernetes: the API would take them, and what they say agrees with the server and among itself."""
+
+import common
+import kubernetes
+import pytest
+import yaml
+from common import DEPLOY, ROOT
+from kubernetes import of_kind, only, rendered
+
+OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes" / "overlays").iterdir())
+OPTIONS = common.Options()
+PATHS = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+
+
+@pytest.fixture(params=["base", *(f"overlays/{name}" for name in OVERLAYS)])
+def objects(request):
+    return rendered(DEPLOY / "kubernetes" / request.param)
+
+
+def pod(objects):
+    return only(objects, "Deployment")["spec"]["template"]["spec"]
+
+
+def container(objects):
+    (found,) = pod(objects)["containers"]
+    return found
+
+
+def options(objects):
+    """The server's options in a replica."""
+    found = container(objects)
+    (reference,) = found["envFrom"]
+    name = reference["configMapRef"]["name"]
+    (variables,) = [m["data"] for m in of_kind(objects, "ConfigMap") if m["metadata"]["name"] == name]
+    for variable in found["env"]:
+        assert variable["name"] in OPTIONS.variables
+    assert found["args"][0] == "serve"
+    return OPTIONS.given(found["args"][1:], variables)
+
+
+def ports(found):
+    return {entry["name"]: entry["containerPort"] for entry in found["ports"]}
+
+
+def test_the_api_takes_every_object(objects):
+    for found in objects:
+        kubernetes.validate(found)
+
+
+def test_probes_ask_for_paths_that_exist_where_the_admin_listener_is(objects):
+    found = container(objects)
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = found[probe]["httpGet"]
+        assert "get" in PATHS[asked["path"]]
+        assert ports(found)[asked["port"]] == common.port(options(objects)["admin_listen"])
+    assert found["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
+    assert found["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
+
+
+def test_ports_are_those_that_the_server_listens_on(objects):
+    given = options(objects)
+    names = {"http": "listen", "grpc": "grpc_listen", "admin": "admin_listen", "metrics": "metrics_listen"}
+    assert ports(container(objects)) == {name: common.port(given[option]) for name, option in names.items()}
+    for option in names.values():
+        assert given[option].startswith("0.0.0.0:"), f"{option} cannot be reached from outside of the pod"
+    targets = {entry["targetPort"] for entry in only(objects, "Service")["spec"]["ports"]}
+    assert targets == {"http", "grpc", "metrics"}, "the admin listener is no service"
+
+
+def test_there_is_time_to_drain(objects):
+    spec, given = pod(objects), options(objects)
+    stop = container(objects)["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drain = (int(given["drain_delay_ms"]) + int(given["drain_timeout_ms"])) / 1000
+    assert spec["terminationGracePeriodSeconds"] >= stop + drain + 5
+    ready = container(objects)["readinessProbe"]
+    seen = ready["failureThreshold"] * ready["periodSeconds"]
+    assert int(given["drain_delay_ms"]) / 1000 > seen, "a drain is over before readiness was asked for"
+
+
+def test_replicas_run_without_rights_on_a_root_that_they_cannot_write(objects):
+    spec = pod(objects)
+    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 10001
+    assert spec["automountServiceAccountToken"] is False
+    # A service called ocelli would set OCELLI_PORT.
+    assert spec["enableServiceLinks"] is False
+    for found in [*spec["containers"], *spec.get("initContainers", [])]:
+        security = found["securityContext"]
+        assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        for mount in found["volumeMounts"]:
+            assert mount["name"] in {volume["name"] for volume in spec["volumes"]}
+        assert ":" in found["image"] and not found["image"].endswith(":latest")
+
+
+def test_what_the_server_may_hold_fits_into_its_memory(objects):
+    given, limit = options(objects), common.size(container(objects)["resources"]["limits"]["memory"])
+    held = sum(common.size(given[name]) for name in ("in_flight_bytes_max", "decode_bytes_max", "queue_bytes_max"))
+    assert held + (1 << 30) <= limit, f"{held} bytes of requests and 1 GiB of models do not fit into {limit}"
+
+
+def test_what_the_server_may_write_fits_into_its_volume(objects):
+    given = options(objects)
+    (tmp,) = [volume for volume in pod(objects)["volumes"] if volume["name"] == "tmp"]
+    assert common.size(given["stack_spill_bytes_max"]) < common.size(tmp["emptyDir"]["sizeLimit"])
+    written = sum(
+        common.size(volume["emptyDir"]["sizeLimit"]) for volume in pod(objects)["volumes"] if "emptyDir" in volume
+    )
+    assert written <= common.size(container(objects)["resources"]["limits"]["ephemeral-storage"])
+
+
+def test_selectors_find_the_replicas(objects):
+    labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    chosen = [
+        only(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+        only(objects, "Service")["spec"]["selector"],
+        only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+    ]
+    for selector in chosen:
+        assert selector and selector.items() <= labels
+    for monitor in of_kind(objects, "ServiceMonitor"):
+        service = only(objects, "Service")
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        for endpoint in monitor["spec"]["endpoints"]:
+            assert endpoint["port"] in {entry["name"] for entry in service["spec"]["ports"]}
+            assert "get" in PATHS[endpoint["path"]]
+
+
+def test_only_the_api_and_metrics_are_let_in_and_nothing_out(objects):
+    spec = only(objects, "NetworkPolicy")["spec"]
+    assert sorted(spec["policyTypes"]) == ["Egress", "Ingress"] and not spec.get("egress")
+    let_in = {entry["port"] for rule in spec["ingress"] for entry in rule["ports"]}
+    assert let_in == {"http", "grpc", "metrics"}
+    assert all(rule["from"] for rule in spec["ingress"])
+
+
+def test_each_overlay_asks_for_its_kind_of_device():
+    asked = {}
+    for name in OVERLAYS:
+        objects = rendered(DEPLOY / "kubernetes" / "overlays" / name)
+        limits = container(objects)["resources"]["limits"]
+        devices = {key: value for key, value in limits.items() if key.startswith("nvidia.com/")}
+        asked[name] = devices, options(objects)["backend"], container(objects)["image"].endswith("-cuda")
+    assert asked == {
+        "cpu": ({}, "cpu", False),
+        "gpu": ({"nvidia.com/gpu": "1"}, "gpu", True),
+        "gpu-keda": ({"nvidia.com/gpu": "1"}, "gpu", True),
+        "gpu-mig": ({"nvidia.com/mig-1g.10gb": "1"}, "gpu", True),
+        "gpu-time-slicing": ({"nvidia.com/gpu.shared": "1"}, "auto", True),
+    }
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_number_of_replicas_is_the_autoscalers(name):
+    objects = rendered(DEPLOY / "kubernetes" / "overlays" / name)
+    deployment = only(objects, "Deployment")
+    assert "replicas" not in deployment["spec"]
+    scalers = of_kind(objects, "HorizontalPodAutoscaler") + of_kind(objects, "ScaledObject")
+    (scaler,) = scalers
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+
+
+def test_the_autoscaler_and_the_adapter_speak_of_the_same_metric():
+    scaler = only(rendered(DEPLOY / "kubernetes" / "overlays" / "gpu"), "HorizontalPodAutoscaler")
+    values = yaml.safe_load((DEPLOY / "kubernetes/components/hpa/prometheus-adapter.yaml").read_text())
+    (rule,) = values["rules"]["custom"]
+    assert [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]] == [rule["name"]["as"]]
+
+
+def test_the_device_plugin_offers_what_the_overlay_asks_for():
+    text = (DEPLOY / "kubernetes/components/time-slicing/device-plugin.yaml").read_text()
+    (plugin,) = common.documents(text)
+    kubernetes.validate(plugin)
+    sharing = yaml.safe_load(plugin["data"]["any"])["sharing"]["timeSlicing"]
+    offered = {entry["name"] + (".shared" if sharing["renameByDefault"] else "") for entry in sharing["resources"]}
+    limits = container(rendered(DEPLOY / "kubernetes/overlays/gpu-time-slicing"))["resources"]["limits"]
+    assert offered <= limits.keys()

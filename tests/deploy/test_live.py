@@ -1,0 +1,184 @@
+"""A real Prometheus that scrapes a live server under load: what it makes of the metrics, and what every query of the
+dashboard and of the autoscalers gives."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import common
+import pytest
+import requests
+import yaml
+from common import DEPLOY, ROOT, tool
+from load import Load
+from server import Server, free_ports, until
+
+sys.path.insert(0, str(DEPLOY / "grafana"))
+import make_dashboard  # noqa: E402
+
+SCRAPES = 12  # a second apart
+DASHBOARD = json.loads((DEPLOY / "grafana" / "ocelli.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+
+
+class Prometheus:
+    """One that scrapes a server each second, with the shipped rules."""
+
+    def __init__(self, folder, server):
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+        for name in config["rule_files"]:
+            rules = (DEPLOY / "prometheus" / name).read_text()
+            (folder / name).write_text(rules.replace("    interval: 30s\n", ""))
+        (job,) = config["scrape_configs"]
+        job["static_configs"][0]["targets"] = [f"127.0.0.1:{server.port}"]
+        # As the operator adds them.
+        job["static_configs"][0]["labels"] = {"namespace": "vision", "pod": "ocelli-0"}
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        self.log = folder / "log"
+        with open(self.log, "wb") as out:
+            self.process = subprocess.Popen(
+                [
+                    tool("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+                    f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+                ],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder,
+            )
+
+    def get(self, path, **parameters):
+        answer = requests.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30).json()
+        assert answer["status"] == "success", f"{parameters}: {answer.get('error')}"
+        return answer["data"]
+
+    def samples(self, expression, seconds=6):
+        """The numbers that a query gives over the last seconds."""
+        now = time.time()
+        found = self.get("query_range", query=expression, start=now - seconds, end=now, step=1)["result"]
+        return [float(value) for series in found for _, value in series["values"] if value != "NaN"]
+
+    def scrapes(self):
+        try:
+            return sum(self.samples("count_over_time(ocelli_build_info[10m])", 0))
+        except requests.RequestException:
+            assert self.process.poll() is None, self.log.read_text()
+            return 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    tool("prometheus")
+    server = Server(ROOT / "examples" / "models", tmp_path_factory.mktemp("server") / "log")
+    try:
+        yield server.wait_ready()
+        assert server.stop() == 0
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def prometheus(server, tmp_path_factory):
+    """Has seen a server at work."""
+    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), server)
+    load = None
+    try:
+        until(lambda: prometheus.scrapes() >= 2, 60, "Prometheus has scraped the server")
+        load = Load(server.port, callers=3, rate=60)
+        movie = (ROOT / "examples" / "images" / "spots.tif").read_bytes()
+        wanted = prometheus.scrapes() + SCRAPES
+        while prometheus.scrapes() < wanted:
+            assert requests.post(f"{server.url}/predictions/spots?format=csv", data=movie, timeout=60).status_code == 200
+            assert requests.post(f"{server.url}/predictions/digits", data=b"no image", timeout=60).status_code == 400
+        yield prometheus
+        assert not load.end().lost, load.lost[:5]
+    finally:
+        if load:
+            load.ended.set()
+        prometheus.process.terminate()
+        prometheus.process.wait(timeout=30)
+
+
+def filled(expression):
+    """A query with what Grafana puts in for variables."""
+    expression = expression.replace("$__rate_interval", "5s")
+    for name in VARIABLES:
+        expression = re.sub(rf"\${name}\b", ".*", expression)
+    assert "$" not in expression, f"{expression}: a variable that the dashboard does not have"
+    return expression
+
+
+def test_the_dashboard_is_what_its_script_writes():
+    assert (DEPLOY / "grafana" / "ocelli.json").read_text() == make_dashboard.text(), (
+        "python3 deploy/grafana/make_dashboard.py writes it anew"
+    )
+
+
+def test_panels_have_a_unit_and_do_not_overlap():
+    taken = set()
+    for panel in PANELS:
+        assert panel["fieldConfig"]["defaults"]["unit"] and panel["targets"], panel["title"]
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        assert not cells & taken and place["x"] + place["w"] <= 24, panel["title"]
+        taken |= cells
+        assert panel["datasource"]["uid"] == "${datasource}"
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_a_scrape_is_lint_clean_but_for_tritons_names(server):
+    text = requests.get(f"{server.url}/metrics", timeout=10).text
+    done = subprocess.run([tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    found = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("nv_")]
+    assert found == [], "\n".join(found)
+    # 3: nothing but remarks on names.
+    assert done.returncode in (0, 3)
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_every_panel_shows_something(prometheus, panel):
+    for target in panel["targets"]:
+        expression = filled(target["expr"])
+        assert prometheus.samples(expression), f"nothing comes of {expression}"
+
+
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name != "datasource"])
+def test_every_variable_has_values(prometheus, name):
+    series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", VARIABLES[name]["query"]["query"]).groups()
+    found = prometheus.get("series", **{"match[]": filled(series)})
+    assert {one[label] for one in found}
+
+
+def test_annotations_can_be_asked_for(prometheus):
+    for annotation in DASHBOARD["annotations"]["list"]:
+        prometheus.samples(filled(annotation["expr"]))
+
+
+def test_what_autoscalers_ask_for_has_one_answer(prometheus):
+    values = yaml.safe_load((DEPLOY / "kubernetes/components/hpa/prometheus-adapter.yaml").read_text())
+    (rule,) = values["rules"]["custom"]
+    (found,) = {
+        (one["namespace"], one["pod"]) for one in prometheus.get("series", **{"match[]": rule["seriesQuery"]})
+    }
+    assert found == ("vision", "ocelli-0")
+    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="vision",pod=~"ocelli-0"')
+    queries = [query.replace("<<.GroupBy>>", "pod")]
+    (scaler,) = common.documents((DEPLOY / "kubernetes/components/keda/scaler.yaml").read_text())
+    queries += [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
+    for query in queries:
+        (result,) = prometheus.get("query", query=query)["result"]
+        assert 0 <= float(result["value"][1]) < 1e6
+
+
+def test_rules_run_and_nothing_fires_on_a_server_that_is_well(prometheus):
+    groups = prometheus.get("rules")["groups"]
+    assert sum(len(group["rules"]) for group in groups) > 30
+    for group in groups:
+        for rule in group["rules"]:
+            assert rule["health"] == "ok", f"{rule['name']}: {rule.get('lastError')}"
+    # Images that are none are their senders' fault.
+    alerts = [(alert["labels"]["alertname"], alert["state"]) for alert in prometheus.get("alerts")["alerts"]]
+    assert alerts == []

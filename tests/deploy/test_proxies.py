@@ -1,0 +1,56 @@
+"""The proxies: their files are taken, agree with the server's options, and lose nothing while replicas are restarted."""
+
+import re
+
+import common
+import pytest
+from common import DEPLOY
+from rolling_restart import restart_in_turn, shipped
+
+NGINX = (DEPLOY / "nginx" / "ocelli.conf").read_text()
+HAPROXY = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+OPTIONS = common.Options().defaults
+
+
+def seconds(text, pattern):
+    """A time that a file sets."""
+    number, unit = re.search(pattern + r" (\d+)(s|m|h)", text).groups()
+    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+
+
+def test_proxies_close_idle_connections_before_the_server_does():
+    idle = int(OPTIONS["idle_timeout_ms"]) / 1000
+    assert seconds(NGINX, "keepalive_timeout") < idle
+
+
+def test_proxies_wait_as_long_as_a_request_may_take():
+    longest = int(OPTIONS["timeout_ms_max"]) / 1000
+    assert seconds(NGINX, "proxy_read_timeout") > longest and seconds(HAPROXY, "timeout server") > longest
+
+
+def test_proxies_take_bodies_as_large_as_the_server_does():
+    (limit,) = re.findall(r"^    client_max_body_size (\d+)m;", NGINX, re.MULTILINE)
+    assert int(limit) << 20 == common.size(OPTIONS["body_bytes_max"])
+
+
+def test_a_drain_lasts_longer_than_haproxy_takes_to_notice():
+    interval, falls = re.search(r"check inter (\d+)s fall (\d+)", HAPROXY).groups()
+    assert int(interval) * int(falls) < int(shipped()[0]["drain_delay_ms"]) / 1000
+
+
+def test_replicas_follow_each_other_later_than_nginx_forgives():
+    assert seconds(NGINX.replace("=", " "), "fail_timeout") < shipped()[1]
+
+
+@pytest.mark.parametrize("proxy", ["nginx", "haproxy"])
+def test_the_proxy_is_there(proxy):
+    """Says which of them is missing."""
+    common.tool(proxy)
+
+
+def test_no_request_is_lost_while_replicas_are_restarted_in_turn(tmp_path):
+    for proxy in ("nginx", "haproxy"):
+        common.tool(proxy)
+    loads = restart_in_turn(tmp_path, requests=1000, callers=3, rate=60, settle=6)
+    for name, load in loads.items():
+        assert not load.lost, f"through {name}, {len(load.lost)} of {load.sent}:\n" + "\n".join(load.lost[:20])
