@@ -64,15 +64,11 @@ ENTRYPOINT ["ocelli"]
 CMD ["serve"]
 ARG VERSION=0.1.0
 ARG REVISION=
-ARG SOURCE=
-ARG CREATED=
 LABEL org.opencontainers.image.title="Ocelli" \
       org.opencontainers.image.description="A long-running HTTP service that runs image models" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.source="${SOURCE}" \
-      org.opencontainers.image.created="${CREATED}"
+      org.opencontainers.image.revision="${REVISION}"
 
 FROM base AS cuda
 COPY --from=cuda-libraries /libraries /usr/local/lib/ocelli

@@ -79,13 +79,16 @@ pub struct App {
     admin: Option<Admin>,
     metrics: Option<Admin>,
     watch: Option<Watch>,
-    loading: std::thread::JoinHandle<Devices>,
+    loading: std::thread::JoinHandle<Arc<Devices>>,
     /// Tells the loading thread to stop between two models.
     stop_loading: CancellationToken,
 }
 
 /// After the drain's deadline: how long the refusals of what was left may take to be sent, and idle threads to end.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether it makes sense to go on.
+const HOPELESS_PAUSE: Duration = Duration::from_millis(200);
 
 /// What an ended server left undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -250,6 +253,16 @@ impl App {
     /// What the process knows about itself.
     pub fn status(&self) -> &Arc<Status> {
         &self.front.status
+    }
+
+    /// Waits until the server cannot do what it is for, and will not be able to.
+    pub async fn hopeless(&self) -> String {
+        loop {
+            if let Some(reason) = self.front.status.hopeless() {
+                return reason.to_owned();
+            }
+            tokio::time::sleep(HOPELESS_PAUSE).await;
+        }
     }
 
     /// Ends the server in order: not ready at once; still serving for `drain_delay_ms`, so that whoever routes to us

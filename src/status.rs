@@ -17,7 +17,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        PoisonError, RwLock,
+        OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -72,16 +72,149 @@ impl DeviceState {
     }
 }
 
+/// What brought a device to where it stands, for counting: the label `reason` of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// The server has just started.
+    Start,
+    /// It was taken.
+    Taken,
+    /// A forward pass has worked.
+    Proved,
+    /// Nothing runs there.
+    Empty,
+    /// Others use it.
+    Contended,
+    /// Others wait for it, and came first.
+    Turn,
+    /// It has too little free memory.
+    Memory,
+    /// It could not be taken, for another reason.
+    Refused,
+    /// It was idle.
+    Idle,
+    /// A call failed.
+    Fault,
+    /// A call does not come back.
+    Stuck,
+    /// An Xid error.
+    Xid,
+    /// Memory errors.
+    Ecc,
+    /// The driver's advice.
+    Advice,
+    /// Heat or power.
+    Thermal,
+    /// A forward pass with a known answer failed.
+    Canary,
+    /// It does not answer on the bus.
+    Bus,
+    /// Nothing has pointed at a fault for a while.
+    Clean,
+    /// Somebody asked for it to be left alone.
+    Drain,
+    /// Somebody asked for it to be used again.
+    Resume,
+}
+
+impl Cause {
+    /// As it stands in replies and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::Start => "start",
+            Cause::Taken => "taken",
+            Cause::Proved => "proved",
+            Cause::Empty => "empty",
+            Cause::Contended => "contended",
+            Cause::Turn => "turn",
+            Cause::Memory => "memory",
+            Cause::Refused => "refused",
+            Cause::Idle => "idle",
+            Cause::Fault => "fault",
+            Cause::Stuck => "stuck",
+            Cause::Xid => "xid",
+            Cause::Ecc => "ecc",
+            Cause::Advice => "advice",
+            Cause::Thermal => "thermal",
+            Cause::Canary => "canary",
+            Cause::Bus => "bus",
+            Cause::Clean => "clean",
+            Cause::Drain => "drain",
+            Cause::Resume => "resume",
+        }
+    }
+}
+
 /// A device as others see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Device {
     /// Such as `cpu` or a GPU's UUID.
     pub id: String,
     /// Where it stands.
     pub state: DeviceState,
+    /// What brought it there.
+    pub cause: Cause,
     /// Why, in words; may be empty.
     pub reason: String,
+    /// Since when it stands there.
+    pub since: Instant,
+    /// Whether somebody asked for it to be left alone.
+    pub drained: bool,
+    /// What is seen of it.
+    pub seen: Seen,
 }
+
+/// What is seen of a device; what is not told is not there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Seen {
+    /// The maker's name of it.
+    pub name: Option<String>,
+    /// Bytes of memory.
+    pub memory_bytes: Option<u64>,
+    /// Bytes of it that are free.
+    pub memory_free_bytes: Option<u64>,
+    /// Bytes that this process holds.
+    pub memory_own_bytes: Option<u64>,
+    /// Bytes that must be free before it is taken beside others.
+    pub memory_needed_bytes: Option<u64>,
+    /// Other processes that compute on it: their numbers and bytes.
+    pub processes: Option<Vec<(u32, Option<u64>)>>,
+    /// Bytes that others hold.
+    pub others_bytes: Option<u64>,
+    /// Whether it is shared, and how, in a few words.
+    pub verdict: String,
+    /// Share of its time in use, %.
+    pub utilization_percent: Option<u32>,
+    /// °C.
+    pub temperature_c: Option<u32>,
+    /// Watts.
+    pub power_w: Option<f64>,
+    /// Joules since the driver was loaded.
+    pub energy_j: Option<f64>,
+    /// Memory errors that could not be put right, since the driver was loaded.
+    pub ecc_uncorrected: Option<u64>,
+    /// Xid errors since the server started, by number.
+    pub xids: BTreeMap<u64, u64>,
+    /// How long it has been waited for in all.
+    pub waited: Duration,
+}
+
+impl Device {
+    fn new(id: &str) -> Device {
+        Device {
+            id: id.into(),
+            state: DeviceState::Waiting,
+            cause: Cause::Start,
+            reason: String::new(),
+            since: Instant::now(),
+            drained: false,
+            seen: Seen::default(),
+        }
+    }
+}
+
+/// How often devices came to a state, and by what.
+pub type Transitions = BTreeMap<(String, DeviceState, Cause), u64>;
 
 /// How many models (versions of models, where there are several) are in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -101,7 +234,10 @@ pub struct Status {
     /// Milliseconds from `started` to the last beat.
     beat_ms: AtomicU64,
     draining: AtomicBool,
-    devices: RwLock<BTreeMap<String, (DeviceState, String)>>,
+    devices: RwLock<BTreeMap<String, Device>>,
+    transitions: RwLock<Transitions>,
+    /// Why it makes no sense to go on.
+    hopeless: OnceLock<String>,
     models: RwLock<Models>,
 }
 
@@ -120,6 +256,8 @@ impl Status {
             beat_ms: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             devices: RwLock::default(),
+            transitions: RwLock::default(),
+            hopeless: OnceLock::new(),
             models: RwLock::default(),
         }
     }
@@ -150,19 +288,65 @@ impl Status {
         self.draining.load(Ordering::SeqCst)
     }
 
-    /// Sets where a device stands and why, adding it when it is new. `reason` may be empty.
-    pub fn set_device(&self, id: &str, state: DeviceState, reason: &str) {
+    /// Sets where a device stands and why, adding it when it is new. `reason` may be empty. True where it stood elsewhere.
+    pub fn set_device(&self, id: &str, state: DeviceState, cause: Cause, reason: &str) -> bool {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        devices.insert(id.into(), (state, reason.into()));
+        let known = devices.contains_key(id);
+        let device = devices.entry(id.into()).or_insert_with(|| Device::new(id));
+        let moved = !known || device.state != state;
+        if moved {
+            device.since = Instant::now();
+            let mut transitions = self.transitions.write().unwrap_or_else(PoisonError::into_inner);
+            *transitions.entry((id.into(), state, cause)).or_default() += 1;
+        }
+        if device.reason != reason {
+            device.reason = reason.into();
+        }
+        (device.state, device.cause) = (state, cause);
+        moved
+    }
+
+    /// Says what is seen of a device that is known.
+    pub fn see_device(&self, id: &str, seen: Seen) {
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.get_mut(id) {
+            device.seen = seen;
+        }
+    }
+
+    /// Asks for a device to be left alone, or to be used again; whoever keeps it sees that soon. None where there is none of
+    /// this name, else whether it was asked for anew.
+    pub fn drain_device(&self, id: &str, drained: bool) -> Option<bool> {
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        devices.get_mut(id).map(|device| std::mem::replace(&mut device.drained, drained) != drained)
+    }
+
+    /// Whether somebody asked for a device to be left alone.
+    pub fn is_drained(&self, id: &str) -> bool {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.get(id).is_some_and(|device| device.drained)
     }
 
     /// All devices, by id.
     pub fn devices(&self) -> Vec<Device> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        devices
-            .iter()
-            .map(|(id, (state, reason))| Device { id: id.clone(), state: *state, reason: reason.clone() })
-            .collect()
+        devices.values().cloned().collect()
+    }
+
+    /// How often devices came to each state, and by what.
+    pub fn transitions(&self) -> Transitions {
+        self.transitions.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says that the server cannot do what it is for, and will not be able to: it ends. The first reason counts.
+    pub fn give_up(&self, reason: String) {
+        // Whoever comes second has nothing to add.
+        let _ = self.hopeless.set(reason);
+    }
+
+    /// Why the server is to end, if it is.
+    pub fn hopeless(&self) -> Option<&str> {
+        self.hopeless.get().map(String::as_str)
     }
 
     /// Sets how many models are in which state. The first call in which none is loading ends the start: call it
@@ -234,7 +418,7 @@ mod tests {
     fn serving() -> Status {
         let status = Status::new(Instant::now());
         status.set_models(counts(1, 0, 0));
-        status.set_device("cpu", DeviceState::Serving, "");
+        status.set_device("cpu", DeviceState::Serving, Cause::Start, "");
         status
     }
 
@@ -265,21 +449,21 @@ mod tests {
         check(&status, Err("2 of 3 models are still loading"));
         status.set_models(counts(2, 0, 1));
         check(&status, Err("no device has been found yet"));
-        status.set_device("cpu", DeviceState::Warming, "");
+        status.set_device("cpu", DeviceState::Warming, Cause::Start, "");
         check(&status, Err("no device is serving: cpu is warming"));
-        status.set_device("cpu", DeviceState::Serving, "");
+        status.set_device("cpu", DeviceState::Serving, Cause::Start, "");
         check(&status, Ok(()));
     }
 
     #[test]
     fn losing_the_last_device_turns_readiness_back_and_its_return_turns_it_again() {
         let status = serving();
-        status.set_device("GPU-1", DeviceState::Serving, "");
-        status.set_device("cpu", DeviceState::Lost, "");
+        status.set_device("GPU-1", DeviceState::Serving, Cause::Start, "");
+        status.set_device("cpu", DeviceState::Lost, Cause::Start, "");
         check(&status, Ok(()));
-        status.set_device("GPU-1", DeviceState::Fenced, "Xid 79");
+        status.set_device("GPU-1", DeviceState::Fenced, Cause::Start, "Xid 79");
         check(&status, Err("no device is serving: GPU-1 is fenced (Xid 79), cpu is lost"));
-        status.set_device("GPU-1", DeviceState::Suspect, "slow");
+        status.set_device("GPU-1", DeviceState::Suspect, Cause::Start, "slow");
         check(&status, Ok(()));
     }
 
@@ -308,7 +492,7 @@ mod tests {
         assert!(status.begin_drain());
         assert!(!status.begin_drain(), "only the first begins it");
         check(&status, Err("the server is draining"));
-        status.set_device("cpu", DeviceState::Serving, "");
+        status.set_device("cpu", DeviceState::Serving, Cause::Start, "");
         check(&status, Err("the server is draining"));
         assert!(status.live(t0));
     }

@@ -15,7 +15,10 @@ use crate::{
     status::Status,
     telemetry::{COMMIT, VERSION, logging::Logging, metrics::Metrics},
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Everything below the front: what `serve` and `check` share.
 pub struct Core {
@@ -28,7 +31,7 @@ pub struct Core {
     /// Numbers.
     pub metrics: Arc<Metrics>,
     /// What runs batches.
-    pub devices: Devices,
+    pub devices: Arc<Devices>,
     /// What the model folder holds.
     pub found: Vec<models::Found>,
 }
@@ -89,7 +92,8 @@ pub(super) fn start(
         timeout: config.timeout_ms,
         kernel_cache_folder: config.kernel_cache_folder.clone(),
     };
-    let wanted = devices::Wanted { gpus, cpu: config.backend != Backend::Gpu, workers };
+    let (cpu, sharing) = (config.backend != Backend::Gpu, sharing(config));
+    let wanted = devices::Wanted { gpus, cpu, workers, sharing };
     let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
     Ok(Core { queue, catalog, status, metrics, devices, found })
 }
@@ -141,6 +145,21 @@ fn check_onnx(
         Some(reason) => {
             Err(format!("backend is gpu, but the ONNX model {} can run on none: {reason}", model.name))
         }
+    }
+}
+
+/// How GPUs are shared.
+fn sharing(config: &Config) -> devices::Sharing {
+    let some = |duration: Duration| (!duration.is_zero()).then_some(duration);
+    devices::Sharing {
+        while_waiting: config.while_waiting,
+        auto_timeout: config.auto_timeout_ms,
+        gpu_timeout: some(config.gpu_timeout_ms).filter(|_| config.backend == Backend::Gpu),
+        idle_release: some(config.idle_release_ms),
+        stuck_timeout: some(config.gpu_stuck_ms),
+        nvml: config.nvml_library.clone(),
+        queue_folder: config.gpu_queue_folder.clone(),
+        state_folder: config.gpu_state_folder.clone(),
     }
 }
 

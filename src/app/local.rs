@@ -42,6 +42,8 @@ impl Local {
         let found = vec![found];
         let workers = base::workers(&found);
         let core = base::start(config, runtime, found, workers)?;
+        core.devices.announce(&core.found);
+        core.devices.decided();
         let [found] = &core.found[..] else { unreachable!("one went in") };
         let loading = core
             .devices

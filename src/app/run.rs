@@ -26,8 +26,16 @@ pub fn serve(config: Config) -> Result<(), AppError> {
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
         let app = App::start(config, Some(&logging)).await?;
-        let name = signals.next().await;
-        tracing::info!(signal = name, "told to end");
+        let hopeless = tokio::select! {
+            name = signals.next() => {
+                tracing::info!(signal = name, "told to end");
+                None
+            }
+            reason = app.hopeless() => {
+                tracing::error!(reason, "the server ends");
+                Some(reason)
+            }
+        };
         let now = CancellationToken::new();
         let second = now.clone();
         tokio::spawn(async move {
@@ -40,6 +48,9 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         let Undone { jobs, connections } = app.drain(&now).await;
         if jobs + connections > 0 {
             return Err(AppError::Dropped { connections, jobs });
+        }
+        if let Some(reason) = hopeless {
+            return Err(AppError::Backend(reason));
         }
         tracing::info!("ended");
         Ok(())
@@ -102,6 +113,8 @@ pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
     // What a manifest asks for in vain is said there.
     let logging = log(config)?;
     let core = Core::start(config, Some(&logging))?;
+    core.devices.announce(&core.found);
+    core.devices.decided();
     let rows = core
         .found
         .iter()

@@ -129,6 +129,10 @@ pub(super) struct Described {
 pub(super) struct InputSpec {
     /// Its name.
     pub(super) name: String,
+    /// As the Open Inference Protocol names types.
+    pub(super) datatype: String,
+    /// -1 is any.
+    pub(super) shape: Vec<i64>,
 }
 
 /// A model and perhaps its version: `NAME` or `NAME/VERSION`.

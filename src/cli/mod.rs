@@ -1,12 +1,14 @@
-//! The command line: `serve`, `check`, `devices`, `predict`, `health`, `config`, `completions`.
+//! The command line: `serve`, `check`, `devices`, `predict`, `bench`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
 //! - `check`: the table of models; `devices`: that of devices; `table`: how they look.
+//! - `bench`: what a server bears.
 //! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
 //! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
 
+mod bench;
 mod check;
 mod client;
 mod devices;
@@ -92,6 +94,7 @@ pub fn command() -> Command {
             with_options("predict", "Ask a model about files: on a server, or in this process")
                 .args(predict::arguments()),
         )
+        .subcommand(bench::command())
         .subcommand(with_options(
             "config",
             "Print the options in effect, as a configuration file, with where each comes from",
@@ -160,6 +163,7 @@ impl Streams<'_> {
                 streams.print(&devices::report(&app::find_devices(&loaded.config)))
             }),
             Some(("predict", matches)) => self.predict(matches),
+            Some(("bench", matches)) => self.bench(matches),
             Some(("config", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.print(&show::settings(&loaded.settings)))
             }

@@ -45,6 +45,16 @@ pub enum Backend {
     Gpu,
 }
 
+/// What answers while a GPU is away.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WhileWaiting {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// Nothing: requests wait for the GPU, until it has been waited for too long.
+    Wait,
+}
+
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -245,6 +255,32 @@ options! {
             "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
             "Acts after 5 s, so that a slow start fails nobody.";
     }
+    section "Shared GPUs" {
+        while_waiting: WhileWaiting, Choice(&["cpu", "wait"]), "cpu",
+            "What answers while a GPU is waited for, with backend auto.",
+            "cpu has the CPU answer until the GPU is warm. wait lets requests wait for the GPU, until auto_timeout_ms has passed; then the CPU answers.";
+        auto_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "300000",
+            "How long requests wait for a GPU where while_waiting is wait.",
+            "Counted from when the GPU was begun to be waited for.";
+        gpu_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
+            "With backend gpu: how long all GPUs may be away before the server ends with exit code 69; 0 for ever.",
+            "Also counts after the start: when every GPU was lost and none has come back.";
+        idle_release_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
+            "How long nobody has needed a GPU before it is given back whole; 0 for never.",
+            "It is taken again with the next request for one of its models, which waits or runs on the CPU as while_waiting says.";
+        gpu_stuck_ms: Duration, Millis { min: 0, max: DAY_MS }, "60000",
+            "How long one call of a GPU may take before the GPU counts as stuck and is taken out; 0 for any time.",
+            "More than the longest batch of any model takes there, with its loading.";
+        gpu_queue_folder: Option<PathBuf>, Path { empty: true }, "/tmp/ocelli-gpus",
+            "Where servers on one machine queue for its GPUs; empty for no queue.",
+            "One folder for all of them, on a file system with locks (flock); in containers, one that is mounted into each.";
+        gpu_state_folder: Option<PathBuf>, Path { empty: true }, "",
+            "Where it is kept how much memory models took on GPUs; empty for nowhere.",
+            "So that the next start knows what must be free before it takes a shared GPU. Without it that is guessed from the size of model files, until they are loaded.";
+        nvml_library: Option<PathBuf>, Path { empty: true }, "",
+            "NVIDIA's management library, which tells who uses a GPU and how it is; empty for the driver's own.",
+            "Without one, GPUs are taken without looking.";
+    }
     section "Images" {
         image_side_max: u32, Count { min: 1, max: 1_000_000 }, "32768",
             "The longest side of an image, in pixels.",
@@ -401,6 +437,16 @@ impl FromValue for Backend {
             Value::Text(word) if word == "cpu" => Backend::Cpu,
             Value::Text(word) if word == "gpu" => Backend::Gpu,
             other => unreachable!("the table's words are auto, cpu and gpu, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for WhileWaiting {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "cpu" => WhileWaiting::Cpu,
+            Value::Text(word) if word == "wait" => WhileWaiting::Wait,
+            other => unreachable!("the table's words are cpu and wait, not {other:?}"),
         }
     }
 }

@@ -1,23 +1,27 @@
-//! One device: its workers, and how engines come to be on it. Engines of a GPU are made and tried on the thread of its first
+//! One device, and each hold on it: its workers, and how engines come to be on it. Engines of a GPU are made and tried on the thread of its first
 //! worker, to which its context is bound; those of the CPU where the caller is, so that loading stops nothing that serves.
 
 use super::{
     forward::{self, Asked, Proof},
-    landing::Health,
+    health::{Health, Over},
     place::Kind,
     supervisor::Parts,
     worker::{Post, Worker},
 };
 use crate::{
+    batch::ModelKey,
     engine::{
-        Engine,
+        Engine, EngineError,
         child::{Place, Recipe},
-        cuda::{Context, Gpu, onnx::Load},
+        cuda::{self, Context, Gpu, HostMemory, onnx::Load},
+        staging::Memory,
     },
     models::{self, Model, Source},
-    status::DeviceState,
 };
-use std::sync::Arc;
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// The CPU's name in metrics and replies. A GPU's is its UUID.
 pub const CPU: &str = crate::batch::roster::CPU;
@@ -25,91 +29,167 @@ pub const CPU: &str = crate::batch::roster::CPU;
 /// A model's engines on a device, one for each worker that is to serve it.
 pub(super) type Engines = Vec<Box<dyn Engine + Send>>;
 
-/// A device and its workers.
+/// What a device is asked to do, and cannot now.
+#[derive(Debug, Clone)]
+pub(super) enum Refusal {
+    /// Too little memory is free; another time there may be more.
+    Memory(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl From<EngineError> for Refusal {
+    fn from(error: EngineError) -> Refusal {
+        match error {
+            EngineError::OutOfMemory(reason) => Refusal::Memory(reason),
+            EngineError::Input(reason) | EngineError::Device(reason) => Refusal::Failed(reason),
+        }
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Refusal {
+        Refusal::Failed(reason)
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Refusal::Memory(reason) | Refusal::Failed(reason)) = self;
+        f.write_str(reason)
+    }
+}
+
+/// A device, ours or not.
 pub(super) struct Device {
     /// Its name.
     pub(super) id: Arc<str>,
     /// What it is.
     pub(super) kind: Kind,
+    /// The GPU, if it is one.
+    pub(super) gpu: Option<Gpu>,
+    /// Memory that it copies from by itself, hold after hold.
+    host: HostMemory,
+    workers: usize,
+    hold: Mutex<Option<Arc<Hold>>>,
+    next: AtomicU64,
+}
+
+impl Device {
+    /// The machine's processors, with so many workers (at least one).
+    pub(super) fn cpu(workers: usize) -> Device {
+        Device::new(CPU.into(), Kind::Cpu, None, workers)
+    }
+
+    /// A GPU.
+    pub(super) fn gpu(gpu: &Gpu, workers: usize) -> Device {
+        Device::new(gpu.id.as_str().into(), Kind::Gpu(gpu.ordinal), Some(gpu.clone()), workers)
+    }
+
+    fn new(id: Arc<str>, kind: Kind, gpu: Option<Gpu>, workers: usize) -> Device {
+        let (hold, next) = (Mutex::default(), AtomicU64::new(1));
+        Device { id, kind, gpu, host: HostMemory::default(), workers: workers.max(1), hold, next }
+    }
+
+    /// Takes it: starts its workers, and opens its context on the first of them.
+    ///
+    /// # Errors
+    /// Why it cannot be had now.
+    pub(super) fn take(&self, parts: &Parts) -> Result<Arc<Hold>, Refusal> {
+        let health = Health::new(Arc::clone(&self.id), Arc::clone(&parts.queue), self.gpu.is_some());
+        let thread = match self.kind {
+            Kind::Cpu => CPU.to_owned(),
+            Kind::Gpu(ordinal) => format!("gpu{ordinal}"),
+        };
+        let workers = start(parts, &health, &thread, self.workers)
+            .map_err(|error| format!("cannot start the device's threads: {error}"))?;
+        let opened = self.gpu.clone().map(|gpu| {
+            let host = self.host.clone();
+            let opened = workers[0].call(move || Context::open_with(&gpu, host).map_err(EngineError::from));
+            opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
+        });
+        if let Some(Ok(context)) = &opened {
+            for worker in &workers {
+                let context = Arc::clone(context);
+                // Where this fails, so does what comes next.
+                let _ = worker.call(move || context.bind());
+            }
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let hold = |context| Hold { number, health: health.clone(), workers, context };
+        match opened.transpose() {
+            Ok(context) => {
+                let hold = Arc::new(hold(context));
+                *self.lock() = Some(Arc::clone(&hold));
+                Ok(hold)
+            }
+            Err(refusal) => {
+                health.end(Over::Left);
+                hold(None).join();
+                Err(refusal)
+            }
+        }
+    }
+
+    /// What its batches are best put together in, if that is not plain memory.
+    pub(super) fn memory(&self) -> Option<Memory> {
+        self.gpu.is_some().then(|| Memory::Pinned(Arc::new(self.host.clone())))
+    }
+
+    /// The hold on it, while it is ours.
+    pub(super) fn hold(&self) -> Option<Arc<Hold>> {
+        self.lock().clone().filter(|hold| !hold.health.is_over())
+    }
+
+    /// Takes the hold away, for whoever ends it.
+    pub(super) fn let_go(&self) -> Option<Arc<Hold>> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Hold>>> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A device that is ours, and its workers.
+pub(super) struct Hold {
+    /// Which of the device's, from 1 on.
+    pub(super) number: u64,
     /// Whether it still works.
     pub(super) health: Health,
-    /// Why ONNX models cannot run on it, where they cannot.
-    pub(super) no_onnx: Option<String>,
     workers: Vec<Worker>,
     /// Kept to the end of all that is in it.
     context: Option<Arc<Context>>,
 }
 
-impl Device {
-    /// The machine's processors, with so many workers (at least one).
-    ///
-    /// # Errors
-    /// If the system refuses a thread.
-    pub(super) fn cpu(parts: &Parts, workers: usize) -> std::io::Result<Device> {
-        parts.status.set_device(CPU, DeviceState::Waiting, "no model loaded yet");
-        // A fault of an engine on the CPU says nothing about the CPU.
-        let health = Health::new(CPU.into(), Arc::clone(&parts.queue), None);
-        let workers = start(parts, &health, CPU, workers)?;
-        Ok(Device { id: CPU.into(), kind: Kind::Cpu, health, no_onnx: None, workers, context: None })
-    }
-
-    /// A GPU, which is taken now.
-    ///
-    /// # Errors
-    /// Why it cannot be had.
-    pub(super) fn gpu(parts: &Parts, gpu: &Gpu, workers: usize) -> Result<Device, String> {
-        gpu.check()?;
-        let id: Arc<str> = gpu.id.as_str().into();
-        let (status, name) = (Arc::clone(&parts.status), Arc::clone(&id));
-        let on_loss = Arc::new(move |reason: &str| {
-            tracing::error!(
-                device = &*name,
-                reason,
-                "the device is lost: it gets no more work until the server is restarted"
-            );
-            status.set_device(&name, DeviceState::Lost, reason);
-        });
-        let health = Health::new(Arc::clone(&id), Arc::clone(&parts.queue), Some(on_loss));
-        let thread = format!("gpu{}", gpu.ordinal);
-        let workers = start(parts, &health, &thread, workers).map_err(|error| error.to_string())?;
-        let opened = {
-            let gpu = gpu.clone();
-            workers[0].call(move || Context::open(&gpu))
-        };
-        let opened = opened.and_then(|opened| opened.map_err(|error| error.to_string()));
-        // Workers without a device have nothing to serve: they end with the queue.
-        let context = opened?;
-        for worker in &workers {
-            let context = Arc::clone(&context);
-            worker.call(move || context.bind())?.map_err(|error| error.to_string())?;
-        }
-        parts.status.set_device(&id, DeviceState::Waiting, "no model loaded yet");
-        let no_onnx = parts.runtime.clone().and_then(|runtime| runtime.check_gpu(gpu)).err();
-        let kind = Kind::Gpu(gpu.ordinal);
-        Ok(Device { id, kind, health, no_onnx, workers, context: Some(context) })
-    }
-
+impl Hold {
     /// Makes a model's engines.
     ///
     /// # Errors
     /// Why it cannot be loaded here.
-    pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, String> {
+    pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, Refusal> {
         let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
-        let make = |recipe: &Recipe, place: &Place| recipe.make(place).map_err(|error| error.to_string());
         let runtime = parts.runtime.as_ref().ok().cloned();
         match &self.context {
             None => {
                 if let (models::Engine::Onnx, Err(why)) = (&source.manifest.engine, &parts.runtime) {
-                    return Err(why.clone());
+                    return Err(why.clone().into());
                 }
-                let recipe = recipe(source, parts, self.kind, (parts.compute_threads / instances).max(1));
-                (0..instances).map(|_| make(&recipe, &Place::Cpu(runtime.clone()))).collect()
+                let recipe = recipe(source, parts, Kind::Cpu, (parts.compute_threads / instances).max(1));
+                let place = Place::Cpu(runtime);
+                Ok((0..instances).map(|_| recipe.make(&place)).collect::<Result<_, _>>()?)
             }
             Some(context) => {
+                let on = Kind::Gpu(context.gpu().ordinal);
                 let recipes: Vec<Recipe> =
-                    (0..instances).map(|made| recipe(source, parts, self.kind, instances - made)).collect();
+                    (0..instances).map(|made| recipe(source, parts, on, instances - made)).collect();
                 let place = Place::Gpu(Arc::clone(context), runtime);
-                self.workers[0].call(move || recipes.iter().map(|recipe| make(recipe, &place)).collect())?
+                let health = self.health.clone();
+                let _busy = self.health.busy();
+                self.workers[0].call(move || {
+                    let made = recipes.iter().map(|recipe| recipe.make(&place)).collect::<Result<_, _>>();
+                    made.inspect_err(|error| health.note(error)).map_err(Refusal::from)
+                })?
             }
         }
     }
@@ -124,13 +204,14 @@ impl Device {
         model: &Arc<Model>,
         asked: &[Asked],
         memory_bytes_max: Option<u64>,
-    ) -> Result<(Engines, Proof), String> {
+    ) -> Result<(Engines, Proof), Refusal> {
         match &self.context {
             None => forward::prove(&mut engines, model, asked, None, None).map(|proof| (engines, proof)),
             Some(context) => {
                 let (context, model, asked) = (Arc::clone(context), Arc::clone(model), asked.to_vec());
+                let health = self.health.clone();
                 self.workers[0].call(move || {
-                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some(&context))
+                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some((&context, &health)))
                         .map(|proof| (engines, proof))
                 })?
             }
@@ -142,6 +223,36 @@ impl Device {
         for (worker, engine) in self.workers.iter().zip(engines) {
             worker.serve(Arc::clone(model), engine);
         }
+    }
+
+    /// Has the workers take no more work for a model, or take it again.
+    pub(super) fn pause(&self, model: ModelKey, paused: bool) {
+        self.workers.iter().for_each(|worker| worker.pause(model, paused));
+    }
+
+    /// Drops engines that are not wanted after all, where they were made.
+    pub(super) fn drop_engines(&self, engines: Engines) {
+        // Where the thread has ended, they are dropped with the message.
+        let _ = self.workers[0].call(move || drop(engines));
+    }
+
+    /// Whether the device answers as it should: a small fit, whose result is known. Nothing to ask of the CPU.
+    ///
+    /// # Errors
+    /// What it did instead.
+    pub(super) fn canary(&self) -> Result<(), String> {
+        let Some(context) = &self.context else { return Ok(()) };
+        let (context, health) = (Arc::clone(context), self.health.clone());
+        let _busy = self.health.busy();
+        self.workers[0].call(move || {
+            let answered = cuda::canary(&context);
+            answered.inspect_err(|error| health.note(error)).map_err(|error| error.to_string())
+        })?
+    }
+
+    /// Whether all of its workers have left.
+    pub(super) fn has_ended(&self) -> bool {
+        self.workers.iter().all(Worker::has_ended)
     }
 
     /// Waits for the workers to end, and gives the device back.
@@ -159,7 +270,7 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
         queue: Arc::clone(&parts.queue),
         metrics: Arc::clone(&parts.metrics),
     };
-    (0..workers.max(1)).map(|index| Worker::start(post(index))).collect()
+    (0..workers).map(|index| Worker::start(post(index))).collect()
 }
 
 /// Which engine a model has here: on the CPU with so many threads, or on a GPU as one of so many instances still to come.

@@ -1,9 +1,9 @@
 //! Forward passes, with zeros and with what the model's author asks for: a model is served when one has worked at every batch size on its device, which also allocates
 //! what that size needs, and tells what it holds.
 
-use super::plan::Footprint;
+use super::{device::Refusal, health::Health, plan::Footprint};
 use crate::{
-    engine::{DataType, Dim, Engine, Signature, Tensor, TensorView, cuda::Context},
+    engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, cuda::Context},
     models::{Model, Source},
 };
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ impl Asked {
     }
 
     /// Data may be what it likes: it is copied to where any type can be read.
-    fn run(&self, engine: &mut dyn Engine) -> Result<(), String> {
+    fn run(&self, engine: &mut dyn Engine) -> Result<(), EngineError> {
         let aligned: Vec<Vec<u64>> = self
             .inputs
             .iter()
@@ -61,7 +61,7 @@ impl Asked {
             .collect();
         for _ in 0..self.runs {
             let ran = engine.run(&views, None);
-            ran.map_err(|error| format!("warm-up {:?} failed: {error}", self.name))?;
+            ran.map_err(|error| failed(&format!("warm-up {:?}", self.name), error))?;
         }
         Ok(())
     }
@@ -76,8 +76,15 @@ pub(super) fn prove(
     model: &Model,
     asked: &[Asked],
     memory_bytes_max: Option<u64>,
-    gpu: Option<&Context>,
-) -> Result<Proof, String> {
+    gpu: Option<(&Context, &Health)>,
+) -> Result<Proof, Refusal> {
+    let noted = |error: EngineError| {
+        if let Some((_, health)) = gpu {
+            health.note(&error);
+        }
+        Refusal::from(error)
+    };
+    let gpu_memory = |gpu: &Context| gpu.memory().map_err(|error| noted(error.into()));
     let mut footprint: Option<Footprint> = None;
     let mut canary = Duration::ZERO;
     let instances = engines.len() as u64;
@@ -87,34 +94,34 @@ pub(super) fn prove(
         for &size in &model.rules.sizes {
             // As many as may be on their way have memory of their own.
             for _ in 0..engine.depth() {
-                forward(&mut **engine, model, size)?;
+                forward(&mut **engine, model, size).map_err(noted)?;
             }
             buffers.push((size, engine.device_bytes().saturating_sub(weights)));
         }
         for asked in asked {
-            asked.run(&mut **engine)?;
+            asked.run(&mut **engine).map_err(noted)?;
         }
         let smallest = model.rules.sizes.first().copied().unwrap_or(1);
-        canary = forward(&mut **engine, model, smallest)?;
-        if let (Some(gpu), None) = (gpu, &footprint) {
-            let info = gpu.memory().map_err(|error| error.to_string())?;
+        canary = forward(&mut **engine, model, smallest).map_err(noted)?;
+        if let (Some((gpu, _)), None) = (gpu, &footprint) {
+            let info = gpu_memory(gpu)?;
             let staging = engine.staging_bytes();
             let (free, total) = (info.free, info.total);
             footprint = Some(Footprint { instances, weights, buffers, staging, free, total });
         }
     }
-    if let (Some(gpu), Some(footprint)) = (gpu, &mut footprint) {
+    if let (Some((gpu, _)), Some(footprint)) = (gpu, &mut footprint) {
         // Growing left free memory behind, which is not the driver's to keep.
-        gpu.trim().map_err(|error| error.to_string())?;
-        footprint.free = gpu.memory().map_err(|error| error.to_string())?.free;
+        gpu.trim().map_err(|error| noted(error.into()))?;
+        footprint.free = gpu_memory(gpu)?.free;
         footprint.check(memory_bytes_max)?;
     }
     Ok(Proof { canary, footprint })
 }
 
 /// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
-fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, String> {
-    let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose()?;
+fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, EngineError> {
+    let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
     let shapes = warm_shapes(&model.signature, model, size);
     let inputs: Vec<(DataType, Vec<usize>, Vec<u64>)> = shapes
         .into_iter()
@@ -142,7 +149,17 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Durati
             tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
             Ok(started.elapsed())
         }
-        Err(error) => Err(format!("a forward pass with zeros at batch size {size} failed: {error}")),
+        Err(error) => Err(failed(&format!("a forward pass with zeros at batch size {size}"), error)),
+    }
+}
+
+/// The same error, with what failed.
+fn failed(what: &str, error: EngineError) -> EngineError {
+    let with = |reason: String| format!("{what} failed: {reason}");
+    match error {
+        EngineError::Input(reason) => EngineError::Input(with(reason)),
+        EngineError::OutOfMemory(reason) => EngineError::OutOfMemory(with(reason)),
+        EngineError::Device(reason) => EngineError::Device(with(reason)),
     }
 }
 

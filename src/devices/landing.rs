@@ -3,60 +3,22 @@
 //! So one batch is computed and the next one staged while replies go out for a third. How many there may be is the engines'
 //! business; the channel here holds the worker back before there are more than any engine takes.
 
-use super::worker::words;
+use super::{health::Health, worker::words};
 use crate::{
-    batch::{Queue, Ran, Running},
+    batch::{Ran, Running},
     engine::{Airborne, EngineError, Tensor},
     models::Model,
     telemetry::metrics::DeviceMetrics,
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, OnceLock, mpsc},
+    sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 /// Batches that may wait here beside the one that is waited for and the one that is just begun.
 const AHEAD: usize = 1;
-
-/// Told once why a device is gone.
-pub(super) type OnLoss = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Whether a device still works, as all of its workers know it.
-#[derive(Clone)]
-pub(super) struct Health {
-    /// Its name.
-    pub(super) device: Arc<str>,
-    /// Why it is gone, once it is.
-    lost: Arc<OnceLock<String>>,
-    /// Told of it once; `None` for a device that cannot be lost.
-    on_loss: Option<OnLoss>,
-    queue: Arc<Queue>,
-}
-
-impl Health {
-    /// Of a device that is well. `on_loss` is told once when it is not any more; `None` where an engine's fault is its own.
-    pub(super) fn new(device: Arc<str>, queue: Arc<Queue>, on_loss: Option<OnLoss>) -> Health {
-        Health { device, lost: Arc::default(), on_loss, queue }
-    }
-
-    /// Whether the device is gone.
-    pub(super) fn is_lost(&self) -> bool {
-        self.lost.get().is_some()
-    }
-
-    /// Takes note of what became of a batch.
-    fn note(&self, error: &EngineError) {
-        if let (EngineError::Device(reason), Some(on_loss)) = (error, &self.on_loss)
-            && self.lost.set(reason.clone()).is_ok()
-        {
-            on_loss(reason);
-            // Its workers leave; none of them may be left asleep.
-            self.queue.wake();
-        }
-    }
-}
 
 /// A batch that was begun.
 pub(super) struct Outbound {
@@ -178,9 +140,11 @@ fn land_all(coming: &mpsc::Receiver<Message>, health: &Health) {
     while let Ok(message) = coming.recv() {
         match message {
             Message::Flight(out, flight) => {
+                let busy = health.busy();
                 let result = catch_unwind(AssertUnwindSafe(|| flight.land())).unwrap_or_else(|panic| {
                     Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
                 });
+                drop(busy);
                 let since = free.map_or(out.begun, |free| out.begun.max(free));
                 free = Some(Instant::now());
                 out.finish(result, since, health);

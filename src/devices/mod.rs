@@ -3,6 +3,8 @@
 //! - [`supervisor`]: loads models onto devices, proves each by a forward pass, hands the engines to workers, publishes them.
 //! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it;
 //!   [`plan`]: whether it fits.
+//! - `keeper`: who takes devices, gives them back and tries again; [`lease`]: when a shared GPU is taken; [`health`]: what
+//!   follows from what is seen of a device; `book`: what is to be served where.
 //! - [`find`]: what there is, for people.
 //! - `worker`: one OS thread that owns engines, pulls batches for them, stages and begins them; `landing`: waits for what was
 //!   begun, and answers it.
@@ -10,10 +12,14 @@
 //!
 //! A machine's CPU is one device, and so is each GPU; each has as many workers as a model may have instances on it.
 
+mod book;
 mod device;
 mod forward;
 mod found;
+pub mod health;
+mod keeper;
 mod landing;
+pub mod lease;
 mod place;
 pub mod plan;
 pub mod probe;
@@ -22,4 +28,5 @@ mod worker;
 
 pub use device::CPU;
 pub use found::{Found, FoundGpu, find};
+pub use keeper::Sharing;
 pub use supervisor::{Devices, LoadedOn, Loading, Parts, Wanted};

@@ -16,6 +16,8 @@ pub(super) enum Kind {
 pub(super) struct Placed {
     /// Indices of devices, at least one.
     pub(super) on: Vec<usize>,
+    /// The CPU, where it serves only while none of these can.
+    pub(super) stands_in: Option<usize>,
     /// What is not as its manifest has it, for the log.
     pub(super) notes: Vec<String>,
 }
@@ -69,7 +71,9 @@ pub(super) fn place(
             "placement.memory_bytes_max limits memory of GPUs only, and the model runs on the CPU".into(),
         );
     }
-    Ok(Placed { on, notes })
+    let cpu = devices.iter().position(|kind| *kind == Kind::Cpu);
+    let stands_in = cpu.filter(|cpu| !on.contains(cpu) && *fallback != Some(false));
+    Ok(Placed { on, stands_in, notes })
 }
 
 /// Such as `the CPU and gpu:0`.

@@ -7,29 +7,36 @@
 mod swap;
 
 use super::{
-    device::{Device, Engines},
+    book::{Book, Served},
+    device::{CPU, Device, Engines, Hold, Refusal},
     forward::{Asked, Proof},
-    place::{self, Kind},
+    keeper::{Keepers, Sharing},
+    place::{self, Kind, Placed},
     plan::Footprint,
     worker::words,
 };
 use crate::{
     batch::{ModelKey, Queue},
-    engine::{cuda::Gpu, onnx::Runtime},
+    engine::{cuda::Gpu, onnx::Runtime, staging::Memory},
     models::{Catalog, Found, Model, Source, State},
-    status::{DeviceState, ModelCounts, Status},
+    status::{Cause, DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
 };
 use std::{
-    collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
+
+/// What is said of a device on which nothing is served.
+pub(super) const NO_MODEL: &str = "no model runs here";
+
+/// Where the CPU is in the list of devices, if it is there.
+const CPU_INDEX: usize = 0;
 
 /// What devices need of the rest.
 #[derive(Clone)]
@@ -61,16 +68,21 @@ pub struct Wanted {
     pub cpu: bool,
     /// Workers of each device; at least one. A model has at most so many instances on each.
     pub workers: usize,
+    /// How GPUs are shared.
+    pub sharing: Sharing,
 }
 
 /// The devices, and what loads models onto them.
 pub struct Devices {
-    parts: Parts,
-    devices: Vec<Device>,
+    pub(super) parts: Parts,
+    pub(super) sharing: Sharing,
+    pub(super) devices: Vec<Device>,
+    pub(super) book: Book,
     next_key: AtomicU64,
     leaving: Mutex<Vec<swap::Leaving>>,
-    /// How many engines each model was loaded into; each holds its model.
-    engines: Mutex<HashMap<ModelKey, usize>>,
+    /// One model at a time is loaded or unloaded; a device that is taken anew loads what is served without it.
+    turn: Mutex<()>,
+    pub(super) keepers: Keepers,
 }
 
 /// A model that was loaded, for `ocelli check`.
@@ -92,23 +104,27 @@ pub struct LoadedOn {
 }
 
 impl Devices {
-    /// Takes the devices and starts their workers. A GPU that cannot be had is left out, and its state says why.
+    /// Takes the CPU, and begins to look after the GPUs: each is taken when it is free, and its state says why it is not ours
+    /// until then.
     ///
     /// # Errors
-    /// If no device is left, or the system refuses a thread.
-    pub fn start(parts: Parts, wanted: &Wanted) -> Result<Devices, String> {
+    /// If no device can ever be had, or the system refuses a thread.
+    pub fn start(parts: Parts, wanted: &Wanted) -> Result<Arc<Devices>, String> {
         let mut devices = Vec::new();
         if wanted.cpu {
-            let cpu = Device::cpu(&parts, wanted.workers);
-            devices.push(cpu.map_err(|error| format!("cannot start the device threads: {error}"))?);
+            devices.push(Device::cpu(wanted.workers));
+            parts.status.set_device(CPU, DeviceState::Waiting, Cause::Empty, NO_MODEL);
         }
         let mut refused = Vec::new();
         for gpu in &wanted.gpus {
-            match Device::gpu(&parts, gpu, wanted.workers) {
-                Ok(device) => devices.push(device),
+            match gpu.check() {
+                Ok(()) => {
+                    parts.status.set_device(&gpu.id, DeviceState::Waiting, Cause::Start, "not looked at yet");
+                    devices.push(Device::gpu(gpu, wanted.workers));
+                }
                 Err(reason) => {
                     tracing::warn!(gpu = gpu.id, reason, "a GPU cannot be used");
-                    parts.status.set_device(&gpu.id, DeviceState::Waiting, &reason);
+                    parts.status.set_device(&gpu.id, DeviceState::Waiting, Cause::Refused, &reason);
                     refused.push(reason);
                 }
             }
@@ -116,25 +132,40 @@ impl Devices {
         if devices.is_empty() {
             return Err(refused.join("; "));
         }
-        Ok(Devices {
+        for cpu in devices.iter().filter(|device| device.kind == Kind::Cpu) {
+            cpu.take(&parts).map_err(|refusal| refusal.to_string())?;
+        }
+        let devices = Arc::new(Devices {
             parts,
+            sharing: wanted.sharing.clone(),
             devices,
+            book: Book::new(wanted.sharing.state_folder.as_deref()),
             next_key: AtomicU64::new(1),
             leaving: Mutex::default(),
-            engines: Mutex::default(),
-        })
+            turn: Mutex::default(),
+            keepers: Keepers::default(),
+        });
+        devices
+            .keepers
+            .start(&devices)
+            .map_err(|error| format!("cannot start a thread for a device: {error}"))?;
+        Ok(devices)
     }
 
-    /// Publishes that these models are about to be loaded.
+    /// Publishes that these models are about to be loaded; GPUs that they need are taken from now on.
     pub fn announce(&self, found: &[Found]) {
-        if found.iter().any(|found| found.source.is_ok()) {
-            for device in &self.devices {
-                self.parts.status.set_device(&device.id, DeviceState::Warming, "loading models");
-            }
+        if found.iter().any(|found| found.source.is_ok())
+            && let Some(cpu) = self.devices.iter().find(|device| device.kind == Kind::Cpu)
+        {
+            self.parts.status.set_device(&cpu.id, DeviceState::Warming, Cause::Taken, "loading models");
         }
         for found in found {
+            if let Ok(source) = &found.source {
+                self.book.announce(source, self.place(source).map(|placed| placed.on).unwrap_or_default());
+            }
             self.publish(found, State::Loading);
         }
+        self.keepers.begin();
         self.count();
     }
 
@@ -142,6 +173,7 @@ impl Devices {
     ///
     /// `stop` is asked between models: a server that is told to end does not load the rest.
     pub fn load_all(&self, found: &[Found], stop: &dyn Fn() -> bool) {
+        self.keepers.decided();
         for found in found {
             if stop() {
                 return;
@@ -150,15 +182,17 @@ impl Devices {
             let _ = self.load(found);
             self.count();
         }
-        let idle = |device: &&Device| {
-            let states = self.parts.status.devices();
-            states.iter().any(|s| *s.id == *device.id && s.state == DeviceState::Warming)
-        };
-        for device in self.devices.iter().filter(idle) {
-            let why = device.no_onnx.as_ref().map(|why| format!("no model runs here; ONNX models: {why}"));
-            let why = why.as_deref().unwrap_or("no model runs here");
-            self.parts.status.set_device(&device.id, DeviceState::Waiting, why);
+        self.book.forget_announced();
+        if let Some(cpu) = self.devices.iter().find(|device| device.kind == Kind::Cpu)
+            && self.book.is_empty_on(CPU_INDEX)
+        {
+            self.parts.status.set_device(&cpu.id, DeviceState::Waiting, Cause::Empty, NO_MODEL);
         }
+    }
+
+    /// Waits until it is known which GPUs can be had now.
+    pub fn decided(&self) {
+        self.keepers.decided();
     }
 
     /// Says a model's state where it is looked up, and where it is counted.
@@ -184,29 +218,60 @@ impl Devices {
         self.parts.status.set_models(counts);
     }
 
-    /// Loads one model and publishes it, or the reason why it cannot be served.
+    /// Loads one model and publishes it, or the reason why it cannot be served. One whose devices are all away stays on the
+    /// list of those that load, until one of them is back.
     ///
     /// # Errors
     /// The reason.
     pub fn load(&self, found: &Found) -> Result<Loading, String> {
+        let _turn = self.turn();
         let (name, version) = (&found.name, &found.version);
         let loaded = self.try_load(found);
         match &loaded {
             Ok(loading) => self.present(found, loading),
-            Err(reason) => {
+            Err(NotLoaded::Away(reason)) => {
+                tracing::warn!(model = name, version, reason, "the model waits for a device");
+                self.publish(found, State::Loading);
+                self.book.wait_for_device(found.clone());
+            }
+            Err(NotLoaded::Failed(reason)) => {
                 tracing::error!(model = name, version, reason, "model is unavailable");
                 self.publish(found, State::Unavailable(reason.clone()));
             }
         }
-        loaded
+        loaded.map_err(NotLoaded::into_reason)
+    }
+
+    /// Loads the models that waited for a device.
+    pub(super) fn load_waiting(&self) {
+        for found in self.book.waiting() {
+            // The result is in the catalog and in the log; what has to wait still is on the list again.
+            let _ = self.load(&found);
+            self.count();
+        }
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place(&self, source: &Source) -> Result<Placed, String> {
+        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind).collect();
+        let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| self.no_onnx(device)).collect();
+        place::place(&source.manifest, &kinds, &no_onnx)
+    }
+
+    /// Why ONNX models cannot run on a device, where they cannot.
+    fn no_onnx(&self, device: &Device) -> Option<String> {
+        let (gpu, runtime) = (device.gpu.as_ref()?, self.parts.runtime.as_ref());
+        runtime.map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(gpu)).err()
     }
 
     /// Loads one model and publishes nothing.
-    fn try_load(&self, found: &Found) -> Result<Loading, String> {
-        found.source.clone().and_then(|source| {
-            catch_unwind(AssertUnwindSafe(|| self.load_source(&source)))
-                .unwrap_or_else(|panic| Err(format!("loading panicked: {}", words(&panic))))
-        })
+    fn try_load(&self, found: &Found) -> Result<Loading, NotLoaded> {
+        let source = found.source.clone().map_err(NotLoaded::Failed)?;
+        catch_unwind(AssertUnwindSafe(|| self.load_source(source)))
+            .unwrap_or_else(|panic| Err(NotLoaded::Failed(format!("loading panicked: {}", words(&panic)))))
     }
 
     /// Publishes what was loaded: from now on requests find it.
@@ -226,78 +291,161 @@ impl Devices {
         self.publish(found, State::Ready(Arc::clone(&loading.model)));
     }
 
-    fn load_source(&self, source: &Source) -> Result<Loading, String> {
-        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind).collect();
-        let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| device.no_onnx.clone()).collect();
-        let placed = place::place(&source.manifest, &kinds, &no_onnx)?;
+    fn load_source(&self, source: Source) -> Result<Loading, NotLoaded> {
+        let failed = NotLoaded::Failed;
+        let placed = self.place(&source).map_err(failed)?;
         for note in placed.notes.iter().chain(&source.notes) {
             tracing::warn!(model = source.name, "{note}");
         }
-        let devices: Vec<&Device> = placed.on.iter().map(|index| &self.devices[*index]).collect();
-        let loaded = side_by_side(devices.iter().map(|device| {
+        let here = |index: &usize| {
+            let wanted = self.book.wanted_on(*index, &placed, &self.sharing);
+            self.devices[*index].hold().filter(|_| wanted).map(|hold| (*index, hold))
+        };
+        let holds: Vec<(usize, Arc<Hold>)> =
+            placed.on.iter().chain(&placed.stands_in).filter_map(here).collect();
+        if holds.is_empty() {
+            return Err(NotLoaded::Away(self.away(&placed)));
+        }
+        let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
+        let loaded = side_by_side(holds.iter().map(|(_, hold)| {
             || {
                 let started = Instant::now();
-                device.load(source, &self.parts).map(|engines| (engines, started.elapsed()))
+                hold.load(&source, &self.parts).map(|engines| (engines, started.elapsed()))
             }
         }));
 
         let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
         let Some(first) = engines.next() else {
-            return Err(reasons(&devices, loaded.iter().map(|loaded| loaded.as_ref().err())));
+            return Err(failed(reasons(&names, loaded.iter().map(|loaded| loaded.as_ref().err()))));
         };
-        // Images are decoded into what the most demanding device likes.
+        // Images are decoded into what the most demanding device likes, which may be away.
         let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
         let memory = memories.reduce(|one, other| if one.is_pinned() { one } else { other });
+        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory());
+        let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
-        let model = Model::resolve(key, source, signature, self.parts.timeout, memory.unwrap_or_default())?;
+        let model = Model::resolve(key, &source, signature, self.parts.timeout, memory).map_err(failed)?;
         let model = Arc::new(model);
 
-        let asked = Asked::of(source, &model)?;
+        let asked = Asked::of(&source, &model).map_err(failed)?;
         let bytes_max = source.manifest.placement.memory_bytes_max;
-        let proved = side_by_side(devices.iter().zip(loaded).map(|(device, loaded)| {
+        let proved = side_by_side(holds.iter().zip(loaded).map(|((_, hold), loaded)| {
             let (model, asked) = (&model, &asked);
             move || {
                 let (engines, load) = loaded?;
-                device.prove(engines, model, asked, bytes_max).map(|(engines, proof)| (engines, proof, load))
+                hold.prove(engines, model, asked, bytes_max).map(|(engines, proof)| (engines, proof, load))
             }
         }));
         if proved.iter().all(Result::is_err) {
-            return Err(reasons(&devices, proved.iter().map(|proved| proved.as_ref().err())));
+            return Err(failed(reasons(&names, proved.iter().map(|proved| proved.as_ref().err()))));
         }
-        let engines = proved.iter().flatten().map(|(engines, ..)| engines.len()).sum();
-        self.engines.lock().unwrap_or_else(PoisonError::into_inner).insert(key, engines);
         self.parts.queue.register(key, &model.name, model.rules.clone());
-        let on = devices.iter().zip(proved).map(|(device, proved)| {
-            let on = proved.map(|(engines, proof, load)| self.put(device, &model, engines, proof, load));
-            (Arc::clone(&device.id), on)
+        let served = Served::new(&model, source, asked, placed);
+        let served = self.book.enter(served);
+        let on = holds.iter().zip(proved).map(|((index, hold), proved)| {
+            let on =
+                proved.map(|(engines, proof, load)| self.put(*index, hold, &served, engines, proof, load));
+            if let Err(refusal) = &on {
+                self.book.refuse(*index, hold, key, refusal);
+            }
+            (Arc::clone(&self.devices[*index].id), on.map_err(|refusal| refusal.to_string()))
         });
         Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
+    }
+
+    /// Why a model's devices cannot take it.
+    fn away(&self, placed: &Placed) -> String {
+        let states = self.parts.status.devices();
+        let ids: Vec<&str> = placed.on.iter().map(|index| &*self.devices[*index].id).collect();
+        let away = states.iter().filter(|device| ids.contains(&device.id.as_str()));
+        let list = away.map(|device| format!("{} is {} ({})", device.id, device.state.name(), device.reason));
+        format!("none of its devices is there now: {}", list.collect::<Vec<_>>().join(", "))
     }
 
     /// Has a device serve a model from now on.
     fn put(
         &self,
-        device: &Device,
-        model: &Arc<Model>,
+        index: usize,
+        hold: &Arc<Hold>,
+        served: &Arc<Served>,
         engines: Engines,
         proof: Proof,
         load: Duration,
     ) -> LoadedOn {
-        device.serve(model, engines);
-        if !device.health.is_lost() {
-            let why =
-                device.no_onnx.as_ref().map(|why| format!("a forward pass works; no ONNX models: {why}"));
-            let why = why.as_deref().unwrap_or("a forward pass works");
-            self.parts.status.set_device(&device.id, DeviceState::Serving, why);
+        let device = &self.devices[index];
+        if let (Some(gpu), Some(footprint)) = (&device.gpu, &proof.footprint) {
+            self.book.learn(&gpu.name, &served.model, footprint);
+        }
+        self.book.put(index, hold, served, engines);
+        if device.gpu.is_none() && !hold.health.is_over() {
+            let status = &self.parts.status;
+            status.set_device(&device.id, DeviceState::Serving, Cause::Proved, "a forward pass works");
         }
         LoadedOn { load, canary: proof.canary, footprint: proof.footprint }
     }
 
+    /// Loads onto a device what is to be served there and is not yet.
+    ///
+    /// # Errors
+    /// Where it has too little memory, or the hold is over: then it has to be given back.
+    pub(super) fn catch_up(&self, index: usize, hold: &Arc<Hold>) -> Result<(), Refusal> {
+        while let Some(served) = self.book.missing(index, hold, &self.sharing) {
+            if self.keepers.have_ended() {
+                return Ok(());
+            }
+            let started = Instant::now();
+            let (model, version) = (&*served.model.name, &*served.model.version);
+            let loaded = hold.load(&served.source, &self.parts).and_then(|engines| {
+                let load = started.elapsed();
+                let bytes_max = served.source.manifest.placement.memory_bytes_max;
+                let proved = hold.prove(engines, &served.model, &served.asked, bytes_max);
+                proved.map(|(engines, proof)| (engines, proof, load))
+            });
+            let device = &*self.devices[index].id;
+            match loaded {
+                Ok((engines, proof, load)) => {
+                    tracing::info!(model, version, device, ?load, "model is ready here as well");
+                    self.put(index, hold, &served, engines, proof, load);
+                }
+                Err(refusal)
+                    if hold.health.is_over()
+                        || (self.devices[index].gpu.is_some() && matches!(refusal, Refusal::Memory(_))) =>
+                {
+                    return Err(refusal);
+                }
+                Err(refusal) => {
+                    tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
+                    self.book.refuse(index, hold, served.model.key, &refusal);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Waits until all workers have ended: the queue must be closed first.
-    pub fn join(self) {
-        for device in self.devices {
-            device.join();
+    pub fn join(&self) {
+        self.keepers.join();
+        for device in &self.devices {
+            if let Some(hold) = device.let_go().and_then(Arc::into_inner) {
+                hold.join();
+            }
+        }
+    }
+}
+
+/// Why a model is not loaded.
+enum NotLoaded {
+    /// Its devices are away.
+    Away(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl NotLoaded {
+    fn into_reason(self) -> String {
+        match self {
+            NotLoaded::Away(reason) | NotLoaded::Failed(reason) => reason,
         }
     }
 }
@@ -315,12 +463,12 @@ fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator
 }
 
 /// Why no device could: one reason as it is, several with their devices.
-fn reasons<'a>(devices: &[&Device], reasons: impl Iterator<Item = Option<&'a String>>) -> String {
+fn reasons<'a>(devices: &[&str], reasons: impl Iterator<Item = Option<&'a Refusal>>) -> String {
     let reasons: Vec<_> = devices.iter().zip(reasons.flatten()).collect();
     match reasons.as_slice() {
-        [(_, only)] => (*only).clone(),
+        [(_, only)] => only.to_string(),
         several => {
-            several.iter().map(|(device, why)| format!("{}: {why}", device.id)).collect::<Vec<_>>().join("; ")
+            several.iter().map(|(device, why)| format!("{device}: {why}")).collect::<Vec<_>>().join("; ")
         }
     }
 }

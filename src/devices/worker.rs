@@ -3,7 +3,10 @@
 //! The worker decides nothing: `batch::policy` says what to run. Engines arrive through a mailbox, ready to serve. What an
 //! engine has begun and not ended is waited for by [`landing`](super::landing), while this thread begins the next.
 
-use super::landing::{Health, Landing, Outbound};
+use super::{
+    health::Health,
+    landing::{Landing, Outbound},
+};
 use crate::{
     batch::{self, ModelKey, Queue, Running, Taken},
     engine::{Engine, EngineError, Flight, Tensor, staging::Assembler},
@@ -26,6 +29,8 @@ const REST_AFTER: Duration = Duration::from_secs(30);
 enum Mail {
     /// A model, and the engine to serve it with from now on.
     Serve(Arc<Model>, Box<dyn Engine + Send>),
+    /// Takes no more work for a model, or takes it again; its engine stays.
+    Pause(ModelKey, bool),
     /// Something to be done on this thread.
     Do(Box<dyn FnOnce() + Send>),
 }
@@ -78,6 +83,13 @@ impl Worker {
         self.queue.wake();
     }
 
+    /// Has the worker take no more work for a model, or take it again.
+    pub(super) fn pause(&self, model: ModelKey, paused: bool) {
+        // A worker that is gone takes none.
+        let _ = self.mail.send(Mail::Pause(model, paused));
+        self.queue.wake();
+    }
+
     /// Does something on the worker's thread, between two batches, and waits for it.
     ///
     /// # Errors
@@ -97,6 +109,11 @@ impl Worker {
         let ended = || "the device's thread has ended".to_owned();
         sent.map_err(|_| ended())?;
         reply.recv().map_err(|_| ended())?
+    }
+
+    /// Whether the thread has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// Waits for the thread to end.
@@ -134,10 +151,11 @@ impl Work {
             while let Ok(mail) = self.mailbox.try_recv() {
                 match mail {
                     Mail::Serve(model, engine) => self.accept(model, engine),
+                    Mail::Pause(model, paused) => self.pause(model, paused),
                     Mail::Do(work) => work(),
                 }
             }
-            if self.health.is_lost() {
+            if self.health.is_over() {
                 return;
             }
             match self.place.take_within(&self.served, self.patience()) {
@@ -165,6 +183,13 @@ impl Work {
         self.engines.insert(model.key, Loaded { model, engine, assembler, metrics });
     }
 
+    fn pause(&mut self, model: ModelKey, paused: bool) {
+        self.served.retain(|key| *key != model);
+        if !paused && self.engines.contains_key(&model) {
+            self.served.push(model);
+        }
+    }
+
     /// How long to wait for work before memory is let go; for ever where there is none to let go.
     fn patience(&self) -> Option<Duration> {
         let holds = self.engines.values().any(|loaded| loaded.engine.device_bytes() > 0);
@@ -190,10 +215,12 @@ impl Work {
         let started = Instant::now();
         let inputs = loaded.assemble(&batch);
         let (stage, begun) = (started.elapsed(), Instant::now());
+        let busy = self.health.busy();
         let flight = catch_unwind(AssertUnwindSafe(|| loaded.engine.start(inputs, batch.setting.as_ref())))
             .unwrap_or_else(|panic| {
                 Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
             });
+        drop(busy);
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
         let out = Outbound { batch, model, stage, begun, metrics };
         match flight {

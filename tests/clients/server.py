@@ -37,7 +37,7 @@ def free_ports(count):
 class Server:
     """A running server. `options` are settings by their names in the configuration file, such as `queue_items_max`."""
 
-    def __init__(self, models, log, port=None, **options):
+    def __init__(self, models, log, port=None, binary=BINARY, **options):
         self.log = log
         self.port, self.admin_port, self.grpc_port = free_ports(3)
         self.port = port or self.port
@@ -58,7 +58,7 @@ class Server:
         environment.setdefault("ORT_DYLIB_PATH", str(LIBRARY))
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
-                [BINARY, "serve"], env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                [binary, "serve"], env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
 
     def wait_ready(self):

@@ -83,7 +83,10 @@ fn ocelli_devices_says_why_there_is_no_gpu() {
 
 #[test]
 fn a_server_that_must_have_a_gpu_ends_with_69_where_there_is_none() {
-    let output = run("devices count=0", &["serve", "--backend", "gpu", "--listen", "127.0.0.1:0"]);
+    let output = run(
+        "devices count=0",
+        &["serve", "--backend", "gpu", "--listen", "127.0.0.1:0", "--models", "examples/models"],
+    );
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(69), "{text}");
     assert!(text.contains("backend is gpu, but the driver shows no GPU: "), "{text}");

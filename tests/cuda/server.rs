@@ -63,26 +63,30 @@ async fn a_stack_gives_the_same_localizations_on_the_gpu_and_on_the_cpu() {
 }
 
 #[tokio::test]
-async fn when_the_gpu_fails_in_the_middle_the_cpu_answers_and_the_gpu_is_lost() {
+async fn when_the_gpu_fails_in_the_middle_the_cpu_answers_and_the_gpu_comes_back() {
     let fake = FakeCuda::start("");
     // Batches of a few ROIs, and several requests at once: no one device is quick enough to take them all.
     let server = start("devices = \"all\"\n[batch]\nitems_max = 8", Backend::Auto).await;
     let expected = localize(&server).await;
+    assert_eq!(fake.books().devices[0].contexts_made, 1);
     fake.tell("poison device=0 code=700");
-    let lost = format!("ocelli_device_state{{device=\"{GPU}\",state=\"lost\"}} 1");
-    // Which of the two takes a batch is open; every request is answered, until the GPU was found out, and then.
-    let mut found_out = false;
-    for _ in 0..200 {
+    let back = format!("ocelli_device_state{{device=\"{GPU}\",state=\"serving\"}} 1");
+    // Every request is answered, until the GPU was found out, while it is away, and when it is back.
+    loop {
         for rows in join_all((0..8).map(|_| localize(&server))).await {
             assert_eq!(rows.len(), expected.len());
         }
         let metrics = server.get("/metrics").await.body;
-        if std::mem::replace(&mut found_out, String::from_utf8_lossy(&metrics).contains(&lost)) {
+        if fake.books().devices[0].contexts_made == 2 && String::from_utf8_lossy(&metrics).contains(&back) {
             break;
         }
     }
-    assert!(found_out, "the GPU never took a batch");
-    server.end().await;
+    let before = fake.books().devices[0].launches;
+    while fake.books().devices[0].launches == before {
+        assert_eq!(localize(&server).await.len(), expected.len());
+    }
+    assert_eq!(server.end().await.jobs, 0);
+    fake.books().assert_empty();
 }
 
 #[tokio::test]

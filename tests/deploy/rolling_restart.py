@@ -4,23 +4,28 @@
     make rolling-restart                                    # or make rolling-restart RESTART="--requests 2000"
 
 The proxies run with the files of `deploy/`, the replicas with the drain of `deploy/kubernetes/base/ocelli.env`. Callers send
-through both proxies at the same time, each request once: whatever is not answered with 200 is lost. Each replica gets SIGTERM,
-ends in order, and starts again; the next one follows once it has been ready for as long as the Deployment asks.
+through both proxies at the same time, each request once: whatever is not answered with 200 is lost. A replica gets SIGTERM,
+ends in order, and starts again; the other follows once it has been ready for as long as the Deployment asks, and so on until
+there were enough requests. Replicas have none of root's capabilities, as in their container: a listener that closes is then less
+gentle to newcomers.
 """
 
 import argparse
+import os
 import re
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import common
+import server
 import yaml
 from common import DEPLOY, ROOT
 from load import Load
 from proxies import Proxy
-from server import Server, free_ports
+from server import free_ports
 
 
 def shipped():
@@ -31,9 +36,22 @@ def shipped():
     return drain, deployment["spec"]["minReadySeconds"]
 
 
+def without_capabilities(folder):
+    """The server's binary, or for root a script that starts it with nothing of root but its files."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        return server.BINARY
+    script = folder / "ocelli"
+    script.write_text(
+        f'#!/bin/sh\nexec setpriv --bounding-set -all --inh-caps -all --no-new-privs "{server.BINARY}" "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
 def restart_in_turn(folder, requests, callers, rate, settle, proxies=("nginx", "haproxy")):
     """Runs it; the loads by the name of their proxy, after the last answer. `settle`: as the second of `shipped`."""
     drain, _ = shipped()
+    binary = without_capabilities(folder)
     ports = free_ports(2 + len(proxies))
     began = time.monotonic()
 
@@ -42,7 +60,9 @@ def restart_in_turn(folder, requests, callers, rate, settle, proxies=("nginx", "
 
     def start(index):
         log = folder / f"replica-{index}.log"
-        return Server(ROOT / "examples" / "models", log, port=ports[index], log_filter="warn,ocelli=info", **drain)
+        return server.Server(
+            ROOT / "examples" / "models", log, port=ports[index], binary=binary, log_filter="warn,ocelli=info", **drain
+        )
 
     replicas = [start(0), start(1)]
     running, loads = [], {}
@@ -56,7 +76,9 @@ def restart_in_turn(folder, requests, callers, rate, settle, proxies=("nginx", "
         tell("two replicas are ready")
         loads = {proxy.name: Load(proxy.port, callers, rate) for proxy in running}
         time.sleep(2)
-        for index in (0, 1):
+        restarts = 0
+        while restarts < 2 or any(load.sent < requests for load in loads.values()):
+            index = restarts % 2
             tell(f"replica {index + 1}: SIGTERM, after {counted(loads)}")
             replicas[index].terminate()
             code = replicas[index].wait_exit()
@@ -65,8 +87,7 @@ def restart_in_turn(folder, requests, callers, rate, settle, proxies=("nginx", "
             replicas[index] = start(index).wait_ready()
             tell(f"replica {index + 1}: ready again, after {counted(loads)}")
             time.sleep(settle)
-        while any(load.sent < requests for load in loads.values()):
-            time.sleep(0.1)
+            restarts += 1
     finally:
         for load in loads.values():
             load.end()

@@ -51,6 +51,8 @@ pub(crate) fn config() -> Config {
         admin_listen: Some(free),
         models: root().join("examples/models"),
         backend: Backend::Cpu,
+        // Other tests of this machine have GPUs of the same names.
+        gpu_queue_folder: None,
         onnx_runtime: onnx_runtime(),
         drain_delay_ms: Duration::from_millis(200),
         drain_timeout_ms: Duration::from_secs(20),

@@ -50,7 +50,8 @@ impl Asking {
         } else if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
             self.tensors(Vec::new(), bytes.into())
         } else {
-            self.array(&bytes)?
+            let (head, data) = array(&self.described, &bytes)?;
+            self.binary(&head, data)
         };
         let mut tried = 0;
         loop {
@@ -98,27 +99,30 @@ impl Asking {
         Message { path: self.model.path("/v2/models") + "/infer" + &self.query(), headers, body }
     }
 
-    /// The model's only input, by the binary extension of the protocol; outputs come as text.
-    fn array(&self, file: &[u8]) -> Result<Message, String> {
-        let [input] = &self.described.inputs[..] else {
-            let names: Vec<&str> = self.described.inputs.iter().map(|input| &*input.name).collect();
-            return Err(format!(
-                "the model has the inputs {}: write a request as the Open Inference Protocol has it into a file .json",
-                names.join(", ")
-            ));
-        };
-        let Array { sample, shape, begins } = Array::of(file)?;
-        let head = json!({ "inputs": [{
-            "name": input.name, "shape": shape, "datatype": datatype(sample),
-            "parameters": { "binary_data_size": file.len() - begins },
-        }] });
-        Ok(self.binary(&head.to_string(), &file[begins..]))
-    }
-
     fn binary(&self, head: &str, data: &[u8]) -> Message {
         let length = ("inference-header-content-length", head.len().to_string());
         self.tensors(vec![length], [head.as_bytes(), data].concat().into())
     }
+}
+
+/// A `.npy` file as the model's only input, by the binary extension of the protocol: head and data. Outputs come as text.
+///
+/// # Errors
+/// Words, if the model has several inputs or the file is not one that it could take.
+pub(in crate::cli) fn array<'a>(described: &Described, file: &'a [u8]) -> Result<(String, &'a [u8]), String> {
+    let [input] = &described.inputs[..] else {
+        let names: Vec<&str> = described.inputs.iter().map(|input| &*input.name).collect();
+        return Err(format!(
+            "the model has the inputs {}: write a request as the Open Inference Protocol has it into a file .json",
+            names.join(", ")
+        ));
+    };
+    let Array { sample, shape, begins } = Array::of(file)?;
+    let head = json!({ "inputs": [{
+        "name": input.name, "shape": shape, "datatype": datatype(sample),
+        "parameters": { "binary_data_size": file.len() - begins },
+    }] });
+    Ok((head.to_string(), &file[begins..]))
 }
 
 /// The name that the Open Inference Protocol has for a type.

@@ -13,6 +13,7 @@ mod rows;
 mod stacks;
 
 pub(super) use arguments::arguments;
+pub(super) use ask::array;
 
 use super::{
     Exit, Streams,

@@ -1,14 +1,14 @@
 //! Models that come and go while others serve: a new one is loaded and warmed beside the old one, takes its place in the
 //! catalog in one step, and the old one stays until the last request that has begun with it has ended.
 
-use super::Devices;
+use super::{super::health::Health, Devices, NotLoaded};
 use crate::models::{Found, Model, State};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// A model that is out of the catalog, and how many hold it when no request does.
+/// A model that is out of the catalog, and where engines of it hold it.
 pub(super) struct Leaving {
     model: Arc<Model>,
-    holders: usize,
+    on: Vec<(Health, usize)>,
 }
 
 impl Devices {
@@ -18,6 +18,8 @@ impl Devices {
     /// # Errors
     /// The reasons of all versions that failed.
     pub fn reload(&self, name: &str, found: &[Found]) -> Result<(), String> {
+        let _turn = self.turn();
+        self.book.stop_waiting(name);
         let mut reasons = Vec::new();
         for found in found {
             let version = &found.version;
@@ -28,7 +30,7 @@ impl Devices {
             }
             match self.try_load(found) {
                 Ok(loading) => self.present(found, &loading),
-                Err(reason) if old.is_some() => {
+                Err(NotLoaded::Away(reason) | NotLoaded::Failed(reason)) if old.is_some() => {
                     tracing::error!(
                         model = name,
                         version,
@@ -39,7 +41,12 @@ impl Devices {
                     reasons.push(reason);
                     continue;
                 }
-                Err(reason) => {
+                Err(NotLoaded::Away(reason)) => {
+                    tracing::warn!(model = name, version, reason, "the model waits for a device");
+                    self.book.wait_for_device(found.clone());
+                    reasons.push(format!("{reason}; it is loaded when one of them is back"));
+                }
+                Err(NotLoaded::Failed(reason)) => {
                     tracing::error!(model = name, version, reason, "model is unavailable");
                     self.publish(found, State::Unavailable(reason.clone()));
                     reasons.push(reason);
@@ -60,6 +67,8 @@ impl Devices {
 
     /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.
     pub fn unload(&self, name: &str) -> bool {
+        let _turn = self.turn();
+        self.book.stop_waiting(name);
         let known = self.parts.catalog.has(name);
         self.remove(name, &|_| true);
         known
@@ -90,18 +99,20 @@ impl Devices {
     }
 
     fn leave(&self, model: Arc<Model>) {
-        // Each engine's worker, and the list of those that leave.
-        let engines = self.engines.lock().unwrap_or_else(PoisonError::into_inner).remove(&model.key);
-        let holders = engines.unwrap_or_default() + 1;
-        self.leaving().push(Leaving { model, holders });
+        let on = self.book.strike(model.key);
+        self.leaving().push(Leaving { model, on });
     }
 
     /// Lets go of those that no request holds any more; true while there are others. To be called now and then.
     pub fn let_go(&self) -> bool {
         let mut leaving = self.leaving();
-        leaving.retain(|Leaving { model, holders }| {
-            // Nobody can find it in the catalog, so that this can only fall.
-            let held = Arc::strong_count(model) > *holders;
+        leaving.retain(|Leaving { model, on }| {
+            // Nobody can find it in the catalog, so that this can only fall. Counted first: a device that is not given up
+            // afterwards was not before either, and its engines were among those counted.
+            let holders = Arc::strong_count(model);
+            let engines: usize =
+                on.iter().filter(|(health, _)| !health.is_over()).map(|(_, engines)| engines).sum();
+            let held = holders > engines + 1;
             if !held {
                 self.parts.queue.retire(model.key);
             }

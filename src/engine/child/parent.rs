@@ -9,7 +9,11 @@ use super::{
     region::{Part, Region, Traffic},
     wire::{Answer, Ask, Copies, Open, build},
 };
-use crate::engine::{EngineError, Tensor, cuda::MemoryInfo};
+use crate::engine::{
+    EngineError, Tensor,
+    cuda::MemoryInfo,
+    staging::{Blocks, Memory},
+};
 use std::{
     collections::HashMap,
     fmt,
@@ -151,6 +155,7 @@ fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Opt
                 process: Mutex::new(process),
                 traffic: Mutex::new(Some(traffic)),
                 book: Mutex::default(),
+                results: Blocks::new(Memory::Plain),
                 numbers: AtomicU64::new(1),
             });
             (Ok(Arc::clone(&asks)), Some(asks))
@@ -171,6 +176,8 @@ pub(super) struct Asks {
     /// Until the child is gone.
     traffic: Mutex<Option<Arc<Traffic>>>,
     book: Mutex<Book>,
+    /// What outputs are copied into.
+    results: Blocks,
     numbers: AtomicU64,
 }
 
@@ -324,9 +331,11 @@ impl Asks {
         }
         let waiting = book.waiting.remove(&message.id);
         drop(book);
-        if let Some(waiting) = waiting {
+        if let Some(Waiting { tell, _part, _held }) = waiting {
+            // First, so that whoever is told finds the memory and the place free.
+            drop((_part, _held));
             // Whoever asked may not care.
-            let _ = waiting.tell.send(reply);
+            let _ = tell.send(reply);
         }
     }
 
@@ -342,8 +351,12 @@ impl Asks {
             Answer::Device(text) => return Err(EngineError::Device(text.clone())),
             Answer::Landed { outputs, .. } => {
                 let output = |at: &super::wire::TensorAt| {
-                    let data = self.region.read(at.place.offset(offset)?, at.bytes)?.into();
-                    Ok(Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data })
+                    let place = at.place.offset(offset)?;
+                    // Before memory is taken for it.
+                    self.region.checked(place, at.bytes)?;
+                    let mut data = self.results.lend(at.bytes);
+                    self.region.copy(place, &mut data)?;
+                    Ok(Tensor { datatype: at.datatype()?, shape: at.shape.clone(), data: data.freeze() })
                 };
                 outputs.iter().map(output).collect::<Result<_, String>>().map_err(wrong)?
             }

@@ -4,7 +4,7 @@ use crate::engine::{
     Engine, EngineError,
     cuda::{self, Context, onnx::OnnxOnGpu},
     gauss_mle::GaussMle,
-    onnx::Runtime,
+    onnx::{Runtime, failure::is_out_of_memory},
 };
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, sync::Arc};
@@ -49,7 +49,10 @@ impl Recipe {
                 Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
             }
             (Recipe::OnnxOnGpu(load), Place::Gpu(context, Some(runtime))) => {
-                Ok(Box::new(OnnxOnGpu::load(runtime, context, load).map_err(refused)?))
+                let engine = OnnxOnGpu::load(runtime, context, load).map_err(|reason| {
+                    if is_out_of_memory(&reason) { EngineError::OutOfMemory(reason) } else { refused(reason) }
+                });
+                Ok(Box::new(engine?))
             }
             (Recipe::Onnx { .. }, Place::Cpu(None)) | (Recipe::OnnxOnGpu(_), Place::Gpu(_, None)) => {
                 Err(refused("ONNX Runtime is not loaded".to_owned()))

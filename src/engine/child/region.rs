@@ -145,18 +145,25 @@ impl Region {
         (offset + data.len() <= self.mapping.bytes).then_some(offset)
     }
 
-    /// A copy of what another process wrote.
+    /// Copies what another process wrote.
     ///
     /// # Errors
     /// Where it does not lie in the region.
+    pub(super) fn copy(&self, offset: usize, to: &mut [u8]) -> Result<(), String> {
+        let range = self.checked(offset, to.len())?;
+        // SAFETY: the range lies in the mapping and is as long; no reference is made to what others may write.
+        unsafe { std::ptr::copy_nonoverlapping(self.mapping.at(&range), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// A copy of words that another process wrote.
+    ///
+    /// # Errors
+    /// Where they do not lie in the region.
     pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, String> {
-        let range = self.checked(offset, bytes)?;
-        let mut copy = Vec::with_capacity(bytes);
-        // SAFETY: the range lies in the mapping and the copy has room; no reference is made to what others may write.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.mapping.at(&range), copy.as_mut_ptr(), bytes);
-            copy.set_len(bytes);
-        }
+        self.checked(offset, bytes)?;
+        let mut copy = vec![0; bytes];
+        self.copy(offset, &mut copy)?;
         Ok(copy)
     }
 
@@ -172,7 +179,11 @@ impl Region {
         Ok(Bytes::from_owner(View { mapping: Arc::clone(&self.mapping), range }))
     }
 
-    fn checked(&self, offset: usize, bytes: usize) -> Result<Range<usize>, String> {
+    /// Which bytes these are.
+    ///
+    /// # Errors
+    /// Where they do not lie in the region.
+    pub(super) fn checked(&self, offset: usize, bytes: usize) -> Result<Range<usize>, String> {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.mapping.bytes);
         let end = end.ok_or_else(|| {
             format!("{bytes} bytes at {offset} do not lie in the {} that are shared", self.mapping.bytes)

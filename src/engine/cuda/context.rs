@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    CudaError,
+    CudaError, HostMemory,
     driver::Gpu,
     numa::{self, Near},
 };
@@ -32,6 +32,14 @@ pub struct Context {
     pub(super) heap: Arc<CudaStream>,
     /// Bytes that our buffers hold.
     pub(super) held: AtomicU64,
+    /// Host memory that the driver knows.
+    pub(super) host: HostMemory,
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.host.close();
+    }
 }
 
 /// Memory of a GPU, bytes.
@@ -68,6 +76,14 @@ impl Context {
     /// # Errors
     /// Where the driver refuses: most often, other processes have taken the memory.
     pub fn open(gpu: &Gpu) -> Result<Arc<Context>, CudaError> {
+        Context::open_with(gpu, HostMemory::default())
+    }
+
+    /// Like [`Context::open`], with host memory that was made for this GPU before and is registered again from now on.
+    ///
+    /// # Errors
+    /// As [`Context::open`].
+    pub fn open_with(gpu: &Gpu, host: HostMemory) -> Result<Arc<Context>, CudaError> {
         let failed = || CudaError::when(format!("cannot take {} ({})", gpu.id, gpu.name));
         let cuda = CudaContext::new(gpu.ordinal).map_err(failed())?;
         // SAFETY: whoever uses a buffer on several streams orders them by events, and drops it only when all work on it is done
@@ -75,7 +91,8 @@ impl Context {
         unsafe { cuda.disable_event_tracking() };
         let heap = cuda.new_stream().map_err(failed())?;
         let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
-        let context = Context { cuda, gpu: gpu.clone(), near, heap, held: AtomicU64::new(0) };
+        host.open(&cuda, near.as_ref());
+        let context = Context { cuda, gpu: gpu.clone(), near, heap, held: AtomicU64::new(0), host };
         // Memory that a batch gave back is kept for the next one; `trim` gives it up.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;

@@ -5,13 +5,14 @@
 //! itself, and which is slow to read where a batch runs on the CPU or is padded.
 #![allow(unsafe_code)]
 
-use super::{Context, CudaError};
+use super::{Context, CudaError, numa::Near};
 use crate::engine::staging::{Pin, Pinner};
-use cudarc::driver::{CudaSlice, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use std::{
+    collections::BTreeSet,
     ptr::NonNull,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -143,60 +144,104 @@ fn shortage(context: &Context, bytes: usize) -> String {
     }
 }
 
-/// Registers host memory with a device's driver.
-#[derive(Debug, Clone)]
-pub struct HostMemory(Arc<Context>);
+/// Registers host memory with a device's driver, while this process has the device. Memory that is taken when it has not is
+/// plain; what is registered when the context goes is unregistered then, so that nobody who still reads it keeps the context.
+#[derive(Debug, Clone, Default)]
+pub struct HostMemory(Arc<Mutex<Pins>>);
+
+#[derive(Debug, Default)]
+struct Pins {
+    /// Of the device, while it is ours.
+    cuda: Option<Arc<CudaContext>>,
+    /// The processors near it, where there is a choice.
+    near: Option<Near>,
+    /// Where registered memory begins.
+    starts: BTreeSet<usize>,
+}
 
 impl HostMemory {
     /// For copies from and to this device (and any other).
-    pub fn of(context: &Arc<Context>) -> HostMemory {
-        HostMemory(Arc::clone(context))
+    pub fn of(context: &Context) -> HostMemory {
+        context.host.clone()
+    }
+
+    pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
+        let mut pins = self.lock();
+        pins.starts.clear();
+        pins.cuda = Some(Arc::clone(cuda));
+        pins.near = near.cloned();
+    }
+
+    /// Unregisters everything: the context goes.
+    pub(super) fn close(&self) {
+        let mut pins = self.lock();
+        for start in std::mem::take(&mut pins.starts) {
+            pins.unregister(start);
+        }
+        pins.cuda = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pins> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pins {
+    fn unregister(&self, start: usize) {
+        let Some(cuda) = &self.cuda else { return };
+        let released = cuda.bind_to_thread().and_then(|()| {
+            // SAFETY: registered when its start was noted, and not unregistered since: it is taken out of the notes under the
+            // lock that is held here. Its memory is there until its pin is dropped, which waits for that lock.
+            unsafe { sys::cuMemHostUnregister(std::ptr::with_exposed_provenance_mut(start)) }.result()
+        });
+        if let Err(error) = released {
+            // A broken context has forgotten it, and the memory is ours.
+            tracing::debug!(?error, "host memory could not be unregistered");
+        }
     }
 }
 
 impl Pinner for HostMemory {
     unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
+        let mut pins = self.lock();
+        // Plain memory, where the device is not ours.
+        let cuda = pins.cuda.as_ref()?;
         let register = || {
-            self.0.cuda.bind_to_thread()?;
+            cuda.bind_to_thread()?;
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
             // SAFETY: the memory is there until the pin is dropped: the caller's promise.
             unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags) }.result()
         };
-        let registered = match self.0.near() {
+        let registered = match &pins.near {
             Some(near) => near.within(register),
             None => register(),
         };
         match registered {
-            Ok(()) => Some(Box::new(Registered { start, context: Arc::clone(&self.0) })),
+            Ok(()) => {
+                let start = start.as_ptr().expose_provenance();
+                pins.starts.insert(start);
+                Some(Box::new(Registered { start, host: self.clone() }))
+            }
             Err(error) => {
                 let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
-                tracing::warn!(gpu = self.0.gpu().id, %error, "copies of this memory will wait for each other");
+                tracing::warn!(%error, "copies of this memory will wait for each other");
                 None
             }
         }
     }
 }
 
-/// Memory that the driver knows.
+/// Memory that the driver knows, or knew while its context was there.
 struct Registered {
-    start: NonNull<u8>,
-    context: Arc<Context>,
+    start: usize,
+    host: HostMemory,
 }
-
-// SAFETY: the address is only handed back to the driver, which may be called from any thread.
-unsafe impl Send for Registered {}
-// SAFETY: as above.
-unsafe impl Sync for Registered {}
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let released = self.context.cuda.bind_to_thread().and_then(|()| {
-            // SAFETY: registered when this was made, and not since.
-            unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) }.result()
-        });
-        if let Err(error) = released {
-            // A broken context has forgotten it, and the memory is ours.
-            tracing::debug!(?error, "host memory could not be unregistered");
+        let mut pins = self.host.lock();
+        if pins.starts.remove(&self.start) {
+            pins.unregister(self.start);
         }
     }
 }

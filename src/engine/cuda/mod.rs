@@ -6,11 +6,13 @@
 //! - [`numa`]: the processors near it.
 //! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
 //! - [`module`]: our kernels on it.
+//! - [`canary`]: whether it answers as it should.
 //! - [`fault`]: what follows from an error.
 //! - [`gauss_mle`]: the fitter; [`onnx`]: ONNX Runtime.
 //!
 //! Everything holds on to its [`Context`], which is given back when the last of it is dropped.
 
+pub mod canary;
 pub mod context;
 pub mod driver;
 pub mod fault;
@@ -20,6 +22,7 @@ pub mod module;
 pub mod numa;
 pub mod onnx;
 
+pub use canary::canary;
 pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};

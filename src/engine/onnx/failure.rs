@@ -28,10 +28,15 @@ pub(in crate::engine) fn of_run(error: &ort::Error) -> EngineError {
     of_message(error.message())
 }
 
+/// Whether a load failed for want of memory: another time there may be more.
+pub(in crate::engine) fn is_out_of_memory(message: &str) -> bool {
+    OUT_OF_MEMORY.iter().any(|words| message.contains(words))
+}
+
 fn of_message(message: &str) -> EngineError {
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
     let line = first_line(message);
-    if says(&OUT_OF_MEMORY) {
+    if is_out_of_memory(message) {
         EngineError::OutOfMemory(format!("out of memory: {line}"))
     } else if says(&DEVICE) {
         EngineError::Device(line)

@@ -47,6 +47,7 @@ async function look() {
 }
 
 addEventListener("hashchange", show);
+trying.begin();
 show();
 look();
 json("v2").then(

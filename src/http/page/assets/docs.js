@@ -16,3 +16,9 @@ globalThis.SwaggerUIBundle({
     return request;
   },
 });
+
+// The viewer has colours for the night, but does not look at the clock.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", follow);
+follow();

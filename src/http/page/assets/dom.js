@@ -37,6 +37,7 @@ export function short(value) {
 /** Seconds as people say them. */
 export function time(seconds) {
   if (!Number.isFinite(seconds)) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 1e-3) return `${short(seconds * 1e6)} µs`;
   if (seconds < 1) return `${short(seconds * 1e3)} ms`;
   if (seconds < 120) return `${short(seconds)} s`;

@@ -20,7 +20,7 @@ export function examples() {
   return [...pictures, { ...movie, file: async () => new File([simulate()], movie.name) }];
 }
 
-const FRAMES = 120;
+const FRAMES = 160;
 const SIDE = 64;
 const SIGMA = 1.3;
 const PHOTONS = 1500;
@@ -28,7 +28,9 @@ const BACKGROUND = 6;
 // As the example model has its camera: photo-electrons = (value - 100) * 0.5.
 const OFFSET = 100;
 const GAIN = 0.5;
-const MOLECULES = 1500;
+const MOLECULES = 2400;
+/** How far from its ring a molecule may be, in pixels. */
+const SPREAD = 0.35;
 /** Three eyes, each two rings: centre and radius in pixels. */
 const RINGS = [[32, 19, 12], [32, 19, 5], [18, 44, 12], [18, 44, 5], [46, 44, 12], [46, 44, 5]];
 
@@ -42,8 +44,9 @@ function simulate() {
     let along = random() * whole;
     const [cx, cy, radius] = RINGS.find((ring) => (along -= ring[2]) < 0) || RINGS[0];
     const angle = 2 * Math.PI * random();
-    const x = cx + radius * Math.cos(angle);
-    const y = cy + radius * Math.sin(angle);
+    const from = radius + SPREAD * normal();
+    const x = cx + from * Math.cos(angle);
+    const y = cy + from * Math.sin(angle);
     shine(expected, Math.floor(random() * FRAMES), x, y, PHOTONS * (0.4 + 1.2 * random()));
   }
   const counts = new Uint16Array(expected.length);

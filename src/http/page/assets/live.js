@@ -100,7 +100,7 @@ function show(all) {
       return el(
         "article",
         { class: "tile", "data-tile": name },
-        el("h3", { text: title }),
+        el("h2", { text: title }),
         el("p", { class: "value", text }),
         sparkline(keep(name, value), { says: `${title} over two minutes, now ${text}` }),
         el("p", { class: "quiet", text: below }),

@@ -7,7 +7,10 @@ import { histogram } from "./chart.js";
 const RADIUS_PX = 3.2;
 /** Values that are kept for the histograms. */
 const KEPT_MAX = 500_000;
+/** The width that a picture of small frames has. */
+const PICTURE_PX = 512;
 const FILES = [
+  ["png", "png", "Picture"],
   ["csv", "csv", "CSV"],
   ["thunderstorm", "csv", "ThunderSTORM"],
   ["picasso", "zip", "Picasso"],
@@ -68,12 +71,15 @@ export function shown(found, stack, picture, model, query, file) {
   move(first);
 
   const image = el("img", { alt: "", class: "rendered" });
-  const drawing = el("figure", { class: "superres" }, el("figcaption", {}, "Super-resolution"), el("p", { class: "quiet", role: "status", text: "The server is rendering…" }));
-  render(model, query, file).then(
+  const drawing = el("figure", { class: "superres" }, el("p", { class: "quiet", role: "status", text: "The server is rendering…" }));
+  const largest = size ? Math.max(...size) : PICTURE_PX;
+  // Larger frames have as many pixels as the server sees fit.
+  const asked = largest < PICTURE_PX / 2 ? { scale: Math.round(PICTURE_PX / largest), ...query } : query;
+  render(model, asked, file).then(
     (blob) => {
       image.src = URL.createObjectURL(blob);
       image.alt = `${found.count} localizations, rendered`;
-      drawing.replaceChildren(drawing.firstChild, image);
+      drawing.replaceChildren(image, el("figcaption", { class: "quiet", text: "All localizations, rendered by the server" }));
     },
     (error) => drawing.lastChild.replaceWith(el("p", { class: "quiet", text: `There is no picture: ${error.message}` })),
   );
@@ -83,14 +89,13 @@ export function shown(found, stack, picture, model, query, file) {
     el("button", { type: "button", class: "button small", text: name, onclick: (event) => download(event.target, model, { ...query, format }, file, extension) }),
   );
   return {
-    below: el("div", { class: "frames" }, slider, says),
+    below: [el("div", { class: "frames" }, slider, says), el("div", { class: "pair" }, histogram(found.photons, { title: "Photons", unit: "" }), histogram(found.errors, { title: "Error in x", unit }))],
     beside: el(
       "div",
       {},
-      el("p", { class: "count", text: `${found.count} localizations in ${found.tail.frames} frames` }),
-      el("p", { class: "quiet", text: `${tally || "nothing found"}${size ? ` · frames of ${size.join(" × ")} pixels` : ""}` }),
       drawing,
-      el("div", { class: "pair" }, histogram(found.photons, { title: "Photons", unit: "" }), histogram(found.errors, { title: "Error in x", unit })),
+      el("p", { class: "count", text: `${found.count} localizations in ${found.tail.frames} frames` }),
+      el("p", { class: "quiet tally", text: `${tally || "nothing found"}${size ? ` · frames of ${size.join(" × ")} pixels` : ""}` }),
       el("div", { class: "row" }, el("span", { class: "quiet", text: "Save as" }), downloads),
     ),
   };

@@ -4,7 +4,13 @@ import { el, byId } from "./dom.js";
 import * as api from "./api.js";
 
 const EVERY_MS = 5000;
+/** How models come and go, where callers have no say in it. */
+const MODES = {
+  none: "Models are loaded when the server starts; repository_mode = \"explicit\" lets callers load and unload them.",
+  watch: "Models follow their folder.",
+};
 const LABELS_SHOWN = 40;
+const TENSORS_SHOWN = 4;
 let timer = null;
 let looking = false;
 let begun = false;
@@ -49,7 +55,8 @@ async function tick() {
 }
 
 async function look() {
-  const tasks = new Map((await api.models()).map(({ name, version, task }) => [`${name}/${version}`, task]));
+  const { models, repository_mode: mode } = await api.json("v2/models");
+  const tasks = new Map(models.map(({ name, version, task }) => [`${name}/${version}`, task]));
   // The index knows those of the folder that are not loaded, too.
   const listed = await (await api.control("v2/repository/index")).json();
   const entries = await Promise.all(
@@ -57,20 +64,21 @@ async function look() {
       const key = `${entry.name}/${entry.version}`;
       if (entry.state !== "READY") described.delete(key);
       else if (!described.has(key)) described.set(key, await api.model(entry.name, entry.version).catch(() => null));
-      return { ...entry, task: tasks.get(key), about: described.get(key) };
+      return { ...entry, mode, task: tasks.get(key), about: described.get(key) };
     }),
   );
   const text = JSON.stringify(entries);
   if (!looking || text === drawn) return;
   drawn = text;
   const ready = entries.filter(({ state }) => state === "READY").length;
-  say(`${ready} of ${entries.length} ready`);
+  say(`${ready} of ${entries.length} ready. ${MODES[mode] || ""}`);
+  byId("token-box").hidden = mode !== "explicit";
   const focused = document.activeElement?.dataset?.control;
   byId("list").replaceChildren(...entries.map(card));
   if (focused) document.querySelector(`[data-control="${CSS.escape(focused)}"]`)?.focus();
 }
 
-function card({ name, version, state, reason, task, about }) {
+function card({ name, version, state, reason, task, about, mode }) {
   const labels = about?.labels || [];
   return el(
     "article",
@@ -82,14 +90,21 @@ function card({ name, version, state, reason, task, about }) {
     labels.length > 0
       ? el("details", {}, el("summary", { text: `${labels.length} labels` }), el("p", { class: "labels", text: labels.slice(0, LABELS_SHOWN).join(" · ") + (labels.length > LABELS_SHOWN ? ` · and ${labels.length - LABELS_SHOWN} more` : "") }))
       : null,
-    el("div", { class: "row" }, button(name, "load", state === "READY" ? "Load anew" : "Load"), state === "READY" ? button(name, "unload", "Unload") : null),
+    mode === "explicit"
+      ? el("div", { class: "row" }, button(name, "load", state === "READY" ? "Load anew" : "Load"), state === "READY" ? button(name, "unload", "Unload") : null)
+      : null,
   );
 }
 
-const tensors = (title, specs) => [
-  el("dt", { text: title }),
-  ...specs.map(({ name, datatype, shape }) => el("dd", {}, el("code", { text: name }), el("span", { class: "quiet", text: ` ${datatype} [${shape.map((size) => (size < 0 ? "any" : size)).join(", ")}]` }))),
-];
+function tensors(title, specs) {
+  const rows = specs.map(({ name, datatype, shape }) => {
+    const form = ` ${datatype} [${shape.map((size) => (size < 0 ? "any" : size)).join(", ")}]`;
+    return el("dd", {}, el("code", { text: name }), el("span", { class: "quiet", text: form }));
+  });
+  const more = rows.splice(TENSORS_SHOWN);
+  const rest = more.length > 0 ? el("dd", {}, el("details", {}, el("summary", { text: `${more.length} more` }), ...more.map((row) => el("div", {}, ...row.childNodes)))) : null;
+  return [el("dt", { text: title }), ...rows, rest];
+}
 
 function button(name, act, text) {
   return el("button", { type: "button", class: "button small", "data-control": `${act} ${name}`, "aria-label": `${text} ${name}`, text, onclick: (event) => change(event.target, name, act) });

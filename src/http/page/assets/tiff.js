@@ -52,8 +52,8 @@ export function openTiff(buffer) {
   if (pages.length === 0) throw new Error("there is no page");
   const layouts = pages.map((tags) => layout(tags, all, one));
   const [{ width, height, channels }] = layouts;
-  if (layouts.some((page) => page.width !== width || page.height !== height || page.channels !== channels)) {
-    throw new Error("the pages differ in size");
+  for (const key of ["width", "height", "channels", "bits", "format"]) {
+    if (layouts.some((page) => page[key] !== layouts[0][key])) throw new Error(`its pages differ in ${key}`);
   }
   const frames = imageJFrames(pages, layouts[0], buffer) || layouts.length;
   return {

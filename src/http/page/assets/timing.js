@@ -7,6 +7,8 @@ const STAGES = {
   queue: "Queue",
   stage: "Batch",
   compute: "Compute",
+  begin: "Until the first result",
+  stream: "Until the last",
   rest: "Network and rest",
 };
 
@@ -16,12 +18,11 @@ export function stages(header) {
   return entries.filter(Boolean).map(([, name, ms]) => [name, Number(ms)]);
 }
 
-/** A stacked bar with its legend. `total` is what the caller waited, in milliseconds. */
-export function bar(header, total) {
-  const parts = stages(header);
+/** A stacked bar of stages with its legend. `total` is what the caller waited, in milliseconds. */
+export function bar(parts, total) {
   const told = parts.reduce((sum, [, ms]) => sum + ms, 0);
-  parts.push(["rest", Math.max(0, total - told)]);
   const whole = Math.max(total, told);
+  if (whole - told > 0.01) parts = [...parts, ["rest", whole - told]];
   const strip = el("div", { class: "strip", "aria-hidden": "true" });
   const legend = el("dl", { class: "legend" });
   for (const [name, ms] of parts) {

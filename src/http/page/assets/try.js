@@ -8,7 +8,7 @@ import { localizations, progressText, shown } from "./localize.js";
 import { Picture } from "./picture.js";
 import { raw, snippets } from "./snippets.js";
 import { open } from "./stack.js";
-import { bar } from "./timing.js";
+import { bar, stages } from "./timing.js";
 
 const FILES_MAX = 32;
 const AT_ONCE = 3;
@@ -43,15 +43,10 @@ let files = [];
 /** Ends what is still under way when something new is asked. */
 let under = new AbortController();
 
-let begun = false;
+export const enter = refresh;
 
-export function enter() {
-  if (!begun) begin();
-  refresh();
-}
-
-function begin() {
-  begun = true;
+/** Once, whatever is looked at: files may be dropped on every view. */
+export function begin() {
   const drop = byId("drop");
   byId("files").addEventListener("change", (event) => {
     run([...event.target.files]);
@@ -163,6 +158,8 @@ async function run(given) {
   const left = given.length > FILES_MAX ? ` The first ${FILES_MAX} of ${given.length} files are asked about.` : "";
   const cards = files.map((file) => el("article", { class: "card", "aria-busy": "true", "aria-label": file.name }, heading(file)));
   byId("answers").replaceChildren(...cards);
+  // Below the fold on a narrow screen.
+  if (asking.getBoundingClientRect().top > innerHeight * 0.7) asking.scrollIntoView();
   const { task } = known.get(name) || {};
   const query = task === "segment" ? { mask: "rle" } : settings();
   let [next, done] = [0, 0];
@@ -233,7 +230,7 @@ async function predict({ card, file, name, query, signal }) {
   card.firstChild.replaceWith(heading(file, facts(`${body.model} ${body.version}`, reply.headers.get("ocelli-device"))));
   card.append(
     el("div", { class: "result" }, el("div", { class: "shown" }, element, pages), says),
-    ...ending(url, file, JSON.stringify(body, null, 2), bar(reply.headers.get("server-timing"), took)),
+    ...ending(url, file, JSON.stringify(body, null, 2), bar(stages(reply.headers.get("server-timing")), took)),
   );
 }
 
@@ -253,7 +250,11 @@ async function fit({ card, file, name, query, signal, asking }) {
   const url = predictions(name, { ...asked, format: "ndjson" });
   const began = performance.now();
   const reply = await ask(url, { method: "POST", body: file, signal });
-  const found = await localizations(reply, (far) => (asking.textContent = progressText(far)));
+  let first = 0;
+  const found = await localizations(reply, (far) => {
+    first ||= performance.now() - began;
+    asking.textContent = progressText(far);
+  });
   const took = performance.now() - began;
   if (signal.aborted) return;
   let { source, picture, element } = await pictured(file, file.name);
@@ -267,7 +268,7 @@ async function fit({ card, file, name, query, signal, asking }) {
   card.firstChild.replaceWith(heading(file, facts(found.head.served_as)));
   const keep = file.name === "movie.npy" ? el("button", { type: "button", class: "button small", text: "Save this movie", onclick: () => save(file, file.name) }) : null;
   card.append(
-    el("div", { class: "result" }, el("div", { class: "shown" }, element, below, keep), el("div", { class: "says" }, beside)),
-    ...ending(predictions(name, { ...asked, format: "csv" }), file, found.first, bar("", took), `${file.name.replace(/\.[^.]*$/, "")}.csv`),
+    el("div", { class: "result even" }, el("div", { class: "shown" }, element, below, keep), el("div", { class: "says" }, beside)),
+    ...ending(predictions(name, { ...asked, format: "csv" }), file, found.first, bar([["begin", first], ["stream", took - first]], took), `${file.name.replace(/\.[^.]*$/, "")}.csv`),
   );
 }

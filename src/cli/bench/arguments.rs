@@ -1,0 +1,188 @@
+//! The flags of `ocelli bench`, and what they ask for.
+
+use super::{
+    super::{client::Name, health::Target},
+    input::Kind,
+    load::{Arrivals, Span},
+    sweep::Plan,
+};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+/// The command.
+pub(in crate::cli) fn command() -> Command {
+    let file = |name: &'static str, value: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name(value)
+            .value_parser(value_parser!(PathBuf))
+            .value_hint(clap::ValueHint::AnyPath)
+    };
+    let list = |name: &'static str| Arg::new(name).long(name).value_delimiter(',');
+    Command::new("bench")
+        .about("Measure a server: latency over load, from rate to rate until it is too much")
+        .group(ArgGroup::new("loop").args(["rate", "concurrency"]))
+        .group(ArgGroup::new("asked").args(["model", "live"]).required(true))
+        .args([
+            Arg::new("url").value_name("URL").required(true).help("The server, http://HOST[:PORT]"),
+            Arg::new("model").value_name("MODEL").help("NAME or NAME/VERSION"),
+            Arg::new("live")
+                .long("live")
+                .action(ArgAction::SetTrue)
+                .help("Ask /v2/health/live instead of a model: what this client and the way to the server allow at most"),
+            list("rate")
+                .value_name("R,…")
+                .value_parser(number(0.001, 1e6))
+                .help("Open loop: these rates, in requests per second, instead of a sweep"),
+            list("concurrency")
+                .value_name("N,…")
+                .value_parser(value_parser!(u16).range(1..=4096))
+                .help("Closed loop: so many callers at once, each of which waits for its answer"),
+            one("rate-from", "R").value_parser(number(0.001, 1e6)).help(
+                "The sweep's first rate; without it, a quarter of what one caller alone gets during the warm-up",
+            ),
+            one("rate-step", "FACTOR").default_value("1.5").value_parser(number(1.01, 100.0)).help("From one rate of the sweep to the next"),
+            one("arrivals", "WORD").default_value("poisson").value_parser(["poisson", "constant"]).help(
+                "How requests of an open loop are spaced: as independent callers come, or evenly",
+            ),
+            one("slo-ms", "MS").default_value("100").value_parser(number(0.001, 1e6)).help(
+                "The bound on the 99th percentile of the latency; the sweep ends when it breaks, or more than 1 % fail",
+            ),
+            one("seconds", "S").default_value("5").value_parser(number(0.01, 86_400.0)).help("How long each load is measured"),
+            one("warm-up-seconds", "S").default_value("1").value_parser(number(0.0, 86_400.0)).help("Before each, sent and not counted"),
+            one("timeout-ms", "MS").default_value("10000").value_parser(number(1.0, 1e7)).help("How long an answer may take"),
+            one("in-flight-max", "N").default_value("1024").value_parser(value_parser!(u16).range(1..=60_000)).help(
+                "Requests under way at once in an open loop; beyond, they are sent late, which counts as latency",
+            ),
+            file("input", "PATH").help("A file to send, or a folder whose files are sent in turn; without it, input is made up"),
+            one("as", "WORD").value_parser(["images", "tensors"]).help("What to send; without it, images where the model takes them"),
+            Arg::new("shape").long("shape").value_name("NAME=N,…").action(ArgAction::Append).help(
+                "The shape of an input that is made up, where the model leaves it open; may be repeated, and then only these inputs are sent",
+            ),
+            one("items", "N").default_value("1").value_parser(value_parser!(u16).range(1..)).help("Items of a request of made-up tensors"),
+            one("seed", "N").default_value("1").value_parser(value_parser!(u64)).help("Of arrivals and of made-up input"),
+            file("json", "FILE").help("Writes all measurements to a file"),
+            file("picture", "FILE.svg").help("Draws the latency over the load"),
+        ])
+}
+
+fn one(name: &'static str, value: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value)
+}
+
+/// A number within bounds.
+fn number(min: f64, max: f64) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
+    move |text| {
+        let number = text.parse().ok().filter(|number| (min..=max).contains(number));
+        number.ok_or_else(|| format!("must be a number from {min} to {max}"))
+    }
+}
+
+/// What is asked for.
+pub(super) struct Wanted {
+    pub(super) target: Target,
+    /// `None`: whether the server is live.
+    pub(super) model: Option<Name>,
+    /// `None`: a sweep from a rate that is still to be found.
+    pub(super) plan: Option<Plan>,
+    pub(super) step: f64,
+    pub(super) arrivals: Arrivals,
+    pub(super) bound_ms: f64,
+    pub(super) span: Span,
+    pub(super) time_max: Duration,
+    pub(super) in_flight_max: usize,
+    pub(super) input: Option<PathBuf>,
+    pub(super) kind: Option<Kind>,
+    pub(super) shapes: BTreeMap<String, Vec<usize>>,
+    pub(super) items: usize,
+    pub(super) seed: u64,
+    pub(super) json: Option<PathBuf>,
+    pub(super) picture: Option<PathBuf>,
+}
+
+/// What the arguments ask for.
+///
+/// # Errors
+/// Words for whoever wrote them.
+pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
+    let text = |name: &str| matches.get_one::<String>(name);
+    let real = |name: &str| *matches.get_one::<f64>(name).expect("clap has a default");
+    let whole = |name: &str| usize::from(*matches.get_one::<u16>(name).expect("clap has a default"));
+    let seconds = |name: &str| Duration::from_secs_f64(real(name));
+    let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
+    let seed = *matches.get_one::<u64>("seed").expect("clap has a default");
+    let step = real("rate-step");
+    let plan = if let Some(rates) = matches.get_many::<f64>("rate") {
+        Some(Plan::Rates(rates.copied().collect()))
+    } else if let Some(callers) = matches.get_many::<u16>("concurrency") {
+        Some(Plan::Callers(callers.copied().map(usize::from).collect()))
+    } else {
+        matches.get_one::<f64>("rate-from").map(|from| Plan::Sweep { from: *from, step })
+    };
+    Ok(Wanted {
+        target: Target::parse(text("url").expect("clap requires the address"))?,
+        model: text("model").map(|model| Name::parse(model)),
+        plan,
+        step,
+        arrivals: match text("arrivals").map(String::as_str) {
+            Some("constant") => Arrivals::Constant,
+            _ => Arrivals::Poisson(seed),
+        },
+        bound_ms: real("slo-ms"),
+        span: Span { warm_up: seconds("warm-up-seconds"), measured: seconds("seconds") },
+        time_max: Duration::from_secs_f64(real("timeout-ms") / 1e3),
+        in_flight_max: whole("in-flight-max"),
+        input: path("input"),
+        kind: text("as").map(|word| if word == "images" { Kind::Images } else { Kind::Tensors }),
+        shapes: matches
+            .get_many::<String>("shape")
+            .into_iter()
+            .flatten()
+            .map(|text| shape(text))
+            .collect::<Result<_, _>>()?,
+        items: whole("items"),
+        seed,
+        json: path("json"),
+        picture: path("picture"),
+    })
+}
+
+/// `NAME=1,3,8`.
+pub(in crate::cli) fn shape(text: &str) -> Result<(String, Vec<usize>), String> {
+    let refused = || format!("--shape is {text:?}, expected NAME=N,… such as image=1,3,224,224");
+    let (name, sides) = text.split_once('=').ok_or_else(refused)?;
+    let sides = sides.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| refused())?;
+    Ok((name.to_owned(), sides))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(given: &[&str]) -> Result<Option<Plan>, String> {
+        let matches = command()
+            .try_get_matches_from(["bench"].iter().chain(given))
+            .map_err(|error| error.to_string())?;
+        wanted(&matches).map(|wanted| wanted.plan)
+    }
+
+    #[test]
+    fn loads_are_a_sweep_or_rates_or_callers() {
+        let url = "http://127.0.0.1:8000";
+        assert_eq!(check(&[url, "m"]), Ok(None));
+        assert_eq!(check(&[url, "m", "--rate-from", "5"]), Ok(Some(Plan::Sweep { from: 5.0, step: 1.5 })));
+        assert_eq!(check(&[url, "m", "--rate", "10,20.5"]), Ok(Some(Plan::Rates(vec![10.0, 20.5]))));
+        assert_eq!(check(&[url, "m", "--concurrency", "1,8"]), Ok(Some(Plan::Callers(vec![1, 8]))));
+        assert!(check(&[url, "--live"]).is_ok());
+        for wrong in [
+            &[url][..],
+            &[url, "m", "--live"],
+            &[url, "m", "--rate", "1", "--concurrency", "1"],
+            &["ftp://x", "m"],
+            &[url, "m", "--rate", "0"],
+            &[url, "m", "--shape", "x"],
+        ] {
+            assert!(check(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

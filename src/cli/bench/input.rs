@@ -1,0 +1,272 @@
+//! What is sent: files that were given, or pictures and tensors made up from what the model says of its inputs.
+
+use super::{
+    super::client::{Described, InputSpec, Name},
+    load::Message,
+    random::Random,
+};
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// What a model is asked with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cli) enum Kind {
+    /// Pictures, to `/predictions`.
+    Images,
+    /// Tensors as binary, by the Open Inference Protocol.
+    Tensors,
+}
+
+/// Different pictures that are made up: caches must not serve one for another.
+const PICTURES: u64 = 8;
+/// Sides of a picture where the model says nothing of them, in pixels.
+const SIDE: u32 = 224;
+/// What all messages together may take, in bytes.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// Where the messages come from.
+pub(in crate::cli) struct Source<'a> {
+    pub(in crate::cli) model: &'a Name,
+    pub(in crate::cli) described: &'a Described,
+    pub(in crate::cli) kind: Kind,
+    /// Shapes of inputs, by name, where the model leaves them open.
+    pub(in crate::cli) shapes: BTreeMap<String, Vec<usize>>,
+    /// Items along an open first axis.
+    pub(in crate::cli) items: usize,
+    pub(in crate::cli) seed: u64,
+}
+
+impl Source<'_> {
+    /// The bytes of files, each as a message: pictures or stacks as they are, `.npy` and `.json` for a model of tensors.
+    ///
+    /// # Errors
+    /// Words, if there is none or one cannot be read.
+    pub(in crate::cli) fn files(&self, path: &Path) -> Result<Vec<Message>, String> {
+        let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+        let mut paths = vec![path.to_owned()];
+        if path.is_dir() {
+            let entries = fs::read_dir(path).map_err(failed)?;
+            let entries =
+                entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<PathBuf>, _>>();
+            paths = entries.map_err(failed)?.into_iter().filter(|path| path.is_file()).collect();
+            paths.sort();
+        }
+        if paths.is_empty() {
+            return Err(format!("the folder {} holds no file", path.display()));
+        }
+        let mut left = BYTES_MAX;
+        let mut messages = Vec::new();
+        for path in paths {
+            let bytes =
+                fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+                format!("the files take more than the {BYTES_MAX} bytes that are held at once: give fewer")
+            })?;
+            messages.push(match self.kind {
+                Kind::Images => self.picture(bytes),
+                Kind::Tensors if path.extension().is_some_and(|extension| extension == "json") => {
+                    self.tensors(Vec::new(), bytes)
+                }
+                Kind::Tensors => {
+                    let array = super::super::predict::array(self.described, &bytes);
+                    let (head, data) = array.map_err(|why| format!("{}: {why}", path.display()))?;
+                    self.binary(&head, data)
+                }
+            });
+        }
+        Ok(messages)
+    }
+
+    /// Made-up messages.
+    ///
+    /// # Errors
+    /// Words, if the model says too little of its inputs.
+    pub(in crate::cli) fn made_up(&self) -> Result<Vec<Message>, String> {
+        let mut random = Random::new(self.seed);
+        match self.kind {
+            Kind::Images if self.described.task == "localize" => {
+                Err("stacks are not made up: give one with --input, or ROIs with --as tensors --shape rois=100,7,7".into())
+            }
+            Kind::Images => {
+                let (width, height) = self.described.inputs.first().map_or((SIDE, SIDE), sides);
+                (0..PICTURES).map(|_| Ok(self.picture(picture(&mut random, width, height)?))).collect()
+            }
+            Kind::Tensors => {
+                let inputs = &self.described.inputs;
+                let wanted = inputs.iter().filter(|input| self.shapes.is_empty() || self.shapes.contains_key(&input.name));
+                let wanted: Vec<_> = wanted.collect();
+                if let Some(name) = self.shapes.keys().find(|name| wanted.iter().all(|input| input.name != **name)) {
+                    let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
+                    return Err(format!("--shape names {name:?}; the model has the inputs {}", names.join(", ")));
+                }
+                let (mut heads, mut data) = (Vec::new(), Vec::new());
+                for input in wanted {
+                    let shape = self.shape(input)?;
+                    let bytes = tensor(&mut random, &input.datatype, &shape).map_err(|why| format!("input {:?}: {why}", input.name))?;
+                    heads.push(json!({
+                        "name": input.name, "shape": shape, "datatype": input.datatype,
+                        "parameters": { "binary_data_size": bytes.len() },
+                    }));
+                    data.extend(bytes);
+                }
+                let head = json!({ "inputs": heads, "parameters": { "binary_data_output": true } });
+                Ok(vec![self.binary(&head.to_string(), &data)])
+            }
+        }
+    }
+
+    fn shape(&self, input: &InputSpec) -> Result<Vec<usize>, String> {
+        if let Some(shape) = self.shapes.get(&input.name) {
+            return Ok(shape.clone());
+        }
+        let side = |(axis, side): (usize, &i64)| match (axis, usize::try_from(*side)) {
+            (_, Ok(side)) => Ok(side),
+            (0, Err(_)) => Ok(self.items),
+            _ => Err(format!(
+                "input {0:?} has the open shape {1:?}: give it one, such as --shape {0}=1,8",
+                input.name, input.shape
+            )),
+        };
+        input.shape.iter().enumerate().map(side).collect()
+    }
+
+    fn picture(&self, bytes: Vec<u8>) -> Message {
+        let path = self.model.path("/predictions");
+        let headers = vec![("content-type", "application/octet-stream".to_owned())];
+        Message { method: "POST", path, headers, body: bytes.into() }
+    }
+
+    fn tensors(&self, headers: Vec<(&'static str, String)>, bytes: Vec<u8>) -> Message {
+        Message {
+            method: "POST",
+            path: self.model.path("/v2/models") + "/infer",
+            headers,
+            body: bytes.into(),
+        }
+    }
+
+    fn binary(&self, head: &str, data: &[u8]) -> Message {
+        let length = ("inference-header-content-length", head.len().to_string());
+        self.tensors(vec![length], [head.as_bytes(), data].concat())
+    }
+}
+
+/// Width and height of what an input takes, whichever axis has the channels.
+fn sides(input: &InputSpec) -> (u32, u32) {
+    let (height, width) = match input.shape[..] {
+        [_, 1 | 3, height, width] => (height, width),
+        [_, height, width, _] => (height, width),
+        _ => (-1, -1),
+    };
+    let side = |side: i64| u32::try_from(side).ok().filter(|side| *side > 0).unwrap_or(SIDE);
+    (side(width), side(height))
+}
+
+/// A PNG with smooth ground and some noise, as photographs have.
+fn picture(random: &mut Random, width: u32, height: u32) -> Result<Vec<u8>, String> {
+    let phases = [random.unit(), random.unit(), random.unit()];
+    let mut pixels = Vec::with_capacity(width as usize * height as usize * 3);
+    for y in 0..height {
+        for x in 0..width {
+            let (x, y) = (f64::from(x) / f64::from(width), f64::from(y) / f64::from(height));
+            for phase in phases {
+                let wave = ((x + 2.0 * y + phase) * std::f64::consts::TAU).sin() * 96.0;
+                pixels.push((128.0 + wave + random.unit() * 16.0) as u8);
+            }
+        }
+    }
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header().map_err(|error| error.to_string())?;
+    writer.write_image_data(&pixels).map_err(|error| error.to_string())?;
+    writer.finish().map_err(|error| error.to_string())?;
+    Ok(file)
+}
+
+/// Numbers from 0 to 1; integers are 0 or 1.
+fn tensor(random: &mut Random, datatype: &str, shape: &[usize]) -> Result<Vec<u8>, String> {
+    let items = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+    let items = items
+        .filter(|items| *items as u64 <= BYTES_MAX / 8)
+        .ok_or_else(|| format!("the shape {shape:?} is too large"))?;
+    let mut bytes = Vec::new();
+    for _ in 0..items {
+        let value = random.unit();
+        match datatype {
+            "FP32" => bytes.extend((value as f32).to_le_bytes()),
+            "FP64" => bytes.extend(value.to_le_bytes()),
+            "FP16" => bytes.extend(half::f16::from_f64(value).to_le_bytes()),
+            "BF16" => bytes.extend(half::bf16::from_f64(value).to_le_bytes()),
+            "BOOL" | "UINT8" | "INT8" => bytes.push(u8::from(value >= 0.5)),
+            "UINT16" | "INT16" => bytes.extend(u16::from(value >= 0.5).to_le_bytes()),
+            "UINT32" | "INT32" => bytes.extend(u32::from(value >= 0.5).to_le_bytes()),
+            "UINT64" | "INT64" => bytes.extend(u64::from(value >= 0.5).to_le_bytes()),
+            other => return Err(format!("tensors of {other} are not made up: give a file with --input")),
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn described(datatype: &str, shape: &[i64]) -> Described {
+        let input = InputSpec { name: "x".into(), datatype: datatype.into(), shape: shape.to_vec() };
+        Described { task: "tensors".into(), images: false, inputs: vec![input] }
+    }
+
+    fn made_up(
+        described: &Described,
+        kind: Kind,
+        shapes: &[(&str, &[usize])],
+    ) -> Result<Vec<Message>, String> {
+        let shapes = shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect();
+        Source { model: &Name::parse("m"), described, kind, shapes, items: 2, seed: 1 }.made_up()
+    }
+
+    #[test]
+    fn tensors_have_the_declared_shape_with_an_open_first_axis() {
+        let messages = made_up(&described("FP32", &[-1, 3]), Kind::Tensors, &[]).expect("messages");
+        let [message] = &messages[..] else { panic!("{messages:?}") };
+        let length: usize = message.headers[0].1.parse().expect("a length");
+        let head: serde_json::Value = serde_json::from_slice(&message.body[..length]).expect("JSON");
+        assert_eq!(head["inputs"][0]["shape"], json!([2, 3]));
+        assert_eq!(message.body.len() - length, 2 * 3 * 4);
+        assert_eq!(message.path, "/v2/models/m/infer");
+    }
+
+    #[test]
+    fn what_is_open_has_to_be_given() {
+        let open = described("FP32", &[-1, -1]);
+        let refused = made_up(&open, Kind::Tensors, &[]).expect_err("open");
+        assert!(refused.contains("--shape x=1,8"), "{refused}");
+        assert!(made_up(&open, Kind::Tensors, &[("x", &[4, 5])]).is_ok());
+        assert!(
+            made_up(&open, Kind::Tensors, &[("y", &[4, 5])]).expect_err("no such input").contains("\"y\"")
+        );
+        assert!(
+            made_up(&described("BYTES", &[1]), Kind::Tensors, &[]).expect_err("bytes").contains("--input")
+        );
+    }
+
+    #[test]
+    fn pictures_have_the_size_of_the_input_wherever_its_channels_are() {
+        for (shape, size) in
+            [(&[-1, 3, 20, 30][..], (30, 20)), (&[1, 20, 30, 3], (30, 20)), (&[-1, 3, -1, -1], (SIDE, SIDE))]
+        {
+            let messages = made_up(&described("FP32", shape), Kind::Images, &[]).expect("messages");
+            assert_eq!(messages.len() as u64, PICTURES);
+            let reader = png::Decoder::new(std::io::Cursor::new(messages[0].body.to_vec()))
+                .read_info()
+                .expect("a PNG");
+            assert_eq!((reader.info().width, reader.info().height), size);
+            assert_ne!(messages[0].body, messages[1].body);
+        }
+    }
+}

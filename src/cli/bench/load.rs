@@ -1,0 +1,264 @@
+//! Sends requests and waits for their ends: in an open loop at times that do not depend on the answers, as independent callers do;
+//! in a closed loop by so many callers, each of which waits for its answer.
+//!
+//! In an open loop the latency of a request counts from when it should have been sent. A server that stalls delays all that
+//! should have been sent meanwhile, and each of them says so: none is left out (no "coordinated omission"). Requests are spawned by
+//! a thread of their own that sleeps until each is due; the runtime's timer has a grain of a millisecond.
+
+use super::{
+    super::client::Server,
+    random::Random,
+    tally::{Ended, Point, Tally},
+};
+use axum::{body::Body, http::Request};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet};
+
+/// A request that is sent again and again.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Message {
+    pub(in crate::cli) method: &'static str,
+    pub(in crate::cli) path: String,
+    pub(in crate::cli) headers: Vec<(&'static str, String)>,
+    pub(in crate::cli) body: Bytes,
+}
+
+/// When requests of an open loop are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cli) enum Arrivals {
+    /// At equal distances.
+    Constant,
+    /// As independent callers come, by a Poisson process of this seed.
+    Poisson(u64),
+}
+
+/// How long is measured.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cli) struct Span {
+    /// What is sent before counts for nothing.
+    pub(in crate::cli) warm_up: Duration,
+    pub(in crate::cli) measured: Duration,
+}
+
+/// What sends.
+#[derive(Clone)]
+pub(in crate::cli) struct Load {
+    pub(in crate::cli) server: Server,
+    /// Sent in turn; at least one.
+    pub(in crate::cli) messages: Arc<[Message]>,
+    /// How long an answer may take.
+    pub(in crate::cli) time_max: Duration,
+    /// Up to which latency an answer is good.
+    pub(in crate::cli) bound: Duration,
+    /// Requests under way at once; beyond, they are sent late, which counts as latency.
+    pub(in crate::cli) in_flight_max: usize,
+}
+
+impl Load {
+    /// Measures an open loop of `rate` requests per second. Returns when all have ended.
+    pub(in crate::cli) async fn open(&self, rate: f64, arrivals: Arrivals, span: Span) -> Point {
+        let tally = Arc::new(Mutex::new(Tally::new(self.bound)));
+        let (load, shared, handle) = (self.clone(), Arc::clone(&tally), Handle::current());
+        let sent =
+            tokio::task::spawn_blocking(move || load.send_all(rate, arrivals, span, &shared, &handle)).await;
+        let Ok(places) = sent else { unreachable!("the sending thread does not panic") };
+        // All places are free again once the last has ended.
+        let _all = places.acquire_many(self.in_flight_max as u32).await;
+        let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        tally.point(rate, span.measured.as_secs_f64())
+    }
+
+    /// On a thread that may sleep.
+    fn send_all(
+        &self,
+        rate: f64,
+        arrivals: Arrivals,
+        span: Span,
+        tally: &Arc<Mutex<Tally>>,
+        handle: &Handle,
+    ) -> Arc<Semaphore> {
+        let places = Arc::new(Semaphore::new(self.in_flight_max));
+        let mut due = Due::new(rate, arrivals);
+        let began = Instant::now();
+        for turn in 0.. {
+            let at = due.next();
+            if at >= span.warm_up + span.measured {
+                break;
+            }
+            std::thread::sleep((began + at).saturating_duration_since(Instant::now()));
+            let Ok(place) = handle.block_on(Arc::clone(&places).acquire_owned()) else { break };
+            let (load, tally) = (self.clone(), Arc::clone(tally));
+            handle.spawn(async move {
+                let ended = load.once(turn, began + at).await;
+                if at >= span.warm_up {
+                    tally.lock().unwrap_or_else(PoisonError::into_inner).add(&ended);
+                }
+                drop(place);
+            });
+        }
+        places
+    }
+
+    /// Measures a closed loop of so many callers. Returns when all have ended.
+    pub(in crate::cli) async fn closed(&self, callers: usize, span: Span) -> Point {
+        let tally = Arc::new(Mutex::new(Tally::new(self.bound)));
+        let (began, turn) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+        let mut tasks = JoinSet::new();
+        for _ in 0..callers {
+            let (load, tally, turn) = (self.clone(), Arc::clone(&tally), Arc::clone(&turn));
+            tasks.spawn(async move {
+                loop {
+                    let at = began.elapsed();
+                    if at >= span.warm_up + span.measured {
+                        return;
+                    }
+                    let ended = load.once(turn.fetch_add(1, Ordering::Relaxed), Instant::now()).await;
+                    // By its end, so that a second of load is a second of answers.
+                    if (span.warm_up..span.warm_up + span.measured).contains(&began.elapsed()) {
+                        tally.lock().unwrap_or_else(PoisonError::into_inner).add(&ended);
+                    }
+                }
+            });
+        }
+        while tasks.join_next().await.is_some() {}
+        let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        tally.point(callers as f64, span.measured.as_secs_f64())
+    }
+
+    /// Sends one request that was due at `due`.
+    async fn once(&self, turn: usize, due: Instant) -> Ended {
+        let late = due.elapsed();
+        let asked =
+            tokio::time::timeout(self.time_max, self.ask(&self.messages[turn % self.messages.len()])).await;
+        let (status, timing) = match asked {
+            Ok(Ok((status, timing))) => (Ok(status), timing),
+            Ok(Err(_)) => (Err("connection"), String::new()),
+            Err(_) => (Err("timeout"), String::new()),
+        };
+        Ended { status, latency: due.elapsed(), late, timing }
+    }
+
+    /// Sends a message and reads all of its reply.
+    ///
+    /// # Errors
+    /// Words, if it broke off.
+    pub(in crate::cli) async fn ask(&self, message: &Message) -> Result<(u16, String), String> {
+        let mut request = Request::builder().method(message.method).uri(&message.path);
+        for (name, value) in &message.headers {
+            request = request.header(*name, value);
+        }
+        let request = request.body(Body::from(message.body.clone())).map_err(|error| error.to_string())?;
+        let reply = self.server.send(request).await?;
+        let status = reply.status().as_u16();
+        let timing = reply.headers().get("server-timing").and_then(|value| value.to_str().ok());
+        let timing = timing.unwrap_or_default().to_owned();
+        let mut body = reply.into_body();
+        while let Some(frame) = body.frame().await {
+            frame.map_err(|error| error.to_string())?;
+        }
+        Ok((status, timing))
+    }
+}
+
+/// The times at which requests are due.
+struct Due {
+    rate: f64,
+    random: Option<Random>,
+    turn: u64,
+    at: f64,
+}
+
+impl Due {
+    fn new(rate: f64, arrivals: Arrivals) -> Due {
+        let random = match arrivals {
+            Arrivals::Constant => None,
+            Arrivals::Poisson(seed) => Some(Random::new(seed)),
+        };
+        Due { rate, random, turn: 0, at: 0.0 }
+    }
+
+    /// After the beginning.
+    fn next(&mut self) -> Duration {
+        let at = match &mut self.random {
+            None => self.turn as f64 / self.rate,
+            Some(random) => {
+                self.at -= (1.0 - random.unit()).ln() / self.rate;
+                self.at
+            }
+        };
+        self.turn += 1;
+        Duration::from_secs_f64(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, routing::get};
+
+    #[test]
+    fn requests_are_due_at_the_rate_that_was_asked_for() {
+        let mut due = Due::new(250.0, Arrivals::Constant);
+        assert_eq!([(); 3].map(|()| due.next().as_millis()), [0, 4, 8]);
+        let mut due = Due::new(1000.0, Arrivals::Poisson(7));
+        let last = (0..100_000).map(|_| due.next()).last().expect("some").as_secs_f64();
+        // Within five standard deviations of a sum of so many gaps.
+        assert!((last - 100.0).abs() < 5.0 * 100.0 / 100_000_f64.sqrt(), "{last}");
+    }
+
+    fn load(router: Router, in_flight_max: usize) -> Load {
+        let message = Message { method: "GET", path: "/".into(), headers: Vec::new(), body: Bytes::new() };
+        Load {
+            server: Server::Here(router),
+            messages: [message].into(),
+            time_max: Duration::from_secs(60),
+            bound: Duration::from_secs(60),
+            in_flight_max,
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_stall_is_the_latency_of_all_that_was_due_meanwhile() {
+        // The first request stalls the only place until all others are due: only counting from when they were due shows it.
+        let first = Arc::new(AtomicUsize::new(0));
+        let answer = move || {
+            let first = Arc::clone(&first);
+            async move {
+                if first.fetch_add(1, Ordering::Relaxed) == 0 {
+                    tokio::time::sleep(Duration::from_millis(300)).await;
+                }
+            }
+        };
+        let span = Span { warm_up: Duration::ZERO, measured: Duration::from_millis(200) };
+        let point =
+            load(Router::new().route("/", get(answer)), 1).open(100.0, Arrivals::Constant, span).await;
+        assert_eq!((point.answered, point.failed), (20, 0));
+        // The last was due 190 ms after the beginning, and waited for the rest of the stall.
+        assert!(point.p50 >= 190.0, "{point:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn callers_of_a_closed_loop_wait_for_their_answers() {
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (inside, seen) = (Arc::clone(&now), Arc::clone(&most));
+        let answer = move || {
+            let (inside, seen) = (Arc::clone(&inside), Arc::clone(&seen));
+            async move {
+                seen.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+            }
+        };
+        let span = Span { warm_up: Duration::ZERO, measured: Duration::from_millis(50) };
+        let point = load(Router::new().route("/", get(answer)), 1).closed(3, span).await;
+        assert!(point.answered > 0 && most.load(Ordering::SeqCst) <= 3, "{point:?}");
+    }
+}

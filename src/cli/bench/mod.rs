@@ -1,0 +1,221 @@
+//! `ocelli bench`: what a server bears.
+//!
+//! - `arguments`: the flags. `input`: what is sent; `random`: what of it is made up.
+//! - `load`: sends, in an open or a closed loop. `tally`: what became of it. `sweep`: which load is next.
+//! - `picture`: the curve of latencies.
+
+mod arguments;
+mod input;
+mod load;
+mod picture;
+mod random;
+mod sweep;
+mod tally;
+
+pub(super) use arguments::command;
+pub(super) use input::{Kind, Source};
+pub(super) use load::{Load, Message, Span};
+pub(super) use tally::Point;
+
+use super::{
+    Exit, Streams,
+    client::{Server, Unknown, runtime},
+    table::table,
+};
+use arguments::Wanted;
+use bytes::Bytes;
+use clap::ArgMatches;
+use serde_json::{Value, json};
+use std::{
+    io::{self, IsTerminal},
+    path::Path,
+    thread::available_parallelism,
+    time::Duration,
+};
+use sweep::Plan;
+
+impl Streams<'_> {
+    /// Runs `ocelli bench`.
+    pub(super) fn bench(&mut self, matches: &ArgMatches) -> Exit {
+        let wanted = match arguments::wanted(matches) {
+            Ok(wanted) => wanted,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        };
+        match runtime(available_parallelism().map_or(1, usize::from)) {
+            Ok(runtime) => runtime.block_on(self.measure(&wanted)),
+            Err(reason) => self.complain(&reason, Exit::Failure),
+        }
+    }
+
+    async fn measure(&mut self, wanted: &Wanted) -> Exit {
+        let load = match load_of(wanted).await {
+            Ok(load) => load,
+            Err((reason, exit)) => return self.complain(&reason, exit),
+        };
+        // Nothing is measured of a request that cannot be answered.
+        let first = load.ask(&load.messages[0]).await;
+        if let Err(reason) = first.and_then(|(status, _)| {
+            if (200..300).contains(&status) {
+                Ok(())
+            } else {
+                Err(format!("the first request is answered with status {status}"))
+            }
+        }) {
+            return self.complain(&reason, Exit::Failure);
+        }
+        let plan = match &wanted.plan {
+            Some(plan) => plan.clone(),
+            None => {
+                let span = Span {
+                    warm_up: Duration::ZERO,
+                    measured: wanted.span.warm_up.max(Duration::from_millis(200)),
+                };
+                let alone = load.closed(1, span).await.answered_per_second;
+                Plan::Sweep { from: (alone / 4.0).max(1.0), step: wanted.step }
+            }
+        };
+        let mut points = Vec::new();
+        while let Some(next) = plan.next(&points, wanted.bound_ms) {
+            if io::stderr().is_terminal() {
+                let _ = write!(self.err, "\rmeasuring {} {next:.1} ...        ", plan.unit());
+            }
+            points.push(match plan {
+                Plan::Callers(_) => load.closed(next as usize, wanted.span).await,
+                Plan::Rates(_) | Plan::Sweep { .. } => load.open(next, wanted.arrivals, wanted.span).await,
+            });
+        }
+        if io::stderr().is_terminal() {
+            let _ = write!(self.err, "\r{:40}\r", "");
+        }
+        self.report(wanted, &plan, &load, &points)
+    }
+
+    fn report(&mut self, wanted: &Wanted, plan: &Plan, load: &Load, points: &[Point]) -> Exit {
+        let of =
+            wanted.model.as_ref().map_or("/v2/health/live".into(), |model| model.path("")[1..].to_owned());
+        let best = sweep::best(points, wanted.bound_ms);
+        let files = [
+            (&wanted.json, json(wanted, plan, load, points, &of).to_string() + "\n"),
+            (
+                &wanted.picture,
+                picture::draw(&format!("{of}: latency over load"), axis(plan), points, wanted.bound_ms),
+            ),
+        ];
+        for (path, text) in files {
+            if let Some(Err(error)) = path.as_ref().map(|path| std::fs::write(path, text)) {
+                let path = path.as_deref().unwrap_or(Path::new("")).display();
+                return self.complain(&format!("cannot write {path}: {error}"), Exit::Failure);
+            }
+        }
+        let mut text = table(&lines(plan, points, wanted.bound_ms));
+        text += &match best {
+            Some(best) => format!(
+                "{of} bears {} {:.1} with a p99 of {:.2} ms (bound {} ms)\n",
+                plan.unit(),
+                best.load,
+                best.p99,
+                wanted.bound_ms
+            ),
+            None => format!("{of} bears none of these loads within {} ms\n", wanted.bound_ms),
+        };
+        self.print(&text)
+    }
+}
+
+/// What is sent where, or why not and how the command ends.
+async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
+    let server = Server::there(&wanted.target);
+    let messages = match &wanted.model {
+        None => vec![Message {
+            method: "GET",
+            path: "/v2/health/live".into(),
+            headers: Vec::new(),
+            body: Bytes::new(),
+        }],
+        Some(model) => {
+            let described = server.model(model).await.map_err(|error| match error {
+                Unknown::Unreachable(_) => (error.to_string(), Exit::Unavailable),
+                Unknown::Refused(_) => (error.to_string(), Exit::Failure),
+            })?;
+            let images = described.images || described.task == "localize";
+            let kind = wanted.kind.unwrap_or(if images { Kind::Images } else { Kind::Tensors });
+            if kind == Kind::Images && !images {
+                let told = format!("model {:?} takes no images: leave out --as", model.name);
+                return Err((told, Exit::Usage));
+            }
+            let (shapes, items, seed) = (wanted.shapes.clone(), wanted.items, wanted.seed);
+            let source = Source { model, described: &described, kind, shapes, items, seed };
+            match &wanted.input {
+                Some(path) if !path.exists() => {
+                    return Err((format!("there is no file {}", path.display()), Exit::NoInput));
+                }
+                Some(path) => source.files(path).map_err(|reason| (reason, Exit::Failure))?,
+                None => source.made_up().map_err(|reason| (reason, Exit::Usage))?,
+            }
+        }
+    };
+    Ok(Load {
+        server,
+        messages: messages.into(),
+        time_max: wanted.time_max,
+        bound: Duration::from_secs_f64(wanted.bound_ms / 1e3),
+        in_flight_max: wanted.in_flight_max,
+    })
+}
+
+fn axis(plan: &Plan) -> &'static str {
+    match plan {
+        Plan::Callers(_) => "callers at once",
+        Plan::Rates(_) | Plan::Sweep { .. } => "requests per second",
+    }
+}
+
+/// The stages of the server that have a column of their own.
+const STAGES: [&str; 4] = ["decode", "queue", "stage", "compute"];
+
+/// The table: latencies and the medians of the server's stages in milliseconds.
+fn lines(plan: &Plan, points: &[Point], bound_ms: f64) -> Vec<Vec<String>> {
+    let names = [plan.unit(), "answers/s", "good/s", "p50", "p95", "p99", "p99.9"].map(str::to_uppercase);
+    let mut header = names.to_vec();
+    header.extend(STAGES.map(str::to_uppercase));
+    header.extend(["SENT LATE", "FAILED", "VERDICT"].map(str::to_owned));
+    let row = |point: &Point| {
+        let mut row = vec![
+            format!("{:.1}", point.load),
+            format!("{:.1}", point.answered_per_second),
+            format!("{:.1}", point.goodput_per_second),
+        ];
+        row.extend([point.p50, point.p95, point.p99, point.p99_9].map(|ms| format!("{ms:.2}")));
+        let stage = |name: &str| point.stages.get(name).map_or("-".into(), |(p50, _)| format!("{p50:.2}"));
+        row.extend(STAGES.map(stage));
+        row.push(format!("{:.2}", point.late_p99));
+        let failed: Vec<String> = (point.statuses.iter())
+            .filter(|(status, _)| !status.starts_with('2'))
+            .map(|(status, count)| format!("{count} x {status}"))
+            .collect();
+        row.push(if failed.is_empty() { "0".into() } else { failed.join(", ") });
+        row.push(point.verdict(bound_ms).err().unwrap_or_else(|| "ok".into()));
+        row
+    };
+    [header].into_iter().chain(points.iter().map(row)).collect()
+}
+
+fn json(wanted: &Wanted, plan: &Plan, load: &Load, points: &[Point], of: &str) -> Value {
+    let unit = plan.unit();
+    json!({
+        "server": format!("http://{}", wanted.target.authority()),
+        "model": wanted.model.as_ref().map(|_| of),
+        "loop": match plan { Plan::Callers(_) => "closed", Plan::Rates(_) | Plan::Sweep { .. } => "open" },
+        "arrivals": match (plan, wanted.arrivals) {
+            (Plan::Callers(_), _) => "after each answer",
+            (_, load::Arrivals::Constant) => "constant",
+            (_, load::Arrivals::Poisson(_)) => "poisson",
+        },
+        "seed": wanted.seed,
+        "messages": load.messages.len(),
+        "message_bytes": load.messages.iter().map(|message| message.body.len()).sum::<usize>() / load.messages.len(),
+        "slo_ms": wanted.bound_ms,
+        "points": points.iter().map(|point| point.json(unit, wanted.bound_ms)).collect::<Vec<_>>(),
+        "best": sweep::best(points, wanted.bound_ms).map(|point| point.load),
+    })
+}

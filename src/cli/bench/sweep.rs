@@ -1,0 +1,95 @@
+//! Which loads are measured, one after the other. Pure.
+
+use super::tally::Point;
+
+/// What is measured.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Plan {
+    /// These rates, in requests per second, whatever comes of them.
+    Rates(Vec<f64>),
+    /// From this rate on, each so many times the last, until one is not borne.
+    Sweep { from: f64, step: f64 },
+    /// So many callers at once, each number in turn.
+    Callers(Vec<usize>),
+}
+
+/// A sweep ends here, whatever the server bears.
+const POINTS_MAX: usize = 30;
+
+impl Plan {
+    /// The next load after these measurements, if there is one.
+    pub(super) fn next(&self, done: &[Point], bound_ms: f64) -> Option<f64> {
+        match self {
+            Plan::Rates(rates) => rates.get(done.len()).copied(),
+            Plan::Callers(callers) => callers.get(done.len()).map(|callers| *callers as f64),
+            Plan::Sweep { from, step } => match done.last() {
+                None => Some(*from),
+                Some(_) if done.len() == POINTS_MAX => None,
+                Some(last) => last.verdict(bound_ms).is_ok().then_some(last.load * step),
+            },
+        }
+    }
+
+    /// What the load counts.
+    pub(super) fn unit(&self) -> &'static str {
+        match self {
+            Plan::Rates(_) | Plan::Sweep { .. } => "rate",
+            Plan::Callers(_) => "concurrency",
+        }
+    }
+}
+
+/// The highest load that was borne, and none below it was not.
+pub(super) fn best(done: &[Point], bound_ms: f64) -> Option<&Point> {
+    let mut rising: Vec<&Point> = done.iter().collect();
+    rising.sort_by(|a, b| a.load.total_cmp(&b.load));
+    rising.into_iter().take_while(|point| point.verdict(bound_ms).is_ok()).last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::tally::{Ended, Tally},
+        *,
+    };
+    use std::time::Duration;
+
+    /// A measurement whose requests all took so long.
+    fn point(load: f64, ms: u64) -> Point {
+        let mut tally = Tally::new(Duration::from_secs(1));
+        let (latency, late) = (Duration::from_millis(ms), Duration::ZERO);
+        tally.add(&Ended { status: Ok(200), latency, late, timing: String::new() });
+        tally.point(load, 1.0)
+    }
+
+    #[test]
+    fn a_sweep_goes_up_until_the_bound_breaks() {
+        let plan = Plan::Sweep { from: 10.0, step: 2.0 };
+        let mut done = Vec::new();
+        while let Some(rate) = plan.next(&done, 100.0) {
+            done.push(point(rate, if rate < 70.0 { 20 } else { 200 }));
+        }
+        assert_eq!(done.iter().map(|point| point.load).collect::<Vec<_>>(), [10.0, 20.0, 40.0, 80.0]);
+        assert_eq!(best(&done, 100.0).map(|point| point.load), Some(40.0));
+    }
+
+    #[test]
+    fn a_sweep_that_never_breaks_ends() {
+        let plan = Plan::Sweep { from: 1.0, step: 1.5 };
+        let mut done = Vec::new();
+        while let Some(rate) = plan.next(&done, 100.0) {
+            done.push(point(rate, 1));
+        }
+        assert_eq!(done.len(), POINTS_MAX);
+    }
+
+    #[test]
+    fn loads_that_were_named_are_all_measured() {
+        let plan = Plan::Callers(vec![1, 8]);
+        let first = point(1.0, 500);
+        assert_eq!(plan.next(&[], 100.0), Some(1.0));
+        assert_eq!(plan.next(&[first.clone()], 100.0), Some(8.0));
+        assert_eq!(plan.next(&[first.clone(), first.clone()], 100.0), None);
+        assert_eq!(best(&[first], 100.0), None);
+    }
+}

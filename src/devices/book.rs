@@ -1,0 +1,315 @@
+//! Which models are served, where each is to be, and where it is: what devices that come and go are held against.
+
+use super::{
+    device::{Engines, Hold, Refusal},
+    forward::Asked,
+    health::Health,
+    keeper::Sharing,
+    lease::memory::Learned,
+    place::Placed,
+    plan::Footprint,
+};
+use crate::{
+    batch::{ModelKey, Queue},
+    config::WhileWaiting,
+    models::{Found, Model, Source},
+};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+/// A model that is served, and all that it takes to load it once more.
+pub(super) struct Served {
+    /// The model.
+    pub(super) model: Arc<Model>,
+    /// What lies on disk.
+    pub(super) source: Source,
+    /// Runs that its author asks for.
+    pub(super) asked: Vec<Asked>,
+    placed: Placed,
+}
+
+impl Served {
+    /// A model, and where it is to be.
+    pub(super) fn new(model: &Arc<Model>, source: Source, asked: Vec<Asked>, placed: Placed) -> Served {
+        Served { model: Arc::clone(model), source, asked, placed }
+    }
+}
+
+/// Whether a GPU can be counted on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// It serves.
+    Here,
+    /// It was given back because nobody needed it, and is taken again on demand.
+    Idle,
+    /// It is waited for, since then.
+    Awaited(Instant),
+}
+
+struct Entry {
+    served: Arc<Served>,
+    on: Vec<On>,
+    /// Devices that cannot have it, with the number of the hold that was tried.
+    refused: Vec<(usize, u64)>,
+}
+
+/// Engines of a model on a device.
+struct On {
+    index: usize,
+    hold: u64,
+    health: Health,
+    engines: usize,
+    paused: bool,
+}
+
+impl Entry {
+    fn is_on(&self, index: usize, hold: u64) -> bool {
+        self.on.iter().any(|on| on.index == index && on.hold == hold)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    entries: Vec<Entry>,
+    /// Models that are about to be loaded: name, bytes of the file, devices.
+    announced: Vec<(String, u64, Vec<usize>)>,
+    /// Models whose devices were all away.
+    waiting: Vec<Found>,
+    /// By the index of a device; those that are not in it are the CPU.
+    presence: Vec<(usize, Presence)>,
+}
+
+/// What is served where.
+#[derive(Default)]
+pub(super) struct Book {
+    state: Mutex<State>,
+    learned: Mutex<Learned>,
+}
+
+impl Book {
+    /// Empty, but for what an earlier run left of what it measured.
+    pub(super) fn new(state_folder: Option<&Path>) -> Book {
+        Book { state: Mutex::default(), learned: Mutex::new(Learned::read(state_folder)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A model is about to be loaded onto these devices.
+    pub(super) fn announce(&self, source: &Source, on: Vec<usize>) {
+        self.lock().announced.push((name(&source.name, &source.version), source.bytes, on));
+    }
+
+    /// All that was announced is loaded, or could not be.
+    pub(super) fn forget_announced(&self) {
+        self.lock().announced.clear();
+    }
+
+    /// Adds a model; it is on no device yet.
+    pub(super) fn enter(&self, served: Served) -> Arc<Served> {
+        let served = Arc::new(served);
+        let entry = Entry { served: Arc::clone(&served), on: Vec::new(), refused: Vec::new() };
+        self.lock().entries.push(entry);
+        served
+    }
+
+    /// Has a device serve a model, unless that is not served any more.
+    pub(super) fn put(&self, index: usize, hold: &Hold, served: &Arc<Served>, engines: Engines) {
+        let mut state = self.lock();
+        let entry = state.entries.iter_mut().find(|entry| Arc::ptr_eq(&entry.served, served));
+        let Some(entry) = entry.filter(|entry| !entry.is_on(index, hold.number)) else {
+            drop(state);
+            return hold.drop_engines(engines);
+        };
+        let count = engines.len();
+        hold.serve(&served.model, engines);
+        entry.on.retain(|on| on.index != index);
+        let health = hold.health.clone();
+        entry.on.push(On { index, hold: hold.number, health, engines: count, paused: false });
+    }
+
+    /// A device cannot have a model, as long as it is held.
+    pub(super) fn refuse(&self, index: usize, hold: &Hold, key: ModelKey, refusal: &Refusal) {
+        tracing::debug!(device = &*hold.health.device, %refusal, "a model is not served here");
+        if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.served.model.key == key) {
+            entry.refused.push((index, hold.number));
+        }
+    }
+
+    /// Takes a model out; tells which holds have how many engines of it.
+    pub(super) fn strike(&self, key: ModelKey) -> Vec<(Health, usize)> {
+        let mut state = self.lock();
+        let at = state.entries.iter().position(|entry| entry.served.model.key == key);
+        let entry = at.map(|at| state.entries.swap_remove(at));
+        entry.into_iter().flat_map(|entry| entry.on).map(|on| (on.health, on.engines)).collect()
+    }
+
+    /// A model that is to be served on a device, and is not.
+    pub(super) fn missing(&self, index: usize, hold: &Hold, sharing: &Sharing) -> Option<Arc<Served>> {
+        let state = self.lock();
+        let missing = state.entries.iter().find(|entry| {
+            !entry.is_on(index, hold.number)
+                && !entry.refused.contains(&(index, hold.number))
+                && state.wanted(index, &entry.served.placed, Some(entry), sharing)
+        });
+        missing.map(|entry| Arc::clone(&entry.served))
+    }
+
+    /// Whether a model that is about to be loaded is to be on a device.
+    pub(super) fn wanted_on(&self, index: usize, placed: &Placed, sharing: &Sharing) -> bool {
+        self.lock().wanted(index, placed, None, sharing)
+    }
+
+    /// Has a device begin or cease to take work for models, as others come and go. For the one that stands in.
+    pub(super) fn balance(&self, index: usize, hold: &Hold, sharing: &Sharing) {
+        let mut state = self.lock();
+        let wanted: Vec<bool> = state
+            .entries
+            .iter()
+            .map(|entry| state.wanted(index, &entry.served.placed, Some(entry), sharing))
+            .collect();
+        for (entry, wanted) in state.entries.iter_mut().zip(wanted) {
+            let key = entry.served.model.key;
+            for on in entry.on.iter_mut().filter(|on| on.index == index && on.paused == wanted) {
+                on.paused = !wanted;
+                hold.pause(key, on.paused);
+            }
+        }
+    }
+
+    /// Says whether a GPU can be counted on.
+    pub(super) fn set_presence(&self, index: usize, presence: Presence) {
+        let mut state = self.lock();
+        match state.presence.iter_mut().find(|(device, _)| *device == index) {
+            Some((_, known)) => *known = presence,
+            None => state.presence.push((index, presence)),
+        }
+    }
+
+    /// Whether any model is to be on a device.
+    pub(super) fn needs(&self, index: usize) -> bool {
+        let state = self.lock();
+        state.entries.iter().any(|entry| entry.served.placed.on.contains(&index))
+            || state.announced.iter().any(|(.., on)| on.contains(&index))
+            || !state.waiting.is_empty()
+    }
+
+    /// Whether no model is on a device.
+    pub(super) fn is_empty_on(&self, index: usize) -> bool {
+        let state = self.lock();
+        let mut on = state.entries.iter().flat_map(|entry| &entry.on);
+        !on.any(|on| on.index == index && !on.health.is_over())
+    }
+
+    /// Whether models of a device have work now, and a number that grows with each request that they were sent.
+    pub(super) fn activity(&self, index: usize, queue: &Queue) -> (bool, u64) {
+        let load = queue.load();
+        let state = self.lock();
+        let entries = state.entries.iter().filter(|entry| entry.served.placed.on.contains(&index));
+        let mut activity = (!state.waiting.is_empty(), 0);
+        for Entry { served, .. } in entries {
+            let counts = served.model.statistics.snapshot();
+            let failures: u64 = counts.failures.iter().map(|sum| sum.count).sum();
+            activity.0 |= load.models.iter().any(|load| load.key == served.model.key && load.items > 0);
+            activity.1 += counts.success.count + failures;
+        }
+        activity
+    }
+
+    /// A model's devices are all away: it is loaded when one of them is back.
+    pub(super) fn wait_for_device(&self, found: Found) {
+        let mut state = self.lock();
+        state.waiting.retain(|other| (&other.name, &other.version) != (&found.name, &found.version));
+        state.waiting.push(found);
+    }
+
+    /// Takes those that wait.
+    pub(super) fn waiting(&self) -> Vec<Found> {
+        std::mem::take(&mut self.lock().waiting)
+    }
+
+    /// Nobody wants a model any more that waits.
+    pub(super) fn stop_waiting(&self, name: &str) {
+        self.lock().waiting.retain(|found| found.name != name);
+    }
+
+    /// Bytes that the models of a device need there.
+    pub(super) fn required(&self, index: usize, gpu: &str) -> u64 {
+        let state = self.lock();
+        let served = state.entries.iter().filter(|entry| entry.served.placed.on.contains(&index));
+        let served = served.map(|entry| {
+            let Source { name: model, version, bytes, .. } = &entry.served.source;
+            (name(model, version), *bytes)
+        });
+        let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
+        let mut models: Vec<(String, u64)> =
+            served.chain(announced.map(|(name, bytes, _)| (name.clone(), *bytes))).collect();
+        models.sort();
+        models.dedup_by(|one, other| one.0 == other.0);
+        self.learned().required(gpu, models.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
+    }
+
+    /// Takes note of what a model took on a GPU.
+    pub(super) fn learn(&self, gpu: &str, model: &Model, footprint: &Footprint) {
+        let bytes = footprint.instance().saturating_mul(footprint.instances);
+        self.learned().model(gpu, &name(&model.name, &model.version), bytes);
+    }
+
+    /// Takes note of what we hold on a GPU in all, by the driver's count.
+    pub(super) fn learn_all(&self, index: usize, gpu: &str, held: u64) {
+        let with_guess = self.required(index, gpu);
+        let mut learned = self.learned();
+        let context = learned.required(gpu, std::iter::empty());
+        let models = with_guess.saturating_sub(context);
+        if held > models {
+            learned.context(gpu, held - models);
+        }
+    }
+}
+
+impl State {
+    /// Whether a model is to be served on a device now.
+    fn wanted(&self, index: usize, placed: &Placed, entry: Option<&Entry>, sharing: &Sharing) -> bool {
+        let presence = |index: usize| {
+            self.presence.iter().find(|(device, _)| *device == index).map(|(_, presence)| *presence)
+        };
+        if presence(index).is_some() {
+            return placed.on.contains(&index);
+        }
+        // The CPU: beside GPUs, instead of them, or alone.
+        let beside = placed.on.contains(&index);
+        let gpus: Vec<(usize, Presence)> =
+            placed.on.iter().filter_map(|gpu| Some((*gpu, presence(*gpu)?))).collect();
+        // A GPU that is there and cannot have the model does not serve it.
+        let serves = |(gpu, presence): &(usize, Presence)| {
+            let on = |entry: &Entry| entry.on.iter().any(|on| on.index == *gpu && !on.health.is_over());
+            *presence == Presence::Here && entry.is_none_or(on)
+        };
+        let served = gpus.iter().any(serves);
+        let late = |since: Instant| since.elapsed() >= sharing.auto_timeout;
+        let hopeless = gpus.iter().all(|(_, presence)| match presence {
+            Presence::Here => true,
+            Presence::Idle => false,
+            Presence::Awaited(since) => late(*since),
+        });
+        match sharing.while_waiting {
+            _ if gpus.is_empty() => beside || placed.stands_in == Some(index),
+            WhileWaiting::Cpu => beside || (!served && placed.stands_in == Some(index)),
+            WhileWaiting::Wait if served => beside,
+            WhileWaiting::Wait => hopeless && (beside || placed.stands_in == Some(index)),
+        }
+    }
+}
+
+/// As what it takes is remembered.
+fn name(model: &str, version: &str) -> String {
+    format!("{model}/{version}")
+}

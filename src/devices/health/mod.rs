@@ -1,0 +1,144 @@
+//! Whether a device works: what its workers know of it, and what follows from what is seen of it.
+//!
+//! A device is taken, serves and is given back or lost, again and again. Each such time is a *hold*, and [`Health`] is what all
+//! who work in one know of it: once it is over, workers leave, and whoever keeps the device takes up what they left.
+//!
+//! - [`states`]: what evidence makes of a device; [`xid`]: what Xid errors say of it.
+
+pub mod states;
+pub mod xid;
+
+use crate::{batch::Queue, engine::EngineError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Why a hold on a device is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Over {
+    /// It was given back by whoever keeps it.
+    Left,
+    /// The device failed, or is taken for broken.
+    Failed(String),
+}
+
+/// What all workers of one hold on a device know of it.
+#[derive(Clone)]
+pub(super) struct Health {
+    /// The device's name.
+    pub(super) device: Arc<str>,
+    /// False where an engine's fault says nothing about the device.
+    fallible: bool,
+    over: Arc<OnceLock<Over>>,
+    flights: Arc<Mutex<Flights>>,
+    queue: Arc<Queue>,
+}
+
+#[derive(Default)]
+struct Flights {
+    next: u64,
+    began: BTreeMap<u64, Instant>,
+}
+
+impl Health {
+    /// Of a device that is well. `fallible`: an engine's fault may be the device's.
+    pub(super) fn new(device: Arc<str>, queue: Arc<Queue>, fallible: bool) -> Health {
+        Health { device, fallible, over: Arc::default(), flights: Arc::default(), queue }
+    }
+
+    /// Whether its workers are to leave.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.get().is_some()
+    }
+
+    /// Why they are, once they are.
+    pub(super) fn over(&self) -> Option<&Over> {
+        self.over.get()
+    }
+
+    /// Ends the hold; the first who does says why.
+    pub(super) fn end(&self, why: Over) {
+        if self.over.set(why).is_ok() {
+            // Its workers leave; none of them may be left asleep.
+            self.queue.wake();
+        }
+    }
+
+    /// Takes note of what became of a batch: an error of the device ends the hold.
+    pub(super) fn note(&self, error: &EngineError) {
+        if let (EngineError::Device(reason), true) = (error, self.fallible) {
+            self.end(Over::Failed(reason.clone()));
+        }
+    }
+
+    /// Says that the device has been given something to do, until the guard is dropped.
+    pub(super) fn busy(&self) -> Busy {
+        let mut flights = self.lock();
+        let key = flights.next;
+        flights.next += 1;
+        flights.began.insert(key, Instant::now());
+        Busy { key, flights: Arc::clone(&self.flights) }
+    }
+
+    /// How long the device has been about what it has been about longest.
+    pub(super) fn busy_for(&self, now: Instant) -> Option<Duration> {
+        let began = self.lock().began.values().min().copied();
+        began.map(|began| now.saturating_duration_since(began))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Flights> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Something that a device is about.
+pub(super) struct Busy {
+    key: u64,
+    flights: Arc<Mutex<Flights>>,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner).began.remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::QueueLimits;
+
+    fn health(fallible: bool) -> Health {
+        Health::new("GPU-1".into(), Queue::new(QueueLimits { items_max: 1, bytes_max: 1 }), fallible)
+    }
+
+    #[test]
+    fn only_an_error_of_the_device_ends_a_hold_and_the_first_says_why() {
+        let gpu = health(true);
+        gpu.note(&EngineError::OutOfMemory("full".into()));
+        gpu.note(&EngineError::Input("wrong".into()));
+        assert!(!gpu.is_over());
+        gpu.clone().note(&EngineError::Device("it broke".into()));
+        gpu.end(Over::Left);
+        assert_eq!(gpu.over(), Some(&Over::Failed("it broke".into())));
+        let cpu = health(false);
+        cpu.note(&EngineError::Device("an engine broke".into()));
+        assert!(!cpu.is_over(), "an engine on the CPU is not the CPU");
+    }
+
+    #[test]
+    fn a_device_is_busy_since_the_oldest_thing_that_it_was_given() {
+        let health = health(true);
+        let now = Instant::now() + Duration::from_secs(10);
+        assert_eq!(health.busy_for(now), None);
+        let first = health.busy();
+        let second = health.busy();
+        assert!(health.busy_for(now) >= Some(Duration::from_secs(9)));
+        drop(first);
+        assert!(health.busy_for(now).is_some());
+        drop(second);
+        assert_eq!(health.busy_for(now), None);
+    }
+}

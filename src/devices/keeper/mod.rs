@@ -1,0 +1,192 @@
+//! Who looks after a device: one thread for each. It looks, decides by [`lease`](super::lease) and
+//! [`health`](super::health), and holds the effects: takes the device (its context, every model that is to be on it, a forward
+//! pass with a known answer), gives it back (workers, engines, buffers, and last the context), and tries again later.
+//!
+//! - [`senses`]: what is seen from outside.
+//! - [`gpu`]: the keeper of a GPU; [`cpu`]: that of the CPU, which stands in for GPUs that are away.
+
+mod cpu;
+mod gpu;
+mod senses;
+
+use super::{Devices, device::Hold};
+use crate::config::WhileWaiting;
+use senses::Senses;
+use std::{
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+/// Between two turns of a keeper.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How long the start waits for the first word on each GPU.
+const DECIDED: Duration = Duration::from_secs(60);
+
+/// How GPUs are shared with others, and looked after.
+#[derive(Debug, Clone)]
+pub struct Sharing {
+    /// What answers while a GPU is away.
+    pub while_waiting: WhileWaiting,
+    /// With `backend = "auto"`: how long requests wait for a GPU where the CPU does not answer meanwhile.
+    pub auto_timeout: Duration,
+    /// With `backend = "gpu"`: how long all GPUs may be away before the server ends; none for ever.
+    pub gpu_timeout: Option<Duration>,
+    /// A GPU that nobody needed for so long is given back; none for never.
+    pub idle_release: Option<Duration>,
+    /// A call that takes longer has hung; none for never.
+    pub stuck_timeout: Option<Duration>,
+    /// NVML, where it is not the system's.
+    pub nvml: Option<PathBuf>,
+    /// Where servers of one machine queue for its GPUs.
+    pub queue_folder: Option<PathBuf>,
+    /// Where it is kept what models need of a GPU.
+    pub state_folder: Option<PathBuf>,
+}
+
+impl Default for Sharing {
+    fn default() -> Sharing {
+        Sharing {
+            while_waiting: WhileWaiting::Cpu,
+            auto_timeout: Duration::from_secs(300),
+            gpu_timeout: None,
+            idle_release: None,
+            stuck_timeout: None,
+            nvml: None,
+            queue_folder: None,
+            state_folder: None,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// It is known which models there are.
+    begun: bool,
+    ended: bool,
+    /// Keepers that have not looked yet.
+    undecided: usize,
+}
+
+/// The keepers of all devices.
+#[derive(Default)]
+pub(super) struct Keepers {
+    state: Mutex<State>,
+    changed: Condvar,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Keepers {
+    /// Starts a thread for each device.
+    pub(super) fn start(&self, devices: &Arc<Devices>) -> std::io::Result<()> {
+        let gpus = devices.devices.iter().any(|device| device.gpu.is_some());
+        let senses = gpus.then(|| Arc::new(Senses::start(devices.sharing.nvml.as_deref())));
+        for (index, device) in devices.devices.iter().enumerate() {
+            let theirs = Arc::clone(devices);
+            let thread = std::thread::Builder::new();
+            let thread = match (&device.gpu, &senses) {
+                (Some(gpu), Some(senses)) => {
+                    let name = format!("ocelli-keep{}", gpu.ordinal);
+                    let keeper = gpu::Keeper::new(theirs, index, gpu.clone(), Arc::clone(senses));
+                    self.lock().undecided += 1;
+                    thread.name(name).spawn(move || keeper.run())
+                }
+                _ => thread.name("ocelli-keep-cpu".into()).spawn(move || cpu::keep(&theirs, index)),
+            };
+            self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread?);
+        }
+        Ok(())
+    }
+
+    /// It is known which models there are: GPUs that these need may be taken.
+    pub(super) fn begin(&self) {
+        self.lock().begun = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for that.
+    fn wait_to_begin(&self) {
+        let waited = self.changed.wait_while(self.lock(), |state| !state.begun && !state.ended);
+        drop(waited);
+    }
+
+    /// Waits until each GPU was taken, or is known not to be free.
+    pub(super) fn decided(&self) {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), DECIDED, |state| state.undecided > 0 && !state.ended);
+        drop(waited);
+    }
+
+    /// Another one knows.
+    fn decide(&self) {
+        self.lock().undecided -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Whether the server ends.
+    pub(super) fn have_ended(&self) -> bool {
+        self.lock().ended
+    }
+
+    /// Waits a turn; false when the server ends.
+    fn pause(&self) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), TICK, |state| !state.ended);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.ended
+    }
+
+    /// Ends them all.
+    pub(super) fn join(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("the thread that keeps a device panicked");
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Holds that are over, until their workers have left and nobody else has them: then the context goes.
+#[derive(Default)]
+struct Ending(Vec<Arc<Hold>>);
+
+impl Ending {
+    fn push(&mut self, hold: Arc<Hold>) {
+        self.0.push(hold);
+    }
+
+    /// Whether all are gone.
+    fn is_done(&mut self) -> bool {
+        for hold in std::mem::take(&mut self.0) {
+            if !hold.has_ended() {
+                self.0.push(hold);
+                continue;
+            }
+            match Arc::try_unwrap(hold) {
+                Ok(hold) => hold.join(),
+                Err(hold) => self.0.push(hold),
+            }
+        }
+        self.0.is_empty()
+    }
+
+    /// Waits for them for a while.
+    fn settle(&mut self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        while !self.is_done() {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
+}

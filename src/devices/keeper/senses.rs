@@ -1,0 +1,134 @@
+//! What the keepers of all GPUs look at together: NVML's readings, and Xid errors as they happen. Both come from threads of their
+//! own, so that a driver that hangs holds up nobody; where there is no NVML, nothing is seen, and that is said once.
+
+use super::super::probe::{
+    Probe, Sample,
+    events::{Happening, Watch},
+    nvml::NvmlProbe,
+    sampler::Sampler,
+};
+use crate::engine::cuda::Gpu;
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Between two looks at all GPUs.
+const PERIOD: Duration = Duration::from_millis(500);
+/// A look that is older says nothing of now.
+pub(super) const AGE_MAX: Duration = Duration::from_secs(3);
+/// So long may the first look take before it counts as one that hangs.
+const FIRST: Duration = Duration::from_secs(10);
+
+/// What happened to GPUs, by their UUIDs, until somebody takes it.
+type Happenings = Arc<Mutex<Vec<(String, Happening)>>>;
+
+/// The eyes and ears of the keepers.
+pub(super) struct Senses {
+    sampler: Option<Sampler>,
+    happenings: Happenings,
+}
+
+/// What is known of a GPU from outside.
+pub(super) enum Known {
+    /// Nobody tells: there is no NVML, or it does not know this GPU.
+    Nothing,
+    /// NVML does not answer.
+    Silence,
+    /// A look, and when it was.
+    Look(Instant, Box<Sample>),
+}
+
+impl Senses {
+    /// Begins to look. `library`: NVML, where it is not the system's.
+    pub(super) fn start(library: Option<&Path>) -> Senses {
+        let happenings = Happenings::default();
+        let probe = Opening {
+            library: library.map(Path::to_owned),
+            happenings: Arc::clone(&happenings),
+            opened: None,
+        };
+        let sampler = Sampler::start(Box::new(probe), PERIOD)
+            .inspect_err(|error| tracing::warn!(%error, "no thread to look at GPUs with"))
+            .ok();
+        Senses { sampler, happenings }
+    }
+
+    /// What is known of a GPU. `since`: when the asker began to ask.
+    pub(super) fn look(&self, gpu: &Gpu, since: Instant, now: Instant) -> Known {
+        let Some(sampler) = &self.sampler else { return Known::Nothing };
+        match sampler.last() {
+            None if now.saturating_duration_since(since) < FIRST => Known::Silence,
+            // It has never answered: as good as not there.
+            None => Known::Nothing,
+            Some(look) if look.samples.is_empty() => Known::Nothing,
+            Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
+            Some(look) => match look.samples.iter().find(|sample| is_of(sample, gpu)) {
+                Some(sample) => Known::Look(look.at, Box::new(sample.clone())),
+                None => Known::Nothing,
+            },
+        }
+    }
+
+    /// A look that is finished after this call, if one comes soon.
+    pub(super) fn fresh(&self, gpu: &Gpu) -> Option<Sample> {
+        let look = self.sampler.as_ref()?.fresh(AGE_MAX)?;
+        look.samples.iter().find(|sample| is_of(sample, gpu)).cloned()
+    }
+
+    /// What has happened to a GPU since the last call.
+    pub(super) fn happened(&self, gpu: &Gpu) -> Vec<Happening> {
+        let mut all = self.happenings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = all.extract_if(.., |(uuid, _)| *uuid == gpu.id);
+        mine.map(|(_, happening)| happening).collect()
+    }
+}
+
+/// By UUID; a part of a GPU (MIG) by the place of the whole on the bus, which NVML writes with more digits.
+fn is_of(sample: &Sample, gpu: &Gpu) -> bool {
+    let bus = || !gpu.pci.is_empty() && sample.gpu.pci.to_lowercase().ends_with(&gpu.pci);
+    sample.gpu.uuid == gpu.id || (gpu.id.starts_with("MIG-") && bus())
+}
+
+/// Opens NVML at the first look, on the thread that looks.
+struct Opening {
+    library: Option<PathBuf>,
+    happenings: Happenings,
+    opened: Option<Option<(NvmlProbe, Option<Watch>)>>,
+}
+
+impl Opening {
+    fn open(&self) -> Option<(NvmlProbe, Option<Watch>)> {
+        let library = self.library.as_deref();
+        let probe = NvmlProbe::open(library)
+            .inspect_err(|error| tracing::warn!(%error, "GPUs are taken without looking who else uses them"))
+            .ok()?;
+        let happenings = Arc::clone(&self.happenings);
+        let watch = Watch::start(library, move |gpu, happening| {
+            tracing::warn!(gpu = gpu.uuid, ?happening, "the driver tells of an error");
+            let mut happenings = happenings.lock().unwrap_or_else(PoisonError::into_inner);
+            // A GPU that nobody keeps is heard by nobody.
+            if happenings.len() < HAPPENINGS_MAX {
+                happenings.push((gpu.uuid.clone(), happening));
+            }
+        });
+        let watch = watch.inspect_err(|error| tracing::warn!(%error, "Xid errors are not heard")).ok();
+        Some((probe, watch))
+    }
+}
+
+/// Xid errors that may wait to be heard.
+const HAPPENINGS_MAX: usize = 1000;
+
+impl Probe for Opening {
+    fn sample(&mut self) -> Vec<Sample> {
+        if self.opened.is_none() {
+            self.opened = Some(self.open());
+        }
+        match &mut self.opened {
+            Some(Some((probe, _))) => probe.sample(),
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What models need of a GPU's memory, as loading and their largest batches really took it, remembered from run to run by the
+//! names of model and GPU. A file that cannot be read or written costs the memory of it, and nothing else.
+
+use std::{
+    collections::BTreeMap,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// The file's name in the folder for state.
+const FILE: &str = "gpu-memory.json";
+/// What a context takes where it has not been measured, bytes.
+const CONTEXT_BYTES: u64 = 512 << 20;
+/// What a model takes for each byte of its file where it has not been measured,
+const FILE_FACTOR: u64 = 3;
+/// and at least, bytes.
+const MODEL_BYTES_MIN: u64 = 64 << 20;
+/// The name that a context has among a GPU's models: no model can have it.
+const CONTEXT: &str = "";
+
+/// Bytes by the names of a GPU and of a model.
+type Measured = BTreeMap<String, BTreeMap<String, u64>>;
+
+/// What was measured.
+#[derive(Debug, Default)]
+pub struct Learned {
+    measured: Measured,
+    file: Option<PathBuf>,
+}
+
+impl Learned {
+    /// What an earlier run left in `folder`; nothing where there is none.
+    pub fn read(folder: Option<&Path>) -> Learned {
+        let file = folder.map(|folder| folder.join(FILE));
+        let measured = file.as_deref().map(read).unwrap_or_default();
+        Learned { measured, file }
+    }
+
+    /// What these models need on a GPU together: their names, and the bytes of their files.
+    pub fn required<'a>(&self, gpu: &str, models: impl Iterator<Item = (&'a str, u64)>) -> u64 {
+        let known = |name: &str| self.measured.get(gpu).and_then(|models| models.get(name)).copied();
+        let model = |(name, file): (&str, u64)| {
+            known(name).unwrap_or_else(|| file.saturating_mul(FILE_FACTOR).max(MODEL_BYTES_MIN))
+        };
+        let context = known(CONTEXT).unwrap_or(CONTEXT_BYTES);
+        models.map(model).fold(context, u64::saturating_add)
+    }
+
+    /// Takes note of what a model took; the last time counts.
+    pub fn model(&mut self, gpu: &str, name: &str, bytes: u64) {
+        self.note(gpu, name, bytes);
+    }
+
+    /// Takes note of what we hold there beside our models.
+    pub fn context(&mut self, gpu: &str, bytes: u64) {
+        self.note(gpu, CONTEXT, bytes);
+    }
+
+    fn note(&mut self, gpu: &str, name: &str, bytes: u64) {
+        let old = self.measured.entry(gpu.to_owned()).or_default().insert(name.to_owned(), bytes);
+        if old == Some(bytes) {
+            return;
+        }
+        if let Some(file) = &self.file
+            && let Err(error) = write(file, &self.measured)
+        {
+            tracing::warn!(file = %file.display(), %error, "what models need of a GPU cannot be kept; it is measured anew");
+            // Said once: it will not be otherwise the next time.
+            self.file = None;
+        }
+    }
+}
+
+fn read(file: &Path) -> Measured {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Measured::new(),
+        Err(error) => {
+            tracing::warn!(file = %file.display(), %error, "what models need of a GPU cannot be read; it is measured anew");
+            return Measured::new();
+        }
+    };
+    serde_json::from_str(&text).unwrap_or_else(|error| {
+        tracing::warn!(file = %file.display(), %error, "this is not what models need of a GPU; it is measured anew");
+        Measured::new()
+    })
+}
+
+/// In one step, so that nobody reads half of it.
+fn write(file: &Path, measured: &Measured) -> std::io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let new = folder.join(format!("{FILE}.{}", std::process::id()));
+    let mut out = std::fs::File::create(&new)?;
+    out.write_all(serde_json::to_string_pretty(measured)?.as_bytes())?;
+    std::fs::rename(new, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_was_measured_counts_and_what_was_not_is_guessed_from_the_file() {
+        let mut learned = Learned::default();
+        let models = [("a", 0), ("b", GIB)];
+        let required = |learned: &Learned| learned.required("H100", models.into_iter());
+        assert_eq!(required(&learned), CONTEXT_BYTES + MODEL_BYTES_MIN + 3 * GIB);
+        learned.model("H100", "b", 5 * GIB);
+        learned.model("A10", "a", 7 * GIB);
+        assert_eq!(required(&learned), CONTEXT_BYTES + MODEL_BYTES_MIN + 5 * GIB);
+        learned.context("H100", 300 << 20);
+        learned.model("H100", "b", 4 * GIB);
+        assert_eq!(required(&learned), (300 << 20) + MODEL_BYTES_MIN + 4 * GIB);
+    }
+
+    #[test]
+    fn it_lasts_from_run_to_run_and_a_broken_file_is_as_good_as_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let mut learned = Learned::read(Some(&state));
+        learned.model("H100", "a", GIB);
+        let again = Learned::read(Some(&state));
+        assert_eq!(again.required("H100", [("a", 0)].into_iter()), CONTEXT_BYTES + GIB);
+        std::fs::write(state.join(FILE), "no json").unwrap();
+        let broken = Learned::read(Some(&state));
+        assert_eq!(broken.required("H100", [("a", 0)].into_iter()), CONTEXT_BYTES + MODEL_BYTES_MIN);
+        assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1, "nothing is left beside it");
+    }
+}

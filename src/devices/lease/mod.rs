@@ -1,0 +1,339 @@
+//! When to take a GPU that others use too. Pure: looks and the time come in, decisions come out; no clock, no lock, no NVML.
+//!
+//! A GPU is *contended* when other processes compute on it **and** less than 1.5 times of what our models need is free, or more
+//! than 90 % of its time is used. Whoever waits takes it when it is not. There is one loop for the three ways to fail: no memory
+//! is free; a context or an allocation failed although the look was good (another process was faster); memory ran out in the
+//! middle of a run. After each it is polled again, not before a pause that grows, and not before it has been calm for a time that
+//! grows, so that two polite processes do not hand it to and fro.
+//!
+//! - [`memory`]: what models need, as was measured before.
+//! - [`turns`]: whose turn it is, among several servers on one machine.
+
+pub mod memory;
+pub mod turns;
+
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+/// Times what the models need, that must be free beside others.
+const MEMORY_FACTOR: f64 = 1.5;
+/// Use of its time, %, from which on a GPU that others compute on is theirs.
+const UTILIZATION_MAX: u32 = 90;
+/// After contention or a failure: calm for so long before it is taken,
+const CALM: Duration = Duration::from_secs(2);
+/// and at most for so long, after many failures.
+const CALM_MAX: Duration = Duration::from_secs(60);
+/// The first pause after a failure,
+const PAUSE: Duration = Duration::from_millis(500);
+/// and the longest.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Held for so long, failures before are forgotten.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// What a look at a GPU told of others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether other processes compute on it.
+    pub others: bool,
+    /// Bytes that are free; none where it is not told.
+    pub free: Option<u64>,
+    /// Share of its time in use, %; none where it is not told.
+    pub utilization: Option<u32>,
+}
+
+/// Why a GPU is left to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contention {
+    /// Others compute on it, and too little is free.
+    Memory {
+        /// Bytes.
+        free: u64,
+        /// Bytes that must be.
+        needed: u64,
+    },
+    /// Others compute on it, and use its time.
+    Utilization(u32),
+}
+
+impl fmt::Display for Contention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Contention::Memory { free, needed } => write!(
+                f,
+                "other processes compute on it, and {} MiB are free of the {} MiB that must be",
+                free >> 20,
+                needed >> 20
+            ),
+            Contention::Utilization(percent) => write!(
+                f,
+                "other processes compute on it, and {percent} % of its time is in use, more than {UTILIZATION_MAX} %"
+            ),
+        }
+    }
+}
+
+/// What must be free to take a GPU beside others, for models that need `required` bytes.
+pub fn needed(required: u64) -> u64 {
+    (required as f64 * MEMORY_FACTOR) as u64
+}
+
+/// Whether a GPU is left to others.
+pub fn contended(seen: &Seen, required: u64) -> Option<Contention> {
+    let needed = needed(required);
+    match seen {
+        Seen { others: false, .. } => None,
+        Seen { free: Some(free), .. } if *free < needed => Some(Contention::Memory { free: *free, needed }),
+        Seen { utilization: Some(percent), .. } if *percent > UTILIZATION_MAX => {
+            Some(Contention::Utilization(*percent))
+        }
+        Seen { .. } => None,
+    }
+}
+
+/// What to do about a GPU that is not ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Take it now.
+    Take,
+    /// Others use it.
+    Contended(Contention),
+    /// Others used it until a moment ago, or taking it failed: it has to stay calm until then.
+    Calming(Instant),
+    /// Taking it failed: it is not looked at until then.
+    Pausing(Instant),
+}
+
+/// Our claim to one GPU.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    held_since: Option<Instant>,
+    waiting_since: Instant,
+    /// Since when it has been calm, after it was not.
+    calm_since: Option<Instant>,
+    /// It was contended, or failed, since it was last held.
+    troubled: bool,
+    not_before: Option<Instant>,
+    failures: u32,
+}
+
+impl Lease {
+    /// Of a GPU that is not ours yet.
+    pub fn new(now: Instant) -> Lease {
+        Lease {
+            held_since: None,
+            waiting_since: now,
+            calm_since: None,
+            troubled: false,
+            not_before: None,
+            failures: 0,
+        }
+    }
+
+    /// What to do, by the last look: `None` where nothing can be known of others. For a GPU that is not held.
+    pub fn look(&mut self, now: Instant, seen: Option<&Seen>, required: u64) -> Step {
+        if let Some(until) = self.not_before.filter(|until| now < *until) {
+            return Step::Pausing(until);
+        }
+        if let Some(contention) = seen.and_then(|seen| contended(seen, required)) {
+            self.troubled = true;
+            self.calm_since = None;
+            return Step::Contended(contention);
+        }
+        if !self.troubled {
+            return Step::Take;
+        }
+        let since = *self.calm_since.get_or_insert(now);
+        let until = since + self.calm();
+        if now < until { Step::Calming(until) } else { Step::Take }
+    }
+
+    /// It has become ours.
+    pub fn taken(&mut self, now: Instant) {
+        self.held_since = Some(now);
+        self.troubled = false;
+        self.calm_since = None;
+        self.not_before = None;
+    }
+
+    /// It could not be had, or was lost for want of memory. `scatter`, from 0 to 1, differs from process to process.
+    pub fn failed(&mut self, now: Instant, scatter: f64) {
+        self.settle(now);
+        self.wait(now);
+        self.troubled = true;
+        let pause = doubled(PAUSE, self.failures, PAUSE_MAX).mul_f64(0.75 + 0.5 * scatter.clamp(0.0, 1.0));
+        self.not_before = Some(now + pause);
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// It was given back, or another reason keeps it from being held.
+    pub fn given_back(&mut self, now: Instant) {
+        self.settle(now);
+        self.wait(now);
+    }
+
+    fn wait(&mut self, now: Instant) {
+        if self.held_since.take().is_some() {
+            self.waiting_since = now;
+        }
+        self.calm_since = None;
+    }
+
+    fn settle(&mut self, now: Instant) {
+        if self.held_since.is_some_and(|since| now.saturating_duration_since(since) >= SETTLED) {
+            self.failures = 0;
+        }
+    }
+
+    /// Waiting begins now: what went before does not count.
+    pub fn restart(&mut self, now: Instant) {
+        self.waiting_since = now;
+    }
+
+    /// Whether it is ours.
+    pub fn is_held(&self) -> bool {
+        self.held_since.is_some()
+    }
+
+    /// How long it has been waited for; zero while it is held.
+    pub fn waited(&self, now: Instant) -> Duration {
+        match self.held_since {
+            Some(_) => Duration::ZERO,
+            None => now.saturating_duration_since(self.waiting_since),
+        }
+    }
+
+    /// How long it has to be calm.
+    fn calm(&self) -> Duration {
+        doubled(CALM, self.failures.saturating_sub(1), CALM_MAX)
+    }
+}
+
+/// A time doubled so often, up to a bound.
+pub(super) fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
+    first.saturating_mul(1 << times.min(20)).min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn seen(others: bool, free_gib: u64, utilization: u32) -> Seen {
+        Seen { others, free: Some(free_gib * GIB), utilization: Some(utilization) }
+    }
+
+    #[test]
+    fn a_gpu_is_contended_by_others_who_leave_too_little_memory_or_time() {
+        let memory = |free: u64| Some(Contention::Memory { free: free * GIB, needed: 6 * GIB });
+        for (looked, expected) in [
+            (seen(false, 0, 100), None),
+            (seen(true, 6, 90), None),
+            (seen(true, 5, 0), memory(5)),
+            (seen(true, 80, 91), Some(Contention::Utilization(91))),
+            (seen(true, 5, 100), memory(5)),
+            (Seen { others: true, free: None, utilization: None }, None),
+        ] {
+            assert_eq!(contended(&looked, 4 * GIB), expected, "{looked:?}");
+        }
+    }
+
+    #[test]
+    fn a_free_gpu_is_taken_at_once_and_one_that_was_contended_when_it_has_been_calm() {
+        let t0 = Instant::now();
+        let mut lease = Lease::new(t0);
+        assert_eq!(lease.clone().look(t0, Some(&seen(true, 80, 50)), GIB), Step::Take);
+        assert_eq!(
+            lease.clone().look(t0, None, GIB),
+            Step::Take,
+            "without NVML there is nothing to wait for"
+        );
+        assert!(matches!(lease.look(t0, Some(&seen(true, 0, 50)), GIB), Step::Contended(_)));
+        let free = seen(true, 80, 50);
+        assert_eq!(lease.look(t0 + ms(500), Some(&free), GIB), Step::Calming(t0 + ms(2500)));
+        assert_eq!(lease.look(t0 + ms(2499), Some(&free), GIB), Step::Calming(t0 + ms(2500)));
+        assert_eq!(lease.look(t0 + ms(2500), Some(&free), GIB), Step::Take);
+        assert_eq!(lease.waited(t0 + ms(2500)), ms(2500));
+    }
+
+    #[test]
+    fn noise_around_the_limit_of_utilization_is_waited_out() {
+        let t0 = Instant::now();
+        let mut lease = Lease::new(t0);
+        lease.look(t0, Some(&seen(true, 80, 95)), GIB);
+        for tick in 1..200_u32 {
+            let utilization = if tick % 4 == 0 { 92 } else { 89 };
+            let step = lease.look(t0 + ms(500) * tick, Some(&seen(true, 80, utilization)), GIB);
+            assert_ne!(step, Step::Take, "tick {tick}");
+        }
+        // The last noise was at tick 196; four ticks are two seconds.
+        assert!(matches!(lease.look(t0 + ms(500) * 200, Some(&seen(true, 80, 60)), GIB), Step::Calming(_)));
+        assert_eq!(lease.look(t0 + ms(500) * 201, Some(&seen(true, 80, 60)), GIB), Step::Take);
+    }
+
+    #[test]
+    fn pauses_and_calm_grow_with_failures_and_a_long_hold_forgets_them() {
+        let t0 = Instant::now();
+        let mut lease = Lease::new(t0);
+        let mut now = t0;
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            lease.failed(now, 0.5);
+            let Step::Pausing(until) = lease.look(now, None, 0) else { panic!("it does not pause") };
+            pauses.push((until - now).as_millis());
+            now = until;
+            assert!(matches!(lease.look(now, None, 0), Step::Calming(_)));
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000]);
+        assert_eq!(lease.look(now, None, 0), Step::Calming(now + CALM_MAX));
+        assert_eq!(lease.waited(now), now - t0, "one wait, whatever failed in it");
+        lease.taken(now);
+        assert_eq!(lease.waited(now + SETTLED), Duration::ZERO);
+        lease.failed(now + SETTLED, 0.5);
+        assert_eq!(lease.look(now + SETTLED, None, 0), Step::Pausing(now + SETTLED + PAUSE));
+    }
+
+    proptest! {
+        /// Two who want one GPU that has room for one: they never both hold it for long, one gets it, and it does not change
+        /// hands more often than the pauses allow.
+        #[test]
+        fn two_polite_processes_do_not_trade_a_gpu(seed in any::<u64>(), scatter in any::<[f64; 2]>()) {
+            let scatter = scatter.map(|x| if x.is_finite() { x.abs().fract() } else { 0.5 });
+            let t0 = Instant::now();
+            let mut leases = [Lease::new(t0), Lease::new(t0)];
+            let mut holds = [false; 2];
+            let mut changes = 0;
+            // Ten minutes of looks; who is first in a tick is drawn.
+            for tick in 0..1200_u32 {
+                let now = t0 + ms(500) * tick;
+                let order = if (seed >> (tick % 64)) & 1 == 0 { [0, 1] } else { [1, 0] };
+                let looks = order.map(|me| seen(holds[1 - me], if holds[1 - me] { 1 } else { 10 }, 0));
+                for (me, look) in order.into_iter().zip(looks) {
+                    // Both decide by the same moment's look, as samples are old.
+                    if !holds[me] && leases[me].look(now, Some(&look), 4 * GIB) == Step::Take {
+                        holds[me] = true;
+                        changes += 1;
+                        leases[me].taken(now);
+                    }
+                }
+                if holds == [true, true] {
+                    // There is no room for both: memory runs out for the second, or for both.
+                    let both = (seed >> ((tick + 7) % 64)) & 1 == 0;
+                    for me in if both { vec![0, 1] } else { vec![order[1]] } {
+                        holds[me] = false;
+                        leases[me].failed(now, scatter[me]);
+                    }
+                }
+            }
+            prop_assert!(holds.iter().filter(|held| **held).count() == 1, "{holds:?} (seed {seed})");
+            prop_assert!(changes < 40, "{changes} times in ten minutes (seed {seed})");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Whose turn it is to take a GPU, among the servers of one machine that wait for it.
+//!
+//! Each that waits has a ticket: a file in a folder that all share, named after the GPU and the time at which waiting began, and
+//! locked by its owner (flock), so that the ticket of a process that died is known by its lock, and counts no more. The oldest
+//! is next; it is kept while the GPU is taken and models are loaded, and torn up when they serve. So only one process at a time
+//! takes a GPU, and the next one's look at it shows what is left. Where there is no such folder, everybody's turn is now.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// Where tickets lie.
+#[derive(Debug, Clone)]
+pub struct Turns {
+    folder: Option<PathBuf>,
+}
+
+/// A place in the queue, until it is dropped.
+#[derive(Debug)]
+pub struct Ticket {
+    /// Holds the lock.
+    _file: File,
+    path: PathBuf,
+    gpu: String,
+    /// Locked while the GPU is being taken.
+    taking: Option<File>,
+}
+
+impl Turns {
+    /// Tickets in `folder`, which is made if it is not there; in none where it cannot be had, which is said once.
+    pub fn new(folder: Option<&Path>) -> Turns {
+        let made = folder.map(|folder| make(folder).map(|()| folder.to_owned()));
+        let folder = made.and_then(|made| {
+            made.inspect_err(|error| {
+                tracing::warn!(folder = ?folder, %error, "servers on this machine cannot queue for its GPUs: no shared folder");
+            })
+            .ok()
+        });
+        Turns { folder }
+    }
+
+    /// Takes the place of one who has waited since then. None where there is no folder.
+    pub fn ticket(&self, gpu: &str, since: SystemTime) -> Option<Ticket> {
+        let folder = self.folder.as_ref()?;
+        let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let path = folder.join(format!("{gpu}.{since:020}.{}", std::process::id()));
+        match locked(&path) {
+            Ok(file) => Some(Ticket { _file: file, path, gpu: gpu.to_owned(), taking: None }),
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "no place in the queue for a GPU");
+                None
+            }
+        }
+    }
+
+    /// How many are before the one with this ticket.
+    pub fn ahead(&self, ticket: &Ticket) -> usize {
+        let Some(entries) = self.folder.as_ref().and_then(|folder| fs::read_dir(folder).ok()) else {
+            return 0;
+        };
+        let of_gpu = format!("{}.", ticket.gpu);
+        let before = entries.flatten().map(|entry| entry.path()).filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.starts_with(&of_gpu)
+                && !name.ends_with(NEW)
+                && !name.ends_with(TAKING)
+                && *path < ticket.path
+        });
+        before.filter(|path| is_alive(path)).count()
+    }
+}
+
+impl Ticket {
+    /// Begins to take the GPU; false while another server does. Others are kept off until the ticket is dropped.
+    pub fn enter(&mut self) -> bool {
+        if self.taking.is_some() {
+            return true;
+        }
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let path = folder.join(format!("{}{TAKING}", self.gpu));
+        // The file of another user may be read only; that is enough to lock it.
+        let made = OpenOptions::new().create(true).append(true).open(&path).or_else(|_| File::open(&path));
+        let locked = made.and_then(|file| match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        });
+        match locked {
+            Ok(file) => {
+                self.taking = file;
+                self.taking.is_some()
+            }
+            // A file system without locks: nobody is held up.
+            Err(_) => true,
+        }
+    }
+}
+
+/// Ends the name of what is locked by whoever takes a GPU.
+const TAKING: &str = ".taking";
+
+/// Ends the name of a ticket that is not locked yet.
+const NEW: &str = ".new";
+
+fn make(folder: &Path) -> io::Result<()> {
+    if !folder.is_dir() {
+        fs::create_dir_all(folder)?;
+        // For servers of all users; each may remove its own only.
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o1777))?;
+    }
+    let probe = folder.join(format!("probe.{}{NEW}", std::process::id()));
+    File::create(&probe)?;
+    fs::remove_file(probe)
+}
+
+/// A file that is locked from the moment on at which others see it.
+fn locked(path: &Path) -> io::Result<File> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(NEW);
+    let file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+    let placed = file.try_lock().map_err(io::Error::from).and_then(|()| fs::rename(&new, path));
+    if placed.is_err() {
+        // It would stay for ever.
+        let _ = fs::remove_file(&new);
+    }
+    placed.map(|()| file)
+}
+
+/// Whether its owner lives. Tickets of the dead are removed where we may.
+fn is_alive(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    match file.try_lock() {
+        Ok(()) => {
+            let _ = fs::remove_file(path);
+            false
+        }
+        Err(TryLockError::WouldBlock) => true,
+        // A file system without locks: nobody is held up.
+        Err(TryLockError::Error(_)) => false,
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // Unlocked with the file; whoever finds it then removes it.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + std::time::Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_first_to_wait_is_the_first_to_take_and_the_dead_hold_up_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let turns = Turns::new(Some(&folder.path().join("queue")));
+        let second = turns.ticket("GPU-1", at(2000)).unwrap();
+        let first = turns.ticket("GPU-1", at(1000)).unwrap();
+        let other = turns.ticket("GPU-10", at(3000)).unwrap();
+        assert_eq!([&first, &second, &other].map(|ticket| turns.ahead(ticket)), [0, 1, 0]);
+        drop(first);
+        assert_eq!(turns.ahead(&second), 0);
+        // As a process that was killed leaves it: there, and not locked.
+        let dead = folder.path().join("queue").join(format!("GPU-1.{:020}.7", 1));
+        File::create(&dead).unwrap();
+        assert_eq!(turns.ahead(&second), 0);
+        assert!(!dead.exists());
+    }
+
+    #[test]
+    fn one_at_a_time_takes_a_gpu() {
+        let folder = tempfile::tempdir().unwrap();
+        let turns = Turns::new(Some(folder.path()));
+        let mut first = turns.ticket("GPU-1", at(1)).unwrap();
+        let mut second = turns.ticket("GPU-1", at(2)).unwrap();
+        assert!(first.enter() && first.enter());
+        assert!(!second.enter());
+        drop(first);
+        assert!(second.enter());
+        assert!(turns.ticket("GPU-2", at(3)).unwrap().enter(), "another GPU");
+    }
+
+    #[test]
+    fn without_a_folder_it_is_everybodys_turn() {
+        assert!(Turns::new(None).ticket("GPU-1", at(1)).is_none());
+        assert!(Turns::new(Some(Path::new("/proc/no/such"))).ticket("GPU-1", at(1)).is_none());
+    }
+}

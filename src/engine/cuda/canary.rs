@@ -1,0 +1,59 @@
+//! A forward pass with a known answer: one spot without noise is fitted where it was put.
+//!
+//! It takes a fitter of its own, with kernels, streams and memory, so that nothing that serves is in its way, and a GPU that
+//! answers wrongly is found as well as one that does not answer.
+
+use super::{Context, gauss_mle::GaussMle};
+use crate::engine::{
+    Engine, EngineError, Setting, TensorView,
+    kernels::{Camera, FitModel, Psf},
+    tensor::DataType,
+};
+use std::sync::Arc;
+
+/// Side of the ROI, px.
+const SIDE: usize = 7;
+/// Where the spot is, px from the ROI's corner.
+const CENTRE: [f32; 2] = [3.25, 2.75];
+/// Width of the spot, px; photons of it, and of the background per pixel.
+const SPOT: [f32; 3] = [1.25, 4000.0, 10.0];
+/// How far off the answer may be, px: the kernel takes the mean over a pixel, and the spot here its middle.
+const OFF_MAX: f32 = 0.05;
+
+/// Fits the spot.
+///
+/// # Errors
+/// What the device did instead; [`EngineError::Device`] for a wrong answer.
+pub fn canary(context: &Arc<Context>) -> Result<(), EngineError> {
+    let psf = Psf::Xynb { sigma_px: [SPOT[0]; 2] };
+    let model = FitModel::new(psf, [0.1, 0.1]).map_err(|invalid| EngineError::Input(invalid.to_string()))?;
+    let setting = Setting::new(model, Arc::new(Camera::ideal()));
+    let (roi, corner) = (spot(), [0_u32; 2]);
+    let view = |datatype, shape: &[usize], data| TensorView { datatype, shape: shape.to_vec(), data };
+    let inputs = [
+        view(DataType::Fp32, &[1, SIDE, SIDE], bytemuck::cast_slice(&roi)),
+        view(DataType::Uint32, &[1, 2], bytemuck::cast_slice(&corner)),
+    ];
+    let outputs = GaussMle::new(context)?.run(&inputs, Some(&setting))?;
+    let fit = outputs[0].to_f32().unwrap_or_default();
+    let off = |axis: usize| fit.get(axis).map_or(f32::NAN, |found| (found - CENTRE[axis]).abs());
+    // What is not a number is not near either.
+    if off(0) < OFF_MAX && off(1) < OFF_MAX {
+        return Ok(());
+    }
+    Err(EngineError::Device(format!(
+        "a spot at {CENTRE:?} px was fitted at {:?}: the device computes wrongly",
+        fit.get(..2).unwrap_or_default()
+    )))
+}
+
+fn spot() -> Vec<f32> {
+    let [width, photons, background] = SPOT;
+    let value = |index: usize| {
+        let (dx, dy) = ((index % SIDE) as f32 - CENTRE[0], (index / SIDE) as f32 - CENTRE[1]);
+        let density =
+            (-(dx * dx + dy * dy) / (2.0 * width * width)).exp() / (std::f32::consts::TAU * width * width);
+        background + photons * density
+    };
+    (0..SIDE * SIDE).map(value).collect()
+}

@@ -1,0 +1,448 @@
+"""The page and the documents as people see them, in a headless Chromium that reaches nothing but the server.
+
+Every visit also asserts that nothing was fetched from elsewhere, that no script failed, and that the page's own policy
+stopped nothing. Pictures of all views go to the folder that `browser.SHOTS` names. `OCELLI_BLESS=1` puts one of them into
+the README.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import requests
+import tifffile
+import wire
+import yaml
+from axe_playwright_python.sync_playwright import Axe
+from browser import SHOTS, Visit, chromium
+from server import ROOT, until
+
+sys.path.insert(0, str(ROOT / "tools"))
+import make_models  # noqa: E402
+
+IMAGES = ROOT / "examples" / "images"
+STACKS = ROOT / "tests" / "fixtures" / "stacks"
+PICTURE = ROOT / "docs" / "images" / "page.png"
+PICTURE_BYTES_MAX = 200_000
+TOKEN = "a-token-of-sixteen-or-more"
+MARKUP = "<img src=x onerror=alert(1)>"
+THREE = (IMAGES / "digits" / "3-0.png").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        print(f"pictures of the page: {SHOTS}")
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The examples, a model of each other task, and one whose name and labels are markup."""
+    folder = tmp_path_factory.mktemp("page") / "models"
+    shutil.copytree(ROOT / "examples" / "models", folder)
+    make_models.write(folder, ["embed", "segment", "image-identity"])
+    shutil.copytree(ROOT / "examples" / "models" / "digits", folder / "marked")
+    (folder / "marked" / "labels.txt").write_text("".join(f"{MARKUP}{index}\n" for index in range(10)))
+    shutil.copytree(ROOT / "examples" / "models" / "digits", folder / MARKUP)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(browser, start_server, folder):
+    server = start_server(folder, repository_mode="explicit", admin_token=TOKEN)
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture()
+def visit(browser, site):
+    """Opens windows; what went wrong in them fails the test at its end."""
+    visits = []
+
+    def open_window(path="/", **options):
+        visits.append(Visit(browser, site.url, **options))
+        visits[-1].open(path)
+        return visits[-1]
+
+    yield open_window
+    for each in visits:
+        each.close()
+
+
+def predicted(site, model, content, **query):
+    """What the API says."""
+    return requests.post(f"{site.url}/predictions/{model}", data=content, params=query, timeout=wire.TIMEOUT)
+
+
+@pytest.mark.parametrize("how", ["drop", "paste"])
+def test_an_image_that_is_dropped_or_pasted_gets_its_label_its_timings_and_the_code(visit, how):
+    window = visit()
+    window.page.select_option("#model", "digits")
+    window.give(how, ("my three.png", THREE))
+    page = window.answered()
+    assert page.inner_text(".card h2") == "my three.png"
+    assert page.inner_text(".classes li:first-child .name") == "3"
+    assert page.inner_text(".classes li:first-child .score") == "98.2 %"
+    wide = page.evaluate("document.querySelector('.classes .fill').getBoundingClientRect().width")
+    whole = page.evaluate("document.querySelector('.classes .track').getBoundingClientRect().width")
+    assert wide / whole == pytest.approx(0.982, abs=0.02), "a bar is as long as its score"
+    assert page.locator(".legend dt").all_inner_texts() == ["Decode", "Queue", "Batch", "Compute", "Network and rest"]
+    page.click("summary:has-text('The same from your code')")
+    code = page.locator(".code pre").first
+    assert code.inner_text() == f"curl -T 'my three.png' '{window.url}/predictions/digits'"
+    page.click("role=tab[name=Python]")
+    assert "requests.post" in code.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "await fetch" in code.inner_text()
+    page.click("summary:has-text('JSON')")
+    assert json.loads(page.locator(".code pre").nth(1).inner_text())["classes"][0]["label"] == "3"
+    window.shot("classify")
+
+
+def test_what_the_page_shows_as_code_works(visit, site, tmp_path):
+    window = visit()
+    window.give("drop", ("it's 3.png", THREE))
+    page = window.answered()
+    page.click("summary:has-text('The same from your code')")
+    (tmp_path / "it's 3.png").write_bytes(THREE)
+    commands = {"curl": ["bash", "-c"], "Python": [sys.executable, "-c"], "JavaScript": ["node", "--input-type=module", "-e"]}
+    for name, command in commands.items():
+        if shutil.which(command[0]) is None:
+            print(f"{command[0]} is missing, so the code for it is NOT run")
+            continue
+        page.click(f"role=tab[name={name}]")
+        code = page.locator(".code pre").first.inner_text()
+        done = run([*command, code], tmp_path)
+        assert done.returncode == 0 and re.search(r"""['"]?label['"]?: ?['"]3['"]""", done.stdout), f"{code}\n{done}"
+
+
+def run(command, folder):
+    """Runs a command as it was copied from the page."""
+    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_detectors_boxes_lie_where_the_api_says(visit, site):
+    content = (IMAGES / "digits-detector" / "1.png").read_bytes()
+    expected = predicted(site, "digits-detector", content).json()
+    window = visit()
+    window.page.click("[data-example='digits.png']")
+    page = window.answered()
+    assert page.input_value("#model") == "digits-detector", "an example chooses a model that it suits"
+    boxes = page.locator(".box")
+    assert boxes.count() == len(expected["detections"]) > 1
+    frame = page.locator(".picture").bounding_box()
+    for index, found in enumerate(expected["detections"]):
+        box = boxes.nth(index).bounding_box()
+        scale = frame["width"] / expected["image"]["width"]
+        left, top, right, bottom = (edge * scale for edge in found["box"])
+        got = (box["x"] - frame["x"], box["y"] - frame["y"], box["width"], box["height"])
+        assert got == pytest.approx((left, top, right - left, bottom - top), abs=2)
+        assert boxes.nth(index).inner_text().startswith(found["label"])
+    # Weaker ones can be hidden.
+    page.evaluate("() => { const slider = document.querySelector('.range input'); slider.value = 90; slider.dispatchEvent(new Event('input')); }")
+    assert boxes.count() == sum(found["score"] >= 0.9 for found in expected["detections"])
+    window.shot("detect")
+
+
+def test_a_mask_covers_what_its_classes_cover(visit, site):
+    window = visit()
+    window.page.select_option("#model", "segment")
+    window.give("drop", ("three.png", THREE))
+    page = window.answered()
+    mask = predicted(site, "segment", THREE, mask="rle").json()["mask"]
+    covered = "() => { const c = document.querySelector('.mask'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"
+    classes = {entry["index"]: entry["pixels"] for entry in mask["classes"] if entry["index"] > 0}
+    assert classes and page.evaluate(covered) == sum(classes.values())
+    page.locator(".found input:enabled").first.uncheck()
+    assert page.evaluate(covered) == sum(classes.values()) - classes[min(classes)]
+    window.shot("segment")
+
+
+def test_vectors_and_tensors_are_drawn_and_listed(visit):
+    window = visit()
+    for model in ("embed", "image-identity"):
+        window.page.select_option("#model", model)
+        window.give("drop", ("three.png", THREE))
+        page = window.answered()
+        page.wait_for_selector(".plot .bars" if model == "embed" else ".result .says table", state="attached")
+        window.shot(model)
+
+
+def test_spots_are_shown_on_their_frames_with_the_picture_of_all(visit, site):
+    content = (IMAGES / "spots.tif").read_bytes()
+    lines = [json.loads(line) for line in predicted(site, "spots", content).text.splitlines()]
+    window = visit()
+    window.page.select_option("#model", "spots")
+    window.give("drop", ("spots.tif", content))
+    page = window.answered()
+    assert f"{lines[-1]['localizations']} localizations in {lines[-1]['frames']} frames" in page.inner_text(".result .says")
+    page.wait_for_selector(".rendered")
+    assert page.evaluate("document.querySelector('.rendered').naturalWidth") >= 400
+    first = next(line for line in lines if line.get("count"))
+    assert page.inner_text(".frames output") == f"Frame {first['frame'] + 1} of 160: {first['count']} spots"
+    # The rings lie around the places: the pixels there are lit.
+    place = [first["x_nm"][0] / 100, first["y_nm"][0] / 100]
+    lit = page.evaluate(
+        """([x, y]) => {
+            const layer = document.querySelector(".layer");
+            const scale = layer.width / 96;
+            const at = (dx) => layer.getContext("2d").getImageData(Math.round((x + dx + 0.5) * scale), Math.round((y + 0.5) * scale), 1, 1).data[3];
+            return [at(3.2), at(0)];
+        }""",
+        place,
+    )
+    assert lit[0] > 0 and lit[1] == 0
+    slider = page.locator(".frames input")
+    slider.focus()
+    page.keyboard.press("End")
+    assert page.inner_text(".frames output").startswith("Frame 160 of 160")
+    window.shot("spots")
+
+
+def test_the_movie_that_is_made_here_is_a_stack_with_known_rings(visit):
+    window = visit()
+    window.page.click("[data-example='movie.npy']")
+    page = window.answered()
+    page.wait_for_selector(".rendered")
+    count = int(page.inner_text(".result .says .count").split()[0])
+    assert 1500 < count < 2400, count
+    window.shot("movie")
+
+
+def test_stacks_are_shown_with_the_pixels_that_they_have(visit):
+    page = visit().page
+    shown = 0
+    for path in sorted(STACKS.glob("*.tif")):
+        got = page.evaluate(
+            """async (bytes) => {
+                const { openTiff } = await import("/page/tiff.js");
+                try {
+                    const stack = openTiff(Uint8Array.from(bytes).buffer);
+                    const last = stack.frames - 1;
+                    return { frames: stack.frames, size: [stack.height, stack.width], last: [...(await stack.frame(last))] };
+                } catch (error) {
+                    return { reason: error.message };
+                }
+            }""",
+            list(path.read_bytes()),
+        )
+        if "reason" in got:
+            continue
+        try:
+            expected = tifffile.imread(path)
+        except Exception:  # what its reference does not read proves nothing
+            continue
+        expected = expected.reshape(-1, *got["size"], *expected.shape[3:]) if expected.ndim < 4 else expected.reshape(got["frames"], -1)
+        assert len(expected) == got["frames"], path.name
+        assert np.allclose(np.asarray(got["last"], np.float32), expected[-1].astype(np.float32).ravel(), equal_nan=True), path.name
+        shown += 1
+    assert shown >= 20, f"{shown} of the stacks are shown"
+
+
+def test_an_error_is_shown_as_the_server_says_it(visit):
+    window = visit()
+    window.give("drop", ("not.png", b"no image"), ("three.png", THREE))
+    page = window.answered(2)
+    refused = page.locator(".card").first
+    assert refused.locator("h3").inner_text().lower() == "the bytes are not an image we can decode"
+    text = refused.inner_text()
+    assert "tried JPEG, PNG" in text and "Status 400" in text
+    assert re.search(r"request [0-9a-f]{8}-[0-9a-f-]{27}", text)
+    assert page.locator(".card").nth(1).locator(".classes").count() == 1, "the other file is answered"
+    window.shot("error")
+
+
+def test_names_with_markup_are_shown_as_text(visit):
+    window = visit()
+    page = window.page
+    page.select_option("#model", "marked")
+    window.give("drop", (f"{MARKUP}.png", THREE))
+    window.answered()
+    assert page.inner_text(".card h2") == f"{MARKUP}.png"
+    assert page.inner_text(".classes li:first-child .name") == f"{MARKUP}3"
+    assert page.locator("#model option").all_inner_texts().count(MARKUP) <= 1
+    page.click("nav >> text=Models")
+    page.wait_for_selector(".model")
+    assert MARKUP in page.locator(".model h2").all_inner_texts()
+    page.click("nav >> text=Live")
+    page.wait_for_selector("#traffic tbody tr")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_the_live_view_shows_devices_traffic_and_models(visit, site):
+    window = visit("/#live")
+    page = window.page
+    page.wait_for_selector(".device")
+    assert "cpu" in page.inner_text(".device") and "serving" in page.inner_text(".device")
+
+    def busy():
+        predicted(site, "digits", THREE)
+        row = page.locator("#traffic tbody tr", has=page.locator("th", has_text=re.compile("^digits$")))
+        return float(row.locator(".trend span").inner_text().split()[0].replace("–", "0")) > 0
+
+    until(busy, 60, "requests are seen")
+    assert page.locator(".tile").count() == 6
+    path = page.locator("[data-tile=requests] .line").get_attribute("d")
+    assert path.startswith("M"), "the rate is drawn"
+    window.shot("live")
+
+
+def test_models_are_unloaded_and_loaded_by_who_has_the_token(visit, site):
+    window = visit("/#models")
+    page = window.page
+    card = page.locator("[data-model=digits]")
+    card.wait_for()
+    assert "10 labels" in card.inner_text() and "FP32 [any, 1, 32, 32]" in card.inner_text()
+    page.click("[data-control='unload digits']")
+    page.wait_for_function("() => document.querySelector('#models-says').textContent.includes('authorization must be Bearer')")
+    page.click("summary:has-text('Admin token')")
+    page.fill("#token", TOKEN)
+    page.click("#token-form button")
+    page.click("[data-control='unload digits']")
+    page.wait_for_function("() => document.querySelector('#models-says').textContent.includes('digits is unloaded')")
+    assert site.status("/v2/models/digits/ready") != 200
+    assert "it is not loaded" in card.inner_text() or "unavailable" in card.inner_text()
+    page.click("[data-control='load digits']")
+    page.wait_for_function("() => document.querySelector('#models-says').textContent.includes('digits is loaded')")
+    assert site.status("/v2/models/digits/ready") == 200
+    assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+    window.shot("models")
+
+
+def test_everything_can_be_done_with_the_keyboard(visit):
+    window = visit()
+    page = window.page
+    seen = []
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(
+            "() => { const e = document.activeElement; const s = getComputedStyle(e.id === 'files' ? e.nextElementSibling : e);"
+            " return [e.id || e.dataset.example || e.textContent.trim(), s.outlineStyle, parseFloat(s.outlineWidth)]; }"
+        )
+        assert focused[1] != "none" and focused[2] >= 2, f"the focus on {focused[0]} is not seen"
+        seen.append(focused[0])
+        if focused[0] == "digits.png":
+            break
+    assert seen[0] == "Skip to content" and "model" in seen and "files" in seen, seen
+    page.keyboard.press("Enter")
+    window.answered()
+    assert page.locator(".box").count() > 1
+    assert page.inner_text("#asking").startswith("Answered by digits-detector")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_readable_by_day_and_by_night_and_by_machines_that_read_aloud(visit, scheme):
+    window = visit(color_scheme=scheme, reduced_motion="reduce")
+    page = window.page
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = sum(map(int, re.findall(r"\d+", ground)[:3])) / 3
+    assert (light > 200) == (scheme == "light"), ground
+    states = [("try-empty", lambda: None), ("try-boxes", lambda: page.click("[data-example='digits.png']")), ("try-spots", lambda: page.click("[data-example='movie.npy']"))]
+    found = []
+    for name, prepare in states:
+        prepare()
+        if name != "try-empty":
+            window.answered()
+            for summary in page.locator("summary").all():
+                if summary.is_visible() and not summary.evaluate("e => e.parentElement.open"):
+                    summary.click()
+        if name == "try-spots":
+            page.wait_for_selector(".rendered")
+        found += violations(page, name)
+        window.shot(f"{name}-{scheme}")
+    for view, there in (("live", ".device"), ("models", ".model")):
+        page.goto(f"{window.url}/#{view}")
+        page.wait_for_selector(there)
+        found += violations(page, view)
+        window.shot(f"{view}-{scheme}")
+    assert found == [], "\n".join(found)
+
+
+def violations(page, name):
+    """What axe-core finds wrong."""
+    results = Axe().run(page).response["violations"]
+    return [f"{name}: {each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]} {each['nodes'][0].get('failureSummary', '')}" for each in results]
+
+
+def test_a_telephone_is_wide_enough(visit):
+    window = visit(viewport={"width": 390, "height": 844}, device_scale_factor=2, has_touch=True)
+    page = window.page
+    page.click("[data-example='digits.png']")
+    window.answered()
+    page.click("summary:has-text('The same from your code')")
+    for view, there in (("try", ".box"), ("live", ".device"), ("models", ".model")):
+        page.goto(f"{window.url}/#{view}")
+        page.wait_for_selector(there)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+        window.shot(f"telephone-{view}")
+
+
+def test_the_documents_show_every_operation_and_ask_this_server(visit):
+    window = visit("/docs")
+    page = window.page
+    page.wait_for_selector(".opblock")
+    paths = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+    operations = sum(method in {"get", "post", "put"} for path in paths.values() for method in path)
+    assert page.locator(".opblock").count() == operations
+    page.click("#operations-tensors-serverMetadata .opblock-summary-control")
+    page.click("#operations-tensors-serverMetadata .try-out__btn")
+    page.click("#operations-tensors-serverMetadata .execute")
+    page.wait_for_selector("#operations-tensors-serverMetadata .live-responses-table .microlight")
+    assert '"name": "ocelli"' in page.inner_text("#operations-tensors-serverMetadata .live-responses-table .microlight")
+    window.shot("docs", whole=False)
+
+
+def test_documents_are_fetched_and_their_parts_are_kept(site):
+    for path in ("/", "/docs"):
+        reply = requests.get(site.url + path, timeout=wire.TIMEOUT)
+        assert reply.headers["cache-control"] == "no-store" and "etag" not in reply.headers
+        policy = reply.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';") and "unsafe" not in policy
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    style = requests.get(f"{site.url}/page/style.css", timeout=wire.TIMEOUT)
+    assert style.headers["content-type"].startswith("text/css") and style.headers["x-content-type-options"] == "nosniff"
+    again = requests.get(f"{site.url}/page/style.css", headers={"If-None-Match": style.headers["etag"]}, timeout=wire.TIMEOUT)
+    assert again.status_code == 304 and again.content == b""
+    assert requests.get(f"{site.url}/page/..%2f..%2fetc%2fpasswd", timeout=wire.TIMEOUT).status_code == 404
+    assert requests.get(f"{site.admin_url}/", timeout=wire.TIMEOUT).status_code == 404, "not on the admin listener"
+
+
+def test_a_server_without_the_page_has_neither_and_pages_of_others_control_nothing(start_server, only_digits):
+    server = start_server(only_digits, page="off", repository_mode="explicit")
+    for path in ("/", "/docs", "/page/style.css"):
+        assert requests.get(server.url + path, timeout=wire.TIMEOUT).status_code == 404, path
+    url = f"{server.url}/v2/repository/models/digits/unload"
+    own = server.url.removeprefix("http://")
+    for headers, told in (
+        ({"Origin": "http://evil.example"}, "page of another server"),
+        ({"Origin": "null"}, "page of another server"),
+        # A name that its owner points here.
+        ({"Origin": "http://evil.example:8000", "Host": "evil.example:8000"}, "by an address"),
+    ):
+        for base in (url, url.replace(server.url, server.admin_url)):
+            reply = requests.post(base, headers=headers, timeout=wire.TIMEOUT)
+            assert reply.status_code == 403 and told in reply.json()["error"], reply.text
+    assert server.status("/v2/models/digits/ready") == 200
+    assert requests.post(url, headers={"Origin": f"http://{own}"}, timeout=wire.TIMEOUT).status_code == 200
+    server.kill()
+
+
+def test_the_picture_of_the_readme_is_of_this_page(visit):
+    window = visit(viewport={"width": 1200, "height": 830})
+    window.page.click("[data-example='digits.png']")
+    page = window.answered()
+    page.click("summary:has-text('The same from your code')")
+    page.mouse.move(0, 0)
+    page.evaluate("document.activeElement.blur()")
+    window.shot("readme", whole=False)
+    if os.environ.get("OCELLI_BLESS") == "1":
+        shutil.copy(SHOTS / "readme.png", PICTURE)
+    assert PICTURE.stat().st_size < PICTURE_BYTES_MAX
+    assert "docs/images/page.png" in (ROOT / "README.md").read_text()
