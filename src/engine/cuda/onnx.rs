@@ -10,20 +10,20 @@
 #![allow(unsafe_code)]
 
 mod bucket;
+mod flight;
 
 use super::{Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
-    Airborne, DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     onnx::{
         OnGpu, Placement, Runtime,
         binding::Where,
         session::{GpuTarget, Session, Target},
-        value,
     },
     staging::{Blocks, Lent, Memory},
 };
 use bucket::{Bucket, Output};
-use bytes::Bytes;
+use flight::Running;
 use ort::{session::RunOptions, value::DynValue};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -494,56 +494,5 @@ impl Drop for OnnxOnGpu {
     fn drop(&mut self) {
         // What is on its way has memory of the places.
         self.streams.settle();
-    }
-}
-
-/// A batch on its way. Holds all that the device reads and writes for it, beside what its place has.
-struct Running {
-    place: Option<usize>,
-    back: Sender<usize>,
-    landed: Arc<Event>,
-    results: Vec<Option<Lent>>,
-    described: Vec<Option<(DataType, Vec<usize>)>>,
-    /// Outputs that ONNX Runtime made memory for, in their order.
-    values: Vec<DynValue>,
-    _inputs: Vec<Tensor>,
-    /// Until the values are gone.
-    _streams: Arc<Streams>,
-}
-
-impl Running {
-    /// Waits for the device, and gives the place to the next batch.
-    fn wait(&mut self) -> Result<(), CudaError> {
-        let Some(place) = self.place.take() else { return Ok(()) };
-        let landed = self.landed.wait();
-        // Nobody takes it where the engine has gone.
-        let _ = self.back.send(place);
-        landed
-    }
-}
-
-impl Airborne for Running {
-    fn land(mut self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
-        self.wait()?;
-        let mut values = std::mem::take(&mut self.values).into_iter();
-        let results = std::mem::take(&mut self.results).into_iter().zip(std::mem::take(&mut self.described));
-        let tensor = |(result, described): (Option<Lent>, Option<(DataType, Vec<usize>)>)| {
-            if let (Some(result), Some((datatype, shape))) = (result, described) {
-                return Ok(Tensor { datatype, shape, data: result.freeze() });
-            }
-            let value = values.next().expect("a run gives all of its outputs");
-            // Copied, so that what ONNX Runtime has to copy to is free again, and no reply holds the session.
-            let tensor = value::take(value)?;
-            Ok(Tensor { data: Bytes::copy_from_slice(&tensor.data), ..tensor })
-        };
-        results.map(tensor).collect()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Err(error) = self.wait() {
-            tracing::debug!(%error, "a batch that nobody waits for failed");
-        }
     }
 }
