@@ -75,6 +75,9 @@ pub(super) fn start(
     workers: usize,
 ) -> Result<Core, AppError> {
     let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
+    if config.backend == Backend::Gpu {
+        check_onnx(runtime.as_ref(), &gpus, &found).map_err(AppError::Backend)?;
+    }
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
@@ -91,6 +94,7 @@ pub(super) fn start(
         compute_threads: config.compute_threads,
         isolation,
         timeout: config.timeout_ms,
+        kernel_cache_folder: config.kernel_cache_folder.clone(),
     };
     let (cpu, sharing) = (config.backend != Backend::Gpu, sharing(config));
     let wanted = devices::Wanted { gpus, cpu, workers, sharing };
@@ -134,6 +138,28 @@ fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation,
     let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
     Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
         .map_err(failed("cannot share memory"))
+}
+
+/// Whether ONNX models that are there can run on one of the GPUs.
+fn check_onnx(
+    runtime: Result<&Runtime, &String>,
+    gpus: &[Gpu],
+    found: &[models::Found],
+) -> Result<(), String> {
+    let is_onnx = |found: &models::Found| {
+        found.source.as_ref().is_ok_and(|source| source.manifest.engine == models::Engine::Onnx)
+    };
+    let Some(model) = found.iter().find(|found| is_onnx(found)) else { return Ok(()) };
+    // Without one, models say so themselves.
+    let Ok(runtime) = runtime else { return Ok(()) };
+    let refused = gpus.iter().map(|gpu| runtime.check_gpu(gpu).err());
+    let refused: Option<Vec<String>> = refused.collect();
+    match refused.and_then(|reasons| reasons.into_iter().next()) {
+        None => Ok(()),
+        Some(reason) => {
+            Err(format!("backend is gpu, but the ONNX model {} can run on none: {reason}", model.name))
+        }
+    }
 }
 
 /// How GPUs are shared.

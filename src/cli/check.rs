@@ -69,7 +69,8 @@ fn sizes(sizes: &[usize]) -> String {
     }
 }
 
-/// What one instance holds: the model itself, and its batches by size, the smallest and the largest.
+/// What one instance holds: the model itself, and its batches by size, the smallest and the largest; of that, what they are
+/// copied into and out of.
 fn memory(footprint: &Footprint) -> String {
     let batches: Vec<String> = match footprint.buffers.as_slice() {
         [first, .., last] => vec![first, last],
@@ -78,7 +79,8 @@ fn memory(footprint: &Footprint) -> String {
     .into_iter()
     .map(|(size, bytes)| format!("{} at {size}", mib(*bytes)))
     .collect();
-    format!("{} + {}", mib(footprint.weights), batches.join(", "))
+    let staging = footprint.staging.map_or(String::new(), |bytes| format!(" ({} staging)", mib(bytes)));
+    format!("{} + {}{staging}", mib(footprint.weights), batches.join(", "))
 }
 
 /// Such as `FP32[?,3,224,224]`.

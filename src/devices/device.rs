@@ -13,7 +13,7 @@ use crate::{
     engine::{
         Engine, EngineError,
         child::{Executor, Place, Recipe},
-        cuda::{Gpu, HostMemory},
+        cuda::{Gpu, HostMemory, onnx::Load},
         staging::Memory,
     },
     models::{self, Model, Source},
@@ -104,10 +104,18 @@ impl Device {
         let workers = start(parts, &health, &thread, self.workers)
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
-            let (host, isolation) = (self.host.clone(), parts.isolation.clone());
-            let opened = workers[0].call(move || isolation.open(&gpu, host));
+            let (host, isolation, runtime) =
+                (self.host.clone(), parts.isolation.clone(), parts.runtime.clone());
+            let opened = workers[0].call(move || isolation.open(&gpu, host, runtime));
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
+        if let Some(Ok(executor)) = &opened {
+            for worker in &workers {
+                let executor = executor.clone();
+                // Where this fails, so does what comes next.
+                let _ = worker.call(move || executor.bind());
+            }
+        }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let hold = |executor| Hold { number, health: health.clone(), workers, executor };
         match opened.transpose() {
@@ -165,15 +173,17 @@ impl Hold {
         let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
         match &self.executor {
             None => {
-                let threads = (parts.compute_threads / instances).max(1);
-                Ok((0..instances).map(|_| on_cpu(source, parts, threads)).collect::<Result<_, _>>()?)
+                let recipe = on_cpu(source, (parts.compute_threads / instances).max(1));
+                let place = Place::Cpu(parts.runtime.clone());
+                Ok((0..instances).map(|_| recipe.make(&place)).collect::<Result<_, _>>()?)
             }
             Some(executor) => {
-                let (executor, recipe) = (executor.clone(), recipe(source, 1));
-                let health = self.health.clone();
+                let recipes: Vec<Recipe> =
+                    (0..instances).map(|made| on_gpu(source, parts, instances - made)).collect();
+                let (executor, health) = (executor.clone(), self.health.clone());
                 let _busy = self.health.busy();
                 self.workers[0].call(move || {
-                    let made = (0..instances).map(|_| executor.make(&recipe)).collect::<Result<_, _>>();
+                    let made = recipes.iter().map(|recipe| executor.make(recipe)).collect::<Result<_, _>>();
                     made.inspect_err(|error| health.note(error)).map_err(Refusal::from)
                 })?
             }
@@ -278,15 +288,27 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
     (0..workers).map(|index| Worker::start(post(index))).collect()
 }
 
-fn on_cpu(source: &Source, parts: &Parts, threads: usize) -> Result<Box<dyn Engine + Send>, String> {
-    let place = Place::Cpu(parts.runtime.clone());
-    recipe(source, threads).make(&place).map_err(|error| error.to_string())
-}
-
-/// Which engine runs a model, with so many threads where it is on the CPU.
-fn recipe(source: &Source, threads: usize) -> Recipe {
+/// Which engine a model has on the CPU, with so many threads.
+fn on_cpu(source: &Source, threads: usize) -> Recipe {
     match &source.manifest.engine {
         models::Engine::Onnx => Recipe::Onnx { path: source.path.clone(), threads },
         models::Engine::GaussMle(_) => Recipe::GaussMle { threads },
+    }
+}
+
+/// And on a GPU, as one of so many instances still to come.
+fn on_gpu(source: &Source, parts: &Parts, instances: usize) -> Recipe {
+    let manifest = &source.manifest;
+    match &manifest.engine {
+        models::Engine::Onnx => Recipe::OnnxOnGpu(Load {
+            path: source.path.clone(),
+            asked: manifest.gpu.clone(),
+            items_max: manifest.batch.largest(),
+            memory_bytes_max: manifest.placement.memory_bytes_max,
+            instances: instances as u64,
+            whole: manifest.placement.forbids_cpu(),
+            cache: parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt")),
+        }),
+        models::Engine::GaussMle(_) => Recipe::GaussMle { threads: 1 },
     }
 }

@@ -105,7 +105,9 @@ pub(super) fn prove(
         canary = forward(&mut **engine, model, smallest).map_err(noted)?;
         if let (Some((gpu, _)), None) = (gpu, &footprint) {
             let info = gpu_memory(gpu)?;
-            footprint = Some(Footprint { instances, weights, buffers, free: info.free, total: info.total });
+            let staging = engine.staging_bytes();
+            let (free, total) = (info.free, info.total);
+            footprint = Some(Footprint { instances, weights, buffers, staging, free, total });
         }
     }
     if let (Some((gpu, _)), Some(footprint)) = (gpu, &mut footprint) {

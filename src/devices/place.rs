@@ -84,24 +84,27 @@ impl Placed {
     }
 }
 
-/// Places a model on some of `devices`.
+/// Places a model on some of `devices`. `no_onnx` says of each why ONNX models cannot run there.
 ///
 /// # Errors
 /// Why it can run on none.
-pub(super) fn place(manifest: &Manifest, devices: &[Kind]) -> Result<Placed, String> {
+pub(super) fn place(
+    manifest: &Manifest,
+    devices: &[Kind],
+    no_onnx: &[Option<String>],
+) -> Result<Placed, String> {
     let Placing { devices: asked, fallback, memory_bytes_max, .. } = &manifest.placement;
     let mut notes = Vec::new();
-    let runs_on = |kind: &Kind| match manifest.engine {
-        // ONNX Runtime is loaded for the CPU.
-        Engine::Onnx => *kind == Kind::Cpu,
-        Engine::GaussMle(_) => true,
+    let refused = |index: usize| match manifest.engine {
+        Engine::Onnx => no_onnx[index].as_deref(),
+        Engine::GaussMle(_) => None,
     };
     let wanted = |kind: &Kind| asked.is_empty() || asked.iter().any(|word| kind.is_meant_by(word));
     let mut on: Vec<usize> =
-        (0..devices.len()).filter(|i| wanted(&devices[*i]) && runs_on(&devices[*i])).collect();
+        (0..devices.len()).filter(|i| wanted(&devices[*i]) && refused(*i).is_none()).collect();
     let other = |choose: &dyn Fn(&Kind) -> bool| {
         let fits = |(index, kind): (usize, &Kind)| {
-            (choose(kind) && runs_on(kind) && !on.contains(&index)).then_some(index)
+            (choose(kind) && refused(index).is_none() && !on.contains(&index)).then_some(index)
         };
         devices.iter().enumerate().find_map(fits)
     };
@@ -110,12 +113,15 @@ pub(super) fn place(manifest: &Manifest, devices: &[Kind]) -> Result<Placed, Str
         Fallback::OtherGpu => other(&|kind| *kind != Kind::Cpu),
         Fallback::Never => None,
     };
+    // All GPUs have the same to say, mostly.
+    let out: Vec<usize> =
+        (0..devices.len()).filter(|i| wanted(&devices[*i]) && refused(*i).is_some()).collect();
+    let mut whys: Vec<&str> = out.iter().filter_map(|index| refused(*index)).collect();
+    whys.dedup();
+    let whys = whys.join("; ");
     let instead = on.is_empty();
     if instead {
-        let why = match manifest.engine {
-            Engine::Onnx => "ONNX models run on the CPU in this version".to_owned(),
-            Engine::GaussMle(_) => format!("there is {}", list(devices)),
-        };
+        let why = if out.is_empty() { format!("there is {}", list(devices)) } else { whys };
         let asked = if asked.is_empty() { "all".to_owned() } else { format!("{asked:?}") };
         match (stands_in.take(), fallback) {
             (Some(other), _) => {
@@ -135,6 +141,8 @@ pub(super) fn place(manifest: &Manifest, devices: &[Kind]) -> Result<Placed, Str
                 return Err(format!("placement.devices = {asked} and fallback = \"never\", but {why}"));
             }
         }
+    } else if !out.is_empty() {
+        notes.push(format!("the model runs on {} of {} devices: {whys}", on.len(), on.len() + out.len()));
     }
     let on_cpu = |index: &usize| devices[*index] == Kind::Cpu;
     if memory_bytes_max.is_some() && on.iter().all(on_cpu) {
@@ -185,7 +193,9 @@ mod tests {
 
     fn check(manifest: &str, devices: &[Kind], on: Result<&[usize], &str>) -> Vec<String> {
         let manifest = Manifest::parse(manifest).unwrap();
-        let placed = place(&manifest, devices);
+        let on_gpu = |kind: &Kind| matches!(kind, Kind::Gpu(_)).then(|| "it is the CPU's build".to_owned());
+        let no_onnx: Vec<Option<String>> = devices.iter().map(on_gpu).collect();
+        let placed = place(&manifest, devices, &no_onnx);
         match (&placed, on) {
             (Ok(placed), Ok(on)) => assert_eq!(placed.on, on, "{placed:?}"),
             (Err(got), Err(expected)) => assert_eq!(got, expected),
@@ -247,11 +257,18 @@ mod tests {
     }
 
     #[test]
-    fn onnx_models_run_on_the_cpu() {
-        assert!(check("", &all(), Ok(&[0])).is_empty());
-        assert_eq!(check("[placement]\ndevices = \"gpu\"\n", &all(), Ok(&[0])).len(), 1);
-        let why = "ONNX models run on the CPU in this version, but backend is gpu, which takes no CPU: use backend auto";
+    fn onnx_models_run_where_the_runtime_can_and_the_reason_is_told_where_it_cannot() {
+        let notes = check("", &all(), Ok(&[0]));
+        assert_eq!(notes, ["the model runs on 1 of 3 devices: it is the CPU's build"]);
+        let notes = check("[placement]\ndevices = \"gpu\"\n", &all(), Ok(&[0]));
+        assert_eq!(
+            notes,
+            ["placement.devices = [\"gpu\"], but it is the CPU's build: the model runs on the CPU"]
+        );
+        let why = "it is the CPU's build, but backend is gpu, which takes no CPU: use backend auto";
         check("", &[gpu(0)], Err(why));
+        let placed = place(&Manifest::default(), &all(), &[None, None, None]).unwrap();
+        assert_eq!((placed.on, placed.notes.len()), (vec![0, 1, 2], 0));
     }
 
     #[test]

@@ -1,9 +1,6 @@
 //! Whether a model fits on a device, from what was measured when it was loaded. Pure.
 
-/// Of a GPU's memory, this part is left alone at least: for others, for what fragments, and for what libraries take later.
-const HEADROOM_PART: u64 = 20;
-/// And at least so many bytes.
-const HEADROOM_BYTES_MIN: u64 = 256 << 20;
+use crate::engine::cuda::headroom_bytes;
 
 /// What instances of a model hold on a device, measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +11,8 @@ pub struct Footprint {
     pub weights: u64,
     /// Bytes of one beside that, with all of its batches of a size on their way; by size, ascending.
     pub buffers: Vec<(usize, u64)>,
+    /// Of those of the largest size, what batches are copied into and out of, where it is told; the rest is what the engine works in.
+    pub staging: Option<u64>,
     /// Free on the device with all of them loaded.
     pub free: u64,
     /// Of so many.
@@ -28,7 +27,7 @@ impl Footprint {
 
     /// What is to be left free.
     pub fn headroom(&self) -> u64 {
-        (self.total / HEADROOM_PART).max(HEADROOM_BYTES_MIN)
+        headroom_bytes(self.total)
     }
 
     /// Instances that would fit, those that are loaded included.
@@ -79,6 +78,7 @@ mod tests {
             instances: 2,
             weights: 100 * MB,
             buffers: vec![(1, MB), (16, 20 * MB)],
+            staging: None,
             free: free * MB,
             total: total * MB,
         }

@@ -24,6 +24,7 @@ use crate::{
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -56,6 +57,8 @@ pub struct Parts {
     pub isolation: Isolation,
     /// The deadline of models whose manifest sets none.
     pub timeout: Duration,
+    /// Where what is built for a GPU is kept.
+    pub kernel_cache_folder: Option<PathBuf>,
 }
 
 /// What to run on.
@@ -261,7 +264,14 @@ impl Devices {
 
     fn place(&self, source: &Source) -> Result<Placed, String> {
         let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind.clone()).collect();
-        place::place(&source.manifest, &kinds)
+        let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| self.no_onnx(device)).collect();
+        place::place(&source.manifest, &kinds, &no_onnx)
+    }
+
+    /// Why ONNX models cannot run on a device, where they cannot.
+    fn no_onnx(&self, device: &Device) -> Option<String> {
+        let (gpu, runtime) = (device.gpu.as_ref()?, self.parts.runtime.as_ref());
+        runtime.map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(gpu)).err()
     }
 
     /// Loads one model and publishes nothing.

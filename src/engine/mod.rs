@@ -109,6 +109,11 @@ pub trait Engine {
         0
     }
 
+    /// Of [`Engine::device_bytes`], what batches are copied into and out of, where that is told apart from what the engine works in.
+    fn staging_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Lets go of memory that the next batch can get again. No batch is on its way.
     fn rest(&mut self) {}
 }

@@ -63,6 +63,12 @@
 //! instances = 1                # per device: 1 to 64
 //! memory_bytes_max = 2000000000   # default: no limit
 //! fallback = "cpu"             # what serves while none of these devices can: cpu | other-gpu | never
+//!
+//! [gpu]                        # how a model runs on GPUs
+//! provider = "cuda"            # cuda | tensorrt (where its libraries are), which may take half precision: fp16 = true
+//! cuda_graph = false           # record each batch size once, and replay it
+//! tf32 = false                 # multiply single precision with 10 bits of mantissa
+//! conv_search = "heuristic"    # heuristic | exhaustive (slow to load)
 //! ```
 //!
 //! A fitter of Gaussian spots needs no model file. Its tables, of which requests may change every key:
@@ -109,6 +115,7 @@ use super::{
     strict::{Mistakes, Table},
 };
 use crate::{
+    engine::onnx::OnGpu,
     image::{Color, Filter, Layout},
     tasks::Task,
 };
@@ -134,6 +141,8 @@ pub struct Manifest {
     pub batch: BatchLimits,
     /// Where instances run.
     pub placement: Placing,
+    /// How ONNX Runtime runs it on GPUs.
+    pub gpu: OnGpu,
     /// What the author says about inputs and outputs; a `model.toml` says nothing about them.
     pub declared: Option<Declared>,
     /// Runs before the first request, beside those that every model gets; a `model.toml` asks for none.
@@ -234,6 +243,21 @@ impl Fallback {
         [("cpu", Fallback::Cpu), ("other-gpu", Fallback::OtherGpu), ("never", Fallback::Never)];
 }
 
+impl BatchLimits {
+    /// Items of the largest batch, for models that take any.
+    pub fn largest(&self) -> usize {
+        let listed = self.sizes.as_ref().and_then(|sizes| sizes.last().copied());
+        listed.or(self.items_max).unwrap_or(BATCH_ITEMS_MAX)
+    }
+}
+
+impl Placing {
+    /// Whether the CPU may have no part in it.
+    pub fn forbids_cpu(&self) -> bool {
+        self.fallback == Some(Fallback::Never)
+    }
+}
+
 /// Every mistake of a manifest, each with its line, its key and what is allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestError(pub Vec<String>);
@@ -294,6 +318,7 @@ pub(super) fn file_name(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{read::TASKS, *};
+    use crate::engine::onnx::gpu::Provider;
 
     /// A manifest's mistakes.
     fn check(text: &str, expected: &[&str]) {
@@ -395,6 +420,22 @@ mod tests {
     fn the_tables_of_a_fitter_are_not_for_other_engines() {
         let only = "[fit] and [camera] are only read with engine = \"gauss-mle\"";
         check("[camera]\ngain = 1\n", &[&format!("line 1: {only}")]);
+    }
+
+    #[test]
+    fn how_a_network_runs_on_gpus_can_be_said() {
+        let manifest =
+            Manifest::parse("[gpu]\nprovider = \"tensorrt\"\nfp16 = true\ncuda_graph = true\n").unwrap();
+        assert_eq!(manifest.gpu.provider, Provider::TensorRt { fp16: true });
+        assert!(manifest.gpu.cuda_graph && !manifest.gpu.tf32);
+        check(
+            "[gpu]\nfp16 = true\nconv_search = \"exaustive\"\n",
+            &[
+                "line 2: gpu.fp16 is only read with provider = \"tensorrt\"; for cuda, export the model so",
+                "line 3: gpu.conv_search is \"exaustive\", allowed: heuristic, exhaustive; did you mean \"exhaustive\"?",
+            ],
+        );
+        check("engine = \"gauss-mle\"\n[gpu]\n", &["line 2: unknown key \"gpu\""]);
     }
 
     #[test]

@@ -83,10 +83,25 @@ fn ocelli_devices_says_why_there_is_no_gpu() {
 
 #[test]
 fn a_server_that_must_have_a_gpu_ends_with_69_where_there_is_none() {
-    let output = run("devices count=0", &["serve", "--backend", "gpu", "--listen", "127.0.0.1:0"]);
+    let output = run(
+        "devices count=0",
+        &["serve", "--backend", "gpu", "--listen", "127.0.0.1:0", "--models", "examples/models"],
+    );
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(69), "{text}");
     assert!(text.contains("backend is gpu, but the driver shows no GPU: "), "{text}");
+}
+
+#[test]
+fn networks_that_must_run_on_a_gpu_end_a_server_whose_onnx_runtime_is_for_the_cpu_and_auto_says_why() {
+    let models = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/models");
+    let run = |backend| run("devices count=1", &["check", "--models", models, "--backend", backend]);
+    for (backend, code) in [("gpu", 69), ("auto", 0)] {
+        let output = run(backend);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.contains("is a build of ONNX Runtime for the CPU: `make gpu` fetches"), "{text}");
+    }
 }
 
 /// Checks a folder with one fitter, with these lines below its manifest: what is printed, and the exit code.

@@ -7,10 +7,12 @@ mod failover;
 #[allow(unreachable_pub, reason = "other binaries take it as well")]
 mod fakes;
 mod fitter;
+mod graph;
 #[path = "../it/support.rs"]
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
 mod isolated;
+mod onnx;
 mod process;
 mod server;
 mod sharing;

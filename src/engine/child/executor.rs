@@ -4,6 +4,7 @@ use super::{Child, Place, Post, Program, Recipe, Region};
 use crate::engine::{
     Engine, EngineError,
     cuda::{self, Context, Gpu, HostMemory, MemoryInfo},
+    onnx::Runtime,
     staging::Memory,
 };
 use std::{io, path::PathBuf, sync::Arc};
@@ -44,13 +45,18 @@ impl Isolation {
         }
     }
 
-    /// Takes a GPU; in this process, with host memory that was made for it before.
+    /// Takes a GPU; in this process, with host memory that was made for it before and this ONNX Runtime, or why there is none.
     ///
     /// # Errors
     /// Why it cannot be had now.
-    pub fn open(&self, gpu: &Gpu, host: HostMemory) -> Result<Executor, EngineError> {
+    pub fn open(
+        &self,
+        gpu: &Gpu,
+        host: HostMemory,
+        runtime: Result<Runtime, String>,
+    ) -> Result<Executor, EngineError> {
         match self {
-            Isolation::Thread => Ok(Executor::Thread(Context::open_with(gpu, host)?)),
+            Isolation::Thread => Ok(Executor::Thread(Context::open_with(gpu, host)?, runtime)),
             Isolation::Process(apart) => Ok(Executor::Process(Child::start(Post {
                 device: gpu.id.clone(),
                 gpu: Some(gpu.id.clone()),
@@ -63,22 +69,35 @@ impl Isolation {
 }
 
 /// A GPU that is ours.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub enum Executor {
-    /// In this process.
-    Thread(Arc<Context>),
+    /// In this process, with ONNX Runtime or why there is none.
+    Thread(Arc<Context>, Result<Runtime, String>),
     /// In one of its own.
     Process(Arc<Child>),
 }
 
 impl Executor {
+    /// Makes the calling thread one of the GPU's, which engines in this process may be used on.
+    ///
+    /// # Errors
+    /// Where it is broken.
+    pub fn bind(&self) -> Result<(), EngineError> {
+        match self {
+            Executor::Thread(context, _) => Ok(context.bind()?),
+            Executor::Process(_) => Ok(()),
+        }
+    }
+
     /// Makes an engine; in this process, on the thread that is to own it.
     ///
     /// # Errors
     /// Why it cannot be had.
     pub fn make(&self, recipe: &Recipe) -> Result<Box<dyn Engine + Send>, EngineError> {
         match self {
-            Executor::Thread(context) => recipe.make(&Place::Gpu(Arc::clone(context))),
+            Executor::Thread(context, runtime) => {
+                recipe.make(&Place::Gpu(Arc::clone(context), runtime.clone()))
+            }
             Executor::Process(child) => Ok(Box::new(child.load(recipe)?)),
         }
     }
@@ -89,7 +108,7 @@ impl Executor {
     /// Where it is broken.
     pub fn memory(&self) -> Result<MemoryInfo, EngineError> {
         match self {
-            Executor::Thread(context) => Ok(context.memory()?),
+            Executor::Thread(context, _) => Ok(context.memory()?),
             Executor::Process(child) => child.memory(),
         }
     }
@@ -100,7 +119,7 @@ impl Executor {
     /// Where it is broken.
     pub fn trim(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context) => Ok(context.trim()?),
+            Executor::Thread(context, _) => Ok(context.trim()?),
             Executor::Process(child) => child.trim(),
         }
     }
@@ -111,7 +130,7 @@ impl Executor {
     /// What it did instead.
     pub fn canary(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context) => cuda::canary(context),
+            Executor::Thread(context, _) => cuda::canary(context),
             Executor::Process(child) => child.canary(),
         }
     }
@@ -119,7 +138,7 @@ impl Executor {
     /// The number of its process, where it has one of its own.
     pub fn process(&self) -> Option<u32> {
         match self {
-            Executor::Thread(_) => None,
+            Executor::Thread(..) => None,
             Executor::Process(child) => Some(child.id()),
         }
     }
@@ -127,7 +146,7 @@ impl Executor {
     /// Why its process is gone, once it is.
     pub fn ended(&self) -> Option<String> {
         match self {
-            Executor::Thread(_) => None,
+            Executor::Thread(..) => None,
             Executor::Process(child) => child.ended(),
         }
     }
@@ -136,7 +155,7 @@ impl Executor {
     pub fn kill(&self, reason: &str) {
         match self {
             // Threads cannot be ended from outside.
-            Executor::Thread(_) => {}
+            Executor::Thread(..) => {}
             Executor::Process(child) => child.kill(reason),
         }
     }

@@ -2,9 +2,9 @@
 
 use crate::engine::{
     Engine, EngineError,
-    cuda::{self, Context},
+    cuda::{self, Context, onnx::OnnxOnGpu},
     gauss_mle::GaussMle,
-    onnx::Runtime,
+    onnx::{Runtime, failure::is_out_of_memory},
 };
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, sync::Arc};
@@ -19,6 +19,8 @@ pub enum Recipe {
         /// Threads that share one operator on the CPU.
         threads: usize,
     },
+    /// A network on a GPU.
+    OnnxOnGpu(cuda::onnx::Load),
     /// The fitter of Gaussian spots.
     GaussMle {
         /// Threads that share a batch on the CPU.
@@ -31,8 +33,8 @@ pub enum Recipe {
 pub enum Place {
     /// The machine's processors, with ONNX Runtime or why there is none.
     Cpu(Result<Runtime, String>),
-    /// A GPU that is ours.
-    Gpu(Arc<Context>),
+    /// A GPU that is ours, with ONNX Runtime or why there is none.
+    Gpu(Arc<Context>, Result<Runtime, String>),
 }
 
 impl Recipe {
@@ -46,14 +48,22 @@ impl Recipe {
             (Recipe::Onnx { path, threads }, Place::Cpu(Ok(runtime))) => {
                 Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
             }
-            (Recipe::Onnx { .. }, Place::Cpu(Err(why))) => Err(refused(why.clone())),
-            (Recipe::Onnx { .. }, Place::Gpu(_)) => {
-                Err(refused("ONNX models run on the CPU in this version".to_owned()))
+            (Recipe::OnnxOnGpu(load), Place::Gpu(context, Ok(runtime))) => {
+                let engine = OnnxOnGpu::load(runtime, context, load).map_err(|reason| {
+                    if is_out_of_memory(&reason) { EngineError::OutOfMemory(reason) } else { refused(reason) }
+                });
+                Ok(Box::new(engine?))
+            }
+            (Recipe::Onnx { .. }, Place::Cpu(Err(why))) | (Recipe::OnnxOnGpu(_), Place::Gpu(_, Err(why))) => {
+                Err(refused(why.clone()))
+            }
+            (Recipe::Onnx { .. }, Place::Gpu(..)) | (Recipe::OnnxOnGpu(_), Place::Cpu(_)) => {
+                Err(refused("it is to be loaded for another kind of device".to_owned()))
             }
             (Recipe::GaussMle { threads }, Place::Cpu(_)) => {
                 Ok(Box::new(GaussMle::new(*threads).map_err(refused)?))
             }
-            (Recipe::GaussMle { .. }, Place::Gpu(context)) => {
+            (Recipe::GaussMle { .. }, Place::Gpu(context, _)) => {
                 Ok(Box::new(cuda::gauss_mle::GaussMle::new(context)?))
             }
         }

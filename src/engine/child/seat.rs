@@ -75,7 +75,7 @@ impl Seat<'_> {
     fn run(desk: &Arc<Desk>, place: Place, recipe: &Recipe, id: u64, told: &mpsc::Receiver<Told>) {
         let bound = match &place {
             Place::Cpu(_) => Ok(()),
-            Place::Gpu(context) => context.bind().map_err(EngineError::from),
+            Place::Gpu(context, _) => context.bind().map_err(EngineError::from),
         };
         let engine = match bound.and_then(|()| recipe.make(&place)) {
             Ok(engine) => engine,

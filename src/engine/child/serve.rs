@@ -99,7 +99,7 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
     let (start, bytes) = region.memory();
     // SAFETY: the caller holds the region for longer than this.
     let pin = unsafe { HostMemory::of(&context).pin(start, bytes) };
-    Ok(Taken { place: Place::Gpu(context), _pin: pin })
+    Ok(Taken { place: Place::Gpu(context, runtime), _pin: pin })
 }
 
 /// Does what is asked until the parent wants no more. Engines are gone when it returns.
@@ -153,7 +153,7 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
 fn memory(place: &Place) -> Result<Answer, EngineError> {
     match place {
         Place::Cpu(_) => Ok(Answer::Memory { free: 0, total: 0 }),
-        Place::Gpu(context) => {
+        Place::Gpu(context, _) => {
             let memory = context.memory()?;
             Ok(Answer::Memory { free: memory.free, total: memory.total })
         }
@@ -163,7 +163,7 @@ fn memory(place: &Place) -> Result<Answer, EngineError> {
 fn trim(place: &Place) -> Result<Answer, EngineError> {
     match place {
         Place::Cpu(_) => {}
-        Place::Gpu(context) => context.trim()?,
+        Place::Gpu(context, _) => context.trim()?,
     }
     Ok(Answer::Done { device_bytes: 0 })
 }
@@ -171,7 +171,7 @@ fn trim(place: &Place) -> Result<Answer, EngineError> {
 fn canary(place: &Place) -> Result<Answer, EngineError> {
     match place {
         Place::Cpu(_) => {}
-        Place::Gpu(context) => cuda::canary(context)?,
+        Place::Gpu(context, _) => cuda::canary(context)?,
     }
     Ok(Answer::Done { device_bytes: 0 })
 }

@@ -5,14 +5,21 @@
 //! [`Event`]s.
 #![allow(unsafe_code)]
 
-use super::{CudaError, HostMemory, driver::Gpu};
+use super::{
+    CudaError, HostMemory,
+    driver::Gpu,
+    numa::{self, Near},
+};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, result,
     sys::{CUevent_flags, CUmemPool_attribute, CUmemoryPool},
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// A GPU's context, and what we hold on it. Shared by all that is made in it.
@@ -20,6 +27,7 @@ use std::sync::{
 pub struct Context {
     pub(super) cuda: Arc<CudaContext>,
     gpu: Gpu,
+    near: Option<Near>,
     /// What memory is taken and given back on: nothing else runs there, so that it waits for no batch.
     pub(super) heap: Arc<CudaStream>,
     /// Bytes that our buffers hold.
@@ -47,6 +55,25 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
+/// Of a GPU's memory, this part is left alone at least: for others, for what fragments, and for what libraries take later.
+const HEADROOM_PART: u64 = 20;
+/// And at least so many bytes.
+const HEADROOM_BYTES_MIN: u64 = 256 << 20;
+
+/// What of so many bytes is to be left free.
+pub fn headroom_bytes(total: u64) -> u64 {
+    (total / HEADROOM_PART).max(HEADROOM_BYTES_MIN)
+}
+
+impl MemoryInfo {
+    /// What one of `instances` that are still to be loaded may take: what it is allowed, and an equal part of what is free beside
+    /// the headroom. At least 1, since 0 is no limit to some.
+    pub fn part(&self, instances: u64, bytes_max: Option<u64>) -> u64 {
+        let part = self.free.saturating_sub(headroom_bytes(self.total)) / instances.max(1);
+        bytes_max.unwrap_or(u64::MAX).min(part).max(1)
+    }
+}
+
 impl Context {
     /// Takes the GPU: some hundred MB of its memory go to the driver.
     ///
@@ -67,8 +94,9 @@ impl Context {
         // (`memory`).
         unsafe { cuda.disable_event_tracking() };
         let heap = cuda.new_stream().map_err(failed())?;
-        host.open(&cuda);
-        let context = Context { cuda, gpu: gpu.clone(), heap, held: AtomicU64::new(0), host };
+        let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
+        host.open(&cuda, near.as_ref());
+        let context = Context { cuda, gpu: gpu.clone(), near, heap, held: AtomicU64::new(0), host };
         // Memory that a batch gave back is kept for the next one; `trim` gives it up.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;
@@ -85,12 +113,22 @@ impl Context {
         &self.gpu
     }
 
-    /// Makes this the context of calls from this thread. Everything here does so itself; a device thread does it once, for
-    /// libraries that do not.
+    /// The processors near it, where there is a choice.
+    pub fn near(&self) -> Option<&Near> {
+        self.near.as_ref()
+    }
+
+    /// Makes this the context of calls from this thread, and has it run near the GPU. Everything here does the former itself; a
+    /// device thread does both once, for libraries that do not, and for what it starts.
     ///
     /// # Errors
     /// Where the context is broken.
     pub fn bind(&self) -> Result<(), CudaError> {
+        if let Some(near) = self.near()
+            && let Err(error) = near.bind()
+        {
+            tracing::debug!(gpu = self.gpu.id, %error, "a thread cannot be bound to the processors near its GPU");
+        }
         self.cuda.bind_to_thread().map_err(CudaError::when(format!("cannot use {}", self.gpu.id)))
     }
 
@@ -208,5 +246,21 @@ impl Event {
     /// What became of the work before it.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.0.synchronize().map_err(CudaError::when("work on the GPU failed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_takes_no_more_than_its_part_and_what_it_is_allowed() {
+        const MB: u64 = 1 << 20;
+        let memory = MemoryInfo { free: 1256 * MB, total: 4096 * MB };
+        assert_eq!(memory.part(2, None), 500 * MB);
+        assert_eq!(memory.part(2, Some(100 * MB)), 100 * MB);
+        assert_eq!(MemoryInfo { free: MB, ..memory }.part(1, None), 1);
+        // A twentieth of a large GPU is more.
+        assert_eq!(MemoryInfo { free: 8192 * MB, total: 81_920 * MB }.part(1, None), 4096 * MB);
     }
 }

@@ -4,7 +4,7 @@
 //! machine, and says in one line why it has no GPU. No context is made here, so looking takes no memory of a GPU.
 #![allow(unsafe_code)]
 
-use super::CudaError;
+use super::{CudaError, numa};
 use cudarc::driver::{
     result,
     sys::{self, CUdevice_attribute as Attribute, CUresult as Code},
@@ -12,7 +12,7 @@ use cudarc::driver::{
 use std::{ffi::CStr, fmt, path::Path};
 
 /// The oldest version of CUDA whose driver can load our kernels: 12.0, the driver 525.
-const VERSION_MIN: Version = Version(12_000);
+const VERSION_MIN: Version = Version::new(12, 0);
 
 /// The compute capability that the kernels are made for, and all above it.
 const CAPABILITY_MIN: (u32, u32) = (7, 5);
@@ -20,6 +20,18 @@ const CAPABILITY_MIN: (u32, u32) = (7, 5);
 /// A version of CUDA, as drivers number it: 1000 × major + 10 × minor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(i32);
+
+impl Version {
+    /// Such as 12 and 9.
+    pub const fn new(major: i32, minor: i32) -> Version {
+        Version(1000 * major + 10 * minor)
+    }
+
+    /// Of which libraries made for this number run on the driver, whatever their minor one.
+    pub fn major(self) -> u32 {
+        self.0.unsigned_abs() / 1000
+    }
+}
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -50,6 +62,8 @@ pub struct Gpu {
     pub pci: String,
     /// The NUMA node that it hangs on, where the system says.
     pub numa_node: Option<u32>,
+    /// The newest CUDA that its driver knows.
+    pub cuda: Version,
 }
 
 impl Gpu {
@@ -125,7 +139,7 @@ pub fn probe() -> Result<Driver, NoGpu> {
     if count == 0 {
         return Err(NoGpu::NoneVisible(none_visible()));
     }
-    let gpus = (0..count).map(gpu).collect::<Result<_, _>>()?;
+    let gpus = (0..count).map(|ordinal| gpu(ordinal, version)).collect::<Result<_, _>>()?;
     Ok(Driver { version, gpus })
 }
 
@@ -155,7 +169,7 @@ fn version() -> Result<Version, NoGpu> {
     }
 }
 
-fn gpu(ordinal: i32) -> Result<Gpu, CudaError> {
+fn gpu(ordinal: i32, cuda: Version) -> Result<Gpu, CudaError> {
     let failed = |what: &str| CudaError::when(format!("cannot read the {what} of GPU {ordinal}"));
     let device = result::device::get(ordinal).map_err(failed("handle"))?;
     let attribute = |attribute, what: &str| {
@@ -184,8 +198,9 @@ fn gpu(ordinal: i32) -> Result<Gpu, CudaError> {
             "shared memory",
         )?,
         memory_bytes: memory as u64,
-        numa_node: numa_node(&pci),
+        numa_node: numa::node(Path::new(numa::SYSTEM), &pci),
         pci,
+        cuda,
     })
 }
 
@@ -206,12 +221,6 @@ fn pci(device: sys::CUdevice) -> Result<String, result::DriverError> {
     let bytes = text.map(|byte| byte as u8);
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     Ok(text.to_string_lossy().to_lowercase())
-}
-
-/// Where the system says that the GPU hangs. -1 stands for a machine of one node.
-fn numa_node(pci: &str) -> Option<u32> {
-    let path = Path::new("/sys/bus/pci/devices").join(pci).join("numa_node");
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Has the driver keep the kernels that it compiles in `folder`, unless the environment says where. To be called before

@@ -5,7 +5,7 @@
 //! itself, and which is slow to read where a batch runs on the CPU or is padded.
 #![allow(unsafe_code)]
 
-use super::{Context, CudaError};
+use super::{Context, CudaError, numa::Near};
 use crate::engine::staging::{Pin, Pinner};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use std::{
@@ -153,6 +153,8 @@ pub struct HostMemory(Arc<Mutex<Pins>>);
 struct Pins {
     /// Of the device, while it is ours.
     cuda: Option<Arc<CudaContext>>,
+    /// The processors near it, where there is a choice.
+    near: Option<Near>,
     /// Where registered memory begins.
     starts: BTreeSet<usize>,
 }
@@ -163,10 +165,11 @@ impl HostMemory {
         context.host.clone()
     }
 
-    pub(super) fn open(&self, cuda: &Arc<CudaContext>) {
+    pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
         let mut pins = self.lock();
         pins.starts.clear();
         pins.cuda = Some(Arc::clone(cuda));
+        pins.near = near.cloned();
     }
 
     /// Unregisters everything: the context goes.
@@ -203,11 +206,16 @@ impl Pinner for HostMemory {
         let mut pins = self.lock();
         // Plain memory, where the device is not ours.
         let cuda = pins.cuda.as_ref()?;
-        let registered = cuda.bind_to_thread().and_then(|()| {
+        let register = || {
+            cuda.bind_to_thread()?;
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
             // SAFETY: the memory is there until the pin is dropped: the caller's promise.
             unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags) }.result()
-        });
+        };
+        let registered = match &pins.near {
+            Some(near) => near.within(register),
+            None => register(),
+        };
         match registered {
             Ok(()) => {
                 let start = start.as_ptr().expose_provenance();

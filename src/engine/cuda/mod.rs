@@ -3,11 +3,12 @@
 //!
 //! - [`driver`]: what there is, or in one line why there is nothing.
 //! - [`context`]: a GPU that is ours, its streams and events.
+//! - [`numa`]: the processors near it.
 //! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
 //! - [`module`]: our kernels on it.
 //! - [`canary`]: whether it answers as it should.
 //! - [`fault`]: what follows from an error.
-//! - [`gauss_mle`]: the fitter.
+//! - [`gauss_mle`]: the fitter; [`onnx`]: ONNX Runtime.
 //!
 //! Everything holds on to its [`Context`], which is given back when the last of it is dropped.
 
@@ -18,9 +19,11 @@ pub mod fault;
 pub mod gauss_mle;
 pub mod memory;
 pub mod module;
+pub mod numa;
+pub mod onnx;
 
 pub use canary::canary;
-pub use context::{Context, Event, MemoryInfo, Streams};
+pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};
 pub use memory::{Buffer, Heap, HostMemory};

@@ -1,21 +1,32 @@
 //! ONNX Runtime through the `ort` crate, loaded at run time: one shared library, one environment per process.
 //!
 //! - [`Runtime`]: the library and its environment.
-//! - [`OnnxEngine`]: one session.
-//! - [`value`]: tensors in and out of it without a copy.
+//! - [`OnnxEngine`]: a model on the CPU. On a GPU it is [`cuda::onnx`](super::cuda::onnx).
+//! - [`gpu`]: what a model's author may ask for on a GPU.
+//! - `session`: a model file, loaded for a provider; `shapes`: what is known of its outputs before a run; `placement`: which
+//!   node runs where.
+//! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
+//! - `libraries`: whether it can run models on a GPU here; `failure`: whose fault a failed run is.
 
-mod value;
+pub(super) mod binding;
+pub(super) mod failure;
+pub mod gpu;
+mod libraries;
+mod placement;
+pub(super) mod session;
+mod shapes;
+pub(super) mod value;
 
-use super::{Dim, Engine, EngineError, Setting, Signature, Tensor, TensorSpec, TensorView};
-use ort::{
-    environment::Environment,
-    logging::LogLevel,
-    session::{Session, builder::GraphOptimizationLevel},
-    value::ValueType,
-};
+pub use gpu::OnGpu;
+pub use placement::Placement;
+
+use super::{Engine, EngineError, Setting, Signature, Tensor, TensorView, cuda::Gpu};
+use libraries::CudaProvider;
+use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
+use session::{Session, Target};
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 /// The library takes one environment per process and never lets go of it, so that a second server in the process (in
@@ -26,6 +37,9 @@ static LOADED: Mutex<Option<(PathBuf, Runtime)>> = Mutex::new(None);
 #[derive(Clone)]
 pub struct Runtime {
     environment: Environment,
+    path: Arc<Path>,
+    /// What it runs on GPUs with, or why it cannot; looked at when it is first asked for.
+    cuda: Arc<OnceLock<Result<CudaProvider, String>>>,
 }
 
 impl Runtime {
@@ -60,7 +74,7 @@ impl Runtime {
             .with_logger(Arc::new(log))
             .build()
             .map_err(|error| format!("cannot start ONNX Runtime: {error}"))?;
-        let runtime = Runtime { environment };
+        let runtime = Runtime { environment, path: path.into(), cuda: Arc::default() };
         *loaded = Some((path.to_owned(), runtime.clone()));
         Ok(runtime)
     }
@@ -70,6 +84,24 @@ impl Runtime {
         ort::info().to_owned()
     }
 
+    /// Whether it can run models on a GPU.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub fn check_gpu(&self, gpu: &Gpu) -> Result<(), String> {
+        let provider = self.cuda.get_or_init(|| {
+            if !ort::ep::CUDA::is_available().unwrap_or(false) {
+                return Err(format!(
+                    "{} is a build of ONNX Runtime for the CPU: `make gpu` fetches the one for CUDA into .lib/gpu, which \
+                     ORT_DYLIB_PATH or the option onnx_runtime then names",
+                    self.path.display()
+                ));
+            }
+            CudaProvider::beside(&self.path)
+        });
+        provider.as_ref().map_err(Clone::clone)?.check(gpu.cuda, gpu.capability)
+    }
+
     /// Loads a model for the CPU.
     ///
     /// `threads` is the number of threads that share one operator, the calling one included.
@@ -77,16 +109,7 @@ impl Runtime {
     /// # Errors
     /// If the file is no model that ONNX Runtime takes, or has inputs or outputs other than tensors.
     pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
-        self.session(path, threads).map_err(|error| first_line(error.message())).and_then(OnnxEngine::new)
-    }
-
-    fn session(&self, path: &Path, threads: usize) -> ort::Result<Session> {
-        Session::builder(&self.environment)?
-            .with_optimization_level(GraphOptimizationLevel::All)?
-            .with_intra_threads(threads)?
-            // Idle threads that spin would take the cores from decoding and from the front.
-            .with_intra_op_spinning(false)?
-            .commit_from_file(path)
+        Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine { session })
     }
 }
 
@@ -108,31 +131,11 @@ fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str
 /// One session on the CPU provider.
 pub struct OnnxEngine {
     session: Session,
-    signature: Signature,
-}
-
-impl OnnxEngine {
-    fn new(session: Session) -> Result<OnnxEngine, String> {
-        let signature = Signature {
-            platform: "onnxruntime_onnx",
-            inputs: session
-                .inputs()
-                .iter()
-                .map(|i| spec("input", i.name(), i.dtype()))
-                .collect::<Result<_, _>>()?,
-            outputs: session
-                .outputs()
-                .iter()
-                .map(|o| spec("output", o.name(), o.dtype()))
-                .collect::<Result<_, _>>()?,
-        };
-        Ok(OnnxEngine { session, signature })
-    }
 }
 
 impl Engine for OnnxEngine {
     fn signature(&self) -> &Signature {
-        &self.signature
+        self.session.signature()
     }
 
     /// On the CPU provider every failure but want of memory is the batch's own: an operator refused its input.
@@ -141,50 +144,8 @@ impl Engine for OnnxEngine {
         for view in inputs {
             values.push(value::lend(view)?);
         }
-        let outputs = self.session.run(values.as_slice()).map_err(|error| failed(&error))?;
+        let outputs = self.session.inner().run(values.as_slice());
+        let outputs = outputs.map_err(|error| failure::of_run(&error))?;
         outputs.into_iter().map(|(_, output)| value::take(output)).collect()
-    }
-}
-
-fn spec(kind: &str, name: &str, dtype: &ValueType) -> Result<TensorSpec, String> {
-    match dtype {
-        ValueType::Tensor { ty, shape, .. } => Ok(TensorSpec {
-            name: name.to_owned(),
-            datatype: value::datatype(*ty)
-                .ok_or_else(|| format!("{kind} {name:?} has element type {ty}, which is not supported"))?,
-            shape: shape.iter().map(|&n| usize::try_from(n).map_or(Dim::Free, Dim::Fixed)).collect(),
-        }),
-        other => Err(format!(
-            "{kind} {name:?} is {other}; only tensors are supported (export without sequences, maps and optionals)"
-        )),
-    }
-}
-
-/// Whose fault a failed run is.
-fn failed(error: &ort::Error) -> EngineError {
-    let message = first_line(error.message());
-    if message.contains("Failed to allocate memory") || message.contains("bad_alloc") {
-        EngineError::Device(format!("out of memory: {message}"))
-    } else {
-        EngineError::Input(message)
-    }
-}
-
-/// The first line of one of ONNX Runtime's messages, without what only its own developers can use: stack traces below
-/// it, and the source files it names.
-fn first_line(message: &str) -> String {
-    let words = message.lines().next().unwrap_or_default().split_whitespace();
-    words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_for_callers_name_no_source_files() {
-        let message =
-            "Non-zero status code /onnxruntime_src/onnxruntime/core/bfc_arena.cc:360 void* f() Failed\n0x1";
-        assert_eq!(first_line(message), "Non-zero status code void* f() Failed");
     }
 }

@@ -1,15 +1,19 @@
 //! Tensors into ONNX Runtime without a copy, and its results out of it without a copy.
 #![allow(unsafe_code)]
 
+use super::failure;
 use crate::engine::{DataType, EngineError, Tensor, TensorView};
 use bytes::Bytes;
 use ort::{
     memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType},
     session::SessionInputValue,
+    sys::c_void,
     value::{
-        DynTensor, DynTensorValueType, DynValue, Shape, Tensor as OrtTensor, TensorElementType, TensorRefMut,
+        DynTensor, DynTensorValueType, DynValue, DynValueRefMut, PrimitiveTensorElementType, Shape,
+        Tensor as OrtTensor, TensorElementType, TensorRefMut, ValueRefMut,
     },
 };
+use std::fmt::Debug;
 
 /// Our name for ONNX Runtime's element type; `None` for the few that we do not carry (complex, 4- and 8-bit floats).
 pub(super) fn datatype(element: TensorElementType) -> Option<DataType> {
@@ -32,10 +36,50 @@ pub(super) fn datatype(element: TensorElementType) -> Option<DataType> {
     })
 }
 
+/// Describes memory as a tensor: where it is, its first element, its shape.
+///
+/// # Safety
+/// The memory lies there, is aligned and spans the shape, for as long as what comes of it is used.
+pub(super) type Describe =
+    unsafe fn(MemoryInfo<'static>, *mut c_void, Shape) -> ort::Result<DynValueRefMut<'static>>;
+
+/// How memory of this type is described.
+pub(super) fn describe(datatype: DataType) -> Describe {
+    unsafe fn of<T: PrimitiveTensorElementType + Debug>(
+        info: MemoryInfo<'static>,
+        data: *mut c_void,
+        shape: Shape,
+    ) -> ort::Result<DynValueRefMut<'static>> {
+        // SAFETY: the caller's promise.
+        unsafe { TensorRefMut::<'static, T>::from_raw(info, data, shape) }.map(ValueRefMut::into_dyn)
+    }
+    match datatype {
+        DataType::Bool => of::<bool>,
+        DataType::Uint8 => of::<u8>,
+        DataType::Uint16 => of::<u16>,
+        DataType::Uint32 => of::<u32>,
+        DataType::Uint64 => of::<u64>,
+        DataType::Int8 => of::<i8>,
+        DataType::Int16 => of::<i16>,
+        DataType::Int32 => of::<i32>,
+        DataType::Int64 => of::<i64>,
+        DataType::Fp16 => of::<half::f16>,
+        DataType::Bf16 => of::<half::bf16>,
+        DataType::Fp32 => of::<f32>,
+        DataType::Fp64 => of::<f64>,
+        DataType::Bytes => unreachable!("byte strings have no memory that could be lent"),
+    }
+}
+
+/// A shape as ONNX Runtime has it.
+pub(super) fn shape_of(extents: &[usize]) -> Shape {
+    Shape::new(extents.iter().map(|&n| n as i64))
+}
+
 /// Lends a tensor's memory to a session for one run. Byte strings are copied, since ONNX Runtime keeps its own.
 pub(super) fn lend<'a>(view: &TensorView<'a>) -> Result<SessionInputValue<'a>, EngineError> {
-    let bad = |error: ort::Error| EngineError::Input(super::first_line(error.message()));
-    let shape = Shape::new(view.shape.iter().map(|&n| n as i64));
+    let bad = |error: ort::Error| EngineError::Input(failure::first_line(error.message()));
+    let shape = shape_of(&view.shape);
     if view.datatype == DataType::Bytes {
         let strings: Vec<String> =
             view.strings().map_err(EngineError::Input)?.into_iter().map(str::to_owned).collect();
@@ -45,31 +89,15 @@ pub(super) fn lend<'a>(view: &TensorView<'a>) -> Result<SessionInputValue<'a>, E
     let info =
         MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::Default).map_err(bad)?;
     let data = view.data.as_ptr().cast_mut().cast();
-    macro_rules! lend {
-        ($element:ty) => {{
-            debug_assert_eq!(view.data.as_ptr().align_offset(align_of::<$element>()), 0, "staging aligns its views");
-            // SAFETY: the memory lives for 'a, spans the shape (checked when the view was made) and is aligned; a
-            // session reads its inputs and never writes them.
-            let tensor = unsafe { TensorRefMut::<'a, $element>::from_raw(info, data, shape) }.map_err(bad)?;
-            tensor.into()
-        }};
-    }
-    Ok(match view.datatype {
-        DataType::Bool => lend!(bool),
-        DataType::Uint8 => lend!(u8),
-        DataType::Uint16 => lend!(u16),
-        DataType::Uint32 => lend!(u32),
-        DataType::Uint64 => lend!(u64),
-        DataType::Int8 => lend!(i8),
-        DataType::Int16 => lend!(i16),
-        DataType::Int32 => lend!(i32),
-        DataType::Int64 => lend!(i64),
-        DataType::Fp16 => lend!(half::f16),
-        DataType::Bf16 => lend!(half::bf16),
-        DataType::Fp32 => lend!(f32),
-        DataType::Fp64 => lend!(f64),
-        DataType::Bytes => unreachable!("byte strings returned above"),
-    })
+    let size = view.datatype.size().unwrap_or(1);
+    debug_assert!(
+        view.data.is_empty() || view.data.as_ptr().addr().is_multiple_of(size),
+        "staging aligns its views"
+    );
+    // SAFETY: the memory lives for 'a, spans the shape (checked when the view was made) and is aligned; a session reads its
+    // inputs and never writes them. What is given is held no longer than 'a.
+    let tensor = unsafe { describe(view.datatype)(info, data, shape) }.map_err(bad)?;
+    Ok(tensor.into())
 }
 
 /// A session's output with its memory, which goes back to ONNX Runtime when the last slice of it is dropped.
@@ -89,7 +117,7 @@ impl AsRef<[u8]> for Output {
 }
 
 /// Takes a session's output over.
-pub(super) fn take(output: DynValue) -> Result<Tensor, EngineError> {
+pub(in crate::engine) fn take(output: DynValue) -> Result<Tensor, EngineError> {
     let tensor: DynTensor = output
         .downcast::<DynTensorValueType>()
         .map_err(|_| EngineError::Input("the model gave an output that is not a tensor".into()))?;

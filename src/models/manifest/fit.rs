@@ -2,6 +2,7 @@
 
 use super::{Engine, Manifest, file_name, read};
 use crate::{
+    engine::onnx::OnGpu,
     models::strict::Table,
     tasks::{
         Task,
@@ -63,6 +64,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         input: None,
         batch,
         placement: read::placement(&root.table("placement")),
+        gpu: OnGpu::default(),
         declared: None,
         warmups: Vec::new(),
     };

@@ -5,6 +5,10 @@ use super::{
     fit,
 };
 use crate::{
+    engine::onnx::{
+        OnGpu,
+        gpu::{ConvSearch, Provider},
+    },
     image::{Color, Filter, Layout},
     models::strict::Table,
     tasks::{Activation, BoxFormat, Classify, Detect, Embed, Format, Orientation, Segment, Task},
@@ -94,6 +98,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         input: takes_images.then(|| read_input(&input)),
         batch: batch(&root.table("batch"), ITEMS_MAX),
         placement: placement(&root.table("placement")),
+        gpu: gpu(&root.table("gpu")),
         declared: None,
         warmups: Vec::new(),
     };
@@ -260,4 +265,21 @@ pub(super) fn placement(table: &Table<'_, '_>) -> Placing {
     };
     table.finish();
     placing
+}
+
+fn gpu(table: &Table<'_, '_>) -> OnGpu {
+    let tensorrt = table.choice("provider", &[("cuda", false), ("tensorrt", true)]).unwrap_or(false);
+    let fp16 = table.flag("fp16");
+    if fp16.is_some() && !tensorrt {
+        table.mistake_at("fp16", "is only read with provider = \"tensorrt\"; for cuda, export the model so");
+    }
+    let search = [("heuristic", ConvSearch::Heuristic), ("exhaustive", ConvSearch::Exhaustive)];
+    let on_gpu = OnGpu {
+        provider: if tensorrt { Provider::TensorRt { fp16: fp16.unwrap_or(false) } } else { Provider::Cuda },
+        cuda_graph: table.flag("cuda_graph").unwrap_or(false),
+        tf32: table.flag("tf32").unwrap_or(false),
+        conv_search: table.choice("conv_search", &search).unwrap_or_default(),
+    };
+    table.finish();
+    on_gpu
 }

@@ -2,7 +2,7 @@
 
 use super::{Described, Versions};
 use crate::{
-    engine::{DataType, Dim},
+    engine::{DataType, Dim, onnx::OnGpu},
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
         manifest::{BatchLimits, ITEMS_MAX, PRIORITY_MAX, Placing, file_name},
@@ -85,6 +85,7 @@ pub(super) fn described(config: &ModelConfig, name: &str) -> Result<Described, S
         input: None,
         batch,
         placement,
+        gpu: OnGpu::default(),
         declared,
         warmups,
     };

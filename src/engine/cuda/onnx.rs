@@ -1,0 +1,498 @@
+//! ONNX Runtime on a GPU, on streams and memory of ours: what [`OnnxEngine`](crate::engine::onnx::OnnxEngine) takes and gives,
+//! with three batches on their way. One is copied in, one is computed and one is copied out, each on a stream of its own.
+//!
+//! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
+//! once (`bucket`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
+//! takes is seen in what is free on the device then.
+//!
+//! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
+//! session, so that whoever has such a thing holds the streams as well.
+#![allow(unsafe_code)]
+
+mod bucket;
+mod flight;
+
+use super::{Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
+use crate::engine::{
+    DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    onnx::{
+        OnGpu, Placement, Runtime,
+        binding::Where,
+        session::{GpuTarget, Session, Target},
+    },
+    staging::{Blocks, Lent, Memory},
+};
+use bucket::{Bucket, Output};
+use flight::Running;
+use ort::{session::RunOptions, value::DynValue};
+use serde::{Deserialize, Serialize};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+};
+
+/// Batches on their way, where memory allows.
+const DEPTH: usize = 3;
+/// Shapes that a place keeps memory for; of more, those that were not used for longest go.
+const BUCKETS_MAX: usize = 16;
+
+/// How a model is to be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// The model file.
+    pub path: PathBuf,
+    /// What its author asks for.
+    pub asked: OnGpu,
+    /// Items of its largest batch.
+    pub items_max: usize,
+    /// Bytes that it may take, where there is a limit.
+    pub memory_bytes_max: Option<u64>,
+    /// Instances of it that are still to be loaded on the GPU, this one included: what is free is shared by them.
+    pub instances: u64,
+    /// Whether none of its nodes may run on the CPU.
+    pub whole: bool,
+    /// Where TensorRT keeps what it has built.
+    pub cache: Option<PathBuf>,
+}
+
+/// A model on a GPU.
+pub struct OnnxOnGpu {
+    /// Before the session: their bindings are its own.
+    places: Vec<Place>,
+    /// Before the streams, on one of which it works.
+    session: Session,
+    streams: Arc<Streams>,
+    context: Arc<Context>,
+    heap: Arc<Heap>,
+    device: Where,
+    /// Whether the GPU reads it, by input.
+    on_gpu: Vec<bool>,
+    /// Whether outputs of known shape are written to memory of ours.
+    bind_outputs: bool,
+    cuda_graph: bool,
+    /// The last number that was given to a graph.
+    graphs: usize,
+    /// What ONNX Runtime took for the model, and beside that for batches.
+    weights: u64,
+    arena: u64,
+    results: Blocks,
+    inputs: Blocks,
+    /// Places that no batch is in, how they come back, and how many there are.
+    free: Receiver<usize>,
+    back: Sender<usize>,
+    in_use: usize,
+    batches: u64,
+}
+
+/// What a batch takes on the device.
+struct Place {
+    buckets: Vec<Bucket>,
+    uploaded: Event,
+    computed: Event,
+    landed: Arc<Event>,
+}
+
+impl OnnxOnGpu {
+    /// Loads a model on a GPU, and says in the log where its nodes run.
+    ///
+    /// # Errors
+    /// Where the file is no model that ONNX Runtime takes, the provider cannot be had, too little memory is free, or a node
+    /// would run on the CPU that may not.
+    pub fn load(runtime: &Runtime, context: &Arc<Context>, load: &Load) -> Result<OnnxOnGpu, String> {
+        runtime.check_gpu(context.gpu())?;
+        let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
+        let streams = context.streams().map_err(|error| error.to_string())?;
+        let memory = context.memory().map_err(|error| error.to_string())?;
+        let arena_bytes_max = memory.part(load.instances, load.memory_bytes_max);
+        let target = GpuTarget {
+            ordinal,
+            stream: streams.compute.cu_stream().cast(),
+            asked: &load.asked,
+            items_max: load.items_max,
+            arena_bytes_max,
+            cache: load.cache.as_deref(),
+        };
+        let session = Session::load(runtime, &load.path, Target::Gpu(target))?;
+        let placement = session.placement()?;
+        if load.whole {
+            placement.check_no_cpu()?;
+        }
+        let (model, gpu) = (load.path.display(), context.gpu().id.as_str());
+        if placement.on_cpu().is_empty() {
+            tracing::info!(%model, gpu, %placement, arena_bytes_max, "loaded on a GPU");
+        } else {
+            tracing::warn!(%model, gpu, %placement, arena_bytes_max, "loaded on a GPU, with nodes that wait for the CPU");
+        }
+        let on_gpu = session.inputs_on_gpu()?;
+        let weights = memory.free.saturating_sub(free(context)?);
+        let mut engine =
+            OnnxOnGpu::around(session, streams, context, Where::Device(ordinal), on_gpu, weights)?;
+        engine.cuda_graph = load.asked.cuda_graph;
+        Ok(engine)
+    }
+
+    /// The same with the model on the CPU, where memory of the device is the host's as well: what checks of all but ONNX
+    /// Runtime's own part run on a driver that is none.
+    ///
+    /// # Errors
+    /// As [`OnnxOnGpu::load`].
+    pub fn load_on_host(
+        runtime: &Runtime,
+        context: &Arc<Context>,
+        path: &Path,
+    ) -> Result<(OnnxOnGpu, Placement), String> {
+        let streams = context.streams().map_err(|error| error.to_string())?;
+        let session = Session::load(runtime, path, Target::Cpu(1))?;
+        let placement = session.placement()?;
+        let on_gpu = vec![true; session.signature().inputs.len()];
+        let engine = OnnxOnGpu::around(session, streams, context, Where::Host, on_gpu, 0)?;
+        Ok((engine, placement))
+    }
+
+    fn around(
+        session: Session,
+        streams: Streams,
+        context: &Arc<Context>,
+        device: Where,
+        on_gpu: Vec<bool>,
+        weights: u64,
+    ) -> Result<OnnxOnGpu, String> {
+        let signature = session.signature();
+        if signature.inputs.iter().chain(&signature.outputs).any(|spec| spec.datatype == DataType::Bytes) {
+            return Err("it takes or gives strings, which only the CPU can have".to_owned());
+        }
+        let memory = Memory::Pinned(Arc::new(HostMemory::of(context)));
+        let (back, free) = channel();
+        let mut engine = OnnxOnGpu {
+            places: Vec::new(),
+            session,
+            streams: Arc::new(streams),
+            context: Arc::clone(context),
+            heap: Heap::new(context),
+            device,
+            on_gpu,
+            bind_outputs: true,
+            cuda_graph: false,
+            graphs: 0,
+            weights,
+            arena: 0,
+            results: Blocks::new(memory.clone()),
+            inputs: Blocks::new(memory),
+            free,
+            back,
+            in_use: 0,
+            batches: 0,
+        };
+        for index in 0..DEPTH {
+            engine.places.push(Place::new(context).map_err(|error| error.to_string())?);
+            engine.put_back(index);
+        }
+        engine.in_use = DEPTH;
+        Ok(engine)
+    }
+
+    fn put_back(&self, place: usize) {
+        self.back.send(place).expect("its receiver is ours");
+    }
+
+    /// A place with memory for these shapes, and where in it that is. Where there is too little for one more, there is one less
+    /// from now on. With it, whether it is the first batch of these shapes there.
+    fn place(&mut self, shapes: &[Vec<usize>]) -> Result<(usize, usize, bool), EngineError> {
+        loop {
+            let index = self.free.recv().expect("its sender is ours");
+            if let Some(known) = self.places[index].position(shapes) {
+                return Ok((index, known, false));
+            }
+            match self.make(shapes) {
+                Ok(bucket) => {
+                    let place = &mut self.places[index];
+                    place.make_room();
+                    place.buckets.push(bucket);
+                    return Ok((index, place.buckets.len() - 1, true));
+                }
+                Err(EngineError::OutOfMemory(error)) if self.in_use > 1 => {
+                    self.in_use -= 1;
+                    self.places[index].buckets.clear();
+                    tracing::warn!(places = self.in_use, error, "fewer batches at once from now on");
+                }
+                Err(error) => {
+                    self.put_back(index);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn make(&mut self, shapes: &[Vec<usize>]) -> Result<Bucket, EngineError> {
+        let known = self.session.outputs().for_inputs(shapes);
+        let known = known.into_iter().map(|shape| shape.filter(|_| self.bind_outputs)).collect();
+        let options = options().map_err(EngineError::Device)?;
+        let mut bucket =
+            Bucket::new(&self.session, &self.heap, shapes, known, self.device, &self.on_gpu, options)?;
+        if self.cuda_graph {
+            // Graphs replay what is on the GPU alone, at the addresses that were recorded; -1 is neither recorded nor replayed.
+            let number = if bucket.is_fixed() {
+                self.graphs += 1;
+                self.graphs.to_string()
+            } else {
+                "-1".to_owned()
+            };
+            let set = bucket.options.set("gpu_graph_id", number);
+            set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
+        }
+        Ok(bucket)
+    }
+
+    /// Has the device copy, compute and copy back.
+    fn begin(
+        &mut self,
+        (place, bucket): (usize, usize),
+        inputs: &[Tensor],
+        results: &mut [Option<Lent>],
+    ) -> Result<Vec<DynValue>, EngineError> {
+        let Streams { upload, compute, download } = &*self.streams;
+        let Place { buckets, uploaded, computed, landed } = &mut self.places[place];
+        let bucket = &mut buckets[bucket];
+        bucket.used = self.batches;
+        let specs = &self.session.signature().inputs;
+        for (index, tensor) in inputs.iter().enumerate() {
+            // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+            unsafe { bucket.fill(index, &specs[index].name, tensor, upload) }?;
+        }
+        uploaded.record(upload)?;
+        uploaded.before(compute)?;
+        if self.device == Where::Host {
+            // Who computes is not on the stream.
+            compute.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+        }
+        let pinned = match self.device {
+            Where::Device(ordinal) => Where::Pinned(ordinal),
+            host => host,
+        };
+        bucket.open(self.session.signature(), pinned)?;
+        let mut values = self.session.run(&bucket.binding, &bucket.options)?;
+        computed.record(compute)?;
+        computed.before(download)?;
+        for (output, result) in bucket.outputs.iter().zip(results) {
+            if let (Output::Ours { buffer, .. }, Some(result)) = (output, result)
+                && !result.is_empty()
+            {
+                // SAFETY: the flight holds the results and looks at them when it has landed.
+                unsafe { buffer.download(result, download) }?;
+            }
+        }
+        landed.record(download)?;
+        // Those of ours are looked at in the results.
+        let mut ours = bucket.outputs.iter().map(|output| matches!(output, Output::Ours { .. }));
+        values.retain(|_| !ours.next().unwrap_or(false));
+        Ok(values)
+    }
+
+    /// Begins a batch in memory that is ours.
+    fn launch(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
+        let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
+        let (place, bucket, first) = self.place(&shapes)?;
+        self.batches += 1;
+        let before = if first { free(&self.context).ok() } else { None };
+        let outputs = &self.places[place].buckets[bucket].outputs;
+        let mut results: Vec<Option<Lent>> = outputs
+            .iter()
+            .map(|output| match output {
+                Output::Ours { bytes, .. } => Some(self.results.lend(*bytes)),
+                Output::Open => None,
+            })
+            .collect();
+        let described: Vec<Option<(DataType, Vec<usize>)>> = outputs
+            .iter()
+            .zip(&self.session.signature().outputs)
+            .map(|(output, spec)| match output {
+                Output::Ours { shape, .. } => Some((spec.datatype, shape.clone())),
+                Output::Open => None,
+            })
+            .collect();
+        let begun = self.begin((place, bucket), &inputs, &mut results);
+        let values = match begun {
+            Ok(values) => values,
+            Err(error) => {
+                // What was begun may still read and write.
+                self.streams.settle();
+                self.places[place].buckets.remove(bucket);
+                self.put_back(place);
+                return Err(self.judged(error));
+            }
+        };
+        if let Some(before) = before {
+            // Once for each size: what ONNX Runtime took for it is seen when it is done.
+            self.streams.settle();
+            self.arena += before.saturating_sub(free(&self.context).unwrap_or(before));
+        }
+        Ok(Flight::Airborne(Box::new(Running {
+            landed: Arc::clone(&self.places[place].landed),
+            place: Some(place),
+            back: self.back.clone(),
+            results,
+            described,
+            values,
+            _inputs: inputs,
+            _streams: Arc::clone(&self.streams),
+        })))
+    }
+
+    /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say.
+    fn judged(&self, error: EngineError) -> EngineError {
+        match self.context.memory() {
+            Err(broken) if broken.fault() == Fault::Sticky => {
+                EngineError::Device(format!("{error}; {broken}"))
+            }
+            _ => error,
+        }
+    }
+
+    /// Has ONNX Runtime give back what its arena does not need, with a run of what was run last.
+    fn shrink(&mut self) -> Result<(), EngineError> {
+        let arena = match self.device {
+            Where::Device(ordinal) | Where::Pinned(ordinal) => format!("gpu:{ordinal}"),
+            Where::Host => "cpu:0".to_owned(),
+        };
+        let idle: Vec<usize> = self.free.try_iter().collect();
+        let smallest = idle
+            .iter()
+            .flat_map(|place| (0..self.places[*place].buckets.len()).map(|bucket| (*place, bucket)))
+            .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
+        let ran = smallest.map_or(Ok(()), |(place, bucket)| {
+            let mut options = options().map_err(EngineError::Device)?;
+            let set = options.set("memory.enable_memory_arena_shrinkage", &arena);
+            set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
+            let bucket = &mut self.places[place].buckets[bucket];
+            if bucket.reads_host() {
+                return Ok(());
+            }
+            bucket.open(self.session.signature(), Where::Host)?;
+            self.session.run(&bucket.binding, &options).map(|_| ())
+        });
+        self.streams.settle();
+        for place in idle {
+            self.put_back(place);
+        }
+        ran
+    }
+}
+
+impl Place {
+    fn new(context: &Context) -> Result<Place, CudaError> {
+        Ok(Place {
+            buckets: Vec::new(),
+            uploaded: context.mark()?,
+            computed: context.mark()?,
+            landed: Arc::new(context.event()?),
+        })
+    }
+
+    fn position(&self, shapes: &[Vec<usize>]) -> Option<usize> {
+        self.buckets.iter().position(|bucket| bucket.shapes == shapes)
+    }
+
+    /// Lets go of the shapes that were not used for longest.
+    fn make_room(&mut self) {
+        while self.buckets.len() >= BUCKETS_MAX {
+            let oldest = self.buckets.iter().enumerate().min_by_key(|(_, bucket)| bucket.used);
+            let oldest = oldest.map_or(0, |(index, _)| index);
+            self.buckets.swap_remove(oldest);
+        }
+    }
+}
+
+/// How a run is to be: without waiting for its end.
+fn options() -> Result<RunOptions, String> {
+    let words = |error: ort::Error| error.message().to_owned();
+    let mut options = RunOptions::new().map_err(words)?;
+    options.disable_device_sync().map_err(words)?;
+    Ok(options)
+}
+
+fn free(context: &Context) -> Result<u64, String> {
+    context.memory().map(|memory| memory.free).map_err(|error| error.to_string())
+}
+
+impl Engine for OnnxOnGpu {
+    fn signature(&self) -> &Signature {
+        self.session.signature()
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        setting: Option<&Setting>,
+    ) -> Result<Vec<Tensor>, EngineError> {
+        let pinned = |view: &TensorView<'_>| {
+            let mut data = self.inputs.lend(view.data.len());
+            data.copy_from_slice(view.data);
+            Tensor { datatype: view.datatype, shape: view.shape.clone(), data: data.freeze() }
+        };
+        let inputs = inputs.iter().map(pinned).collect();
+        self.start(inputs, setting)?.land()
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn start(&mut self, inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+        let again = (self.batches == 0).then(|| inputs.clone());
+        match (self.launch(inputs), again) {
+            // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
+            (Err(EngineError::Input(reason)), Some(inputs)) => {
+                self.bind_outputs = false;
+                let flight = self.launch(inputs);
+                self.bind_outputs = flight.is_err();
+                if flight.is_ok() {
+                    tracing::warn!(reason, "the shapes of outputs are not those that the model file says");
+                }
+                flight
+            }
+            (launched, _) => launched,
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::Pinned(Arc::new(HostMemory::of(&self.context)))
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.weights + self.arena + self.heap.held_bytes()
+    }
+
+    fn staging_bytes(&self) -> Option<u64> {
+        Some(self.heap.held_bytes())
+    }
+
+    fn rest(&mut self) {
+        // Graphs have the addresses of all of this in them.
+        if self.cuda_graph {
+            return;
+        }
+        if let Err(error) = self.shrink() {
+            tracing::debug!(%error, "the arena of an idle model keeps its memory");
+        }
+        let idle: Vec<usize> = self.free.try_iter().collect();
+        for place in idle {
+            self.places[place].buckets.clear();
+            self.put_back(place);
+        }
+        self.results.clear();
+        self.inputs.clear();
+        if let Err(error) = self.context.trim() {
+            tracing::warn!(%error, "an idle GPU keeps its memory");
+        }
+    }
+}
+
+impl Drop for OnnxOnGpu {
+    fn drop(&mut self) {
+        // What is on its way has memory of the places.
+        self.streams.settle();
+    }
+}

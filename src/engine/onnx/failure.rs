@@ -1,0 +1,100 @@
+//! Whose fault a failed run is, from ONNX Runtime's words: it has one code for nearly everything.
+
+use crate::engine::EngineError;
+
+/// Words of a run for which too little memory was free.
+const OUT_OF_MEMORY: [&str; 6] = [
+    "Failed to allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+];
+
+/// Words of a device, or a library on it, that failed.
+const DEVICE: [&str; 7] = [
+    "CUDA failure",
+    "CUDA error",
+    "CUDNN failure",
+    "CUDNN error",
+    "CUBLAS failure",
+    "CUBLAS error",
+    "no kernel image is available",
+];
+
+/// What follows from the error of a run.
+pub(in crate::engine) fn of_run(error: &ort::Error) -> EngineError {
+    of_message(error.message())
+}
+
+/// Whether a load failed for want of memory: another time there may be more.
+pub(in crate::engine) fn is_out_of_memory(message: &str) -> bool {
+    OUT_OF_MEMORY.iter().any(|words| message.contains(words))
+}
+
+fn of_message(message: &str) -> EngineError {
+    let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
+    let line = first_line(message);
+    if is_out_of_memory(message) {
+        EngineError::OutOfMemory(format!("out of memory: {line}"))
+    } else if says(&DEVICE) {
+        EngineError::Device(line)
+    } else {
+        EngineError::Input(line)
+    }
+}
+
+/// The first line of one of ONNX Runtime's messages, without what only its own developers can use: stack traces below
+/// it, the source files it names, the machine.
+pub(in crate::engine) fn first_line(message: &str) -> String {
+    let line = message.lines().next().unwrap_or_default();
+    let line = line.split_once(" ; GPU=").map_or(line, |(before, _)| before);
+    // Before it stands the function that failed, after it a code and its name.
+    let line = line
+        .split_once("[ONNXRuntimeError] : ")
+        .map_or(line, |(_, coded)| coded.splitn(3, " : ").nth(2).unwrap_or(coded));
+    let words = line.split_whitespace();
+    words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_for_callers_name_no_source_files() {
+        let message =
+            "Non-zero status code /onnxruntime_src/onnxruntime/core/bfc_arena.cc:360 void* f() Failed\n0x1";
+        assert_eq!(first_line(message), "Non-zero status code void* f() Failed");
+        let message = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=n1 ; file=/a.cc ; line=1";
+        assert_eq!(first_line(message), "CUDA failure 700: an illegal memory access was encountered");
+    }
+
+    #[test]
+    fn messages_begin_with_what_went_wrong() {
+        let message = "T f(const U&) [ONNXRuntimeError] : 1 : FAIL : Failed to load : a library";
+        assert_eq!(first_line(message), "Failed to load : a library");
+    }
+
+    #[test]
+    fn want_of_memory_is_no_fault_of_the_device_and_a_wrong_shape_is_the_batchs_own() {
+        let check = |message: &str, expected: fn(String) -> EngineError| {
+            let got = of_message(message);
+            assert_eq!(
+                std::mem::discriminant(&got),
+                std::mem::discriminant(&expected(String::new())),
+                "{got:?}"
+            );
+        };
+        check(
+            "BFCArena: Failed to allocate memory for requested buffer of size 4096",
+            EngineError::OutOfMemory,
+        );
+        check("CUDA failure 2: out of memory ; GPU=0", EngineError::OutOfMemory);
+        check("CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED ; GPU=0", EngineError::OutOfMemory);
+        check("CUDA failure 700: an illegal memory access was encountered ; GPU=0", EngineError::Device);
+        check("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available", EngineError::Device);
+        check("Non-zero status code returned while running Reshape node", EngineError::Input);
+    }
+}

@@ -1,0 +1,39 @@
+//! What a model's author may ask for where ONNX Runtime runs it on a GPU.
+
+use serde::{Deserialize, Serialize};
+
+/// `[gpu]` of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct OnGpu {
+    /// What runs the nodes.
+    pub provider: Provider,
+    /// Whether each batch size is recorded as a CUDA graph once, and replayed.
+    pub cuda_graph: bool,
+    /// Whether single precision may be multiplied with 10 bits of mantissa.
+    pub tf32: bool,
+    /// How algorithms of convolutions are found.
+    pub conv_search: ConvSearch,
+}
+
+/// What runs a model's nodes on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Provider {
+    /// ONNX Runtime's own kernels, and cuDNN's.
+    #[default]
+    Cuda,
+    /// TensorRT, and what it has no kernel for as above.
+    TensorRt {
+        /// Whether it may compute in half precision.
+        fp16: bool,
+    },
+}
+
+/// How algorithms of convolutions are found, for each shape that comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ConvSearch {
+    /// By what the library knows.
+    #[default]
+    Heuristic,
+    /// By trying all, which takes seconds for each batch size when the model is loaded.
+    Exhaustive,
+}

@@ -1,0 +1,255 @@
+//! Sessions: a model file, loaded for a provider.
+#![allow(unsafe_code)]
+
+use super::{
+    Runtime,
+    binding::Binding,
+    failure::{self, first_line},
+    gpu::{ConvSearch, OnGpu, Provider},
+    placement::{self, Placement, checked},
+    shapes::{self, OutputShapes},
+};
+use crate::engine::{Dim, EngineError, Signature};
+use ort::{
+    AsPointer,
+    ep::{self, ArenaExtendStrategy, ExecutionProviderDispatch},
+    session::{RunOptions, Session as OrtSession, builder::GraphOptimizationLevel},
+    value::DynValue,
+};
+use std::{
+    ffi::{CStr, c_char},
+    path::Path,
+    ptr,
+};
+
+/// What a model is loaded for.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engine) enum Target<'a> {
+    /// The CPU, with so many threads that share one operator, the calling one included.
+    Cpu(usize),
+    /// A GPU.
+    Gpu(GpuTarget<'a>),
+}
+
+/// A GPU, and how a model is to be loaded on it.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engine) struct GpuTarget<'a> {
+    /// The GPU's number in this process.
+    pub(in crate::engine) ordinal: i32,
+    /// The stream that all work goes to; it outlives the session.
+    pub(in crate::engine) stream: *mut (),
+    /// What the model's author asks for.
+    pub(in crate::engine) asked: &'a OnGpu,
+    /// Items of the largest batch.
+    pub(in crate::engine) items_max: usize,
+    /// Bytes that ONNX Runtime may take for weights and between layers.
+    pub(in crate::engine) arena_bytes_max: u64,
+    /// Where TensorRT keeps what it has built.
+    pub(in crate::engine) cache: Option<&'a Path>,
+}
+
+/// A loaded model.
+pub(in crate::engine) struct Session {
+    session: OrtSession,
+    signature: Signature,
+    outputs: OutputShapes,
+}
+
+impl Session {
+    /// Loads a model.
+    ///
+    /// # Errors
+    /// If the file is no model that ONNX Runtime takes, has inputs or outputs other than tensors, or the provider cannot be had.
+    pub(in crate::engine) fn load(
+        runtime: &Runtime,
+        path: &Path,
+        target: Target<'_>,
+    ) -> Result<Session, String> {
+        let providers = match target {
+            Target::Cpu(_) => Vec::new(),
+            Target::Gpu(gpu) => providers(runtime, path, gpu)?,
+        };
+        let threads = if let Target::Cpu(threads) = target { threads } else { 1 };
+        let session =
+            commit(runtime, path, threads, &providers).map_err(|error| first_line(error.message()))?;
+        let (signature, outputs) = shapes::of(&session)?;
+        Ok(Session { session, signature, outputs })
+    }
+
+    /// What it takes and gives.
+    pub(in crate::engine) fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// What is known of its outputs before a run.
+    pub(in crate::engine) fn outputs(&self) -> &OutputShapes {
+        &self.outputs
+    }
+
+    /// ONNX Runtime's own.
+    pub(in crate::engine) fn inner(&mut self) -> &mut OrtSession {
+        &mut self.session
+    }
+
+    /// Where its nodes run.
+    ///
+    /// # Errors
+    /// Where ONNX Runtime does not say.
+    pub(in crate::engine) fn placement(&self) -> Result<Placement, String> {
+        Placement::of(&self.session)
+    }
+
+    /// For each input, whether the GPU reads it; else the CPU does, at once.
+    ///
+    /// # Errors
+    /// Where ONNX Runtime does not say.
+    pub(in crate::engine) fn inputs_on_gpu(&self) -> Result<Vec<bool>, String> {
+        let api = ort::api();
+        let mut infos = vec![ptr::null(); self.signature.inputs.len()];
+        // SAFETY: as many places as the session has inputs; what is given belongs to it.
+        let status = unsafe {
+            (api.SessionGetMemoryInfoForInputs)(self.session.ptr(), infos.as_mut_ptr(), infos.len())
+        };
+        checked(status)?;
+        let on_gpu = |info| {
+            let mut name: *const c_char = ptr::null();
+            // SAFETY: the description belongs to the session, as does its name, which ends with a zero byte.
+            checked(unsafe { (api.MemoryInfoGetName)(info, &raw mut name) })?;
+            // SAFETY: as above.
+            Ok(!name.is_null() && unsafe { CStr::from_ptr(name) } == c"Cuda")
+        };
+        infos.into_iter().map(on_gpu).collect()
+    }
+
+    /// A binding with nothing bound.
+    ///
+    /// # Errors
+    /// ONNX Runtime's words.
+    pub(in crate::engine) fn binding(&self) -> Result<Binding, String> {
+        Binding::new(&self.session)
+    }
+
+    /// Runs what is bound; on a GPU it is begun. The outputs come in the order in which they were bound.
+    ///
+    /// # Errors
+    /// As [`Engine::run`](crate::engine::Engine::run).
+    pub(in crate::engine) fn run(
+        &mut self,
+        binding: &Binding,
+        options: &RunOptions,
+    ) -> Result<Vec<DynValue>, EngineError> {
+        let outputs = self.session.run_binding_with_options(binding.io(), options);
+        let outputs = outputs.map_err(|error| failure::of_run(&error))?;
+        Ok(outputs.into_iter().map(|(_, value)| value).collect())
+    }
+}
+
+fn commit(
+    runtime: &Runtime,
+    path: &Path,
+    threads: usize,
+    providers: &[ExecutionProviderDispatch],
+) -> ort::Result<OrtSession> {
+    let (key, value) = placement::RECORD;
+    OrtSession::builder(&runtime.environment)?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_intra_threads(threads)?
+        // Idle threads that spin would take the cores from decoding and from the front.
+        .with_intra_op_spinning(false)?
+        .with_config_entry(key, value)?
+        .with_execution_providers(providers)?
+        .commit_from_file(path)
+}
+
+/// What runs the model's nodes, the first that can. One that cannot be had is an error, not a model on the CPU.
+fn providers(
+    runtime: &Runtime,
+    path: &Path,
+    gpu: GpuTarget<'_>,
+) -> Result<Vec<ExecutionProviderDispatch>, String> {
+    let mut providers = Vec::new();
+    if let Provider::TensorRt { fp16 } = gpu.asked.provider {
+        let mut tensorrt = ep::TensorRT::default()
+            .with_device_id(gpu.ordinal)
+            .with_fp16(fp16)
+            .with_cuda_graph(gpu.asked.cuda_graph);
+        if let Some(folder) = gpu.cache {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| format!("cannot make {} for TensorRT: {error}", folder.display()))?;
+            let folder = folder.display();
+            tensorrt = tensorrt
+                .with_engine_cache(true)
+                .with_engine_cache_path(&folder)
+                .with_timing_cache(true)
+                .with_timing_cache_path(&folder);
+        }
+        // Without ranges, it builds an engine again for every batch size that it meets.
+        let signature = Session::load(runtime, path, Target::Cpu(1))?.signature;
+        if let Some([least, most]) = profile(&signature, gpu.items_max) {
+            tensorrt = tensorrt
+                .with_profile_min_shapes(&least)
+                .with_profile_opt_shapes(&most)
+                .with_profile_max_shapes(&most);
+        }
+        // SAFETY: whoever loads for a GPU keeps the stream longer than the session.
+        let tensorrt = unsafe { tensorrt.with_compute_stream(gpu.stream) };
+        providers.push(tensorrt.build().error_on_failure());
+    }
+    let search = match gpu.asked.conv_search {
+        ConvSearch::Heuristic => ep::cuda::ConvAlgorithmSearch::Heuristic,
+        ConvSearch::Exhaustive => ep::cuda::ConvAlgorithmSearch::Exhaustive,
+    };
+    let cuda = ep::CUDA::default()
+        .with_device_id(gpu.ordinal)
+        .with_memory_limit(usize::try_from(gpu.arena_bytes_max).unwrap_or(usize::MAX))
+        .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested)
+        .with_conv_algorithm_search(search)
+        .with_tf32(gpu.asked.tf32)
+        .with_cuda_graph(gpu.asked.cuda_graph);
+    // SAFETY: as above.
+    let cuda = unsafe { cuda.with_compute_stream(gpu.stream) };
+    providers.push(cuda.build().error_on_failure());
+    Ok(providers)
+}
+
+/// The shapes that inputs have at one item and at the most, as TensorRT reads them; `None` where more than the batch is free.
+fn profile(signature: &Signature, items_max: usize) -> Option<[String; 2]> {
+    let shapes = |items: usize| {
+        let input = |input: &crate::engine::TensorSpec| {
+            let extents = input.shape.iter().enumerate().map(|(axis, dim)| match dim {
+                Dim::Fixed(n) => Some(n.to_string()),
+                Dim::Free if axis == 0 => Some(items.to_string()),
+                Dim::Free => None,
+            });
+            let extents: Option<Vec<String>> = extents.collect();
+            extents.map(|extents| format!("{}:{}", input.name, extents.join("x")))
+        };
+        let inputs: Option<Vec<String>> = signature.inputs.iter().map(input).collect();
+        inputs.map(|inputs| inputs.join(","))
+    };
+    Some([shapes(1)?, shapes(items_max)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{DataType, TensorSpec};
+
+    #[test]
+    fn tensorrt_is_told_the_range_of_batches_where_nothing_else_is_free() {
+        let input = |name: &str, shape: &[Dim]| TensorSpec {
+            name: name.into(),
+            datatype: DataType::Fp32,
+            shape: shape.to_vec(),
+        };
+        let fixed = [Dim::Free, Dim::Fixed(3), Dim::Fixed(8)];
+        let mut signature = Signature {
+            platform: "",
+            inputs: vec![input("a", &fixed), input("b", &fixed[..2])],
+            outputs: Vec::new(),
+        };
+        assert_eq!(profile(&signature, 16), Some(["a:1x3x8,b:1x3".into(), "a:16x3x8,b:16x3".into()]));
+        signature.inputs[0].shape[2] = Dim::Free;
+        assert_eq!(profile(&signature, 16), None);
+    }
+}

@@ -1,0 +1,124 @@
+//! What a session takes and gives, and which of its outputs' shapes follow from those of its inputs.
+//!
+//! An ONNX file names its free extents (`batch`, `height`): an output extent whose name an input has too is known before a
+//! run, and memory for it can be made once. ONNX Runtime holds a model to such names.
+
+use super::value;
+use crate::engine::{Dim, Signature, TensorSpec};
+use ort::{session::Session, value::ValueType};
+
+/// An extent of an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Fixed(usize),
+    /// That of an input: its index and axis.
+    Of(usize, usize),
+    /// Known when the run has ended.
+    Open,
+}
+
+/// The shapes of a model's outputs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) struct OutputShapes(Vec<Vec<Extent>>);
+
+impl OutputShapes {
+    /// The shape of each output for inputs of these shapes; `None` where only a run can tell.
+    pub(in crate::engine) fn for_inputs(&self, inputs: &[Vec<usize>]) -> Vec<Option<Vec<usize>>> {
+        let extent = |extent: &Extent| match extent {
+            Extent::Fixed(n) => Some(*n),
+            Extent::Of(input, axis) => inputs.get(*input)?.get(*axis).copied(),
+            Extent::Open => None,
+        };
+        self.0.iter().map(|extents| extents.iter().map(extent).collect()).collect()
+    }
+}
+
+/// Names of a tensor's free extents; empty where one has none.
+struct Described {
+    spec: TensorSpec,
+    symbols: Vec<String>,
+}
+
+/// What a session takes and gives.
+///
+/// # Errors
+/// Inputs and outputs other than tensors, in words for a model's author.
+pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String> {
+    let inputs = session.inputs().iter().map(|i| described("input", i.name(), i.dtype()));
+    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    let outputs = session.outputs().iter().map(|o| described("output", o.name(), o.dtype()));
+    let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+    let shapes = output_shapes(&inputs, &outputs);
+    let specs = |all: Vec<Described>| all.into_iter().map(|described| described.spec).collect();
+    let signature =
+        Signature { platform: "onnxruntime_onnx", inputs: specs(inputs), outputs: specs(outputs) };
+    Ok((signature, shapes))
+}
+
+fn described(kind: &str, name: &str, dtype: &ValueType) -> Result<Described, String> {
+    match dtype {
+        ValueType::Tensor { ty, shape, dimension_symbols } => Ok(Described {
+            spec: TensorSpec {
+                name: name.to_owned(),
+                datatype: value::datatype(*ty).ok_or_else(|| {
+                    format!("{kind} {name:?} has element type {ty}, which is not supported")
+                })?,
+                shape: shape.iter().map(|&n| usize::try_from(n).map_or(Dim::Free, Dim::Fixed)).collect(),
+            },
+            symbols: dimension_symbols.to_vec(),
+        }),
+        other => Err(format!(
+            "{kind} {name:?} is {other}; only tensors are supported (export without sequences, maps and optionals)"
+        )),
+    }
+}
+
+fn output_shapes(inputs: &[Described], outputs: &[Described]) -> OutputShapes {
+    let of_input = |symbol: &str| {
+        inputs.iter().enumerate().find_map(|(input, described)| {
+            let axis = described.symbols.iter().position(|other| other == symbol)?;
+            Some(Extent::Of(input, axis))
+        })
+    };
+    let extent = |(axis, dim): (usize, &Dim), symbols: &[String]| match dim {
+        Dim::Fixed(n) => Extent::Fixed(*n),
+        Dim::Free => {
+            let symbol = symbols.get(axis).filter(|symbol| !symbol.is_empty());
+            symbol.and_then(|symbol| of_input(symbol)).unwrap_or(Extent::Open)
+        }
+    };
+    let extents = |output: &Described| {
+        output.spec.shape.iter().enumerate().map(|dim| extent(dim, &output.symbols)).collect()
+    };
+    OutputShapes(outputs.iter().map(extents).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::DataType;
+
+    fn tensor(dims: &[(Dim, &str)]) -> Described {
+        Described {
+            spec: TensorSpec {
+                name: "x".into(),
+                datatype: DataType::Fp32,
+                shape: dims.iter().map(|(dim, _)| *dim).collect(),
+            },
+            symbols: dims.iter().map(|(_, symbol)| (*symbol).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn an_extent_is_known_when_an_input_has_its_name() {
+        let inputs = [tensor(&[(Dim::Free, "batch"), (Dim::Fixed(3), ""), (Dim::Free, "height")])];
+        let outputs = [
+            tensor(&[(Dim::Free, "batch"), (Dim::Fixed(10), "")]),
+            tensor(&[(Dim::Free, "height"), (Dim::Free, "batch")]),
+            tensor(&[(Dim::Free, "batch"), (Dim::Free, "boxes")]),
+            tensor(&[(Dim::Free, "")]),
+        ];
+        let shapes = output_shapes(&inputs, &outputs).for_inputs(&[vec![4, 3, 64]]);
+        assert_eq!(shapes, [Some(vec![4, 10]), Some(vec![64, 4]), None, None]);
+    }
+}

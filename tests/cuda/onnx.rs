@@ -1,0 +1,187 @@
+//! ONNX models on streams and memory of a GPU, with the model itself on the CPU: the fake driver's memory is the host's, and
+//! ONNX Runtime's CUDA provider runs on no fake. What is checked is all that is ours: copies, order, places, memory, faults.
+
+use crate::{
+    fakes::cuda::FakeCuda,
+    graph::{Extent::*, FLOAT, INT64, model},
+    http::{config, root},
+    support::{Random, open, staged},
+};
+use ocelli::engine::{
+    DataType, Engine, EngineError, Flight, Tensor, TensorView,
+    cuda::{Context, onnx::OnnxOnGpu},
+    onnx::Runtime,
+};
+use std::{path::Path, sync::Arc};
+
+fn runtime() -> Runtime {
+    Runtime::load(&config().onnx_runtime).unwrap()
+}
+
+fn digits() -> std::path::PathBuf {
+    root().join("examples/models/digits/model.onnx")
+}
+
+fn load(context: &Arc<Context>, path: &Path) -> OnnxOnGpu {
+    OnnxOnGpu::load_on_host(&runtime(), context, path).unwrap().0
+}
+
+/// Pictures of digits that nobody wrote.
+fn pictures(seed: u64, count: usize) -> Vec<Tensor> {
+    let random = &mut Random(seed);
+    let values: Vec<f32> = (0..count * 32 * 32).map(|_| random.next()).collect();
+    vec![floats(vec![count, 1, 32, 32], &values)]
+}
+
+fn floats(shape: Vec<usize>, values: &[f32]) -> Tensor {
+    Tensor { datatype: DataType::Fp32, shape, data: bytemuck::cast_slice(values).to_vec().into() }
+}
+
+/// Begins a batch as a worker does.
+fn start(engine: &mut OnnxOnGpu, inputs: &[Tensor]) -> Result<Flight, EngineError> {
+    let inputs = staged(engine, inputs);
+    engine.start(inputs, None)
+}
+
+fn on_cpu(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
+    let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+    runtime().load_cpu(path, 1).unwrap().run(&views, None).unwrap()
+}
+
+/// Fails unless all outputs are the same to the bit: it is the same code that computed them.
+fn same(what: &str, got: &[Tensor], expected: &[Tensor]) {
+    let all = |tensors: &[Tensor]| -> Vec<(DataType, Vec<usize>, Vec<u8>)> {
+        tensors.iter().map(|t| (t.datatype, t.shape.clone(), t.data.to_vec())).collect()
+    };
+    assert_eq!(all(got), all(expected), "{what}");
+}
+
+#[test]
+fn batches_give_what_the_cpu_gives_however_many_are_on_their_way() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    for round in 0..3 {
+        let inputs = [4, 1, 7].map(|count| pictures(round * 10 + count as u64, count));
+        let flights: Vec<Flight> = inputs.iter().map(|inputs| start(&mut engine, inputs).unwrap()).collect();
+        for (flight, inputs) in flights.into_iter().zip(&inputs) {
+            same("a batch", &flight.land().unwrap(), &on_cpu(&digits(), inputs));
+        }
+    }
+    let copied = &fake.books().devices[0];
+    assert_eq!(copied.copied_in, 3 * 12 * 32 * 32 * 4, "every picture went to the device once");
+    assert_eq!(copied.copied_out, 3 * 12 * 10 * 4, "and its scores came back");
+}
+
+#[test]
+fn nothing_is_allocated_for_a_size_that_every_place_has_seen() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    let run = |engine: &mut OnnxOnGpu| {
+        for count in [2, 5] {
+            for _ in 0..engine.depth() {
+                start(engine, &pictures(1, count)).unwrap().land().unwrap();
+            }
+        }
+    };
+    run(&mut engine);
+    let held = engine.device_bytes();
+    run(&mut engine);
+    assert_eq!(
+        fake.books().calls("cuMemAllocAsync"),
+        3 * 2 * 2,
+        "an input and an output of two sizes in three places"
+    );
+    assert_eq!(engine.device_bytes(), held);
+    assert_eq!(held, 3 * 7 * (32 * 32 + 10) * 4);
+}
+
+#[test]
+fn an_idle_engine_gives_its_memory_back_and_works_again() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    let inputs = pictures(3, 6);
+    start(&mut engine, &inputs).unwrap().land().unwrap();
+    engine.rest();
+    assert_eq!((engine.device_bytes(), fake.books().devices[0].pool_reserved), (0, 0));
+    same("after a rest", &start(&mut engine, &inputs).unwrap().land().unwrap(), &on_cpu(&digits(), &inputs));
+}
+
+#[test]
+fn where_three_batches_do_not_fit_there_are_fewer_at_once() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    let inputs = pictures(5, 8);
+    let first = start(&mut engine, &inputs).unwrap();
+    fake.tell("fault on=cuMemAllocAsync times=1000 code=2");
+    // No memory for a second place: it waits for the first.
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| start(&mut engine, &inputs).unwrap());
+        same("the first", &first.land().unwrap(), &on_cpu(&digits(), &inputs));
+        second.join().unwrap()
+    });
+    same("the second", &second.land().unwrap(), &on_cpu(&digits(), &inputs));
+    let refused = start(&mut engine, &pictures(5, 9)).map(|_| ());
+    assert!(matches!(refused, Err(EngineError::OutOfMemory(_))), "{refused:?}");
+}
+
+#[test]
+fn a_copy_that_fails_is_the_devices_fault_and_leaves_nothing_behind() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    start(&mut engine, &pictures(1, 2)).unwrap().land().unwrap();
+    fake.tell("fault on=copy_out code=700");
+    let failed = start(&mut engine, &pictures(1, 2)).and_then(Flight::land);
+    assert!(matches!(failed, Err(EngineError::Device(_))), "{failed:?}");
+}
+
+#[test]
+fn a_batch_that_nobody_lands_is_waited_for_even_when_its_engine_is_gone() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    let flight = start(&mut engine, &pictures(1, 2)).unwrap();
+    drop(engine);
+    drop(flight);
+    fake.books().assert_empty();
+}
+
+#[test]
+fn outputs_whose_shapes_only_a_run_can_tell_come_as_they_are() {
+    let _fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    let x = ("x", FLOAT, &[Named("batch"), Fixed(4)][..]);
+    // NonZero gives where it found something: [2, how many].
+    let nodes: [(&str, &[&str], &str); 2] = [("Neg", &["x"], "y"), ("NonZero", &["x"], "at")];
+    let honest =
+        [("at", INT64, &[Fixed(2), Named("found")][..]), ("y", FLOAT, &[Named("batch"), Fixed(4)][..])];
+    // Says that there are as many as the batch has items, which is not so.
+    let lying = [("at", INT64, &[Fixed(2), Named("batch")][..]), honest[1]];
+    for (name, outputs) in [("honest", honest), ("lying", lying)] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, model(&nodes, &[x], &outputs)).unwrap();
+        let mut engine = load(&open(0), &path);
+        for values in [[0.0, 1.0, 0.0, 2.0, 0.0, 0.0, 0.0, 3.0], [0.0; 8], [1.0; 8]] {
+            let inputs = [floats(vec![2, 4], &values)];
+            let flights = [0; 3].map(|_| start(&mut engine, &inputs).unwrap());
+            for flight in flights {
+                same(name, &flight.land().unwrap(), &on_cpu(&path, &inputs));
+            }
+        }
+    }
+}
+
+#[test]
+fn it_is_told_which_nodes_are_on_the_cpu_and_a_model_that_may_have_none_is_refused() {
+    let _fake = FakeCuda::start("");
+    let (_, placement) = OnnxOnGpu::load_on_host(&runtime(), &open(0), &digits()).unwrap();
+    assert!(placement.nodes() > 3 && placement.on_cpu().len() == placement.nodes(), "{placement}");
+    assert_eq!(placement.to_string(), format!("{} nodes on CPU", placement.nodes()));
+    let why = placement.check_no_cpu().unwrap_err();
+    assert!(why.contains(&placement.on_cpu()[0]) && why.contains("placement.fallback"), "{why}");
+}
+
+#[test]
+fn the_cpus_build_of_onnx_runtime_is_told_apart() {
+    let _fake = FakeCuda::start("");
+    let why = runtime().check_gpu(open(0).gpu()).unwrap_err();
+    assert!(why.contains("a build of ONNX Runtime for the CPU") && why.contains("make gpu"), "{why}");
+}
