@@ -77,8 +77,8 @@ impl Roster {
         self.workers.remove(&worker);
     }
 
-    /// The device of this name.
-    fn device(&mut self, name: &Arc<str>) -> DeviceKey {
+    /// The device of this name, known from now on.
+    pub fn device(&mut self, name: &Arc<str>) -> DeviceKey {
         let known = self.devices.iter().position(|device| device.name == *name);
         let index = known.unwrap_or_else(|| {
             self.devices.push(Device { name: Arc::clone(name), absence: None, fault: None });

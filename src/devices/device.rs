@@ -83,7 +83,7 @@ impl Device {
 
     /// A GPU.
     pub(super) fn gpu(gpu: &Gpu, workers: usize) -> Device {
-        Device::new(gpu.id.as_str().into(), Kind::Gpu(gpu.ordinal), Some(gpu.clone()), workers)
+        Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), workers)
     }
 
     fn new(id: Arc<str>, kind: Kind, gpu: Option<Gpu>, workers: usize) -> Device {
@@ -97,9 +97,9 @@ impl Device {
     /// Why it cannot be had now.
     pub(super) fn take(&self, parts: &Parts) -> Result<Arc<Hold>, Refusal> {
         let health = Health::new(Arc::clone(&self.id), Arc::clone(&parts.queue), self.gpu.is_some());
-        let thread = match self.kind {
+        let thread = match &self.kind {
             Kind::Cpu => CPU.to_owned(),
-            Kind::Gpu(ordinal) => format!("gpu{ordinal}"),
+            Kind::Gpu { ordinal, .. } => format!("gpu{ordinal}"),
         };
         let workers = start(parts, &health, &thread, self.workers)
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;

@@ -158,7 +158,12 @@ impl Devices {
         }
         for found in found {
             if let Ok(source) = &found.source {
-                self.book.announce(source, self.place(source).map(|placed| placed.on).unwrap_or_default());
+                self.book.announce(
+                    source,
+                    self.place(source)
+                        .map(|placed| placed.on.into_iter().chain(placed.stands_in).collect())
+                        .unwrap_or_default(),
+                );
             }
             self.publish(found, State::Loading);
         }
@@ -253,7 +258,7 @@ impl Devices {
     }
 
     fn place(&self, source: &Source) -> Result<Placed, String> {
-        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind).collect();
+        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind.clone()).collect();
         place::place(&source.manifest, &kinds)
     }
 
@@ -331,6 +336,10 @@ impl Devices {
             return Err(failed(reasons(&names, proved.iter().map(|proved| proved.as_ref().err()))));
         }
         self.parts.queue.register(key, &model.name, model.rules.clone());
+        let instead = placed.on.iter().filter(|_| placed.instead);
+        for index in instead.chain(&placed.stands_in) {
+            self.parts.queue.stand_by(key, &self.devices[*index].id);
+        }
         let served = Served::new(&model, source, asked, placed);
         let served = self.book.enter(served);
         let on = holds.iter().zip(proved).map(|((index, hold), proved)| {
@@ -367,6 +376,8 @@ impl Devices {
         if let (Some(gpu), Some(footprint)) = (&device.gpu, &proof.footprint) {
             self.book.learn(&gpu.name, &served.model, footprint);
         }
+        let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
+        self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);
         self.book.put(index, hold, served, engines);
         if device.gpu.is_none() && !hold.health.is_over() {
             let status = &self.parts.status;

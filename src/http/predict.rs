@@ -301,7 +301,7 @@ async fn entry(
     decode: Duration,
 ) -> Frame {
     let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
-    let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
+    let spent = Spent::on(decode, &ran);
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
     let entry = move || {
         let answer = asked_of

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver;
+mod failover;
 #[path = "../fakes/mod.rs"]
 #[allow(unreachable_pub, reason = "other binaries take it as well")]
 mod fakes;
@@ -11,4 +12,5 @@ mod fitter;
 mod http;
 mod isolated;
 mod server;
+mod sharing;
 mod support;
