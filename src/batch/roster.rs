@@ -186,6 +186,11 @@ impl Roster {
         self.next_batch
     }
 
+    /// The number of the batch that began last.
+    pub fn last_batch(&self) -> u64 {
+        self.next_batch
+    }
+
     /// A worker's batch has ended.
     pub fn end(&mut self, worker: WorkerKey, batch: u64) {
         if let Some(worker) = self.workers.get_mut(&worker) {

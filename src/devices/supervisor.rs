@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     batch::{ModelKey, Queue},
-    engine::{cuda::Gpu, onnx::Runtime, staging::Memory},
+    engine::{child::Isolation, cuda::Gpu, onnx::Runtime, staging::Memory},
     models::{Catalog, Found, Model, Source, State},
     status::{Cause, DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
@@ -52,6 +52,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// Threads that share one operator on the CPU.
     pub compute_threads: usize,
+    /// Where the engines of GPUs run.
+    pub isolation: Isolation,
     /// The deadline of models whose manifest sets none.
     pub timeout: Duration,
 }
@@ -316,7 +318,7 @@ impl Devices {
         // Images are decoded into what the most demanding device likes, which may be away.
         let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
         let memory = memories.reduce(|one, other| if one.is_pinned() { one } else { other });
-        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory());
+        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory(&self.parts));
         let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();

@@ -6,9 +6,12 @@ use crate::{
     engine::{Setting, Tensor},
     error::InferError,
     models::{self, Model},
-    telemetry::statistics::Failure,
+    telemetry::{
+        statistics::Failure,
+        traces::{Ran, RequestTrace},
+    },
 };
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -26,6 +29,8 @@ pub(crate) struct Call {
     timeout: Duration,
     /// A header said how urgent it is.
     prioritised: bool,
+    /// Where its stages are noted, if its trace may be sent.
+    trace: Option<Arc<RequestTrace>>,
 }
 
 /// Priorities run from 0 to this.
@@ -55,7 +60,26 @@ impl Call {
             }
             None => model.priority,
         };
-        Ok(Call { arrived, deadline: arrived + timeout, priority, timeout, prioritised: wish.is_some() })
+        Ok(Call {
+            arrived,
+            deadline: arrived + timeout,
+            priority,
+            timeout,
+            prioritised: wish.is_some(),
+            trace: None,
+        })
+    }
+
+    /// The same for a request whose stages may be noted.
+    pub(crate) fn traced(self, extensions: &Extensions) -> Call {
+        Call { trace: extensions.get().cloned(), ..self }
+    }
+
+    /// Notes a stage of its trace that took so long and has just ended.
+    pub(crate) fn stage(&self, name: &'static str, took: Duration) {
+        if let Some(trace) = &self.trace {
+            trace.ended(name, took);
+        }
     }
 
     /// Takes what a request's body asks for beside its headers: a deadline counts if it is shorter, a priority (1 is the
@@ -126,12 +150,25 @@ impl Call {
         model: &Model,
         ticket: Ticket,
     ) -> Result<Answer, InferError> {
-        let pending = Pending { model, pushed: Some(ticket.pushed()) };
+        let pushed = ticket.pushed();
+        let pending = Pending { model, pushed: Some(pushed) };
         let answer = pending.ended(self.in_time(ticket).await)?;
         let device = front.metrics.model(&model.name).device(&answer.device);
         device.queue_seconds.observe(answer.timing.queue.as_secs_f64());
         if let Some(fallback) = answer.fallback {
             device.fell_back(fallback.name());
+        }
+        if let Some(trace) = &self.trace {
+            let Timing { queue, stage, compute } = answer.timing;
+            trace.ran(Ran {
+                pushed,
+                taken: pushed + queue,
+                stage,
+                compute,
+                device: Arc::clone(&answer.device),
+                model: Arc::clone(&model.name),
+                items: answer.batch_items,
+            });
         }
         Ok(answer)
     }

@@ -62,6 +62,7 @@ pub(super) async fn run(
     let files = binary::strings(&tensor.data).ok_or_else(broken)?;
     let decoding = files.into_iter().enumerate().map(async |(index, file)| {
         let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
+        let decoded = decoded.inspect(|decoded| call.stage("decode", decoded.took));
         decoded.map_err(|error| of_image(index, error))
     });
     let mut spent = Spent::default();

@@ -50,6 +50,7 @@ use crate::{
         host::Host,
         logging::LinesLost,
         metrics::{Bounds, EndReason, Metrics, Readings, RefuseReason},
+        traces::Traces,
         triton,
     },
 };
@@ -140,6 +141,8 @@ pub struct Front {
     pub limits: Limits,
     /// The way to whoever loads models.
     pub control: Arc<Control>,
+    /// Where spans go, if they go anywhere.
+    pub traces: Option<Arc<Traces>>,
     repository_mode: RepositoryMode,
     admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
@@ -169,12 +172,14 @@ pub struct Parts {
     pub lines_lost: LinesLost,
     /// The way to whoever loads models.
     pub control: Arc<Control>,
+    /// Where spans go, if they go anywhere.
+    pub traces: Option<Arc<Traces>>,
 }
 
 impl Front {
     /// Puts the parts together with the limits of the configuration.
     pub fn new(config: &Config, parts: Parts) -> Front {
-        let Parts { queue, catalog, status, metrics, decode, lines_lost, control } = parts;
+        let Parts { queue, catalog, status, metrics, decode, lines_lost, control, traces } = parts;
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
             bytes_in_flight_max: config.in_flight_bytes_max,
@@ -217,6 +222,7 @@ impl Front {
             connections: Arc::default(),
             limits,
             control,
+            traces,
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,

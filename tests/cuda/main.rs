@@ -11,6 +11,7 @@ mod fitter;
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
 mod isolated;
+mod process;
 mod server;
 mod sharing;
 mod support;

@@ -156,7 +156,7 @@ impl States {
     pub fn drained(&mut self, drained: bool) {
         match drained {
             true => {
-                self.set(DeviceState::Fenced, Cause::Drain, "drained by request; POST …/resume ends that")
+                self.set(DeviceState::Fenced, Cause::Drain, "drained by request; POST …/resume ends that");
             }
             false => {
                 self.not_before = None;

@@ -143,6 +143,7 @@ impl Keeper {
             self.sample = Some((at, *sample));
         }
         if let Some(hold) = &self.hold {
+            hold.look();
             if let Some(Over::Failed(reason)) = hold.health.over() {
                 evidence.push(Evidence::Failed(reason.clone()));
             }
@@ -183,6 +184,10 @@ impl Keeper {
         if let Some(hold) = self.hold.take() {
             // Before its workers leave: jobs that only it can run are told whether to wait.
             self.expect(now);
+            if let Over::Failed(reason) = &why {
+                // Whoever waits for something that hangs there need wait no more.
+                hold.kill(reason);
+            }
             hold.health.end(why);
             // Ours is the other one.
             drop(self.devices.devices[self.index].let_go());
@@ -368,7 +373,8 @@ impl Keeper {
         tracing::info!(device, ?waited, took = ?(now - began), "the GPU serves");
         self.devices.load_waiting();
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
-            self.ourselves = Ourselves::after(std::process::id(), &before, &after);
+            let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
+            self.ourselves = Ourselves::after(process, &before, &after);
             self.devices.book.learn_all(self.index, &self.gpu.name, self.ourselves.memory);
         }
     }

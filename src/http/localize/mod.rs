@@ -47,7 +47,7 @@ pub(super) async fn predict(
     settings: &Settings,
     request: Request,
 ) -> Result<Response, InferError> {
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let asked = Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
     let format = asked.format;
     let posted = if posted::is_raw(request.headers())? {
