@@ -59,7 +59,8 @@ def lines(title, about, unit, *targets, width=8, height=8, stacked=False, **defa
     custom = {"fillOpacity": 10, "lineWidth": 1, "showPoints": "never"}
     if stacked:
         custom |= {"fillOpacity": 60, "stacking": {"mode": "normal", "group": "A"}}
-    return panel("timeseries", title, about, unit, width, height, list(targets), options, custom, min=0, **defaults)
+    defaults = {"min": 0, **defaults}
+    return panel("timeseries", title, about, unit, width, height, list(targets), options, custom, **defaults)
 
 
 def number(title, about, unit, expression, *steps):
@@ -213,18 +214,69 @@ def rows():
         ),
     ]
     compute = rate("ocelli_stage_duration_seconds_sum", f'{DEVICE},stage="compute"')
+    both = f'{DEVICE},model=~"$model"'
     yield "Devices", [
         states(
-            "State", "Of each device.", f"ocelli_device_state{{{DEVICE}}} == 1", "{{instance}} {{device}} {{state}}",
+            "State of devices", "docs/devices.md says what each state is.", f"ocelli_device_state{{{DEVICE}}} == 1",
+            "{{instance}} {{device}} {{state}}",
+        ),
+        lines(
+            "Changes of state", "What brought devices where they are, within five minutes.", "short",
+            target(f"sum by (device, state, reason) (increase(ocelli_device_transitions_total{{{DEVICE}}}[5m]))", "{{device}} {{state}}: {{reason}}"),
+            width=12,
         ),
         lines(
             "Batches under way", "Mean number of batches that a device runs at once: its busy time per time.", "short",
-            target(f"sum by (instance, device) ({compute})", "{{instance}} {{device}}"), width=12,
+            target(f"sum by (instance, device) ({compute})", "{{instance}} {{device}}"),
+        ),
+        lines(
+            "Batches that failed", "And why; docs/metrics.md has the reasons.", "ops",
+            target(f"sum by (device, reason) ({rate('ocelli_failed_batches_total', both)})", "{{device}} {{reason}}"),
+        ),
+        lines(
+            "Answered by a stand-in", "Jobs that another device answered than the one that is meant for the model.", "ops",
+            target(f"sum by (model, device, reason) ({rate('ocelli_fallbacks_total', both)})", "{{model}} {{device}} {{reason}}"),
+        ),
+    ]
+    yield "GPUs", [
+        lines(
+            "Utilisation", "Share of the time in which a kernel of anybody ran.", "percentunit",
+            target(f"ocelli_device_utilization_ratio{{{DEVICE}}}", "{{instance}} {{device}}"), max=1,
+        ),
+        lines(
+            "Memory", "Held by this process and by others, and all there is.", "bytes",
+            target(f'ocelli_device_memory_bytes{{{DEVICE},kind=~"own|others|total"}}', "{{instance}} {{device}} {{kind}}"),
+        ),
+        lines("Temperature", "", "celsius", target(f"ocelli_device_temperature_celsius{{{DEVICE}}}", "{{instance}} {{device}}")),
+        lines("Power", "", "watt", target(f"ocelli_device_power_watts{{{DEVICE}}}", "{{instance}} {{device}}")),
+        lines(
+            "Energy per item", "Of a GPU, idle time included: per image, or per spot that is fitted.", "joule",
+            target(
+                f"sum by (device) ({rate('ocelli_device_energy_joules_total', DEVICE)})"
+                f" / (sum by (device) ({rate('ocelli_items_total', DEVICE)}) > 0)",
+                "{{device}}",
+            ),
+        ),
+        lines(
+            "Waited for", "Part of the time in which a GPU was waited for.", "percentunit",
+            target(f"sum by (instance, device) ({rate('ocelli_device_wait_seconds_total', DEVICE)})", "{{instance}} {{device}}"),
+        ),
+        lines(
+            "Others on it", "Processes that compute there beside this one.", "short",
+            target(f"ocelli_device_other_processes{{{DEVICE}}}", "{{instance}} {{device}}"),
+        ),
+        lines(
+            "Xid errors", "Since the server started, by their number in NVIDIA's catalogue.", "short",
+            target(f"sum by (device, xid) (ocelli_device_xids_total{{{DEVICE}}})", "{{device}} Xid {{xid}}"),
+        ),
+        lines(
+            "Memory errors", "That could not be put right, since the driver was loaded.", "short",
+            target(f"ocelli_device_ecc_uncorrected_total{{{DEVICE}}}", "{{instance}} {{device}}"),
         ),
     ]
     yield "Models and the fitter", [
         states(
-            "State", "Of each version.", f"max by (model, version, state) (ocelli_model_state{{{MODEL}}}) == 1",
+            "State of models", "Of each version.", f"max by (model, version, state) (ocelli_model_state{{{MODEL}}}) == 1",
             "{{model}} {{version}} {{state}}", width=8,
         ),
         lines(
