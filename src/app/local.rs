@@ -41,7 +41,7 @@ impl Local {
         }
         let found = vec![found];
         let workers = base::workers(&found);
-        let core = base::start(config, runtime, found, workers)?;
+        let core = base::start(config, base::gpus(config)?, runtime, found, workers)?;
         core.devices.announce(&core.found);
         core.devices.decided();
         let [found] = &core.found[..] else { unreachable!("one went in") };

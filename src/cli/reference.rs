@@ -35,6 +35,7 @@ fn renewed(page: &str) -> String {
     let command = command();
     let mut out = String::new();
     let mut rest = page;
+    // What servers start by themselves is not for readers.
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = sub.get_name();
         let heading = format!("\n## `ocelli {name}`\n");

@@ -2,7 +2,7 @@
 
 use super::{
     kind::Value,
-    table::{Backend, Chosen, LogFormat, RepositoryMode, Secret, WhileWaiting},
+    table::{Backend, Chosen, Isolation, LogFormat, RepositoryMode, Secret, WhileWaiting},
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -79,6 +79,16 @@ impl FromValue for Backend {
             Value::Text(word) if word == "cpu" => Backend::Cpu,
             Value::Text(word) if word == "gpu" => Backend::Gpu,
             other => unreachable!("the table's words are auto, cpu and gpu, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for Isolation {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "thread" => Isolation::Thread,
+            Value::Text(word) if word == "process" => Isolation::Process,
+            other => unreachable!("the table's words are thread and process, not {other:?}"),
         }
     }
 }

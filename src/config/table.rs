@@ -48,6 +48,15 @@ pub enum Backend {
     Gpu,
 }
 
+/// Where a GPU's engines run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// In the server's process.
+    Thread,
+    /// In one process for each GPU.
+    Process,
+}
+
 /// What answers while a GPU is away.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WhileWaiting {
@@ -180,6 +189,7 @@ use Kind::{
 };
 
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 const DAY_MS: u64 = 86_400_000;
 
@@ -223,6 +233,12 @@ options! {
         backend: Backend, Choice(&["auto", "cpu", "gpu"]), "auto",
             "What the models run on.",
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
+        isolation: Isolation, Choice(&["thread", "process"]), "thread",
+            "Where a GPU's models run: in the server's process (thread), or in one process for each GPU (process).",
+            "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. A batch takes some 10 us longer. The CPU's models always run in the server.";
+        isolation_bytes: u64, Bytes { min: MIB, max: TIB }, "256MiB",
+            "Memory that is shared with the process of each GPU, for isolation = \"process\".",
+            "Half of it is for batches that are being put together, a quarter for what is copied on its way to the GPU, a quarter for results. The GPU's driver pins it: it counts as memory of the server, used or not. Images that find no room are copied once more; a model of which a batch does not fit is refused where it is loaded.";
         kernel_cache_folder: Option<PathBuf>, Path { empty: true }, "",
             "Where the GPU driver keeps our kernels, which it compiles for the GPU when they are first loaded.",
             "Empty means CUDA_CACHE_PATH, or else the driver's own place in the home folder. A folder that lasts spares a container the compiling at every start.";

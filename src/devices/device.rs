@@ -12,8 +12,8 @@ use crate::{
     batch::ModelKey,
     engine::{
         Engine, EngineError,
-        cuda::{self, Context, Gpu, HostMemory},
-        gauss_mle::GaussMle,
+        child::{Executor, Place, Recipe},
+        cuda::{Gpu, HostMemory},
         staging::Memory,
     },
     models::{self, Model, Source},
@@ -83,7 +83,7 @@ impl Device {
 
     /// A GPU.
     pub(super) fn gpu(gpu: &Gpu, workers: usize) -> Device {
-        Device::new(gpu.id.as_str().into(), Kind::Gpu(gpu.ordinal), Some(gpu.clone()), workers)
+        Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), workers)
     }
 
     fn new(id: Arc<str>, kind: Kind, gpu: Option<Gpu>, workers: usize) -> Device {
@@ -97,22 +97,22 @@ impl Device {
     /// Why it cannot be had now.
     pub(super) fn take(&self, parts: &Parts) -> Result<Arc<Hold>, Refusal> {
         let health = Health::new(Arc::clone(&self.id), Arc::clone(&parts.queue), self.gpu.is_some());
-        let thread = match self.kind {
+        let thread = match &self.kind {
             Kind::Cpu => CPU.to_owned(),
-            Kind::Gpu(ordinal) => format!("gpu{ordinal}"),
+            Kind::Gpu { ordinal, .. } => format!("gpu{ordinal}"),
         };
         let workers = start(parts, &health, &thread, self.workers)
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
-            let host = self.host.clone();
-            let opened = workers[0].call(move || Context::open_with(&gpu, host).map_err(EngineError::from));
+            let (host, isolation) = (self.host.clone(), parts.isolation.clone());
+            let opened = workers[0].call(move || isolation.open(&gpu, host));
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let hold = |context| Hold { number, health: health.clone(), workers, context };
+        let hold = |executor| Hold { number, health: health.clone(), workers, executor };
         match opened.transpose() {
-            Ok(context) => {
-                let hold = Arc::new(hold(context));
+            Ok(executor) => {
+                let hold = Arc::new(hold(executor));
                 *self.lock() = Some(Arc::clone(&hold));
                 Ok(hold)
             }
@@ -125,8 +125,9 @@ impl Device {
     }
 
     /// What its batches are best put together in, if that is not plain memory.
-    pub(super) fn memory(&self) -> Option<Memory> {
-        self.gpu.is_some().then(|| Memory::Pinned(Arc::new(self.host.clone())))
+    pub(super) fn memory(&self, parts: &Parts) -> Option<Memory> {
+        self.gpu.as_ref()?;
+        Some(parts.isolation.memory().unwrap_or_else(|| Memory::Pinned(Arc::new(self.host.clone()))))
     }
 
     /// The hold on it, while it is ours.
@@ -152,7 +153,7 @@ pub(super) struct Hold {
     pub(super) health: Health,
     workers: Vec<Worker>,
     /// Kept to the end of all that is in it.
-    context: Option<Arc<Context>>,
+    executor: Option<Executor>,
 }
 
 impl Hold {
@@ -162,17 +163,17 @@ impl Hold {
     /// Why it cannot be loaded here.
     pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, Refusal> {
         let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
-        match &self.context {
+        match &self.executor {
             None => {
                 let threads = (parts.compute_threads / instances).max(1);
                 Ok((0..instances).map(|_| on_cpu(source, parts, threads)).collect::<Result<_, _>>()?)
             }
-            Some(context) => {
-                let (context, engine) = (Arc::clone(context), source.manifest.engine.clone());
+            Some(executor) => {
+                let (executor, recipe) = (executor.clone(), recipe(source, 1));
                 let health = self.health.clone();
                 let _busy = self.health.busy();
                 self.workers[0].call(move || {
-                    let made = (0..instances).map(|_| on_gpu(&engine, &context)).collect::<Result<_, _>>();
+                    let made = (0..instances).map(|_| executor.make(&recipe)).collect::<Result<_, _>>();
                     made.inspect_err(|error| health.note(error)).map_err(Refusal::from)
                 })?
             }
@@ -190,13 +191,13 @@ impl Hold {
         asked: &[Asked],
         memory_bytes_max: Option<u64>,
     ) -> Result<(Engines, Proof), Refusal> {
-        match &self.context {
+        match &self.executor {
             None => forward::prove(&mut engines, model, asked, None, None).map(|proof| (engines, proof)),
-            Some(context) => {
-                let (context, model, asked) = (Arc::clone(context), Arc::clone(model), asked.to_vec());
+            Some(executor) => {
+                let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
                 let health = self.health.clone();
                 self.workers[0].call(move || {
-                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some((&context, &health)))
+                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some((&executor, &health)))
                         .map(|proof| (engines, proof))
                 })?
             }
@@ -226,13 +227,32 @@ impl Hold {
     /// # Errors
     /// What it did instead.
     pub(super) fn canary(&self) -> Result<(), String> {
-        let Some(context) = &self.context else { return Ok(()) };
-        let (context, health) = (Arc::clone(context), self.health.clone());
+        let Some(executor) = &self.executor else { return Ok(()) };
+        let (executor, health) = (executor.clone(), self.health.clone());
         let _busy = self.health.busy();
         self.workers[0].call(move || {
-            let answered = cuda::canary(&context);
+            let answered = executor.canary();
             answered.inspect_err(|error| health.note(error)).map_err(|error| error.to_string())
         })?
+    }
+
+    /// The number of the process that has it.
+    pub(super) fn process(&self) -> u32 {
+        self.executor.as_ref().and_then(Executor::process).unwrap_or_else(std::process::id)
+    }
+
+    /// Takes note where a process of the device's own has ended, though nothing was asked of it.
+    pub(super) fn look(&self) {
+        if let Some(reason) = self.executor.as_ref().and_then(Executor::ended) {
+            self.health.note(&EngineError::Device(reason));
+        }
+    }
+
+    /// Ends a process of the device's own, and with it whatever hangs there.
+    pub(super) fn kill(&self, reason: &str) {
+        if let Some(executor) = &self.executor {
+            executor.kill(reason);
+        }
     }
 
     /// Whether all of its workers have left.
@@ -259,18 +279,14 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
 }
 
 fn on_cpu(source: &Source, parts: &Parts, threads: usize) -> Result<Box<dyn Engine + Send>, String> {
-    Ok(match &source.manifest.engine {
-        models::Engine::Onnx => Box::new(parts.runtime.clone()?.load_cpu(&source.path, threads)?),
-        models::Engine::GaussMle(_) => Box::new(GaussMle::new(threads)?),
-    })
+    let place = Place::Cpu(parts.runtime.clone());
+    recipe(source, threads).make(&place).map_err(|error| error.to_string())
 }
 
-/// How engines of a GPU are made: the one place.
-fn on_gpu(engine: &models::Engine, context: &Arc<Context>) -> Result<Box<dyn Engine + Send>, EngineError> {
-    match engine {
-        models::Engine::Onnx => {
-            Err(EngineError::Input("ONNX models run on the CPU in this version".to_owned()))
-        }
-        models::Engine::GaussMle(_) => Ok(Box::new(cuda::gauss_mle::GaussMle::new(context)?)),
+/// Which engine runs a model, with so many threads where it is on the CPU.
+fn recipe(source: &Source, threads: usize) -> Recipe {
+    match &source.manifest.engine {
+        models::Engine::Onnx => Recipe::Onnx { path: source.path.clone(), threads },
+        models::Engine::GaussMle(_) => Recipe::GaussMle { threads },
     }
 }

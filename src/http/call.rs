@@ -2,7 +2,7 @@
 
 use super::Front;
 use crate::{
-    batch::{Answer, Job, Ticket, Timing},
+    batch::{Answer, Fallback, Job, Ticket, Timing},
     engine::{Setting, Tensor},
     error::InferError,
     models::{self, Model},
@@ -155,6 +155,9 @@ impl Call {
         let answer = pending.ended(self.in_time(ticket).await)?;
         let device = front.metrics.model(&model.name).device(&answer.device);
         device.queue_seconds.observe(answer.timing.queue.as_secs_f64());
+        if let Some(fallback) = answer.fallback {
+            device.fell_back(fallback.name());
+        }
         if let Some(trace) = &self.trace {
             let Timing { queue, stage, compute } = answer.timing;
             trace.ran(Ran {
@@ -234,6 +237,8 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, InferError> {
 
 /// Which device answered.
 const DEVICE: HeaderName = HeaderName::from_static("ocelli-device");
+/// Why another device answered than one that the model is meant for.
+const FALLBACK: HeaderName = HeaderName::from_static("ocelli-fallback");
 /// Where the time went, by the W3C's Server Timing.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
@@ -246,16 +251,28 @@ pub(crate) struct Spent {
     pub(super) batch: Timing,
     /// What ran it.
     pub(super) device: Option<Arc<str>>,
+    /// Why it was this device, where it is not one that the model is meant for.
+    pub(super) fallback: Option<Fallback>,
 }
 
 impl Spent {
+    /// On one job, after so long a time of decoding.
+    pub(super) fn on(decode: Duration, answer: &Answer) -> Spent {
+        let device = Some(Arc::clone(&answer.device));
+        Spent { decode, batch: answer.timing, device, fallback: answer.fallback }
+    }
+
     /// Another item of the same request.
     pub(super) fn include(&mut self, other: &Spent) {
         self.decode = self.decode.max(other.decode);
         self.batch.queue = self.batch.queue.max(other.batch.queue);
         self.batch.stage = self.batch.stage.max(other.batch.stage);
         self.batch.compute = self.batch.compute.max(other.batch.compute);
-        self.device = other.device.clone().or(self.device.take());
+        // A device that stood in is told of, whichever item it was.
+        let told = self.fallback.is_some() && other.fallback.is_none();
+        if !told && other.device.is_some() {
+            (self.device, self.fallback) = (other.device.clone(), other.fallback);
+        }
     }
 
     /// Counts the time that a reply took to be made of the answer.
@@ -281,6 +298,9 @@ impl Spent {
         headers.insert(SERVER_TIMING, HeaderValue::from_str(&timing).expect("digits and letters are legal"));
         if let Some(device) = self.device.as_deref().and_then(|device| HeaderValue::from_str(device).ok()) {
             headers.insert(DEVICE, device);
+        }
+        if let Some(fallback) = self.fallback {
+            headers.insert(FALLBACK, HeaderValue::from_static(fallback.name()));
         }
     }
 }

@@ -84,7 +84,7 @@ pub(super) async fn run(
     let answers = queued.into_iter().map(|ticket| call.answer(front, model, ticket));
     let mut outputs: Vec<Vec<Tensor>> = Vec::with_capacity(count);
     for ran in try_join_all(answers).await? {
-        spent.include(&Spent { decode: Duration::ZERO, batch: ran.timing, device: Some(ran.device) });
+        spent.include(&Spent::on(Duration::ZERO, &ran));
         outputs.push(ran.outputs);
     }
     let joined = (0..model.signature.outputs.len()).map(|output| {

@@ -166,7 +166,8 @@ pub(crate) async fn run(
             let decode = began.elapsed();
             let ticket = call.push(front, model, inputs, items, None)?;
             let ran = call.answer(front, model, ticket).await?;
-            (ran.outputs, Spent { decode, batch: ran.timing, device: Some(ran.device) })
+            let spent = Spent::on(decode, &ran);
+            (ran.outputs, spent)
         };
         let names = names.into_iter().map(str::to_owned);
         (names.zip(model.interface.outward(&outputs)).collect(), spent)

@@ -85,7 +85,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             call.stage("decode", decode);
             let ticket = call.push(front, model, inputs, items, None)?;
             let ran = call.answer(front, model, ticket).await?;
-            let spent = Spent { decode, batch: ran.timing, device: Some(ran.device) };
+            let spent = Spent::on(decode, &ran);
             let of = Arc::clone(model);
             let rows = (form == Form::Rows && !of.rules.whole).then_some(items);
             let outputs = model.interface.outward(&ran.outputs);

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver;
+mod failover;
 #[path = "../fakes/mod.rs"]
 #[allow(unreachable_pub, reason = "other binaries take it as well")]
 mod fakes;
@@ -10,5 +11,7 @@ mod fitter;
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
 mod isolated;
+mod process;
 mod server;
+mod sharing;
 mod support;

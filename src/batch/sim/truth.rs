@@ -83,6 +83,7 @@ impl TrueJob {
 }
 
 /// A worker that runs something, or sleeps.
+#[derive(Clone, Copy)]
 pub(super) struct Looked<'a> {
     pub(super) device: &'a Arc<str>,
     pub(super) serves: &'a [ModelKey],

@@ -29,8 +29,8 @@ pub enum Recipe {
 /// What engines are made on.
 #[derive(Clone)]
 pub enum Place {
-    /// The machine's processors.
-    Cpu(Option<Runtime>),
+    /// The machine's processors, with ONNX Runtime or why there is none.
+    Cpu(Result<Runtime, String>),
     /// A GPU that is ours.
     Gpu(Arc<Context>),
 }
@@ -43,10 +43,10 @@ impl Recipe {
     pub fn make(&self, place: &Place) -> Result<Box<dyn Engine + Send>, EngineError> {
         let refused = EngineError::Input;
         match (self, place) {
-            (Recipe::Onnx { path, threads }, Place::Cpu(Some(runtime))) => {
+            (Recipe::Onnx { path, threads }, Place::Cpu(Ok(runtime))) => {
                 Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
             }
-            (Recipe::Onnx { .. }, Place::Cpu(None)) => Err(refused("ONNX Runtime is not loaded".to_owned())),
+            (Recipe::Onnx { .. }, Place::Cpu(Err(why))) => Err(refused(why.clone())),
             (Recipe::Onnx { .. }, Place::Gpu(_)) => {
                 Err(refused("ONNX models run on the CPU in this version".to_owned()))
             }
