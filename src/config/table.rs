@@ -235,7 +235,7 @@ options! {
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
         isolation: Isolation, Choice(&["thread", "process"]), "thread",
             "Where a GPU's models run: in the server's process (thread), or in one process for each GPU (process).",
-            "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. A batch takes some 10 us longer. The CPU's models always run in the server.";
+            "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. Each batch takes a little longer, for two hand-offs between processes. The CPU's models always run in the server.";
         isolation_bytes: u64, Bytes { min: MIB, max: TIB }, "256MiB",
             "Memory that is shared with the process of each GPU, for isolation = \"process\".",
             "Half of it is for batches that are being put together, a quarter for what is copied on its way to the GPU, a quarter for results. The GPU's driver pins it: it counts as memory of the server, used or not. Images that find no room are copied once more; a model of which a batch does not fit is refused where it is loaded.";

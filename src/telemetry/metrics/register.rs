@@ -94,14 +94,13 @@ impl Register {
 }
 
 /// What each label means, and its values where they are few.
-const LABELS: [(&str, &str); 13] = [
+const LABELS: [(&str, &str); 12] = [
     (
         "code",
         "status code of the reply, over gRPC the one of HTTP that says the same; `other` outside of 100 to 599",
     ),
     ("commit", "git commit of the build, empty if unknown"),
     ("device", "device id, such as `cpu`; empty for what happens before a device is chosen"),
-    ("gpu_uuid", "UUID of a GPU"),
     (
         "kind",
         "`total`: all there is; `free`: what nobody holds; `own`: what this process holds; `others`: what other processes \
@@ -192,6 +191,7 @@ pub fn metrics_md() -> String {
     for (label, meaning) in LABELS {
         let _ = writeln!(out, "| `{label}` | {meaning} |");
     }
+    let _ = writeln!(out, "| `gpu_uuid` | UUID of a GPU |");
     let _ = writeln!(out, "| `version` | version of the model, or of the build |");
     let _ = write!(out, "\n{STATES}");
     out
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn every_outcome_is_explained() {
-        let (_, meaning) = LABELS[5];
+        let (_, meaning) = LABELS[6];
         for outcome in super::super::Outcome::ALL {
             let name = format!("`{}`", outcome.name());
             assert!(meaning.contains(&name), "{name} is not in {meaning}");
