@@ -50,7 +50,7 @@ pub(super) struct Options {
 
 impl Options {
     /// In TorchServe's form where nothing else is asked for and the task has it.
-    fn like_torchserve(mut self, task: &Task) -> Options {
+    fn in_torchserves_form(mut self, task: &Task) -> Options {
         if matches!(task, Task::Classify(_)) {
             self.format.get_or_insert_with(|| "torchserve".to_owned());
         }
@@ -83,7 +83,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let form = Form::accepted(request.headers());
     // A stream has one form.
     let torchserve = front.torchserve_answers && form.is_none();
-    let options = if torchserve { options.like_torchserve(&model.task) } else { options };
+    let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let posted = posted::read(request, front).await?;
     let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
 
