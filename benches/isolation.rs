@@ -67,7 +67,7 @@ fn time(engine: &mut dyn Engine, tensor: &Tensor, staged: bool) -> (Duration, Du
     for call in 0..WARM + CALLS {
         let input = input(tensor);
         let began = Instant::now();
-        let outputs = engine.start(vec![input], None).and_then(|flight| flight.land()).expect("an answer");
+        let outputs = engine.start(vec![input], None).and_then(ocelli::engine::Flight::land).expect("an answer");
         if call >= WARM {
             times.push(began.elapsed());
         }
@@ -115,7 +115,7 @@ fn main() {
     let tensor = Tensor { datatype: DataType::Fp32, shape: vec![1, 16], data: vec![0; 64].into() };
     let answers = |child: &Arc<Child>| {
         let mut engine = child.load(&recipe).expect("an engine");
-        engine.start(vec![tensor.clone()], None).and_then(|flight| flight.land()).expect("an answer");
+        engine.start(vec![tensor.clone()], None).and_then(ocelli::engine::Flight::land).expect("an answer");
     };
     let mut child = Child::start(post()).expect("a child");
     for _ in 0..KILLS {

@@ -193,7 +193,7 @@ mod tests {
 
     fn check(manifest: &str, devices: &[Kind], on: Result<&[usize], &str>) -> Vec<String> {
         let manifest = Manifest::parse(manifest).unwrap();
-        let on_gpu = |kind: &Kind| matches!(kind, Kind::Gpu(_)).then(|| "it is the CPU's build".to_owned());
+        let on_gpu = |kind: &Kind| (*kind != Kind::Cpu).then(|| "it is the CPU's build".to_owned());
         let no_onnx: Vec<Option<String>> = devices.iter().map(on_gpu).collect();
         let placed = place(&manifest, devices, &no_onnx);
         match (&placed, on) {
@@ -229,7 +229,7 @@ mod tests {
     fn what_serves_while_the_devices_are_away_is_what_fallback_says() {
         let placed = |placement: &str| {
             let manifest = Manifest::parse(&format!("{FITTER}[placement]\n{placement}\n")).unwrap();
-            let placed = place(&manifest, &all()).unwrap();
+            let placed = place(&manifest, &all(), &[const { None }; 3]).unwrap();
             (placed.on, placed.stands_in, placed.instead)
         };
         assert_eq!(placed("devices = \"0\""), (vec![1], Some(0), false));
