@@ -20,8 +20,11 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY Cargo.toml Cargo.lock openapi.yaml ./
+COPY examples/images examples/images
 COPY kernels kernels
 COPY src src
+# Shown by the page, and so part of the binary.
+COPY examples/images examples/images
 # The commit, for `ocelli --version` and the metric ocelli_build_info.
 ARG REVISION=
 # Names of functions stay, for backtraces; tables of lines would be most of the image.

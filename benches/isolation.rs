@@ -91,7 +91,7 @@ fn main() {
         onnx_runtime: Some(library.clone()),
     };
     let runtime = Runtime::load(&library).expect("ONNX Runtime");
-    let mut here = recipe.make(&Place::Cpu(Some(runtime))).expect("an engine");
+    let mut here = recipe.make(&Place::Cpu(Ok(runtime))).expect("an engine");
     let child = Child::start(post()).expect("a child");
     let mut there = child.load(&recipe).expect("an engine");
     println!("bytes    where                      p50        p99");

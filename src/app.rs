@@ -24,7 +24,7 @@ use crate::{
     },
     models::{Command, Control, changes::Look},
     status::Status,
-    telemetry::{logging::Logging, metrics::DropReason},
+    telemetry::{VERSION, logging::Logging, metrics::DropReason, traces::Traces},
 };
 use admin::Admin;
 pub use base::Core;
@@ -118,6 +118,9 @@ impl App {
                 AppError::Failed(format!("cannot listen on {address} ({option}): {error}{hint}"))
             })
         };
+        let traces = config.otlp_endpoint.as_deref();
+        let traces = traces.map(|endpoint| Traces::start(endpoint, config.trace_sample_ratio, VERSION));
+        let traces = traces.transpose().map_err(AppError::Failed)?;
         // Sockets first: the commonest mistake is told before a model is loaded.
         let mut listeners = Vec::new();
         for address in &config.listen {
@@ -156,6 +159,7 @@ impl App {
             decode,
             lines_lost: log.map(Logging::lines_lost).unwrap_or_default(),
             control: Arc::clone(&control),
+            traces: traces.clone(),
         };
         let front = Arc::new(Front::new(&config, parts));
 
@@ -337,6 +341,12 @@ impl App {
         };
         if !in_order {
             tracing::warn!("ended while a batch ran or a model was loading: not waited for");
+        }
+        if let Some(traces) = front.traces.clone() {
+            let left = deadline.saturating_duration_since(Instant::now()).max(ABORT_GRACE);
+            let flushed = tokio::task::spawn_blocking(move || traces.end(left));
+            // It keeps to the time itself, but for what cannot be interrupted.
+            let _ = tokio::time::timeout(left, flushed).await;
         }
         Undone { jobs, connections }
     }

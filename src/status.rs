@@ -8,7 +8,8 @@
 //! 1. the models that were there at the start have been loaded, or have failed to (the first time that none is
 //!    loading; models that are loaded later do not take readiness away),
 //! 2. at least one model is ready, and
-//! 3. at least one device is serving, which it is after a forward pass that worked;
+//! 3. at least one device is serving, which it is after a forward pass that worked; one that did, and was given back because
+//!    nobody needed it, counts as well: it is taken again for whoever does;
 //!
 //! and it turns back when the last serving device is lost or fenced, when no model is left that works, or for good
 //! with [`Status::begin_drain`]. A full queue does not turn it: that is an answer to one caller (429), while an
@@ -373,7 +374,8 @@ impl Status {
         }
         self.models_ready()?;
         let devices = self.devices();
-        if devices.iter().any(|device| device.state.runs()) {
+        // One that was given back because nobody needed it is taken again for whoever does.
+        if devices.iter().any(|device| device.state.runs() || device.cause == Cause::Idle) {
             return Ok(());
         }
         if devices.is_empty() {

@@ -3,9 +3,10 @@
 use super::{AppError, failed};
 use crate::{
     batch::{Queue, QueueLimits},
-    config::{Backend, Chosen, Config},
+    config::{self, Backend, Chosen, Config},
     devices::{self, Devices},
     engine::{
+        child::Isolation,
         cuda::{self, Gpu},
         onnx::Runtime,
     },
@@ -43,6 +44,7 @@ impl Core {
     /// # Errors
     /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
+        let gpus = gpus(config)?;
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
         let mut found = models::scan(&config.models).map_err(|reason| {
@@ -60,21 +62,22 @@ impl Core {
         for model in &found {
             log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
-        start(config, Ok(runtime), found, workers)
+        start(config, gpus, Ok(runtime), found, workers)
     }
 }
 
 /// The same with these models, and with ONNX Runtime or why there is none.
 pub(super) fn start(
     config: &Config,
+    gpus: Vec<Gpu>,
     runtime: Result<Runtime, String>,
     found: Vec<models::Found>,
     workers: usize,
 ) -> Result<Core, AppError> {
-    let gpus = gpus(config)?;
     if config.backend == Backend::Gpu {
         check_onnx(runtime.as_ref(), &gpus, &found).map_err(AppError::Backend)?;
     }
+    let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
@@ -89,6 +92,7 @@ pub(super) fn start(
         status: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
         compute_threads: config.compute_threads,
+        isolation,
         timeout: config.timeout_ms,
         kernel_cache_folder: config.kernel_cache_folder.clone(),
     };
@@ -148,6 +152,16 @@ fn check_onnx(
     }
 }
 
+/// Where the engines of so many GPUs run.
+fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation, AppError> {
+    if config.isolation == config::Isolation::Thread || gpus == 0 {
+        return Ok(Isolation::Thread);
+    }
+    let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
+    Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
+        .map_err(failed("cannot share memory"))
+}
+
 /// How GPUs are shared.
 fn sharing(config: &Config) -> devices::Sharing {
     let some = |duration: Duration| (!duration.is_zero()).then_some(duration);
@@ -164,7 +178,7 @@ fn sharing(config: &Config) -> devices::Sharing {
 }
 
 /// The GPUs that the backend asks for.
-fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
+pub(super) fn gpus(config: &Config) -> Result<Vec<Gpu>, AppError> {
     if config.backend == Backend::Cpu {
         return Ok(Vec::new());
     }

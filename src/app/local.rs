@@ -41,7 +41,7 @@ impl Local {
         }
         let found = vec![found];
         let workers = base::workers(&found);
-        let core = base::start(config, runtime, found, workers)?;
+        let core = base::start(config, base::gpus(config)?, runtime, found, workers)?;
         core.devices.announce(&core.found);
         core.devices.decided();
         let [found] = &core.found[..] else { unreachable!("one went in") };
@@ -61,6 +61,7 @@ impl Local {
             decode,
             lines_lost: LinesLost::default(),
             control: Arc::new(control),
+            traces: None,
         };
         let router = http::routes(Arc::new(Front::new(config, parts)));
         Ok(Local { core, model: loading.model, router })

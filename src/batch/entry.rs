@@ -43,6 +43,8 @@ pub struct Failure {
     pub text: Arc<str>,
     /// It was for want of memory.
     pub memory: bool,
+    /// The number of the last batch that had begun by then: what fails of those is the same failure.
+    pub until: u64,
 }
 
 /// Who computed outputs, and how.

@@ -114,9 +114,9 @@ impl Fallback {
     /// As it stands in replies and metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Fallback::DeviceAway => "device-away",
-            Fallback::DeviceFailed => "device-failed",
-            Fallback::OutOfMemory => "out-of-memory",
+            Fallback::DeviceAway => "device_away",
+            Fallback::DeviceFailed => "device_failed",
+            Fallback::OutOfMemory => "out_of_memory",
         }
     }
 }

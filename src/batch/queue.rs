@@ -26,7 +26,7 @@ use crate::error::InferError;
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
 
@@ -95,6 +95,12 @@ impl Queue {
     /// Says that a device runs a model only while no other device serves it.
     pub fn stand_by(&self, model: ModelKey, device: &Arc<str>) {
         self.lock().book.stand_by(model, device);
+    }
+
+    /// Says how long a batch of a model took on a device apart from the queue, such as when it was proved there: what devices are
+    /// compared by before they have run any.
+    pub fn measured(&self, model: ModelKey, device: &Arc<str>, items: usize, took: Duration) {
+        self.lock().book.measured(model, device, items, took, Instant::now());
     }
 
     /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs

@@ -77,8 +77,8 @@ impl Roster {
         self.workers.remove(&worker);
     }
 
-    /// The device of this name.
-    fn device(&mut self, name: &Arc<str>) -> DeviceKey {
+    /// The device of this name, known from now on.
+    pub fn device(&mut self, name: &Arc<str>) -> DeviceKey {
         let known = self.devices.iter().position(|device| device.name == *name);
         let index = known.unwrap_or_else(|| {
             self.devices.push(Device { name: Arc::clone(name), absence: None, fault: None });
@@ -183,6 +183,11 @@ impl Roster {
             let takes = Duration::try_from_secs_f64(seconds).unwrap_or_default();
             worker.running.push((self.next_batch, free + takes));
         }
+        self.next_batch
+    }
+
+    /// The number of the batch that began last.
+    pub fn last_batch(&self) -> u64 {
         self.next_batch
     }
 

@@ -1,8 +1,8 @@
-//! The command line: `serve`, `check`, `devices`, `predict`, `bench`, `health`, `config`, `completions`.
+//! The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
 //! - `check`: the table of models; `devices`: that of devices; `table`: how they look.
-//! - `bench`: what a server bears.
+//! - `bench`: what a server bears; `tune`: the batches that suit a model.
 //! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
@@ -19,6 +19,7 @@ mod predict;
 mod reference;
 mod show;
 mod table;
+mod tune;
 mod worker;
 
 use crate::{
@@ -95,6 +96,10 @@ pub fn command() -> Command {
                 .args(predict::arguments()),
         )
         .subcommand(bench::command())
+        .subcommand(
+            with_options("tune", "Find the batches, instances and threads that suit a model")
+                .args(tune::arguments()),
+        )
         .subcommand(with_options(
             "config",
             "Print the options in effect, as a configuration file, with where each comes from",
@@ -164,6 +169,9 @@ impl Streams<'_> {
             }),
             Some(("predict", matches)) => self.predict(matches),
             Some(("bench", matches)) => self.bench(matches),
+            Some(("tune", matches)) => {
+                self.with_config(matches, |streams, loaded| streams.tune(&loaded.config, matches))
+            }
             Some(("config", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.print(&show::settings(&loaded.settings)))
             }

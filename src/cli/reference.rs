@@ -1,4 +1,4 @@
-//! Holds `docs/cli.md` equal to the command line: every command has its section, and in it the table of its arguments.
+//! Holds `docs/cli.md` equal to the command line: every command that is shown has its section, and in it the table of its arguments.
 
 use super::command;
 use crate::config::OPTIONS;
@@ -35,7 +35,8 @@ fn renewed(page: &str) -> String {
     let command = command();
     let mut out = String::new();
     let mut rest = page;
-    for sub in command.get_subcommands() {
+    // What servers start by themselves is not for readers.
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = sub.get_name();
         let heading = format!("\n## `ocelli {name}`\n");
         let at = rest

@@ -30,6 +30,10 @@ fn assignment(setting: &Setting) -> String {
             let number = text.parse::<u64>().map_or(text.clone(), |n| n.to_string());
             format!("{} = {number}", setting.spec.name)
         }
+        Kind::Ratio => {
+            let number = text.parse::<f64>().map_or(text.clone(), |n| n.to_string());
+            format!("{} = {number}", setting.spec.name)
+        }
         _ => format!("{} = {}", setting.spec.name, toml::Value::String(text.clone())),
     }
 }

@@ -48,6 +48,10 @@ pub enum Kind {
     },
     /// Names with commas between them, `*` for all there are, or empty for none.
     Names,
+    /// An address such as `http://HOST:PORT/PATH`, without TLS; empty for none.
+    Url,
+    /// A number from 0 to 1.
+    Ratio,
     /// A text that is shown nowhere; empty for none.
     Secret,
     /// A log filter as `tracing_subscriber::EnvFilter` writes it.
@@ -67,6 +71,7 @@ pub(crate) enum Value {
     Number(u64),
     Duration(Duration),
     Text(String),
+    Real(f64),
 }
 
 impl Kind {
@@ -81,6 +86,8 @@ impl Kind {
                 "an IP address and a port, such as 127.0.0.1:8000 or [::1]:8000, or several with commas between them".into()
             }
             Kind::Names => "names with commas between them, * for all, or empty for none".into(),
+            Kind::Url => "http://HOST:PORT or http://HOST:PORT/PATH, or empty for none".into(),
+            Kind::Ratio => "a number from 0 to 1".into(),
             Kind::Secret => {
                 format!("{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters, or empty for none")
             }
@@ -110,6 +117,8 @@ impl Kind {
             Kind::Addresses => "ADDRESS,…",
             Kind::Names => "NAME,…",
             Kind::Secret => "TOKEN",
+            Kind::Url => "URL",
+            Kind::Ratio => "RATIO",
             Kind::Path { .. } => "PATH",
             Kind::Choice(_) => "WORD",
             Kind::Count { .. } | Kind::Threads { .. } => "N",
@@ -121,7 +130,7 @@ impl Kind {
 
     /// Whether the file writes this kind without quotes. A number of bytes may be written both ways.
     pub(crate) fn is_number(&self) -> bool {
-        matches!(self, Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. })
+        matches!(self, Kind::Count { .. } | Kind::Millis { .. } | Kind::Threads { .. } | Kind::Ratio)
     }
 
     /// The value that `text` stands for, with `cores` for a thread count of 0; or what is wrong, such as
@@ -146,6 +155,17 @@ impl Kind {
                 let mut names = text.split(',').map(str::trim);
                 let fine = matches!(text, "" | "*") || names.all(|name| !name.is_empty() && name != "*");
                 if fine { Ok(Value::Text(text.into())) } else { Err(refused()) }
+            }
+            Kind::Url if text.is_empty() => Ok(Value::Text(String::new())),
+            Kind::Url => {
+                let uri = text.parse::<http::Uri>().map_err(|_| refused())?;
+                let fine =
+                    uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty());
+                if fine { Ok(Value::Text(text.into())) } else { Err(refused()) }
+            }
+            Kind::Ratio => {
+                let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+                ratio.map(Value::Real).ok_or_else(refused)
             }
             Kind::Secret => {
                 let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -299,6 +319,21 @@ mod tests {
         check(kind, "10", Some(Value::Duration(Duration::from_millis(10))));
         check(kind, "11", None);
         check(kind, "10ms", None);
+    }
+
+    #[test]
+    fn addresses_are_plain_http_and_ratios_are_parts_of_one() {
+        for text in ["", "http://127.0.0.1:4318", "http://collector/v1/traces"] {
+            check(Kind::Url, text, Some(Value::Text(text.into())));
+        }
+        for text in ["https://a", "collector:4318", "http://", "/v1/traces"] {
+            check(Kind::Url, text, None);
+        }
+        check(Kind::Ratio, "0.25", Some(Value::Real(0.25)));
+        check(Kind::Ratio, "1", Some(Value::Real(1.0)));
+        for text in ["", "-0.1", "1.1", "NaN", "half"] {
+            check(Kind::Ratio, text, None);
+        }
     }
 
     #[test]

@@ -22,7 +22,9 @@ mod tests;
 pub use kind::{Kind, bytes_text};
 pub use mistake::{ConfigError, Mistake, Origin};
 pub use render::{options_md, toml_defaults};
-pub use table::{Backend, Chosen, Config, LogFormat, OPTIONS, RepositoryMode, Secret, Spec, WhileWaiting};
+pub use table::{
+    Backend, Chosen, Config, Isolation, LogFormat, OPTIONS, RepositoryMode, Secret, Spec, WhileWaiting,
+};
 
 use kind::Value;
 use std::{

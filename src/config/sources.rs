@@ -92,6 +92,7 @@ fn toml_text(spec: &Spec, value: &DeValue<'_>) -> Result<String, String> {
                 Err(_) => Ok(integer.as_str().to_string()),
             }
         }
+        DeValue::Float(float) if matches!(spec.kind, super::Kind::Ratio) => Ok(float.as_str().to_string()),
         DeValue::String(text) if !number => Ok(text.to_string()),
         DeValue::String(text) => {
             Err(format!("is text ({text:?}): must be {}, without quotes", spec.kind.allowed()))

@@ -45,6 +45,15 @@ pub enum Backend {
     Gpu,
 }
 
+/// Where a GPU's engines run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// In the server's process.
+    Thread,
+    /// In one process for each GPU.
+    Process,
+}
+
 /// What answers while a GPU is away.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WhileWaiting {
@@ -172,10 +181,12 @@ macro_rules! options {
 }
 
 use Kind::{
-    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Secret as SecretKind, Threads,
+    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Ratio, Secret as SecretKind,
+    Threads, Url,
 };
 
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 const DAY_MS: u64 = 86_400_000;
 
@@ -219,6 +230,12 @@ options! {
         backend: Backend, Choice(&["auto", "cpu", "gpu"]), "auto",
             "What the models run on.",
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
+        isolation: Isolation, Choice(&["thread", "process"]), "thread",
+            "Where a GPU's models run: in the server's process (thread), or in one process for each GPU (process).",
+            "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. Each batch takes a little longer, for two hand-offs between processes. The CPU's models always run in the server.";
+        isolation_bytes: u64, Bytes { min: MIB, max: TIB }, "256MiB",
+            "Memory that is shared with the process of each GPU, for isolation = \"process\".",
+            "Half of it is for batches that are being put together, a quarter for what is copied on its way to the GPU, a quarter for results. The GPU's driver pins it: it counts as memory of the server, used or not. Images that find no room are copied once more; a model of which a batch does not fit is refused where it is loaded.";
         kernel_cache_folder: Option<PathBuf>, Path { empty: true }, "",
             "Where the GPU driver keeps our kernels, which it compiles for the GPU when they are first loaded.",
             "Empty means CUDA_CACHE_PATH, or else the driver's own place in the home folder. A folder that lasts spares a container the compiling at every start.";
@@ -364,6 +381,14 @@ options! {
             "A folder for one log file per model, as JSON lines; empty for none.",
             "MODEL.log is a link to the current day's file; 14 days are kept.";
     }
+    section "Traces" {
+        otlp_endpoint: Option<String>, Url, "",
+            "The collector that traces are sent to, by OTLP over HTTP with protobuf; empty for no traces.",
+            "Such as http://127.0.0.1:4318; /v1/traces is added where the address has no path. A collector that cannot be reached costs spans, never requests. OTEL_EXPORTER_OTLP_HEADERS and OTEL_RESOURCE_ATTRIBUTES are read.";
+        trace_sample_ratio: f64, Ratio, "0.1",
+            "The part of the traces that is sent.",
+            "Decided by the trace's id, so that all replicas decide alike, whatever the caller's flag says. Requests that end with a status of 500 or more are always sent.";
+    }
 }
 
 /// From a checked value to a field's type. The table pairs kinds with types; [`Config::default`] runs through all.
@@ -395,6 +420,8 @@ from_value! {
     usize: Value::Number(number) => usize::try_from(number).expect("the kind's range fits the type");
     Duration: Value::Duration(duration) => duration;
     String: Value::Text(text) => text;
+    Option<String>: Value::Text(text) => (!text.is_empty()).then_some(text);
+    f64: Value::Real(number) => number;
 }
 
 impl FromValue for RepositoryMode {
@@ -437,6 +464,16 @@ impl FromValue for Backend {
             Value::Text(word) if word == "cpu" => Backend::Cpu,
             Value::Text(word) if word == "gpu" => Backend::Gpu,
             other => unreachable!("the table's words are auto, cpu and gpu, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for Isolation {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "thread" => Isolation::Thread,
+            Value::Text(word) if word == "process" => Isolation::Process,
+            other => unreachable!("the table's words are thread and process, not {other:?}"),
         }
     }
 }

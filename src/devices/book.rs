@@ -197,7 +197,7 @@ impl Book {
     /// Whether any model is to be on a device.
     pub(super) fn needs(&self, index: usize) -> bool {
         let state = self.lock();
-        state.entries.iter().any(|entry| entry.served.placed.on.contains(&index))
+        state.entries.iter().any(|entry| entry.served.placed.has(index))
             || state.announced.iter().any(|(.., on)| on.contains(&index))
             || !state.waiting.is_empty()
     }
@@ -213,7 +213,7 @@ impl Book {
     pub(super) fn activity(&self, index: usize, queue: &Queue) -> (bool, u64) {
         let load = queue.load();
         let state = self.lock();
-        let entries = state.entries.iter().filter(|entry| entry.served.placed.on.contains(&index));
+        let entries = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let mut activity = (!state.waiting.is_empty(), 0);
         for Entry { served, .. } in entries {
             let counts = served.model.statistics.snapshot();
@@ -244,7 +244,7 @@ impl Book {
     /// Bytes that the models of a device need there.
     pub(super) fn required(&self, index: usize, gpu: &str) -> u64 {
         let state = self.lock();
-        let served = state.entries.iter().filter(|entry| entry.served.placed.on.contains(&index));
+        let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let served = served.map(|entry| {
             let Source { name: model, version, bytes, .. } = &entry.served.source;
             (name(model, version), *bytes)
@@ -281,11 +281,12 @@ impl State {
         let presence = |index: usize| {
             self.presence.iter().find(|(device, _)| *device == index).map(|(_, presence)| *presence)
         };
-        if presence(index).is_some() {
-            return placed.on.contains(&index);
+        let meant = placed.has(index);
+        if sharing.while_waiting == WhileWaiting::Cpu || presence(index).is_some() {
+            // Who only stands by is left out by the queue, while another device serves.
+            return meant;
         }
-        // The CPU: beside GPUs, instead of them, or alone.
-        let beside = placed.on.contains(&index);
+        // The CPU, and requests are to wait for GPUs: beside one that serves, or when there is no hope of any.
         let gpus: Vec<(usize, Presence)> =
             placed.on.iter().filter_map(|gpu| Some((*gpu, presence(*gpu)?))).collect();
         // A GPU that is there and cannot have the model does not serve it.
@@ -293,19 +294,12 @@ impl State {
             let on = |entry: &Entry| entry.on.iter().any(|on| on.index == *gpu && !on.health.is_over());
             *presence == Presence::Here && entry.is_none_or(on)
         };
-        let served = gpus.iter().any(serves);
-        let late = |since: Instant| since.elapsed() >= sharing.auto_timeout;
-        let hopeless = gpus.iter().all(|(_, presence)| match presence {
+        let hopeless = |(_, presence): &(usize, Presence)| match presence {
             Presence::Here => true,
             Presence::Idle => false,
-            Presence::Awaited(since) => late(*since),
-        });
-        match sharing.while_waiting {
-            _ if gpus.is_empty() => beside || placed.stands_in == Some(index),
-            WhileWaiting::Cpu => beside || (!served && placed.stands_in == Some(index)),
-            WhileWaiting::Wait if served => beside,
-            WhileWaiting::Wait => hopeless && (beside || placed.stands_in == Some(index)),
-        }
+            Presence::Awaited(since) => since.elapsed() >= sharing.auto_timeout,
+        };
+        meant && (gpus.iter().any(serves) || gpus.iter().all(hopeless))
     }
 }
 

@@ -12,8 +12,8 @@ use crate::{
     batch::ModelKey,
     engine::{
         Engine, EngineError,
-        child::{Place, Recipe},
-        cuda::{self, Context, Gpu, HostMemory, onnx::Load},
+        child::{Executor, Place, Recipe},
+        cuda::{Gpu, HostMemory, onnx::Load},
         staging::Memory,
     },
     models::{self, Model, Source},
@@ -83,7 +83,7 @@ impl Device {
 
     /// A GPU.
     pub(super) fn gpu(gpu: &Gpu, workers: usize) -> Device {
-        Device::new(gpu.id.as_str().into(), Kind::Gpu(gpu.ordinal), Some(gpu.clone()), workers)
+        Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), workers)
     }
 
     fn new(id: Arc<str>, kind: Kind, gpu: Option<Gpu>, workers: usize) -> Device {
@@ -97,29 +97,29 @@ impl Device {
     /// Why it cannot be had now.
     pub(super) fn take(&self, parts: &Parts) -> Result<Arc<Hold>, Refusal> {
         let health = Health::new(Arc::clone(&self.id), Arc::clone(&parts.queue), self.gpu.is_some());
-        let thread = match self.kind {
+        let thread = match &self.kind {
             Kind::Cpu => CPU.to_owned(),
-            Kind::Gpu(ordinal) => format!("gpu{ordinal}"),
+            Kind::Gpu { ordinal, .. } => format!("gpu{ordinal}"),
         };
         let workers = start(parts, &health, &thread, self.workers)
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
-            let host = self.host.clone();
-            let opened = workers[0].call(move || Context::open_with(&gpu, host).map_err(EngineError::from));
+            let (host, isolation) = (self.host.clone(), parts.isolation.clone());
+            let opened = workers[0].call(move || isolation.open(&gpu, host));
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
-        if let Some(Ok(context)) = &opened {
+        if let Some(Ok(executor)) = &opened {
             for worker in &workers {
-                let context = Arc::clone(context);
+                let executor = executor.clone();
                 // Where this fails, so does what comes next.
-                let _ = worker.call(move || context.bind());
+                let _ = worker.call(move || executor.bind());
             }
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let hold = |context| Hold { number, health: health.clone(), workers, context };
+        let hold = |executor| Hold { number, health: health.clone(), workers, executor };
         match opened.transpose() {
-            Ok(context) => {
-                let hold = Arc::new(hold(context));
+            Ok(executor) => {
+                let hold = Arc::new(hold(executor));
                 *self.lock() = Some(Arc::clone(&hold));
                 Ok(hold)
             }
@@ -132,8 +132,9 @@ impl Device {
     }
 
     /// What its batches are best put together in, if that is not plain memory.
-    pub(super) fn memory(&self) -> Option<Memory> {
-        self.gpu.is_some().then(|| Memory::Pinned(Arc::new(self.host.clone())))
+    pub(super) fn memory(&self, parts: &Parts) -> Option<Memory> {
+        self.gpu.as_ref()?;
+        Some(parts.isolation.memory().unwrap_or_else(|| Memory::Pinned(Arc::new(self.host.clone()))))
     }
 
     /// The hold on it, while it is ours.
@@ -159,7 +160,7 @@ pub(super) struct Hold {
     pub(super) health: Health,
     workers: Vec<Worker>,
     /// Kept to the end of all that is in it.
-    context: Option<Arc<Context>>,
+    executor: Option<Executor>,
 }
 
 impl Hold {
@@ -169,25 +170,21 @@ impl Hold {
     /// Why it cannot be loaded here.
     pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, Refusal> {
         let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
-        let runtime = parts.runtime.as_ref().ok().cloned();
-        match &self.context {
+        match &self.executor {
             None => {
-                if let (models::Engine::Onnx, Err(why)) = (&source.manifest.engine, &parts.runtime) {
-                    return Err(why.clone().into());
-                }
-                let recipe = recipe(source, parts, Kind::Cpu, (parts.compute_threads / instances).max(1));
-                let place = Place::Cpu(runtime);
+                let recipe = recipe(source, parts, false, (parts.compute_threads / instances).max(1));
+                let place = Place::Cpu(parts.runtime.clone());
                 Ok((0..instances).map(|_| recipe.make(&place)).collect::<Result<_, _>>()?)
             }
-            Some(context) => {
-                let on = Kind::Gpu(context.gpu().ordinal);
+            Some(executor) => {
+                let (executor, runtime) = (executor.clone(), parts.runtime.clone());
                 let recipes: Vec<Recipe> =
-                    (0..instances).map(|made| recipe(source, parts, on, instances - made)).collect();
-                let place = Place::Gpu(Arc::clone(context), runtime);
+                    (0..instances).map(|made| recipe(source, parts, true, instances - made)).collect();
                 let health = self.health.clone();
                 let _busy = self.health.busy();
                 self.workers[0].call(move || {
-                    let made = recipes.iter().map(|recipe| recipe.make(&place)).collect::<Result<_, _>>();
+                    let made = recipes.iter().map(|recipe| executor.make(recipe, &runtime));
+                    let made = made.collect::<Result<_, _>>();
                     made.inspect_err(|error| health.note(error)).map_err(Refusal::from)
                 })?
             }
@@ -205,13 +202,13 @@ impl Hold {
         asked: &[Asked],
         memory_bytes_max: Option<u64>,
     ) -> Result<(Engines, Proof), Refusal> {
-        match &self.context {
+        match &self.executor {
             None => forward::prove(&mut engines, model, asked, None, None).map(|proof| (engines, proof)),
-            Some(context) => {
-                let (context, model, asked) = (Arc::clone(context), Arc::clone(model), asked.to_vec());
+            Some(executor) => {
+                let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
                 let health = self.health.clone();
                 self.workers[0].call(move || {
-                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some((&context, &health)))
+                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some((&executor, &health)))
                         .map(|proof| (engines, proof))
                 })?
             }
@@ -241,13 +238,32 @@ impl Hold {
     /// # Errors
     /// What it did instead.
     pub(super) fn canary(&self) -> Result<(), String> {
-        let Some(context) = &self.context else { return Ok(()) };
-        let (context, health) = (Arc::clone(context), self.health.clone());
+        let Some(executor) = &self.executor else { return Ok(()) };
+        let (executor, health) = (executor.clone(), self.health.clone());
         let _busy = self.health.busy();
         self.workers[0].call(move || {
-            let answered = cuda::canary(&context);
+            let answered = executor.canary();
             answered.inspect_err(|error| health.note(error)).map_err(|error| error.to_string())
         })?
+    }
+
+    /// The number of the process that has it.
+    pub(super) fn process(&self) -> u32 {
+        self.executor.as_ref().and_then(Executor::process).unwrap_or_else(std::process::id)
+    }
+
+    /// Takes note where a process of the device's own has ended, though nothing was asked of it.
+    pub(super) fn look(&self) {
+        if let Some(reason) = self.executor.as_ref().and_then(Executor::ended) {
+            self.health.note(&EngineError::Device(reason));
+        }
+    }
+
+    /// Ends a process of the device's own, and with it whatever hangs there.
+    pub(super) fn kill(&self, reason: &str) {
+        if let Some(executor) = &self.executor {
+            executor.kill(reason);
+        }
     }
 
     /// Whether all of its workers have left.
@@ -274,12 +290,12 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
 }
 
 /// Which engine a model has here: on the CPU with so many threads, or on a GPU as one of so many instances still to come.
-fn recipe(source: &Source, parts: &Parts, on: Kind, share: usize) -> Recipe {
+fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe {
     let manifest = &source.manifest;
-    match (&manifest.engine, on) {
+    match (&manifest.engine, on_gpu) {
         (models::Engine::GaussMle(_), _) => Recipe::GaussMle { threads: share },
-        (models::Engine::Onnx, Kind::Cpu) => Recipe::Onnx { path: source.path.clone(), threads: share },
-        (models::Engine::Onnx, Kind::Gpu(_)) => Recipe::OnnxOnGpu(Load {
+        (models::Engine::Onnx, false) => Recipe::Onnx { path: source.path.clone(), threads: share },
+        (models::Engine::Onnx, true) => Recipe::OnnxOnGpu(Load {
             path: source.path.clone(),
             asked: manifest.gpu.clone(),
             items_max: manifest.batch.largest(),

@@ -3,7 +3,7 @@
 
 use super::{device::Refusal, health::Health, plan::Footprint};
 use crate::{
-    engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, cuda::Context},
+    engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
     models::{Model, Source},
 };
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ pub(super) fn prove(
     model: &Model,
     asked: &[Asked],
     memory_bytes_max: Option<u64>,
-    gpu: Option<(&Context, &Health)>,
+    gpu: Option<(&Executor, &Health)>,
 ) -> Result<Proof, Refusal> {
     let noted = |error: EngineError| {
         if let Some((_, health)) = gpu {
@@ -84,7 +84,7 @@ pub(super) fn prove(
         }
         Refusal::from(error)
     };
-    let gpu_memory = |gpu: &Context| gpu.memory().map_err(|error| noted(error.into()));
+    let gpu_memory = |gpu: &Executor| gpu.memory().map_err(noted);
     let mut footprint: Option<Footprint> = None;
     let mut canary = Duration::ZERO;
     let instances = engines.len() as u64;
@@ -112,7 +112,7 @@ pub(super) fn prove(
     }
     if let (Some((gpu, _)), Some(footprint)) = (gpu, &mut footprint) {
         // Growing left free memory behind, which is not the driver's to keep.
-        gpu.trim().map_err(|error| noted(error.into()))?;
+        gpu.trim().map_err(noted)?;
         footprint.free = gpu_memory(gpu)?.free;
         footprint.check(memory_bytes_max)?;
     }

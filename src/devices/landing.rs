@@ -8,7 +8,7 @@ use crate::{
     batch::{Ran, Running},
     engine::{Airborne, EngineError, Tensor},
     models::Model,
-    telemetry::metrics::DeviceMetrics,
+    telemetry::metrics::{DeviceMetrics, FailReason},
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -46,15 +46,39 @@ impl Outbound {
                 self.metrics.batch(items, self.batch.size);
                 statistics.ran(items, self.stage, compute);
                 let began = Instant::now();
-                self.batch.finish(Ok(Ran { outputs, stage: self.stage, compute }));
+                let aftermath = self.batch.finish(Ok(Ran { outputs, stage: self.stage, compute }));
                 statistics.handed_out(items, began.elapsed());
+                if let Some(items) = aftermath.ceiling {
+                    tracing::info!(
+                        model = &*self.model.name,
+                        device = &*health.device,
+                        items,
+                        "larger batches are tried"
+                    );
+                    self.metrics.set_ceiling(items);
+                }
             }
             Err(error) => {
-                let (items, device) = (self.batch.items, &*health.device);
-                tracing::warn!(model = &*self.model.name, device, items, %error, "a batch failed");
+                let (items, device, model) = (self.batch.items, &*health.device, &*self.model.name);
+                tracing::warn!(model, device, items, %error, "a batch failed");
+                let reason = match &error {
+                    EngineError::Input(_) => FailReason::Input,
+                    EngineError::OutOfMemory(_) => FailReason::OutOfMemory,
+                    EngineError::Device(_) => FailReason::Device,
+                };
                 // First, so that nobody takes it on the same device again.
                 health.note(&error);
-                self.batch.finish(Err(error));
+                let aftermath = self.batch.finish(Err(error));
+                self.metrics.failed(reason, aftermath.again);
+                if let Some(items) = aftermath.ceiling {
+                    tracing::warn!(
+                        model,
+                        device,
+                        items,
+                        "memory is too small: batches are smaller from now on"
+                    );
+                    self.metrics.set_ceiling(items);
+                }
             }
         }
     }

@@ -1,14 +1,67 @@
 //! Which devices a model is loaded on: what its manifest asks for, against what there is. Pure.
 
-use crate::models::{Engine, Manifest, manifest::Placing};
+use crate::{
+    engine::cuda::Gpu,
+    models::{
+        Engine, Manifest,
+        manifest::{Fallback, Placing},
+    },
+};
 
 /// A device that models may be placed on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The machine's own processors.
     Cpu,
-    /// A GPU, by its number.
-    Gpu(usize),
+    /// A GPU.
+    Gpu {
+        /// Its number.
+        ordinal: usize,
+        /// Its UUID.
+        id: String,
+        /// The vendor's name of it.
+        name: String,
+    },
+}
+
+impl Kind {
+    /// A GPU.
+    pub(super) fn gpu(gpu: &Gpu) -> Kind {
+        Kind::Gpu { ordinal: gpu.ordinal, id: gpu.id.clone(), name: gpu.name.clone() }
+    }
+
+    /// Whether a word of `placement.devices` means it.
+    fn is_meant_by(&self, word: &str) -> bool {
+        match self {
+            Kind::Cpu => word == "cpu",
+            Kind::Gpu { ordinal, id, name } => {
+                let number = word.strip_prefix("gpu:").unwrap_or(word).parse() == Ok(*ordinal);
+                // As in `CUDA_VISIBLE_DEVICES`, the beginning of a UUID will do.
+                let uuid = (word.starts_with("GPU-") || word.starts_with("MIG-")) && id.starts_with(word);
+                word == "gpu" || number || uuid || (word.contains('*') && matches(word, name))
+            }
+        }
+    }
+}
+
+/// Whether a name is as a pattern has it, in which `*` stands for anything; letters count alike, large and small.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.to_lowercase(), name.to_lowercase());
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut left) = name.strip_prefix(first) else {
+        return false;
+    };
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let last = parts.pop().unwrap_or_default();
+    for part in parts {
+        match left.split_once(part) {
+            Some((_, after)) => left = after,
+            None => return false,
+        }
+    }
+    left.ends_with(last)
 }
 
 /// Where a model goes.
@@ -16,10 +69,19 @@ pub(super) enum Kind {
 pub(super) struct Placed {
     /// Indices of devices, at least one.
     pub(super) on: Vec<usize>,
-    /// The CPU, where it serves only while none of these can.
+    /// The device that serves only while none of these can.
     pub(super) stands_in: Option<usize>,
+    /// What the manifest asks for is not there: these serve instead.
+    pub(super) instead: bool,
     /// What is not as its manifest has it, for the log.
     pub(super) notes: Vec<String>,
+}
+
+impl Placed {
+    /// Whether a device is to have the model, to serve it or to stand by.
+    pub(super) fn has(&self, index: usize) -> bool {
+        self.on.contains(&index) || self.stands_in == Some(index)
+    }
 }
 
 /// Places a model on some of `devices`. `no_onnx` says of each why ONNX models cannot run there.
@@ -37,51 +99,74 @@ pub(super) fn place(
         Engine::Onnx => no_onnx[index].as_deref(),
         Engine::GaussMle(_) => None,
     };
-    let wanted = |kind: Kind| match kind {
-        _ if asked.is_empty() => true,
-        Kind::Cpu => asked.iter().any(|word| word == "cpu"),
-        Kind::Gpu(ordinal) => asked.iter().any(|word| word == "gpu" || *word == format!("gpu:{ordinal}")),
+    let wanted = |kind: &Kind| asked.is_empty() || asked.iter().any(|word| kind.is_meant_by(word));
+    let meant = (0..devices.len()).filter(|index| wanted(&devices[*index]));
+    let (out, mut on): (Vec<usize>, Vec<usize>) = meant.partition(|index| refused(*index).is_some());
+    let other = |choose: &dyn Fn(&Kind) -> bool| {
+        let fits = |(index, kind): (usize, &Kind)| {
+            (choose(kind) && refused(index).is_none() && !on.contains(&index)).then_some(index)
+        };
+        devices.iter().enumerate().find_map(fits)
     };
-    let among = |choose: &dyn Fn(Kind) -> bool| -> Vec<usize> {
-        devices.iter().enumerate().filter(|(_, kind)| choose(**kind)).map(|(index, _)| index).collect()
+    let mut stands_in = match fallback.unwrap_or(Fallback::Cpu) {
+        Fallback::Cpu => other(&|kind| *kind == Kind::Cpu),
+        Fallback::OtherGpu => other(&|kind| *kind != Kind::Cpu),
+        Fallback::Never => None,
     };
-    let (out, mut on): (Vec<usize>, _) =
-        among(&wanted).into_iter().partition(|index| refused(*index).is_some());
     // All GPUs have the same to say, mostly.
-    let mut whys: Vec<&str> = out.iter().filter_map(|index| refused(*index)).collect();
+    let mut whys: Vec<&str> = out.into_iter().filter_map(refused).collect();
     whys.dedup();
     let whys = whys.join("; ");
-    if on.is_empty() {
-        let why = if out.is_empty() { format!("there is {}", list(devices)) } else { whys };
+    let instead = on.is_empty();
+    if instead {
+        let why = if whys.is_empty() { format!("there is {}", list(devices)) } else { whys };
         let asked = if asked.is_empty() { "all".to_owned() } else { format!("{asked:?}") };
-        let cpu = among(&|kind| kind == Kind::Cpu);
-        if cpu.is_empty() {
-            return Err(format!("{why}, but backend is gpu, which takes no CPU: use backend auto"));
+        match (stands_in.take(), fallback) {
+            (Some(other), _) => {
+                let runs = name(&devices[other]);
+                notes.push(format!("placement.devices = {asked}, but {why}: the model runs on {runs}"));
+                on.push(other);
+            }
+            (None, None | Some(Fallback::Cpu)) => {
+                return Err(format!("{why}, but backend is gpu, which takes no CPU: use backend auto"));
+            }
+            (None, Some(Fallback::OtherGpu)) => {
+                return Err(format!(
+                    "placement.devices = {asked} and fallback = \"other-gpu\", but {why}, and no other GPU can run it"
+                ));
+            }
+            (None, Some(Fallback::Never)) => {
+                return Err(format!("placement.devices = {asked} and fallback = \"never\", but {why}"));
+            }
         }
-        if *fallback == Some(false) {
-            return Err(format!("placement.devices = {asked} and fallback = false, but {why}"));
-        }
-        notes.push(format!("placement.devices = {asked}, but {why}: the model runs on the CPU"));
-        on = cpu;
-    } else if !out.is_empty() {
-        notes.push(format!("the model runs on {} of {} devices: {whys}", on.len(), on.len() + out.len()));
+    } else if !whys.is_empty() {
+        notes.push(format!("the model runs on {} of the devices that it may run on: {whys}", on.len()));
     }
-    if memory_bytes_max.is_some() && on.iter().all(|index| devices[*index] == Kind::Cpu) {
+    let on_cpu = |index: &usize| devices[*index] == Kind::Cpu;
+    if memory_bytes_max.is_some() && on.iter().all(on_cpu) {
         notes.push(
             "placement.memory_bytes_max limits memory of GPUs only, and the model runs on the CPU".into(),
         );
     }
-    let cpu = devices.iter().position(|kind| *kind == Kind::Cpu);
-    let stands_in = cpu.filter(|cpu| !on.contains(cpu) && *fallback != Some(false));
-    Ok(Placed { on, stands_in, notes })
+    if *fallback == Some(Fallback::OtherGpu) && stands_in.is_none() && !instead {
+        notes.push("placement.fallback = \"other-gpu\", but there is no other GPU that can run it".into());
+    }
+    if *fallback == Some(Fallback::Cpu) && stands_in.is_none() && !on.iter().any(on_cpu) {
+        notes.push("placement.fallback = \"cpu\", but backend is gpu, which takes no CPU".into());
+    }
+    Ok(Placed { on, stands_in, instead, notes })
+}
+
+/// Such as `gpu:0`.
+fn name(kind: &Kind) -> String {
+    match kind {
+        Kind::Cpu => "the CPU".to_owned(),
+        Kind::Gpu { ordinal, .. } => format!("gpu:{ordinal}"),
+    }
 }
 
 /// Such as `the CPU and gpu:0`.
 fn list(devices: &[Kind]) -> String {
-    let name = |kind: &Kind| match kind {
-        Kind::Cpu => "the CPU".to_owned(),
-        Kind::Gpu(ordinal) => format!("gpu:{ordinal}"),
-    };
     let names: Vec<String> = devices.iter().map(name).collect();
     match names.as_slice() {
         [] => "no device".to_owned(),
@@ -94,12 +179,20 @@ fn list(devices: &[Kind]) -> String {
 mod tests {
     use super::*;
 
-    const ALL: [Kind; 3] = [Kind::Cpu, Kind::Gpu(0), Kind::Gpu(1)];
+    fn gpu(ordinal: usize) -> Kind {
+        let name = ["NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"][ordinal];
+        Kind::Gpu { ordinal, id: format!("GPU-fa00000{ordinal}-0000"), name: name.to_owned() }
+    }
+
+    fn all() -> [Kind; 3] {
+        [Kind::Cpu, gpu(0), gpu(1)]
+    }
     const FITTER: &str = "engine = \"gauss-mle\"\n";
 
     fn check(manifest: &str, devices: &[Kind], on: Result<&[usize], &str>) -> Vec<String> {
         let manifest = Manifest::parse(manifest).unwrap();
-        let on_gpu = |kind: &Kind| matches!(kind, Kind::Gpu(_)).then(|| "it is the CPU's build".to_owned());
+        let on_gpu =
+            |kind: &Kind| matches!(kind, Kind::Gpu { .. }).then(|| "it is the CPU's build".to_owned());
         let no_onnx: Vec<Option<String>> = devices.iter().map(on_gpu).collect();
         let placed = place(&manifest, devices, &no_onnx);
         match (&placed, on) {
@@ -118,40 +211,62 @@ mod tests {
             ("\"gpu\"", &[1, 2]),
             ("\"gpu:1\"", &[2]),
             ("[\"gpu:0\", \"cpu\"]", &[0, 1]),
+            ("\"1\"", &[2]),
+            ("\"GPU-fa000001-0000\"", &[2]),
+            ("\"GPU-fa000000\"", &[1]),
+            ("[\"*a100*\", \"cpu\"]", &[0, 1]),
+            ("\"NVIDIA*40*\"", &[2]),
+            ("\"*\"", &[1, 2]),
         ] {
             let manifest = format!("{FITTER}[placement]\ndevices = {devices}\n");
-            assert!(check(&manifest, &ALL, Ok(on)).is_empty());
+            assert!(check(&manifest, &all(), Ok(on)).is_empty());
         }
-        assert!(check(FITTER, &ALL, Ok(&[0, 1, 2])).is_empty());
+        assert!(check(FITTER, &all(), Ok(&[0, 1, 2])).is_empty());
+    }
+
+    #[test]
+    fn what_serves_while_the_devices_are_away_is_what_fallback_says() {
+        let placed = |placement: &str| {
+            let manifest = Manifest::parse(&format!("{FITTER}[placement]\n{placement}\n")).unwrap();
+            let placed = place(&manifest, &all()).unwrap();
+            (placed.on, placed.stands_in, placed.instead)
+        };
+        assert_eq!(placed("devices = \"0\""), (vec![1], Some(0), false));
+        assert_eq!(placed("devices = \"0\"\nfallback = \"cpu\""), (vec![1], Some(0), false));
+        assert_eq!(placed("devices = \"0\"\nfallback = \"other-gpu\""), (vec![1], Some(2), false));
+        assert_eq!(placed("devices = \"0\"\nfallback = \"never\""), (vec![1], None, false));
+        assert_eq!(placed("devices = \"7\"\nfallback = \"other-gpu\""), (vec![1], None, true));
+        assert_eq!(placed("devices = \"*H100*\""), (vec![0], None, true));
+        assert_eq!(placed("devices = \"all\""), (vec![0, 1, 2], None, false), "the CPU is one of them");
     }
 
     #[test]
     fn what_asks_for_a_gpu_that_is_not_there_runs_on_the_cpu_unless_it_forbids_that() {
         let manifest = format!("{FITTER}[placement]\ndevices = \"gpu:3\"\n");
-        let notes = check(&manifest, &ALL, Ok(&[0]));
+        let notes = check(&manifest, &all(), Ok(&[0]));
         assert_eq!(
             notes,
             [
                 "placement.devices = [\"gpu:3\"], but there is the CPU, gpu:0 and gpu:1 only: the model runs on the CPU"
             ]
         );
-        let never = format!("{manifest}fallback = false\n");
-        let why = "placement.devices = [\"gpu:3\"] and fallback = false, but there is the CPU only";
+        let never = format!("{manifest}fallback = \"never\"\n");
+        let why = "placement.devices = [\"gpu:3\"] and fallback = \"never\", but there is the CPU only";
         check(&never, &[Kind::Cpu], Err(why));
     }
 
     #[test]
     fn onnx_models_run_where_the_runtime_can_and_the_reason_is_told_where_it_cannot() {
-        let notes = check("", &ALL, Ok(&[0]));
-        assert_eq!(notes, ["the model runs on 1 of 3 devices: it is the CPU's build"]);
-        let notes = check("[placement]\ndevices = \"gpu\"\n", &ALL, Ok(&[0]));
+        let notes = check("", &all(), Ok(&[0]));
+        assert_eq!(notes, ["the model runs on 1 of the devices that it may run on: it is the CPU's build"]);
+        let notes = check("[placement]\ndevices = \"gpu\"\n", &all(), Ok(&[0]));
         assert_eq!(
             notes,
             ["placement.devices = [\"gpu\"], but it is the CPU's build: the model runs on the CPU"]
         );
         let why = "it is the CPU's build, but backend is gpu, which takes no CPU: use backend auto";
-        check("", &[Kind::Gpu(0)], Err(why));
-        let placed = place(&Manifest::default(), &ALL, &[None, None, None]).unwrap();
+        check("", &[gpu(0)], Err(why));
+        let placed = place(&Manifest::default(), &all(), &[None, None, None]).unwrap();
         assert_eq!((placed.on, placed.notes.len()), (vec![0, 1, 2], 0));
     }
 
@@ -159,6 +274,6 @@ mod tests {
     fn a_limit_of_memory_that_nothing_is_held_to_is_said() {
         let limit = format!("{FITTER}[placement]\nmemory_bytes_max = 1000\n");
         assert_eq!(check(&limit, &[Kind::Cpu], Ok(&[0])).len(), 1);
-        assert!(check(&limit, &ALL, Ok(&[0, 1, 2])).is_empty());
+        assert!(check(&limit, &all(), Ok(&[0, 1, 2])).is_empty());
     }
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     batch::{ModelKey, Queue},
-    engine::{cuda::Gpu, onnx::Runtime, staging::Memory},
+    engine::{child::Isolation, cuda::Gpu, onnx::Runtime, staging::Memory},
     models::{Catalog, Found, Model, Source, State},
     status::{Cause, DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
@@ -53,6 +53,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// Threads that share one operator on the CPU.
     pub compute_threads: usize,
+    /// Where the engines of GPUs run.
+    pub isolation: Isolation,
     /// The deadline of models whose manifest sets none.
     pub timeout: Duration,
     /// Where what is built for a GPU is kept.
@@ -161,7 +163,12 @@ impl Devices {
         }
         for found in found {
             if let Ok(source) = &found.source {
-                self.book.announce(source, self.place(source).map(|placed| placed.on).unwrap_or_default());
+                self.book.announce(
+                    source,
+                    self.place(source)
+                        .map(|placed| placed.on.into_iter().chain(placed.stands_in).collect())
+                        .unwrap_or_default(),
+                );
             }
             self.publish(found, State::Loading);
         }
@@ -256,7 +263,7 @@ impl Devices {
     }
 
     fn place(&self, source: &Source) -> Result<Placed, String> {
-        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind).collect();
+        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind.clone()).collect();
         let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| self.no_onnx(device)).collect();
         place::place(&source.manifest, &kinds, &no_onnx)
     }
@@ -321,7 +328,7 @@ impl Devices {
         // Images are decoded into what the most demanding device likes, which may be away.
         let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
         let memory = memories.reduce(|one, other| if one.is_pinned() { one } else { other });
-        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory());
+        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory(&self.parts));
         let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
@@ -341,6 +348,10 @@ impl Devices {
             return Err(failed(reasons(&names, proved.iter().map(|proved| proved.as_ref().err()))));
         }
         self.parts.queue.register(key, &model.name, model.rules.clone());
+        let instead = placed.on.iter().filter(|_| placed.instead);
+        for index in instead.chain(&placed.stands_in) {
+            self.parts.queue.stand_by(key, &self.devices[*index].id);
+        }
         let served = Served::new(&model, source, asked, placed);
         let served = self.book.enter(served);
         let on = holds.iter().zip(proved).map(|((index, hold), proved)| {
@@ -377,6 +388,8 @@ impl Devices {
         if let (Some(gpu), Some(footprint)) = (&device.gpu, &proof.footprint) {
             self.book.learn(&gpu.name, &served.model, footprint);
         }
+        let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
+        self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);
         self.book.put(index, hold, served, engines);
         if device.gpu.is_none() && !hold.health.is_over() {
             let status = &self.parts.status;

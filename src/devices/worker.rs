@@ -4,11 +4,11 @@
 //! engine has begun and not ended is waited for by [`landing`](super::landing), while this thread begins the next.
 
 use super::{
-    health::Health,
+    health::{Health, Over},
     landing::{Landing, Outbound},
 };
 use crate::{
-    batch::{self, ModelKey, Queue, Running, Taken},
+    batch::{self, ModelKey, Queue, Running, Taken, queue::Absence},
     engine::{Engine, EngineError, Flight, Tensor, staging::Assembler},
     models::Model,
     telemetry::metrics::{DeviceMetrics, Metrics},
@@ -21,6 +21,9 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+
+/// After how long a device that failed is tried again, at the least.
+const BACK_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a GPU is idle before its engines let go of memory that they can get again.
 const REST_AFTER: Duration = Duration::from_secs(30);
@@ -155,7 +158,15 @@ impl Work {
                     Mail::Do(work) => work(),
                 }
             }
-            if self.health.is_over() {
+            if let Some(over) = self.health.over() {
+                // Before this place at the queue is given up: jobs are to know whether to wait. Whoever keeps the device tells
+                // more of it soon.
+                let (reason, after) = match over {
+                    Over::Left => ("it was given back", Duration::ZERO),
+                    Over::Failed(reason) => (reason.as_str(), BACK_AFTER),
+                };
+                let absence = Absence { reason: reason.into(), back: Some(Instant::now() + after) };
+                self.queue.expect(&self.health.device, absence);
                 return;
             }
             match self.place.take_within(&self.served, self.patience()) {

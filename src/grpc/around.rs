@@ -14,7 +14,10 @@ use crate::{
         guard::X_REQUEST_ID,
         reject::Problem,
     },
-    telemetry::request::{RequestId, TraceContext},
+    telemetry::{
+        request::{RequestId, TraceContext},
+        traces::End,
+    },
 };
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -40,9 +43,18 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         front.metrics.route("other").request(request.method().as_str(), problem.kind.status, began.elapsed());
         return problem.into_response_for(Some(id.as_str()));
     }
-    let (trace, _) =
+    let (mut trace, caller) =
         TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    // Probes come every few seconds, and are of no use in a trace.
+    let traces = front.traces.as_ref().filter(|_| matches!(&*call, INFER | STREAM));
+    let traced = traces.map(|traces| {
+        let state = request.headers().get("tracestate").map(HeaderValue::as_bytes);
+        traces.request(&mut trace, caller, state, began)
+    });
+    if let Some(traced) = &traced {
+        request.extensions_mut().insert(Arc::clone(traced));
+    }
     let span = tracing::info_span!(
         "request",
         id = id.as_str(),
@@ -69,6 +81,14 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         .map_or((code_of(reply.headers()), ""), |status| (status.code(), status.message()));
     let took = began.elapsed();
     front.metrics.route(&call).request("POST", status::http(code), took);
+    if let Some(traced) = traced {
+        let attributes = vec![
+            ("rpc.system", "grpc".to_owned()),
+            ("rpc.grpc.status_code", (code as i32).to_string()),
+            ("ocelli.request.id", id.to_string()),
+        ];
+        traced.replied(End { name: call.clone(), status: status::http(code), attributes });
+    }
     let _entered = span.enter();
     let ms = took.as_secs_f64() * 1e3;
     match status::http(code) {

@@ -84,6 +84,7 @@ fn target(model: String, version: String) -> Target {
 /// What a call says beside its message.
 struct Head {
     headers: HeaderMap,
+    extensions: Extensions,
     arrived: Instant,
     timeout: Option<Duration>,
 }
@@ -92,7 +93,7 @@ impl Head {
     fn of(metadata: MetadataMap, extensions: &Extensions) -> Result<Head, InferError> {
         let headers = metadata.into_headers();
         let arrived = extensions.get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
-        Ok(Head { timeout: timeout(&headers)?, headers, arrived })
+        Ok(Head { timeout: timeout(&headers)?, headers, extensions: extensions.clone(), arrived })
     }
 }
 
@@ -131,17 +132,21 @@ async fn infer(
         let model = target.find(front)?;
         // What is left of the time for the whole call.
         let left = head.timeout.map(|timeout| timeout.saturating_sub(arrived - head.arrived));
-        let call =
-            Call::of(&head.headers, &model, front.limits.timeout_max)?.since(arrived).within(left, None);
+        let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
+            .traced(&head.extensions)
+            .since(arrived)
+            .within(left, None);
         let began = Instant::now();
         // A fitter takes its inputs in several types, and looks at them itself.
         let specs = if model.fit.is_some() { &[][..] } else { &model.interface.signature.inputs };
         let request = convert::request(message, specs)?;
         let call = call.within(request.timeout()?, request.priority()?);
+        call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began).await?;
         let answered = Instant::now();
         let reply = convert::reply(&model, ran.id.clone(), ran.outputs(&model)?)?;
         ran.spent.replied(front, &model, answered.elapsed());
+        call.stage("encode", answered.elapsed());
         let mut headers = HeaderMap::new();
         ran.spent.tell(&mut headers);
         Ok((reply, headers))

@@ -2,13 +2,16 @@
 
 use super::Front;
 use crate::{
-    batch::{Answer, Job, Ticket, Timing},
+    batch::{Answer, Fallback, Job, Ticket, Timing},
     engine::{Setting, Tensor},
     error::InferError,
     models::{self, Model},
-    telemetry::statistics::Failure,
+    telemetry::{
+        statistics::Failure,
+        traces::{Ran, RequestTrace},
+    },
 };
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -26,6 +29,8 @@ pub(crate) struct Call {
     timeout: Duration,
     /// A header said how urgent it is.
     prioritised: bool,
+    /// Where its stages are noted, if its trace may be sent.
+    trace: Option<Arc<RequestTrace>>,
 }
 
 /// Priorities run from 0 to this.
@@ -55,7 +60,26 @@ impl Call {
             }
             None => model.priority,
         };
-        Ok(Call { arrived, deadline: arrived + timeout, priority, timeout, prioritised: wish.is_some() })
+        Ok(Call {
+            arrived,
+            deadline: arrived + timeout,
+            priority,
+            timeout,
+            prioritised: wish.is_some(),
+            trace: None,
+        })
+    }
+
+    /// The same for a request whose stages may be noted.
+    pub(crate) fn traced(self, extensions: &Extensions) -> Call {
+        Call { trace: extensions.get().cloned(), ..self }
+    }
+
+    /// Notes a stage of its trace that took so long and has just ended.
+    pub(crate) fn stage(&self, name: &'static str, took: Duration) {
+        if let Some(trace) = &self.trace {
+            trace.ended(name, took);
+        }
     }
 
     /// Takes what a request's body asks for beside its headers: a deadline counts if it is shorter, a priority (1 is the
@@ -126,10 +150,26 @@ impl Call {
         model: &Model,
         ticket: Ticket,
     ) -> Result<Answer, InferError> {
-        let pending = Pending { model, pushed: Some(ticket.pushed()) };
+        let pushed = ticket.pushed();
+        let pending = Pending { model, pushed: Some(pushed) };
         let answer = pending.ended(self.in_time(ticket).await)?;
         let device = front.metrics.model(&model.name).device(&answer.device);
         device.queue_seconds.observe(answer.timing.queue.as_secs_f64());
+        if let Some(fallback) = answer.fallback {
+            device.fell_back(fallback.name());
+        }
+        if let Some(trace) = &self.trace {
+            let Timing { queue, stage, compute } = answer.timing;
+            trace.ran(Ran {
+                pushed,
+                taken: pushed + queue,
+                stage,
+                compute,
+                device: Arc::clone(&answer.device),
+                model: Arc::clone(&model.name),
+                items: answer.batch_items,
+            });
+        }
         Ok(answer)
     }
 
@@ -197,6 +237,8 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, InferError> {
 
 /// Which device answered.
 const DEVICE: HeaderName = HeaderName::from_static("ocelli-device");
+/// Why another device answered than one that the model is meant for.
+const FALLBACK: HeaderName = HeaderName::from_static("ocelli-fallback");
 /// Where the time went, by the W3C's Server Timing.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
@@ -209,16 +251,28 @@ pub(crate) struct Spent {
     pub(super) batch: Timing,
     /// What ran it.
     pub(super) device: Option<Arc<str>>,
+    /// Why it was this device, where it is not one that the model is meant for.
+    pub(super) fallback: Option<Fallback>,
 }
 
 impl Spent {
+    /// On one job, after so long a time of decoding.
+    pub(super) fn on(decode: Duration, answer: &Answer) -> Spent {
+        let device = Some(Arc::clone(&answer.device));
+        Spent { decode, batch: answer.timing, device, fallback: answer.fallback }
+    }
+
     /// Another item of the same request.
     pub(super) fn include(&mut self, other: &Spent) {
         self.decode = self.decode.max(other.decode);
         self.batch.queue = self.batch.queue.max(other.batch.queue);
         self.batch.stage = self.batch.stage.max(other.batch.stage);
         self.batch.compute = self.batch.compute.max(other.batch.compute);
-        self.device = other.device.clone().or(self.device.take());
+        // A device that stood in is told of, whichever item it was.
+        let told = self.fallback.is_some() && other.fallback.is_none();
+        if !told && other.device.is_some() {
+            (self.device, self.fallback) = (other.device.clone(), other.fallback);
+        }
     }
 
     /// Counts the time that a reply took to be made of the answer.
@@ -244,6 +298,9 @@ impl Spent {
         headers.insert(SERVER_TIMING, HeaderValue::from_str(&timing).expect("digits and letters are legal"));
         if let Some(device) = self.device.as_deref().and_then(|device| HeaderValue::from_str(device).ok()) {
             headers.insert(DEVICE, device);
+        }
+        if let Some(fallback) = self.fallback {
+            headers.insert(FALLBACK, HeaderValue::from_static(fallback.name()));
         }
     }
 }

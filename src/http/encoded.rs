@@ -62,6 +62,7 @@ pub(super) async fn run(
     let files = binary::strings(&tensor.data).ok_or_else(broken)?;
     let decoding = files.into_iter().enumerate().map(async |(index, file)| {
         let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
+        let decoded = decoded.inspect(|decoded| call.stage("decode", decoded.took));
         decoded.map_err(|error| of_image(index, error))
     });
     let mut spent = Spent::default();
@@ -83,7 +84,7 @@ pub(super) async fn run(
     let answers = queued.into_iter().map(|ticket| call.answer(front, model, ticket));
     let mut outputs: Vec<Vec<Tensor>> = Vec::with_capacity(count);
     for ran in try_join_all(answers).await? {
-        spent.include(&Spent { decode: Duration::ZERO, batch: ran.timing, device: Some(ran.device) });
+        spent.include(&Spent::on(Duration::ZERO, &ran));
         outputs.push(ran.outputs);
     }
     let joined = (0..model.signature.outputs.len()).map(|output| {

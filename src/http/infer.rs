@@ -81,7 +81,7 @@ fn bad(message: String) -> InferError {
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let length = oip::json_length(request.headers())?;
     let form = Form::accepted(request.headers());
     let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
@@ -96,6 +96,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
     let call = call.within(request.timeout()?, request.priority()?);
+    call.stage("decode", began.elapsed());
     let one_run = model.fit.is_some() || model.rules.whole || encoded::sent(model, &request.inputs).is_some();
     if let (Some(form), false) = (form, one_run) {
         let wanted = wanted(model, &(request.outputs, request.binary_default), &shown(model))?;
@@ -118,6 +119,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     };
     let encoded = if text_bytes < INLINE_BYTES_MAX { write()? } else { front.decode.run(write).await?? };
     spent.replied(front, model, answered.elapsed());
+    call.stage("encode", answered.elapsed());
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
@@ -164,7 +166,8 @@ pub(crate) async fn run(
             let decode = began.elapsed();
             let ticket = call.push(front, model, inputs, items, None)?;
             let ran = call.answer(front, model, ticket).await?;
-            (ran.outputs, Spent { decode, batch: ran.timing, device: Some(ran.device) })
+            let spent = Spent::on(decode, &ran);
+            (ran.outputs, spent)
         };
         let names = names.into_iter().map(str::to_owned);
         (names.zip(model.interface.outward(&outputs)).collect(), spent)

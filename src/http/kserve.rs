@@ -64,7 +64,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             "model {name:?} takes stacks: post them to /predictions/{name}"
         )));
     }
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let body = body::of(request, front.limits.body).await?;
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
@@ -82,9 +82,10 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         Asked::Tensors(inputs) => {
             let (inputs, items) = infer::arrange(model, inputs)?;
             let decode = began.elapsed();
+            call.stage("decode", decode);
             let ticket = call.push(front, model, inputs, items, None)?;
             let ran = call.answer(front, model, ticket).await?;
-            let spent = Spent { decode, batch: ran.timing, device: Some(ran.device) };
+            let spent = Spent::on(decode, &ran);
             let of = Arc::clone(model);
             let rows = (form == Form::Rows && !of.rules.whole).then_some(items);
             let outputs = model.interface.outward(&ran.outputs);
@@ -92,6 +93,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let answered = Instant::now();
             let json = front.decode.run(write).await??;
             model.statistics.replied(answered.elapsed());
+            call.stage("encode", answered.elapsed());
             (json, spent)
         }
     };

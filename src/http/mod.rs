@@ -8,7 +8,7 @@
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
-//! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `health`: the handlers; `target`, `call`: what they share.
+//! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they share.
 //! - `page`: the page for people, and the documents; `origin`: whose pages may control the server.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply.
@@ -20,6 +20,7 @@ pub(crate) mod call;
 pub(crate) mod catalog;
 mod coding;
 pub mod decode;
+mod devices;
 mod encoded;
 pub mod guard;
 mod health;
@@ -44,11 +45,12 @@ use crate::{
     config::{Config, RepositoryMode, Secret},
     image::stack,
     models::{Catalog, Control, Model},
-    status::{DeviceState, Status},
+    status::{Device, DeviceState, Seen, Status},
     telemetry::{
         host::Host,
         logging::LinesLost,
-        metrics::{Bounds, EndReason, Metrics, RefuseReason},
+        metrics::{Bounds, EndReason, Metrics, Readings, RefuseReason},
+        traces::Traces,
         triton,
     },
 };
@@ -139,6 +141,8 @@ pub struct Front {
     pub limits: Limits,
     /// The way to whoever loads models.
     pub control: Arc<Control>,
+    /// Where spans go, if they go anywhere.
+    pub traces: Option<Arc<Traces>>,
     repository_mode: RepositoryMode,
     admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
@@ -168,12 +172,14 @@ pub struct Parts {
     pub lines_lost: LinesLost,
     /// The way to whoever loads models.
     pub control: Arc<Control>,
+    /// Where spans go, if they go anywhere.
+    pub traces: Option<Arc<Traces>>,
 }
 
 impl Front {
     /// Puts the parts together with the limits of the configuration.
     pub fn new(config: &Config, parts: Parts) -> Front {
-        let Parts { queue, catalog, status, metrics, decode, lines_lost, control } = parts;
+        let Parts { queue, catalog, status, metrics, decode, lines_lost, control, traces } = parts;
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
             bytes_in_flight_max: config.in_flight_bytes_max,
@@ -216,6 +222,7 @@ impl Front {
             connections: Arc::default(),
             limits,
             control,
+            traces,
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
@@ -245,7 +252,9 @@ impl Front {
                 }
             };
             let versions: Vec<_> = models.iter().map(|model| version(model)).collect();
-            triton::write(&mut text, &versions, self.host.look());
+            let devices = self.status.devices();
+            let gpus: Vec<_> = devices.iter().filter(|device| device.seen.name.is_some()).map(gpu).collect();
+            triton::write(&mut text, &versions, self.host.look(), &gpus);
         }
         text
     }
@@ -289,8 +298,47 @@ impl Front {
         }
         for device in self.status.devices() {
             let states = DeviceState::ALL.map(DeviceState::name);
-            metrics.set_device_state(&device.id, &states, device.state.name());
+            metrics.devices.set_state(&device.id, &states, device.state.name());
+            metrics.devices.set(&device.id, &readings(&device.seen));
         }
+        for ((device, state, cause), count) in self.status.transitions() {
+            metrics.devices.set_transitions([&device, state.name(), cause.name()], count);
+        }
+    }
+}
+
+/// A GPU, as Triton's metrics have it.
+fn gpu(device: &Device) -> triton::Gpu<'_> {
+    let seen = &device.seen;
+    let used = seen.memory_bytes.zip(seen.memory_free_bytes).map(|(total, free)| total.saturating_sub(free));
+    triton::Gpu {
+        uuid: &device.id,
+        utilization: seen.utilization_percent.map(|percent| f64::from(percent) / 100.0),
+        memory_bytes: seen.memory_bytes,
+        memory_used_bytes: used,
+        power_w: seen.power_w,
+        energy_j: seen.energy_j,
+    }
+}
+
+/// What is seen of a device, as metrics have it.
+fn readings(seen: &Seen) -> Readings {
+    Readings {
+        memory_bytes: vec![
+            ("total", seen.memory_bytes),
+            ("free", seen.memory_free_bytes),
+            ("own", seen.memory_own_bytes),
+            ("others", seen.others_bytes),
+            ("needed", seen.memory_needed_bytes),
+        ],
+        others: seen.processes.as_ref().map(Vec::len),
+        utilization: seen.utilization_percent.map(|percent| f64::from(percent) / 100.0),
+        temperature_c: seen.temperature_c,
+        power_w: seen.power_w,
+        energy_j: seen.energy_j,
+        ecc_uncorrected: seen.ecc_uncorrected,
+        xids: seen.xids.clone(),
+        waited_s: seen.waited.as_secs_f64(),
     }
 }
 
@@ -330,12 +378,15 @@ fn catalog_routes() -> Vec<Route> {
     ]
 }
 
-/// What changes which models there are: on both listeners.
+/// What changes which models and devices there are: on both listeners.
 fn control_routes() -> Vec<Route> {
     vec![
         ("/v2/repository/index", post(repository::index)),
         ("/v2/repository/models/{model}/load", post(repository::load)),
         ("/v2/repository/models/{model}/unload", post(repository::unload)),
+        ("/v2/devices", get(devices::list)),
+        ("/v2/devices/{id}/drain", post(devices::drain)),
+        ("/v2/devices/{id}/resume", post(devices::resume)),
     ]
 }
 

@@ -9,6 +9,7 @@ use super::{
 use crate::telemetry::{
     metrics::{ModelMetrics, Outcome},
     request::{RequestId, TraceContext},
+    traces::End,
 };
 use axum::{
     body::Body,
@@ -21,13 +22,25 @@ use std::{sync::Arc, time::Instant};
 use tracing::Instrument;
 
 /// Middleware. The route is the template (`/predictions/{model}`), never the path that a client chose.
-pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response<Body> {
+pub(super) async fn observe(
+    State(front): State<Arc<Front>>,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
     let began = Instant::now();
     let method = request.method().clone();
     let id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-    let (trace, _) =
+    let (mut trace, caller) =
         TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let traces = front.traces.as_ref().filter(|_| !route.as_deref().is_some_and(is_probe));
+    let traced = traces.map(|traces| {
+        let state = request.headers().get("tracestate").map(HeaderValue::as_bytes);
+        traces.request(&mut trace, caller, state, began)
+    });
+    if let Some(traced) = &traced {
+        request.extensions_mut().insert(Arc::clone(traced));
+    }
     let uncounted =
         Uncounted(route.as_deref().and_then(|route| inferred(&front, route, request.uri().path())));
     let span = tracing::info_span!(
@@ -45,6 +58,14 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
     let (status, took) = (reply.status().as_u16(), began.elapsed());
     let route = route.as_deref().unwrap_or("other");
     front.metrics.route(route).request(method.as_str(), status, took);
+    if let Some(traced) = traced {
+        let attributes = vec![
+            ("http.request.method", method.to_string()),
+            ("http.route", route.to_owned()),
+            ("ocelli.request.id", id.to_string()),
+        ];
+        traced.replied(End { name: format!("{method} {route}"), status, attributes });
+    }
     let _entered = span.enter();
     let ms = took.as_secs_f64() * 1e3;
     match reply.extensions().get::<Problem>() {
@@ -55,6 +76,11 @@ pub(super) async fn observe(State(front): State<Arc<Front>>, request: Request, n
         None => tracing::debug!(%method, route, status, ms, "answered"),
     }
     reply
+}
+
+/// Whether supervisors and scrapers come here: every few seconds, and of no use in a trace.
+fn is_probe(route: &str) -> bool {
+    route.starts_with("/v2/health/") || matches!(route, "/ping" | "/metrics")
 }
 
 /// The metrics of the model that an inference request is for, if the catalog has it: a name that a caller made up must

@@ -50,7 +50,7 @@ pub(super) struct Options {
 
 impl Options {
     /// In TorchServe's form where nothing else is asked for and the task has it.
-    fn as_torchserve(mut self, task: &Task) -> Options {
+    fn in_torchserves_form(mut self, task: &Task) -> Options {
         if matches!(task, Task::Classify(_)) {
             self.format.get_or_insert_with(|| "torchserve".to_owned());
         }
@@ -75,7 +75,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let Query(options) = Query::<Options>::try_from_uri(request.uri()).map_err(|error| {
         InferError::BadRequest(format!("the query cannot be read: {}", error.body_text()))
     })?;
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     if model.image.is_none() {
         return Err(takes_tensors(model));
     }
@@ -83,7 +83,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let form = Form::accepted(request.headers());
     // A stream has one form.
     let torchserve = front.torchserve_answers && form.is_none();
-    let options = if torchserve { options.as_torchserve(&model.task) } else { options };
+    let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let posted = posted::read(request, front).await?;
     let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
 
@@ -131,6 +131,7 @@ fn one_by_one(
             let call = call.again();
             call.in_time(front.decode.stage(file?, Arc::clone(&model))).await.inspect(|decoded| {
                 front.metrics.model(&model.name).decode_seconds.observe(decoded.took.as_secs_f64());
+                call.stage("decode", decoded.took);
             })
         }
     });
@@ -154,7 +155,9 @@ fn one_by_one(
             let ticket = call.push(&front, &model, vec![tensor], 1, None);
             drop(share);
             let ran = call.answer(&front, &model, ticket?).await?;
+            let answered = Instant::now();
             let (entry, _) = entry(&front, &model, &asked, ran, placement, took).await?;
+            call.stage("encode", answered.elapsed());
             Ok(entry)
         }
     });
@@ -278,6 +281,7 @@ async fn one_file(
     let decoded = call.in_time(front.decode.stage(file?, Arc::clone(model))).await?;
     let Decoded { frames, took, share } = decoded;
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
+    call.stage("decode", took);
     let queued: Vec<_> = frames
         .into_iter()
         .map(|Staged { tensor, placement }| (call.push(front, model, vec![tensor], 1, None), placement))
@@ -286,7 +290,10 @@ async fn one_file(
     drop(share);
     let answers = queued.into_iter().map(async |(ticket, placement)| {
         let ran = call.answer(front, model, ticket?).await?;
-        entry(front, model, asked, ran, placement, took).await
+        let answered = Instant::now();
+        entry(front, model, asked, ran, placement, took)
+            .await
+            .inspect(|_| call.stage("encode", answered.elapsed()))
     });
     Ok(join_all(answers).await)
 }
@@ -301,7 +308,7 @@ async fn entry(
     decode: Duration,
 ) -> Frame {
     let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
-    let spent = Spent { decode, batch: ran.timing, device: Some(Arc::clone(&ran.device)) };
+    let spent = Spent::on(decode, &ran);
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
     let entry = move || {
         let answer = asked_of

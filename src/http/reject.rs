@@ -123,6 +123,12 @@ impl Problem {
         Problem::new(NOT_FOUND, format!("there is nothing at {path:?}; /openapi.yaml lists all paths"))
     }
 
+    /// No device has this name.
+    pub fn unknown_device(id: &str, known: &[&str]) -> Problem {
+        let id: String = id.chars().take(200).collect();
+        Problem::new(NOT_FOUND, format!("there is no device {id:?}; there are {}", known.join(", ")))
+    }
+
     /// The route has other methods.
     pub fn method_not_allowed(method: &str) -> Problem {
         let detail = format!("the path does not take {method}; the header allow lists what it takes");

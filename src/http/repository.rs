@@ -124,6 +124,12 @@ pub(crate) fn allowed(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -
     may(front.repository_mode, front.admin_token.as_ref(), peer, headers)
 }
 
+/// Whether a caller may change what runs here: one from this machine, or one who knows the token.
+pub(crate) fn known(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -> Result<(), InferError> {
+    let peer = peer.map(|Peer(address)| address.ip());
+    is_known(front.admin_token.as_ref(), peer, headers)
+}
+
 /// Whether a caller may change what is loaded.
 fn may(
     mode: RepositoryMode,
@@ -133,18 +139,18 @@ fn may(
 ) -> Result<(), InferError> {
     let refused = |why: &str| Err(InferError::Forbidden(why.to_owned()));
     match mode {
-        RepositoryMode::None => {
-            return refused(
-                "models are loaded at the start only; repository_mode = \"explicit\" lets callers load them",
-            );
-        }
-        RepositoryMode::Watch => {
-            return refused(
-                "models follow their folder; repository_mode = \"explicit\" lets callers load them instead",
-            );
-        }
-        RepositoryMode::Explicit => {}
+        RepositoryMode::None => refused(
+            "models are loaded at the start only; repository_mode = \"explicit\" lets callers load them",
+        ),
+        RepositoryMode::Watch => refused(
+            "models follow their folder; repository_mode = \"explicit\" lets callers load them instead",
+        ),
+        RepositoryMode::Explicit => is_known(token, peer, headers),
     }
+}
+
+fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), InferError> {
+    let refused = |why: &str| Err(InferError::Forbidden(why.to_owned()));
     match (token, bearer(headers)) {
         (Some(token), Some(given)) if bool::from(given.ct_eq(token.as_bytes())) => Ok(()),
         (Some(_), Some(_)) => refused("the token in the header authorization is not admin_token"),

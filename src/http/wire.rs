@@ -15,6 +15,7 @@ pub mod answer;
 pub mod binary;
 pub mod classification;
 pub mod data;
+pub mod devices;
 pub mod model_config;
 pub mod predict;
 pub mod raw;

@@ -59,10 +59,10 @@
 //! weight = 1.0                 # share of device time against other models: 0.01 to 100
 //!
 //! [placement]
-//! devices = "all"              # all, or cpu, gpu, gpu:N, or a list of these
+//! devices = "all"              # all, cpu, gpu, a GPU's number ("0" or "gpu:0") or UUID ("GPU-8f2c..."), a pattern of its name ("*A100*"), or a list of these
 //! instances = 1                # per device: 1 to 64
 //! memory_bytes_max = 2000000000   # default: no limit
-//! fallback = true              # run on the CPU when no GPU can
+//! fallback = "cpu"             # what serves while none of these devices can: cpu | other-gpu | never
 //!
 //! [gpu]                        # how a model runs on GPUs
 //! provider = "cuda"            # cuda | tensorrt (where its libraries are), which may take half precision: fp16 = true
@@ -216,14 +216,31 @@ pub struct BatchLimits {
 /// `[placement]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placing {
-    /// `cpu`, `gpu` or `gpu:N`; empty for all.
+    /// `cpu`, `gpu`, numbers, UUIDs or patterns of names; empty for all.
     pub devices: Vec<String>,
     /// Instances per device.
     pub instances: usize,
     /// Memory of one instance.
     pub memory_bytes_max: Option<u64>,
-    /// Whether the CPU may serve when no GPU can, if set.
-    pub fallback: Option<bool>,
+    /// What serves while none of the devices can, if set.
+    pub fallback: Option<Fallback>,
+}
+
+/// `placement.fallback`: what serves a model while none of its devices can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// The machine's own processors.
+    Cpu,
+    /// A GPU that is not one of the model's devices.
+    OtherGpu,
+    /// Nothing.
+    Never,
+}
+
+impl Fallback {
+    /// With their names in manifests.
+    pub const ALL: [(&str, Fallback); 3] =
+        [("cpu", Fallback::Cpu), ("other-gpu", Fallback::OtherGpu), ("never", Fallback::Never)];
 }
 
 impl BatchLimits {
@@ -237,7 +254,7 @@ impl BatchLimits {
 impl Placing {
     /// Whether the CPU may have no part in it.
     pub fn forbids_cpu(&self) -> bool {
-        self.fallback == Some(false)
+        self.fallback == Some(Fallback::Never)
     }
 }
 
@@ -446,6 +463,8 @@ mod tests {
         check("[input]\nbackground = [0, 0, 300]", "input.background is");
         check("[placement]\ninstances = 65", "placement.instances is 65");
         check("[placement]\ndevices = [\"gpu:x\"]", "placement.devices is");
+        check("[placement]\ndevices = \"A100\"", "placement.devices is");
+        check("[placement]\nfallback = true", "placement.fallback is true, allowed: cpu, other-gpu, never");
         check("task = \"classify\"\n[classify]\ntop_k = 0", "classify.top_k is 0");
         check("task = \"detect\"\n[detect]\nscore_min = 1.5", "detect.score_min is 1.5");
         check("labels = \"\"", "labels is \"\"");

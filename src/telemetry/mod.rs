@@ -1,9 +1,10 @@
-//! Logs and metrics.
+//! Logs, metrics and traces.
 //!
 //! - [`request`]: the ids by which a request is found again, its own and its trace's.
 //! - [`logging`]: log lines on the standard error and one file per model.
 //! - [`metrics`]: every metric, one struct.
 //! - [`statistics`]: what became of a model's requests, for Triton's clients; [`triton`]: the same as its metrics.
+//! - [`traces`]: spans of requests and batches, for a collector.
 //! - [`host`]: how busy the machine is.
 //! - `lines`: how an event becomes a line, for people and as JSON, whatever its values hold.
 //! - `model_files`: which events go to which model's file.
@@ -13,6 +14,7 @@ pub mod logging;
 pub mod metrics;
 pub mod request;
 pub mod statistics;
+pub mod traces;
 pub mod triton;
 
 mod lines;

@@ -1,7 +1,7 @@
 //! Triton's metrics beside our own, for dashboards, autoscalers and `perf_analyzer` that look for its names.
 //!
 //! Written by hand: names, labels and their order, and numbers without an exponent are what readers of these metrics were
-//! made for. What is about GPUs is left out on a machine without one.
+//! made for. What is about GPUs is left out on a machine without one, and what a GPU does not tell.
 
 use super::{
     host::Load,
@@ -58,8 +58,66 @@ pub(super) const ROWS: [Row; 14] = [
     ("nv_cpu_memory_used_bytes", "gauge", "", "Memory of the machine that is in use."),
 ];
 
+/// Those of GPUs, likewise; left out where there is none.
+pub(super) const GPU_ROWS: [Row; 5] = [
+    (
+        "nv_gpu_utilization",
+        "gauge",
+        "gpu_uuid",
+        "Part of a GPU's time in which a kernel of anybody ran, 0 to 1.",
+    ),
+    ("nv_gpu_memory_total_bytes", "gauge", "gpu_uuid", "Memory of a GPU."),
+    ("nv_gpu_memory_used_bytes", "gauge", "gpu_uuid", "Memory of a GPU that is not free."),
+    ("nv_gpu_power_usage", "gauge", "gpu_uuid", "Power that a GPU draws, in watts."),
+    (
+        "nv_energy_consumption",
+        "counter",
+        "gpu_uuid",
+        "Energy that a GPU took since its driver was loaded, in joules.",
+    ),
+];
+
+/// A GPU; what is not told has no line.
+#[derive(Debug, Clone, Copy)]
+pub struct Gpu<'a> {
+    /// Its UUID.
+    pub uuid: &'a str,
+    /// Part of its time in use, 0 to 1.
+    pub utilization: Option<f64>,
+    /// Bytes of memory.
+    pub memory_bytes: Option<u64>,
+    /// Bytes of it that are not free.
+    pub memory_used_bytes: Option<u64>,
+    /// Watts.
+    pub power_w: Option<f64>,
+    /// Joules since the driver was loaded.
+    pub energy_j: Option<f64>,
+}
+
 /// Appends the metrics in Prometheus' text format.
-pub fn write(out: &mut String, versions: &[Version<'_>], host: Option<Load>) {
+pub fn write(out: &mut String, versions: &[Version<'_>], host: Option<Load>, gpus: &[Gpu<'_>]) {
+    write_all(out, versions, host);
+    for (name, kind, _, help) in GPU_ROWS {
+        if gpus.is_empty() {
+            return;
+        }
+        head(out, name, kind, help);
+        for gpu in gpus {
+            let value: Option<&dyn Display> = match name {
+                "nv_gpu_utilization" => gpu.utilization.as_ref().map(|value| value as _),
+                "nv_gpu_memory_total_bytes" => gpu.memory_bytes.as_ref().map(|value| value as _),
+                "nv_gpu_memory_used_bytes" => gpu.memory_used_bytes.as_ref().map(|value| value as _),
+                "nv_gpu_power_usage" => gpu.power_w.as_ref().map(|value| value as _),
+                _ => gpu.energy_j.as_ref().map(|value| value as _),
+            };
+            if let Some(value) = value {
+                line(out, name, format_args!("{{gpu_uuid=\"{}\"}}", gpu.uuid), value);
+            }
+        }
+    }
+}
+
+fn write_all(out: &mut String, versions: &[Version<'_>], host: Option<Load>) {
     for (name, kind, labels, help) in ROWS {
         if labels.is_empty() {
             let Some(host) = host else { continue };
@@ -129,7 +187,15 @@ mod tests {
         statistics.loaded(Duration::from_millis(1500));
         let version = Version { model: "m", version: "2", counts: statistics.snapshot(), pending: 5 };
         let mut out = String::new();
-        write(&mut out, &[version], host);
+        let gpu = Gpu {
+            uuid: "GPU-1",
+            utilization: Some(0.5),
+            memory_bytes: Some(80),
+            memory_used_bytes: None,
+            power_w: Some(300.5),
+            energy_j: Some(7.0),
+        };
+        write(&mut out, &[version], host, &[gpu]);
         out
     }
 
@@ -151,6 +217,10 @@ mod tests {
             "nv_cpu_utilization 0.25",
             "nv_cpu_memory_total_bytes 1099511627776",
             "nv_cpu_memory_used_bytes 7",
+            "nv_gpu_utilization{gpu_uuid=\"GPU-1\"} 0.5",
+            "nv_gpu_memory_total_bytes{gpu_uuid=\"GPU-1\"} 80",
+            "nv_gpu_power_usage{gpu_uuid=\"GPU-1\"} 300.5",
+            "nv_energy_consumption{gpu_uuid=\"GPU-1\"} 7",
         ] {
             assert!(out.lines().any(|got| got == line), "{line} is not in\n{out}");
         }

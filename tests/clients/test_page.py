@@ -294,6 +294,29 @@ def test_the_live_view_shows_devices_traffic_and_models(visit, site):
     window.shot("live")
 
 
+def test_a_gpu_is_shown_with_what_is_told_of_it(visit):
+    told = {
+        "id": "GPU-1", "name": f"Card {MARKUP}", "state": "waiting", "reason": "another process computes on it", "since_s": 75.2,
+        "drained": False, "waited_s": 75.0, "utilization_percent": 93, "temperature_c": 61, "power_w": 212.5,
+        "memory": {"total_bytes": 8 << 30, "free_bytes": 2 << 30, "own_bytes": 1 << 30, "others_bytes": 5 << 30, "needed_bytes": 3 << 30},
+        "other_processes": [{"pid": 1, "memory_bytes": 5 << 30}],
+    }  # fmt: skip
+    unknown = {"id": "cpu", "name": None, "state": "serving", "reason": "", "memory": {"total_bytes": None}, "power_w": None}
+    window = visit()
+    page = window.page
+    page.route("**/v2/devices", lambda route: route.fulfill(json={"devices": [told, unknown]}))
+    page.click("nav >> text=Live")
+    page.wait_for_selector("[data-device=GPU-1]")
+    card = page.inner_text("[data-device=GPU-1]")
+    for part in (MARKUP, "waiting", "another process", "for 75 s", "6 GiB of 8 GiB, 1 GiB ours", "93 %", "213 W", "61 °C", "1 other process", "needs 3 GiB"):
+        assert part in card, f"{part} is not in {card}"
+    wide = page.evaluate("() => [...document.querySelectorAll('.meter')].map((m) => [...m.querySelectorAll('.part')].map((p) => p.style.width))")
+    assert wide == [["12.5%", "62.5%"], ["93%"]], wide
+    assert page.inner_text("[data-device=cpu]").split() == ["cpu", "serving"]
+    assert violations(page, "devices") == []
+    window.shot("devices")
+
+
 def test_models_are_unloaded_and_loaded_by_who_has_the_token(visit, site):
     window = visit("/#models")
     page = window.page
@@ -435,7 +458,7 @@ def test_a_server_without_the_page_has_neither_and_pages_of_others_control_nothi
 
 
 def test_the_picture_of_the_readme_is_of_this_page(visit):
-    window = visit(viewport={"width": 1200, "height": 830})
+    window = visit(viewport={"width": 1200, "height": 1020})
     window.page.click("[data-example='digits.png']")
     page = window.answered()
     page.click("summary:has-text('The same from your code')")

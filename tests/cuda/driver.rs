@@ -137,7 +137,7 @@ fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit()
 fn a_model_over_its_memory_is_refused_with_the_arithmetic() {
     let (text, code) = check(
         "devices",
-        "[batch]\nitems_max = 1000\n[placement]\ndevices = \"gpu\"\nmemory_bytes_max = 800000\n",
+        "[batch]\nitems_max = 1000\n[placement]\ndevices = \"gpu\"\nfallback = \"never\"\nmemory_bytes_max = 800000\n",
     );
     assert_eq!(code, Some(1));
     assert!(

@@ -76,6 +76,7 @@ fn every_model_gives_what_the_cpu_gives_and_nothing_is_left_behind() {
             }
         }
     }
+    child.canary().unwrap();
     let before = child.memory().unwrap();
     assert!(engine.device_bytes() > 0 && before.free < before.total);
     engine.rest();
@@ -180,7 +181,11 @@ fn a_child_that_is_killed_in_mid_batch_fails_its_batches_and_a_new_one_takes_ove
 
 #[test]
 fn a_child_that_hangs_can_be_ended_with_a_reason() {
-    check_end("fault on=kernel hang", |child| child.kill("no answer within 5 s"), ": no answer within 5 s");
+    check_end(
+        "fault on=kernel hang",
+        |child| child.kill("no answer within 5 s"),
+        "was ended by the server: no answer within 5 s",
+    );
 }
 
 #[test]

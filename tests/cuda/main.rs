@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver;
+mod failover;
 #[path = "../fakes/mod.rs"]
 #[allow(unreachable_pub, reason = "other binaries take it as well")]
 mod fakes;
@@ -12,5 +13,7 @@ mod graph;
 mod http;
 mod isolated;
 mod onnx;
+mod process;
 mod server;
+mod sharing;
 mod support;

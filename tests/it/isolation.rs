@@ -68,7 +68,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 fn a_network_in_a_child_gives_what_it_gives_here() {
     let (_region, child, mut engine) = start();
     let runtime = Runtime::load(&config().onnx_runtime).unwrap();
-    let mut here = digits().make(&Place::Cpu(Some(runtime))).unwrap();
+    let mut here = digits().make(&Place::Cpu(Ok(runtime))).unwrap();
     assert_eq!(engine.signature(), here.signature());
     for items in [1, 5, 16] {
         let inputs = batch(&engine, items);

@@ -76,16 +76,17 @@ impl Book {
         memory: bool,
         now: Instant,
     ) -> Aftermath {
-        let device = receipt.device;
+        let (device, until) = (receipt.device, self.roster.last_batch());
         let text: Arc<str> = format!("{}: {error}", self.roster.name(device)).into();
         let mut aftermath = Aftermath::default();
         for (part, new) in each_job(batch) {
             let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
                 continue;
             };
-            // Two parts of one job in one batch are one failure.
-            let before = if new {
-                entry.failure.replace(Failure { device, text: Arc::clone(&text), memory })
+            // Two parts of one job in one batch are one failure, and so are batches that were on their way together.
+            let same = |before: &Failure| before.device == device && receipt.batch <= before.until;
+            let before = if new && !entry.failure.as_ref().is_some_and(same) {
+                entry.failure.replace(Failure { device, text: Arc::clone(&text), memory, until })
             } else {
                 None
             };

@@ -240,6 +240,14 @@ impl Book {
         }
     }
 
+    /// Takes note of a batch that was run apart from the queue.
+    pub fn measured(&mut self, key: ModelKey, device: &Arc<str>, items: usize, took: Duration, now: Instant) {
+        let device = self.roster.device(device);
+        if let Some(model) = self.models.get_mut(&key) {
+            model.costs.entry(device).or_default().record(items, took.as_secs_f64(), now);
+        }
+    }
+
     /// Adds a worker on a device.
     pub fn attach(&mut self, device: &Arc<str>) -> WorkerKey {
         let key = WorkerKey(self.new_key());

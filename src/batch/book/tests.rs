@@ -244,6 +244,24 @@ fn a_failed_device_gives_its_jobs_a_second_chance_but_no_third() {
 }
 
 #[test]
+fn batches_of_one_job_that_were_on_their_way_together_fail_it_once() {
+    let mut desk = Desk::new(false);
+    let broken = || Err(EngineError::Device("xid 79".into()));
+    let key = desk.push(8, 1);
+    let together = [desk.take(), desk.take()];
+    for taken in &together {
+        desk.end(taken, 1, broken());
+        assert_eq!(desk.answers(), [], "the same failure, seen twice");
+    }
+    let (first, second) = (desk.take(), desk.take());
+    desk.end(&first, 1, broken());
+    let twice = "cpu: xid 79, and then cpu: xid 79";
+    assert_eq!(desk.answers(), [(key, Err(InferError::Device(twice.into())))]);
+    desk.end(&second, 1, broken());
+    assert_eq!(desk.held(), (0, 0));
+}
+
+#[test]
 fn too_little_memory_halves_a_batch_and_what_comes_after_it() {
     let mut desk = Desk::new(false);
     let full = || Err(EngineError::OutOfMemory("no room".into()));

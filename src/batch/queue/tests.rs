@@ -6,7 +6,7 @@ use crate::{
     batch::{Fallback, Ran, rows},
     engine::{DataType, Tensor},
 };
-use std::{thread, time::Duration};
+use std::thread;
 
 const A: ModelKey = ModelKey(1);
 const B: ModelKey = ModelKey(2);

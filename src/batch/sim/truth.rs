@@ -49,6 +49,8 @@ pub(super) struct TrueJob {
     again: bool,
     alone: bool,
     device_failures: usize,
+    /// How many there had been when each row was taken.
+    failures_before: Vec<usize>,
     /// The device that failed it.
     avoid: Option<Arc<str>>,
     pushed: Instant,
@@ -83,6 +85,7 @@ impl TrueJob {
 }
 
 /// A worker that runs something, or sleeps.
+#[derive(Clone, Copy)]
 pub(super) struct Looked<'a> {
     pub(super) device: &'a Arc<str>,
     pub(super) serves: &'a [ModelKey],
@@ -181,6 +184,7 @@ impl Truth {
                     again: false,
                     alone: false,
                     device_failures: 0,
+                    failures_before: vec![0; more],
                     avoid: None,
                     pushed: now,
                 });
@@ -286,6 +290,7 @@ impl Truth {
                 assert_eq!(*row, Row::Waiting, "no row runs twice");
                 *row = Row::Running;
             }
+            job.failures_before[part.rows.clone()].fill(job.device_failures);
             let expected = if whole {
                 job.input.data.clone()
             } else {
@@ -394,7 +399,10 @@ impl Truth {
         let mut before = None;
         for part in &batch.parts {
             let job = self.job_mut(part.job);
-            job.device_failures += usize::from(before != Some(part.job));
+            // What was on its way together with a batch that failed fails with it.
+            let same = job.failures_before[part.rows.start] < job.device_failures
+                && job.avoid.as_ref() == Some(device);
+            job.device_failures += usize::from(before != Some(part.job) && !same);
             before = Some(part.job);
             let again = job.device_failures < 2 && job.waits_again(now);
             let row = if again { Row::Waiting } else { Row::Done };

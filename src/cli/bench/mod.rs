@@ -12,7 +12,7 @@ mod random;
 mod sweep;
 mod tally;
 
-pub(super) use arguments::command;
+pub(super) use arguments::{command, shape};
 pub(super) use input::{Kind, Source};
 pub(super) use load::{Load, Message, Span};
 pub(super) use tally::Point;

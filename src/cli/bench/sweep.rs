@@ -88,7 +88,7 @@ mod tests {
         let plan = Plan::Callers(vec![1, 8]);
         let first = point(1.0, 500);
         assert_eq!(plan.next(&[], 100.0), Some(1.0));
-        assert_eq!(plan.next(&[first.clone()], 100.0), Some(8.0));
+        assert_eq!(plan.next(std::slice::from_ref(&first), 100.0), Some(8.0));
         assert_eq!(plan.next(&[first.clone(), first.clone()], 100.0), None);
         assert_eq!(best(&[first], 100.0), None);
     }

@@ -118,6 +118,11 @@ impl States {
             && self.not_before.is_none_or(|until| until <= now)
     }
 
+    /// When it may be tried again at the earliest.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.not_before
+    }
+
     /// Whether it must show now that it works.
     pub fn canary_due(&self) -> bool {
         self.doubted_at.is_some()
@@ -151,7 +156,7 @@ impl States {
     pub fn drained(&mut self, drained: bool) {
         match drained {
             true => {
-                self.set(DeviceState::Fenced, Cause::Drain, "drained by request; POST …/resume ends that")
+                self.set(DeviceState::Fenced, Cause::Drain, "drained by request; POST …/resume ends that");
             }
             false => {
                 self.not_before = None;
@@ -315,5 +320,175 @@ fn advised(advice: u64) -> &'static str {
         3 => "to drain it",
         4 => "to drain and reset it",
         _ => "something that this version does not know",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn serving() -> States {
+        let mut states = States::default();
+        states.taking();
+        states.serving();
+        states
+    }
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn each_kind_of_evidence_has_its_consequence() {
+        use DeviceState::{Fenced, Lost, Serving, Suspect};
+        let broken = || "it broke".to_owned();
+        for (evidence, state, cause, given_up) in [
+            (Evidence::Failed(broken()), Fenced, Cause::Fault, true),
+            (Evidence::Stuck(s(61)), Fenced, Cause::Stuck, true),
+            (Evidence::Xid(13), Serving, Cause::Proved, false),
+            (Evidence::Xid(63), Suspect, Cause::Xid, false),
+            (Evidence::Xid(48), Fenced, Cause::Xid, true),
+            (Evidence::Xid(74), Fenced, Cause::Xid, true),
+            (Evidence::Xid(119), Fenced, Cause::Xid, true),
+            (Evidence::Xid(79), Lost, Cause::Bus, true),
+            (Evidence::UnknownXid, Suspect, Cause::Xid, false),
+            (Evidence::OnBus(true), Serving, Cause::Proved, false),
+            (Evidence::OnBus(false), Lost, Cause::Bus, true),
+            (Evidence::RowsPending(true), Suspect, Cause::Ecc, false),
+            (Evidence::RowsFailed, Fenced, Cause::Ecc, true),
+            (Evidence::Advice(0), Serving, Cause::Proved, false),
+            (Evidence::Advice(4), Fenced, Cause::Advice, true),
+            (Evidence::Canary(Ok(())), Serving, Cause::Proved, false),
+            (Evidence::Canary(Err(broken())), Fenced, Cause::Canary, true),
+        ] {
+            let mut states = serving();
+            assert_eq!(states.note(Instant::now(), &evidence), given_up, "{evidence:?}");
+            assert_eq!((states.state(), states.cause()), (state, cause), "{evidence:?}");
+        }
+    }
+
+    #[test]
+    fn uncorrected_errors_count_from_when_they_were_first_read() {
+        let (now, mut states) = (Instant::now(), serving());
+        assert!(!states.note(now, &Evidence::Uncorrected(7)), "they are older than we are");
+        assert!(!states.note(now, &Evidence::Uncorrected(7)));
+        assert!(states.note(now, &Evidence::Uncorrected(8)));
+        assert_eq!(states.cause(), Cause::Ecc);
+    }
+
+    #[test]
+    fn heat_is_suspicious_when_it_lasts_and_forgiven_when_it_has_gone() {
+        let (t0, mut states) = (Instant::now(), serving());
+        states.note(t0, &Evidence::Throttled(true));
+        states.note(t0 + s(29), &Evidence::Throttled(true));
+        assert_eq!(states.state(), DeviceState::Serving);
+        states.note(t0 + s(30), &Evidence::Throttled(true));
+        assert_eq!((states.state(), states.canary_due()), (DeviceState::Suspect, false));
+        states.note(t0 + s(40), &Evidence::Throttled(false));
+        states.tick(t0 + s(89));
+        assert_eq!(states.state(), DeviceState::Suspect);
+        states.tick(t0 + s(90));
+        assert_eq!((states.state(), states.cause()), (DeviceState::Serving, Cause::Clean));
+    }
+
+    #[test]
+    fn a_doubt_asks_for_a_canary_and_a_good_one_ends_it_in_time() {
+        let (t0, mut states) = (Instant::now(), serving());
+        states.note(t0, &Evidence::UnknownXid);
+        assert!(states.canary_due());
+        states.tick(t0 + s(100));
+        assert_eq!(states.state(), DeviceState::Suspect, "nothing has shown that it works");
+        states.note(t0 + s(1), &Evidence::Canary(Ok(())));
+        assert!(!states.canary_due());
+        states.tick(t0 + s(60));
+        assert_eq!(states.state(), DeviceState::Serving);
+    }
+
+    #[test]
+    fn pauses_grow_with_faults_and_many_faults_bring_a_long_one() {
+        let (mut now, mut states) = (Instant::now(), serving());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            states.note(now, &Evidence::Failed("again".into()));
+            let at = states.retry_at().unwrap();
+            pauses.push((at - now).as_secs());
+            assert!(!states.may_take(at - Duration::from_millis(1)));
+            assert!(states.may_take(at));
+            now = at;
+            states.taking();
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 60, 60, 60]);
+        states.note(now + MEMORY + s(1), &Evidence::Failed("once more".into()));
+        assert_eq!(states.retry_at(), Some(now + MEMORY + s(2)), "what is long past is forgotten");
+    }
+
+    #[test]
+    fn what_is_gone_comes_back_when_it_is_on_the_bus_again() {
+        let (t0, mut states) = (Instant::now(), serving());
+        assert!(states.note(t0, &Evidence::OnBus(false)));
+        assert!(!states.note(t0 + s(1), &Evidence::OnBus(false)), "it is given up once");
+        assert!(!states.may_take(t0 + s(120)));
+        states.note(t0 + s(120), &Evidence::OnBus(true));
+        assert_eq!(states.state(), DeviceState::Lost, "until it is taken anew");
+        assert!(states.may_take(t0 + s(120)));
+    }
+
+    #[test]
+    fn who_drained_a_device_has_the_last_word() {
+        let (now, mut states) = (Instant::now(), serving());
+        states.drained(true);
+        states.note(now, &Evidence::Failed("late".into()));
+        assert_eq!((states.state(), states.cause()), (DeviceState::Fenced, Cause::Drain));
+        states.drained(false);
+        assert_eq!((states.state(), states.may_take(now)), (DeviceState::Waiting, true));
+    }
+
+    fn evidence() -> impl Strategy<Value = Evidence> {
+        prop_oneof![
+            Just(Evidence::Failed("it broke".into())),
+            Just(Evidence::Stuck(s(60))),
+            (0u64..170).prop_map(Evidence::Xid),
+            Just(Evidence::UnknownXid),
+            any::<bool>().prop_map(Evidence::OnBus),
+            (0u64..3).prop_map(Evidence::Uncorrected),
+            any::<bool>().prop_map(Evidence::RowsPending),
+            Just(Evidence::RowsFailed),
+            (0u64..5).prop_map(Evidence::Advice),
+            any::<bool>().prop_map(Evidence::Throttled),
+            any::<bool>()
+                .prop_map(|good| { Evidence::Canary(if good { Ok(()) } else { Err("wrong".into()) }) }),
+        ]
+    }
+
+    proptest! {
+        /// Whatever is seen: who is given up no longer runs, nobody is given up twice, and none is tried in a hot loop.
+        #[test]
+        fn a_device_is_given_up_once_and_never_tried_in_a_hot_loop(
+            seen in prop::collection::vec((0u64..2000, evidence()), 1..200),
+        ) {
+            let (mut now, mut states, mut ours) = (Instant::now(), States::default(), false);
+            let (mut failures, mut last_failure) = (0, None);
+            for (wait, evidence) in seen {
+                now += Duration::from_millis(wait);
+                states.tick(now);
+                if !ours && states.may_take(now) {
+                    if let Some(last) = last_failure {
+                        prop_assert!(now - last >= PAUSE, "taken {:?} after a fault", now - last);
+                    }
+                    states.taking();
+                    states.serving();
+                    ours = true;
+                }
+                let given_up = states.note(now, &evidence);
+                prop_assert!(!given_up || ours, "{evidence:?} gave up what was not ours");
+                if given_up {
+                    (ours, last_failure) = (false, Some(now));
+                    failures += 1;
+                }
+                prop_assert_eq!(states.state().runs(), ours);
+            }
+            prop_assert!(failures <= 200);
+        }
     }
 }

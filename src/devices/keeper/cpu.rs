@@ -35,7 +35,7 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
                         }
                     }
                     Err(refusal) => {
-                        tracing::warn!(device = &*device.id, reason = %refusal, "not resumed yet")
+                        tracing::warn!(device = &*device.id, reason = %refusal, "not resumed yet");
                     }
                 }
             }

@@ -23,6 +23,8 @@ use super::{
     senses::{Known, Senses},
 };
 use crate::{
+    batch::queue::Absence,
+    config::WhileWaiting,
     engine::cuda::Gpu,
     status::{Cause, DeviceState, Seen},
 };
@@ -33,6 +35,8 @@ use std::{
 
 /// How long a hold that is over may take to end before the next look.
 const SETTLE: Duration = Duration::from_secs(2);
+/// What it may take to take a GPU, for those who wait for it.
+const TAKING: Duration = Duration::from_secs(2);
 /// Between two lines of the log on one wait, at first; twice as long each time.
 const REPORT: Duration = Duration::from_secs(5);
 const REPORT_MAX: Duration = Duration::from_secs(300);
@@ -139,6 +143,7 @@ impl Keeper {
             self.sample = Some((at, *sample));
         }
         if let Some(hold) = &self.hold {
+            hold.look();
             if let Some(Over::Failed(reason)) = hold.health.over() {
                 evidence.push(Evidence::Failed(reason.clone()));
             }
@@ -177,6 +182,12 @@ impl Keeper {
     fn leave(&mut self, now: Instant, why: Over) {
         self.ticket = None;
         if let Some(hold) = self.hold.take() {
+            // Before its workers leave: jobs that only it can run are told whether to wait.
+            self.expect(now);
+            if let Over::Failed(reason) = &why {
+                // Whoever waits for something that hangs there need wait no more.
+                hold.kill(reason);
+            }
             hold.health.end(why);
             // Ours is the other one.
             drop(self.devices.devices[self.index].let_go());
@@ -186,6 +197,23 @@ impl Keeper {
                 self.restart(now);
             }
         }
+    }
+
+    /// Tells the queue why the GPU is away, and when it should be back.
+    fn expect(&self, now: Instant) {
+        let back = match self.states.state() {
+            _ if self.drained => None,
+            _ if self.idle => Some(now),
+            DeviceState::Lost => None,
+            DeviceState::Fenced => self.states.retry_at().map(|at| at.max(now) + TAKING),
+            // Whoever is to wait for it does so for as long as there is hope.
+            _ if self.devices.sharing.while_waiting == WhileWaiting::Wait => Some(now),
+            DeviceState::Warming => Some(now + TAKING),
+            _ if self.states.cause() == Cause::Memory => Some(now + TAKING),
+            _ => None,
+        };
+        let absence = Absence { reason: self.states.reason().into(), back };
+        self.devices.parts.queue.expect(&self.devices.devices[self.index].id, absence);
     }
 
     /// Waiting begins now.
@@ -219,6 +247,8 @@ impl Keeper {
             self.states.waiting(Cause::Empty, super::super::supervisor::NO_MODEL);
         } else if self.devices.sharing.idle_release.is_some_and(|limit| unused >= limit) {
             tracing::info!(device = &*self.gpu.id, ?unused, "an idle GPU is given back");
+            // Requests that come meanwhile wait for it, or run elsewhere.
+            self.idle = true;
             self.leave(now, Over::Left);
             self.idle = true;
             self.devices.book.set_presence(self.index, Presence::Idle);
@@ -343,7 +373,8 @@ impl Keeper {
         tracing::info!(device, ?waited, took = ?(now - began), "the GPU serves");
         self.devices.load_waiting();
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
-            self.ourselves = Ourselves::after(std::process::id(), &before, &after);
+            let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
+            self.ourselves = Ourselves::after(process, &before, &after);
             self.devices.book.learn_all(self.index, &self.gpu.name, self.ourselves.memory);
         }
     }
@@ -406,6 +437,9 @@ impl Keeper {
         let (state, cause, reason) = (self.states.state(), self.states.cause(), self.states.reason());
         let status = &self.devices.parts.status;
         if status.set_device(&self.gpu.id, state, cause, reason) {
+            if self.hold.is_none() {
+                self.expect(now);
+            }
             let level_is_bad = matches!(state, DeviceState::Fenced | DeviceState::Lost);
             if !level_is_bad {
                 tracing::info!(

@@ -14,6 +14,7 @@
 //! - `parent`: [`Child`], its process, and who waits for what; `process`: how that is started and how it ended.
 //! - `engine`: [`ChildEngine`], what a worker holds.
 //! - [`mod@serve`]: the child; `seat`: an engine in it; `desk`: where its answers go out.
+//! - `executor`: [`Isolation`] and [`Executor`], the choice between the two ways.
 //! - `recipe`: which engine to make, the one place where it is made.
 //!
 //! A child ends with its parent: by a signal from the system, and with the socket. It has no request's names and no sockets of
@@ -22,6 +23,7 @@
 pub mod arena;
 mod desk;
 mod engine;
+mod executor;
 mod link;
 mod parent;
 mod process;
@@ -32,6 +34,7 @@ pub mod serve;
 mod wire;
 
 pub use engine::ChildEngine;
+pub use executor::{Executor, Isolation};
 pub use parent::{Child, Post};
 pub use process::Program;
 pub use recipe::{Place, Recipe};

@@ -85,7 +85,7 @@ impl Child {
 
     /// The process's number.
     pub fn id(&self) -> u32 {
-        self.asks.process().id()
+        self.asks.id
     }
 
     /// Why it is gone, once it is.
@@ -95,7 +95,13 @@ impl Child {
 
     /// Ends the process at once: for one that hangs. Whoever waits gets an error with this reason.
     pub fn kill(&self, reason: &str) {
-        self.asks.book().fault.get_or_insert_with(|| reason.to_owned());
+        let mut book = self.asks.book();
+        if book.ended.is_some() {
+            return;
+        }
+        book.fault.get_or_insert_with(|| reason.to_owned());
+        book.killed = true;
+        drop(book);
         self.asks.process().kill();
     }
 
@@ -109,6 +115,14 @@ impl Child {
             Answer::Memory { free, total } => Ok(MemoryInfo { free, total }),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Whether the device answers as it should.
+    ///
+    /// # Errors
+    /// What it did instead.
+    pub fn canary(&self) -> Result<(), EngineError> {
+        self.asks.ask(&Ask::Canary, &Copies::default(), Held::default())?.wait().map(drop)
     }
 
     /// Gives memory back to the system that nothing holds.
@@ -150,6 +164,7 @@ fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Opt
         Ok((process, link)) => {
             let asks = Arc::new(Asks {
                 device: post.device.clone(),
+                id: process.id(),
                 link,
                 region: post.region.clone(),
                 process: Mutex::new(process),
@@ -170,6 +185,8 @@ fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Opt
 /// What is asked of a child, and by whom.
 pub(super) struct Asks {
     device: String,
+    /// The process's number.
+    id: u32,
     link: Link,
     pub(super) region: Region,
     process: Mutex<Running>,
@@ -196,6 +213,8 @@ struct Book {
     fault: Option<String>,
     /// It is asked to end.
     leaving: bool,
+    /// It is told to end at once.
+    killed: bool,
     /// Why it is gone.
     ended: Option<String>,
 }
@@ -297,7 +316,7 @@ impl Asks {
             None => self.link.send(&message),
         };
         if let Err(error) = sent {
-            // The thread that reads sees the same end, and answers.
+            // The thread that reads sees the same end, and says so.
             tracing::debug!(%error, "a child does not listen any more");
         }
         Ok(Ticket(told))
@@ -369,22 +388,18 @@ impl Asks {
     fn finish(&self) {
         let mut process = self.process();
         let mut end = process.end_within(LEAVING);
-        let late = end == End::Hangs;
-        if late {
+        if end == End::Hangs {
             process.kill();
             end = process.end_within(GRACE);
         }
         let last_words = process.last_words();
-        let id = process.id();
         drop(process);
         let mut book = self.book();
-        let fault = book.fault.clone();
-        let words = match fault {
-            // Whoever killed it said why.
-            Some(ref fault) if !matches!(end, End::Fault) => format!("{}: {fault}", end.words(None, None)),
-            ref fault => end.words(fault.as_deref(), last_words.as_deref()),
+        let words = match (&book.fault, book.killed) {
+            (Some(why), true) if end.is_kill() => format!("was ended by the server: {why}"),
+            (fault, _) => end.words(fault.as_deref(), last_words.as_deref()),
         };
-        let reason = format!("the process of {} ({id}) {words}", self.device);
+        let reason = format!("the process of {} ({}) {words}", self.device, self.id);
         if !(book.leaving && end == End::Done) {
             tracing::error!(device = self.device, "{reason}");
         }

@@ -123,6 +123,11 @@ impl Running {
 }
 
 impl End {
+    /// Whether it was killed, by whomever.
+    pub(super) fn is_kill(self) -> bool {
+        matches!(self, End::Other(status) if status.signal() == Some(Signal::KILL.as_raw()))
+    }
+
     /// In words; `fault` is what the process told of its device.
     pub(super) fn words(self, fault: Option<&str>, last_words: Option<&str>) -> String {
         let words = match self {

@@ -31,10 +31,10 @@ pub enum Recipe {
 /// What engines are made on.
 #[derive(Clone)]
 pub enum Place {
-    /// The machine's processors.
-    Cpu(Option<Runtime>),
-    /// A GPU that is ours; with ONNX Runtime, where it is loaded.
-    Gpu(Arc<Context>, Option<Runtime>),
+    /// The machine's processors, with ONNX Runtime or why there is none.
+    Cpu(Result<Runtime, String>),
+    /// A GPU that is ours, likewise.
+    Gpu(Arc<Context>, Result<Runtime, String>),
 }
 
 impl Recipe {
@@ -45,17 +45,17 @@ impl Recipe {
     pub fn make(&self, place: &Place) -> Result<Box<dyn Engine + Send>, EngineError> {
         let refused = EngineError::Input;
         match (self, place) {
-            (Recipe::Onnx { path, threads }, Place::Cpu(Some(runtime))) => {
+            (Recipe::Onnx { path, threads }, Place::Cpu(Ok(runtime))) => {
                 Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
             }
-            (Recipe::OnnxOnGpu(load), Place::Gpu(context, Some(runtime))) => {
+            (Recipe::OnnxOnGpu(load), Place::Gpu(context, Ok(runtime))) => {
                 let engine = OnnxOnGpu::load(runtime, context, load).map_err(|reason| {
                     if is_out_of_memory(&reason) { EngineError::OutOfMemory(reason) } else { refused(reason) }
                 });
                 Ok(Box::new(engine?))
             }
-            (Recipe::Onnx { .. }, Place::Cpu(None)) | (Recipe::OnnxOnGpu(_), Place::Gpu(_, None)) => {
-                Err(refused("ONNX Runtime is not loaded".to_owned()))
+            (Recipe::Onnx { .. }, Place::Cpu(Err(why))) | (Recipe::OnnxOnGpu(_), Place::Gpu(_, Err(why))) => {
+                Err(refused(why.clone()))
             }
             (Recipe::Onnx { .. }, Place::Gpu(..)) | (Recipe::OnnxOnGpu(_), Place::Cpu(_)) => {
                 Err(refused("it is to be loaded for another kind of device".to_owned()))

@@ -87,7 +87,8 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
             build()
         )));
     }
-    let runtime = open.onnx_runtime.as_deref().map(Runtime::load).transpose().map_err(refused)?;
+    let none = || Err("ONNX Runtime is not loaded".to_owned());
+    let runtime = open.onnx_runtime.as_deref().map_or_else(none, Runtime::load);
     let Some(id) = &open.gpu else {
         return Ok(Taken { place: Place::Cpu(runtime), _pin: None });
     };
@@ -128,6 +129,7 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
                     },
                     Ask::Memory => desk.answer(id, memory(place)),
                     Ask::Trim => desk.answer(id, trim(place)),
+                    Ask::Canary => desk.answer(id, canary(place)),
                     Ask::Unload { engine } => {
                         if let Some(seated) = engines.remove(&engine) {
                             seated.leave(id);
@@ -162,6 +164,14 @@ fn trim(place: &Place) -> Result<Answer, EngineError> {
     match place {
         Place::Cpu(_) => {}
         Place::Gpu(context, _) => context.trim()?,
+    }
+    Ok(Answer::Done { device_bytes: 0 })
+}
+
+fn canary(place: &Place) -> Result<Answer, EngineError> {
+    match place {
+        Place::Cpu(_) => {}
+        Place::Gpu(context, _) => cuda::canary(context)?,
     }
     Ok(Answer::Done { device_bytes: 0 })
 }

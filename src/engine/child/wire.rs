@@ -36,6 +36,8 @@ pub(super) enum Ask {
     Memory,
     /// Gives free memory back to the system.
     Trim,
+    /// Shows that the device answers as it should.
+    Canary,
 }
 
 /// What a child needs to begin.

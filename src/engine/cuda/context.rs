@@ -38,6 +38,10 @@ pub struct Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // The pool outlives the context: what it keeps would be nobody's.
+        if let Err(error) = self.trim() {
+            tracing::debug!(%error, "a GPU that is given back keeps memory");
+        }
         self.host.close();
     }
 }

@@ -22,7 +22,7 @@ use asked::Asked;
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderMap, HeaderName, HeaderValue, header},
+    http::{HeaderName, HeaderValue, header},
     response::Response,
 };
 use drive::Drive;
@@ -47,7 +47,7 @@ pub(super) async fn predict(
     settings: &Settings,
     request: Request,
 ) -> Result<Response, InferError> {
-    let call = Call::of(request.headers(), model, front.limits.timeout_max)?;
+    let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let asked = Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
     let format = asked.format;
     let posted = if posted::is_raw(request.headers())? {
@@ -72,8 +72,8 @@ pub(super) async fn predict(
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));
 
-    let conventions = match coming.recv().await {
-        Some(Event::Begin(conventions)) => conventions,
+    let (conventions, spent) = match coming.recv().await {
+        Some(Event::Begin(conventions, spent)) => (conventions, spent),
         Some(Event::Failed(error)) => return Err(error),
         Some(Event::Bytes(_) | Event::End(_)) | None => {
             return Err(InferError::Internal("a stack was given up without a reason".into()));
@@ -83,15 +83,17 @@ pub(super) async fn predict(
     let pieces = stream::unfold((coming, task), |(mut coming, task)| async move {
         let frame = match coming.recv().await? {
             Event::Bytes(bytes) => Frame::data(bytes),
-            Event::End(counts) => Frame::trailers(HeaderMap::from_iter([(COUNTS, counts)])),
-            Event::Begin(_) | Event::Failed(_) => return None,
+            Event::End(trailers) => Frame::trailers(trailers),
+            Event::Begin(..) | Event::Failed(_) => return None,
         };
         Some((Ok::<_, std::convert::Infallible>(frame), (coming, task)))
     });
     let mut response = Response::new(Body::new(StreamBody::new(pieces)));
     let headers = response.headers_mut();
-    headers.insert(header::TRAILER, HeaderValue::from_static("ocelli-counts"));
+    let trailers = "ocelli-counts, server-timing, ocelli-device, ocelli-fallback";
+    headers.insert(header::TRAILER, HeaderValue::from_static(trailers));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
+    spent.tell(headers);
     if let Ok(value) = HeaderValue::from_str(&conventions) {
         headers.insert(CONVENTIONS, value);
     }

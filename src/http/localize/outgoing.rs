@@ -1,8 +1,8 @@
 //! The way of a reply from the work to the connection. Many clients send all of a stack before they read anything: what
 //! they do not take waits here, so that the stack is read on, up to a bound.
 
-use crate::error::InferError;
-use axum::http::HeaderValue;
+use crate::{error::InferError, http::call::Spent};
+use axum::http::HeaderMap;
 use bytes::{Bytes, BytesMut};
 use std::pin::pin;
 use tokio::sync::mpsc;
@@ -12,12 +12,12 @@ const PIECES: usize = 16;
 
 /// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
 pub(super) enum Event {
-    /// Units, origin and frame base.
-    Begin(String),
+    /// Units, origin and frame base; and where the time of what is there went.
+    Begin(String, Spent),
     /// The next bytes.
     Bytes(Bytes),
-    /// There was all of it, with its counts.
-    End(HeaderValue),
+    /// There was all of it: its counts, and what all of it took where.
+    End(HeaderMap),
     /// There will be no reply.
     Failed(InferError),
 }

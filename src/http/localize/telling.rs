@@ -1,17 +1,19 @@
 //! The second side of a [`drive`](super::drive): answers to the bytes of the reply.
 
 use super::{
+    COUNTS,
     drive::Pending,
     finding::Found,
     outgoing::{Event, Outgoing},
 };
 use crate::{
+    batch::Fallback,
     error::InferError,
-    http::Front,
+    http::{Front, call::Spent},
     tasks::localize::{Format, Writer},
 };
-use axum::http::HeaderValue;
-use std::sync::Arc;
+use axum::http::{HeaderMap, HeaderValue};
+use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
 /// Writes what was found, in order.
@@ -21,11 +23,13 @@ pub(super) struct Telling {
     /// On the pool while it works.
     writer: Option<Writer>,
     begun: bool,
+    /// On all that was answered so far.
+    spent: Spent,
 }
 
 impl Telling {
     pub(super) fn new(front: Arc<Front>, format: Format) -> Telling {
-        Telling { front, format, writer: None, begun: false }
+        Telling { front, format, writer: None, begun: false, spent: Spent::default() }
     }
 
     /// Tells all that comes. Ends without an error, too, when finding broke off.
@@ -53,6 +57,8 @@ impl Telling {
         let Pending { fitting, origins, setting } = pending;
         let answer = reply.keep_up_until(fitting).await??;
         let mut writer = self.take();
+        writer.ran_on(&answer.device, answer.fallback.map(Fallback::name));
+        self.spent.include(&Spent::on(Duration::ZERO, &answer));
         let begin = !self.begun;
         let written = self.front.decode.run(move || {
             let mut out = Vec::new();
@@ -67,7 +73,7 @@ impl Telling {
         if begin {
             self.begun = true;
             if self.format.streams() {
-                reply.send(Event::Begin(writer.conventions().to_owned())).await?;
+                reply.send(Event::Begin(writer.conventions().to_owned(), self.spent.clone())).await?;
             }
         }
         self.writer = Some(writer);
@@ -92,13 +98,15 @@ impl Telling {
         });
         let pieces = ended.await?.map_err(InferError::BadRequest)?;
         if begin || !self.format.streams() {
-            reply.send(Event::Begin(conventions)).await?;
+            reply.send(Event::Begin(conventions, self.spent.clone())).await?;
         }
         for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
             reply.send(Event::Bytes(piece)).await?;
         }
         if let Ok(counts) = HeaderValue::from_str(&counts) {
-            reply.send(Event::End(counts)).await?;
+            let mut trailers = HeaderMap::from_iter([(COUNTS, counts)]);
+            self.spent.tell(&mut trailers);
+            reply.send(Event::End(trailers)).await?;
         }
         Ok(())
     }

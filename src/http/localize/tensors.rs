@@ -119,7 +119,7 @@ pub(in crate::http) async fn fit(
     let mut table = Table::new(&schema);
     for (ticket, origins, setting) in queued {
         let ran: batch::Answer = call.answer(front, model, ticket).await?;
-        spent.include(&Spent { decode: Duration::ZERO, batch: ran.timing, device: Some(ran.device) });
+        spent.include(&Spent::on(Duration::ZERO, &ran));
         let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
         table.append(more);
     }

@@ -1,7 +1,8 @@
 //! From a checked table to a [`Manifest`]: each key with its range and its default.
 
 use super::{
-    BatchLimits, Engine, ITEMS_MAX, Input, Manifest, PRIORITY_MAX, Placing, ResizeRule, file_name, fit,
+    BatchLimits, Engine, Fallback, ITEMS_MAX, Input, Manifest, PRIORITY_MAX, Placing, ResizeRule, file_name,
+    fit,
 };
 use crate::{
     engine::onnx::{
@@ -245,13 +246,14 @@ pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
 
 pub(super) fn placement(table: &Table<'_, '_>) -> Placing {
     let device = |word: &str| {
-        let gpu = word.strip_prefix("gpu:");
-        let number = gpu.is_some_and(|n| (1..=3).contains(&n.len()) && n.bytes().all(|b| b.is_ascii_digit()));
-        matches!(word, "all" | "cpu" | "gpu") || number
+        let number = word.strip_prefix("gpu:").unwrap_or(word);
+        let number = (1..=3).contains(&number.len()) && number.bytes().all(|b| b.is_ascii_digit());
+        let uuid = ["GPU-", "MIG-"].iter().any(|kind| word.len() > kind.len() && word.starts_with(kind));
+        matches!(word, "all" | "cpu" | "gpu") || number || uuid || word.contains('*')
     };
-    let mut devices = table
-        .words("devices", "\"all\", or \"cpu\", \"gpu\", \"gpu:N\", or a list of these", device)
-        .unwrap_or_default();
+    let allowed = "\"all\", or \"cpu\", \"gpu\", a GPU's number (\"0\" or \"gpu:0\"), its UUID (\"GPU-...\"), a pattern of its \
+                   name (with *), or a list of these";
+    let mut devices = table.words("devices", allowed, device).unwrap_or_default();
     if devices.iter().any(|device| device == "all") {
         devices.clear();
     }
@@ -259,7 +261,7 @@ pub(super) fn placement(table: &Table<'_, '_>) -> Placing {
         devices,
         instances: table.integer("instances", 1..=64).unwrap_or(1),
         memory_bytes_max: table.integer("memory_bytes_max", 1..=1_u64 << 50),
-        fallback: table.flag("fallback"),
+        fallback: table.choice("fallback", &Fallback::ALL),
     };
     table.finish();
     placing

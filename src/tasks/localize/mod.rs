@@ -257,6 +257,16 @@ impl Writer {
         &self.counts
     }
 
+    /// Notes which device computed rows, and why it was that one where it was not meant to be.
+    pub fn ran_on(&mut self, device: &str, fallback: Option<&'static str>) {
+        if self.counts.devices.iter().all(|known| known != device) {
+            self.counts.devices.push(device.to_owned());
+        }
+        if let Some(fallback) = fallback.filter(|fallback| !self.counts.fallbacks.contains(fallback)) {
+            self.counts.fallbacks.push(fallback);
+        }
+    }
+
     /// Appends what stands before the rows. To be called once, first.
     ///
     /// # Errors

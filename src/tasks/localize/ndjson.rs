@@ -107,13 +107,19 @@ impl Encoder for Ndjson {
 
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
         let mut out = Vec::new();
-        let tail = json!({
+        let mut tail = json!({
             "end": true,
             "frames": counts.frames,
             "localizations": counts.written,
             "left_out": counts.rows - counts.written,
             "status": statuses(counts),
         });
+        if !counts.devices.is_empty() {
+            tail["devices"] = json!(counts.devices);
+        }
+        if !counts.fallbacks.is_empty() {
+            tail["fallbacks"] = json!(counts.fallbacks);
+        }
         line(&mut out, &tail);
         Ok(vec![Bytes::from(out)])
     }
@@ -163,6 +169,21 @@ mod tests {
         assert_eq!(
             lines[3],
             json!({"end": true, "frames": 7, "localizations": 4, "left_out": 0, "status": status})
+        );
+    }
+
+    #[test]
+    fn the_tail_names_each_device_once_and_why_others_stood_in() {
+        let schema = schema(Model::Xynbs);
+        let mut writer = Writer::new(Format::Ndjson, &schema, &Options::default()).unwrap();
+        for (device, fallback) in [("GPU-1", None), ("cpu", Some("device_failed")), ("GPU-1", None)] {
+            writer.ran_on(device, fallback);
+        }
+        let tail = writer.end(None).unwrap().pop().unwrap();
+        let tail = lines(std::str::from_utf8(&tail).unwrap()).remove(0);
+        assert_eq!(
+            (&tail["devices"], &tail["fallbacks"]),
+            (&json!(["GPU-1", "cpu"]), &json!(["device_failed"]))
         );
     }
 

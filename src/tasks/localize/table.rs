@@ -124,7 +124,7 @@ impl Table {
 }
 
 /// What has gone through a writer so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Rows given.
     pub rows: u64,
@@ -134,6 +134,10 @@ pub struct Counts {
     pub status: [u64; 5],
     /// How many frames there are: as told, or one more than the last frame of any row.
     pub frames: u32,
+    /// Devices that computed rows, each once.
+    pub devices: Vec<String>,
+    /// Why others than those that were meant to, each reason once.
+    pub fallbacks: Vec<&'static str>,
 }
 
 impl Counts {

@@ -6,22 +6,25 @@
 //!
 //! - `bounds`: what some of them can reach.
 //! - `register`: makes metrics, remembers what they are, and writes `docs/metrics.md` from that.
+//! - `device`: what is seen of devices.
 //! - `model`: what is counted for a model, and for a model on a device.
 //! - `route`: what is counted for a route.
 
 mod bounds;
+mod device;
 mod model;
 mod register;
 mod route;
 
 pub use bounds::Bounds;
+pub use device::{DeviceFamilies, Readings};
 pub use model::{DeviceMetrics, ModelMetrics, ModelState, Outcome};
 pub use register::metrics_md;
 pub use route::RouteMetrics;
 
 use bounds::BoundMetrics;
 use model::Families;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
 use register::Register;
 use route::Routes;
 use std::{
@@ -74,6 +77,18 @@ reasons! {
     }
 }
 
+reasons! {
+    /// Why a batch failed.
+    FailReason {
+        /// The engine refused it.
+        Input = "input",
+        /// The device's memory was too small.
+        OutOfMemory = "out_of_memory",
+        /// The device failed.
+        Device = "device",
+    }
+}
+
 /// All metrics of a process, on a registry of their own. Shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
@@ -81,12 +96,13 @@ pub struct Metrics {
     routes: Routes,
     families: Families,
     models: RwLock<BTreeMap<String, Arc<ModelMetrics>>>,
-    device_state: IntGaugeVec,
     bounds: BoundMetrics,
     dropped: [IntCounter; DropReason::LABELS.len()],
     ended: [IntCounter; EndReason::LABELS.len()],
     refused: [IntCounter; RefuseReason::LABELS.len()],
 
+    /// What is seen of devices.
+    pub devices: DeviceFamilies,
     /// Open connections.
     pub http_connections: IntGauge,
     /// Connections accepted.
@@ -155,11 +171,7 @@ impl Metrics {
         let decode_bytes =
             register.gauge("ocelli_decode_bytes", "Bytes reserved for decoded images, all decodes together.");
         let bounds = BoundMetrics::new(register);
-        let device_state = register.gauges(
-            "ocelli_device_state",
-            "1 for the state that a device is in, 0 for the others.",
-            &["device", "state"],
-        );
+        let devices = DeviceFamilies::new(register);
         let dropped: IntCounterVec = register.counters(
             "ocelli_dropped_total",
             "Work dropped because drain_timeout_ms had passed.",
@@ -180,7 +192,7 @@ impl Metrics {
             routes,
             families,
             models: RwLock::default(),
-            device_state,
+            devices,
             bounds,
             dropped,
             ended,
@@ -215,13 +227,6 @@ impl Metrics {
     /// What is counted for a route. A template that [`Metrics::new`] was not told of is `other`.
     pub fn route(&self, template: &str) -> &RouteMetrics {
         self.routes.get(template)
-    }
-
-    /// Says which of its possible `states` a device is in now.
-    pub fn set_device_state(&self, device: &str, states: &[&str], now: &str) {
-        for state in states {
-            self.device_state.with_label_values(&[device, state]).set(i64::from(*state == now));
-        }
     }
 
     /// Says what the gauges of what is held can reach. Until then the bounds are 0.
@@ -335,8 +340,8 @@ mod tests {
     #[test]
     fn a_device_is_in_one_state() {
         let metrics = metrics();
-        metrics.set_device_state("cpu", &["warming", "serving"], "warming");
-        metrics.set_device_state("cpu", &["warming", "serving"], "serving");
+        metrics.devices.set_state("cpu", &["warming", "serving"], "warming");
+        metrics.devices.set_state("cpu", &["warming", "serving"], "serving");
         check(&metrics, "ocelli_device_state{device=\"cpu\",state=\"warming\"} 0");
         check(&metrics, "ocelli_device_state{device=\"cpu\",state=\"serving\"} 1");
     }
@@ -347,6 +352,28 @@ mod tests {
         metrics.set_bounds(Bounds { queue_bytes: 7, ..Bounds::default() });
         check(&metrics, "ocelli_queue_bytes_max 7");
         check(&metrics, "ocelli_queue_items_max 0");
+    }
+
+    #[test]
+    fn what_is_seen_of_a_device_is_told_and_counters_only_grow() {
+        let metrics = metrics();
+        let mut seen = Readings { utilization: Some(0.5), energy_j: Some(7.5), ..Readings::default() };
+        seen.memory_bytes = vec![("free", Some(8)), ("own", None)];
+        seen.xids.insert(79, 2);
+        metrics.devices.set("GPU-1", &seen);
+        metrics.devices.set("GPU-1", &Readings { energy_j: Some(5.0), ..seen });
+        metrics.devices.set_transitions(["GPU-1", "fenced", "xid"], 3);
+        metrics.devices.set_transitions(["GPU-1", "fenced", "xid"], 3);
+        for line in [
+            "ocelli_device_memory_bytes{device=\"GPU-1\",kind=\"free\"} 8",
+            "ocelli_device_utilization_ratio{device=\"GPU-1\"} 0.5",
+            "ocelli_device_energy_joules_total{device=\"GPU-1\"} 7.5",
+            "ocelli_device_xids_total{device=\"GPU-1\",xid=\"79\"} 2",
+            "ocelli_device_transitions_total{device=\"GPU-1\",reason=\"xid\",state=\"fenced\"} 3",
+        ] {
+            check(&metrics, line);
+        }
+        assert!(!metrics.render().contains("kind=\"own\""), "what is not told has no sample");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is counted for a model, and for a model on a device: children resolved once, so that counting a job is a few
 //! atomic additions.
 
-use super::register::Register;
+use super::{FailReason, register::Register};
 use prometheus::{
     Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, exponential_buckets,
 };
@@ -111,6 +111,10 @@ pub(super) struct Families {
     batch_items: HistogramVec,
     padding: IntCounterVec,
     items: IntCounterVec,
+    failed: IntCounterVec,
+    again: IntCounterVec,
+    fallbacks: IntCounterVec,
+    ceiling: IntGaugeVec,
     queue_items: IntGaugeVec,
     outcomes: IntCounterVec,
     state: IntGaugeVec,
@@ -140,6 +144,26 @@ impl Families {
             items: register.counters(
                 "ocelli_items_total",
                 "Items that were run, without padding.",
+                &["model", "device"],
+            ),
+            failed: register.counters(
+                "ocelli_failed_batches_total",
+                "Batches that failed on a device.",
+                &["model", "device", "reason"],
+            ),
+            again: register.counters(
+                "ocelli_retried_jobs_total",
+                "Jobs that went back to the queue from a batch that failed on a device.",
+                &["model", "device", "reason"],
+            ),
+            fallbacks: register.counters(
+                "ocelli_fallbacks_total",
+                "Jobs that this device answered instead of one that the model is meant for, or that had them first.",
+                &["model", "device", "reason"],
+            ),
+            ceiling: register.gauges(
+                "ocelli_batch_ceiling_items",
+                "The largest batch that a device is given since its memory was too small for one.",
                 &["model", "device"],
             ),
             queue_items: register.gauges("ocelli_queue_items", "Items that wait or run.", &["model"]),
@@ -223,6 +247,11 @@ pub struct DeviceMetrics {
     batch_items: Histogram,
     padding: IntCounter,
     items: IntCounter,
+    failed: [IntCounter; FailReason::LABELS.len()],
+    again: [IntCounter; FailReason::LABELS.len()],
+    fallbacks: IntCounterVec,
+    ceiling: IntGaugeVec,
+    labels: [String; 2],
 
     /// From push to being taken, per job.
     pub queue_seconds: Histogram,
@@ -241,11 +270,36 @@ impl DeviceMetrics {
             batch_items: families.batch_items.with_label_values(&[model, device]),
             padding: families.padding.with_label_values(&[model, device]),
             items: families.items.with_label_values(&[model, device]),
+            failed: FailReason::LABELS
+                .map(|reason| families.failed.with_label_values(&[model, device, reason])),
+            again: FailReason::LABELS
+                .map(|reason| families.again.with_label_values(&[model, device, reason])),
+            fallbacks: families.fallbacks.clone(),
+            ceiling: families.ceiling.clone(),
+            labels: [model.to_owned(), device.to_owned()],
             queue_seconds: stage("queue"),
             stage_seconds: stage("stage"),
             compute_seconds: stage("compute"),
             reply_seconds: stage("reply"),
         }
+    }
+
+    /// Counts a batch that failed, and the jobs of it that are run again.
+    pub fn failed(&self, reason: FailReason, again: usize) {
+        self.failed[reason as usize].inc();
+        self.again[reason as usize].inc_by(again as u64);
+    }
+
+    /// Counts a job that was answered here instead of elsewhere; `reason` is one of few.
+    pub fn fell_back(&self, reason: &'static str) {
+        let [model, device] = &self.labels;
+        self.fallbacks.with_label_values(&[model, device, reason]).inc();
+    }
+
+    /// Says how many items the largest batch may have from now on.
+    pub fn set_ceiling(&self, items: usize) {
+        let [model, device] = &self.labels;
+        self.ceiling.with_label_values(&[model, device]).set(items as i64);
     }
 
     /// Counts a batch of `items` that was padded to `size`.

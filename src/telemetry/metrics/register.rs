@@ -4,8 +4,8 @@
 use super::Metrics;
 use crate::telemetry::triton;
 use prometheus::{
-    Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    core::Collector, process_collector::ProcessCollector, proto::MetricType,
+    CounterVec, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, core::Collector, process_collector::ProcessCollector, proto::MetricType,
 };
 use std::fmt::Write;
 
@@ -66,6 +66,16 @@ impl Register {
         self.add("gauge", gauges.expect(LITERALS))
     }
 
+    pub(super) fn float_gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        let gauges = GaugeVec::new(Opts::new(name, help), labels);
+        self.add("gauge", gauges.expect(LITERALS))
+    }
+
+    pub(super) fn float_counters(&mut self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+        let counters = CounterVec::new(Opts::new(name, help), labels);
+        self.add("counter", counters.expect(LITERALS))
+    }
+
     pub(super) fn histograms(
         &mut self,
         name: &str,
@@ -84,13 +94,18 @@ impl Register {
 }
 
 /// What each label means, and its values where they are few.
-const LABELS: [(&str, &str); 10] = [
+const LABELS: [(&str, &str); 12] = [
     (
         "code",
         "status code of the reply, over gRPC the one of HTTP that says the same; `other` outside of 100 to 599",
     ),
     ("commit", "git commit of the build, empty if unknown"),
     ("device", "device id, such as `cpu`; empty for what happens before a device is chosen"),
+    (
+        "kind",
+        "`total`: all there is; `free`: what nobody holds; `own`: what this process holds; `others`: what other processes \
+         hold; `needed`: what must be free before the GPU is taken beside others",
+    ),
     ("method", "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`; `OTHER` for any other"),
     ("model", "name of a model in the catalog"),
     (
@@ -110,6 +125,7 @@ const LABELS: [(&str, &str); 10] = [
          together; `compute`: running the model; `reply`: from the result to the end of the reply",
     ),
     ("state", "see the metric"),
+    ("xid", "number of an Xid error in NVIDIA's catalogue"),
 ];
 
 /// States and reasons are labels of several metrics, with their own words for each.
@@ -119,9 +135,18 @@ States:\n\n\
 - `ocelli_device_state`: `waiting` (not ours yet), `warming` (loading), `serving`, `suspect` (serving, but something \
 points at a fault), `fenced` (given no work), `lost`\n\
 \nReasons:\n\n\
+- `ocelli_device_transitions_total`: `start`; `taken`, `proved` (a forward pass has worked), `empty` (no model is to run there), \
+`contended` (others use it), `turn` (other servers wait for it and came first), `memory` (too little is free), `refused` (it \
+cannot be used), `idle` (nobody needed it); `fault` (a call failed), `stuck` (a call does not come back), `xid`, `ecc`, `advice` \
+(the driver's), `thermal`, `canary` (a forward pass failed), `bus` (it does not answer), `clean` (nothing pointed at a fault for a \
+minute); `drain`, `resume` (by request)\n\
 - `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running)\n\
 - `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
 (an answer was not taken)\n\
+- `ocelli_failed_batches_total`, `ocelli_retried_jobs_total`: `input` (the model refused it: its jobs run alone), `out_of_memory` \
+(they run in smaller batches), `device` (they run elsewhere)\n\
+- `ocelli_fallbacks_total`: `device_away` (no device that the model is meant for serves it now), `device_failed`, `out_of_memory` \
+(of the device that had the job first)\n\
 - `nv_inference_request_failure`: `REJECTED` (refused for a full queue, a deadline or a drain), `CANCELED` (the caller went \
 away), `BACKEND` (the model or its device failed), `OTHER`\n\
 - `ocelli_refused_total`: `requests` (as many as may be in flight), `bytes` (of their bodies)\n";
@@ -158,7 +183,7 @@ pub fn metrics_md() -> String {
          for. Of each loaded version, since it was loaded; a request is an inference request, or an image of a prediction.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
-    for (name, kind, labels, help) in triton::ROWS {
+    for (name, kind, labels, help) in triton::ROWS.into_iter().chain(triton::GPU_ROWS) {
         let labels: Vec<_> = labels.split_whitespace().map(|l| format!("`{l}`")).collect();
         let _ = writeln!(out, "| `{name}` | {kind} | {} | {help} |", labels.join(" "));
     }
@@ -166,6 +191,7 @@ pub fn metrics_md() -> String {
     for (label, meaning) in LABELS {
         let _ = writeln!(out, "| `{label}` | {meaning} |");
     }
+    let _ = writeln!(out, "| `gpu_uuid` | UUID of a GPU |");
     let _ = writeln!(out, "| `version` | version of the model, or of the build |");
     let _ = write!(out, "\n{STATES}");
     out
@@ -190,7 +216,7 @@ mod tests {
 
     #[test]
     fn every_outcome_is_explained() {
-        let (_, meaning) = LABELS[5];
+        let (_, meaning) = LABELS[6];
         for outcome in super::super::Outcome::ALL {
             let name = format!("`{}`", outcome.name());
             assert!(meaning.contains(&name), "{name} is not in {meaning}");

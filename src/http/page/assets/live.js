@@ -53,7 +53,7 @@ async function look() {
     if (!looking) return;
     byId("live-says").textContent = "The last two minutes, as long as this view is open.";
     tiles();
-    deviceCards(byId("devices"), listed);
+    deviceCards(byId("devices"), listed, (text) => (byId("devices-says").textContent = text));
     traffic();
   } catch (error) {
     byId("live-says").textContent = `No news: ${error.message}`;

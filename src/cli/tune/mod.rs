@@ -1,0 +1,227 @@
+//! `ocelli tune`: tries a model with other batches, instances and threads in this process, and prints the best within a bound on
+//! the latency as tables of its manifest. Each trial loads the model anew.
+//!
+//! - `plan`: what is tried, and what is best.
+
+mod plan;
+
+use super::{
+    Exit, Streams,
+    bench::{Kind, Load, Point, Source, Span, shape},
+    client::{Name, Server, runtime},
+    table::table,
+};
+use crate::{
+    app::{AppError, Local},
+    config::Config,
+    models::Overrides,
+};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use plan::{Search, Setup, Trial};
+use std::{
+    collections::BTreeMap,
+    io::{self, IsTerminal},
+    path::PathBuf,
+    time::Duration,
+};
+
+/// The arguments beside the options.
+pub(super) fn arguments() -> Vec<Arg> {
+    let number = |name: &'static str, value: &'static str, default: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name(value)
+            .default_value(default)
+            .value_parser(value_parser!(u32).range(1..=3_600_000))
+    };
+    vec![
+        Arg::new("model")
+            .value_name("MODEL")
+            .required(true)
+            .help("NAME or NAME/VERSION, a model of the folder"),
+        number("p99-ms", "MS", "100").help("The bound on the 99th percentile of the latency"),
+        number("seconds", "S", "4").help("How long each trial is measured, all numbers of callers together"),
+        Arg::new("concurrency")
+            .long("concurrency")
+            .value_name("N,…")
+            .value_delimiter(',')
+            .default_value("1,4,16,64")
+            .value_parser(value_parser!(u16).range(1..=4096))
+            .help("Callers at once; a trial ends at the first number that breaks the bound"),
+        Arg::new("input")
+            .long("input")
+            .value_name("PATH")
+            .value_parser(value_parser!(PathBuf))
+            .value_hint(clap::ValueHint::AnyPath)
+            .help("A file to ask with, or a folder of such; without it, input is made up"),
+        Arg::new("shape")
+            .long("shape")
+            .value_name("NAME=N,…")
+            .action(ArgAction::Append)
+            .help("The shape of an input that is made up, where the model leaves it open; may be repeated"),
+    ]
+}
+
+/// What is asked for.
+struct Wanted {
+    model: Name,
+    bound_ms: f64,
+    seconds: f64,
+    callers: Vec<usize>,
+    input: Option<PathBuf>,
+    shapes: BTreeMap<String, Vec<usize>>,
+}
+
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+impl Streams<'_> {
+    /// Runs `ocelli tune`.
+    pub(super) fn tune(&mut self, config: &Config, matches: &ArgMatches) -> Exit {
+        let number = |name: &str| f64::from(*matches.get_one::<u32>(name).expect("clap has a default"));
+        let shapes = matches.get_many::<String>("shape").into_iter().flatten().map(|text| shape(text));
+        let shapes = match shapes.collect::<Result<_, String>>() {
+            Ok(shapes) => shapes,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
+        };
+        let wanted = Wanted {
+            model: Name::parse(matches.get_one::<String>("model").expect("clap requires the model")),
+            bound_ms: number("p99-ms"),
+            seconds: number("seconds"),
+            callers: matches
+                .get_many::<u16>("concurrency")
+                .into_iter()
+                .flatten()
+                .copied()
+                .map(usize::from)
+                .collect(),
+            input: matches.get_one::<PathBuf>("input").cloned(),
+            shapes,
+        };
+        match self.trials(config, &wanted) {
+            Ok(exit) => exit,
+            Err(error) => self.complain(&error, Exit::from(&error)),
+        }
+    }
+
+    fn trials(&mut self, config: &Config, wanted: &Wanted) -> Result<Exit, AppError> {
+        // As it is, the model says whether it has an axis for batches.
+        let runtime = runtime(config.http_threads).map_err(AppError::Failed)?;
+        let model = (&*wanted.model.name, wanted.model.version.as_deref());
+        let local = {
+            let _inside = runtime.enter();
+            Local::start(config, model, &|_| {})?
+        };
+        let (whole, fits) = (local.model().rules.whole, local.model().fit.is_some());
+        local.end();
+        if fits {
+            let told = format!("model {:?} is a fitter, whose batches need no tuning", wanted.model.name);
+            return Ok(self.complain(&told, Exit::Usage));
+        }
+        let search = Search::new(config.compute_threads, !whole);
+        let most = search.trials_max() as f64 * wanted.seconds;
+        let _ = writeln!(
+            self.err,
+            "at most {} trials of {} s: batch.items_max, then batch.wait_ms_max, then instances and threads; at most {:.0} s",
+            search.trials_max(),
+            wanted.seconds,
+            most
+        );
+        let mut done = Vec::new();
+        for step in 0.. {
+            let Some(setups) = search.step(step, &done) else { break };
+            for setup in setups {
+                let points = trial(config, wanted, setup)?;
+                done.push(Trial::of(setup, &points, wanted.bound_ms));
+                if io::stderr().is_terminal() {
+                    let _ = write!(self.err, "\r{} trials done ", done.len());
+                }
+            }
+        }
+        if io::stderr().is_terminal() {
+            let _ = write!(self.err, "\r{:30}\r", "");
+        }
+        let best = plan::best(&done);
+        let mut text = table(&lines(&done)) + "\n";
+        text += &match best {
+            Some(best) => plan::manifest(best, config.compute_threads),
+            None => {
+                format!("# nothing bears even the fewest callers within a p99 of {} ms\n", wanted.bound_ms)
+            }
+        };
+        Ok(match (self.print(&text), best) {
+            (Exit::Ok, None) => Exit::Failure,
+            (exit, _) => exit,
+        })
+    }
+}
+
+/// Measures a setup with more and more callers.
+fn trial(config: &Config, wanted: &Wanted, setup: Setup) -> Result<Vec<Point>, AppError> {
+    let config = Config { compute_threads: setup.threads, ..config.clone() };
+    let overrides = Overrides {
+        items_max: Some(setup.items_max),
+        wait_max: Some(Duration::from_millis(setup.wait_ms_max)),
+        instances: Some(setup.instances),
+        ..Overrides::default()
+    };
+    let runtime = runtime(config.http_threads).map_err(AppError::Failed)?;
+    let local = {
+        let _inside = runtime.enter();
+        let model = (&*wanted.model.name, wanted.model.version.as_deref());
+        Local::start(&config, model, &|manifest| overrides.apply(manifest))?
+    };
+    let measured = runtime.block_on(measure(Server::here(&local), wanted));
+    local.end();
+    measured.map_err(AppError::Failed)
+}
+
+async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> {
+    let described = server.model(&wanted.model).await.map_err(|error| error.to_string())?;
+    let kind = if described.images { Kind::Images } else { Kind::Tensors };
+    let (shapes, items) = (wanted.shapes.clone(), 1);
+    let source = Source { model: &wanted.model, described: &described, kind, shapes, items, seed: 1 };
+    let messages = match &wanted.input {
+        Some(path) => source.files(path)?,
+        None => source.made_up()?,
+    };
+    let load = Load {
+        server,
+        messages: messages.into(),
+        time_max: ANSWER_MAX,
+        bound: Duration::from_secs_f64(wanted.bound_ms / 1e3),
+        in_flight_max: 1,
+    };
+    let (status, _) = load.ask(&load.messages[0]).await?;
+    if !(200..300).contains(&status) {
+        return Err(format!(
+            "the model answers with status {status}: give input that it takes with --input or --shape"
+        ));
+    }
+    let each = Duration::from_secs_f64(wanted.seconds / wanted.callers.len() as f64);
+    let span = Span { warm_up: each / 5, measured: each * 4 / 5 };
+    let mut points: Vec<Point> = Vec::new();
+    for callers in &wanted.callers {
+        if points.last().is_some_and(|last| last.verdict(wanted.bound_ms).is_err()) {
+            break;
+        }
+        points.push(load.closed(*callers, span).await);
+    }
+    Ok(points)
+}
+
+fn lines(done: &[Trial]) -> Vec<Vec<String>> {
+    let header = ["ITEMS_MAX", "WAIT_MS_MAX", "INSTANCES", "THREADS", "CALLERS", "ANSWERS/S", "P99 MS"]
+        .map(str::to_owned);
+    let row = |trial: &Trial| {
+        let Setup { items_max, wait_ms_max, instances, threads } = trial.setup;
+        let mut row =
+            vec![items_max.to_string(), wait_ms_max.to_string(), instances.to_string(), threads.to_string()];
+        row.extend(match trial.best {
+            Some((callers, rate, p99)) => [format!("{callers}"), format!("{rate:.1}"), format!("{p99:.2}")],
+            None => ["-".into(), "-".into(), "over the bound".into()],
+        });
+        row
+    };
+    [header.to_vec()].into_iter().chain(done.iter().map(row)).collect()
+}

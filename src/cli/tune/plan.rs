@@ -1,0 +1,168 @@
+//! What is tried, in which order, and what is best. Pure.
+
+use super::super::bench::Point;
+use std::fmt::Write;
+
+/// What a trial sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Setup {
+    /// Of the manifest: `batch.items_max`.
+    pub(super) items_max: usize,
+    /// `batch.wait_ms_max`.
+    pub(super) wait_ms_max: u64,
+    /// `placement.instances`.
+    pub(super) instances: usize,
+    /// The option `compute_threads`.
+    pub(super) threads: usize,
+}
+
+/// What became of a trial.
+#[derive(Debug, Clone)]
+pub(super) struct Trial {
+    pub(super) setup: Setup,
+    /// The most that was borne within the bound: callers, answers per second, and the 99th percentile in milliseconds.
+    pub(super) best: Option<(f64, f64, f64)>,
+}
+
+impl Trial {
+    /// From what was measured of a setup, by the number of callers.
+    pub(super) fn of(setup: Setup, points: &[Point], bound_ms: f64) -> Trial {
+        let borne = points.iter().filter(|point| point.verdict(bound_ms).is_ok());
+        let best = borne.max_by(|a, b| a.answered_per_second.total_cmp(&b.answered_per_second));
+        Trial { setup, best: best.map(|point| (point.load, point.answered_per_second, point.p99)) }
+    }
+
+    fn rate(&self) -> f64 {
+        self.best.map_or(0.0, |(_, rate, _)| rate)
+    }
+}
+
+/// What is tried of each, one after the other.
+const ITEMS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const WAITS_MS: [u64; 3] = [1, 2, 5];
+/// Gains below this are noise.
+const GAIN_MIN: f64 = 1.03;
+
+/// The search: batch sizes first, then how long they wait, then instances and threads, each with the best of those before.
+#[derive(Debug)]
+pub(super) struct Search {
+    threads: usize,
+    batches: bool,
+}
+
+impl Search {
+    /// On so many threads at most; `batches`: the model has an axis for them.
+    pub(super) fn new(threads: usize, batches: bool) -> Search {
+        Search { threads, batches }
+    }
+
+    /// The trials of a step, beside those that are done; `None` after the last step.
+    pub(super) fn step(&self, step: usize, done: &[Trial]) -> Option<Vec<Setup>> {
+        let first = Setup { items_max: 1, wait_ms_max: 0, instances: 1, threads: self.threads };
+        let best = best(done).map_or(first, |trial| trial.setup);
+        let half = self.threads.div_ceil(2);
+        let setups: Vec<Setup> = match step {
+            0 if self.batches => ITEMS.map(|items_max| Setup { items_max, ..first }).to_vec(),
+            0 => vec![first],
+            // There is no company to wait for.
+            1 if best.items_max == 1 => Vec::new(),
+            1 => WAITS_MS.map(|wait_ms_max| Setup { wait_ms_max, ..best }).to_vec(),
+            2 => [(2, self.threads), (1, half), (2, half)]
+                .map(|(instances, threads)| Setup { instances, threads, ..best })
+                .to_vec(),
+            _ => return None,
+        };
+        let mut new: Vec<Setup> = Vec::new();
+        for setup in setups {
+            if !new.contains(&setup) && done.iter().all(|trial| trial.setup != setup) {
+                new.push(setup);
+            }
+        }
+        Some(new)
+    }
+
+    /// The most trials that there can be.
+    pub(super) fn trials_max(&self) -> usize {
+        if self.batches { ITEMS.len() + WAITS_MS.len() + 3 } else { 4 }
+    }
+}
+
+/// The best: of two that are about as good, the one that was tried first, which asks for less.
+pub(super) fn best(done: &[Trial]) -> Option<&Trial> {
+    let borne = done.iter().filter(|trial| trial.best.is_some());
+    borne.reduce(|best, trial| if trial.rate() > best.rate() * GAIN_MIN { trial } else { best })
+}
+
+/// The best as a manifest's tables.
+pub(super) fn manifest(trial: &Trial, default_threads: usize) -> String {
+    let Setup { items_max, wait_ms_max, instances, threads } = trial.setup;
+    let mut text = String::new();
+    if let Some((callers, rate, p99)) = trial.best {
+        let _ = writeln!(text, "# {rate:.0} requests/s of {callers} callers, p99 {p99:.1} ms");
+    }
+    let _ = write!(
+        text,
+        "[batch]\nitems_max = {items_max}\nwait_ms_max = {wait_ms_max}\n\n[placement]\ninstances = {instances}\n"
+    );
+    if threads != default_threads {
+        let _ = writeln!(text, "# with the option compute_threads = {threads}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::Manifest;
+
+    /// Runs the search against a device that is as good as `rate` says.
+    fn search(batches: bool, rate: impl Fn(Setup) -> Option<f64>) -> Vec<Trial> {
+        let search = Search::new(4, batches);
+        let mut done = Vec::new();
+        for step in 0.. {
+            let Some(setups) = search.step(step, &done) else { break };
+            done.extend(
+                setups
+                    .into_iter()
+                    .map(|setup| Trial { setup, best: rate(setup).map(|rate| (8.0, rate, 5.0)) }),
+            );
+        }
+        assert!(done.len() <= search.trials_max());
+        done
+    }
+
+    #[test]
+    fn the_search_finds_a_peak_and_keeps_the_simpler_of_what_is_alike() {
+        let rate = |setup: Setup| {
+            let batch = [(1, 10.0), (2, 19.0), (4, 35.0), (8, 60.0), (16, 61.0), (32, 30.0)];
+            let items = batch.iter().find(|(items, _)| *items == setup.items_max).map(|(_, rate)| *rate)?;
+            Some(items + if setup.instances == 2 && setup.threads == 2 { 20.0 } else { 0.0 })
+        };
+        let done = search(true, rate);
+        let found = best(&done).expect("some").setup;
+        assert_eq!(found, Setup { items_max: 8, wait_ms_max: 0, instances: 2, threads: 2 });
+    }
+
+    #[test]
+    fn a_model_without_a_batch_axis_is_not_tried_with_batches() {
+        let done = search(false, |_| Some(10.0));
+        assert!(done.iter().all(|trial| trial.setup.items_max == 1 && trial.setup.wait_ms_max == 0));
+        assert!(best(&search(true, |_| None)).is_none());
+    }
+
+    #[test]
+    fn what_is_printed_is_a_manifest() {
+        let setup = Setup { items_max: 8, wait_ms_max: 2, instances: 2, threads: 3 };
+        let text = manifest(&Trial { setup, best: Some((16.0, 812.4, 9.87)) }, 4);
+        let read = Manifest::parse(&text).expect("a manifest");
+        assert_eq!(
+            (read.batch.items_max, read.batch.wait_max.as_millis(), read.placement.instances),
+            (Some(8), 2, 2)
+        );
+        assert!(
+            text.starts_with("# 812 requests/s of 16 callers, p99 9.9 ms\n")
+                && text.contains("compute_threads = 3"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! Devices: where each stands, and leaving one alone for a while.
+
+use super::{Front, accept::Peer, reject::Problem, repository, wire::devices as wire};
+use axum::{
+    Json,
+    extract::{Path, Request, State},
+    response::{IntoResponse, Response},
+};
+use serde_json::Value;
+use std::{sync::Arc, time::Instant};
+
+/// `GET /v2/devices`
+pub(super) async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
+    Json(wire::devices(&front.status.devices(), Instant::now()))
+}
+
+/// `POST /v2/devices/{id}/drain`: it finishes what it has begun, is given back, and is not taken until it is resumed.
+pub(super) async fn drain(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
+    set(&front, &id, &request, true)
+}
+
+/// `POST /v2/devices/{id}/resume`
+pub(super) async fn resume(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
+    set(&front, &id, &request, false)
+}
+
+fn set(front: &Front, id: &str, request: &Request, drained: bool) -> Response {
+    let peer = request.extensions().get::<Peer>();
+    if let Err(error) = repository::known(front, peer, request.headers()) {
+        return error.into_response();
+    }
+    match front.status.drain_device(id, drained) {
+        Some(news) => {
+            tracing::info!(device = id, drained, news, "a device was drained or resumed by request");
+            let device = front.status.devices().into_iter().find(|device| device.id == id);
+            Json(device.map(|device| wire::device(&device, Instant::now()))).into_response()
+        }
+        None => {
+            let devices = front.status.devices();
+            let ids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
+            Problem::unknown_device(id, &ids).into_response()
+        }
+    }
+}

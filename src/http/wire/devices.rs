@@ -1,0 +1,40 @@
+//! Devices as JSON.
+
+use crate::status::Device;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// One device. What is not told is `null`.
+pub fn device(device: &Device, now: Instant) -> Value {
+    let seen = &device.seen;
+    let processes = seen.processes.as_ref().map(|list| {
+        list.iter().map(|(pid, bytes)| json!({ "pid": pid, "memory_bytes": bytes })).collect::<Vec<_>>()
+    });
+    json!({
+        "id": device.id,
+        "name": seen.name,
+        "state": device.state.name(),
+        "cause": device.cause.name(),
+        "reason": device.reason,
+        "since_s": now.saturating_duration_since(device.since).as_secs_f64(),
+        "drained": device.drained,
+        "verdict": seen.verdict,
+        "waited_s": seen.waited.as_secs_f64(),
+        "memory": {
+            "total_bytes": seen.memory_bytes,
+            "free_bytes": seen.memory_free_bytes,
+            "own_bytes": seen.memory_own_bytes,
+            "others_bytes": seen.others_bytes,
+            "needed_bytes": seen.memory_needed_bytes,
+        },
+        "other_processes": processes,
+        "utilization_percent": seen.utilization_percent,
+        "temperature_c": seen.temperature_c,
+        "power_w": seen.power_w,
+    })
+}
+
+/// All of them.
+pub fn devices(all: &[Device], now: Instant) -> Value {
+    json!({ "devices": all.iter().map(|one| device(one, now)).collect::<Vec<_>>() })
+}

@@ -1,0 +1,152 @@
+//! What is seen of devices: copied in just before a scrape.
+
+use super::register::Register;
+use prometheus::{CounterVec, GaugeVec, IntCounterVec, IntGaugeVec};
+use std::collections::BTreeMap;
+
+/// What is seen of a device; what is not told has no sample.
+#[derive(Debug, Clone, Default)]
+pub struct Readings {
+    /// Bytes by kind: `total`, `free`, `own`, `others`, `needed`.
+    pub memory_bytes: Vec<(&'static str, Option<u64>)>,
+    /// Other processes that compute there.
+    pub others: Option<usize>,
+    /// Share of its time in use, 0 to 1.
+    pub utilization: Option<f64>,
+    /// °C.
+    pub temperature_c: Option<u32>,
+    /// Watts.
+    pub power_w: Option<f64>,
+    /// Joules since the driver was loaded.
+    pub energy_j: Option<f64>,
+    /// Memory errors that could not be put right, since the driver was loaded.
+    pub ecc_uncorrected: Option<u64>,
+    /// Xid errors, by number.
+    pub xids: BTreeMap<u64, u64>,
+    /// Seconds that it was waited for, in all.
+    pub waited_s: f64,
+}
+
+/// The families of metrics on devices.
+#[derive(Debug)]
+pub struct DeviceFamilies {
+    state: IntGaugeVec,
+    transitions: IntCounterVec,
+    memory: IntGaugeVec,
+    others: IntGaugeVec,
+    utilization: GaugeVec,
+    temperature: GaugeVec,
+    power: GaugeVec,
+    energy: CounterVec,
+    ecc: IntCounterVec,
+    xids: IntCounterVec,
+    waited: CounterVec,
+}
+
+impl DeviceFamilies {
+    pub(super) fn new(register: &mut Register) -> DeviceFamilies {
+        let device = &["device"];
+        DeviceFamilies {
+            state: register.gauges(
+                "ocelli_device_state",
+                "1 for the state that a device is in, 0 for the others.",
+                &["device", "state"],
+            ),
+            transitions: register.counters(
+                "ocelli_device_transitions_total",
+                "Times that a device came to a state, by what brought it there.",
+                &["device", "state", "reason"],
+            ),
+            memory: register.gauges(
+                "ocelli_device_memory_bytes",
+                "A GPU's memory, by kind.",
+                &["device", "kind"],
+            ),
+            others: register.gauges(
+                "ocelli_device_other_processes",
+                "Processes that compute on a GPU beside this one.",
+                device,
+            ),
+            utilization: register.float_gauges(
+                "ocelli_device_utilization_ratio",
+                "Share of a GPU's time in which a kernel of anybody ran, 0 to 1.",
+                device,
+            ),
+            temperature: register.float_gauges(
+                "ocelli_device_temperature_celsius",
+                "Temperature of a GPU.",
+                device,
+            ),
+            power: register.float_gauges("ocelli_device_power_watts", "Power that a GPU draws.", device),
+            energy: register.float_counters(
+                "ocelli_device_energy_joules_total",
+                "Energy that a GPU took since its driver was loaded.",
+                device,
+            ),
+            ecc: register.counters(
+                "ocelli_device_ecc_uncorrected_total",
+                "Memory errors of a GPU that could not be put right, since its driver was loaded.",
+                device,
+            ),
+            xids: register.counters(
+                "ocelli_device_xids_total",
+                "Xid errors of a GPU since the server started.",
+                &["device", "xid"],
+            ),
+            waited: register.float_counters(
+                "ocelli_device_wait_seconds_total",
+                "Time that a GPU was waited for.",
+                device,
+            ),
+        }
+    }
+
+    /// Says which of its possible `states` a device is in now.
+    pub fn set_state(&self, device: &str, states: &[&str], now: &str) {
+        for state in states {
+            self.state.with_label_values(&[device, state]).set(i64::from(*state == now));
+        }
+    }
+
+    /// Says how often a device came to a state in all.
+    pub fn set_transitions(&self, [device, state, reason]: [&str; 3], count: u64) {
+        let counter = self.transitions.with_label_values(&[device, state, reason]);
+        counter.inc_by(count.saturating_sub(counter.get()));
+    }
+
+    /// Says what is seen of a device now.
+    pub fn set(&self, device: &str, seen: &Readings) {
+        let label = &[device];
+        for (kind, bytes) in &seen.memory_bytes {
+            if let Some(bytes) = bytes {
+                self.memory.with_label_values(&[device, kind]).set(*bytes as i64);
+            }
+        }
+        if let Some(others) = seen.others {
+            self.others.with_label_values(label).set(others as i64);
+        }
+        for (gauge, value) in [
+            (&self.utilization, seen.utilization),
+            (&self.temperature, seen.temperature_c.map(f64::from)),
+            (&self.power, seen.power_w),
+        ] {
+            if let Some(value) = value {
+                gauge.with_label_values(label).set(value);
+            }
+        }
+        for (counter, value) in [(&self.energy, seen.energy_j), (&self.waited, Some(seen.waited_s))] {
+            if let Some(value) = value {
+                let counter = counter.with_label_values(label);
+                counter.inc_by((value - counter.get()).max(0.0));
+            }
+        }
+        if let Some(count) = seen.ecc_uncorrected {
+            let counter = self.ecc.with_label_values(label);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+        for (xid, count) in &seen.xids {
+            let counter = self.xids.with_label_values(&[device, &xid.to_string()]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+    }
+}

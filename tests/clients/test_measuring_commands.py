@@ -1,0 +1,94 @@
+"""`ocelli bench` and `ocelli tune`: what they send, what they print, what they write. Never how fast anything is."""
+
+import json
+import os
+import subprocess
+import xml.etree.ElementTree
+
+import pytest
+from server import BINARY, LIBRARY, ROOT
+
+QUICK = ["--seconds", "0.3", "--warm-up-seconds", "0.1", "--slo-ms", "60000"]
+
+
+def command(*arguments, models=None):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
+    environment.setdefault("ORT_DYLIB_PATH", str(LIBRARY))
+    if models:
+        environment |= {"OCELLI_MODELS": str(models), "OCELLI_BACKEND": "cpu"}
+    return subprocess.run(
+        [BINARY, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+
+
+def bench(server, folder, *arguments):
+    """The report of a bench."""
+    report, picture = folder / "report.json", folder / "curve.svg"
+    done = command("bench", server.url, *arguments, *QUICK, "--json", report, "--picture", picture)
+    assert done.returncode == 0, done.stderr
+    xml.etree.ElementTree.parse(picture)
+    report = json.loads(report.read_text())
+    assert len(done.stdout.splitlines()) == len(report["points"]) + 2
+    return report
+
+
+@pytest.mark.parametrize("form", ["images", "tensors"])
+def test_an_open_loop_sends_at_the_rates_it_is_given(server, tmp_path, form):
+    report = bench(server, tmp_path, "digits", "--rate", "20,40", "--arrivals", "constant", "--as", form)
+    assert (report["loop"], report["arrivals"], report["model"]) == ("open", "constant", "digits")
+    for point, rate in zip(report["points"], (20, 40)):
+        assert point["rate"] == rate and point["statuses"] == {"200": round(rate * 0.3)}, point
+        assert set(point["server_ms"]) == {"decode", "queue", "stage", "compute"}
+        latency = point["latency_ms"]
+        assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"] <= latency["p99_9"] <= latency["max"] * 1.01
+    assert report["best"] == 40
+
+
+def test_a_closed_loop_has_so_many_callers(server, tmp_path):
+    report = bench(server, tmp_path, "digits", "--concurrency", "1,3", "--input", ROOT / "examples" / "images" / "digits")
+    assert report["loop"] == "closed" and [point["concurrency"] for point in report["points"]] == [1, 3]
+    assert report["messages"] == 10 and all(point["answered"] > 0 and point["failed"] == 0 for point in report["points"])
+
+
+def test_a_sweep_ends_when_the_bound_breaks(server):
+    done = command("bench", server.url, "digits", "--rate-from", "5", "--seconds", "0.5", "--warm-up-seconds", "0", "--slo-ms", "0.001")
+    assert done.returncode == 0, done.stderr
+    header, point, verdict = done.stdout.splitlines()
+    assert header.startswith("RATE") and point.endswith("p99 over 0.001 ms") and "none of these loads" in verdict
+
+
+def test_the_ceiling_is_measured_without_a_model(server, tmp_path):
+    report = bench(server, tmp_path, "--live", "--rate", "50")
+    assert report["model"] is None and set(report["points"][0]["statuses"]) == {"200"}
+
+
+def test_what_cannot_be_measured_is_said(server):
+    def check(code, says, *arguments):
+        done = command("bench", *arguments)
+        assert (done.returncode, done.stdout) == (code, "") and says in done.stderr, done
+
+    check(69, "no server answers", "http://127.0.0.1:1", "digits")
+    check(1, "nothing", server.url, "nothing")
+    check(66, "there is no file", server.url, "digits", "--input", "none.png")
+    check(64, "takes no images", server.url, "add", "--as", "images")
+    check(64, "the model has the inputs a, b", server.url, "add", "--shape", "c=1,4")
+    check(1, "status 400", server.url, "digits", "--input", ROOT / "README.md")
+
+
+def test_tuning_prints_a_manifest_that_is_one(only_digits, tmp_path):
+    done = command("tune", "digits", "--seconds", "1", "--p99-ms", "60000", "--concurrency", "1,2", models=only_digits)
+    assert done.returncode == 0, done.stderr
+    table, manifest = done.stdout.split("\n\n", 1)
+    assert len(table.splitlines()) >= 9 and "[batch]" in manifest and "[placement]" in manifest, done.stdout
+    (tmp_path / "digits").mkdir()
+    for file in (only_digits / "digits").iterdir():
+        (tmp_path / "digits" / file.name).write_bytes(file.read_bytes())
+    own = (tmp_path / "digits" / "model.toml").read_text().split("[batch]")[0]
+    (tmp_path / "digits" / "model.toml").write_text(f"{own}\n{manifest}")
+    checked = command("check", models=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_tuning_a_fitter_is_refused():
+    done = command("tune", "spots", models=ROOT / "examples" / "models")
+    assert done.returncode == 64 and "need no tuning" in done.stderr

@@ -1,0 +1,251 @@
+//! GPUs that others use too, that fall ill, and that come back: a whole server on the fakes of the driver and of NVML.
+
+use crate::{
+    fakes::{
+        cuda::FakeCuda,
+        nvml::{self, FakeNvml},
+    },
+    http::{Reply, Server, config, root},
+};
+use ocelli::{
+    config::{Backend, Config},
+    status::{Cause, Device, DeviceState},
+};
+use std::time::Duration;
+
+const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
+
+/// Both fakes, NVML last: what is dropped first is the driver, whose books are then empty.
+struct Fakes {
+    cuda: FakeCuda,
+    nvml: FakeNvml,
+}
+
+impl Fakes {
+    fn start(devices: &str) -> Fakes {
+        let cuda = FakeCuda::start(devices);
+        Fakes { cuda, nvml: FakeNvml::start("follow") }
+    }
+
+    /// How often the context of the first GPU was made.
+    fn contexts(&self) -> u64 {
+        self.cuda.books().devices[0].contexts_made
+    }
+}
+
+/// A folder with the example's fitter, placed as this says.
+fn models(placement: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    add(folder.path(), "spots", placement);
+    folder
+}
+
+fn add(folder: &std::path::Path, name: &str, placement: &str) {
+    let spots = folder.join(name);
+    std::fs::create_dir(&spots).unwrap();
+    let manifest = std::fs::read_to_string(root().join("examples/models/spots/model.toml")).unwrap();
+    std::fs::write(spots.join("model.toml"), format!("{manifest}\n[placement]\n{placement}\n")).unwrap();
+}
+
+fn sharing() -> Config {
+    Config { backend: Backend::Auto, nvml_library: Some(nvml::library()), ..config() }
+}
+
+async fn start(placement: &str, config: Config) -> Server {
+    Server::start_with(models(placement), config).await
+}
+
+fn gpu(server: &Server) -> Device {
+    server.devices().into_iter().find(|device| device.id == GPU).unwrap()
+}
+
+async fn until(server: &Server, state: DeviceState, cause: Cause) {
+    server
+        .wait_until(|server| {
+            let gpu = gpu(server);
+            (gpu.state, gpu.cause) == (state, cause)
+        })
+        .await;
+}
+
+/// The number of spots found, and the device that found them last.
+async fn localize(server: &Server, model: &str) -> usize {
+    let movie = std::fs::read(root().join("examples/images/spots.tif")).unwrap();
+    let reply = server.send("POST", &format!("/predictions/{model}?format=csv"), &[], movie).await;
+    let text = String::from_utf8(reply.body.to_vec()).unwrap();
+    assert_eq!(reply.status, 200, "{text}");
+    text.lines().filter(|line| !line.starts_with('#')).count() - 1
+}
+
+async fn post(server: &Server, path: &str) -> Reply {
+    server.send("POST", path, &[], "").await
+}
+
+#[tokio::test]
+async fn another_process_that_has_the_gpu_is_waited_for_while_the_cpu_answers() {
+    let fakes = Fakes::start("memory=2GiB");
+    fakes.nvml.tell("process gpu=0 pid=4242 memory=1800MiB");
+    let server = start("devices = \"gpu\"", sharing()).await;
+    until(&server, DeviceState::Waiting, Cause::Contended).await;
+    let on_cpu = localize(&server, "spots").await;
+    assert_eq!(fakes.contexts(), 0, "no context is made beside somebody who needs the memory");
+    let seen = gpu(&server);
+    assert!(seen.reason.contains("other processes compute on it"), "{}", seen.reason);
+    assert_eq!(seen.seen.processes, Some(vec![(4242, Some(1800 << 20))]));
+    assert_eq!(seen.seen.verdict, "contended");
+
+    fakes.nvml.tell("end gpu=0 pid=4242");
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    let before = fakes.cuda.books().devices[0].launches;
+    assert_eq!(localize(&server, "spots").await, on_cpu);
+    assert!(fakes.cuda.books().devices[0].launches > before, "the GPU has taken over");
+    assert_eq!(server.end().await.jobs, 0);
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test]
+async fn a_process_that_is_faster_between_the_look_and_the_context_is_waited_for() {
+    let fakes = Fakes::start("");
+    // The look shows a free GPU; the context does not come.
+    fakes.cuda.tell("fault on=cuDevicePrimaryCtxRetain code=2 times=2");
+    let server = start("devices = \"gpu\"", sharing()).await;
+    assert!(localize(&server, "spots").await > 100);
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    assert!(localize(&server, "spots").await > 100);
+    let metrics = server.get("/metrics").await.body;
+    let text = String::from_utf8_lossy(&metrics).into_owned();
+    let waited =
+        format!("ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"memory\",state=\"waiting\"}}");
+    assert!(text.lines().any(|line| line.starts_with(&waited)), "{text}");
+    server.end().await;
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test]
+async fn errors_of_applications_are_ignored_and_fatal_ones_fence_until_the_gpu_is_proved_again() {
+    let fakes = Fakes::start("");
+    let server = start("devices = \"gpu\"", sharing()).await;
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    fakes.nvml.tell("xid gpu=0 code=13");
+    server.wait_until(|server| gpu(server).seen.xids.contains_key(&13)).await;
+    assert_eq!(gpu(&server).state, DeviceState::Serving);
+    for (xid, contexts) in [(48, 2), (74, 3)] {
+        let found = localize(&server, "spots").await;
+        fakes.nvml.tell(&format!("xid gpu=0 code={xid}"));
+        server.wait_until(|server| gpu(server).seen.xids.contains_key(&xid)).await;
+        assert_eq!(localize(&server, "spots").await, found, "the CPU answers");
+        server
+            .wait_until(|server| gpu(server).state == DeviceState::Serving && fakes.contexts() == contexts)
+            .await;
+        assert_eq!(localize(&server, "spots").await, found);
+    }
+    fakes.nvml.tell("xid gpu=0 code=79");
+    until(&server, DeviceState::Lost, Cause::Bus).await;
+    assert!(localize(&server, "spots").await > 100);
+    server.wait_until(|_| fakes.cuda.books().devices[0].contexts == 0).await;
+    fakes.cuda.books().assert_empty();
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_falls_off_the_bus_is_lost_and_no_request_is() {
+    let fakes = Fakes::start("");
+    let server = start("devices = \"all\"\n[batch]\nitems_max = 8", sharing()).await;
+    let found = localize(&server, "spots").await;
+    fakes.nvml.tell("lose gpu=0");
+    for _ in 0..3 {
+        assert_eq!(localize(&server, "spots").await, found);
+    }
+    until(&server, DeviceState::Lost, Cause::Bus).await;
+    assert_eq!(localize(&server, "spots").await, found);
+    server.end().await;
+    fakes.nvml.tell("find gpu=0");
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test]
+async fn nvml_that_hangs_holds_up_nobody() {
+    let fakes = Fakes::start("");
+    let server = start("devices = \"gpu\"", sharing()).await;
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    fakes.nvml.tell("fault on=nvmlDeviceGetMemoryInfo_v2 hang times=always");
+    let found = localize(&server, "spots").await;
+    // A fault is seen all the same, and the GPU is given back.
+    fakes.cuda.tell("poison device=0 code=700");
+    assert_eq!(localize(&server, "spots").await, found);
+    until(&server, DeviceState::Fenced, Cause::Fault).await;
+    fakes.nvml.tell("release");
+    server.wait_until(|server| gpu(server).state == DeviceState::Serving && fakes.contexts() == 2).await;
+    assert_eq!(localize(&server, "spots").await, found);
+    server.end().await;
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test]
+async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
+    let fakes = Fakes::start("");
+    let control = Config { repository_mode: ocelli::config::RepositoryMode::Explicit, ..sharing() };
+    let folder = models("devices = \"gpu\"");
+    let path = folder.path().to_owned();
+    let server = Server::start_with(folder, control).await;
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    let found = localize(&server, "spots").await;
+
+    let reply = post(&server, &format!("/v2/devices/{GPU}/drain")).await;
+    assert_eq!((reply.status, &reply.json()["drained"]), (200, &serde_json::json!(true)));
+    until(&server, DeviceState::Fenced, Cause::Drain).await;
+    server.wait_until(|_| fakes.cuda.books().devices[0].contexts == 0).await;
+    fakes.cuda.books().assert_empty();
+    assert_eq!(localize(&server, "spots").await, found);
+
+    // One comes and one goes while the GPU is away.
+    add(&path, "more", "devices = \"gpu\"");
+    assert_eq!(post(&server, "/v2/repository/models/more/load").await.status, 200);
+    assert_eq!(post(&server, "/v2/repository/models/spots/unload").await.status, 200);
+    assert_eq!(post(&server, &format!("/v2/devices/{GPU}/resume")).await.status, 200);
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    let before = fakes.cuda.books().devices[0].launches;
+    assert_eq!(localize(&server, "more").await, found);
+    assert!(fakes.cuda.books().devices[0].launches > before);
+
+    assert_eq!(post(&server, "/v2/devices/GPU-7/drain").await.status, 404);
+    let listed = server.get("/v2/devices").await.json();
+    assert!(
+        listed["devices"].as_array().unwrap().iter().any(|device| device["state"] == "serving"),
+        "{listed}"
+    );
+    server.end().await;
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test]
+async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
+    let fakes = Fakes::start("");
+    let idle = Config { idle_release_ms: Duration::from_millis(300), ..sharing() };
+    let server = start("devices = \"gpu\"\nfallback = \"never\"", idle).await;
+    until(&server, DeviceState::Waiting, Cause::Idle).await;
+    server.wait_until(|_| fakes.cuda.books().devices[0].contexts == 0).await;
+    fakes.cuda.books().assert_empty();
+    assert!(localize(&server, "spots").await > 100, "the first request waits");
+    assert!(fakes.contexts() >= 2);
+    server.end().await;
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test]
+async fn two_servers_that_want_one_gpu_take_it_one_after_the_other() {
+    let fakes = Fakes::start("memory=1GiB");
+    let queue = tempfile::tempdir().unwrap();
+    let queued = || Config { gpu_queue_folder: Some(queue.path().to_owned()), ..sharing() };
+    let (one, other) =
+        tokio::join!(start("devices = \"gpu\"", queued()), start("devices = \"gpu\"", queued()));
+    for server in [&one, &other] {
+        assert!(localize(server, "spots").await > 100);
+    }
+    until(&one, DeviceState::Serving, Cause::Proved).await;
+    until(&other, DeviceState::Serving, Cause::Proved).await;
+    one.end().await;
+    assert!(localize(&other, "spots").await > 100);
+    other.end().await;
+    fakes.cuda.books().assert_empty();
+}
