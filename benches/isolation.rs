@@ -67,7 +67,8 @@ fn time(engine: &mut dyn Engine, tensor: &Tensor, staged: bool) -> (Duration, Du
     for call in 0..WARM + CALLS {
         let input = input(tensor);
         let began = Instant::now();
-        let outputs = engine.start(vec![input], None).and_then(ocelli::engine::Flight::land).expect("an answer");
+        let outputs =
+            engine.start(vec![input], None).and_then(ocelli::engine::Flight::land).expect("an answer");
         if call >= WARM {
             times.push(began.elapsed());
         }

@@ -74,10 +74,10 @@ pub(super) fn start(
     found: Vec<models::Found>,
     workers: usize,
 ) -> Result<Core, AppError> {
-    let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
     if config.backend == Backend::Gpu {
         check_onnx(runtime.as_ref(), &gpus, &found).map_err(AppError::Backend)?;
     }
+    let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
     let catalog = Arc::new(Catalog::new());
     let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
@@ -130,16 +130,6 @@ fn choose(found: &mut Vec<models::Found>, config: &Config) -> Result<(), AppErro
     Ok(())
 }
 
-/// Where the engines of so many GPUs run.
-fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation, AppError> {
-    if config.isolation == config::Isolation::Thread || gpus == 0 {
-        return Ok(Isolation::Thread);
-    }
-    let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
-    Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
-        .map_err(failed("cannot share memory"))
-}
-
 /// Whether ONNX models that are there can run on one of the GPUs.
 fn check_onnx(
     runtime: Result<&Runtime, &String>,
@@ -160,6 +150,16 @@ fn check_onnx(
             Err(format!("backend is gpu, but the ONNX model {} can run on none: {reason}", model.name))
         }
     }
+}
+
+/// Where the engines of so many GPUs run.
+fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation, AppError> {
+    if config.isolation == config::Isolation::Thread || gpus == 0 {
+        return Ok(Isolation::Thread);
+    }
+    let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
+    Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
+        .map_err(failed("cannot share memory"))
 }
 
 /// How GPUs are shared.

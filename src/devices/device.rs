@@ -104,9 +104,8 @@ impl Device {
         let workers = start(parts, &health, &thread, self.workers)
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
-            let (host, isolation, runtime) =
-                (self.host.clone(), parts.isolation.clone(), parts.runtime.clone());
-            let opened = workers[0].call(move || isolation.open(&gpu, host, runtime));
+            let (host, isolation) = (self.host.clone(), parts.isolation.clone());
+            let opened = workers[0].call(move || isolation.open(&gpu, host));
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
         if let Some(Ok(executor)) = &opened {
@@ -173,17 +172,19 @@ impl Hold {
         let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
         match &self.executor {
             None => {
-                let recipe = on_cpu(source, (parts.compute_threads / instances).max(1));
+                let recipe = recipe(source, parts, false, (parts.compute_threads / instances).max(1));
                 let place = Place::Cpu(parts.runtime.clone());
                 Ok((0..instances).map(|_| recipe.make(&place)).collect::<Result<_, _>>()?)
             }
             Some(executor) => {
+                let (executor, runtime) = (executor.clone(), parts.runtime.clone());
                 let recipes: Vec<Recipe> =
-                    (0..instances).map(|made| on_gpu(source, parts, instances - made)).collect();
-                let (executor, health) = (executor.clone(), self.health.clone());
+                    (0..instances).map(|made| recipe(source, parts, true, instances - made)).collect();
+                let health = self.health.clone();
                 let _busy = self.health.busy();
                 self.workers[0].call(move || {
-                    let made = recipes.iter().map(|recipe| executor.make(recipe)).collect::<Result<_, _>>();
+                    let made = recipes.iter().map(|recipe| executor.make(recipe, &runtime));
+                    let made = made.collect::<Result<_, _>>();
                     made.inspect_err(|error| health.note(error)).map_err(Refusal::from)
                 })?
             }
@@ -288,27 +289,20 @@ fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io:
     (0..workers).map(|index| Worker::start(post(index))).collect()
 }
 
-/// Which engine a model has on the CPU, with so many threads.
-fn on_cpu(source: &Source, threads: usize) -> Recipe {
-    match &source.manifest.engine {
-        models::Engine::Onnx => Recipe::Onnx { path: source.path.clone(), threads },
-        models::Engine::GaussMle(_) => Recipe::GaussMle { threads },
-    }
-}
-
-/// And on a GPU, as one of so many instances still to come.
-fn on_gpu(source: &Source, parts: &Parts, instances: usize) -> Recipe {
+/// Which engine a model has here: on the CPU with so many threads, or on a GPU as one of so many instances still to come.
+fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe {
     let manifest = &source.manifest;
-    match &manifest.engine {
-        models::Engine::Onnx => Recipe::OnnxOnGpu(Load {
+    match (&manifest.engine, on_gpu) {
+        (models::Engine::GaussMle(_), _) => Recipe::GaussMle { threads: share },
+        (models::Engine::Onnx, false) => Recipe::Onnx { path: source.path.clone(), threads: share },
+        (models::Engine::Onnx, true) => Recipe::OnnxOnGpu(Load {
             path: source.path.clone(),
             asked: manifest.gpu.clone(),
             items_max: manifest.batch.largest(),
             memory_bytes_max: manifest.placement.memory_bytes_max,
-            instances: instances as u64,
+            instances: share as u64,
             whole: manifest.placement.forbids_cpu(),
             cache: parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt")),
         }),
-        models::Engine::GaussMle(_) => Recipe::GaussMle { threads: 1 },
     }
 }

@@ -100,8 +100,8 @@ pub(super) fn place(
         Engine::GaussMle(_) => None,
     };
     let wanted = |kind: &Kind| asked.is_empty() || asked.iter().any(|word| kind.is_meant_by(word));
-    let mut on: Vec<usize> =
-        (0..devices.len()).filter(|i| wanted(&devices[*i]) && refused(*i).is_none()).collect();
+    let meant = (0..devices.len()).filter(|index| wanted(&devices[*index]));
+    let (out, mut on): (Vec<usize>, Vec<usize>) = meant.partition(|index| refused(*index).is_some());
     let other = |choose: &dyn Fn(&Kind) -> bool| {
         let fits = |(index, kind): (usize, &Kind)| {
             (choose(kind) && refused(index).is_none() && !on.contains(&index)).then_some(index)
@@ -114,14 +114,12 @@ pub(super) fn place(
         Fallback::Never => None,
     };
     // All GPUs have the same to say, mostly.
-    let out: Vec<usize> =
-        (0..devices.len()).filter(|i| wanted(&devices[*i]) && refused(*i).is_some()).collect();
-    let mut whys: Vec<&str> = out.iter().filter_map(|index| refused(*index)).collect();
+    let mut whys: Vec<&str> = out.into_iter().filter_map(refused).collect();
     whys.dedup();
     let whys = whys.join("; ");
     let instead = on.is_empty();
     if instead {
-        let why = if out.is_empty() { format!("there is {}", list(devices)) } else { whys };
+        let why = if whys.is_empty() { format!("there is {}", list(devices)) } else { whys };
         let asked = if asked.is_empty() { "all".to_owned() } else { format!("{asked:?}") };
         match (stands_in.take(), fallback) {
             (Some(other), _) => {
@@ -141,8 +139,8 @@ pub(super) fn place(
                 return Err(format!("placement.devices = {asked} and fallback = \"never\", but {why}"));
             }
         }
-    } else if !out.is_empty() {
-        notes.push(format!("the model runs on {} of {} devices: {whys}", on.len(), on.len() + out.len()));
+    } else if !whys.is_empty() {
+        notes.push(format!("the model runs on {} of the devices that it may run on: {whys}", on.len()));
     }
     let on_cpu = |index: &usize| devices[*index] == Kind::Cpu;
     if memory_bytes_max.is_some() && on.iter().all(on_cpu) {
@@ -193,7 +191,8 @@ mod tests {
 
     fn check(manifest: &str, devices: &[Kind], on: Result<&[usize], &str>) -> Vec<String> {
         let manifest = Manifest::parse(manifest).unwrap();
-        let on_gpu = |kind: &Kind| (*kind != Kind::Cpu).then(|| "it is the CPU's build".to_owned());
+        let on_gpu =
+            |kind: &Kind| matches!(kind, Kind::Gpu { .. }).then(|| "it is the CPU's build".to_owned());
         let no_onnx: Vec<Option<String>> = devices.iter().map(on_gpu).collect();
         let placed = place(&manifest, devices, &no_onnx);
         match (&placed, on) {
@@ -259,7 +258,7 @@ mod tests {
     #[test]
     fn onnx_models_run_where_the_runtime_can_and_the_reason_is_told_where_it_cannot() {
         let notes = check("", &all(), Ok(&[0]));
-        assert_eq!(notes, ["the model runs on 1 of 3 devices: it is the CPU's build"]);
+        assert_eq!(notes, ["the model runs on 1 of the devices that it may run on: it is the CPU's build"]);
         let notes = check("[placement]\ndevices = \"gpu\"\n", &all(), Ok(&[0]));
         assert_eq!(
             notes,

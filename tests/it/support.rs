@@ -120,6 +120,12 @@ impl Server {
         Server { app, address, admin, _models: models }
     }
 
+    /// Where each device stands.
+    #[allow(dead_code, reason = "the tests on the fake driver take it")]
+    pub(crate) fn devices(&self) -> Vec<ocelli::status::Device> {
+        self.app.status().devices()
+    }
+
     /// Polls until something holds; a minute is for slow machines, not for the thing itself.
     pub(crate) async fn wait_until(&self, holds: impl Fn(&Server) -> bool) {
         let patience = Instant::now() + Duration::from_secs(60);

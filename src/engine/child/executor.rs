@@ -45,18 +45,13 @@ impl Isolation {
         }
     }
 
-    /// Takes a GPU; in this process, with host memory that was made for it before and this ONNX Runtime, or why there is none.
+    /// Takes a GPU; in this process, with host memory that was made for it before.
     ///
     /// # Errors
     /// Why it cannot be had now.
-    pub fn open(
-        &self,
-        gpu: &Gpu,
-        host: HostMemory,
-        runtime: Result<Runtime, String>,
-    ) -> Result<Executor, EngineError> {
+    pub fn open(&self, gpu: &Gpu, host: HostMemory) -> Result<Executor, EngineError> {
         match self {
-            Isolation::Thread => Ok(Executor::Thread(Context::open_with(gpu, host)?, runtime)),
+            Isolation::Thread => Ok(Executor::Thread(Context::open_with(gpu, host)?)),
             Isolation::Process(apart) => Ok(Executor::Process(Child::start(Post {
                 device: gpu.id.clone(),
                 gpu: Some(gpu.id.clone()),
@@ -69,35 +64,38 @@ impl Isolation {
 }
 
 /// A GPU that is ours.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub enum Executor {
-    /// In this process, with ONNX Runtime or why there is none.
-    Thread(Arc<Context>, Result<Runtime, String>),
+    /// In this process.
+    Thread(Arc<Context>),
     /// In one of its own.
     Process(Arc<Child>),
 }
 
 impl Executor {
-    /// Makes the calling thread one of the GPU's, which engines in this process may be used on.
+    /// Has the calling thread use it, and run near it; nothing to do for one in a process of its own, whose threads do so
+    /// themselves.
     ///
     /// # Errors
     /// Where it is broken.
     pub fn bind(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context, _) => Ok(context.bind()?),
+            Executor::Thread(context) => Ok(context.bind()?),
             Executor::Process(_) => Ok(()),
         }
     }
 
-    /// Makes an engine; in this process, on the thread that is to own it.
+    /// Makes an engine; in this process, on the thread that is to own it, and with ONNX Runtime if that is loaded here.
     ///
     /// # Errors
     /// Why it cannot be had.
-    pub fn make(&self, recipe: &Recipe) -> Result<Box<dyn Engine + Send>, EngineError> {
+    pub fn make(
+        &self,
+        recipe: &Recipe,
+        runtime: &Result<Runtime, String>,
+    ) -> Result<Box<dyn Engine + Send>, EngineError> {
         match self {
-            Executor::Thread(context, runtime) => {
-                recipe.make(&Place::Gpu(Arc::clone(context), runtime.clone()))
-            }
+            Executor::Thread(context) => recipe.make(&Place::Gpu(Arc::clone(context), runtime.clone())),
             Executor::Process(child) => Ok(Box::new(child.load(recipe)?)),
         }
     }
@@ -108,7 +106,7 @@ impl Executor {
     /// Where it is broken.
     pub fn memory(&self) -> Result<MemoryInfo, EngineError> {
         match self {
-            Executor::Thread(context, _) => Ok(context.memory()?),
+            Executor::Thread(context) => Ok(context.memory()?),
             Executor::Process(child) => child.memory(),
         }
     }
@@ -119,7 +117,7 @@ impl Executor {
     /// Where it is broken.
     pub fn trim(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context, _) => Ok(context.trim()?),
+            Executor::Thread(context) => Ok(context.trim()?),
             Executor::Process(child) => child.trim(),
         }
     }
@@ -130,7 +128,7 @@ impl Executor {
     /// What it did instead.
     pub fn canary(&self) -> Result<(), EngineError> {
         match self {
-            Executor::Thread(context, _) => cuda::canary(context),
+            Executor::Thread(context) => cuda::canary(context),
             Executor::Process(child) => child.canary(),
         }
     }
@@ -138,7 +136,7 @@ impl Executor {
     /// The number of its process, where it has one of its own.
     pub fn process(&self) -> Option<u32> {
         match self {
-            Executor::Thread(..) => None,
+            Executor::Thread(_) => None,
             Executor::Process(child) => Some(child.id()),
         }
     }
@@ -146,7 +144,7 @@ impl Executor {
     /// Why its process is gone, once it is.
     pub fn ended(&self) -> Option<String> {
         match self {
-            Executor::Thread(..) => None,
+            Executor::Thread(_) => None,
             Executor::Process(child) => child.ended(),
         }
     }
@@ -155,7 +153,7 @@ impl Executor {
     pub fn kill(&self, reason: &str) {
         match self {
             // Threads cannot be ended from outside.
-            Executor::Thread(..) => {}
+            Executor::Thread(_) => {}
             Executor::Process(child) => child.kill(reason),
         }
     }

@@ -33,7 +33,7 @@ pub enum Recipe {
 pub enum Place {
     /// The machine's processors, with ONNX Runtime or why there is none.
     Cpu(Result<Runtime, String>),
-    /// A GPU that is ours, with ONNX Runtime or why there is none.
+    /// A GPU that is ours, likewise.
     Gpu(Arc<Context>, Result<Runtime, String>),
 }
 

@@ -11,12 +11,15 @@
 
 mod bucket;
 mod flight;
+mod place;
 
-use super::{Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
+pub use crate::engine::onnx::gpu::Load;
+
+use super::{Context, CudaError, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
     DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     onnx::{
-        OnGpu, Placement, Runtime,
+        Placement, Runtime,
         binding::Where,
         session::{GpuTarget, Session, Target},
     },
@@ -25,9 +28,9 @@ use crate::engine::{
 use bucket::{Bucket, Output};
 use flight::Running;
 use ort::{session::RunOptions, value::DynValue};
-use serde::{Deserialize, Serialize};
+use place::Place;
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         mpsc::{Receiver, Sender, channel},
@@ -36,28 +39,6 @@ use std::{
 
 /// Batches on their way, where memory allows.
 const DEPTH: usize = 3;
-/// Shapes that a place keeps memory for; of more, those that were not used for longest go.
-const BUCKETS_MAX: usize = 16;
-
-/// How a model is to be loaded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Load {
-    /// The model file.
-    pub path: PathBuf,
-    /// What its author asks for.
-    pub asked: OnGpu,
-    /// Items of its largest batch.
-    pub items_max: usize,
-    /// Bytes that it may take, where there is a limit.
-    pub memory_bytes_max: Option<u64>,
-    /// Instances of it that are still to be loaded on the GPU, this one included: what is free is shared by them.
-    pub instances: u64,
-    /// Whether none of its nodes may run on the CPU.
-    pub whole: bool,
-    /// Where TensorRT keeps what it has built.
-    pub cache: Option<PathBuf>,
-}
-
 /// A model on a GPU.
 pub struct OnnxOnGpu {
     /// Before the session: their bindings are its own.
@@ -85,14 +66,6 @@ pub struct OnnxOnGpu {
     back: Sender<usize>,
     in_use: usize,
     batches: u64,
-}
-
-/// What a batch takes on the device.
-struct Place {
-    buckets: Vec<Bucket>,
-    uploaded: Event,
-    computed: Event,
-    landed: Arc<Event>,
 }
 
 impl OnnxOnGpu {
@@ -378,30 +351,6 @@ impl OnnxOnGpu {
             self.put_back(place);
         }
         ran
-    }
-}
-
-impl Place {
-    fn new(context: &Context) -> Result<Place, CudaError> {
-        Ok(Place {
-            buckets: Vec::new(),
-            uploaded: context.mark()?,
-            computed: context.mark()?,
-            landed: Arc::new(context.event()?),
-        })
-    }
-
-    fn position(&self, shapes: &[Vec<usize>]) -> Option<usize> {
-        self.buckets.iter().position(|bucket| bucket.shapes == shapes)
-    }
-
-    /// Lets go of the shapes that were not used for longest.
-    fn make_room(&mut self) {
-        while self.buckets.len() >= BUCKETS_MAX {
-            let oldest = self.buckets.iter().enumerate().min_by_key(|(_, bucket)| bucket.used);
-            let oldest = oldest.map_or(0, |(index, _)| index);
-            self.buckets.swap_remove(oldest);
-        }
     }
 }
 

@@ -1,6 +1,7 @@
-//! What a model's author may ask for where ONNX Runtime runs it on a GPU.
+//! What a model's author may ask for where ONNX Runtime runs it on a GPU, and how it is loaded there.
 
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// `[gpu]` of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -36,4 +37,23 @@ pub enum ConvSearch {
     Heuristic,
     /// By trying all, which takes seconds for each batch size when the model is loaded.
     Exhaustive,
+}
+
+/// How a model is to be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// The model file.
+    pub path: PathBuf,
+    /// What its author asks for.
+    pub asked: OnGpu,
+    /// Items of its largest batch.
+    pub items_max: usize,
+    /// Bytes that it may take, where there is a limit.
+    pub memory_bytes_max: Option<u64>,
+    /// Instances of it that are still to be loaded on the GPU, this one included: what is free is shared by them.
+    pub instances: u64,
+    /// Whether none of its nodes may run on the CPU.
+    pub whole: bool,
+    /// Where TensorRT keeps what it has built.
+    pub cache: Option<PathBuf>,
 }

@@ -1,0 +1,42 @@
+//! What a batch has on the device while it is on its way: memory for its size, and the events that order its steps.
+
+use super::{
+    super::{Context, CudaError, Event},
+    bucket::Bucket,
+};
+use std::sync::Arc;
+
+/// Shapes that a place keeps memory for; of more, those that were not used for longest go.
+const BUCKETS_MAX: usize = 16;
+
+/// What a batch takes on the device.
+pub(super) struct Place {
+    pub(super) buckets: Vec<Bucket>,
+    pub(super) uploaded: Event,
+    pub(super) computed: Event,
+    pub(super) landed: Arc<Event>,
+}
+
+impl Place {
+    pub(super) fn new(context: &Context) -> Result<Place, CudaError> {
+        Ok(Place {
+            buckets: Vec::new(),
+            uploaded: context.mark()?,
+            computed: context.mark()?,
+            landed: Arc::new(context.event()?),
+        })
+    }
+
+    pub(super) fn position(&self, shapes: &[Vec<usize>]) -> Option<usize> {
+        self.buckets.iter().position(|bucket| bucket.shapes == shapes)
+    }
+
+    /// Lets go of the shapes that were not used for longest.
+    pub(super) fn make_room(&mut self) {
+        while self.buckets.len() >= BUCKETS_MAX {
+            let oldest = self.buckets.iter().enumerate().min_by_key(|(_, bucket)| bucket.used);
+            let oldest = oldest.map_or(0, |(index, _)| index);
+            self.buckets.swap_remove(oldest);
+        }
+    }
+}
