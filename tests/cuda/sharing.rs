@@ -28,7 +28,7 @@ impl Fakes {
     }
 
     /// How often the context of the first GPU was made.
-    fn contexts(&self) -> u64 {
+    fn contexts_made(&self) -> u64 {
         self.cuda.books().devices[0].contexts_made
     }
 }
@@ -88,7 +88,7 @@ async fn another_process_that_has_the_gpu_is_waited_for_while_the_cpu_answers() 
     let server = start("devices = \"gpu\"", sharing()).await;
     until(&server, DeviceState::Waiting, Cause::Contended).await;
     let on_cpu = localize(&server, "spots").await;
-    assert_eq!(fakes.contexts(), 0, "no context is made beside somebody who needs the memory");
+    assert_eq!(fakes.contexts_made(), 0, "no context is made beside somebody who needs the memory");
     let seen = gpu(&server);
     assert!(seen.reason.contains("other processes compute on it"), "{}", seen.reason);
     assert_eq!(seen.seen.processes, Some(vec![(4242, Some(1800 << 20))]));
@@ -135,7 +135,9 @@ async fn errors_of_applications_are_ignored_and_fatal_ones_fence_until_the_gpu_i
         server.wait_until(|server| gpu(server).seen.xids.contains_key(&xid)).await;
         assert_eq!(localize(&server, "spots").await, found, "the CPU answers");
         server
-            .wait_until(|server| gpu(server).state == DeviceState::Serving && fakes.contexts() == contexts)
+            .wait_until(|server| {
+                gpu(server).state == DeviceState::Serving && fakes.contexts_made() == contexts
+            })
             .await;
         assert_eq!(localize(&server, "spots").await, found);
     }
@@ -175,7 +177,7 @@ async fn nvml_that_hangs_holds_up_nobody() {
     assert_eq!(localize(&server, "spots").await, found);
     until(&server, DeviceState::Fenced, Cause::Fault).await;
     fakes.nvml.tell("release");
-    server.wait_until(|server| gpu(server).state == DeviceState::Serving && fakes.contexts() == 2).await;
+    server.wait_until(|server| gpu(server).state == DeviceState::Serving && fakes.contexts_made() == 2).await;
     assert_eq!(localize(&server, "spots").await, found);
     server.end().await;
     fakes.cuda.books().assert_empty();
@@ -227,7 +229,7 @@ async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
     server.wait_until(|_| fakes.cuda.books().devices[0].contexts == 0).await;
     fakes.cuda.books().assert_empty();
     assert!(localize(&server, "spots").await > 100, "the first request waits");
-    assert!(fakes.contexts() >= 2);
+    assert!(fakes.contexts_made() >= 2);
     server.end().await;
     fakes.cuda.books().assert_empty();
 }

@@ -1,0 +1,217 @@
+//! Loads one model onto those of its devices that are there, and onto a device that is taken anew what is served without it.
+
+use super::{
+    super::{
+        book::Served,
+        device::{Device, Engines, Hold, Refusal},
+        forward::{Asked, Proof},
+        place::{self, Kind, Placed},
+    },
+    Devices, LoadedOn, Loading,
+};
+use crate::{
+    batch::ModelKey,
+    engine::staging::Memory,
+    models::{Model, Source},
+    status::{Cause, DeviceState},
+};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+impl Devices {
+    pub(super) fn place(&self, source: &Source) -> Result<Placed, String> {
+        let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind.clone()).collect();
+        let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| self.no_onnx(device)).collect();
+        place::place(&source.manifest, &kinds, &no_onnx)
+    }
+
+    /// Why ONNX models cannot run on a device, where they cannot.
+    fn no_onnx(&self, device: &Device) -> Option<String> {
+        let (gpu, runtime) = (device.gpu.as_ref()?, self.parts.runtime.as_ref());
+        runtime.map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(gpu)).err()
+    }
+
+    /// Loads one model wherever it is to be, and enters it in the book.
+    ///
+    /// # Errors
+    /// Why it is served nowhere.
+    pub(super) fn load_source(&self, source: Source) -> Result<Loading, NotLoaded> {
+        let failed = NotLoaded::Failed;
+        let placed = self.place(&source).map_err(failed)?;
+        for note in placed.notes.iter().chain(&source.notes) {
+            tracing::warn!(model = source.name, "{note}");
+        }
+        let here = |index: &usize| {
+            let wanted = self.book.wanted_on(*index, &placed, &self.sharing);
+            self.devices[*index].hold().filter(|_| wanted).map(|hold| (*index, hold))
+        };
+        let holds: Vec<(usize, Arc<Hold>)> =
+            placed.on.iter().chain(&placed.stands_in).filter_map(here).collect();
+        if holds.is_empty() {
+            return Err(NotLoaded::Away(self.away(&placed)));
+        }
+        let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
+        let loaded = side_by_side(holds.iter().map(|(_, hold)| {
+            || {
+                let started = Instant::now();
+                hold.load(&source, &self.parts).map(|engines| (engines, started.elapsed()))
+            }
+        }));
+
+        let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
+        let Some(first) = engines.next() else {
+            return Err(failed(reasons(&names, loaded.iter().map(|loaded| loaded.as_ref().err()))));
+        };
+        // Images are decoded into what the most demanding device likes, which may be away.
+        let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
+        let memory = memories.reduce(|one, other| if one.is_pinned() { one } else { other });
+        let away = || placed.on.iter().find_map(|index| self.devices[*index].memory(&self.parts));
+        let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
+        let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
+        let signature = first.signature().clone();
+        let model = Model::resolve(key, &source, signature, self.parts.timeout, memory).map_err(failed)?;
+        let model = Arc::new(model);
+
+        let asked = Asked::of(&source, &model).map_err(failed)?;
+        let bytes_max = source.manifest.placement.memory_bytes_max;
+        let proved = side_by_side(holds.iter().zip(loaded).map(|((_, hold), loaded)| {
+            let (model, asked) = (&model, &asked);
+            move || {
+                let (engines, load) = loaded?;
+                hold.prove(engines, model, asked, bytes_max).map(|(engines, proof)| (engines, proof, load))
+            }
+        }));
+        if proved.iter().all(Result::is_err) {
+            return Err(failed(reasons(&names, proved.iter().map(|proved| proved.as_ref().err()))));
+        }
+        self.parts.queue.register(key, &model.name, model.rules.clone());
+        let instead = placed.on.iter().filter(|_| placed.instead);
+        for index in instead.chain(&placed.stands_in) {
+            self.parts.queue.stand_by(key, &self.devices[*index].id);
+        }
+        let served = Served::new(&model, source, asked, placed);
+        let served = self.book.enter(served);
+        let on = holds.iter().zip(proved).map(|((index, hold), proved)| {
+            let on =
+                proved.map(|(engines, proof, load)| self.put(*index, hold, &served, engines, proof, load));
+            if let Err(refusal) = &on {
+                self.book.refuse(*index, hold, key, refusal);
+            }
+            (Arc::clone(&self.devices[*index].id), on.map_err(|refusal| refusal.to_string()))
+        });
+        Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
+    }
+
+    /// Why a model's devices cannot take it.
+    fn away(&self, placed: &Placed) -> String {
+        let states = self.parts.status.devices();
+        let ids: Vec<&str> = placed.on.iter().map(|index| &*self.devices[*index].id).collect();
+        let away = states.iter().filter(|device| ids.contains(&device.id.as_str()));
+        let list = away.map(|device| format!("{} is {} ({})", device.id, device.state.name(), device.reason));
+        format!("none of its devices is there now: {}", list.collect::<Vec<_>>().join(", "))
+    }
+
+    /// Has a device serve a model from now on.
+    fn put(
+        &self,
+        index: usize,
+        hold: &Arc<Hold>,
+        served: &Arc<Served>,
+        engines: Engines,
+        proof: Proof,
+        load: Duration,
+    ) -> LoadedOn {
+        let device = &self.devices[index];
+        if let (Some(gpu), Some(footprint)) = (&device.gpu, &proof.footprint) {
+            self.book.learn(&gpu.name, &served.model, footprint);
+        }
+        let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
+        self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);
+        self.book.put(index, hold, served, engines);
+        if device.gpu.is_none() && !hold.health.is_over() {
+            let status = &self.parts.status;
+            status.set_device(&device.id, DeviceState::Serving, Cause::Proved, "a forward pass works");
+        }
+        LoadedOn { load, canary: proof.canary, footprint: proof.footprint }
+    }
+
+    /// Loads onto a device what is to be served there and is not yet.
+    ///
+    /// # Errors
+    /// Where it has too little memory, or the hold is over: then it has to be given back.
+    pub(in super::super) fn catch_up(&self, index: usize, hold: &Arc<Hold>) -> Result<(), Refusal> {
+        while let Some(served) = self.book.missing(index, hold, &self.sharing) {
+            if self.keepers.have_ended() {
+                return Ok(());
+            }
+            let started = Instant::now();
+            let (model, version) = (&*served.model.name, &*served.model.version);
+            let loaded = hold.load(&served.source, &self.parts).and_then(|engines| {
+                let load = started.elapsed();
+                let bytes_max = served.source.manifest.placement.memory_bytes_max;
+                let proved = hold.prove(engines, &served.model, &served.asked, bytes_max);
+                proved.map(|(engines, proof)| (engines, proof, load))
+            });
+            let device = &*self.devices[index].id;
+            match loaded {
+                Ok((engines, proof, load)) => {
+                    tracing::info!(model, version, device, ?load, "model is ready here as well");
+                    self.put(index, hold, &served, engines, proof, load);
+                }
+                Err(refusal)
+                    if hold.health.is_over()
+                        || (self.devices[index].gpu.is_some() && matches!(refusal, Refusal::Memory(_))) =>
+                {
+                    return Err(refusal);
+                }
+                Err(refusal) => {
+                    tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
+                    self.book.refuse(index, hold, served.model.key, &refusal);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a model is not loaded.
+pub(super) enum NotLoaded {
+    /// Its devices are away.
+    Away(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl NotLoaded {
+    /// In words.
+    pub(super) fn into_reason(self) -> String {
+        match self {
+            NotLoaded::Away(reason) | NotLoaded::Failed(reason) => reason,
+        }
+    }
+}
+
+/// Does things at once, each on a thread of its own if there are several. A panic is passed on.
+fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator<Item = F>) -> Vec<T> {
+    if things.len() == 1 {
+        return things.map(|thing| thing()).collect();
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = things.map(|thing| scope.spawn(thing)).collect();
+        let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
+        joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Why no device could: one reason as it is, several with their devices.
+fn reasons<'a>(devices: &[&str], reasons: impl Iterator<Item = Option<&'a Refusal>>) -> String {
+    let reasons: Vec<_> = devices.iter().zip(reasons.flatten()).collect();
+    match reasons.as_slice() {
+        [(_, only)] => only.to_string(),
+        several => {
+            several.iter().map(|(device, why)| format!("{device}: {why}")).collect::<Vec<_>>().join("; ")
+        }
+    }
+}
