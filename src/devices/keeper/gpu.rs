@@ -1,32 +1,31 @@
-//! The keeper of a GPU.
+//! The keeper of a GPU: looks, obeys, looks after what is ours and ends it. `taking` is how it becomes ours, `telling` what others
+//! hear of it.
+
+mod taking;
+mod telling;
 
 use super::{
     super::{
         Devices,
         book::Presence,
-        device::{Hold, Refusal},
+        device::Hold,
         health::{
             Over,
             states::{Evidence, States},
         },
         lease::{
-            self, Lease, Step,
+            Lease,
             turns::{Ticket, Turns},
         },
-        probe::{
-            Sample,
-            events::Happening,
-            others::{Others, Ourselves},
-        },
+        probe::{Sample, events::Happening, others::Ourselves},
+        supervisor::NO_MODEL,
     },
     Ending,
     senses::{Known, Senses},
 };
 use crate::{
-    batch::queue::Absence,
-    config::WhileWaiting,
     engine::cuda::Gpu,
-    status::{Cause, DeviceState, Seen},
+    status::{Cause, Seen},
 };
 use std::{
     sync::Arc,
@@ -35,11 +34,6 @@ use std::{
 
 /// How long a hold that is over may take to end before the next look.
 const SETTLE: Duration = Duration::from_secs(2);
-/// What it may take to take a GPU, for those who wait for it.
-const TAKING: Duration = Duration::from_secs(2);
-/// Between two lines of the log on one wait, at first; twice as long each time.
-const REPORT: Duration = Duration::from_secs(5);
-const REPORT_MAX: Duration = Duration::from_secs(300);
 
 /// Looks after one GPU.
 pub(super) struct Keeper {
@@ -199,23 +193,6 @@ impl Keeper {
         }
     }
 
-    /// Tells the queue why the GPU is away, and when it should be back.
-    fn expect(&self, now: Instant) {
-        let back = match self.states.state() {
-            _ if self.drained => None,
-            _ if self.idle => Some(now),
-            DeviceState::Lost => None,
-            DeviceState::Fenced => self.states.retry_at().map(|at| at.max(now) + TAKING),
-            // Whoever is to wait for it does so for as long as there is hope.
-            _ if self.devices.sharing.while_waiting == WhileWaiting::Wait => Some(now),
-            DeviceState::Warming => Some(now + TAKING),
-            _ if self.states.cause() == Cause::Memory => Some(now + TAKING),
-            _ => None,
-        };
-        let absence = Absence { reason: self.states.reason().into(), back };
-        self.devices.parts.queue.expect(&self.devices.devices[self.index].id, absence);
-    }
-
     /// Waiting begins now.
     fn restart(&mut self, now: Instant) {
         self.idle = false;
@@ -244,7 +221,7 @@ impl Keeper {
         let unused = now.saturating_duration_since(self.activity.1);
         if !self.devices.book.needs(self.index) {
             self.leave(now, Over::Left);
-            self.states.waiting(Cause::Empty, super::super::supervisor::NO_MODEL);
+            self.states.waiting(Cause::Empty, NO_MODEL);
         } else if self.devices.sharing.idle_release.is_some_and(|limit| unused >= limit) {
             tracing::info!(device = &*self.gpu.id, ?unused, "an idle GPU is given back");
             // Requests that come meanwhile wait for it, or run elsewhere.
@@ -254,214 +231,6 @@ impl Keeper {
             self.devices.book.set_presence(self.index, Presence::Idle);
             self.states.waiting(Cause::Idle, "nobody needed it; it is taken again when somebody does");
         }
-    }
-
-    /// Takes the GPU, if it may be had.
-    fn wait(&mut self, now: Instant) {
-        let step = self.consider(now);
-        if let Some(true) = step {
-            self.take(now);
-        }
-        if step.is_some() && !std::mem::replace(&mut self.decided, true) {
-            self.devices.keepers.decide();
-        }
-        self.patience(now);
-    }
-
-    /// Whether to take it now; none where that is not known yet.
-    fn consider(&mut self, now: Instant) -> Option<bool> {
-        let ended = self.ending.is_done();
-        if self.drained || !ended || !self.states.may_take(now) {
-            return Some(false);
-        }
-        if !self.devices.book.needs(self.index) {
-            self.states.waiting(Cause::Empty, super::super::supervisor::NO_MODEL);
-            return Some(false);
-        }
-        if self.idle {
-            let (busy, met) = self.devices.book.activity(self.index, &self.devices.parts.queue);
-            if !busy && met == self.activity.0 {
-                return Some(false);
-            }
-            self.activity = (met, now);
-            self.restart(now);
-        }
-        let required = self.devices.book.required(self.index, &self.gpu.name);
-        self.seen.memory_needed_bytes = Some(lease::needed(required));
-        let looked = match self.senses.look(&self.gpu, self.began, now) {
-            Known::Nothing => None,
-            Known::Silence => {
-                self.states.waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
-                return self.decided.then_some(false);
-            }
-            Known::Look(_, sample) => Some(self.others(&sample)),
-        };
-        let step = self.lease.look(now, looked.as_ref(), required);
-        self.seen.verdict = verdict(&step, looked.as_ref());
-        match step {
-            Step::Take => Some(self.turn()),
-            Step::Contended(contention) => {
-                self.ticket = None;
-                self.states.refused_unless_fenced(Cause::Contended, contention.to_string());
-                Some(false)
-            }
-            Step::Calming(_) => {
-                self.queue_up();
-                self.states
-                    .refused_unless_fenced(Cause::Contended, "free again; it has to stay so for a moment");
-                Some(false)
-            }
-            Step::Pausing(_) => Some(false),
-        }
-    }
-
-    /// What others do there.
-    fn others(&self, sample: &Sample) -> lease::Seen {
-        lease::Seen {
-            others: self.ourselves.others(sample).any(),
-            free: sample.memory.map(|memory| memory.free),
-            utilization: sample.utilization_percent,
-        }
-    }
-
-    fn queue_up(&mut self) {
-        if self.ticket.is_none() {
-            self.ticket = self.turns.ticket(&self.gpu.id, self.waiting_since);
-        }
-    }
-
-    /// Whether it is our turn, among the servers of this machine.
-    fn turn(&mut self) -> bool {
-        self.queue_up();
-        let Some(ticket) = &mut self.ticket else { return true };
-        let ahead = self.turns.ahead(ticket);
-        if ahead == 0 && ticket.enter() {
-            return true;
-        }
-        let reason = match ahead {
-            0 => "another server takes it just now".to_owned(),
-            ahead => format!("{ahead} servers waited for it before this one"),
-        };
-        self.states.refused_unless_fenced(Cause::Turn, reason);
-        false
-    }
-
-    /// Takes it: context, models, and a forward pass with a known answer.
-    fn take(&mut self, now: Instant) {
-        let began = now;
-        let waited = self.lease.waited(now);
-        self.states.taking();
-        self.show(now);
-        let device = &*self.gpu.id.clone();
-        let before = self.sample.as_ref().map(|(_, sample)| sample.clone());
-        let taken = self.devices.devices[self.index].take(&self.devices.parts);
-        let tried = taken.and_then(|hold| {
-            self.hold = Some(Arc::clone(&hold));
-            self.devices.catch_up(self.index, &hold)?;
-            hold.canary().map_err(Refusal::Failed)
-        });
-        let now = Instant::now();
-        if let Err(refusal) = tried {
-            return self.refused(now, &refusal);
-        }
-        self.ticket = None;
-        self.waited_before += waited;
-        self.lease.taken(now);
-        self.states.serving();
-        self.activity.1 = now;
-        self.devices.book.set_presence(self.index, Presence::Here);
-        tracing::info!(device, ?waited, took = ?(now - began), "the GPU serves");
-        self.devices.load_waiting();
-        if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
-            let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
-            self.ourselves = Ourselves::after(process, &before, &after);
-            self.devices.book.learn_all(self.index, &self.gpu.name, self.ourselves.memory);
-        }
-    }
-
-    /// It could not be had, or had no room for a model.
-    fn refused(&mut self, now: Instant, refusal: &Refusal) {
-        let (device, reason) = (&*self.gpu.id.clone(), refusal.to_string());
-        let failed = self.hold.as_ref().and_then(|hold| match hold.health.over() {
-            Some(Over::Failed(reason)) => Some(reason.clone()),
-            _ => None,
-        });
-        match (refusal, failed) {
-            (Refusal::Memory(_), None) => {
-                tracing::warn!(device, reason, "the GPU has too little free memory; it is tried again");
-                self.leave(now, Over::Left);
-                self.states.refused(Cause::Memory, reason);
-                self.lease.failed(now, scatter(now));
-            }
-            (_, failed) => {
-                let reason = failed.unwrap_or(reason);
-                tracing::error!(device, reason, "the GPU cannot be used; it is tried again");
-                self.states.note(now, &Evidence::Failed(reason.clone()));
-                self.leave(now, Over::Failed(reason));
-            }
-        }
-        self.ourselves = Ourselves::before(std::process::id());
-        self.ticket = None;
-    }
-
-    /// What waiting too long brings, and what is said of it meanwhile.
-    fn patience(&mut self, now: Instant) {
-        let waited = self.lease.waited(now);
-        if self.hold.is_some() || self.idle || self.drained || !self.devices.book.needs(self.index) {
-            return;
-        }
-        let available = self.seen.memory_free_bytes;
-        let (required, reason) = (self.seen.memory_needed_bytes, self.states.reason());
-        let device = &*self.gpu.id;
-        let (due, pause) = *self.next_report.get_or_insert((now + REPORT, REPORT));
-        if now >= due {
-            tracing::info!(device, elapsed = ?waited, available, required, reason, "waiting for the GPU");
-            let pause = (pause * 2).min(REPORT_MAX);
-            self.next_report = Some((now + pause, pause));
-        }
-        if let Some(limit) = self.devices.sharing.gpu_timeout
-            && waited >= limit
-            && self.devices.devices.iter().all(|device| device.hold().is_none())
-        {
-            let reason = format!(
-                "backend is gpu, and none could be had for {} s (gpu_timeout_ms): {device} is {} ({reason})",
-                waited.as_secs(),
-                self.states.state().name()
-            );
-            self.devices.parts.status.give_up(reason);
-        }
-    }
-
-    /// Publishes where it stands.
-    fn show(&mut self, now: Instant) {
-        let (state, cause, reason) = (self.states.state(), self.states.cause(), self.states.reason());
-        let status = &self.devices.parts.status;
-        if status.set_device(&self.gpu.id, state, cause, reason) {
-            if self.hold.is_none() {
-                self.expect(now);
-            }
-            let level_is_bad = matches!(state, DeviceState::Fenced | DeviceState::Lost);
-            if !level_is_bad {
-                tracing::info!(
-                    device = &*self.gpu.id,
-                    state = state.name(),
-                    reason,
-                    "the GPU's state changed"
-                );
-            }
-        }
-        if let Some((_, sample)) = &self.sample {
-            fill(&mut self.seen, sample, &self.ourselves);
-        }
-        if self.hold.is_some() {
-            self.seen.verdict = match &self.seen.processes {
-                Some(others) if others.is_empty() => "ours".into(),
-                Some(others) => format!("ours, shared with {} processes", others.len()),
-                None => "ours".into(),
-            };
-        }
-        self.seen.waited = self.waited_before + self.lease.waited(now);
-        status.see_device(&self.gpu.id, self.seen.clone());
     }
 }
 
@@ -483,37 +252,4 @@ fn read(sample: &Sample) -> Vec<Evidence> {
     .into_iter()
     .flatten()
     .collect()
-}
-
-/// What a sample says to people.
-fn fill(seen: &mut Seen, sample: &Sample, ourselves: &Ourselves) {
-    let others = ourselves.others(sample);
-    seen.memory_free_bytes = sample.memory.map(|memory| memory.free);
-    seen.memory_own_bytes = Some(ourselves.memory);
-    seen.others_bytes = others.memory();
-    seen.processes = match others {
-        Others::Processes(list) => Some(list.iter().map(|process| (process.pid, process.memory)).collect()),
-        Others::Memory(_) | Others::Unknown => None,
-    };
-    seen.utilization_percent = sample.utilization_percent;
-    seen.temperature_c = sample.temperature_c;
-    seen.power_w = sample.power_mw.map(|power| f64::from(power) / 1000.0);
-    seen.energy_j = sample.energy_mj.map(|energy| energy as f64 / 1000.0);
-    seen.ecc_uncorrected = sample.ecc_uncorrected;
-}
-
-fn verdict(step: &Step, looked: Option<&lease::Seen>) -> String {
-    match (step, looked) {
-        (Step::Contended(_), _) => "contended".into(),
-        (Step::Calming(_), _) => "calming".into(),
-        (Step::Pausing(_), _) => "tried a moment ago".into(),
-        (Step::Take, None) => "unknown: no NVML".into(),
-        (Step::Take, Some(_)) => "free".into(),
-    }
-}
-
-/// From 0 to 1; differs from process to process and from time to time.
-fn scatter(now: Instant) -> f64 {
-    use std::hash::{BuildHasher, RandomState};
-    (RandomState::new().hash_one(now) >> 40) as f64 / f64::from(1u32 << 24)
 }

@@ -1,0 +1,181 @@
+//! Whether a GPU may be had now, and taking it.
+
+use super::{
+    super::super::{
+        book::Presence,
+        device::Refusal,
+        health::{Over, states::Evidence},
+        lease::{self, Step},
+        probe::{Sample, others::Ourselves},
+        supervisor::NO_MODEL,
+    },
+    Keeper, Known,
+};
+use crate::status::Cause;
+use std::{sync::Arc, time::Instant};
+
+impl Keeper {
+    /// Takes the GPU, if it may be had.
+    pub(super) fn wait(&mut self, now: Instant) {
+        let step = self.consider(now);
+        if let Some(true) = step {
+            self.take(now);
+        }
+        if step.is_some() && !std::mem::replace(&mut self.decided, true) {
+            self.devices.keepers.decide();
+        }
+        self.patience(now);
+    }
+
+    /// Whether to take it now; none where that is not known yet.
+    fn consider(&mut self, now: Instant) -> Option<bool> {
+        let ended = self.ending.is_done();
+        if self.drained || !ended || !self.states.may_take(now) {
+            return Some(false);
+        }
+        if !self.devices.book.needs(self.index) {
+            self.states.waiting(Cause::Empty, NO_MODEL);
+            return Some(false);
+        }
+        if self.idle {
+            let (busy, met) = self.devices.book.activity(self.index, &self.devices.parts.queue);
+            if !busy && met == self.activity.0 {
+                return Some(false);
+            }
+            self.activity = (met, now);
+            self.restart(now);
+        }
+        let required = self.devices.book.required(self.index, &self.gpu.name);
+        self.seen.memory_needed_bytes = Some(lease::needed(required));
+        let looked = match self.senses.look(&self.gpu, self.began, now) {
+            Known::Nothing => None,
+            Known::Silence => {
+                self.states.waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
+                return self.decided.then_some(false);
+            }
+            Known::Look(_, sample) => Some(self.others(&sample)),
+        };
+        let step = self.lease.look(now, looked.as_ref(), required);
+        self.seen.verdict = verdict(&step, looked.as_ref());
+        match step {
+            Step::Take => Some(self.turn()),
+            Step::Contended(contention) => {
+                self.ticket = None;
+                self.states.refused_unless_fenced(Cause::Contended, contention.to_string());
+                Some(false)
+            }
+            Step::Calming(_) => {
+                self.queue_up();
+                self.states
+                    .refused_unless_fenced(Cause::Contended, "free again; it has to stay so for a moment");
+                Some(false)
+            }
+            Step::Pausing(_) => Some(false),
+        }
+    }
+
+    /// What others do there.
+    fn others(&self, sample: &Sample) -> lease::Seen {
+        lease::Seen {
+            others: self.ourselves.others(sample).any(),
+            free: sample.memory.map(|memory| memory.free),
+            utilization: sample.utilization_percent,
+        }
+    }
+
+    fn queue_up(&mut self) {
+        if self.ticket.is_none() {
+            self.ticket = self.turns.ticket(&self.gpu.id, self.waiting_since);
+        }
+    }
+
+    /// Whether it is our turn, among the servers of this machine.
+    fn turn(&mut self) -> bool {
+        self.queue_up();
+        let Some(ticket) = &mut self.ticket else { return true };
+        let ahead = self.turns.ahead(ticket);
+        if ahead == 0 && ticket.enter() {
+            return true;
+        }
+        let reason = match ahead {
+            0 => "another server takes it just now".to_owned(),
+            ahead => format!("{ahead} servers waited for it before this one"),
+        };
+        self.states.refused_unless_fenced(Cause::Turn, reason);
+        false
+    }
+
+    /// Takes it: context, models, and a forward pass with a known answer.
+    fn take(&mut self, now: Instant) {
+        let began = now;
+        let waited = self.lease.waited(now);
+        self.states.taking();
+        self.show(now);
+        let device = &*self.gpu.id.clone();
+        let before = self.sample.as_ref().map(|(_, sample)| sample.clone());
+        let taken = self.devices.devices[self.index].take(&self.devices.parts);
+        let tried = taken.and_then(|hold| {
+            self.hold = Some(Arc::clone(&hold));
+            self.devices.catch_up(self.index, &hold)?;
+            hold.canary().map_err(Refusal::Failed)
+        });
+        let now = Instant::now();
+        if let Err(refusal) = tried {
+            return self.refused(now, &refusal);
+        }
+        self.ticket = None;
+        self.waited_before += waited;
+        self.lease.taken(now);
+        self.states.serving();
+        self.activity.1 = now;
+        self.devices.book.set_presence(self.index, Presence::Here);
+        tracing::info!(device, ?waited, took = ?(now - began), "the GPU serves");
+        self.devices.load_waiting();
+        if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
+            let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
+            self.ourselves = Ourselves::after(process, &before, &after);
+            self.devices.book.learn_all(self.index, &self.gpu.name, self.ourselves.memory);
+        }
+    }
+
+    /// It could not be had, or had no room for a model.
+    pub(super) fn refused(&mut self, now: Instant, refusal: &Refusal) {
+        let (device, reason) = (&*self.gpu.id.clone(), refusal.to_string());
+        let failed = self.hold.as_ref().and_then(|hold| match hold.health.over() {
+            Some(Over::Failed(reason)) => Some(reason.clone()),
+            _ => None,
+        });
+        match (refusal, failed) {
+            (Refusal::Memory(_), None) => {
+                tracing::warn!(device, reason, "the GPU has too little free memory; it is tried again");
+                self.leave(now, Over::Left);
+                self.states.refused(Cause::Memory, reason);
+                self.lease.failed(now, scatter(now));
+            }
+            (_, failed) => {
+                let reason = failed.unwrap_or(reason);
+                tracing::error!(device, reason, "the GPU cannot be used; it is tried again");
+                self.states.note(now, &Evidence::Failed(reason.clone()));
+                self.leave(now, Over::Failed(reason));
+            }
+        }
+        self.ourselves = Ourselves::before(std::process::id());
+        self.ticket = None;
+    }
+}
+
+fn verdict(step: &Step, looked: Option<&lease::Seen>) -> String {
+    match (step, looked) {
+        (Step::Contended(_), _) => "contended".into(),
+        (Step::Calming(_), _) => "calming".into(),
+        (Step::Pausing(_), _) => "tried a moment ago".into(),
+        (Step::Take, None) => "unknown: no NVML".into(),
+        (Step::Take, Some(_)) => "free".into(),
+    }
+}
+
+/// From 0 to 1; differs from process to process and from time to time.
+fn scatter(now: Instant) -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    (RandomState::new().hash_one(now) >> 40) as f64 / f64::from(1u32 << 24)
+}

@@ -1,0 +1,117 @@
+//! What is said of a GPU: to the queue, to people, to the log.
+
+use super::{
+    super::super::probe::{
+        Sample,
+        others::{Others, Ourselves},
+    },
+    Keeper,
+};
+use crate::{
+    batch::queue::Absence,
+    config::WhileWaiting,
+    status::{Cause, DeviceState, Seen},
+};
+use std::time::{Duration, Instant};
+
+/// What it may take to take a GPU, for those who wait for it.
+const TAKING: Duration = Duration::from_secs(2);
+/// Between two lines of the log on one wait, at first; twice as long each time.
+const REPORT: Duration = Duration::from_secs(5);
+const REPORT_MAX: Duration = Duration::from_secs(300);
+
+impl Keeper {
+    /// Publishes where it stands.
+    pub(super) fn show(&mut self, now: Instant) {
+        let (state, cause, reason) = (self.states.state(), self.states.cause(), self.states.reason());
+        let status = &self.devices.parts.status;
+        if status.set_device(&self.gpu.id, state, cause, reason) {
+            if self.hold.is_none() {
+                self.expect(now);
+            }
+            let level_is_bad = matches!(state, DeviceState::Fenced | DeviceState::Lost);
+            if !level_is_bad {
+                tracing::info!(
+                    device = &*self.gpu.id,
+                    state = state.name(),
+                    reason,
+                    "the GPU's state changed"
+                );
+            }
+        }
+        if let Some((_, sample)) = &self.sample {
+            fill(&mut self.seen, sample, &self.ourselves);
+        }
+        if self.hold.is_some() {
+            self.seen.verdict = match &self.seen.processes {
+                Some(others) if others.is_empty() => "ours".into(),
+                Some(others) => format!("ours, shared with {} processes", others.len()),
+                None => "ours".into(),
+            };
+        }
+        self.seen.waited = self.waited_before + self.lease.waited(now);
+        status.see_device(&self.gpu.id, self.seen.clone());
+    }
+
+    /// Tells the queue why the GPU is away, and when it should be back.
+    pub(super) fn expect(&self, now: Instant) {
+        let back = match self.states.state() {
+            _ if self.drained => None,
+            _ if self.idle => Some(now),
+            DeviceState::Lost => None,
+            DeviceState::Fenced => self.states.retry_at().map(|at| at.max(now) + TAKING),
+            // Whoever is to wait for it does so for as long as there is hope.
+            _ if self.devices.sharing.while_waiting == WhileWaiting::Wait => Some(now),
+            DeviceState::Warming => Some(now + TAKING),
+            _ if self.states.cause() == Cause::Memory => Some(now + TAKING),
+            _ => None,
+        };
+        let absence = Absence { reason: self.states.reason().into(), back };
+        self.devices.parts.queue.expect(&self.devices.devices[self.index].id, absence);
+    }
+
+    /// What waiting too long brings, and what is said of it meanwhile.
+    pub(super) fn patience(&mut self, now: Instant) {
+        let waited = self.lease.waited(now);
+        if self.hold.is_some() || self.idle || self.drained || !self.devices.book.needs(self.index) {
+            return;
+        }
+        let available = self.seen.memory_free_bytes;
+        let (required, reason) = (self.seen.memory_needed_bytes, self.states.reason());
+        let device = &*self.gpu.id;
+        let (due, pause) = *self.next_report.get_or_insert((now + REPORT, REPORT));
+        if now >= due {
+            tracing::info!(device, elapsed = ?waited, available, required, reason, "waiting for the GPU");
+            let pause = (pause * 2).min(REPORT_MAX);
+            self.next_report = Some((now + pause, pause));
+        }
+        if let Some(limit) = self.devices.sharing.gpu_timeout
+            && waited >= limit
+            && self.devices.devices.iter().all(|device| device.hold().is_none())
+        {
+            let reason = format!(
+                "backend is gpu, and none could be had for {} s (gpu_timeout_ms): {device} is {} ({reason})",
+                waited.as_secs(),
+                self.states.state().name()
+            );
+            self.devices.parts.status.give_up(reason);
+        }
+    }
+}
+
+/// What a sample says to people.
+fn fill(seen: &mut Seen, sample: &Sample, ourselves: &Ourselves) {
+    let others = ourselves.others(sample);
+    seen.memory_free_bytes = sample.memory.map(|memory| memory.free);
+    seen.memory_own_bytes = Some(ourselves.memory);
+    seen.others_bytes = others.memory();
+    seen.processes = match others {
+        Others::Processes(list) => Some(list.iter().map(|process| (process.pid, process.memory)).collect()),
+        Others::Memory(_) | Others::Unknown => None,
+    };
+    seen.utilization_percent = sample.utilization_percent;
+    seen.temperature_c = sample.temperature_c;
+    seen.power_w = sample.power_mw.map(|power| f64::from(power) / 1000.0);
+    seen.energy_j = sample.energy_mj.map(|energy| energy as f64 / 1000.0);
+    seen.ecc_uncorrected = sample.ecc_uncorrected;
+}
