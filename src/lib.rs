@@ -21,7 +21,10 @@
 //! has the PTX that `make kernels` makes of it.
 //!
 //! A machine's CPU is one device, and so is each GPU (`engine::cuda`, whose driver is found at run time). Several batches of a GPU
-//! are on their way at once; each holds the memory that it reads and writes, so nothing waits for the slowest.
+//! are on their way at once; each holds the memory that it reads and writes, so nothing waits for the slowest. A thread of its own
+//! keeps each device (`devices::keeper`): takes it when `devices::lease` says that others leave it, has it loaded and tried, gives
+//! it back when `devices::health` says that it is sick, and tries again. What was on it goes back to its lane and elsewhere
+//! (`batch::book`). With `isolation = "process"` a GPU's engines live in a process of their own (`engine::child`), behind the same trait.
 //!
 //! # What never happens
 //!
@@ -44,11 +47,11 @@
 pub mod app;
 /// Jobs and batches: lanes, the policy that forms batches, the queue, and the simulation of all three.
 pub mod batch;
-/// The command line: `serve`, `check`, `devices`, `predict`, `health`, `completions`.
+/// The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 pub mod cli;
 /// Options: file, environment and flags in, one checked and immutable `Config` out.
 pub mod config;
-/// Device workers: the OS thread that owns a device and everything on it.
+/// Devices: who takes them, gives them back and says whether they work, and the OS threads that own what is on them.
 pub mod devices;
 /// Engines and their memory. All `unsafe` lives here.
 pub mod engine;
@@ -56,7 +59,7 @@ pub mod engine;
 pub mod error;
 /// gRPC: the same service by another wire, on what the front is made of.
 pub mod grpc;
-/// The front: the accept loop, the routes and their layers, the wire formats.
+/// The front: the accept loop, the routes and their layers, the wire formats, the page.
 pub mod http;
 /// Bytes to frames to model input. Pure.
 pub mod image;
@@ -68,5 +71,5 @@ pub mod protocol;
 pub mod status;
 /// Engine outputs to answers: classify, detect, segment, embed, tensors, localize.
 pub mod tasks;
-/// Logs and metrics.
+/// Logs, metrics and traces.
 pub mod telemetry;

@@ -134,5 +134,5 @@ pub fn find_devices(config: &Config) -> Found {
     if let Some(folder) = &config.kernel_cache_folder {
         cuda::keep_kernels_in(folder);
     }
-    devices::find(config.compute_threads)
+    devices::find(config.compute_threads, config.nvml_library.as_deref())
 }

@@ -11,8 +11,8 @@ use std::{
 /// From the first connection attempt to the last byte. Resolving a name comes on top.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(3);
 
-/// An answer longer than this is not a health reply.
-const ANSWER_BYTES_MAX: u64 = 64 << 10;
+/// An answer longer than this is none that was asked for.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
 /// Characters of a reply's reason that are shown.
 const REASON_MAX: usize = 300;
@@ -79,11 +79,16 @@ pub(super) fn default_url(config: &Config) -> Result<String, String> {
 
 /// Status code and body of `GET /v2/health/{probe}`; or why there is none.
 pub(super) fn ask(target: &Target, probe: &str, time_max: Duration) -> Result<(u16, String), String> {
+    get(target, &format!("/v2/health/{probe}"), time_max)
+}
+
+/// Status code and body of a GET; or why there is none.
+pub(super) fn get(target: &Target, path: &str, time_max: Duration) -> Result<(u16, String), String> {
     // One clock for all of it, however the bytes trickle.
     let deadline = Instant::now() + time_max;
     let mut stream = connect(target, deadline)?;
     let request = format!(
-        "GET /v2/health/{probe} HTTP/1.1\r\nHost: {}\r\nUser-Agent: ocelli-health\r\nAccept: */*\r\nConnection: close\r\n\r\n",
+        "GET {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: ocelli-health\r\nAccept: */*\r\nConnection: close\r\n\r\n",
         target.authority()
     );
     let failed = |error: std::io::Error| match error.kind() {
@@ -213,10 +218,7 @@ mod tests {
         let (target, served) = server(pieces);
         let answer = ask(&target, probe, Duration::from_secs(30));
         let request = served.join().expect("the server ends");
-        assert!(
-            request.starts_with(&format!("GET /v2/health/{probe} HTTP/1.1\r\nHost: 127.0.0.1:")),
-            "{request}"
-        );
+        assert!(request.starts_with(&format!("GET /v2/health/{probe} HTTP/1.1\r\nHost: 127.0.0.1:")), "{request}");
         let (got, good) = report(&target, probe, &answer);
         let got = got.replace(&target.port.to_string(), "PORT");
         assert_eq!((got.as_str(), good), (line, healthy));
@@ -302,7 +304,7 @@ mod tests {
         };
         let answer = ask(&target, "live", Duration::from_secs(30));
         served.join().expect("the server ends");
-        assert_eq!(answer, Err("the answer is longer than 65536 bytes".into()));
+        assert_eq!(answer, Err("the answer is longer than 1048576 bytes".into()));
     }
 
     #[test]

@@ -87,10 +87,10 @@ pub fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(with_options("serve", "Serve until SIGTERM, then drain"))
         .subcommand(with_options("check", "Check the configuration and every model: load it and run it once"))
-        .subcommand(with_options(
-            "devices",
-            "Show what models can run on here: the CPU, and GPUs or why there are none",
-        ))
+        .subcommand(
+            with_options("devices", "Show what models can run on here, or what a server says of its devices")
+                .args(devices::arguments()),
+        )
         .subcommand(
             with_options("predict", "Ask a model about files: on a server, or in this process")
                 .args(predict::arguments()),
@@ -164,9 +164,7 @@ impl Streams<'_> {
             Some(("check", matches)) => {
                 self.with_config(matches, |streams, loaded| streams.check(&loaded.config))
             }
-            Some(("devices", matches)) => self.with_config(matches, |streams, loaded| {
-                streams.print(&devices::report(&app::find_devices(&loaded.config)))
-            }),
+            Some(("devices", matches)) => self.devices(matches),
             Some(("predict", matches)) => self.predict(matches),
             Some(("bench", matches)) => self.bench(matches),
             Some(("tune", matches)) => {

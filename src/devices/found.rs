@@ -1,12 +1,32 @@
 //! What devices a machine has, for people: looked at, not kept.
 
+use super::{
+    lease::{self, Contention},
+    probe::{
+        Probe, Sample,
+        nvml::NvmlProbe,
+        others::{Others, Ourselves},
+    },
+};
 use crate::engine::{
     cuda::{self, Context, Gpu, driver::Version},
     kernels::InstructionSet,
 };
+use std::path::Path;
 
-/// A GPU, with its free bytes or why it cannot be used.
-pub type FoundGpu = (Gpu, Result<u64, String>);
+/// A GPU, and what was seen of it.
+pub struct FoundGpu {
+    /// Which it is.
+    pub gpu: Gpu,
+    /// Its free bytes, or why it cannot be used.
+    pub free: Result<u64, String>,
+    /// What others have there, as far as NVML tells.
+    pub others: Option<Others>,
+    /// Share of its time in use, %, as far as NVML tells.
+    pub utilization_percent: Option<u32>,
+    /// Why a server would leave it to others, whatever little its models need.
+    pub contended: Option<Contention>,
+}
 
 /// What models could run on.
 pub struct Found {
@@ -18,19 +38,35 @@ pub struct Found {
     pub gpus: Result<(Version, Vec<FoundGpu>), String>,
 }
 
-/// Looks. A GPU's free memory is known only to who takes it: that is done here, and undone.
-pub fn find(threads: usize) -> Found {
-    let free = |gpu: &Gpu| -> Result<u64, String> {
-        gpu.check()?;
-        let context = Context::open(gpu).map_err(|error| error.to_string())?;
-        context.memory().map(|memory| memory.free).map_err(|error| error.to_string())
-    };
+/// Looks, by NVML (the system's, or this library), which disturbs nobody. Without it a GPU's free memory is known only to who takes
+/// it: that is done here, and undone.
+pub fn find(threads: usize, nvml: Option<&Path>) -> Found {
     let gpus = cuda::probe().map_err(|reason| reason.to_string()).map(|driver| {
-        let gpus = driver.gpus.into_iter().map(|gpu| {
-            let free = free(&gpu);
-            (gpu, free)
-        });
-        (driver.version, gpus.collect())
+        let samples = NvmlProbe::open(nvml).map(|mut probe| probe.sample()).unwrap_or_default();
+        let look = |gpu: Gpu| {
+            let sample = samples.iter().find(|sample| sample.is_of(&gpu.id, &gpu.pci));
+            look(gpu, sample)
+        };
+        (driver.version, driver.gpus.into_iter().map(look).collect())
     });
     Found { threads, instructions: InstructionSet::detect().to_string(), gpus }
+}
+
+fn look(gpu: Gpu, sample: Option<&Sample>) -> FoundGpu {
+    let told = sample.and_then(|sample| sample.memory).map(|memory| memory.free);
+    let free = gpu.check().and_then(|()| told.map_or_else(|| taken(&gpu), Ok));
+    let others = sample.map(|sample| Ourselves::before(std::process::id()).others(sample));
+    let utilization_percent = sample.and_then(|sample| sample.utilization_percent);
+    let seen = lease::Seen {
+        others: others.as_ref().is_some_and(Others::any),
+        free: told,
+        utilization: utilization_percent,
+    };
+    FoundGpu { gpu, free, others, utilization_percent, contended: lease::contended(&seen, 0) }
+}
+
+/// The free bytes of a GPU, for whoever has it for a moment.
+fn taken(gpu: &Gpu) -> Result<u64, String> {
+    let context = Context::open(gpu).map_err(|error| error.to_string())?;
+    context.memory().map(|memory| memory.free).map_err(|error| error.to_string())
 }

@@ -64,7 +64,7 @@ impl Senses {
             None => Known::Nothing,
             Some(look) if look.samples.is_empty() => Known::Nothing,
             Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
-            Some(look) => match look.samples.iter().find(|sample| is_of(sample, gpu)) {
+            Some(look) => match look.samples.iter().find(|sample| sample.is_of(&gpu.id, &gpu.pci)) {
                 Some(sample) => Known::Look(look.at, Box::new(sample.clone())),
                 None => Known::Nothing,
             },
@@ -74,7 +74,7 @@ impl Senses {
     /// A look that is finished after this call, if one comes soon.
     pub(super) fn fresh(&self, gpu: &Gpu) -> Option<Sample> {
         let look = self.sampler.as_ref()?.fresh(AGE_MAX)?;
-        look.samples.iter().find(|sample| is_of(sample, gpu)).cloned()
+        look.samples.iter().find(|sample| sample.is_of(&gpu.id, &gpu.pci)).cloned()
     }
 
     /// What has happened to a GPU since the last call.
@@ -83,12 +83,6 @@ impl Senses {
         let mine = all.extract_if(.., |(uuid, _)| *uuid == gpu.id);
         mine.map(|(_, happening)| happening).collect()
     }
-}
-
-/// By UUID; a part of a GPU (MIG) by the place of the whole on the bus, which NVML writes with more digits.
-fn is_of(sample: &Sample, gpu: &Gpu) -> bool {
-    let bus = || !gpu.pci.is_empty() && sample.gpu.pci.to_lowercase().ends_with(&gpu.pci);
-    sample.gpu.uuid == gpu.id || (gpu.id.starts_with("MIG-") && bus())
 }
 
 /// Opens NVML at the first look, on the thread that looks.

@@ -77,6 +77,13 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Whether it is of the GPU that CUDA knows by this UUID, at this place on the bus; a part of a GPU (MIG) goes by the place of
+    /// the whole, which NVML writes with more digits.
+    pub fn is_of(&self, uuid: &str, pci: &str) -> bool {
+        let bus = || !pci.is_empty() && self.gpu.pci.to_lowercase().ends_with(pci);
+        self.gpu.uuid == uuid || (uuid.starts_with("MIG-") && bus())
+    }
+
     /// A sample without readings.
     pub fn of(gpu: GpuId) -> Sample {
         Sample {
