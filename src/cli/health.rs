@@ -218,7 +218,10 @@ mod tests {
         let (target, served) = server(pieces);
         let answer = ask(&target, probe, Duration::from_secs(30));
         let request = served.join().expect("the server ends");
-        assert!(request.starts_with(&format!("GET /v2/health/{probe} HTTP/1.1\r\nHost: 127.0.0.1:")), "{request}");
+        assert!(
+            request.starts_with(&format!("GET /v2/health/{probe} HTTP/1.1\r\nHost: 127.0.0.1:")),
+            "{request}"
+        );
         let (got, good) = report(&target, probe, &answer);
         let got = got.replace(&target.port.to_string(), "PORT");
         assert_eq!((got.as_str(), good), (line, healthy));

@@ -11,7 +11,7 @@
 //! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they share.
 //! - `page`: the page for people, and the documents; `origin`: whose pages may control the server.
 //! - [`wire`]: the JSON and binary forms. Pure.
-//! - [`reject`]: the table from error to reply.
+//! - [`reject`]: the table from error to reply; `scrape`: all metrics at one time.
 
 pub mod accept;
 pub mod admission;
@@ -35,6 +35,7 @@ mod posted;
 mod predict;
 pub mod reject;
 pub(crate) mod repository;
+mod scrape;
 mod streamed;
 pub(crate) mod target;
 pub mod threads;
@@ -44,14 +45,13 @@ use crate::{
     batch::Queue,
     config::{Config, RepositoryMode, Secret},
     image::stack,
-    models::{Catalog, Control, Model},
-    status::{Device, DeviceState, Seen, Status},
+    models::{Catalog, Control},
+    status::Status,
     telemetry::{
         host::Host,
         logging::LinesLost,
-        metrics::{Bounds, EndReason, Metrics, Readings, RefuseReason},
+        metrics::{Bounds, Metrics},
         traces::Traces,
-        triton,
     },
 };
 use accept::Connections;
@@ -67,10 +67,8 @@ use axum::{
 use body::BodyLimits;
 use decode::DecodePool;
 use guard::HeadLimits;
-use prometheus::IntCounter;
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 use tower::ServiceBuilder;
@@ -232,113 +230,6 @@ impl Front {
             lines_lost,
             scrape: Mutex::default(),
         }
-    }
-
-    /// All metrics, in Prometheus' text format.
-    fn scrape(&self) -> String {
-        self.gauge();
-        let mut text = self.metrics.render();
-        if self.triton_metrics {
-            let (models, load) = (self.catalog.ready(), self.queue.load());
-            let pending =
-                |key| load.models.iter().find(|load| load.key == key).map_or(0, |load| load.waiting);
-            let version = |model| {
-                let Model { name, version, key, statistics, .. }: &Model = model;
-                triton::Version {
-                    model: name,
-                    version,
-                    counts: statistics.snapshot(),
-                    pending: pending(*key),
-                }
-            };
-            let versions: Vec<_> = models.iter().map(|model| version(model)).collect();
-            let devices = self.status.devices();
-            let gpus: Vec<_> = devices.iter().filter(|device| device.seen.name.is_some()).map(gpu).collect();
-            triton::write(&mut text, &versions, self.host.look(), &gpus);
-        }
-        text
-    }
-
-    /// Copies what others count into the gauges, just before a scrape reads them.
-    fn gauge(&self) {
-        // Two scrapes at once would each add what has been counted since the last one.
-        let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
-        let metrics = &self.metrics;
-        let flight = self.admission.in_flight();
-        let connections = &self.connections;
-        metrics.http_connections.set(connections.open.load(Ordering::Relaxed) as i64);
-        let counted = |counter: &IntCounter, count: u64| counter.inc_by(count.saturating_sub(counter.get()));
-        for (counter, count) in [
-            (&metrics.http_connections_total, &connections.accepted),
-            (&metrics.http_connections_capped_total, &connections.capped),
-            (&metrics.http_accept_errors_total, &connections.accept_errors),
-            (metrics.ended(EndReason::Idle), &connections.ended_idle),
-            (metrics.ended(EndReason::Header), &connections.ended_header),
-            (metrics.ended(EndReason::Stalled), &connections.ended_stalled),
-        ] {
-            counted(counter, count.load(Ordering::Relaxed));
-        }
-        counted(metrics.refused(RefuseReason::Requests), flight.refused_requests);
-        counted(metrics.refused(RefuseReason::Bytes), flight.refused_bytes);
-        counted(&metrics.log_lines_lost_total, self.lines_lost.count());
-        metrics.requests_in_flight.set(flight.requests as i64);
-        metrics.in_flight_bytes.set(flight.bytes as i64);
-        metrics.decode_bytes.set(self.decode.bytes() as i64);
-        let load = self.queue.load();
-        metrics.queue_bytes.set(load.bytes as i64);
-        metrics.queue_oldest_age_seconds.set(load.oldest.unwrap_or_default().as_secs_f64());
-        let mut items: BTreeMap<Arc<str>, usize> = BTreeMap::new();
-        for model in self.catalog.ready() {
-            let of_version =
-                load.models.iter().find(|load| load.key == model.key).map_or(0, |load| load.items);
-            *items.entry(Arc::clone(&model.name)).or_default() += of_version;
-        }
-        for (name, items) in items {
-            metrics.model(&name).queue_items.set(items as i64);
-        }
-        for device in self.status.devices() {
-            let states = DeviceState::ALL.map(DeviceState::name);
-            metrics.devices.set_state(&device.id, &states, device.state.name());
-            metrics.devices.set(&device.id, &readings(&device.seen));
-        }
-        for ((device, state, cause), count) in self.status.transitions() {
-            metrics.devices.set_transitions([&device, state.name(), cause.name()], count);
-        }
-    }
-}
-
-/// A GPU, as Triton's metrics have it.
-fn gpu(device: &Device) -> triton::Gpu<'_> {
-    let seen = &device.seen;
-    let used = seen.memory_bytes.zip(seen.memory_free_bytes).map(|(total, free)| total.saturating_sub(free));
-    triton::Gpu {
-        uuid: &device.id,
-        utilization: seen.utilization_percent.map(|percent| f64::from(percent) / 100.0),
-        memory_bytes: seen.memory_bytes,
-        memory_used_bytes: used,
-        power_w: seen.power_w,
-        energy_j: seen.energy_j,
-    }
-}
-
-/// What is seen of a device, as metrics have it.
-fn readings(seen: &Seen) -> Readings {
-    Readings {
-        memory_bytes: vec![
-            ("total", seen.memory_bytes),
-            ("free", seen.memory_free_bytes),
-            ("own", seen.memory_own_bytes),
-            ("others", seen.others_bytes),
-            ("needed", seen.memory_needed_bytes),
-        ],
-        others: seen.processes.as_ref().map(Vec::len),
-        utilization: seen.utilization_percent.map(|percent| f64::from(percent) / 100.0),
-        temperature_c: seen.temperature_c,
-        power_w: seen.power_w,
-        energy_j: seen.energy_j,
-        ecc_uncorrected: seen.ecc_uncorrected,
-        xids: seen.xids.clone(),
-        waited_s: seen.waited.as_secs_f64(),
     }
 }
 

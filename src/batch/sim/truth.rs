@@ -1,5 +1,7 @@
 //! What is true of every job, kept apart from the book in the plainest way, and the checks against it.
 
+mod job;
+
 use super::tally::Tally;
 use crate::{
     batch::{
@@ -9,7 +11,6 @@ use crate::{
         roster::CPU,
         urgency::AGE_STEP,
     },
-    engine::{DataType, Tensor},
     error::InferError,
 };
 use std::{
@@ -18,71 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Row {
-    Waiting,
-    Running,
-    Done,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    Live,
-    Answered,
-    Cancelled,
-}
-
-/// One accepted job.
-#[derive(Debug)]
-pub(super) struct TrueJob {
-    pub(super) key: JobKey,
-    pub(super) model: ModelKey,
-    pub(super) input: Tensor,
-    pub(super) rows: Vec<Row>,
-    pub(super) state: State,
-    /// The engine refuses every batch that it is in.
-    pub(super) poisoned: bool,
-    priority: u8,
-    deadline: Option<Instant>,
-    arrived: Instant,
-    /// Came back from a failed batch, so it stands first.
-    again: bool,
-    alone: bool,
-    device_failures: usize,
-    /// How many there had been when each row was taken.
-    failures_before: Vec<usize>,
-    /// The device that failed it.
-    avoid: Option<Arc<str>>,
-    pushed: Instant,
-}
-
-impl TrueJob {
-    fn waits(&self, now: Instant) -> bool {
-        self.state == State::Live
-            && self.rows.contains(&Row::Waiting)
-            && self.deadline.is_none_or(|deadline| deadline > now)
-    }
-
-    fn runs(&self) -> bool {
-        self.rows.contains(&Row::Running)
-    }
-
-    /// The order that the lanes promise, written down once more.
-    fn rank(&self, now: Instant) -> (i64, bool, Option<Instant>, Instant, JobKey) {
-        let steps = now.duration_since(self.arrived).as_micros() / AGE_STEP.as_micros();
-        let top = if self.deadline.is_some() { 0 } else { -1 };
-        let level = match self.again {
-            true => -2,
-            false => (i64::from(self.priority) - steps as i64).max(top),
-        };
-        let never = self.deadline.is_none();
-        (level, never, self.deadline, self.arrived, self.key)
-    }
-
-    fn same_lane(&self, other: &TrueJob) -> bool {
-        self.model == other.model && self.input.shape[1..] == other.input.shape[1..]
-    }
-}
+pub(super) use job::{Row, State, TrueJob, tagged};
 
 /// A worker that runs something, or sleeps.
 #[derive(Clone, Copy)]
@@ -461,21 +398,5 @@ impl Truth {
             assert!(job.state != State::Live, "never answered: {job:?}");
             assert!(!job.runs());
         }
-    }
-}
-
-impl TrueJob {
-    fn waits_again(&self, now: Instant) -> bool {
-        self.state == State::Live && self.deadline.is_none_or(|deadline| deadline > now)
-    }
-}
-
-/// Rows that say whose they are and where they stand: 8 bytes each.
-pub(super) fn tagged(tag: usize, shape: Vec<usize>, rows: usize) -> Tensor {
-    let numbers = (0..rows).map(|row| (tag as u64) << 16 | row as u64);
-    Tensor {
-        datatype: DataType::Uint8,
-        shape,
-        data: numbers.flat_map(u64::to_le_bytes).collect::<Vec<_>>().into(),
     }
 }
