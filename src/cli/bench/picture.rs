@@ -76,9 +76,13 @@ pub(super) fn draw(title: &str, axis: &str, points: &[Point], bound_ms: f64) -> 
         }
     }
     text(((left + WIDTH - right) / 2.0, HEIGHT - 16.0), "middle", "black", axis);
-    text((WIDTH - right + 6.0, y(bound_ms) + 4.0), "start", "#444444", &format!("{bound_ms} ms"));
-    for (index, (name, colour, _)) in CURVES.iter().enumerate() {
-        text((WIDTH - right + 6.0, top + 16.0 * index as f64), "start", colour, name);
+    text((left + 6.0, y(bound_ms) - 5.0), "start", "#444444", &format!("bound: {bound_ms} ms"));
+    // Each name at the end of its curve, from below, and none on another.
+    let mut below = f64::MAX;
+    for (name, colour, value) in CURVES {
+        let end = drawn.last().map_or(top, |point| y(value(point).max(10_f64.powf(low))));
+        below = end.min(below - 14.0);
+        text((WIDTH - right + 6.0, below + 4.0), "start", colour, name);
     }
     for (name, colour, value) in CURVES {
         let places = drawn
