@@ -132,6 +132,7 @@ async fn a_model_with_a_gpu_of_its_own_goes_on_untouched_while_that_of_another_f
             let error = reply.json()["error"].as_str().unwrap().to_owned();
             assert!(reply.status == 503 || reply.status == 504, "{} {error}", reply.status);
             assert_eq!(reply.headers.contains_key("retry-after"), reply.status == 503);
+            assert!(error.contains(&gpu(0)) || reply.status == 504, "{error}");
         }
     }
     let untouched =

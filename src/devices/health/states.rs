@@ -136,11 +136,6 @@ impl States {
         }
     }
 
-    /// It could be had, but for others; what is fenced or lost stays so until it is taken anew.
-    pub fn refused_unless_fenced(&mut self, cause: Cause, reason: impl Into<String>) {
-        self.waiting(cause, reason);
-    }
-
     /// It is being taken.
     pub fn taking(&mut self) {
         self.set(DeviceState::Warming, Cause::Taken, "taking it, and loading models");

@@ -376,12 +376,7 @@ impl Engine for OnnxOnGpu {
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError> {
-        let pinned = |view: &TensorView<'_>| {
-            let mut data = self.inputs.lend(view.data.len());
-            data.copy_from_slice(view.data);
-            Tensor { datatype: view.datatype, shape: view.shape.clone(), data: data.freeze() }
-        };
-        let inputs = inputs.iter().map(pinned).collect();
+        let inputs = inputs.iter().map(|view| self.inputs.copy(view)).collect();
         self.start(inputs, setting)?.land()
     }
 

@@ -1,7 +1,10 @@
 //! Blocks of host memory, plain or known to a device, and a store of such that are used again.
 #![allow(unsafe_code)]
 
-use crate::engine::child::region::{Part, Region};
+use crate::engine::{
+    child::region::{Part, Region},
+    tensor::{Tensor, TensorView},
+};
 use bytes::Bytes;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
@@ -157,6 +160,13 @@ impl Blocks {
         drop(free);
         let block = block.unwrap_or_else(|| self.store.memory.block(bytes));
         Lent { block: Some(block), bytes, store: Arc::clone(&self.store) }
+    }
+
+    /// A tensor with a copy of this one's bytes.
+    pub fn copy(&self, view: &TensorView<'_>) -> Tensor {
+        let mut data = self.lend(view.data.len());
+        data.copy_from_slice(view.data);
+        Tensor { datatype: view.datatype, shape: view.shape.clone(), data: data.freeze() }
     }
 
     /// Gives the blocks back to the system that nobody has.

@@ -61,13 +61,12 @@ impl Keeper {
             Step::Take => Some(self.turn()),
             Step::Contended(contention) => {
                 self.ticket = None;
-                self.states.refused_unless_fenced(Cause::Contended, contention.to_string());
+                self.states.waiting(Cause::Contended, contention.to_string());
                 Some(false)
             }
             Step::Calming(_) => {
                 self.queue_up();
-                self.states
-                    .refused_unless_fenced(Cause::Contended, "free again; it has to stay so for a moment");
+                self.states.waiting(Cause::Contended, "free again; it has to stay so for a moment");
                 Some(false)
             }
             Step::Pausing(_) => Some(false),
@@ -101,7 +100,7 @@ impl Keeper {
             0 => "another server takes it just now".to_owned(),
             ahead => format!("{ahead} servers waited for it before this one"),
         };
-        self.states.refused_unless_fenced(Cause::Turn, reason);
+        self.states.waiting(Cause::Turn, reason);
         false
     }
 
