@@ -15,6 +15,7 @@ use crate::{
     app::{AppError, Local},
     config::Config,
     models::Overrides,
+    tasks::localize::Settings,
 };
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use plan::{Search, Setup, Trial};
@@ -122,8 +123,7 @@ impl Streams<'_> {
             let _inside = runtime.enter();
             Local::start(config, model, &|_| {})?
         };
-        let (whole, side) =
-            (local.model().rules.whole, local.model().fit.as_ref().map(|settings| settings.box_px()));
+        let (whole, side) = (local.model().rules.whole, local.model().fit.as_ref().map(Settings::box_px));
         local.end();
         let items = wanted.items.unwrap_or(if side.is_some() { ROIS_OF_A_REQUEST } else { 1 });
         if let Some(side) = side {
