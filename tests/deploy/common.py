@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tests" / "clients"))
 
 # Tools that whoever runs the checks says are there, with spaces between them: one that is missing then fails.
 PROMISED = os.environ.get("PROMISED_TOOLS", "").split()
-PACKAGES = {"promtool": "prometheus", "nginx": "nginx-light", "kubectl": "kubernetes-client 1.32 or newer"}
+PACKAGES = {"promtool": "prometheus", "nginx": "nginx-light", "bwrap": "bubblewrap", "kubectl": "kubernetes-client 1.32 or newer"}
 
 
 def tool(name):
