@@ -28,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build fuzz bench bench-overhead bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients test-deploy rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients test-deploy rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -144,6 +144,10 @@ bench-decode: tools bench-venv
 	$(CARGO) bench --locked --bench decode --no-run
 	.venv/bench/bin/python benches/decode_peers.py \
 		"$$(ls -t $(TARGET)/release/deps/decode-* | grep -v '\.d$$' | head -n 1)" $(DECODE)
+
+bench-tracing: $(ORT) build bench-venv
+	$(call say,measuring what traces cost)
+	SERVER_BINARY=$(TARGET)/release/ocelli .venv/bench/bin/python benches/tracing.py $(BENCH)
 
 bench-front: $(ORT) build bench-venv
 	$(call say,measuring the front alone)

@@ -206,7 +206,7 @@ def test_a_model_that_is_being_loaded_is_looked_up_again_within_bounds(moody, ab
 
 def test_a_server_that_is_about_to_start_is_waited_for(only_digits, tmp_path):
     (port,) = free_ports(1)
-    arguments = ["digits", IMAGES / "digits" / "3-0.png", "--url", f"http://127.0.0.1:{port}", "--retries", "60", "--wait-ms-max", "1000"]
+    arguments = ["digits", IMAGES / "digits" / "3-0.png", "--url", f"http://127.0.0.1:{port}", "--retries", "60"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
     asking = subprocess.Popen([BINARY, "predict", *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     told = asking.stderr.readline()
