@@ -8,8 +8,8 @@
 //!
 //! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states. What is for a
 //! device (`device` in [`mod@fit`] and [`spots`], and the last two) is arithmetic alone: names, sizes and arguments of launches
-//! of `kernels/generated`. Tests run those on the CPU, thread by thread, where the compiler has what that takes
-//! (`kernels_emulated`).
+//! of `kernels/generated`. Tests run those on the CPU, thread by thread (`tests/machine`), where the C library has what that
+//! takes (`kernels_emulated`).
 
 pub mod camera;
 #[cfg(all(test, kernels_emulated))]
