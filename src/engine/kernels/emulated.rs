@@ -2,6 +2,7 @@
 //! It is compiled when the first test asks for it.
 #![allow(unsafe_code, reason = "the kernels are C++")]
 
+#[allow(unreachable_pub, reason = "other tests have it as well")]
 #[path = "../../../tests/fakes/library.rs"]
 mod library;
 
