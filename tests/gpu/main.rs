@@ -127,7 +127,7 @@ fn all_of_the_script_runs_on_the_fakes() {
 #[test]
 fn a_check_that_fails_or_hangs_stops_no_other_and_fails_the_script() {
     let folder = tempfile::tempdir().unwrap();
-    // The driver's clock for events and the copy of memory to the host fail; the finder's first kernel hangs.
+    // A kernel of the finder hangs, and that of images breaks its context.
     let script = Path::new(
         "devices;fault on=kernel:preprocess times=always code=700;fault on=kernel:spots_select hang times=always",
     );
@@ -150,6 +150,60 @@ fn a_check_that_fails_or_hangs_stops_no_other_and_fails_the_script() {
     assert!(row("spots").contains("FAILED") && row("spots").contains("not within 5 s"), "{}", row("spots"));
     assert!(row("preprocess").contains("FAILED"), "{}", row("preprocess"));
     assert!(row("math").contains(" passed"), "{}", row("math"));
+}
+
+/// Runs the packing script.
+fn pack(arguments: &[&Path]) -> Output {
+    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let mut script = Command::new(python);
+    script.arg(root().join("tools/pack_gpu_checks.py")).args(arguments).output().unwrap()
+}
+
+#[test]
+fn the_packed_folder_has_all_that_the_script_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (packed, out) = (folder.path().join("packed"), folder.path().join("out"));
+    let words = ["pack", "--fast", "--mib-max", "200"].map(Path::new);
+    let made = pack(&[&words[..], &[&program(), &preloaded(folder.path()), &packed]].concat());
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let mut script = Command::new("python3");
+    script.arg(packed.join("run.py")).args(["symbols", "math"]);
+    script.env("LD_LIBRARY_PATH", fakes::cuda::library().parent().unwrap()).env("GPU_CHECKS_OUT", &out);
+    let output = script.env_remove("CUDA_VISIBLE_DEVICES").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("2 passed, 0 failed, 0 skipped"), "{said}");
+
+    let small = ["pack", "--fast", "--mib-max", "0.1"].map(Path::new);
+    let refused = pack(&[&small[..], &[&program(), &preloaded(folder.path()), &packed]].concat());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("more than 0.1"), "too large is refused");
+}
+
+#[test]
+fn code_for_other_gpus_is_left_out_and_all_else_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    // A fat binary between other bytes: text for compilers, and machine code for 8.0 and for 9.0.
+    let entry = |kind: u16, capability: u32, fill: u8| {
+        let mut head = [0u8; 64];
+        head[..2].copy_from_slice(&kind.to_le_bytes());
+        head[4..8].copy_from_slice(&64u32.to_le_bytes());
+        head[8..16].copy_from_slice(&40u64.to_le_bytes());
+        head[28..32].copy_from_slice(&capability.to_le_bytes());
+        [&head[..], &[fill; 40]].concat()
+    };
+    let library = |other: u8| {
+        let content = [entry(1, 80, 1), entry(2, 80, other), entry(2, 90, 3)].concat();
+        let mut head = 0xBA55_ED50_u32.to_le_bytes().to_vec();
+        head.extend([1, 0, 16, 0]);
+        head.extend((content.len() as u64).to_le_bytes());
+        [&[7; 100][..], &head, &content, &[9; 50]].concat()
+    };
+    std::fs::write(&from, library(2)).unwrap();
+    let prune = |sm: &str| pack(&[Path::new("prune"), &from, &to, Path::new(sm)]);
+    assert!(prune("90").status.success());
+    assert_eq!(std::fs::read(&to).unwrap(), library(0));
+    let refused = prune("100");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no code for [100], only for [80, 90]"));
 }
 
 #[test]

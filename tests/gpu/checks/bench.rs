@@ -21,8 +21,10 @@ use std::{collections::VecDeque, time::Instant};
 
 const FITTER: &str = include_str!("../../../kernels/generated/gauss_mle.ptx");
 
-/// Timed runs; the fastest counts, since others on the machine only add.
-const RUNS: usize = 7;
+/// Milliseconds of the fastest of several runs: others on the machine only add.
+fn fastest(device: &Device, act: impl Fn()) -> f64 {
+    (0..if rehearsed() { 1 } else { 7 }).map(|_| device.timed(&act)).fold(f64::MAX, f64::min)
+}
 
 pub(crate) fn fit() {
     let device = Device::open();
@@ -55,8 +57,8 @@ pub(crate) fn fit() {
             counts: &counts,
             zeros: &zeros,
         };
-        let fastest = (0..RUNS).map(|_| device.timed(|| rounds.run(&call, count))).fold(f64::MAX, f64::min);
-        number(&format!("kernel_fits_{name}"), count as f64 / fastest * 1e3);
+        let milliseconds = fastest(&device, || rounds.run(&call, count));
+        number(&format!("kernel_fits_{name}"), count as f64 / milliseconds * 1e3);
     }
     let mut engine = GaussMle::new(&support::open(0)).unwrap();
     let (count, batches) = if rehearsed() { (50, 3) } else { (1 << 20, 12) };
@@ -144,7 +146,7 @@ pub(crate) fn host_to_host(
 pub(crate) fn preprocess() {
     let device = Device::open();
     let kernel = images::kernel(&device);
-    let (count, width, height) = if rehearsed() { (2, 60, 50) } else { (256, 500, 375) };
+    let (count, width, height) = if rehearsed() { (1, 60, 50) } else { (256, 500, 375) };
     let to = Preprocess {
         scale: 1.0 / 255.0,
         mean: [0.485, 0.456, 0.406],
@@ -154,12 +156,11 @@ pub(crate) fn preprocess() {
     let frame = images::frame(&mut Random::new(1), width, height, 3);
     let frames: Vec<_> = (0..count).map(|_| frame.clone()).collect();
     let launch = images::Launch::new(&device, &to, &frames);
-    let fastest = |act: &dyn Fn()| (0..RUNS).map(|_| device.timed(act)).fold(f64::MAX, f64::min);
-    let seconds = fastest(&|| launch.run(&device, kernel)) / 1e3;
+    let seconds = fastest(&device, || launch.run(&device, kernel)) / 1e3;
     let bytes = count * (width as usize * height as usize * 3 + to.out_bytes());
     let large = if rehearsed() { 1 << 16 } else { 512 << 20 };
     let (from, target) = (device.zeros(large), device.zeros(large));
-    let copy_seconds = fastest(&|| device.copy(&from, &target, large)) / 1e3;
+    let copy_seconds = fastest(&device, || device.copy(&from, &target, large)) / 1e3;
     number("preprocess_images", count as f64 / seconds);
     number("preprocess_of_copy_bandwidth", (bytes as f64 / seconds) / (2.0 * large as f64 / copy_seconds));
 }

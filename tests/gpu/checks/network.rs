@@ -125,7 +125,9 @@ pub(crate) fn bench() {
                 inputs.iter().map(|input| assembler.assemble(&[input], items, false, None)).collect()
             };
             for _ in 0..4 {
-                engine.start(staged(&inputs), None).unwrap().land().unwrap();
+                let outputs = engine.start(staged(&inputs), None).unwrap().land().unwrap();
+                let finite = outputs[0].to_f32().unwrap().iter().all(|value| value.is_finite());
+                assert!(finite, "{name} gives values that are no numbers");
             }
             let (mut flights, mut images) = (VecDeque::<Flight>::new(), 0);
             let began = Instant::now();
@@ -150,7 +152,7 @@ pub(crate) fn bench() {
                     })
                     .collect();
                 times.sort_by(f64::total_cmp);
-                number(&format!("session_{name}_p50_s"), times[times.len() / 2]);
+                number(&format!("session_p50_{name}"), times[times.len() / 2]);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The finder of spots on the GPU against the one on the CPU: the same pixels, scores alike, the same boxes.
 
 use crate::{
-    device::{Device, at},
+    device::{Device, Memory, at},
     fits::Random,
     number,
 };
@@ -91,8 +91,8 @@ fn on_device(device: &Device, finder: &SpotFinder, adu: &[u16]) -> (Vec<Spot>, V
     let (spots, count) = (device.garbage(places * size_of::<Spot>()), device.zeros(8));
     let addresses = SpotAddresses {
         frame: frame.address(),
-        constants: constants.each_ref().map(|memory| memory.as_ref().map_or(0, |memory| memory.address())),
-        work: work.each_ref().map(|memory| memory.address()),
+        constants: constants.each_ref().map(|memory| memory.as_ref().map_or(0, Memory::address)),
+        work: work.each_ref().map(Memory::address),
         spots: spots.address(),
         count: count.address(),
     };
