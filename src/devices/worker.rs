@@ -271,12 +271,13 @@ impl Loaded {
     /// The inputs of a batch, each in one piece.
     fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
-        let mut staging = self.model.image.as_ref().and_then(|image| image.staging.as_ref());
+        // Only the first input of a model can be an image.
+        let image = self.model.image.as_ref().zip(batch.parts.first());
+        let mut staging = image.and_then(|(image, part)| image.staging(part.inputs[0].datatype));
         let inputs = 0..self.model.signature.inputs.len();
         inputs
             .map(|index| {
                 let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();
-                // Only the first input of a model can be an image.
                 self.assembler.assemble(&parts, batch.size, whole, staging.take())
             })
             .collect()
