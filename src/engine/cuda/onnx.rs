@@ -2,7 +2,7 @@
 //! with three batches on their way. One is copied in, one is computed and one is copied out, each on a stream of its own.
 //!
 //! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
-//! once (`bucket`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
+//! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
 //! takes is seen in what is free on the device then.
 //!
 //! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
@@ -12,6 +12,7 @@
 mod bucket;
 mod flight;
 mod idle;
+mod pixels;
 mod place;
 
 pub use crate::engine::onnx::gpu::Load;
@@ -19,6 +20,7 @@ pub use crate::engine::onnx::gpu::Load;
 use super::{Context, CudaError, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
     DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    ends::Reading,
     onnx::{
         Placement, Runtime,
         binding::Where,
@@ -29,6 +31,7 @@ use crate::engine::{
 use bucket::{Bucket, Output};
 use flight::Running;
 use ort::{session::RunOptions, value::DynValue};
+use pixels::Normalizer;
 use place::Place;
 use std::{
     path::Path,
@@ -60,6 +63,9 @@ pub struct OnnxOnGpu {
     /// What ONNX Runtime took for the model, and beside that for batches.
     weights: u64,
     arena: u64,
+    /// What makes numbers of pixels that the GPU reads.
+    normalizer: Option<Normalizer>,
+    /// What is done on the host, for an input that it reads.
     ends: Ends,
     results: Blocks,
     inputs: Blocks,
@@ -154,6 +160,7 @@ impl OnnxOnGpu {
             graphs: 0,
             weights,
             arena: 0,
+            normalizer: None,
             ends: Ends::default(),
             results: Blocks::new(memory.clone()),
             inputs: Blocks::new(memory),
@@ -176,19 +183,15 @@ impl OnnxOnGpu {
 
     /// A place with memory for these shapes, and where in it that is. Where there is too little for one more, there is one less
     /// from now on. With it, whether it is the first batch of these shapes there.
-    fn place(&mut self, shapes: &[Vec<usize>]) -> Result<(usize, usize, bool), EngineError> {
+    fn place(
+        &mut self,
+        shapes: &[Vec<usize>],
+        pixels: Option<&Reading>,
+    ) -> Result<(usize, usize, bool), EngineError> {
         loop {
             let index = self.free.recv().expect("its sender is ours");
-            if let Some(known) = self.places[index].position(shapes) {
-                return Ok((index, known, false));
-            }
-            match self.make(shapes) {
-                Ok(bucket) => {
-                    let place = &mut self.places[index];
-                    place.make_room();
-                    place.buckets.push(bucket);
-                    return Ok((index, place.buckets.len() - 1, true));
-                }
+            match self.bucket(index, shapes, pixels) {
+                Ok((bucket, first)) => return Ok((index, bucket, first)),
                 Err(EngineError::OutOfMemory(error)) if self.in_use > 1 => {
                     self.in_use -= 1;
                     self.places[index].buckets.clear();
@@ -200,6 +203,27 @@ impl OnnxOnGpu {
                 }
             }
         }
+    }
+
+    /// Where in a place there is memory for these shapes, and for pixels that become the first input, and whether it is new.
+    fn bucket(
+        &mut self,
+        place: usize,
+        shapes: &[Vec<usize>],
+        pixels: Option<&Reading>,
+    ) -> Result<(usize, bool), EngineError> {
+        let known = self.places[place].position(shapes);
+        let made = if known.is_some() { None } else { Some(self.make(shapes)?) };
+        let place = &mut self.places[place];
+        let at = known.unwrap_or_else(|| {
+            place.make_room();
+            place.buckets.extend(made);
+            place.buckets.len() - 1
+        });
+        if let Some(reading) = pixels {
+            place.buckets[at].expect_pixels(&self.heap, reading, &self.streams.compute)?;
+        }
+        Ok((at, known.is_none()))
     }
 
     fn make(&mut self, shapes: &[Vec<usize>]) -> Result<Bucket, EngineError> {
@@ -226,7 +250,7 @@ impl OnnxOnGpu {
     fn begin(
         &mut self,
         (place, bucket): (usize, usize),
-        inputs: &[Tensor],
+        (inputs, pixels): (&[Tensor], bool),
         results: &mut [Option<Lent>],
     ) -> Result<Vec<DynValue>, EngineError> {
         let Streams { upload, compute, download } = &*self.streams;
@@ -234,12 +258,22 @@ impl OnnxOnGpu {
         let bucket = &mut buckets[bucket];
         bucket.used = self.batches;
         let specs = &self.session.signature().inputs;
+        let normalizer = self.normalizer.as_ref().filter(|_| pixels);
         for (index, tensor) in inputs.iter().enumerate() {
-            // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
-            unsafe { bucket.fill(index, &specs[index].name, tensor, upload) }?;
+            // The flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+            if index == 0 && normalizer.is_some() {
+                // SAFETY: as said.
+                unsafe { bucket.fill_pixels(tensor, upload) }?;
+            } else {
+                // SAFETY: as said.
+                unsafe { bucket.fill(index, &specs[index].name, tensor, upload) }?;
+            }
         }
         uploaded.record(upload)?;
         uploaded.before(compute)?;
+        if let Some(normalizer) = normalizer {
+            bucket.normalize(normalizer, compute)?;
+        }
         if self.device == Where::Host {
             // Who computes is not on the stream.
             compute.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
@@ -269,8 +303,13 @@ impl OnnxOnGpu {
 
     /// Begins a batch in memory that is ours.
     fn launch(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
-        let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
-        let (place, bucket, first) = self.place(&shapes)?;
+        let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
+        let pixels =
+            self.normalizer.as_ref().and_then(|normalizer| normalizer.reading(&inputs)).transpose()?;
+        if let Some(reading) = &pixels {
+            shapes[0].clone_from(&reading.shape);
+        }
+        let (place, bucket, first) = self.place(&shapes, pixels.as_ref())?;
         self.batches += 1;
         let before = if first { free(&self.context).ok() } else { None };
         let outputs = &self.places[place].buckets[bucket].outputs;
@@ -289,7 +328,7 @@ impl OnnxOnGpu {
                 Output::Open => None,
             })
             .collect();
-        let begun = self.begin((place, bucket), &inputs, &mut results);
+        let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut results);
         let values = match begun {
             Ok(values) => values,
             Err(error) => {
@@ -347,6 +386,10 @@ impl Engine for OnnxOnGpu {
 
     fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
         self.ends = ends.clone();
+        self.normalizer = None;
+        if let (Some(pixels), Some(true)) = (&ends.pixels, self.on_gpu.first()) {
+            self.normalizer = Some(Normalizer::new(&self.context, pixels)?);
+        }
         Ok(())
     }
 
@@ -364,7 +407,7 @@ impl Engine for OnnxOnGpu {
     }
 
     fn start(&mut self, mut inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
-        if let (Some(pixels), Some(first)) = (&self.ends.pixels, inputs.first_mut())
+        if let (Some(pixels), None, Some(first)) = (&self.ends.pixels, &self.normalizer, inputs.first_mut())
             && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
         {
             *first = numbers?;
