@@ -2,7 +2,8 @@
 //! with three batches on their way. One is copied in, one is computed and one is copied out, each on a stream of its own.
 //!
 //! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
-//! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
+//! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). Another reduces an output before
+//! it leaves the device (`reduced`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
 //! takes is seen in what is free on the device then.
 //!
 //! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
@@ -14,6 +15,7 @@ mod flight;
 mod idle;
 mod pixels;
 mod place;
+mod reduced;
 
 pub use crate::engine::onnx::gpu::Load;
 
@@ -29,10 +31,11 @@ use crate::engine::{
     staging::{Blocks, Lent, Memory},
 };
 use bucket::{Bucket, Output};
-use flight::Running;
+use flight::{Arrival, Running, Whole};
 use ort::{session::RunOptions, value::DynValue};
 use pixels::Normalizer;
 use place::Place;
+use reduced::Reducer;
 use std::{
     path::Path,
     sync::{
@@ -65,6 +68,8 @@ pub struct OnnxOnGpu {
     arena: u64,
     /// What makes numbers of pixels that the GPU reads.
     normalizer: Option<Normalizer>,
+    /// What reduces an output.
+    reducer: Option<Reducer>,
     /// What is done on the host, for an input that it reads.
     ends: Ends,
     results: Blocks,
@@ -83,6 +88,9 @@ impl OnnxOnGpu {
     /// Where the file is no model that ONNX Runtime takes, the provider cannot be had, too little memory is free, or a node
     /// would run on the CPU that may not.
     pub fn load(runtime: &Runtime, context: &Arc<Context>, load: &Load) -> Result<OnnxOnGpu, String> {
+        if load.on_host {
+            return OnnxOnGpu::load_on_host(runtime, context, &load.path).map(|(engine, _)| engine);
+        }
         runtime.check_gpu(context.gpu())?;
         let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
         let streams = context.streams().map_err(|error| error.to_string())?;
@@ -161,6 +169,7 @@ impl OnnxOnGpu {
             weights,
             arena: 0,
             normalizer: None,
+            reducer: None,
             ends: Ends::default(),
             results: Blocks::new(memory.clone()),
             inputs: Blocks::new(memory),
@@ -232,6 +241,12 @@ impl OnnxOnGpu {
         let options = options().map_err(EngineError::Device)?;
         let mut bucket =
             Bucket::new(&self.session, &self.heap, shapes, known, self.device, &self.on_gpu, options)?;
+        if let Some(reducer) = &self.reducer
+            && let Some(Output::Ours { buffer, shape, .. }) = bucket.outputs.get(reducer.output())
+        {
+            let datatype = self.session.signature().outputs[reducer.output()].datatype;
+            bucket.reduced = reducer.make(&self.heap, datatype, shape, buffer.address())?;
+        }
         if self.cuda_graph {
             // Graphs replay what is on the GPU alone, at the addresses that were recorded; -1 is neither recorded nor replayed.
             let number = if bucket.is_fixed() {
@@ -251,7 +266,8 @@ impl OnnxOnGpu {
         &mut self,
         (place, bucket): (usize, usize),
         (inputs, pixels): (&[Tensor], bool),
-        results: &mut [Option<Lent>],
+        arrivals: &mut [Arrival],
+        mut faults: Option<&mut Lent>,
     ) -> Result<Vec<DynValue>, EngineError> {
         let Streams { upload, compute, download } = &*self.streams;
         let Place { buckets, uploaded, computed, landed } = &mut self.places[place];
@@ -284,14 +300,26 @@ impl OnnxOnGpu {
         };
         bucket.open(self.session.signature(), pinned)?;
         let mut values = self.session.run(&bucket.binding, &bucket.options)?;
+        let reduced = bucket.reduced.as_mut().filter(|_| faults.is_some());
+        if let (Some(reducer), Some(reduced)) = (&self.reducer, reduced) {
+            // SAFETY: the output's buffer is the bucket's own.
+            unsafe { reducer.launch(reduced, compute) }?;
+        }
         computed.record(compute)?;
         computed.before(download)?;
-        for (output, result) in bucket.outputs.iter().zip(results) {
-            if let (Output::Ours { buffer, .. }, Some(result)) = (output, result)
-                && !result.is_empty()
-            {
-                // SAFETY: the flight holds the results and looks at them when it has landed.
-                unsafe { buffer.download(result, download) }?;
+        for (index, (output, arrival)) in bucket.outputs.iter().zip(arrivals).enumerate() {
+            let (Output::Ours { buffer, .. }, Arrival::Copied { result, .. }) = (output, arrival) else {
+                continue;
+            };
+            // The flight holds the results and looks at them when it has landed.
+            match (&bucket.reduced, &mut faults) {
+                _ if result.is_empty() => {}
+                (Some(reduced), Some(faults)) if reduced.output == index => {
+                    // SAFETY: as said.
+                    unsafe { reduced.download(result, faults, download) }?;
+                }
+                // SAFETY: as said.
+                _ => unsafe { buffer.download(result, download) }?,
             }
         }
         landed.record(download)?;
@@ -301,8 +329,8 @@ impl OnnxOnGpu {
         Ok(values)
     }
 
-    /// Begins a batch in memory that is ours.
-    fn launch(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
+    /// Begins a batch in memory that is ours; only what is left of its outputs comes back, where they can be reduced and may.
+    fn launch(&mut self, inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
         let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
         let pixels =
             self.normalizer.as_ref().and_then(|normalizer| normalizer.reading(&inputs)).transpose()?;
@@ -312,23 +340,15 @@ impl OnnxOnGpu {
         let (place, bucket, first) = self.place(&shapes, pixels.as_ref())?;
         self.batches += 1;
         let before = if first { free(&self.context).ok() } else { None };
-        let outputs = &self.places[place].buckets[bucket].outputs;
-        let mut results: Vec<Option<Lent>> = outputs
-            .iter()
-            .map(|output| match output {
-                Output::Ours { bytes, .. } => Some(self.results.lend(*bytes)),
-                Output::Open => None,
-            })
-            .collect();
-        let described: Vec<Option<(DataType, Vec<usize>)>> = outputs
-            .iter()
-            .zip(&self.session.signature().outputs)
-            .map(|(output, spec)| match output {
-                Output::Ours { shape, .. } => Some((spec.datatype, shape.clone())),
-                Output::Open => None,
-            })
-            .collect();
-        let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut results);
+        let (bucket_of, signature) = (&self.places[place].buckets[bucket], self.session.signature());
+        let reduced = bucket_of.reduced.as_ref().filter(|_| reduce);
+        let left = reduced.map(|reduced| (reduced.output, &reduced.shape[..]));
+        let (outputs, results) = (&bucket_of.outputs, &self.results);
+        let mut arrivals = Arrival::all(outputs, signature, left, results);
+        let mut whole =
+            reduced.map(|reduced| Whole::of(outputs, signature, reduced.faults(results), results));
+        let faults = whole.as_mut().map(|whole| &mut whole.faults);
+        let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut arrivals, faults);
         let values = match begun {
             Ok(values) => values,
             Err(error) => {
@@ -348,12 +368,35 @@ impl OnnxOnGpu {
             landed: Arc::clone(&self.places[place].landed),
             place: Some(place),
             back: self.back.clone(),
-            results,
-            described,
+            arrivals,
+            whole,
             values,
             _inputs: inputs,
-            _streams: Arc::clone(&self.streams),
+            streams: Arc::clone(&self.streams),
         })))
+    }
+
+    /// Begins a batch. The first may tell that outputs are not of the shapes that the model file says.
+    fn try_twice(&mut self, mut inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
+        if let (Some(pixels), None, Some(first)) = (&self.ends.pixels, &self.normalizer, inputs.first_mut())
+            && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
+        {
+            *first = numbers?;
+        }
+        let again = (self.batches == 0).then(|| inputs.clone());
+        match (self.launch(inputs, reduce), again) {
+            // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
+            (Err(EngineError::Input(reason)), Some(inputs)) => {
+                self.bind_outputs = false;
+                let flight = self.launch(inputs, reduce);
+                self.bind_outputs = flight.is_err();
+                if flight.is_ok() {
+                    tracing::warn!(reason, "the shapes of outputs are not those that the model file says");
+                }
+                flight
+            }
+            (launched, _) => launched,
+        }
     }
 
     /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say.
@@ -390,6 +433,8 @@ impl Engine for OnnxOnGpu {
         if let (Some(pixels), Some(true)) = (&ends.pixels, self.on_gpu.first()) {
             self.normalizer = Some(Normalizer::new(&self.context, pixels)?);
         }
+        let reducer = ends.reduction.as_ref().map(|reduction| Reducer::new(&self.context, reduction));
+        self.reducer = reducer.transpose()?;
         Ok(())
     }
 
@@ -406,26 +451,12 @@ impl Engine for OnnxOnGpu {
         DEPTH
     }
 
-    fn start(&mut self, mut inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
-        if let (Some(pixels), None, Some(first)) = (&self.ends.pixels, &self.normalizer, inputs.first_mut())
-            && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
-        {
-            *first = numbers?;
-        }
-        let again = (self.batches == 0).then(|| inputs.clone());
-        match (self.launch(inputs), again) {
-            // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
-            (Err(EngineError::Input(reason)), Some(inputs)) => {
-                self.bind_outputs = false;
-                let flight = self.launch(inputs);
-                self.bind_outputs = flight.is_err();
-                if flight.is_ok() {
-                    tracing::warn!(reason, "the shapes of outputs are not those that the model file says");
-                }
-                flight
-            }
-            (launched, _) => launched,
-        }
+    fn start(&mut self, inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+        self.try_twice(inputs, false)
+    }
+
+    fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
+        self.try_twice(inputs, true)
     }
 
     fn memory(&self) -> Memory {

@@ -3,6 +3,7 @@
 use super::{
     super::{Buffer, CudaError, Heap},
     pixels::{Normalizer, Pixels},
+    reduced::Reduced,
 };
 use crate::engine::{
     DataType, EngineError, Signature, Tensor,
@@ -29,6 +30,8 @@ pub(super) struct Bucket {
     inputs: Vec<Input>,
     /// Of the first input, once pixels came for it.
     pixels: Option<Pixels>,
+    /// What is made of an output, where that can be reduced.
+    pub(super) reduced: Option<Reduced>,
     /// When it was used last.
     pub(super) used: u64,
 }
@@ -46,11 +49,9 @@ pub(super) enum Output {
     /// To memory on the device that is ours.
     Ours {
         /// There.
-        buffer: Buffer,
+        buffer: Arc<Buffer>,
         /// Its extents.
         shape: Vec<usize>,
-        /// So many of them.
-        bytes: usize,
     },
     /// To memory that ONNX Runtime makes, on the host: nobody knows how much before a run.
     Open,
@@ -120,9 +121,18 @@ impl Bucket {
             // SAFETY: as above.
             #[allow(unsafe_code, reason = "memory is lent to ONNX Runtime")]
             unsafe { binding.output(tensor) }.map_err(EngineError::Input)?;
-            outputs.push(Output::Ours { buffer, shape, bytes });
+            outputs.push(Output::Ours { buffer: Arc::new(buffer), shape });
         }
-        Ok(Bucket { shapes: shapes.to_vec(), outputs, binding, options, inputs, pixels: None, used: 0 })
+        Ok(Bucket {
+            shapes: shapes.to_vec(),
+            outputs,
+            binding,
+            options,
+            inputs,
+            pixels: None,
+            reduced: None,
+            used: 0,
+        })
     }
 
     /// Whether all that runs read and write is on the device, at addresses that stay.
