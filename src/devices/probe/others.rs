@@ -77,6 +77,13 @@ impl Ourselves {
         }
     }
 
+    /// What we hold by one sample, bytes; where it does not tell, what we held when the GPU was taken.
+    pub fn held(&self, sample: &Sample) -> u64 {
+        let mut listed = sample.processes.iter().flatten();
+        let ours = listed.find(|process| Some(process.pid) == self.pid);
+        ours.and_then(|process| process.memory).unwrap_or(self.memory)
+    }
+
     /// What others have, by one sample.
     pub fn others(&self, sample: &Sample) -> Others {
         let by_memory = || match sample.memory {
@@ -132,6 +139,8 @@ mod tests {
             Others::Processes(vec![Process { pid: 4, memory: Some(5 * GIB) }])
         );
         assert!(Ourselves::before(OWN).others(&before).any());
+        let grown = sample(9 * GIB, Some(&[(4, 5 * GIB), (OWN, 4 * GIB)]));
+        assert_eq!((ourselves.held(&grown), ourselves.held(&before)), (4 * GIB, 3 * GIB));
     }
 
     #[test]

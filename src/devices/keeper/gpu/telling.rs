@@ -103,7 +103,7 @@ impl Keeper {
 fn fill(seen: &mut Seen, sample: &Sample, ourselves: &Ourselves) {
     let others = ourselves.others(sample);
     seen.memory_free_bytes = sample.memory.map(|memory| memory.free);
-    seen.memory_own_bytes = Some(ourselves.memory);
+    seen.memory_own_bytes = Some(ourselves.held(sample));
     seen.others_bytes = others.memory();
     seen.processes = match others {
         Others::Processes(list) => Some(list.iter().map(|process| (process.pid, process.memory)).collect()),

@@ -7,6 +7,7 @@ import { paintRuns } from "./picture.js";
 
 const LISTED_MAX = 100;
 const NUMBERS_MAX = 64;
+const WORDS_MAX = 6;
 
 const nameOf = ({ label, index }) => label ?? `class ${index}`;
 const percent = (score) => `${(100 * score).toFixed(1)} %`;
@@ -20,6 +21,20 @@ export function answer(prediction, picture) {
   if (prediction.outputs) return tensors(prediction.outputs);
   if (prediction.error) return refusal(prediction);
   return el("p", { class: "quiet", text: "The answer has a form that this page does not draw: see the JSON." });
+}
+
+/** The same in a few words, for those who have it read aloud. */
+export function inWords({ classes, detections, mask, vector, outputs, error }) {
+  if (classes) {
+    const [best] = classes;
+    if (!best) return "no label";
+    return `${nameOf(best)}, ${best.score >= 0 && best.score <= 1 ? percent(best.score) : short(best.score)}`;
+  }
+  if (detections) return detections.length > 0 ? `${detections.length} found, ${detections.slice(0, WORDS_MAX).map(nameOf).join(", ")}${detections.length > WORDS_MAX ? " and more" : ""}` : "nothing found";
+  if (mask) return `a mask of ${mask.classes.length} classes`;
+  if (vector) return `${vector.length} numbers`;
+  if (outputs) return `${outputs.length} tensors`;
+  return error || "";
 }
 
 /** Labels, best first, with a bar for each score. Scores that are no probabilities are measured by the best. */

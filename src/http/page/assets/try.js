@@ -2,7 +2,7 @@
 
 import { el, byId, bytes, save } from "./dom.js";
 import { Refused, ask, model as modelOf, models, predictions } from "./api.js";
-import { answer, refusal } from "./answers.js";
+import { answer, inWords, refusal } from "./answers.js";
 import { examples } from "./examples.js";
 import { localizations, progressText, shown } from "./localize.js";
 import { Picture } from "./picture.js";
@@ -166,15 +166,15 @@ async function run(given) {
   if (asking.getBoundingClientRect().top > innerHeight * 0.7) asking.scrollIntoView();
   const { task } = known.get(name) || {};
   const query = task === "segment" ? { mask: "rle" } : settings();
-  let [next, done, failed] = [0, 0, 0];
-  const say = () => (asking.textContent = done < files.length ? `Asking ${name}: ${done} of ${files.length}…${left}` : `${ended(name, files.length, failed)}${left}`);
+  let [next, done, failed, words] = [0, 0, 0, ""];
+  const say = () => (asking.textContent = done < files.length ? `Asking ${name}: ${done} of ${files.length}…${left}` : `${ended(name, files.length, failed, words)}${left}`);
   say();
   const worker = async () => {
     while (next < files.length && !signal.aborted) {
       const at = next++;
       const card = cards[at];
       try {
-        await (task === "localize" ? fit : predict)({ card, file: files[at], name, query, signal, asking });
+        words = await (task === "localize" ? fit : predict)({ card, file: files[at], name, query, signal, asking });
       } catch (error) {
         if (signal.aborted) return;
         failed += 1;
@@ -189,8 +189,8 @@ async function run(given) {
 }
 
 /** What became of all files, in a sentence that is read aloud. */
-function ended(name, count, failed) {
-  if (count === 1) return failed ? `${name} gave no answer.` : `Answered by ${name}.`;
+function ended(name, count, failed, words) {
+  if (count === 1) return failed ? `${name} gave no answer.` : `Answered by ${name}${words ? `: ${words}` : ""}.`;
   return failed ? `${count - failed} of ${count} answered by ${name}, ${failed} failed.` : `${count} answers by ${name}.`;
 }
 
@@ -243,6 +243,7 @@ async function predict({ card, file, name, query, signal }) {
     el("div", { class: "result" }, el("div", { class: "shown" }, element, pages), says),
     ...ending(url, file, JSON.stringify(body, null, 2), bar(stages(reply.headers.get("server-timing")), took)),
   );
+  return all.length === 1 ? inWords(all[0]) : `${all.length} pages`;
 }
 
 /** A slider through the pages of a file. */
@@ -282,4 +283,5 @@ async function fit({ card, file, name, query, signal, asking }) {
     el("div", { class: "result even" }, el("div", { class: "shown" }, element, below, keep), el("div", { class: "says" }, beside)),
     ...ending(predictions(name, { ...asked, format: "csv" }), file, found.first, bar([["begin", first], ["stream", took - first]], took), `${file.name.replace(/\.[^.]*$/, "")}.csv`),
   );
+  return `${found.count} localizations in ${found.tail.frames} frames`;
 }
