@@ -3,6 +3,7 @@
 use super::{
     super::{Buffer, CudaError, Event, Streams},
     bucket::Output,
+    reduced::Reduced,
 };
 use crate::engine::{
     Airborne, DataType, EngineError, Signature, Tensor, TensorSpec,
@@ -33,14 +34,14 @@ impl Arrival {
     pub(super) fn all(
         outputs: &[Output],
         signature: &Signature,
-        left: Option<(usize, &[usize])>,
+        reduced: Option<&Reduced>,
         blocks: &Blocks,
     ) -> Vec<Arrival> {
         let arrival = |(index, (output, spec)): (usize, (&Output, &TensorSpec))| {
             let Output::Ours { shape, .. } = output else { return Arrival::Open };
-            let (datatype, shape) = match left {
+            let (datatype, shape) = match reduced {
                 None => (spec.datatype, shape.clone()),
-                Some((read, left)) if read == index => (DataType::Uint16, left.to_vec()),
+                Some(reduced) if reduced.output == index => (reduced.datatype, reduced.shape.clone()),
                 Some(_) => (spec.datatype, shape.first().copied().into_iter().chain([0]).collect()),
             };
             let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
