@@ -78,13 +78,17 @@ pub(super) fn prove(
     memory_bytes_max: Option<u64>,
     gpu: Option<(&Executor, &Health)>,
 ) -> Result<Proof, Refusal> {
+    let busy = || gpu.map(|(_, health)| health.busy());
     let noted = |error: EngineError| {
         if let Some((_, health)) = gpu {
             health.note(&error);
         }
         Refusal::from(error)
     };
-    let gpu_memory = |gpu: &Executor| gpu.memory().map_err(noted);
+    let gpu_memory = |gpu: &Executor| {
+        let _busy = busy();
+        gpu.memory().map_err(noted)
+    };
     let mut footprint: Option<Footprint> = None;
     let mut canary = Duration::ZERO;
     let instances = engines.len() as u64;
@@ -95,14 +99,17 @@ pub(super) fn prove(
         for &size in &model.rules.sizes {
             // As many as may be on their way have memory of their own.
             for _ in 0..engine.depth() {
+                let _busy = busy();
                 forward(&mut **engine, model, size).map_err(noted)?;
             }
             buffers.push((size, engine.device_bytes().saturating_sub(weights)));
         }
         for asked in asked {
+            let _busy = busy();
             asked.run(&mut **engine).map_err(noted)?;
         }
         let smallest = model.rules.sizes.first().copied().unwrap_or(1);
+        let _busy = busy();
         canary = forward(&mut **engine, model, smallest).map_err(noted)?;
         if let (Some((gpu, _)), None) = (gpu, &footprint) {
             let info = gpu_memory(gpu)?;

@@ -219,12 +219,15 @@ fn one_by_one(
             let call = call.again();
             let ticket = call.push(&front, &model, part, end - first, None)?;
             let ran = call.answer(&front, &model, ticket).await?;
+            let answered = Instant::now();
             let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
             let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(&ran.outputs)).collect();
             let outputs =
                 wanted.iter().map(|wanted| output(&model, &there, &Wanted { binary: false, ..*wanted }));
             let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-            front.decode.run(move || reply::members(&outputs, first)).await?
+            let written = front.decode.run(move || reply::members(&outputs, first)).await?;
+            call.stage("encode", answered.elapsed());
+            written
         }
     });
     batches.buffered(STREAMED_BATCHES)
