@@ -2,7 +2,7 @@
 //!
 //! - [`tensor`]: data type, shape and bytes.
 //! - [`signature`]: what a model takes and gives.
-//! - [`ends`]: what is done before a network, as an engine is told.
+//! - [`ends`]: what is done before and behind a network, as an engine is told; [`reduction`]: what of its outputs is answered.
 //! - [`staging`]: the memory in which batches are put together.
 //! - [`onnx`]: ONNX Runtime.
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
@@ -16,12 +16,14 @@ pub mod ends;
 pub mod gauss_mle;
 pub mod kernels;
 pub mod onnx;
+pub mod reduction;
 pub mod signature;
 pub mod staging;
 pub mod tensor;
 
-pub use ends::{ClassMap, Ends, PixelInput, Reduction};
+pub use ends::{Ends, PixelInput};
 pub use gauss_mle::Setting;
+pub use reduction::{Anchors, ClassMap, Reduction};
 pub use signature::{Batching, Dim, Signature, TensorSpec};
 pub use tensor::{DataType, Tensor, TensorView};
 

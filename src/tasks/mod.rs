@@ -112,12 +112,13 @@ impl Task {
 
     /// What of the outputs a resolved task needs, where that is much less than they are. [`Task::answer`] takes what is left as well.
     ///
-    /// Only a mask's classes: they are the same to the bit wherever they are found. Scores of classes are small already, and a
-    /// softmax on another machine may differ in its last digit. Boxes of a detector are thinned out by where the posted image lies,
-    /// which an engine does not know.
+    /// A mask's classes, and of YOLO's boxes those of the score asked for: both are the same to the bit wherever they are found. A
+    /// classifier's scores are few, and a softmax on another machine differs in its last digit; boxes in outputs of their own are few
+    /// as well. What overlaps is sorted out here, since the posted image's edges count and an engine does not know them.
     pub fn reduction(&self, signature: &Signature) -> Option<Reduction> {
         match self {
             Task::Segment(task) => task.class_map(signature).map(Reduction::Segment),
+            Task::Detect(task) => task.anchors(signature).map(Reduction::Detect),
             _ => None,
         }
     }

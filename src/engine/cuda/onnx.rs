@@ -35,7 +35,7 @@ use flight::{Arrival, Running, Whole};
 use ort::{session::RunOptions, value::DynValue};
 use pixels::Normalizer;
 use place::Place;
-use reduced::Reducer;
+use reduced::{Reducer, Scores};
 use std::{
     path::Path,
     sync::{
@@ -245,7 +245,8 @@ impl OnnxOnGpu {
             && let Some(Output::Ours { buffer, shape, .. }) = bucket.outputs.get(reducer.output())
         {
             let datatype = self.session.signature().outputs[reducer.output()].datatype;
-            bucket.reduced = reducer.make(&self.heap, datatype, shape, buffer.address())?;
+            let scores = Scores { datatype, shape, address: buffer.address() };
+            bucket.reduced = reducer.make(&self.heap, scores, &self.streams.compute)?;
         }
         if self.cuda_graph {
             // Graphs replay what is on the GPU alone, at the addresses that were recorded; -1 is neither recorded nor replayed.
@@ -342,9 +343,8 @@ impl OnnxOnGpu {
         let before = if first { free(&self.context).ok() } else { None };
         let (bucket_of, signature) = (&self.places[place].buckets[bucket], self.session.signature());
         let reduced = bucket_of.reduced.as_ref().filter(|_| reduce);
-        let left = reduced.map(|reduced| (reduced.output, &reduced.shape[..]));
         let (outputs, results) = (&bucket_of.outputs, &self.results);
-        let mut arrivals = Arrival::all(outputs, signature, left, results);
+        let mut arrivals = Arrival::all(outputs, signature, reduced, results);
         let mut whole =
             reduced.map(|reduced| Whole::of(outputs, signature, reduced.faults(results), results));
         let faults = whole.as_mut().map(|whole| &mut whole.faults);

@@ -3,6 +3,7 @@
 use super::{
     super::{Buffer, CudaError, Event, Streams},
     bucket::Output,
+    reduced::Reduced,
 };
 use crate::engine::{
     Airborne, DataType, EngineError, Signature, Tensor, TensorSpec,
@@ -33,14 +34,14 @@ impl Arrival {
     pub(super) fn all(
         outputs: &[Output],
         signature: &Signature,
-        left: Option<(usize, &[usize])>,
+        reduced: Option<&Reduced>,
         blocks: &Blocks,
     ) -> Vec<Arrival> {
         let arrival = |(index, (output, spec)): (usize, (&Output, &TensorSpec))| {
             let Output::Ours { shape, .. } = output else { return Arrival::Open };
-            let (datatype, shape) = match left {
+            let (datatype, shape) = match reduced {
                 None => (spec.datatype, shape.clone()),
-                Some((read, left)) if read == index => (DataType::Uint16, left.to_vec()),
+                Some(reduced) if reduced.output == index => (reduced.datatype, reduced.shape.clone()),
                 Some(_) => (spec.datatype, shape.first().copied().into_iter().chain([0]).collect()),
             };
             let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
@@ -50,11 +51,18 @@ impl Arrival {
     }
 }
 
+/// An output in memory of ours on the device.
+struct Kept {
+    buffer: Arc<Buffer>,
+    datatype: DataType,
+    shape: Vec<usize>,
+}
+
 /// The outputs that a reduction left on the device, in case that it fails.
 pub(super) struct Whole {
     /// Not 0 for items that could not be reduced.
     pub(super) faults: Lent,
-    outputs: Vec<Option<(Arc<Buffer>, DataType, Vec<usize>)>>,
+    outputs: Vec<Option<Kept>>,
     blocks: Blocks,
 }
 
@@ -62,7 +70,9 @@ impl Whole {
     /// All that are in memory of ours, which stays as it is until the place is another's.
     pub(super) fn of(outputs: &[Output], signature: &Signature, faults: Lent, blocks: &Blocks) -> Whole {
         let kept = outputs.iter().zip(&signature.outputs).map(|(output, spec)| match output {
-            Output::Ours { buffer, shape } => Some((Arc::clone(buffer), spec.datatype, shape.clone())),
+            Output::Ours { buffer, shape } => {
+                Some(Kept { buffer: Arc::clone(buffer), datatype: spec.datatype, shape: shape.clone() })
+            }
             Output::Open => None,
         });
         Whole { faults, outputs: kept.collect(), blocks: blocks.clone() }
@@ -73,8 +83,8 @@ impl Whole {
         if self.faults.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        let fetch = |output: &Option<(Arc<Buffer>, DataType, Vec<usize>)>| {
-            let Some((buffer, datatype, shape)) = output else { return Ok(Arrival::Open) };
+        let fetch = |output: &Option<Kept>| {
+            let Some(Kept { buffer, datatype, shape }) = output else { return Ok(Arrival::Open) };
             let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
             let mut result = self.blocks.lend(bytes);
             if bytes > 0 {
