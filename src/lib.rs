@@ -7,7 +7,7 @@
 //! http::accept    connection, clocks              devices::worker   loop:
 //! http            layers, admission, extract        take   batch::policy decides (waiting, now, limits)
 //! image           decode on a bounded CPU pool,     stage  engine::staging hands over one contiguous batch,
-//!                 straight into a staging slot             pinned where a GPU copies from it
+//!                 pixels into a staging slot               pinned where a GPU copies from it
 //! batch::queue    push: bounded in items, bytes     start  engine::Engine::start, and on to the next batch
 //! (await)      <------------ oneshot ------------   devices::landing  waits, batch::queue::finish answers each job once
 //! tasks           outputs -> answers
@@ -19,6 +19,9 @@
 //! `engine::gauss_mle`, and `tasks::localize` turns what comes of them into a file or a picture. `kernels/` holds the C++ of
 //! both, one source for the vectors of the CPU and for CUDA, and what GPUs do before and after a network; `kernels/generated`
 //! has the PTX that `make kernels` makes of it.
+//!
+//! Images are staged as 8-bit pixels (16 where they have so many); the engine normalises, on a GPU with a kernel that writes where
+//! the network reads (`engine::ends`). What of an output is answered leaves a GPU alone, where that is little (`engine::reduction`).
 //!
 //! A machine's CPU is one device, and so is each GPU (`engine::cuda`, whose driver is found at run time). Several batches of a GPU
 //! are on their way at once; each holds the memory that it reads and writes, so nothing waits for the slowest. A thread of its own

@@ -11,10 +11,12 @@ use futures_util::future::join_all;
 use ocelli::{
     config::{Backend, Config},
     engine::{
-        ClassMap, DataType, Ends, Engine, EngineError, PixelInput, Reduction, Tensor, TensorView,
+        Anchors, ClassMap, DataType, Ends, Engine, EngineError, PixelInput, Reduction, Tensor, TensorView,
         child::{Child, Post, Program, Recipe, Region},
         cuda::onnx::{Load, OnnxOnGpu},
+        kernels::postprocess::BoxNumbers,
         onnx::{OnGpu, Runtime},
+        reduction::Candidate,
     },
     image::{self, Color, Preprocess},
 };
@@ -177,6 +179,72 @@ fn of_scores_only_classes_leave_the_device_and_all_of_it_where_one_is_no_number(
     fake.books().assert_empty();
 }
 
+/// A network that hands grey pictures on as they are: rows as boxes of an output with channels first, four numbers and eight classes.
+fn boxes(folder: &Path, element: u64) -> std::path::PathBuf {
+    let extents = [Named("batch"), Fixed(12), Fixed(40)];
+    let file = model(
+        &[("Abs", &["image"], "boxes")],
+        &[("image", element, &extents)],
+        &[("boxes", element, &extents)],
+    );
+    let path = folder.join("model.onnx");
+    std::fs::write(&path, file).unwrap();
+    path
+}
+
+#[test]
+fn of_boxes_only_those_of_the_score_asked_for_leave_the_device() {
+    let fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    for (element, datatype) in [(FLOAT, image::DataType::Fp32), (FLOAT16, image::DataType::Fp16)] {
+        let path = boxes(folder.path(), element);
+        let to = Preprocess { color: Color::Gray, scale: 0.1, datatype, ..Preprocess::new(1, 1) };
+        let anchors = Anchors {
+            output: 0,
+            channels_first: true,
+            objectness: false,
+            format: BoxNumbers::Cxcywh,
+            size: None,
+            score_min: 22.0,
+        };
+        let ends =
+            Ends { pixels: PixelInput::new(&to, true, false), reduction: Some(Reduction::Detect(anchors)) };
+        let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
+        engine.equip(&ends).unwrap();
+        let random = &mut Random(7);
+        for count in [3, 1, 3] {
+            let values: Vec<u8> = (0..count * 480).map(|_| (random.next() * 256.0) as u8).collect();
+            let inputs =
+                [Tensor { datatype: DataType::Uint8, shape: vec![count, 12, 40, 1], data: values.into() }];
+            let numbers = on_cpu(&path, &ends, &inputs);
+            let copied = fake.books().devices[0].copied_out;
+            let left = engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap().remove(0);
+            assert_eq!(fake.books().devices[0].copied_out - copied, (count * (40 * 32 + 4)) as u64);
+            assert_eq!((left.datatype, &left.shape[..]), (DataType::Uint32, &[count, 40, 8][..]));
+            let values = numbers[0].to_f32().unwrap();
+            let mut boxes = 0;
+            for item in 0..count {
+                let at = |channel: usize, anchor: usize| values[item * 480 + channel * 40 + anchor];
+                let rows: Vec<Candidate> =
+                    bytemuck::pod_collect_to_vec(&left.data[item * 1280..(item + 1) * 1280]);
+                for anchor in 0..40 {
+                    let class = (0..8)
+                        .fold(0, |best, k| if at(4 + k, anchor) > at(4 + best, anchor) { k } else { best });
+                    let score = at(4 + class, anchor);
+                    let [x, y, w, h] = [0, 1, 2, 3].map(|k| at(k, anchor));
+                    let corners = [x - w / 2.0, y - h / 2.0, x + w / 2.0, y + h / 2.0];
+                    let (label, anchor) = (class as u32, anchor as u32);
+                    let expected = Candidate { corners, score, label, anchor, unused: 0 };
+                    let wanted = score >= 22.0 && w > 0.0 && h > 0.0;
+                    assert_eq!(rows.iter().filter(|row| **row == expected).count(), usize::from(wanted));
+                    boxes += usize::from(wanted);
+                }
+            }
+            assert!(boxes > 5 * count, "{boxes}");
+        }
+    }
+}
+
 #[test]
 fn a_kernel_that_fails_is_the_devices_fault() {
     let fake = FakeCuda::start("");
@@ -261,21 +329,35 @@ async fn answers(server: &Server) -> Vec<Value> {
         assert_eq!(reply.status, 200, "{}", reply.json());
         reply.json()["outputs"][0].clone()
     };
+    let detections = async |seed: u64| {
+        let reply = server.send("POST", "/predictions/boxes", &[], png(seed, 80, 120)).await;
+        assert_eq!(reply.status, 200, "{}", reply.json());
+        let found = reply.json()["detections"].clone();
+        assert!(found.as_array().unwrap().len() > 2, "{found}");
+        found
+    };
     let images = join_all((0..6).map(image));
+    let detected = join_all((0..4).map(detections));
     let pixels = join_all((0..3).map(|seed| tensor(seed, false)));
     let numbers = join_all((0..3).map(|seed| tensor(seed, true)));
-    let (images, pixels, numbers) = tokio::join!(images, pixels, numbers);
-    [images, pixels, numbers].concat()
+    let (images, detected, pixels, numbers) = tokio::join!(images, detected, pixels, numbers);
+    [images, detected, pixels, numbers].concat()
 }
 
 async fn serve(backend: Backend, devices: &str) -> Server {
     let models = tempfile::tempdir().unwrap();
-    let folder = models.path().join("map");
-    std::fs::create_dir(&folder).unwrap();
-    network(&folder, FLOAT);
-    let manifest =
-        format!("task = \"segment\"\n[batch]\nwait_ms_max = 20\n[placement]\ndevices = \"{devices}\"\n");
-    std::fs::write(folder.join("model.toml"), manifest).unwrap();
+    let rest = format!("[batch]\nwait_ms_max = 20\n[placement]\ndevices = \"{devices}\"\n");
+    let detect = "task = \"detect\"\n[input]\nresize = \"stretch\"\n[detect]\nscore_min = 0.5\niou_max = 1.0\n\
+                  objectness = false\norientation = \"channels_first\"\n";
+    for (name, manifest) in [("map", "task = \"segment\"\n"), ("boxes", detect)] {
+        let folder = models.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        match name {
+            "map" => network(&folder, FLOAT),
+            _ => boxes(&folder, FLOAT),
+        };
+        std::fs::write(folder.join("model.toml"), format!("{manifest}{rest}")).unwrap();
+    }
     Server::start_with(models, Config { backend, ..config() }).await
 }
 
@@ -307,6 +389,10 @@ async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by
     assert_eq!(alone.json()["mask"], on_gpu[0]);
     assert_eq!(alone.headers["ocelli-device"], GPU);
     assert_eq!(kernels(&fake)[before..], ["preprocess", "segment"]);
+    let before = kernels(&fake).len();
+    let alone = server.send("POST", "/predictions/boxes", &[], png(0, 80, 120)).await;
+    assert_eq!(alone.json()["detections"], on_gpu[6]);
+    assert_eq!(kernels(&fake)[before..], ["preprocess", "detect_candidates"]);
     assert_eq!(server.end().await.jobs, 0);
     fake.books().assert_empty();
     drop((stands_in, fake));
