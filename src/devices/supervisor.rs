@@ -17,7 +17,11 @@ use super::{
 };
 use crate::{
     batch::Queue,
-    engine::{child::Isolation, cuda::Gpu, onnx::Runtime},
+    engine::{
+        child::Isolation,
+        cuda::{Gpu, jpeg::JpegOnGpu},
+        onnx::Runtime,
+    },
     models::{Catalog, Found, Model, State},
     status::{Cause, DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
@@ -57,6 +61,8 @@ pub struct Parts {
     pub timeout: Duration,
     /// Where what is built for a GPU is kept.
     pub kernel_cache_folder: Option<PathBuf>,
+    /// What decodes JPEGs on GPUs that are ours.
+    pub jpeg: Option<JpegOnGpu>,
 }
 
 /// What to run on.
@@ -120,7 +126,7 @@ impl Devices {
             match gpu.check() {
                 Ok(()) => {
                     parts.status.set_device(&gpu.id, DeviceState::Waiting, Cause::Start, "not looked at yet");
-                    devices.push(Device::gpu(gpu, wanted.workers));
+                    devices.push(Device::gpu(gpu, wanted.workers, wanted.sharing.stuck_timeout));
                 }
                 Err(reason) => {
                     tracing::warn!(gpu = gpu.id, reason, "a GPU cannot be used");
@@ -133,7 +139,7 @@ impl Devices {
             return Err(refused.join("; "));
         }
         for cpu in devices.iter().filter(|device| device.kind == Kind::Cpu) {
-            cpu.take(&parts).map_err(|refusal| refusal.to_string())?;
+            cpu.take(&parts).map_err(|not| not.refusal.to_string())?;
         }
         let devices = Arc::new(Devices {
             parts,

@@ -1,18 +1,24 @@
-//! The bounded CPU pool that turns posted bytes into staged model input, away from the async threads.
+//! The bounded CPU pool that turns posted bytes into staged images, away from the async threads.
 //!
 //! The pool's threads are its bound in work, the budget its bound in memory: a decode waits until the pixels that its
 //! header announces fit beside those of the decodes that run.
 
+mod on_gpu;
+mod policy;
+
 use crate::{
-    engine::{self, Tensor},
+    engine::{Tensor, cuda::jpeg::JpegOnGpu},
     error::InferError,
     image::{self, Frame, Limits, Placement, Scratch},
-    models::{ImageInput, Model},
+    models::{Form, ImageInput, Model},
 };
 use bytes::Bytes;
 use std::{
     cell::RefCell,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
@@ -20,7 +26,7 @@ use tokio::sync::oneshot;
 /// One frame as the model takes it.
 #[derive(Debug)]
 pub struct Staged {
-    /// The input tensor of one item, in a staging slot.
+    /// The tensor of one item, pixels mostly, in a staging slot.
     pub tensor: Tensor,
     /// How model pixels map to the posted image's.
     pub placement: Placement,
@@ -31,7 +37,7 @@ pub struct Staged {
 pub struct Decoded {
     /// In file order; more than one for multi-page files.
     pub frames: Vec<Staged>,
-    /// Decode, resize and normalise.
+    /// Decode and resize.
     pub took: Duration,
     /// The memory of the frames, as long as no queue accounts for it: to be dropped once they are queued.
     pub share: Share,
@@ -42,6 +48,11 @@ pub struct DecodePool {
     pool: rayon::ThreadPool,
     limits: Limits,
     budget: Arc<Budget>,
+    /// What the threads are to do, with what they are doing.
+    in_pool: Arc<AtomicUsize>,
+    /// What helps them.
+    jpeg: Option<JpegOnGpu>,
+    gpu_jpegs: AtomicU64,
 }
 
 thread_local! {
@@ -63,7 +74,19 @@ impl DecodePool {
             .num_threads(threads)
             .thread_name(|index| format!("ocelli-decode-{index}"))
             .build()?;
-        Ok(DecodePool { pool, limits, budget: Arc::new(Budget::new(bytes_max)) })
+        let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
+        Ok(DecodePool { pool, limits, budget, in_pool, jpeg: None, gpu_jpegs: AtomicU64::new(0) })
+    }
+
+    /// The same, with a GPU that takes JPEGs which the threads have no time for.
+    #[must_use]
+    pub fn with_gpu(self, jpeg: Option<JpegOnGpu>) -> DecodePool {
+        DecodePool { jpeg, ..self }
+    }
+
+    /// JPEGs that a GPU has decoded.
+    pub fn gpu_jpegs(&self) -> u64 {
+        self.gpu_jpegs.load(Ordering::Relaxed)
     }
 
     /// Bytes of pixels being decoded now.
@@ -80,6 +103,8 @@ impl DecodePool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InferError> {
         let (reply, answer) = oneshot::channel();
+        let in_pool = Arc::clone(&self.in_pool);
+        in_pool.fetch_add(1, Ordering::Relaxed);
         self.pool.spawn_fifo(move || {
             if !reply.is_closed() {
                 // A panic unwinds to here and drops `reply`.
@@ -88,6 +113,7 @@ impl DecodePool {
                     let _ = reply.send(result);
                 }
             }
+            in_pool.fetch_sub(1, Ordering::Relaxed);
         });
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
@@ -97,6 +123,9 @@ impl DecodePool {
     /// # Errors
     /// What is wrong with the file, or that it is over a limit.
     pub async fn stage(&self, bytes: Bytes, model: Arc<Model>) -> Result<Decoded, InferError> {
+        if let Some(decoded) = self.on_gpu(&bytes, &model).await {
+            return Ok(decoded);
+        }
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
         self.run(move || stage(&bytes, &limits, &budget, &model)).await?
     }
@@ -110,8 +139,9 @@ fn stage(bytes: &[u8], limits: &Limits, budget: &Arc<Budget>, model: &Model) -> 
     let header = image::header(bytes, limits)?;
     let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
     // What the frames become is there beside them until they are queued.
-    let staged = input.preprocess_for(header.width, header.height).out_bytes() as u64;
-    let staged = staged.saturating_mul(header.frames as u64);
+    let [height, width, depth] = input.preprocess_for(header.width, header.height).pixels_shape();
+    let samples = (height as u64).saturating_mul((width * depth * header.frames) as u64);
+    let staged = samples.saturating_mul(u64::from(header.bits / 8));
     let share = Budget::take(budget, header.decoded_bytes_for(&enough).saturating_add(staged))?;
     let frames = image::decode(bytes, limits, &enough)?;
     let frames = frames.iter().map(|frame| stage_frame(frame, input)).collect::<Result<_, _>>()?;
@@ -123,24 +153,25 @@ fn stage(bytes: &[u8], limits: &Limits, budget: &Arc<Budget>, model: &Model) -> 
 fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> {
     let (width, height) = frame.source;
     let preprocess = input.preprocess_for(width, height);
+    let Form { datatype, shape, bytes, staging } = input.form(&frame.samples, width, height);
     let write = |out: &mut [u8]| {
-        SCRATCH
-            .with_borrow_mut(|scratch| preprocess.apply(frame, scratch, out))
-            .map_err(|error| InferError::BadRequest(error.to_string()))
+        let placed = SCRATCH.with_borrow_mut(|scratch| match &input.pixels {
+            Some(_) => preprocess.place(frame, scratch, out),
+            None => preprocess.apply(frame, scratch, out),
+        });
+        placed.map_err(|error| InferError::BadRequest(error.to_string()))
     };
-    let (placement, data) = match &input.staging {
+    let (placement, data) = match staging {
         Some(staging) => {
             let mut slot = staging.slot();
             (write(&mut slot)?, slot.freeze())
         }
         None => {
-            let mut own = vec![0; preprocess.out_bytes()];
+            let mut own = vec![0; bytes];
             (write(&mut own)?, own.into())
         }
     };
-    let datatype = engine::DataType::from_name(preprocess.datatype.name())
-        .expect("both name types as the Open Inference Protocol does");
-    Ok(Staged { tensor: Tensor { datatype, shape: input.item_shape(width, height), data }, placement })
+    Ok(Staged { tensor: Tensor { datatype, shape, data }, placement })
 }
 
 /// A bound on bytes that are in use at once. Whoever does not fit yet waits on its own (pool) thread, in the order of
@@ -192,6 +223,18 @@ impl Budget {
         drop(state);
         budget.freed.notify_all();
         Ok(Share { budget: Arc::clone(budget), bytes })
+    }
+}
+
+impl Budget {
+    /// As [`Budget::take`] without waiting: none where it does not fit now, or others wait.
+    fn try_take(budget: &Arc<Budget>, bytes: u64) -> Option<Share> {
+        let mut state = budget.lock();
+        if state.turn != state.given || state.used + bytes > budget.limit {
+            return None;
+        }
+        state.used += bytes;
+        Some(Share { budget: Arc::clone(budget), bytes })
     }
 }
 
