@@ -1,18 +1,58 @@
-//! What a model has at the ends of its network: pixels before it become numbers. An engine is told once, when it is loaded.
+//! What a model has at the ends of its network: pixels before it become numbers, and an output behind it may be reduced to what is
+//! answered of it. An engine is told once, when it is loaded.
 //!
 //! Images are staged as pixels of 8 or 16 bits, rows by columns by channels (grey, or red, green, blue); the engine normalises.
 //! So what lies in queues and crosses to a device is a quarter or half of what the network reads. Tensors of the network's own
 //! type come as they are: a batch is of one form, since its jobs are of one type and shape.
+//!
+//! What is left of an output is again a form of that output, which tasks read as well: so an engine may reduce, and need not.
+//! One on the host does not: nothing is copied there, and the task does the same on the threads that answer.
 
-use super::{DataType, EngineError, Tensor, TensorView, staging::Blocks};
+use super::{DataType, EngineError, Tensor, TensorView, kernels::postprocess::ITEMS_MAX, staging::Blocks};
 use crate::image::{self, Filter, Pixels, Preprocess, Resize};
 use std::borrow::Cow;
 
-/// What is done before a network.
+/// What is done before and behind a network.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ends {
     /// How pixels become the first input's numbers; `None` for a model that takes no images, or takes their pixels as they are.
     pub pixels: Option<PixelInput>,
+    /// What may be made of the outputs, for requests that want only what the task answers; `None` where there is nothing to save.
+    pub reduction: Option<Reduction>,
+}
+
+/// What of outputs a task needs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Reduction {
+    /// The class of each pixel.
+    Segment(ClassMap),
+}
+
+/// From scores to classes: `[n, classes, height, width]`, or with classes last, to UINT16 of `[n, height, width]`. The class with the
+/// highest score, the first of equals.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClassMap {
+    /// The output's place in the signature.
+    pub output: usize,
+    /// Classes are the last axis.
+    pub last: bool,
+    /// For one class: 1 from here on, 0 below.
+    pub threshold: f32,
+}
+
+impl ClassMap {
+    /// Items, classes, height and width of an output; `None` where it has not such a shape, or a kernel cannot take so many.
+    pub(super) fn extents(&self, shape: &[usize]) -> Option<[usize; 4]> {
+        let extents = match (shape, self.last) {
+            (&[items, height, width, classes], true) | (&[items, classes, height, width], false) => {
+                [items, classes, height, width]
+            }
+            _ => return None,
+        };
+        let [items, classes, height, width] = extents;
+        let taken = (1..=ITEMS_MAX as usize).contains(&items) && (1..=1 << 16).contains(&classes);
+        (taken && height > 0 && width > 0).then_some(extents)
+    }
 }
 
 /// How pixels become numbers.
@@ -132,6 +172,16 @@ mod tests {
 
     fn reads(input: &PixelInput, shape: &[usize]) -> Option<Vec<usize>> {
         input.reading(DataType::Uint8, shape)?.map(|reading| reading.shape).ok()
+    }
+
+    #[test]
+    fn a_class_map_is_told_by_where_the_classes_are() {
+        let map = |last| ClassMap { output: 0, last, threshold: 0.5 };
+        assert_eq!(map(false).extents(&[2, 21, 8, 9]), Some([2, 21, 8, 9]));
+        assert_eq!(map(true).extents(&[2, 8, 9, 21]), Some([2, 21, 8, 9]));
+        for shape in [&[21, 8, 9][..], &[0, 21, 8, 9], &[2, 70_000, 8, 9], &[2, 0, 8, 9], &[2, 21, 8, 0]] {
+            assert_eq!(map(false).extents(shape), None, "{shape:?}");
+        }
     }
 
     #[test]

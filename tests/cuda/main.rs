@@ -14,6 +14,7 @@ mod http;
 mod isolated;
 mod jpeg;
 mod onnx;
+mod pixels;
 mod process;
 mod server;
 mod sharing;

@@ -15,7 +15,7 @@ use super::library::{Recipe, compiled};
 
 /// Where the library lies, compiled if it was not yet. Whoever looks for nvJPEG for CUDA 12 finds it once it is loaded.
 pub fn library() -> PathBuf {
-    compiled(&Recipe { folder: "fake_nvjpeg", name: "libnvjpeg.so.12", also: "libnvjpeg.so" })
+    compiled(&Recipe { folders: &["fake_nvjpeg"], name: "libnvjpeg.so.12", also: "libnvjpeg.so" })
 }
 
 const BAD_JPEG: c_int = 3;

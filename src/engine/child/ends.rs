@@ -1,7 +1,7 @@
 //! What an engine does at the ends of its network, as messages have it: numbers go as their bits.
 
 use crate::{
-    engine::{Ends, PixelInput},
+    engine::{ClassMap, Ends, PixelInput, Reduction},
     image::{Color, DataType, Layout, Preprocess},
 };
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct EndsText {
     pixels: Option<PixelsText>,
+    class_map: Option<ClassMapText>,
+}
+
+/// [`ClassMap`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ClassMapText {
+    output: usize,
+    last: bool,
+    threshold: u32,
 }
 
 /// [`PixelInput`].
@@ -42,7 +51,12 @@ impl From<&Ends> for EndsText {
                 channel_axis,
             }
         };
-        EndsText { pixels: ends.pixels.as_ref().map(text) }
+        let map = |Reduction::Segment(ClassMap { output, last, threshold })| ClassMapText {
+            output,
+            last,
+            threshold: threshold.to_bits(),
+        };
+        EndsText { pixels: ends.pixels.as_ref().map(text), class_map: ends.reduction.map(map) }
     }
 }
 
@@ -63,7 +77,10 @@ impl EndsText {
             PixelInput::new(&to, text.batch_axis, text.channel_axis)
                 .ok_or_else(|| format!("pixels do not become {}", text.datatype))
         };
-        Ok(Ends { pixels: self.pixels.as_ref().map(read).transpose()? })
+        let reduction = self.class_map.as_ref().map(|&ClassMapText { output, last, threshold }| {
+            Reduction::Segment(ClassMap { output, last, threshold: f32::from_bits(threshold) })
+        });
+        Ok(Ends { pixels: self.pixels.as_ref().map(read).transpose()?, reduction })
     }
 }
 
@@ -88,7 +105,9 @@ mod tests {
                 ..Preprocess::new(1, 1)
             };
             for axes in [[true, true], [true, false], [false, true]] {
-                let ends = Ends { pixels: PixelInput::new(&to, axes[0], axes[1]) };
+                let map = ClassMap { output: 3, last: axes[0], threshold: 0.1 + 0.2 };
+                let reduction = axes[1].then_some(Reduction::Segment(map));
+                let ends = Ends { pixels: PixelInput::new(&to, axes[0], axes[1]), reduction };
                 let json = serde_json::to_vec(&EndsText::from(&ends)).expect("JSON");
                 let heard: EndsText = serde_json::from_slice(&json).expect("JSON");
                 assert_eq!(heard.read().expect("ends"), ends);

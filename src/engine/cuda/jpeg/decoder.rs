@@ -8,12 +8,12 @@ use super::library::{Library, Session, Target};
 use crate::{
     engine::{
         cuda::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Kernel, Module},
-        kernels::preprocess::{Batch, KERNEL, Pixels, PreprocessCall, THREADS},
+        kernels::preprocess::{Batch, KERNEL, Pixels, THREADS},
         staging::{Blocks, Memory},
     },
     image::{PlainJpeg, Preprocess, Region},
 };
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::CudaStream;
 use std::{ptr, sync::Arc};
 
 /// The kernel, as [`KERNEL`] names it.
@@ -57,13 +57,6 @@ impl From<CudaError> for Failed {
 pub(super) fn pixel_bytes(jpeg: &PlainJpeg) -> usize {
     (jpeg.width as usize * jpeg.height as usize * 3).next_multiple_of(ALIGNED)
 }
-
-/// What the kernel takes.
-#[repr(transparent)]
-struct Argument(PreprocessCall);
-
-// SAFETY: the struct that the kernel takes by value, its addresses being the device's.
-unsafe impl DeviceRepr for Argument {}
 
 /// A decoder in a GPU's context. For one thread, to which that is bound.
 pub(super) struct Decoder {
@@ -193,7 +186,7 @@ impl Decoder {
             let call = batch.call(told_address + images, told_address + tables, items_address + *item as u64);
             // SAFETY: descriptions and tables were copied there, images were decoded where they say, and there is room for the
             // items; all of it is ours until the end of this.
-            unsafe { self.kernel.launch_grid(&self.stream, batch.blocks(), THREADS, &Argument(call)) }?;
+            unsafe { self.kernel.launch_grid(&self.stream, batch.blocks(), THREADS, &call) }?;
         }
         let mut results = self.results.lend(item_bytes);
         // SAFETY: looked at when the stream is past it.
