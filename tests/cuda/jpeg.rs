@@ -62,6 +62,23 @@ async fn until_gpu_serves(server: &Server) {
     server.wait_until(serving).await;
 }
 
+/// One of many requests.
+async fn ask(server: &Server, i: usize) {
+    let number = i % 10;
+    match i {
+        7 => {
+            let png = std::fs::read(root().join("examples/images/digits/5-0.png")).unwrap();
+            assert_eq!(label(server, png).await, Ok("5".to_owned()));
+        }
+        18 | 28 => {
+            let mut cut = digit(number);
+            cut.truncate(cut.len() - 40);
+            assert_eq!(label(server, cut).await, Err(400), "cut off");
+        }
+        _ => assert_eq!(label(server, digit(number)).await, Ok(number.to_string())),
+    }
+}
+
 #[tokio::test]
 async fn a_gpu_decodes_what_the_cpu_has_no_threads_for_and_answers_are_the_same() {
     let cuda = FakeCuda::start("");
@@ -73,22 +90,8 @@ async fn a_gpu_decodes_what_the_cpu_has_no_threads_for_and_answers_are_the_same(
     assert_eq!((gpu_jpegs(&server).await, fake.books().files), (0.0, 0));
 
     // Many at once, among them some that only the CPU takes, and some that nobody does.
-    let png = || std::fs::read(root().join("examples/images/digits/5-0.png")).unwrap();
-    let cut = |number| {
-        let mut jpeg = digit(number);
-        jpeg.truncate(jpeg.len() - 40);
-        jpeg
-    };
     while gpu_jpegs(&server).await < 40.0 {
-        let asked = (0..40).map(|i| async {
-            let (number, server) = (i % 10, &server);
-            match i {
-                7 => assert_eq!(label(server, png()).await, Ok("5".to_owned())),
-                18 | 28 => assert_eq!(label(server, cut(number)).await, Err(400), "cut off"),
-                _ => assert_eq!(label(server, digit(number)).await, Ok(number.to_string())),
-            }
-        });
-        join_all(asked).await;
+        join_all((0..40).map(|i| ask(&server, i))).await;
     }
     assert_eq!(gpu_jpegs(&server).await, fake.books().files as f64);
     assert!(fake.books().batches < fake.books().files, "several at once");
