@@ -146,9 +146,10 @@ impl App {
         let grpc_address = grpc_listener.as_ref().map(TcpListener::local_addr).transpose();
         let grpc_address = grpc_address.map_err(failed("cannot read the address listened on for gRPC"))?;
 
-        let Core { queue, catalog, status, metrics, devices, found } = Core::start(&config, log)?;
+        let Core { queue, catalog, status, metrics, devices, jpeg, found } = Core::start(&config, log)?;
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(&config))
-            .map_err(failed("cannot start the decode pool"))?;
+            .map_err(failed("cannot start the decode pool"))?
+            .with_gpu(jpeg);
         let (control, commands) = Control::new(config.models.clone());
         let control = Arc::new(control);
         let parts = http::Parts {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Packs the checks on GPUs into one folder for a machine without Rust.
 
-    python3 tools/pack_gpu_checks.py pack PROGRAM FAULT FOLDER [--sm 90] [--onnx-runtime .lib/gpu] [--mib-max 64]
+    python3 tools/pack_gpu_checks.py pack PROGRAM FAULT FOLDER [--sm 90] [--onnx-runtime .lib/gpu] [--nvjpeg FILE] [--mib-max 64]
     python3 tools/pack_gpu_checks.py prune FROM TO 90
 
 FOLDER then has the script with all it needs: `python3 FOLDER/run.py`. PROGRAM is the example `gpu_checks`, FAULT the library made of
@@ -103,6 +103,8 @@ def pack(given):
         stripped(given.program, program)
         packed(program, carried, given.fast)
         packed(given.fault, carried, given.fast, "libfault.so")
+        if given.nvjpeg:
+            packed(given.nvjpeg, carried, given.fast)
         if given.onnx_runtime:
             (main,) = given.onnx_runtime.glob("libonnxruntime.so.*")
             packed(main, carried, given.fast)
@@ -135,6 +137,7 @@ def main():
     packing.add_argument("folder", type=Path)
     packing.add_argument("--sm", default="90", help="compute capabilities to keep code for, or all; default: 90")
     packing.add_argument("--onnx-runtime", type=Path, help="the folder with ONNX Runtime's libraries for CUDA; without it, none")
+    packing.add_argument("--nvjpeg", type=Path, help="nvJPEG's library (libnvjpeg.so.13), where the other machine has none")
     packing.add_argument("--mib-max", type=float, default=64, help="how large the folder may be; default: 64")
     packing.add_argument("--fast", action="store_true", help="compress little, for a try")
     packing.set_defaults(run=pack)

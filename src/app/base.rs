@@ -7,7 +7,7 @@ use crate::{
     devices::{self, Devices},
     engine::{
         child::Isolation,
-        cuda::{self, Gpu},
+        cuda::{self, Gpu, jpeg::JpegOnGpu},
         onnx::Runtime,
     },
     grpc, http,
@@ -33,6 +33,8 @@ pub struct Core {
     pub metrics: Arc<Metrics>,
     /// What runs batches.
     pub devices: Arc<Devices>,
+    /// What decodes JPEGs on GPUs that are held.
+    pub jpeg: Option<JpegOnGpu>,
     /// What the model folder holds.
     pub found: Vec<models::Found>,
 }
@@ -85,6 +87,7 @@ pub(super) fn start(
         items_max: config.queue_items_max,
         bytes_max: config.queue_bytes_max as usize,
     });
+    let jpeg = jpeg(config, &gpus);
     let parts = devices::Parts {
         runtime,
         queue: Arc::clone(&queue),
@@ -95,11 +98,12 @@ pub(super) fn start(
         isolation,
         timeout: config.timeout_ms,
         kernel_cache_folder: config.kernel_cache_folder.clone(),
+        jpeg: jpeg.clone(),
     };
     let (cpu, sharing) = (config.backend != Backend::Gpu, sharing(config));
     let wanted = devices::Wanted { gpus, cpu, workers, sharing };
     let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
-    Ok(Core { queue, catalog, status, metrics, devices, found })
+    Ok(Core { queue, catalog, status, metrics, devices, jpeg, found })
 }
 
 /// Workers that each device needs for these models: as many as any of them has instances.
@@ -160,6 +164,14 @@ fn isolation(config: &Config, gpus: usize, with_onnx: bool) -> Result<Isolation,
     let onnx_runtime = with_onnx.then(|| config.onnx_runtime.clone());
     Isolation::process(gpus, config.isolation_bytes as usize, onnx_runtime)
         .map_err(failed("cannot share memory"))
+}
+
+/// What decodes JPEGs on GPUs, if that is wanted and can be had.
+fn jpeg(config: &Config, gpus: &[Gpu]) -> Option<JpegOnGpu> {
+    let gpu = gpus.first().filter(|_| config.gpu_jpeg)?;
+    JpegOnGpu::start(gpu.cuda)
+        .inspect_err(|reason| tracing::warn!("gpu_jpeg: JPEGs are decoded on the CPU alone: {reason}"))
+        .ok()
 }
 
 /// How GPUs are shared.

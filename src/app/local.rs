@@ -50,7 +50,8 @@ impl Local {
             .load(found)
             .map_err(|reason| AppError::Failed(format!("model {name:?}: {reason}")))?;
         let decode = DecodePool::new(config.decode_threads, config.decode_bytes_max, base::limits(config))
-            .map_err(failed("cannot start the decode pool"))?;
+            .map_err(failed("cannot start the decode pool"))?
+            .with_gpu(core.jpeg.clone());
         // Nobody hears what it says: models neither come nor go.
         let (control, _) = Control::new(config.models.clone());
         let parts = http::Parts {

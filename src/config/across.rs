@@ -1,7 +1,7 @@
 //! What must hold between options: each alone may be fine and both together not.
 
 use super::{
-    Config, Setting,
+    Config, Isolation, Setting,
     kind::bytes_text,
     mistake::{Mistake, Origin},
 };
@@ -79,6 +79,13 @@ const RULES: &[Rule] = &[
                 "decode_bytes_max must be at least 4 bytes for each of image_pixels_max ({}), or the largest image could never be decoded",
                 bytes_text(decoded_bytes(config))
             )
+        },
+    },
+    Rule {
+        between: ["gpu_jpeg", "isolation"],
+        holds: |config| !config.gpu_jpeg || config.isolation == Isolation::Thread,
+        must: |_| {
+            "gpu_jpeg needs isolation = \"thread\": with \"process\" the server, which has the images, uses no GPU itself".into()
         },
     },
     Rule {

@@ -13,7 +13,7 @@ use crate::{
     engine::{
         Engine, EngineError,
         child::{Executor, Place, Recipe},
-        cuda::{Gpu, HostMemory, onnx::Load},
+        cuda::{Gpu, HostMemory, jpeg::Offer, onnx::Load},
         onnx::Runtime,
         staging::Memory,
     },
@@ -148,7 +148,14 @@ impl Device {
             }
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let hold = |executor| Hold { number, health: health.clone(), workers, executor };
+        let hold = |executor| {
+            let context = match &executor {
+                Some(Executor::Thread(context)) => Some(context),
+                _ => None,
+            };
+            let jpeg = context.zip(parts.jpeg.as_ref()).map(|(context, jpeg)| jpeg.offer(context));
+            Hold { number, health: health.clone(), workers, _jpeg: jpeg, executor }
+        };
         match opened.transpose() {
             Ok(executor) => {
                 let hold = Arc::new(hold(executor));
@@ -187,6 +194,8 @@ pub(super) struct Hold {
     /// Whether it still works.
     pub(super) health: Health,
     workers: Vec<Worker>,
+    /// Its context, lent to a decoder of images.
+    _jpeg: Option<Offer>,
     /// Kept to the end of all that is in it.
     executor: Option<Executor>,
 }

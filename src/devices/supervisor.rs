@@ -17,7 +17,11 @@ use super::{
 };
 use crate::{
     batch::Queue,
-    engine::{child::Isolation, cuda::Gpu, onnx::Runtime},
+    engine::{
+        child::Isolation,
+        cuda::{Gpu, jpeg::JpegOnGpu},
+        onnx::Runtime,
+    },
     models::{Catalog, Found, Model, State},
     status::{Cause, DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
@@ -57,6 +61,8 @@ pub struct Parts {
     pub timeout: Duration,
     /// Where what is built for a GPU is kept.
     pub kernel_cache_folder: Option<PathBuf>,
+    /// What decodes JPEGs on GPUs that are ours.
+    pub jpeg: Option<JpegOnGpu>,
 }
 
 /// What to run on.

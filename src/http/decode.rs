@@ -3,8 +3,11 @@
 //! The pool's threads are its bound in work, the budget its bound in memory: a decode waits until the pixels that its
 //! header announces fit beside those of the decodes that run.
 
+mod on_gpu;
+mod policy;
+
 use crate::{
-    engine::Tensor,
+    engine::{Tensor, cuda::jpeg::JpegOnGpu},
     error::InferError,
     image::{self, Frame, Limits, Placement, Scratch},
     models::{Form, ImageInput, Model},
@@ -12,7 +15,10 @@ use crate::{
 use bytes::Bytes;
 use std::{
     cell::RefCell,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
@@ -42,6 +48,11 @@ pub struct DecodePool {
     pool: rayon::ThreadPool,
     limits: Limits,
     budget: Arc<Budget>,
+    /// What the threads are to do, with what they are doing.
+    in_pool: Arc<AtomicUsize>,
+    /// What helps them.
+    jpeg: Option<JpegOnGpu>,
+    gpu_jpegs: AtomicU64,
 }
 
 thread_local! {
@@ -63,7 +74,19 @@ impl DecodePool {
             .num_threads(threads)
             .thread_name(|index| format!("ocelli-decode-{index}"))
             .build()?;
-        Ok(DecodePool { pool, limits, budget: Arc::new(Budget::new(bytes_max)) })
+        let (budget, in_pool) = (Arc::new(Budget::new(bytes_max)), Arc::default());
+        Ok(DecodePool { pool, limits, budget, in_pool, jpeg: None, gpu_jpegs: AtomicU64::new(0) })
+    }
+
+    /// The same, with a GPU that takes JPEGs which the threads have no time for.
+    #[must_use]
+    pub fn with_gpu(self, jpeg: Option<JpegOnGpu>) -> DecodePool {
+        DecodePool { jpeg, ..self }
+    }
+
+    /// JPEGs that a GPU has decoded.
+    pub fn gpu_jpegs(&self) -> u64 {
+        self.gpu_jpegs.load(Ordering::Relaxed)
     }
 
     /// Bytes of pixels being decoded now.
@@ -80,6 +103,8 @@ impl DecodePool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InferError> {
         let (reply, answer) = oneshot::channel();
+        let in_pool = Arc::clone(&self.in_pool);
+        in_pool.fetch_add(1, Ordering::Relaxed);
         self.pool.spawn_fifo(move || {
             if !reply.is_closed() {
                 // A panic unwinds to here and drops `reply`.
@@ -88,6 +113,7 @@ impl DecodePool {
                     let _ = reply.send(result);
                 }
             }
+            in_pool.fetch_sub(1, Ordering::Relaxed);
         });
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
@@ -97,6 +123,9 @@ impl DecodePool {
     /// # Errors
     /// What is wrong with the file, or that it is over a limit.
     pub async fn stage(&self, bytes: Bytes, model: Arc<Model>) -> Result<Decoded, InferError> {
+        if let Some(decoded) = self.on_gpu(&bytes, &model).await {
+            return Ok(decoded);
+        }
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
         self.run(move || stage(&bytes, &limits, &budget, &model)).await?
     }
@@ -194,6 +223,18 @@ impl Budget {
         drop(state);
         budget.freed.notify_all();
         Ok(Share { budget: Arc::clone(budget), bytes })
+    }
+}
+
+impl Budget {
+    /// As [`Budget::take`] without waiting: none where it does not fit now, or others wait.
+    fn try_take(budget: &Arc<Budget>, bytes: u64) -> Option<Share> {
+        let mut state = budget.lock();
+        if state.turn != state.given || state.used + bytes > budget.limit {
+            return None;
+        }
+        state.used += bytes;
+        Some(Share { budget: Arc::clone(budget), bytes })
     }
 }
 

@@ -65,6 +65,7 @@ impl Front {
         counted(&metrics.log_lines_lost_total, self.lines_lost.count());
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);
+        counted(&metrics.gpu_jpegs_total, self.decode.gpu_jpegs());
         metrics.decode_bytes.set(self.decode.bytes() as i64);
         let load = self.queue.load();
         metrics.queue_bytes.set(load.bytes as i64);

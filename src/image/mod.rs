@@ -4,6 +4,7 @@
 //! - [`header`] and [`decode`]: sizes are checked against [`Limits`] by what the headers say, before pixels are allocated;
 //!   then one strict decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, upright as a
 //!   person sees them. A truncated file is refused, whatever the format.
+//! - [`plain_jpeg`]: which JPEGs a decoder in hardware may be given instead.
 //! - [`preprocess`]: from a frame to a model's input (resize, crop, colour; normalisation now or later), written straight into the
 //!   caller's memory, and a [`Placement`] that leads from there back to the pixels that were posted.
 //! - [`stack`]: camera frames for measuring, not for looking: of any number, as they come in, their values as they are.
@@ -18,6 +19,7 @@ mod jpeg;
 mod normalize;
 mod orient;
 mod placement;
+mod plain_jpeg;
 mod png;
 pub mod preprocess;
 pub mod stack;
@@ -29,6 +31,7 @@ mod webp;
 pub use error::DecodeError;
 pub use format::Format;
 pub use placement::Placement;
+pub use plain_jpeg::{PlainJpeg, plain_jpeg};
 pub use preprocess::{Color, DataType, Filter, Geometry, Layout, Pixels, Preprocess, Resize, Scratch};
 
 use orient::Orientation;

@@ -27,6 +27,11 @@ impl Orientation {
         Exif::from_exif_chunk(block).map_or(Orientation::UPRIGHT, |exif| Orientation(exif.to_exif()))
     }
 
+    /// EXIF's number.
+    pub(super) fn number(self) -> u8 {
+        self.0
+    }
+
     /// Whether width and height change places.
     pub(super) fn swaps(self) -> bool {
         self.0 >= 5

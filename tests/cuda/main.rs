@@ -12,6 +12,7 @@ mod graph;
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
 mod isolated;
+mod jpeg;
 mod onnx;
 mod pixels;
 mod process;

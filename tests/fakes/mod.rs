@@ -1,7 +1,8 @@
-//! Fakes of what a machine without a GPU lacks, for tests: a CUDA driver and NVML.
+//! Fakes of what a machine without a GPU lacks, for tests: a CUDA driver, NVML and nvJPEG.
 //!
 //! - [`library`]: compiles a folder of C++ into a shared library, once per content.
 //! - [`cuda`]: `tests/fake_cuda`, which is `libcuda.so` to this process once it is loaded.
+//! - [`nvjpeg`]: `tests/fake_nvjpeg`, which whoever looks for nvJPEG finds once it is loaded.
 //! - [`nvml`]: `tests/fake_nvml`, which is given to whoever looks for NVML by its path.
 //!
 //! A test binary takes this folder with `#[path = "../fakes/mod.rs"] mod fakes;`. The fakes' state is the process's, so tests that
@@ -10,5 +11,6 @@
 
 pub mod cuda;
 pub mod library;
+pub mod nvjpeg;
 pub mod nvml;
 mod text;

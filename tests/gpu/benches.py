@@ -27,6 +27,11 @@ def bench_preprocess(run):
     run.program("bench-preprocess")
 
 
+@check("bench-jpeg", "JPEGs per second by nvJPEG and by the CPU", where="gpu")
+def bench_jpeg(run):
+    run.program("bench-jpeg")
+
+
 def send(server, rois, count, seconds, errors):
     """Posts so many ROIs in one request and reads the answer to its end."""
     try:

@@ -53,7 +53,7 @@ def look():
 def libraries(fake):
     """Variables with which CUDA's libraries are found, and ONNX Runtime."""
     variables = {}
-    folders = [os.environ.get("LD_LIBRARY_PATH", "")]
+    folders = [os.environ.get("LD_LIBRARY_PATH", ""), str(unpacked())]
     if not fake:
         # After the system's own. Python packages (PyTorch's, for one) have them here.
         packages = [*site.getsitepackages(), site.getusersitepackages(), *sys.path]

@@ -113,6 +113,7 @@ fn all_of_the_script_runs_on_the_fakes() {
         "network",
         "example-digits",
         "processors-busy",
+        "jpeg",
         "bench-fit",
         "bench-resnet50-fp16",
     ] {

@@ -42,7 +42,9 @@ MEANT = {
     "added_p50_": (SECONDS, "median of one request at a time less the median of the session alone"),
     "busy_": (RATIO, "mean of NVML's utilisation while saturated through HTTP: the part of the time in which any kernel ran"),
     "torch_": (RATE, "images by PyTorch in-process (torch.compile, channels last, FP16), inputs on the GPU, batches of the size that is named"),
-    "jpeg_": (RATE, "JPEGs of 500 x 375 decoded to RGB in host memory"),
+    "pixels_apart": (PLAIN, "mean difference of pixels from the CPU's decoder, of 255, after resizing to 224 x 224; the worst of 16 pictures"),
+    "jpeg_gpu": (RATE, "JPEGs of 500 x 375 to items of 224 x 224 bytes in host memory by nvJPEG and our kernel, 256 asked for at once"),
+    "jpeg_cpu": (RATE, "the same by the CPU, on as many threads as said in the log"),
 }
 
 

@@ -113,6 +113,11 @@ def fault_network(run):
     run.program("fault-network", GPU_CHECKS_MODELS=machine.root() / "examples/models/digits")
 
 
+@check("jpeg", "JPEGs by nvJPEG against the CPU's decoder", where="gpu")
+def jpeg(run):
+    run.program("jpeg")
+
+
 @check("network", "ONNX Runtime on CUDA, on our stream and memory, against the CPU", where="rehearsed", seconds=300)
 def network(run):
     models = machine.root() / "examples/models"

@@ -8,6 +8,7 @@
 //! - [`module`]: our kernels on it.
 //! - [`canary`]: whether it answers as it should.
 //! - [`fault`]: what follows from an error.
+//! - [`jpeg`]: JPEGs, for a CPU that has too many of them.
 //! - [`gauss_mle`]: the fitter; [`onnx`]: ONNX Runtime.
 //!
 //! Everything holds on to its [`Context`], which is given back when the last of it is dropped.
@@ -17,6 +18,7 @@ pub mod context;
 pub mod driver;
 pub mod fault;
 pub mod gauss_mle;
+pub mod jpeg;
 pub mod memory;
 pub mod module;
 pub mod numa;

@@ -111,6 +111,8 @@ pub struct Metrics {
     pub http_accept_errors_total: IntCounter,
     /// Lines of the log that were dropped.
     pub log_lines_lost_total: IntCounter,
+    /// JPEGs that a GPU has decoded.
+    pub gpu_jpegs_total: IntCounter,
     /// Times that `connections_max` was met.
     pub http_connections_capped_total: IntCounter,
     /// Requests being worked on.
@@ -178,6 +180,10 @@ impl Metrics {
             &["reason"],
         );
         let dropped = DropReason::LABELS.map(|reason| dropped.with_label_values(&[reason]));
+        let gpu_jpegs_total = register.counter(
+            "ocelli_gpu_jpegs_total",
+            "JPEGs that a GPU decoded, because the CPU had more than it has threads for (gpu_jpeg).",
+        );
         let log_lines_lost_total = register.counter(
             "ocelli_log_lines_lost_total",
             "Lines of the log that were dropped because their reader or disk was too slow.",
@@ -201,6 +207,7 @@ impl Metrics {
             http_connections_total,
             http_accept_errors_total,
             log_lines_lost_total,
+            gpu_jpegs_total,
             http_connections_capped_total,
             requests_in_flight,
             in_flight_bytes,

@@ -10,8 +10,11 @@ use ocelli::{
         Engine, Flight, Setting, Tensor,
         cuda::gauss_mle::GaussMle,
         kernels::{
-            Camera, FitCall, FitModel, Psf, SpotFit,
-            fit::device::{FitAddresses, FitLaunch, FitRound, ROUNDS, SharedMemory, state_words},
+            Camera, FitCall, FitModel, Psf,
+            fit::{
+                Columns,
+                device::{FitAddresses, FitLaunch, FitRound, ROUNDS, SharedMemory, state_words},
+            },
         },
         staging::Assembler,
     },
@@ -19,7 +22,10 @@ use ocelli::{
 };
 use std::{collections::VecDeque, time::Instant};
 
-const FITTER: &str = include_str!("../../../kernels/generated/gauss_mle.ptx");
+const FITTERS: [(&str, &str); 2] = [
+    ("gauss_mle_xynb", include_str!("../../../kernels/generated/gauss_mle_xynb.ptx")),
+    ("gauss_mle_xynbs", include_str!("../../../kernels/generated/gauss_mle_xynbs.ptx")),
+];
 
 /// Milliseconds of the fastest of several runs: others on the machine only add.
 fn fastest(device: &Device, act: impl Fn()) -> f64 {
@@ -38,15 +44,18 @@ pub(crate) fn fit() {
         let model = FitModel::new(psf, [0.1, 0.1]).unwrap();
         let values = many(count, side);
         let rois = device.with(&values);
-        let fits = device.garbage(count * size_of::<SpotFit>());
+        let fits = device.garbage(count * Columns::of(model.psf()).count() * size_of::<f32>());
+        let codes = device.garbage(2 * count);
         let launch = FitLaunch::new(model.psf(), false, false, side, memory);
-        let [kernel] = device.kernels(FITTER, [launch.kernel]);
+        let (_, text) = FITTERS.iter().find(|(module, _)| *module == launch.module).unwrap();
+        let [kernel] = device.kernels(text, [launch.kernel]);
         let at_once = resident(kernel, launch.threads, launch.shared_bytes) * gpu.processors;
         let words = state_words(model.psf());
         let lists = [(); 2].map(|()| device.garbage(4 * words * count));
         let counts = device.zeros(8 * ROUNDS.len());
         let zeros = device.zeros(8 * ROUNDS.len());
-        let addresses = FitAddresses { rois: rois.address(), maps: None, fits: fits.address() };
+        let addresses =
+            FitAddresses { rois: rois.address(), maps: None, fits: fits.address(), codes: codes.address() };
         let call = FitCall::on_device(&model, &Camera::ideal(), side, count as u64, &addresses);
         let rounds = Rounds {
             device: &device,

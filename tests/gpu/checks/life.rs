@@ -14,8 +14,11 @@ use ocelli::engine::{
 use std::{sync::Arc, time::Instant};
 
 const MATH: &str = include_str!("../../../kernels/generated/math_check.ptx");
-const MODULES: [(&str, &str); 4] = [
-    ("gauss_mle", include_str!("../../../kernels/generated/gauss_mle.ptx")),
+const MODULES: [(&str, &str); 7] = [
+    ("xynb", include_str!("../../../kernels/generated/gauss_mle_xynb.ptx")),
+    ("xynbs", include_str!("../../../kernels/generated/gauss_mle_xynbs.ptx")),
+    ("xynbsxsy", include_str!("../../../kernels/generated/gauss_mle_xynbsxsy.ptx")),
+    ("xyznb", include_str!("../../../kernels/generated/gauss_mle_xyznb.ptx")),
     ("spots", include_str!("../../../kernels/generated/spots.ptx")),
     ("preprocess", include_str!("../../../kernels/generated/preprocess.ptx")),
     ("postprocess", include_str!("../../../kernels/generated/postprocess.ptx")),

@@ -12,6 +12,7 @@ mod fault;
 mod fits;
 mod hold;
 mod images;
+mod jpeg;
 mod life;
 mod network;
 mod outputs;
@@ -36,10 +37,12 @@ const CHECKS: &[(&str, fn())] = &[
     ("fault-reset", fault::reset),
     ("fault-network", fault::with_a_network),
     ("network", network::against_the_cpu),
+    ("jpeg", jpeg::against_the_cpu),
     ("hold-memory", hold::memory),
     ("hold-processors", hold::processors),
     ("bench-fit", bench::fit),
     ("bench-preprocess", bench::preprocess),
+    ("bench-jpeg", jpeg::bench),
     ("bench-network", network::bench),
 ];
 

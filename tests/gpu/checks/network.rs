@@ -51,6 +51,7 @@ fn load(runtime: &Runtime, context: &Arc<Context>, path: &Path, items_max: usize
         memory_bytes_max: None,
         instances: 1,
         whole: false,
+        on_host: false,
         cache: None,
     };
     OnnxOnGpu::load(runtime, context, &load).unwrap()

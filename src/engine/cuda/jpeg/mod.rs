@@ -1,0 +1,337 @@
+//! JPEGs on a GPU that is ours anyway, while the CPU has too many of them.
+//!
+//! A thread of its own has the decoder. Whoever holds a GPU offers its context ([`JpegOnGpu::offer`]) and takes that back by dropping
+//! the [`Offer`], which waits until nothing of the decoder is left in it: so a GPU is given back as if there were no decoder. What
+//! it cannot decode, or has no time for, is answered with nothing: then the CPU decodes it, and says what is wrong with it.
+//!
+//! - `library`: nvJPEG, found at run time. `decoder`: a batch of files.
+
+mod decoder;
+mod library;
+
+use super::{Context, driver::Version};
+use crate::image::{PlainJpeg, Preprocess};
+use bytes::Bytes;
+use decoder::{Decoder, Failed, File, PIXEL_BYTES_MAX, pixel_bytes};
+use library::Library;
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// Files that are decoded at once.
+pub const BATCH: usize = 32;
+
+/// A decoder without work for so long gives its buffers back.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// A file to be decoded and resized.
+pub struct Job {
+    /// Its content.
+    pub bytes: Bytes,
+    /// What it is.
+    pub jpeg: PlainJpeg,
+    /// What it is to become: an item of bytes.
+    pub to: Preprocess,
+    /// Takes the item; or nothing, where the CPU is to decode the file.
+    pub answer: Box<dyn FnOnce(Option<Vec<u8>>) + Send>,
+}
+
+/// The decoder, for those who have files and those who have GPUs. Ends when the last of its handles is dropped.
+#[derive(Clone)]
+pub struct JpegOnGpu(Arc<Owner>);
+
+/// Ends the thread.
+struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the number of their offer.
+    offered: Vec<(u64, Arc<Context>)>,
+    /// Of which the decoder is not to be trusted any more.
+    fenced: Vec<u64>,
+    /// Where the decoder is.
+    in_use: Option<u64>,
+    next: u64,
+    jobs: VecDeque<Job>,
+    /// Files that are being decoded.
+    running: usize,
+    ended: bool,
+}
+
+impl State {
+    /// The context that is to be used.
+    fn usable(&self) -> Option<&(u64, Arc<Context>)> {
+        self.offered.iter().find(|(number, _)| !self.fenced.contains(number))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A GPU's context, as long as it may be used. Dropping it waits until nothing of the decoder is left there.
+#[must_use = "the context is taken back when this is dropped"]
+pub struct Offer {
+    number: u64,
+    shared: Arc<Shared>,
+}
+
+impl JpegOnGpu {
+    /// Looks for nvJPEG, which a driver that knows this CUDA can run, and starts the thread.
+    ///
+    /// # Errors
+    /// Why JPEGs are decoded on the CPU alone, in one line.
+    pub fn start(driver: Version) -> Result<JpegOnGpu, String> {
+        let library = Library::find(driver)?;
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("ocelli-jpeg".into())
+            .spawn(move || Worker { library, shared: theirs, decoder: None }.work())
+            .map_err(|error: io::Error| format!("no thread to decode JPEGs on a GPU: {error}"))?;
+        Ok(JpegOnGpu(Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) })))
+    }
+
+    /// Lets a context be used. Of several, the first is.
+    pub fn offer(&self, context: &Arc<Context>) -> Offer {
+        let shared = &self.0.shared;
+        let mut state = shared.lock();
+        state.next += 1;
+        let number = state.next;
+        state.offered.push((number, Arc::clone(context)));
+        shared.changed.notify_all();
+        Offer { number, shared: Arc::clone(shared) }
+    }
+
+    /// Files that wait or are being decoded; none where no GPU can.
+    pub fn waiting(&self) -> Option<usize> {
+        let state = self.0.shared.lock();
+        state.usable().map(|_| state.jobs.len() + state.running)
+    }
+
+    /// Has a file decoded.
+    pub fn decode(&self, job: Job) {
+        self.0.shared.lock().jobs.push_back(job);
+        self.0.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.offered.retain(|(number, _)| *number != self.number);
+        state.fenced.retain(|number| *number != self.number);
+        self.shared.changed.notify_all();
+        let left = |state: &mut State| state.in_use == Some(self.number) && !state.ended;
+        drop(self.shared.changed.wait_while(state, left).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.changed.notify_all();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // One that panicked has said so.
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+/// What the thread does.
+struct Worker {
+    library: Arc<Library>,
+    shared: Arc<Shared>,
+    decoder: Option<(u64, Decoder)>,
+}
+
+/// What is to be done next.
+enum Next {
+    Decode(u64, Arc<Context>, Vec<Job>),
+    /// No GPU can: the CPU decodes them.
+    GiveUp(Vec<Job>),
+    /// The context in use was taken back.
+    Leave,
+    Rest,
+    End,
+}
+
+impl Worker {
+    fn work(mut self) {
+        let mut rested = true;
+        loop {
+            match self.next(rested) {
+                Next::Decode(number, context, jobs) => {
+                    self.decode(number, &context, jobs);
+                    self.shared.lock().running = 0;
+                    rested = false;
+                }
+                Next::GiveUp(jobs) => give_up(jobs),
+                Next::Leave => self.leave(),
+                Next::Rest => {
+                    if let Some((_, decoder)) = &mut self.decoder {
+                        decoder.rest();
+                    }
+                    rested = true;
+                }
+                Next::End => {
+                    self.leave();
+                    let jobs = std::mem::take(&mut self.shared.lock().jobs);
+                    return give_up(jobs);
+                }
+            }
+        }
+    }
+
+    fn next(&self, rested: bool) -> Next {
+        let mut state = self.shared.lock();
+        loop {
+            if state.ended {
+                return Next::End;
+            }
+            let usable = state.usable().cloned();
+            if state.in_use.is_some() && state.in_use != usable.as_ref().map(|(number, _)| *number) {
+                return Next::Leave;
+            }
+            if !state.jobs.is_empty() {
+                let Some((number, context)) = usable else {
+                    return Next::GiveUp(state.jobs.drain(..).collect());
+                };
+                let count = in_one_batch(state.jobs.iter().map(|job| pixel_bytes(&job.jpeg)));
+                state.running = count;
+                state.in_use = Some(number);
+                return Next::Decode(number, context, state.jobs.drain(..count).collect());
+            }
+            let changed = &self.shared.changed;
+            if rested || self.decoder.is_none() {
+                state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let waited = changed.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            state = waited.0;
+            if waited.1.timed_out() {
+                return Next::Rest;
+            }
+        }
+    }
+
+    /// Lets go of the context in use.
+    fn leave(&mut self) {
+        self.decoder = None;
+        self.shared.lock().in_use = None;
+        self.shared.changed.notify_all();
+    }
+
+    fn decode(&mut self, number: u64, context: &Arc<Context>, jobs: Vec<Job>) {
+        if self.decoder.is_none() {
+            match Decoder::new(&self.library, context) {
+                Ok(decoder) => self.decoder = Some((number, decoder)),
+                Err(failed) => {
+                    self.judge(number, context, &failed);
+                    return give_up(jobs);
+                }
+            }
+        }
+        // Here, since it reads every byte: those who wait for answers to requests are not to.
+        let (jobs, cut): (Vec<Job>, Vec<Job>) =
+            jobs.into_iter().partition(|job| job.jpeg.is_whole(&job.bytes));
+        give_up(cut);
+        if jobs.is_empty() {
+            return;
+        }
+        let all: Vec<&Job> = jobs.iter().collect();
+        let results = match self.run(&all) {
+            Ok(items) => items.into_iter().map(Some).collect(),
+            // One file fails all of its batch: each alone, as long as the decoder can be trusted.
+            Err(Failed::File(_)) if jobs.len() > 1 => {
+                let alone = |job: &Job| match self.run(&[job]) {
+                    Ok(mut items) => items.pop(),
+                    Err(failed) => {
+                        self.judge(number, context, &failed);
+                        None
+                    }
+                };
+                jobs.iter().map(alone).collect()
+            }
+            Err(failed) => {
+                self.judge(number, context, &failed);
+                vec![None; jobs.len()]
+            }
+        };
+        for (job, item) in jobs.into_iter().zip(results) {
+            (job.answer)(item);
+        }
+    }
+
+    fn run(&mut self, jobs: &[&Job]) -> Result<Vec<Vec<u8>>, Failed> {
+        let Some((_, decoder)) = &mut self.decoder else {
+            return Err(Failed::Memory("there is no decoder any more".to_owned()));
+        };
+        let files: Vec<File<'_>> =
+            jobs.iter().map(|job| File { bytes: &job.bytes, jpeg: job.jpeg, to: &job.to }).collect();
+        decoder.decode(&files)
+    }
+
+    /// What follows from a failure: nothing, fewer buffers, or no decoder on this GPU until it is offered anew.
+    fn judge(&mut self, number: u64, context: &Arc<Context>, failed: &Failed) {
+        let gpu = context.gpu().id.as_str();
+        match failed {
+            Failed::File(reason) => tracing::debug!(gpu, reason, "a JPEG is left to the CPU"),
+            Failed::Memory(reason) => {
+                tracing::debug!(gpu, reason, "JPEGs are left to the CPU");
+                if let Some((_, decoder)) = &mut self.decoder {
+                    decoder.rest();
+                }
+            }
+            Failed::Broken(reason) => {
+                tracing::warn!(gpu, reason, "JPEGs are decoded on the CPU until this GPU is taken anew");
+                self.shared.lock().fenced.push(number);
+                self.leave();
+            }
+        }
+    }
+}
+
+/// How many of the files that wait, with so many bytes of pixels each, are decoded at once.
+fn in_one_batch(bytes: impl Iterator<Item = usize>) -> usize {
+    let mut sum = 0;
+    let fitting = bytes.take(BATCH).take_while(|bytes| {
+        sum += bytes;
+        sum <= PIXEL_BYTES_MAX
+    });
+    fitting.count().max(1)
+}
+
+fn give_up(jobs: impl IntoIterator<Item = Job>) {
+    for job in jobs {
+        (job.answer)(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_bounded_in_files_and_bytes_and_takes_one_file_of_any_size() {
+        let check = |bytes: &[usize]| in_one_batch(bytes.iter().copied());
+        assert_eq!(check(&[1; 100]), BATCH);
+        assert_eq!(check(&[PIXEL_BYTES_MAX / 2; 3]), 2);
+        assert_eq!(check(&[2 * PIXEL_BYTES_MAX, 1]), 1);
+        assert_eq!(check(&[1]), 1);
+    }
+}

@@ -1,0 +1,109 @@
+//! A JPEG on its way through a GPU's decoder: who goes there, and what comes back.
+
+use super::{
+    Budget, DecodePool, Decoded, Staged,
+    policy::{Load, is_for_gpu},
+};
+use crate::{
+    engine::{
+        Tensor,
+        cuda::jpeg::{BATCH, Job},
+    },
+    image::{self, Color, DataType, Format, Layout, Preprocess, Samples, plain_jpeg},
+    models::{Form, ImageInput, Model},
+};
+use bytes::Bytes;
+use std::{sync::atomic::Ordering, time::Instant};
+use tokio::sync::oneshot;
+
+impl DecodePool {
+    /// The file's only frame, staged, if a GPU is to decode it and can; otherwise the pool is to.
+    pub(super) async fn on_gpu(&self, bytes: &Bytes, model: &Model) -> Option<Decoded> {
+        let decoder = self.jpeg.as_ref()?;
+        let load = Load {
+            threads: self.pool.current_num_threads(),
+            in_pool: self.in_pool.load(Ordering::Relaxed),
+            on_gpu: decoder.waiting(),
+            batch: BATCH,
+        };
+        if !is_for_gpu(&load) || Format::sniff(bytes) != Some(Format::Jpeg) {
+            return None;
+        }
+        let started = Instant::now();
+        let input = model.image.as_ref()?;
+        // What the pool would refuse, it is to refuse.
+        image::header(bytes, &self.limits).ok()?;
+        let jpeg = plain_jpeg(bytes)?;
+        let (width, height) = jpeg.seen();
+        let to = item(input, width, height);
+        to.takes((width, height)).ok()?;
+        let form = input.form(&Samples::U8(Vec::new()), width, height);
+        let share = Budget::try_take(&self.budget, form.bytes as u64)?;
+        let (reply, answer) = oneshot::channel();
+        let placement = to.placement(width, height);
+        decoder.decode(Job {
+            bytes: bytes.clone(),
+            jpeg,
+            to,
+            // Whoever asked may have gone.
+            answer: Box::new(move |item| drop(reply.send(item))),
+        });
+        let item = answer.await.ok().flatten()?;
+        self.gpu_jpegs.fetch_add(1, Ordering::Relaxed);
+        let frames = vec![Staged { tensor: tensor(&item, form), placement }];
+        Some(Decoded { frames, took: started.elapsed(), share })
+    }
+}
+
+/// What an image of this size becomes: pixels of bytes as the pool stages them, or what the network reads where that is bytes.
+fn item(input: &ImageInput, width: u32, height: u32) -> Preprocess {
+    let to = input.preprocess_for(width, height);
+    if input.pixels.is_none() {
+        return to;
+    }
+    let color = match to.color {
+        Color::Gray => Color::Gray,
+        Color::Rgb | Color::Bgr => Color::Rgb,
+    };
+    Preprocess {
+        color,
+        layout: Layout::Nhwc,
+        datatype: DataType::Uint8,
+        scale: 1.0,
+        mean: [0.0; 3],
+        std: [1.0; 3],
+        ..to
+    }
+}
+
+fn tensor(item: &[u8], form: Form<'_>) -> Tensor {
+    let Form { datatype, shape, bytes, staging } = form;
+    assert_eq!(item.len(), bytes, "bytes of an item");
+    let data = match staging {
+        Some(staging) => {
+            let mut slot = staging.slot();
+            slot.copy_from_slice(item);
+            slot.freeze()
+        }
+        None => Bytes::copy_from_slice(item),
+    };
+    Tensor { datatype, shape, data }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::Limits;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_share_that_does_not_fit_now_is_not_waited_for() {
+        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
+        let pool = DecodePool::new(1, 100, limits).expect("one thread");
+        let first = Budget::try_take(&pool.budget, 80).expect("it fits");
+        assert!(Budget::try_take(&pool.budget, 80).is_none());
+        drop(first);
+        assert!(Budget::try_take(&pool.budget, 80).is_some());
+        assert_eq!(Arc::strong_count(&pool.budget), 1);
+    }
+}

@@ -1,0 +1,56 @@
+//! Whether a JPEG is decoded by the pool or on a GPU. Pure.
+
+/// How busy both are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Load {
+    /// Threads of the pool.
+    pub(super) threads: usize,
+    /// What they are to do, with what they are doing.
+    pub(super) in_pool: usize,
+    /// Files that the GPU is to decode, with those it is decoding; none where there is no GPU to do so.
+    pub(super) on_gpu: Option<usize>,
+    /// Files that it decodes at once.
+    pub(super) batch: usize,
+}
+
+/// Batches that may wait for the GPU: one that is decoded and one that gathers meanwhile.
+const BATCHES_WAITING_MAX: usize = 2;
+
+/// The pool is the bottleneck when each of its threads has another image to do after the one it is at: a newcomer would wait for
+/// longer than an image takes. Then the GPU takes it, unless that has its hands full as well.
+pub(super) fn is_for_gpu(load: &Load) -> bool {
+    let waits = load.in_pool >= 2 * load.threads;
+    waits && load.on_gpu.is_some_and(|waiting| waiting < BATCHES_WAITING_MAX * load.batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(in_pool: usize, on_gpu: Option<usize>) -> bool {
+        is_for_gpu(&Load { threads: 4, in_pool, on_gpu, batch: 8 })
+    }
+
+    #[test]
+    fn a_pool_that_keeps_up_decodes_everything() {
+        for in_pool in 0..8 {
+            assert!(!check(in_pool, Some(0)), "{in_pool}");
+        }
+    }
+
+    #[test]
+    fn the_gpu_helps_a_pool_that_has_more_to_do_than_its_threads_are_at() {
+        assert!(check(8, Some(0)));
+        assert!(check(1000, Some(15)));
+    }
+
+    #[test]
+    fn a_gpu_with_its_hands_full_gets_no_more() {
+        assert!(!check(1000, Some(16)));
+    }
+
+    #[test]
+    fn without_a_gpu_the_pool_does_it_all() {
+        assert!(!check(1000, None));
+    }
+}
