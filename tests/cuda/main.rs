@@ -1,6 +1,7 @@
 //! The GPU path of the service on a fake CUDA driver, which runs our kernels' device code on the host.
 #![allow(clippy::unwrap_used)]
 
+mod contention;
 mod driver;
 mod failover;
 #[path = "../fakes/mod.rs"]
@@ -12,8 +13,10 @@ mod graph;
 #[allow(dead_code, reason = "the other binary takes more of it")]
 mod http;
 mod isolated;
+mod machine;
 mod onnx;
 mod process;
+mod scenarios;
 mod server;
 mod sharing;
 mod support;
