@@ -93,6 +93,7 @@ pub(super) fn prove(
     let mut canary = Duration::ZERO;
     let instances = engines.len() as u64;
     for engine in engines {
+        engine.equip(&model.ends).map_err(noted)?;
         let weights = engine.device_bytes();
         let mut buffers = Vec::new();
         for &size in &model.rules.sizes {
@@ -170,18 +171,22 @@ fn failed(what: &str, error: EngineError) -> EngineError {
     }
 }
 
-/// Input types and shapes for a forward pass: the image's own shape, [`GUESS`] for extents that nobody fixed.
+/// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
 fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
     signature
         .inputs
         .iter()
         .enumerate()
         .map(|(index, input)| {
+            let mut datatype = input.datatype;
             let fixed = |dim: &Dim| if let Dim::Fixed(n) = dim { *n } else { GUESS };
             let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
             if let (0, Some(image)) = (index, &model.image) {
                 let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
                 shape = image.item_shape(width, height);
+                if let Some(pixels) = &image.pixels {
+                    (datatype, shape) = (DataType::Uint8, pixels.shape(width, height));
+                }
             }
             if let (0, Some(fit)) = (index, &model.fit) {
                 shape = vec![1, fit.box_px(), fit.box_px()];
@@ -189,7 +194,7 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
             if !model.rules.whole {
                 shape[0] = size;
             }
-            (input.datatype, shape)
+            (datatype, shape)
         })
         .collect()
 }

@@ -252,10 +252,13 @@ impl Work {
         let inputs = loaded.assemble(&batch);
         let (stage, begun) = (started.elapsed(), Instant::now());
         let busy = self.health.busy();
-        let flight = catch_unwind(AssertUnwindSafe(|| loaded.engine.start(inputs, batch.setting.as_ref())))
-            .unwrap_or_else(|panic| {
-                Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
-            });
+        let begin = || match batch.reduced {
+            true => loaded.engine.start_reduced(inputs),
+            false => loaded.engine.start(inputs, batch.setting.as_ref()),
+        };
+        let flight = catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| {
+            Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
+        });
         drop(busy);
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
         let out = Outbound { batch, model, stage, begun, metrics };
@@ -271,12 +274,13 @@ impl Loaded {
     /// The inputs of a batch, each in one piece.
     fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
-        let mut staging = self.model.image.as_ref().and_then(|image| image.staging.as_ref());
+        // Only the first input of a model can be an image.
+        let image = self.model.image.as_ref().zip(batch.parts.first());
+        let mut staging = image.and_then(|(image, part)| image.staging(part.inputs[0].datatype));
         let inputs = 0..self.model.signature.inputs.len();
         inputs
             .map(|index| {
                 let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();
-                // Only the first input of a model can be an image.
                 self.assembler.assemble(&parts, batch.size, whole, staging.take())
             })
             .collect()

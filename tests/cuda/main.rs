@@ -15,6 +15,7 @@ mod http;
 mod isolated;
 mod machine;
 mod onnx;
+mod pixels;
 mod process;
 mod scenarios;
 mod server;
