@@ -22,6 +22,11 @@ use std::{
 /// The first GPU.
 pub(crate) const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
 
+/// The name of a GPU.
+pub(crate) fn id(gpu: usize) -> String {
+    format!("GPU-fa000000-0000-0000-0000-{:012x}", gpu + 1)
+}
+
 /// How GPUs are kept apart from the server.
 pub(crate) const MODES: [&str; 2] = ["thread", "process"];
 
@@ -66,19 +71,19 @@ impl Machine {
         until(line, async || !behind()).await;
     }
 
-    /// Another process holds so much of the first GPU from now on.
-    pub(crate) async fn occupy(&self, size: &str) {
-        self.tell("cuda", &format!("foreign device=0 bytes={size}")).await;
-        self.tell("nvml", &format!("process gpu=0 pid=4242 memory={size}")).await;
+    /// Another process holds so much of a GPU from now on.
+    pub(crate) async fn occupy(&self, gpu: usize, size: &str) {
+        self.tell("cuda", &format!("foreign device={gpu} bytes={size}")).await;
+        self.tell("nvml", &format!("process gpu={gpu} pid=4242 memory={size}")).await;
     }
 
     /// And has ended.
-    pub(crate) async fn vacate(&self) {
-        self.tell("cuda", "foreign device=0 bytes=0").await;
-        self.tell("nvml", "end gpu=0 pid=4242").await;
+    pub(crate) async fn vacate(&self, gpu: usize) {
+        self.tell("cuda", &format!("foreign device={gpu} bytes=0")).await;
+        self.tell("nvml", &format!("end gpu={gpu} pid=4242")).await;
     }
 
-    /// What processes hold of the first GPU: their numbers, and bytes.
+    /// What processes hold of all GPUs: their numbers, and bytes.
     pub(crate) fn held(&self) -> Vec<(u32, u64)> {
         // As tests/fake_cuda/shared.cpp has it: a number, and a word for each of 16 devices.
         let bytes = std::fs::read(self.path("shared")).unwrap_or_default();
@@ -86,8 +91,9 @@ impl Machine {
             slot.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect()
         };
         let slots = bytes.chunks_exact(8 * 17).map(words);
-        let held =
-            slots.map(|words| (words[0] as u32, words[1])).filter(|(id, held)| *held > 0 && is_alive(*id));
+        let held = slots
+            .map(|words| (words[0] as u32, words[1..].iter().sum::<u64>()))
+            .filter(|(id, held)| *held > 0 && is_alive(*id));
         held.collect()
     }
 

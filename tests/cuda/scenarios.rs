@@ -175,7 +175,7 @@ async fn a_gpu_that_others_fill_is_waited_for_and_taken_when_they_leave() {
     let expected = on_cpu().await;
     for isolation in MODES {
         let machine = Machine::new("memory=2GiB");
-        machine.occupy("1800MiB").await;
+        machine.occupy(0, "1800MiB").await;
         let server = machine.start(isolation, &[("spots", ON_GPU)], &[]).await;
         server.until_state("waiting", "contended").await;
         server.until_ready().await;
@@ -183,7 +183,7 @@ async fn a_gpu_that_others_fill_is_waited_for_and_taken_when_they_leave() {
         assert_eq!(machine.held(), [], "no context beside somebody who needs the memory");
         let gpu = server.device(GPU).await;
         assert_eq!(gpu["verdict"], "contended", "{gpu}");
-        answered(&server, &expected, machine.vacate()).await;
+        answered(&server, &expected, machine.vacate(0)).await;
         server.until_state("serving", "proved").await;
         on_gpu(&server, &expected).await;
         end(&machine, server);
@@ -253,11 +253,11 @@ async fn requests_wait_for_the_gpu_where_that_is_wanted_and_the_cpu_answers_when
     for isolation in MODES {
         // It comes back in time.
         let machine = Machine::new("memory=2GiB");
-        machine.occupy("1800MiB").await;
+        machine.occupy(0, "1800MiB").await;
         let wait = [("while-waiting", "wait"), ("timeout-ms", "60000")];
         let server = machine.start(isolation, &[("spots", ON_GPU)], &wait).await;
         server.until_state("waiting", "contended").await;
-        machine.vacate().await;
+        machine.vacate(0).await;
         server.until_ready().await;
         server.until_state("serving", "proved").await;
         on_gpu(&server, &expected).await;
@@ -265,7 +265,7 @@ async fn requests_wait_for_the_gpu_where_that_is_wanted_and_the_cpu_answers_when
 
         // It does not.
         let machine = Machine::new("memory=2GiB");
-        machine.occupy("1800MiB").await;
+        machine.occupy(0, "1800MiB").await;
         let wait = [("while-waiting", "wait"), ("auto-timeout-ms", "1500"), ("timeout-ms", "60000")];
         let began = Instant::now();
         let server = machine.start(isolation, &[("spots", ON_GPU)], &wait).await;
@@ -300,7 +300,7 @@ async fn where_nothing_else_may_answer_requests_wait_until_the_gpu_works_again()
 async fn a_server_for_gpus_alone_ends_when_none_can_be_had_in_time() {
     for isolation in MODES {
         let machine = Machine::new("memory=2GiB");
-        machine.occupy("1800MiB").await;
+        machine.occupy(0, "1800MiB").await;
         let options = [("backend", "gpu"), ("gpu-timeout-ms", "1000")];
         let mut server = machine.start(isolation, &[("spots", ON_GPU)], &options).await;
         assert_eq!(server.get("/v2/health/ready").await.0, 503);
