@@ -182,6 +182,10 @@ pub struct Seen {
     pub processes: Option<Vec<(u32, Option<u64>)>>,
     /// Bytes that others hold.
     pub others_bytes: Option<u64>,
+    /// Why no network runs there, where none can: what is ours beside ONNX Runtime may all the same.
+    pub no_networks: Option<String>,
+    /// Models that are meant for it and cannot be there now: their names, and why.
+    pub refused: Vec<(String, String)>,
     /// Whether it is shared, and how, in a few words.
     pub verdict: String,
     /// Share of its time in use, %.

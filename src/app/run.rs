@@ -4,7 +4,7 @@ use super::{App, AppError, Core, Undone, failed};
 use crate::{
     config::{Config, LogFormat},
     devices::{self, Found, Loading},
-    engine::cuda,
+    engine::{cuda, onnx::Runtime},
     telemetry::logging::{self, Logging},
 };
 use futures_util::FutureExt;
@@ -134,5 +134,6 @@ pub fn find_devices(config: &Config) -> Found {
     if let Some(folder) = &config.kernel_cache_folder {
         cuda::keep_kernels_in(folder);
     }
-    devices::find(config.compute_threads, config.nvml_library.as_deref())
+    let runtime = Runtime::load(&config.onnx_runtime);
+    devices::find(config.compute_threads, config.nvml_library.as_deref(), &runtime)
 }

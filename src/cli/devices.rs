@@ -52,7 +52,11 @@ fn here(found: &Found) -> String {
     let driver = match &found.gpus {
         Ok((version, gpus)) => {
             lines.extend(gpus.iter().map(line));
-            format!("CUDA driver: knows CUDA {version}\n")
+            let reasons = gpus.iter().filter_map(|found| {
+                let reason = found.no_networks.as_ref()?;
+                Some(format!("gpu:{} takes no networks: {reason}\n", found.gpu.ordinal))
+            });
+            format!("CUDA driver: knows CUDA {version}\n") + &reasons.collect::<String>()
         }
         Err(reason) => format!("no GPU: {reason}\n"),
     };
@@ -64,7 +68,7 @@ fn dash() -> String {
 }
 
 fn line(found: &FoundGpu) -> Vec<String> {
-    let FoundGpu { gpu, free, others, utilization_percent, contended } = found;
+    let FoundGpu { gpu, free, others, utilization_percent, contended, .. } = found;
     let (major, minor) = gpu.capability;
     let others = others.as_ref().map_or_else(dash, |others| match others {
         Others::Processes(list) => {
@@ -131,7 +135,16 @@ fn there(devices: &[Value]) -> String {
             text(&device["reason"]),
         ]
     }));
-    table(&lines)
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let reasons = devices.iter().flat_map(|device| {
+        let id = text(&device["id"]);
+        let networks = device["no_networks"].as_str().map(|why| format!("{id} takes no networks: {why}\n"));
+        let refused = device["refused_models"].as_array().into_iter().flatten().map(move |refused| {
+            format!("{id} cannot have {}: {}\n", text(&refused["model"]), text(&refused["reason"]))
+        });
+        networks.into_iter().chain(refused)
+    });
+    table(&lines) + &reasons.collect::<String>()
 }
 
 #[cfg(test)]
@@ -156,6 +169,7 @@ mod tests {
         let devices = [
             json!({"id": "GPU-1", "name": "H200", "state": "waiting", "since_s": 12.4, "reason": "others use it",
                 "verdict": "contended", "utilization_percent": 97, "other_processes": [{"pid": 7, "memory_bytes": 1}],
+                "no_networks": "it is too old", "refused_models": [{"model": "large", "reason": "no room"}],
                 "memory": {"free_bytes": 1 << 20, "own_bytes": 0, "others_bytes": 3 << 20, "needed_bytes": 2 << 20}}),
             json!({"id": "cpu", "name": null, "state": "serving", "since_s": 3.0, "reason": "", "verdict": "",
                 "utilization_percent": null, "other_processes": null, "memory": {}}),
@@ -164,7 +178,9 @@ mod tests {
             there(&devices),
             "ID     NAME  STATE    FOR   FREE     OURS     OTHERS                NEEDED   USED  VERDICT    REASON\n\
              GPU-1  H200  waiting  12 s  1.0 MiB  0.0 MiB  1 processes, 3.0 MiB  2.0 MiB  97 %  contended  others use it\n\
-             cpu    -     serving  3 s   -        -        -                     -        -     -          -\n"
+             cpu    -     serving  3 s   -        -        -                     -        -     -          -\n\
+             GPU-1 takes no networks: it is too old\n\
+             GPU-1 cannot have large: no room\n"
         );
     }
 }

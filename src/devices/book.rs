@@ -7,7 +7,7 @@ use super::{
     keeper::Sharing,
     lease::memory::Learned,
     place::Placed,
-    plan::Footprint,
+    plan::{Footprint, Need},
 };
 use crate::{
     batch::{ModelKey, Queue},
@@ -52,8 +52,8 @@ pub(super) enum Presence {
 struct Entry {
     served: Arc<Served>,
     on: Vec<On>,
-    /// Devices that cannot have it, with the number of the hold that was tried.
-    refused: Vec<(usize, u64)>,
+    /// Devices that cannot have it, with the number of the hold that was tried, and why.
+    refused: Vec<(usize, u64, String)>,
 }
 
 /// Engines of a model on a device.
@@ -105,7 +105,7 @@ impl Book {
 
     /// A model is about to be loaded onto these devices.
     pub(super) fn announce(&self, source: &Source, on: Vec<usize>) {
-        self.lock().announced.push((name(&source.name, &source.version), source.bytes, on));
+        self.lock().announced.push((name(source), source.bytes, on));
     }
 
     /// All that was announced is loaded, or could not be.
@@ -140,8 +140,19 @@ impl Book {
     pub(super) fn refuse(&self, index: usize, hold: &Hold, key: ModelKey, refusal: &Refusal) {
         tracing::debug!(device = &*hold.health.device, %refusal, "a model is not served here");
         if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.served.model.key == key) {
-            entry.refused.push((index, hold.number));
+            entry.refused.push((index, hold.number, refusal.to_string()));
         }
+    }
+
+    /// Models that a device cannot have, as long as it is held, and why.
+    pub(super) fn refused(&self, index: usize, hold: &Hold) -> Vec<(String, String)> {
+        let state = self.lock();
+        let of = |entry: &Entry| {
+            let mut refused = entry.refused.iter();
+            let found = refused.find(|(device, number, _)| (*device, *number) == (index, hold.number));
+            found.map(|(.., why)| (entry.served.model.name.to_string(), why.clone()))
+        };
+        state.entries.iter().filter_map(of).collect()
     }
 
     /// Takes a model out; tells which holds have how many engines of it.
@@ -157,7 +168,7 @@ impl Book {
         let state = self.lock();
         let missing = state.entries.iter().find(|entry| {
             !entry.is_on(index, hold.number)
-                && !entry.refused.contains(&(index, hold.number))
+                && !entry.refused.iter().any(|(device, number, _)| (*device, *number) == (index, hold.number))
                 && state.wanted(index, &entry.served.placed, Some(entry), sharing)
         });
         missing.map(|entry| Arc::clone(&entry.served))
@@ -231,6 +242,11 @@ impl Book {
         state.waiting.push(found);
     }
 
+    /// Those that wait.
+    pub(super) fn who_waits(&self) -> Vec<Found> {
+        self.lock().waiting.clone()
+    }
+
     /// Takes those that wait.
     pub(super) fn waiting(&self) -> Vec<Found> {
         std::mem::take(&mut self.lock().waiting)
@@ -245,10 +261,7 @@ impl Book {
     pub(super) fn required(&self, index: usize, gpu: &str) -> u64 {
         let state = self.lock();
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
-        let served = served.map(|entry| {
-            let Source { name: model, version, bytes, .. } = &entry.served.source;
-            (name(model, version), *bytes)
-        });
+        let served = served.map(|entry| (name(&entry.served.source), entry.served.source.bytes));
         let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
         let mut models: Vec<(String, u64)> =
             served.chain(announced.map(|(name, bytes, _)| (name.clone(), *bytes))).collect();
@@ -258,17 +271,50 @@ impl Book {
     }
 
     /// Takes note of what a model took on a GPU.
-    pub(super) fn learn(&self, gpu: &str, model: &Model, footprint: &Footprint) {
+    pub(super) fn learn(&self, gpu: &str, source: &Source, footprint: &Footprint) {
         let bytes = footprint.instance().saturating_mul(footprint.instances);
-        self.learned().model(gpu, &name(&model.name, &model.version), bytes);
+        self.learned().model(gpu, &name(source), bytes);
+    }
+
+    /// What a model needs on a device, where that was measured.
+    pub(super) fn need(&self, index: usize, gpu: &str, source: &Source) -> Option<Need> {
+        let own = name(source);
+        let others = self.names_on(index).into_iter().filter(|name| *name != own);
+        let learned = self.learned();
+        let model = learned.measured(gpu, &own)?;
+        let others = others.filter_map(|name| learned.measured(gpu, &name));
+        let beside = others.fold(learned.measured_context(gpu), u64::saturating_add);
+        Some(Need { model, beside })
+    }
+
+    /// The models that are on a device, each once.
+    fn names_on(&self, index: usize) -> Vec<String> {
+        let state = self.lock();
+        let entries = state.entries.iter();
+        let there =
+            entries.filter(|entry| entry.on.iter().any(|on| on.index == index && !on.health.is_over()));
+        let mut names: Vec<String> = there.map(|entry| name(&entry.served.source)).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The least that any of a device's models needs there with its context, by what was measured: 0 where one was not.
+    pub(super) fn least(&self, index: usize, gpu: &str) -> u64 {
+        let (state, learned) = (self.lock(), self.learned());
+        let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
+        let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
+        let names =
+            served.map(|entry| name(&entry.served.source)).chain(announced.map(|(name, ..)| name.clone()));
+        let least = names.map(|name| learned.measured(gpu, &name).unwrap_or(0)).min().unwrap_or(0);
+        if least == 0 { 0 } else { least.saturating_add(learned.measured_context(gpu)) }
     }
 
     /// Takes note of what we hold on a GPU in all, by the driver's count.
     pub(super) fn learn_all(&self, index: usize, gpu: &str, held: u64) {
-        let with_guess = self.required(index, gpu);
+        let names = self.names_on(index);
         let mut learned = self.learned();
-        let context = learned.required(gpu, std::iter::empty());
-        let models = with_guess.saturating_sub(context);
+        let models = names.iter().filter_map(|name| learned.measured(gpu, name)).sum();
         if held > models {
             learned.context(gpu, held - models);
         }
@@ -303,7 +349,9 @@ impl State {
     }
 }
 
-/// As what it takes is remembered.
-fn name(model: &str, version: &str) -> String {
-    format!("{model}/{version}")
+/// As what it takes is remembered: with all that decides on it.
+fn name(source: &Source) -> String {
+    let Source { name, version, bytes, manifest, .. } = source;
+    let (instances, items) = (manifest.placement.instances, manifest.batch.largest());
+    format!("{name}/{version}, {bytes} bytes, {instances} instances, batches of {items}")
 }

@@ -229,6 +229,20 @@ impl Hold {
         }
     }
 
+    /// Its free memory and all of it, bytes, where it has memory of its own.
+    ///
+    /// # Errors
+    /// Where it is broken.
+    pub(super) fn memory(&self) -> Result<Option<(u64, u64)>, Refusal> {
+        let Some(executor) = &self.executor else { return Ok(None) };
+        let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
+        self.workers[0].call(move || {
+            let _busy = busy;
+            let memory = executor.memory().inspect_err(|error| health.note(error));
+            memory.map(|memory| Some((memory.free, memory.total))).map_err(Refusal::from)
+        })?
+    }
+
     /// Runs a model's engines at every batch size, and hands them back.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use super::{
 use crate::engine::{
     cuda::{self, Context, Gpu, driver::Version},
     kernels::InstructionSet,
+    onnx::Runtime,
 };
 use std::path::Path;
 
@@ -24,6 +25,8 @@ pub struct FoundGpu {
     pub others: Option<Others>,
     /// Share of its time in use, %, as far as NVML tells.
     pub utilization_percent: Option<u32>,
+    /// Why no network would run there.
+    pub no_networks: Option<String>,
     /// Why a server would leave it to others, whatever little its models need.
     pub contended: Option<Contention>,
 }
@@ -39,20 +42,21 @@ pub struct Found {
 }
 
 /// Looks, by NVML (the system's, or this library), which disturbs nobody. Without it a GPU's free memory is known only to who takes
-/// it: that is done here, and undone.
-pub fn find(threads: usize, nvml: Option<&Path>) -> Found {
+/// it: that is done here, and undone. `runtime`: ONNX Runtime, or why there is none.
+pub fn find(threads: usize, nvml: Option<&Path>, runtime: &Result<Runtime, String>) -> Found {
     let gpus = cuda::probe().map_err(|reason| reason.to_string()).map(|driver| {
         let samples = NvmlProbe::open(nvml).map(|mut probe| probe.sample()).unwrap_or_default();
         let look = |gpu: Gpu| {
             let sample = samples.iter().find(|sample| sample.is_of(&gpu.id, &gpu.pci));
-            look(gpu, sample)
+            let networks = runtime.as_ref().map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(&gpu));
+            look(gpu, sample, networks.err())
         };
         (driver.version, driver.gpus.into_iter().map(look).collect())
     });
     Found { threads, instructions: InstructionSet::detect().to_string(), gpus }
 }
 
-fn look(gpu: Gpu, sample: Option<&Sample>) -> FoundGpu {
+fn look(gpu: Gpu, sample: Option<&Sample>, no_networks: Option<String>) -> FoundGpu {
     let told = sample.and_then(|sample| sample.memory).map(|memory| memory.free);
     let free = gpu.check().and_then(|()| told.map_or_else(|| taken(&gpu), Ok));
     let others = sample.map(|sample| Ourselves::before(std::process::id()).others(sample));
@@ -62,7 +66,8 @@ fn look(gpu: Gpu, sample: Option<&Sample>) -> FoundGpu {
         free: told,
         utilization: utilization_percent,
     };
-    FoundGpu { gpu, free, others, utilization_percent, contended: lease::contended(&seen, 0) }
+    let contended = lease::contended(&seen, 0);
+    FoundGpu { gpu, free, others, utilization_percent, no_networks, contended }
 }
 
 /// The free bytes of a GPU, for whoever has it for a moment.

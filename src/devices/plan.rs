@@ -67,6 +67,48 @@ impl Footprint {
     }
 }
 
+/// What a model was measured to take on a kind of GPU, before it is loaded on one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    /// Bytes of all of its instances with their largest batches.
+    pub model: u64,
+    /// Bytes of what we hold beside it: the context, and the other models that were measured.
+    pub beside: u64,
+}
+
+/// Why a model has no room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoRoom {
+    /// Others hold memory that would be enough.
+    Now(String),
+    /// It would not fit if nobody else were there.
+    Ever(String),
+}
+
+impl Need {
+    /// Checks it against a GPU that is ours: with so much free beside what we hold already.
+    ///
+    /// # Errors
+    /// The arithmetic of a refusal.
+    pub fn check(&self, free: u64, total: u64) -> Result<(), NoRoom> {
+        let (Need { model, beside }, headroom) = (*self, headroom_bytes(total));
+        if model.saturating_add(beside).saturating_add(headroom) > total {
+            return Err(NoRoom::Ever(format!(
+                "it takes {model} bytes there, as measured before; with {beside} bytes for the context and other models, and \
+                 {headroom} that are kept free, that is more than the {total} of this GPU: lower batch.items_max or \
+                 placement.instances, or place a model elsewhere"
+            )));
+        }
+        if model.saturating_add(headroom) > free {
+            return Err(NoRoom::Now(format!(
+                "a model takes {model} bytes there, as measured before; {free} of {total} bytes are free, of which {headroom} \
+                 are kept free"
+            )));
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +133,26 @@ mod tests {
         // A twentieth of a large GPU is more.
         assert_eq!(footprint(4096 + 120, 81_920).instances_max(), 3);
         assert_eq!(footprint(10, 4096).instances_max(), 2, "less than the headroom is left");
+    }
+
+    #[test]
+    fn what_was_measured_before_is_refused_before_it_is_tried() {
+        // A GPU of 4 GiB keeps 256 MiB free.
+        let need = |model: u64, beside: u64| Need { model: model * MB, beside: beside * MB };
+        let check = |need: Need, free: u64| need.check(free * MB, 4096 * MB);
+        assert_eq!(check(need(1000, 500), 1256), Ok(()));
+        let Err(NoRoom::Now(now)) = check(need(1000, 500), 1255) else { panic!("others have it") };
+        assert_eq!(
+            now,
+            "a model takes 1048576000 bytes there, as measured before; 1315962880 of 4294967296 bytes are free, of which \
+             268435456 are kept free"
+        );
+        assert_eq!(check(need(3340, 500), 4096), Ok(()));
+        let Err(NoRoom::Ever(ever)) = check(need(3341, 500), 4096) else { panic!("it cannot be there") };
+        assert!(
+            ever.contains("takes 3503292416 bytes") && ever.contains("more than the 4294967296"),
+            "{ever}"
+        );
     }
 
     #[test]

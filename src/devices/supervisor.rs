@@ -262,6 +262,17 @@ impl Devices {
         }
     }
 
+    /// The same, where one of them may be on this device now: it stands in for GPUs that stay away too long.
+    pub(super) fn load_waiting_on(&self, index: usize) {
+        let wanted = |found: &Found| {
+            let placed = found.source.as_ref().ok().and_then(|source| self.place(source).ok());
+            placed.is_some_and(|placed| self.book.wanted_on(index, &placed, &self.sharing))
+        };
+        if self.book.who_waits().iter().any(wanted) {
+            self.load_waiting();
+        }
+    }
+
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -57,7 +57,7 @@ fn because(device: &str, reason: &str) -> (String, Option<String>) {
     (device.to_owned(), Some(reason.to_owned()))
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cpu_takes_over_within_the_request_when_the_only_gpu_fails() {
     let fake = FakeCuda::start("");
     let server = start(&[("spots", "devices = \"gpu\"")]).await;
@@ -86,7 +86,7 @@ async fn the_cpu_takes_over_within_the_request_when_the_only_gpu_fails() {
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reply_of_a_stack_names_the_devices_that_fitted_it() {
     let fake = FakeCuda::start("");
     let server = start(&[("spots", "devices = \"gpu\"")]).await;
@@ -104,7 +104,7 @@ async fn the_reply_of_a_stack_names_the_devices_that_fitted_it() {
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_gpu_takes_over_where_the_manifest_wants_that() {
     let fake = FakeCuda::start("count=2");
     let server = start(&[("spots", "devices = \"0\"\nfallback = \"other-gpu\"")]).await;
@@ -115,7 +115,7 @@ async fn another_gpu_takes_over_where_the_manifest_wants_that() {
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_with_a_gpu_of_its_own_goes_on_untouched_while_that_of_another_fails() {
     let fake = FakeCuda::start("count=2");
     let placed = |device: &str| format!("devices = \"{device}\"\nfallback = \"never\"");
@@ -141,7 +141,7 @@ async fn a_model_with_a_gpu_of_its_own_goes_on_untouched_while_that_of_another_f
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_that_is_too_large_for_the_memory_is_run_in_halves_on_the_same_gpu() {
     let fake = FakeCuda::start("");
     let server = start(&[("spots", "devices = \"gpu\"\nfallback = \"never\"")]).await;
@@ -164,7 +164,7 @@ async fn a_batch_that_is_too_large_for_the_memory_is_run_in_halves_on_the_same_g
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn single_requests_go_to_the_faster_device() {
     let fake = FakeCuda::start("");
     let server = start(&[("spots", "devices = \"all\"")]).await;
@@ -179,7 +179,7 @@ async fn single_requests_go_to_the_faster_device() {
 
 /// Requests one at a time, each second one with a fault on its way. By `cargo test --test cuda -- --ignored --nocapture
 /// first_good_answer`.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn the_time_from_a_fault_to_the_first_good_answer_elsewhere() {
     const FAULTS: usize = 1000;

@@ -1,6 +1,7 @@
 //! The GPU path of the service on a fake CUDA driver, which runs our kernels' device code on the host.
 #![allow(clippy::unwrap_used)]
 
+mod contention;
 mod driver;
 mod failover;
 #[path = "../fakes/mod.rs"]
@@ -13,9 +14,11 @@ mod graph;
 mod http;
 mod isolated;
 mod jpeg;
+mod machine;
 mod onnx;
 mod pixels;
 mod process;
+mod scenarios;
 mod server;
 mod sharing;
 mod support;

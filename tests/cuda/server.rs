@@ -39,7 +39,7 @@ fn count(fake: &FakeCuda, kind: &str) -> usize {
     fake.log().iter().filter(|operation| operation.kind == kind).count()
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stack_gives_the_same_localizations_on_the_gpu_and_on_the_cpu() {
     let fake = FakeCuda::start("count=2");
     let server = start("devices = \"gpu\"", Backend::Auto).await;
@@ -62,7 +62,7 @@ async fn a_stack_gives_the_same_localizations_on_the_gpu_and_on_the_cpu() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_the_gpu_fails_in_the_middle_the_cpu_answers_and_the_gpu_comes_back() {
     let fake = FakeCuda::start("");
     // Batches of a few ROIs, and several requests at once: no one device is quick enough to take them all.
@@ -89,7 +89,7 @@ async fn when_the_gpu_fails_in_the_middle_the_cpu_answers_and_the_gpu_comes_back
     fake.books().assert_empty();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_of_one_request_are_three_deep_on_a_gpu() {
     let fake = FakeCuda::start("");
     let server = start("devices = \"gpu\"\n[batch]\nitems_max = 64", Backend::Auto).await;
@@ -109,7 +109,7 @@ async fn batches_of_one_request_are_three_deep_on_a_gpu() {
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_of_a_model_run_on_streams_of_their_own() {
     let fake = FakeCuda::start("");
     let placement = "devices = \"gpu\"\ninstances = 2\n[batch]\nitems_max = 16";
@@ -128,7 +128,7 @@ async fn instances_of_a_model_run_on_streams_of_their_own() {
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_driver_that_works_auto_serves_on_the_cpu() {
     let _fake = FakeCuda::start("count=0");
     let server = start("devices = \"all\"", Backend::Auto).await;
@@ -136,7 +136,7 @@ async fn without_a_driver_that_works_auto_serves_on_the_cpu() {
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_whose_memory_is_taken_is_left_out_and_says_so() {
     let fake = FakeCuda::start("count=2 memory=2GiB");
     fake.tell("foreign device=0 bytes=1900MiB");

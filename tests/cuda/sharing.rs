@@ -81,7 +81,7 @@ async fn post(server: &Server, path: &str) -> Reply {
     server.send("POST", path, &[], "").await
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_process_that_has_the_gpu_is_waited_for_while_the_cpu_answers() {
     let fakes = Fakes::start("memory=2GiB");
     fakes.nvml.tell("process gpu=0 pid=4242 memory=1800MiB");
@@ -103,7 +103,7 @@ async fn another_process_that_has_the_gpu_is_waited_for_while_the_cpu_answers() 
     fakes.cuda.books().assert_empty();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_is_faster_between_the_look_and_the_context_is_waited_for() {
     let fakes = Fakes::start("");
     // The look shows a free GPU; the context does not come.
@@ -121,7 +121,7 @@ async fn a_process_that_is_faster_between_the_look_and_the_context_is_waited_for
     fakes.cuda.books().assert_empty();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_of_applications_are_ignored_and_fatal_ones_fence_until_the_gpu_is_proved_again() {
     let fakes = Fakes::start("");
     let server = start("devices = \"gpu\"", sharing()).await;
@@ -149,7 +149,7 @@ async fn errors_of_applications_are_ignored_and_fatal_ones_fence_until_the_gpu_i
     server.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_that_falls_off_the_bus_is_lost_and_no_request_is() {
     let fakes = Fakes::start("");
     let server = start("devices = \"all\"\n[batch]\nitems_max = 8", sharing()).await;
@@ -165,7 +165,7 @@ async fn a_gpu_that_falls_off_the_bus_is_lost_and_no_request_is() {
     fakes.cuda.books().assert_empty();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nvml_that_hangs_holds_up_nobody() {
     let fakes = Fakes::start("");
     let server = start("devices = \"gpu\"", sharing()).await;
@@ -183,7 +183,52 @@ async fn nvml_that_hangs_holds_up_nobody() {
     fakes.cuda.books().assert_empty();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_hangs_in_a_call_is_answered_elsewhere_when_the_watchdog_sees_it_and_the_gpu_returns_with_the_call()
+ {
+    let fakes = Fakes::start("");
+    let config = Config { gpu_stuck_ms: Duration::from_millis(300), ..sharing() };
+    // No deadline: only the watchdog ends this.
+    let config =
+        Config { timeout_ms: Duration::from_secs(3600), timeout_ms_max: Duration::from_secs(3600), ..config };
+    let server = start("devices = \"gpu\"\n[batch]\nitems_max = 64", config).await;
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    let found = localize(&server, "spots").await;
+    // In the call that waits for a batch, and in the one that begins it.
+    for (call, contexts) in [("kernel", 2), ("cuLaunchKernel", 3)] {
+        fakes.cuda.tell(&format!("fault on={call} hang times=always"));
+        assert_eq!(localize(&server, "spots").await, found, "the CPU answers what {call} has");
+        until(&server, DeviceState::Fenced, Cause::Stuck).await;
+        assert!(gpu(&server).reason.contains("has not come back"), "{}", gpu(&server).reason);
+        assert_eq!(localize(&server, "spots").await, found);
+        assert_eq!(fakes.contexts_made(), contexts - 1, "not taken anew beside the call that hangs");
+        fakes.cuda.tell("clear");
+        server.wait_until(|_| fakes.contexts_made() == contexts).await;
+        until(&server, DeviceState::Serving, Cause::Proved).await;
+        let before = fakes.cuda.books().devices[0].launches;
+        assert_eq!(localize(&server, "spots").await, found);
+        assert!(fakes.cuda.books().devices[0].launches > before, "on the GPU again");
+    }
+    assert_eq!(server.end().await.jobs, 0);
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_hangs_while_it_is_taken_holds_up_nobody() {
+    let fakes = Fakes::start("");
+    fakes.cuda.tell("fault on=kernel hang times=always");
+    let config = Config { gpu_stuck_ms: Duration::from_millis(300), ..sharing() };
+    let server = start("devices = \"gpu\"", config).await;
+    until(&server, DeviceState::Fenced, Cause::Stuck).await;
+    let found = localize(&server, "spots").await;
+    fakes.cuda.tell("clear");
+    until(&server, DeviceState::Serving, Cause::Proved).await;
+    assert_eq!(localize(&server, "spots").await, found);
+    server.end().await;
+    fakes.cuda.books().assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
     let fakes = Fakes::start("");
     let control = Config { repository_mode: ocelli::config::RepositoryMode::Explicit, ..sharing() };
@@ -220,7 +265,7 @@ async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
     fakes.cuda.books().assert_empty();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
     let fakes = Fakes::start("");
     let idle = Config { idle_release_ms: Duration::from_millis(300), ..sharing() };
@@ -234,7 +279,7 @@ async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
     fakes.cuda.books().assert_empty();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_that_want_one_gpu_take_it_one_after_the_other() {
     let fakes = Fakes::start("memory=1GiB");
     let queue = tempfile::tempdir().unwrap();

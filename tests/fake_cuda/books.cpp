@@ -11,6 +11,7 @@ started.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "driver.h"
 
@@ -85,8 +86,11 @@ std::string books() {
 }
 
 void write_books() {
-    FILE* file = fopen(getenv("FAKE_CUDA_BOOKS"), "w");
-    if (!file) violation("FAKE_CUDA_BOOKS: cannot write %s", getenv("FAKE_CUDA_BOOKS"));
+    std::string path = getenv("FAKE_CUDA_BOOKS");
+    // A folder has the books of many processes.
+    if (path.back() == '/') path += std::to_string(getpid());
+    FILE* file = fopen(path.c_str(), "w");
+    if (!file) violation("FAKE_CUDA_BOOKS: cannot write %s", path.c_str());
     fputs(books().c_str(), file);
     fclose(file);
 }

@@ -16,7 +16,7 @@ script: what a test says to the fake, one line each, in words and key=value pair
     clear                         no rule is left, and nothing hangs
 
 Devices are numbered as CUDA_VISIBLE_DEVICES leaves them once cuInit was called, before in the order of `devices`. Before the first
-call, lines are taken from FAKE_CUDA, separated by semicolons.
+call, lines are taken from FAKE_CUDA, separated by semicolons, and then for as long as the process lives from ../fakes/told.h.
 */
 #include <signal.h>
 #include <stdio.h>
@@ -24,6 +24,7 @@ call, lines are taken from FAKE_CUDA, separated by semicolons.
 #include <string.h>
 
 #include "../fakes/script.h"
+#include "../fakes/told.h"
 #include "driver.h"
 
 void lose(Device& device, int code, const Locked& locked) {
@@ -162,6 +163,7 @@ void begin() {
             const std::string wrong = obey(line);
             if (!wrong.empty()) violation("FAKE_CUDA: %s: %s", line.c_str(), wrong.c_str());
         }
+        told::listen("cuda", {"lose", "find", "foreign", "slow"}, obey);
         write_books_at_exit();
     });
 }

@@ -19,7 +19,8 @@ script: what a test says to the fake NVML, one line each, in words and key=value
                                 `fault on=nvmlDeviceGetPowerUsage times=always code=3`
     release, clear              as for the fake CUDA driver
 
-Before the first call, lines are taken from FAKE_NVML, separated by semicolons.
+Before the first call, lines are taken from FAKE_NVML, separated by semicolons, and then for as long as the process lives from
+../fakes/told.h.
 */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -32,6 +33,7 @@ Before the first call, lines are taken from FAKE_NVML, separated by semicolons.
 
 #include "../fakes/cuda_for_nvml.h"
 #include "../fakes/script.h"
+#include "../fakes/told.h"
 #include "nvml.h"
 
 using script::number;
@@ -222,6 +224,7 @@ static void begin() {
             fprintf(stderr, "fake NVML: FAKE_NVML: %s: %s\n", line.c_str(), wrong.c_str());
             abort();
         }
+        told::listen("nvml", {"set", "process", "end", "own", "lose", "find"}, obey);
     });
 }
 

@@ -9,6 +9,7 @@ use std::{
     path::PathBuf,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
+    time::{Duration, Instant},
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -69,6 +70,9 @@ pub fn load() {
     entries();
 }
 
+/// How long a server may take to end whose test has failed.
+const LEAVING: Duration = Duration::from_secs(10);
+
 /// The fake driver, held by one test at a time. When it is dropped, nothing may be left of what was taken.
 pub struct FakeCuda {
     _turn: MutexGuard<'static, ()>,
@@ -78,6 +82,8 @@ impl FakeCuda {
     /// Waits for the test before, and begins anew with these devices: `"count=2 memory=8GiB"`.
     pub fn start(devices: &str) -> FakeCuda {
         static TURN: Mutex<()> = Mutex::new(());
+        // First: one that cannot be had is not dropped.
+        entries();
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let fake = FakeCuda { _turn: turn };
         fake.tell(&format!("devices {devices}"));
@@ -120,6 +126,12 @@ impl Drop for FakeCuda {
         if !thread::panicking() {
             cleared.unwrap_or_else(|why| panic!("{why}"));
             self.books().assert_empty();
+            return;
+        }
+        // What a test that fails leaves behind ends by itself, and is not the next one's.
+        let patience = Instant::now() + LEAVING;
+        while Instant::now() < patience && self.books().devices.iter().any(|device| device.contexts > 0) {
+            thread::sleep(Duration::from_millis(10));
         }
     }
 }

@@ -64,6 +64,7 @@ impl FakeNvml {
     /// fake CUDA driver, which a test that uses both starts first.
     pub fn start(gpus: &str) -> FakeNvml {
         static TURN: Mutex<()> = Mutex::new(());
+        entries();
         let fake = FakeNvml { _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) };
         fake.tell(&format!("gpus {gpus}"));
         fake

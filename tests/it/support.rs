@@ -33,9 +33,10 @@ fn onnx_runtime() -> PathBuf {
     path
 }
 
-/// A running server. Dropping it without [`Server::end`] leaves its threads to the end of the process.
+/// A running server. Dropping it without [`Server::end`] leaves its threads to the end of the process, but where a test has
+/// failed: then it ends, so that it has no GPU that the next test counts on.
 pub(crate) struct Server {
-    app: App,
+    app: Option<App>,
     /// Where the API is.
     pub(crate) address: SocketAddr,
     /// Where health is, apart from it.
@@ -101,7 +102,7 @@ impl Server {
     /// Starts with this configuration and waits until it is ready.
     pub(crate) async fn start(config: Config) -> Server {
         let server = Server::start_without_waiting(config, None).await;
-        server.wait_until(|server| server.app.status().ready().is_ok()).await;
+        server.wait_until(|server| server.app().status().ready().is_ok()).await;
         server
     }
 
@@ -109,7 +110,7 @@ impl Server {
     pub(crate) async fn start_with(models: tempfile::TempDir, config: Config) -> Server {
         let config = Config { models: models.path().to_owned(), ..config };
         let server = Server::start_without_waiting(config, Some(models)).await;
-        server.wait_until(|server| server.app.status().ready().is_ok()).await;
+        server.wait_until(|server| server.app().status().ready().is_ok()).await;
         server
     }
 
@@ -117,13 +118,17 @@ impl Server {
     pub(crate) async fn start_without_waiting(config: Config, models: Option<tempfile::TempDir>) -> Server {
         let app = App::start(config, None).await.expect("the server starts");
         let (address, admin) = (app.addresses()[0], app.admin_address().expect("an admin listener"));
-        Server { app, address, admin, _models: models }
+        Server { app: Some(app), address, admin, _models: models }
+    }
+
+    fn app(&self) -> &App {
+        self.app.as_ref().expect("until it ends")
     }
 
     /// Where each device stands.
     #[allow(dead_code, reason = "the tests on the fake driver take it")]
     pub(crate) fn devices(&self) -> Vec<ocelli::status::Device> {
-        self.app.status().devices()
+        self.app().status().devices()
     }
 
     /// Polls until something holds; a minute is for slow machines, not for the thing itself.
@@ -133,7 +138,7 @@ impl Server {
             assert!(
                 Instant::now() < patience,
                 "not within a minute; ready says {:?}",
-                self.app.status().ready()
+                self.app().status().ready()
             );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -170,8 +175,24 @@ impl Server {
     }
 
     /// Drains, until told to end now.
-    pub(crate) async fn end_at(self, now: &CancellationToken) -> Undone {
-        self.app.drain(now).await
+    pub(crate) async fn end_at(mut self, now: &CancellationToken) -> Undone {
+        self.app.take().expect("it ends once").drain(now).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(app) = self.app.take().filter(|_| std::thread::panicking()) else { return };
+        let now = CancellationToken::new();
+        now.cancel();
+        // This thread's runtime is what fails; and where it alone could end connections, they are not waited for.
+        let end = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let patience = Duration::from_secs(2);
+            runtime.map(|runtime| runtime.block_on(tokio::time::timeout(patience, app.drain(&now))))
+        };
+        // The test has failed already.
+        let _ = std::thread::spawn(end).join();
     }
 }
 

@@ -68,8 +68,12 @@ impl Keeper {
         let now = Instant::now();
         devices.book.set_presence(index, Presence::Awaited(now));
         let turns = Turns::new(devices.sharing.queue_folder.as_deref());
-        let seen =
-            Seen { name: Some(gpu.name.clone()), memory_bytes: Some(gpu.memory_bytes), ..Seen::default() };
+        let seen = Seen {
+            name: Some(gpu.name.clone()),
+            memory_bytes: Some(gpu.memory_bytes),
+            no_networks: devices.no_onnx(&devices.devices[index]),
+            ..Seen::default()
+        };
         Keeper {
             devices,
             index,
@@ -182,6 +186,8 @@ impl Keeper {
             // Ours is the other one.
             drop(self.devices.devices[self.index].let_go());
             self.ending.push(hold);
+            // What is held from now on is others'.
+            self.ourselves = Ourselves::before(std::process::id());
             if self.lease.is_held() {
                 self.lease.given_back(now);
                 self.restart(now);

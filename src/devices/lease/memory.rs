@@ -38,12 +38,22 @@ impl Learned {
 
     /// What these models need on a GPU together: their names, and the bytes of their files.
     pub fn required<'a>(&self, gpu: &str, models: impl Iterator<Item = (&'a str, u64)>) -> u64 {
-        let known = |name: &str| self.measured.get(gpu).and_then(|models| models.get(name)).copied();
+        let known = |name: &str| self.measured(gpu, name);
         let model = |(name, file): (&str, u64)| {
             known(name).unwrap_or_else(|| file.saturating_mul(FILE_FACTOR).max(MODEL_BYTES_MIN))
         };
         let context = known(CONTEXT).unwrap_or(CONTEXT_BYTES);
         models.map(model).fold(context, u64::saturating_add)
+    }
+
+    /// What is known of a model's need there, by measuring it.
+    pub fn measured(&self, gpu: &str, model: &str) -> Option<u64> {
+        self.measured.get(gpu).and_then(|models| models.get(model)).copied()
+    }
+
+    /// What a context takes there, as far as that was measured.
+    pub fn measured_context(&self, gpu: &str) -> u64 {
+        self.measured(gpu, CONTEXT).unwrap_or(0)
     }
 
     /// Takes note of what a model took; the last time counts.

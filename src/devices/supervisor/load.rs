@@ -6,6 +6,7 @@ use super::{
         device::{Device, Engines, Hold, Refusal},
         forward::{Asked, Proof},
         place::{self, Kind, Placed},
+        plan::NoRoom,
     },
     Devices, LoadedOn, Loading,
 };
@@ -28,7 +29,7 @@ impl Devices {
     }
 
     /// Why ONNX models cannot run on a device, where they cannot.
-    fn no_onnx(&self, device: &Device) -> Option<String> {
+    pub(in super::super) fn no_onnx(&self, device: &Device) -> Option<String> {
         let (gpu, runtime) = (device.gpu.as_ref()?, self.parts.runtime.as_ref());
         runtime.map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(gpu)).err()
     }
@@ -53,9 +54,10 @@ impl Devices {
             return Err(NotLoaded::Away(self.away(&placed)));
         }
         let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
-        let loaded = side_by_side(holds.iter().map(|(_, hold)| {
+        let loaded = side_by_side(holds.iter().map(|(index, hold)| {
             || {
                 let started = Instant::now();
+                self.check_room(*index, hold, &source)?;
                 hold.load(&source, &self.parts).map(|engines| (engines, started.elapsed()))
             }
         }));
@@ -104,6 +106,17 @@ impl Devices {
         Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
     }
 
+    /// Checks by what a model took before whether a device has room for it, which is cheaper than to try.
+    fn check_room(&self, index: usize, hold: &Hold, source: &Source) -> Result<(), Refusal> {
+        let Some(gpu) = &self.devices[index].gpu else { return Ok(()) };
+        let Some(need) = self.book.need(index, &gpu.name, source) else { return Ok(()) };
+        let Some((free, total)) = hold.memory()? else { return Ok(()) };
+        need.check(free, total).map_err(|no| match no {
+            NoRoom::Now(reason) => Refusal::Memory(reason),
+            NoRoom::Ever(reason) => Refusal::Failed(reason),
+        })
+    }
+
     /// Why a model's devices cannot take it.
     fn away(&self, placed: &Placed) -> String {
         let states = self.parts.status.devices();
@@ -125,7 +138,7 @@ impl Devices {
     ) -> LoadedOn {
         let device = &self.devices[index];
         if let (Some(gpu), Some(footprint)) = (&device.gpu, &proof.footprint) {
-            self.book.learn(&gpu.name, &served.model, footprint);
+            self.book.learn(&gpu.name, &served.source, footprint);
         }
         let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
         self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);
@@ -148,7 +161,8 @@ impl Devices {
             }
             let started = Instant::now();
             let (model, version) = (&*served.model.name, &*served.model.version);
-            let loaded = hold.load(&served.source, &self.parts).and_then(|engines| {
+            let room = self.check_room(index, hold, &served.source);
+            let loaded = room.and_then(|()| hold.load(&served.source, &self.parts)).and_then(|engines| {
                 let load = started.elapsed();
                 let bytes_max = served.source.manifest.placement.memory_bytes_max;
                 let proved = hold.prove(engines, &served.model, &served.asked, bytes_max);

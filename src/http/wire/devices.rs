@@ -10,6 +10,7 @@ pub fn device(device: &Device, now: Instant) -> Value {
     let processes = seen.processes.as_ref().map(|list| {
         list.iter().map(|(pid, bytes)| json!({ "pid": pid, "memory_bytes": bytes })).collect::<Vec<_>>()
     });
+    let refused = |(model, reason): &(String, String)| json!({ "model": model, "reason": reason });
     json!({
         "id": device.id,
         "name": seen.name,
@@ -19,6 +20,8 @@ pub fn device(device: &Device, now: Instant) -> Value {
         "since_s": now.saturating_duration_since(device.since).as_secs_f64(),
         "drained": device.drained,
         "verdict": seen.verdict,
+        "no_networks": seen.no_networks,
+        "refused_models": seen.refused.iter().map(refused).collect::<Vec<_>>(),
         "waited_s": seen.waited.as_secs_f64(),
         "memory": {
             "total_bytes": seen.memory_bytes,

@@ -57,7 +57,18 @@ impl Keeper {
         };
         let step = self.lease.look(now, looked.as_ref(), required);
         self.seen.verdict = verdict(&step, looked.as_ref());
+        let least = self.devices.book.least(self.index, &self.gpu.name);
         match step {
+            Step::Take if looked.and_then(|looked| looked.free).is_some_and(|free| free < least) => {
+                self.ticket = None;
+                let (free, total) =
+                    (looked.and_then(|looked| looked.free).unwrap_or(0), self.gpu.memory_bytes);
+                let reason = format!(
+                    "its models need {least} bytes or more there, as measured before, and {free} of {total} are free"
+                );
+                self.states.waiting(Cause::Memory, reason);
+                Some(false)
+            }
             Step::Take => Some(self.turn()),
             Step::Contended(contention) => {
                 self.ticket = None;
@@ -166,7 +177,6 @@ impl Keeper {
                 self.leave(now, Over::Failed(reason));
             }
         }
-        self.ourselves = Ourselves::before(std::process::id());
         self.ticket = None;
     }
 }

@@ -42,6 +42,8 @@ impl Keeper {
         if let Some((_, sample)) = &self.sample {
             fill(&mut self.seen, sample, &self.ourselves);
         }
+        let refused = self.hold.as_ref().map(|hold| self.devices.book.refused(self.index, hold));
+        self.seen.refused = refused.unwrap_or_default();
         if self.hold.is_some() {
             self.seen.verdict = match &self.seen.processes {
                 Some(others) if others.is_empty() => "ours".into(),

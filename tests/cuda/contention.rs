@@ -1,0 +1,230 @@
+//! Servers that want one GPU, as processes: who gets it when, and how long that takes. The two measurements are run by hand:
+//!
+//! ```text
+//! cargo test --test cuda -- --ignored --nocapture contention::timeline
+//! cargo test --test cuda -- --ignored --nocapture contention::from_free_to_serving
+//! ```
+
+use crate::machine::{GPU, Machine, ON_GPU, Running, id, until};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
+
+/// Room for one of them: the fitter's guess wants 864 MiB beside others.
+const ROOM_FOR_ONE: &str = "memory=2GiB context=1300MiB";
+
+async fn post(server: &Running, what: &str) {
+    post_to(server, 0, what).await;
+}
+
+async fn post_to(server: &Running, gpu: usize, what: &str) {
+    let reply = server.send("POST", &format!("/v2/devices/{}/{what}", id(gpu)), &[], "").await;
+    assert_eq!(reply.status, 200, "{:?}", reply.body);
+}
+
+async fn state(server: &Running) -> String {
+    server.device(GPU).await["state"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn processes_that_want_one_gpu_get_it_in_the_order_in_which_they_came_and_do_not_trade_it() {
+    let machine = Machine::new(ROOM_FOR_ONE);
+    let spots = [("spots", ON_GPU)];
+    let one = machine.serving("thread", ON_GPU, &[]).await;
+    let expected = one.localize().await;
+    let two = machine.start("process", &spots, &[]).await;
+    two.until_state("waiting", "contended").await;
+    let three = machine.start("thread", &spots, &[]).await;
+    three.until_state("waiting", "contended").await;
+    two.until_ready().await;
+    three.until_ready().await;
+    let servers = [&one, &two, &three];
+    // Each leaves it, and comes to the end of the queue.
+    for (leaves, next) in [(0, 1), (1, 2), (2, 0), (0, 1)] {
+        post(servers[leaves], "drain").await;
+        servers[next].until_state("serving", "proved").await;
+        post(servers[leaves], "resume").await;
+        servers[leaves].until_state("waiting", "contended").await;
+        // Who has it keeps it: nobody else comes near, over several looks of theirs.
+        for _ in 0..3 {
+            let looked = tokio::time::Instant::now() + Duration::from_millis(600);
+            for (index, server) in servers.iter().enumerate() {
+                let (rows, device) = server.localize_on().await;
+                assert_eq!(rows.len(), expected.len());
+                assert_eq!(
+                    device == GPU,
+                    index == next,
+                    "{index} is answered by {device} while {next} has the GPU"
+                );
+                assert_eq!(state(server).await == "serving", index == next);
+            }
+            assert_eq!(machine.held().len(), 1, "{:?}", machine.held());
+            tokio::time::sleep_until(looked).await;
+        }
+    }
+    for (server, times) in servers.iter().zip([2, 2, 1]) {
+        let metric = format!(
+            "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"proved\",state=\"serving\"}} {times}"
+        );
+        assert!(server.get("/metrics").await.1.lines().any(|line| line == metric), "{metric}");
+    }
+    for server in [one, two, three] {
+        server.end();
+    }
+    machine.assert_empty();
+}
+
+/// A column of the picture.
+const COLUMN: Duration = Duration::from_millis(500);
+
+/// What one server did, by columns.
+#[derive(Default, Clone)]
+struct Row {
+    held: Vec<bool>,
+    by_gpu: Vec<usize>,
+    by_cpu: Vec<usize>,
+}
+
+impl Row {
+    fn at(&mut self, column: usize) -> usize {
+        if self.held.len() <= column {
+            self.held.resize(column + 1, false);
+            self.by_gpu.resize(column + 1, 0);
+            self.by_cpu.resize(column + 1, 0);
+        }
+        column
+    }
+
+    fn answers(&self) -> String {
+        let letter = |(gpu, cpu): (&usize, &usize)| match (gpu, cpu) {
+            (0, 0) => ' ',
+            (_, 0) => 'G',
+            (0, _) => 'c',
+            _ => 'x',
+        };
+        self.by_gpu.iter().zip(&self.by_cpu).map(letter).collect()
+    }
+
+    fn holds(&self) -> String {
+        self.held.iter().map(|held| if *held { '#' } else { ' ' }).collect()
+    }
+}
+
+/// Two servers of which each is busy at other times: who has the GPU when, and which device answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn timeline() {
+    const LENGTH: Duration = Duration::from_secs(40);
+    // From and to, s: when requests come, one after the other.
+    const BUSY: [&[(u64, u64)]; 2] = [&[(0, 10), (18, 34)], &[(4, 24), (36, 40)]];
+    let machine = Machine::new(ROOM_FOR_ONE);
+    let idle = [("idle-release-ms", "1500")];
+    let one = machine.start("thread", &[("spots", ON_GPU)], &idle).await;
+    one.until_ready().await;
+    let two = machine.start("thread", &[("spots", ON_GPU)], &idle).await;
+    two.until_ready().await;
+    let expected = one.localize().await.len();
+    let rows = RefCell::new(vec![Row::default(); 2]);
+    let began = Instant::now();
+    let column = || (began.elapsed().as_millis() / COLUMN.as_millis()) as usize;
+    let sends = async |index: usize, server: &Running| {
+        while began.elapsed() < LENGTH {
+            let second = began.elapsed().as_secs();
+            if !BUSY[index].iter().any(|(from, to)| (*from..*to).contains(&second)) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            }
+            let (spots, device) = server.localize_on().await;
+            assert_eq!(spots.len(), expected, "every answer is right");
+            let row = &mut rows.borrow_mut()[index];
+            let at = row.at(column());
+            if device == GPU { row.by_gpu[at] += 1 } else { row.by_cpu[at] += 1 }
+        }
+    };
+    let watches = async {
+        while began.elapsed() < LENGTH {
+            let held = machine.held();
+            for (row, server) in rows.borrow_mut().iter_mut().zip([&one, &two]) {
+                let at = row.at(column());
+                row.held[at] |= held.iter().any(|(id, _)| *id == server.id());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::join!(sends(0, &one), sends(1, &two), watches);
+    one.end();
+    two.end();
+    machine.assert_empty();
+    let scale: String = (0..LENGTH.as_secs()).step_by(5).map(|second| format!("{second:<10}")).collect();
+    println!("      s  {scale}");
+    for (name, row) in ["one", "two"].iter().zip(rows.borrow().iter()) {
+        println!("{name} holds   |{}", row.holds());
+        println!("{name} answers |{}", row.answers());
+    }
+    let both = rows
+        .borrow()
+        .iter()
+        .map(|row| row.by_gpu.iter().sum::<usize>() + row.by_cpu.iter().sum::<usize>())
+        .sum::<usize>();
+    println!(
+        "{both} requests, all answered rightly; # the GPU is held, G the GPU answers, c the CPU, x both"
+    );
+}
+
+/// From the moment at which others have left a GPU to the one at which it serves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn from_free_to_serving() {
+    // Each has a keeper and looks of its own: one round is a measurement on each.
+    const GPUS: usize = 8;
+    const ROUNDS: usize = 25;
+    for isolation in crate::machine::MODES {
+        let machine = Machine::new(&format!("count={GPUS} memory=2GiB"));
+        let server = machine.serving(isolation, ON_GPU, &[]).await;
+        let states = async || {
+            let (_, text) = server.get("/v2/devices").await;
+            let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let devices = told["devices"].as_array().unwrap().clone();
+            let state = |gpu: usize| {
+                let device = devices.iter().find(|device| device["id"] == id(gpu)).unwrap();
+                (device["state"].as_str().unwrap().to_owned(), device["cause"].as_str().unwrap().to_owned())
+            };
+            (0..GPUS).map(state).collect::<Vec<_>>()
+        };
+        let all = async |state: &str, cause: &str| {
+            let stand = async || states().await.iter().all(|(at, why)| at == state && why == cause);
+            until(&format!("all are {state}, {cause}"), stand).await;
+        };
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            all("serving", "proved").await;
+            for gpu in 0..GPUS {
+                post_to(&server, gpu, "drain").await;
+            }
+            all("fenced", "drain").await;
+            until("they are given back", async || machine.held().is_empty()).await;
+            for gpu in 0..GPUS {
+                machine.occupy(gpu, "1800MiB").await;
+                post_to(&server, gpu, "resume").await;
+            }
+            all("waiting", "contended").await;
+            let mut left: Vec<(usize, Instant)> = Vec::new();
+            for gpu in 0..GPUS {
+                machine.vacate(gpu).await;
+                left.push((gpu, Instant::now()));
+            }
+            while !left.is_empty() {
+                let states = states().await;
+                let serves = left.extract_if(.., |(gpu, _)| states[*gpu].0 == "serving");
+                times.extend(serves.map(|(_, free)| free.elapsed()));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        server.end();
+        machine.assert_empty();
+        times.sort();
+        let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+        println!("{isolation}: {} times, least {:?}, p50 {:?}, p99 {:?}", times.len(), at(0), at(50), at(99));
+    }
+}

@@ -1,0 +1,398 @@
+//! What can befall a shared GPU, by the same tests for both ways in which GPUs are kept apart from the server. In each: every
+//! request is answered once and rightly, the state says what happened, and nothing is left on the GPU at the end.
+
+use crate::{
+    machine::{GPU, MODES, Machine, ON_GPU, Running, near, until},
+    process::on_cpu,
+};
+use futures_util::future::join_all;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Small batches, so that a movie has many.
+const SMALL: &str = "[placement]\ndevices = \"gpu\"\n[batch]\nitems_max = 32\n";
+/// The watchdog bites soon.
+const WATCHED: [(&str, &str); 1] = [("gpu-stuck-ms", "500")];
+
+/// Sends movies while `befall` happens, and checks all answers.
+async fn answered(server: &Running, expected: &[Vec<f64>], befall: impl Future<Output = ()>) {
+    let requests = async {
+        for rows in join_all((0..4).map(|_| server.localize())).await {
+            near(&rows, expected);
+        }
+    };
+    tokio::join!(requests, befall);
+}
+
+async fn on_gpu(server: &Running, expected: &[Vec<f64>]) {
+    let (rows, device) = server.localize_on().await;
+    near(&rows, expected);
+    assert_eq!(device, GPU);
+}
+
+async fn on_the_cpu(server: &Running, expected: &[Vec<f64>]) {
+    let (rows, device) = server.localize_on().await;
+    near(&rows, expected);
+    assert_eq!(device, "cpu");
+}
+
+fn end(machine: &Machine, server: Running) {
+    server.end();
+    machine.assert_empty();
+}
+
+#[tokio::test]
+async fn a_call_that_hangs_is_answered_elsewhere_and_the_gpu_comes_back() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, SMALL, &WATCHED).await;
+        // Where a batch is waited for, and where it is begun.
+        for call in ["kernel", "cuLaunchKernel"] {
+            machine.tell("cuda", &format!("fault on={call} hang times=always")).await;
+            let reason = async {
+                server.until_state("fenced", "stuck").await;
+                let said = server.device(GPU).await["reason"].as_str().unwrap().to_owned();
+                assert!(said.contains("a call has not come back"), "{said}");
+                machine.tell("cuda", "clear").await;
+            };
+            answered(&server, &expected, reason).await;
+            server.until_state("serving", "proved").await;
+            on_gpu(&server, &expected).await;
+        }
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn xids_fence_suspect_or_do_nothing_as_they_should() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, SMALL, &[]).await;
+        for (xid, state) in [(13, "serving"), (63, "suspect"), (48, "fenced"), (74, "fenced"), (64, "fenced")]
+        {
+            let counted = format!("ocelli_device_xids_total{{device=\"{GPU}\",xid=\"{xid}\"}} 1");
+            let happens = async {
+                machine.tell("nvml", &format!("xid gpu=0 code={xid}")).await;
+                server.until_metric(&counted).await;
+            };
+            answered(&server, &expected, happens).await;
+            let gpu = server.device(GPU).await;
+            match state {
+                "serving" => assert_eq!(gpu["state"], "serving", "{xid}"),
+                "suspect" => {
+                    assert_eq!((&gpu["state"], &gpu["reason"]), (&"suspect".into(), &"Xid 63".into()));
+                }
+                // It may be back already.
+                _ => {
+                    let seen = format!(
+                        "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"xid\",state=\"fenced\"}}"
+                    );
+                    server.until_metric(&seen).await;
+                }
+            }
+            if xid == 64 {
+                let said = server.device(GPU).await["reason"].as_str().unwrap().to_owned();
+                assert!(said.contains("needs a reset"), "{said}");
+                on_the_cpu(&server, &expected).await;
+            } else if state == "fenced" {
+                server.until_state("serving", "proved").await;
+                on_gpu(&server, &expected).await;
+            }
+        }
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_falls_off_the_bus_is_lost_and_given_back() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        for xid in [true, false] {
+            let machine = Machine::new("");
+            let server = machine.serving(isolation, SMALL, &WATCHED).await;
+            let happens = async {
+                if xid {
+                    machine.tell("nvml", "xid gpu=0 code=79").await;
+                } else {
+                    machine.tell("cuda", "lose device=0").await;
+                    machine.tell("nvml", "lose gpu=0").await;
+                }
+                server.until_state("lost", "bus").await;
+            };
+            answered(&server, &expected, happens).await;
+            on_the_cpu(&server, &expected).await;
+            until("nothing is held", async || machine.held().is_empty()).await;
+            end(&machine, server);
+        }
+    }
+}
+
+#[tokio::test]
+async fn memory_that_runs_out_in_mid_batch_halves_the_batch_on_the_same_gpu() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, SMALL, &[]).await;
+        machine.tell("cuda", "fault on=cuMemcpyHtoDAsync* code=2 times=2").await;
+        on_gpu(&server, &expected).await;
+        let failed = "ocelli_failed_batches_total";
+        server
+            .until_metric(&format!("{failed}{{device=\"{GPU}\",model=\"spots\",reason=\"out_of_memory\"}}"))
+            .await;
+        server.until_metric(&format!("ocelli_batch_ceiling_items{{device=\"{GPU}\",model=\"spots\"}}")).await;
+        assert_eq!(server.device(GPU).await["state"], "serving", "too little memory is no sickness");
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn memory_that_another_grabs_between_the_look_and_the_context_is_waited_for() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new(";fault on=cuDevicePrimaryCtxRetain code=2 times=1");
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &[]).await;
+        let seen = format!(
+            "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"memory\",state=\"waiting\"}}"
+        );
+        server.until_metric(&seen).await;
+        server.until_ready().await;
+        on_the_cpu(&server, &expected).await;
+        if isolation == "process" {
+            // Its next process begins with the same script.
+            end(&machine, server);
+            continue;
+        }
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_others_fill_is_waited_for_and_taken_when_they_leave() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("memory=2GiB");
+        machine.occupy(0, "1800MiB").await;
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &[]).await;
+        server.until_state("waiting", "contended").await;
+        server.until_ready().await;
+        on_the_cpu(&server, &expected).await;
+        assert_eq!(machine.held(), [], "no context beside somebody who needs the memory");
+        let gpu = server.device(GPU).await;
+        assert_eq!(gpu["verdict"], "contended", "{gpu}");
+        answered(&server, &expected, machine.vacate(0)).await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn use_that_swings_around_the_limit_does_not_let_a_gpu_change_hands() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("memory=16GiB context=100MiB");
+        machine.tell("nvml", "process gpu=0 pid=4242 memory=100MiB").await;
+        machine.tell("nvml", "set gpu=0 utilization=95").await;
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &[]).await;
+        server.until_state("waiting", "contended").await;
+        server.until_ready().await;
+        // Never below for the two seconds without a break that it takes: looks are half a second apart.
+        let mut looks = 0;
+        for step in 0..12 {
+            let percent = if step % 3 == 2 { 95 } else { 85 };
+            machine.tell("nvml", &format!("set gpu=0 utilization={percent}")).await;
+            let told = async || server.device(GPU).await["utilization_percent"] == percent;
+            until("the look has been taken", told).await;
+            looks += 1;
+            assert_eq!(machine.held(), [], "after {looks} looks");
+            assert_eq!(server.device(GPU).await["state"], "waiting");
+        }
+        on_the_cpu(&server, &expected).await;
+        machine.tell("nvml", "set gpu=0 utilization=85").await;
+        server.until_state("serving", "proved").await;
+        // Once it is ours, noise takes it from nobody.
+        for percent in [95, 85, 97] {
+            machine.tell("nvml", &format!("set gpu=0 utilization={percent}")).await;
+            let told = async || server.device(GPU).await["utilization_percent"] == percent;
+            until("the look has been taken", told).await;
+            on_gpu(&server, &expected).await;
+        }
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn nvml_that_hangs_holds_up_nobody_and_faults_are_seen_all_the_same() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, SMALL, &[]).await;
+        machine.tell("nvml", "fault on=nvmlDeviceGetMemoryInfo_v2 hang times=always").await;
+        answered(&server, &expected, async {}).await;
+        let breaks = async {
+            machine.tell("cuda", "fault on=kernel code=700").await;
+            server.until_said("the GPU is taken out").await;
+        };
+        answered(&server, &expected, breaks).await;
+        on_the_cpu(&server, &expected).await;
+        assert_eq!(server.get("/v2/health/ready").await.0, 200);
+        machine.tell("nvml", "clear").await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn requests_wait_for_the_gpu_where_that_is_wanted_and_the_cpu_answers_when_the_time_is_over() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        // It comes back in time.
+        let machine = Machine::new("memory=2GiB");
+        machine.occupy(0, "1800MiB").await;
+        let wait = [("while-waiting", "wait"), ("timeout-ms", "60000")];
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &wait).await;
+        server.until_state("waiting", "contended").await;
+        machine.vacate(0).await;
+        server.until_ready().await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+
+        // It does not.
+        let machine = Machine::new("memory=2GiB");
+        machine.occupy(0, "1800MiB").await;
+        let wait = [("while-waiting", "wait"), ("auto-timeout-ms", "1500"), ("timeout-ms", "60000")];
+        let began = Instant::now();
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &wait).await;
+        server.until_metric("ocelli_device_state{device=\"cpu\",state=\"serving\"} 1").await;
+        assert!(
+            began.elapsed() >= Duration::from_millis(1500),
+            "the CPU waits for the GPU's time to be over"
+        );
+        on_the_cpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn where_nothing_else_may_answer_requests_wait_until_the_gpu_works_again() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let alone = "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n";
+        let server = machine.serving(isolation, alone, &[("timeout-ms", "60000")]).await;
+        machine.tell("cuda", "fault on=kernel code=700").await;
+        on_gpu(&server, &expected).await;
+        let seen = format!(
+            "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"fault\",state=\"fenced\"}} 1"
+        );
+        server.until_metric(&seen).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_server_for_gpus_alone_ends_when_none_can_be_had_in_time() {
+    for isolation in MODES {
+        let machine = Machine::new("memory=2GiB");
+        machine.occupy(0, "1800MiB").await;
+        let options = [("backend", "gpu"), ("gpu-timeout-ms", "1000")];
+        let mut server = machine.start(isolation, &[("spots", ON_GPU)], &options).await;
+        assert_eq!(server.get("/v2/health/ready").await.0, 503);
+        let line = server.until_said("gpu_timeout_ms").await;
+        assert!(line.contains(GPU) && line.contains("other processes"), "{line}");
+        assert_eq!(server.wait(), Some(69));
+        machine.assert_empty();
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_may_not_be_so_large_is_not_on_the_gpu_and_the_arithmetic_is_shown() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let small = "[placement]\ndevices = \"gpu\"\nmemory_bytes_max = 1000\n";
+        let server = machine.start(isolation, &[("large", small), ("spots", ON_GPU)], &[]).await;
+        server.until_ready().await;
+        server.until_state("serving", "proved").await;
+        let told = server.device(GPU).await["refused_models"].clone();
+        let why = told[0]["reason"].as_str().unwrap_or_default().to_owned();
+        assert_eq!((&told[0]["model"], told.as_array().unwrap().len()), (&"large".into(), 1), "{told}");
+        assert!(why.contains("more than placement.memory_bytes_max = 1000"), "{why}");
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let state = tempfile::tempdir().unwrap();
+        let remembers = [("gpu-state-folder", state.path().to_str().unwrap())];
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        let server = machine.serving(isolation, ON_GPU, &remembers).await;
+        let file = state.path().join("gpu-memory.json");
+        let measured =
+            || serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap_or_default()).unwrap_or_default();
+        let context = || measured()["Fake-GPU"][""].as_u64();
+        until("the context is measured", async || context() >= Some(300 << 20)).await;
+        end(&machine, server);
+
+        // A smaller one of the same name has less than the context and the model took.
+        let machine = Machine::new("memory=305MiB context=300MiB");
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &remembers).await;
+        server.until_ready().await;
+        server.until_state("waiting", "memory").await;
+        let why = server.device(GPU).await["reason"].as_str().unwrap().to_owned();
+        assert!(why.contains("as measured before, and 319815680 of 319815680 are free"), "{why}");
+        on_the_cpu(&server, &expected).await;
+        assert_eq!(machine.held(), [], "no context is made to find out");
+        let id = server.id();
+        end(&machine, server);
+        assert_eq!(machine.books_of(id).devices[0].contexts_made, 0);
+
+        // It was measured to be larger than this GPU has room for beside its context.
+        let mut grown = measured();
+        let models = grown["Fake-GPU"].as_object_mut().unwrap();
+        models
+            .iter_mut()
+            .filter(|(name, _)| name.starts_with("large/"))
+            .for_each(|(_, bytes)| *bytes = (3700_u64 << 20).into());
+        let known =
+            models.keys().find(|name| name.starts_with("spots/")).unwrap().replace("spots/", "large/");
+        models.insert(known, (3700_u64 << 20).into());
+        std::fs::write(&file, grown.to_string()).unwrap();
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        let server = machine.start(isolation, &[("large", ON_GPU), ("spots", ON_GPU)], &remembers).await;
+        server.until_ready().await;
+        server.until_state("serving", "proved").await;
+        let told = server.device(GPU).await["refused_models"].clone();
+        let why = told[0]["reason"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(told[0]["model"], "large", "{told}");
+        assert!(
+            why.starts_with("it takes 3879731200 bytes there") && why.contains("more than the 4294967296"),
+            "{why}"
+        );
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn why_a_gpu_takes_no_networks_is_shown() {
+    let machine = Machine::new("");
+    let server = machine.serving("thread", ON_GPU, &[]).await;
+    let why = server.device(GPU).await["no_networks"].as_str().unwrap_or_default().to_owned();
+    assert!(why.contains("is a build of ONNX Runtime for the CPU"), "{why}");
+    let table = server.devices();
+    assert!(table.contains(&format!("{GPU} takes no networks: {why}")), "{table}");
+    let table = machine.devices();
+    assert!(table.contains(&format!("gpu:0 takes no networks: {why}")), "{table}");
+    end(&machine, server);
+}
