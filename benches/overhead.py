@@ -12,6 +12,9 @@ Two numbers, each a ratio or a difference within this one run, because absolute 
   input of 602 kB and a forward pass of 0.1 ms, so that what is added does not drown in the noise of the pass;
   `--model identity` copies 64 bytes: what a request costs beside its data.
 
+With `--pixels` the image is posted as pixels of 8 bits (151 kB), which the server normalises; the session in-process gets the
+numbers all the same.
+
 In-process is measured twice: with the settings of the server's session (intra-op threads do not spin), which tells what
 the server adds, and with ONNX Runtime's defaults (they do), which tells what a caller gives up who changes from one to
 the other. A bare socket that takes the same bytes and gives as many back shows which part of the added latency is the
@@ -189,6 +192,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=["resnet18", "resnet50", "cnn", "identity"], default="resnet18")
     cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--pixels", action="store_true", help="post UINT8 [1, 224, 224, 3] to a model of images")
     parser.add_argument("--threads", type=int, default=cores, help="compute threads of both sides")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--processes", type=int, default=2, help="client processes")
@@ -209,7 +213,15 @@ def main():
         rng = np.random.default_rng(SEED)
         name, shape, output = TENSORS[given.model]
         x = rng.standard_normal((max(BATCHES), *shape)).astype(np.float32)
-        data = infer(given.model, name, x[:1], output)
+        posted = x[:1]
+        if given.pixels:
+            if len(shape) != 3:
+                parser.error(f"--pixels is for models of images, which {given.model} is not")
+            pixels = rng.integers(0, 256, (len(x), *shape[1:], shape[0]), np.uint8)
+            numbers = (pixels / 255 - make_models.IMAGENET_MEAN) / make_models.IMAGENET_STD
+            x = np.ascontiguousarray(numbers.transpose(0, 3, 1, 2), np.float32)
+            posted = pixels[:1]
+        data = infer(given.model, name, posted, output)
         server = Server(folder / "models", folder / "server.log", compute_threads=given.threads, log_filter="warn")
         try:
             report(given, server.wait_ready(), *sessions, x, data)

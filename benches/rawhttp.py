@@ -19,7 +19,7 @@ def infer(model, name, array, output):
             {
                 "name": name,
                 "shape": list(array.shape),
-                "datatype": "FP32",
+                "datatype": {"float32": "FP32", "uint8": "UINT8"}[array.dtype.name],
                 "parameters": {"binary_data_size": len(data)},
             }
         ],

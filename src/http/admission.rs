@@ -9,9 +9,8 @@ use super::guard::announced;
 use crate::error::InferError;
 use axum::{
     body::{Body, Bytes},
-    extract::{Request, State},
+    extract::Request,
     http::Response,
-    middleware::Next,
     response::IntoResponse,
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -186,11 +185,11 @@ impl Drop for Permit {
     }
 }
 
-/// Middleware: admits a request, or answers 429 without touching its body.
-pub async fn admit(
-    State(admission): State<Arc<Admission>>,
+/// Admits a request to what comes next, or answers 429 without touching its body.
+pub async fn admit<F: Future<Output = Response<Body>>>(
+    admission: &Arc<Admission>,
     mut request: Request,
-    next: Next,
+    next: impl FnOnce(Request) -> F,
 ) -> Response<Body> {
     let length = if request.body().is_end_stream() { Some(0) } else { announced(request.headers()) };
     match admission.admit(length) {
@@ -198,7 +197,7 @@ pub async fn admit(
         Ok(permit) => {
             let permit = Arc::new(permit);
             request.extensions_mut().insert(Arc::clone(&permit));
-            hold(next.run(request).await, permit)
+            hold(next(request).await, permit)
         }
     }
 }
@@ -238,7 +237,12 @@ impl HttpBody for Held {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use axum::{Router, middleware, routing::post};
+    use axum::{
+        Router,
+        extract::State,
+        middleware::{self, Next},
+        routing::post,
+    };
     use tower::ServiceExt;
 
     fn admission() -> Arc<Admission> {
@@ -285,9 +289,13 @@ mod tests {
     #[tokio::test]
     async fn the_permit_lives_until_the_body_of_the_reply_has_ended() {
         let admission = admission();
-        let router: Router = Router::new()
-            .route("/", post(|| async { "answer" }))
-            .layer(middleware::from_fn_with_state(Arc::clone(&admission), admit));
+        let router: Router =
+            Router::new().route("/", post(|| async { "answer" })).layer(middleware::from_fn_with_state(
+                Arc::clone(&admission),
+                async |State(admission): State<Arc<Admission>>, request, next: Next| {
+                    admit(&admission, request, |request| next.run(request)).await
+                },
+            ));
         let request = http::Request::post("/").header("content-length", "10");
         let request = request.body(Body::from("0123456789")).unwrap();
         let reply = router.oneshot(request).await.unwrap();

@@ -13,6 +13,7 @@ use crate::{
 };
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use std::{
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -258,6 +259,16 @@ const FALLBACK: HeaderName = HeaderName::from_static("ocelli-fallback");
 /// Where the time went, by the W3C's Server Timing.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
+/// A time as milliseconds with three decimals. By integers: that takes a tenth of the time.
+struct Ms(Duration);
+
+impl fmt::Display for Ms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = (self.0 + Duration::from_nanos(500)).as_micros();
+        write!(f, "{}.{:03}", us / 1000, us % 1000)
+    }
+}
+
 /// Where the time of a request went: the longest of its items, stage by stage.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spent {
@@ -302,15 +313,10 @@ impl Spent {
 
     /// Says so in a reply's headers; durations are in milliseconds.
     pub(crate) fn tell(&self, headers: &mut HeaderMap) {
-        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         let Timing { queue, stage, compute } = self.batch;
-        let timing = format!(
-            "decode;dur={:.3}, queue;dur={:.3}, stage;dur={:.3}, compute;dur={:.3}",
-            ms(self.decode),
-            ms(queue),
-            ms(stage),
-            ms(compute)
-        );
+        let [decode, queue, stage, compute] = [self.decode, queue, stage, compute].map(Ms);
+        let timing =
+            format!("decode;dur={decode}, queue;dur={queue}, stage;dur={stage}, compute;dur={compute}");
         headers.insert(SERVER_TIMING, HeaderValue::from_str(&timing).expect("digits and letters are legal"));
         if let Some(device) = self.device.as_deref().and_then(|device| HeaderValue::from_str(device).ok()) {
             headers.insert(DEVICE, device);

@@ -47,25 +47,32 @@ const PIECE_BYTES: usize = 16 * 1024;
 
 impl fmt::Display for Coding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Coding::Zstd => "zstd",
-            Coding::Gzip => "gzip",
-            Coding::Deflate => "deflate",
-        })
+        f.write_str(self.name())
     }
 }
 
 impl Coding {
+    fn name(self) -> &'static str {
+        match self {
+            Coding::Zstd => "zstd",
+            Coding::Gzip => "gzip",
+            Coding::Deflate => "deflate",
+        }
+    }
+
     fn named(name: &str) -> Option<Coding> {
         let name = name.strip_prefix("x-").unwrap_or(name);
-        CODINGS.into_iter().find(|coding| coding.to_string().eq_ignore_ascii_case(name))
+        CODINGS.into_iter().find(|coding| coding.name().eq_ignore_ascii_case(name))
     }
 }
 
-/// Middleware: whoever reads the body reads it unpacked. A coding that is not known is refused before anything is read.
-pub(super) async fn unpack(request: Request, next: Next) -> Response<Body> {
+/// Whoever reads the body in what comes next reads it unpacked. A coding that is not known is refused before anything is read.
+pub(super) async fn unpack<F: Future<Output = Response<Body>>>(
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response<Body> {
     match packed_with(request.headers()) {
-        Ok(None) => next.run(request).await,
+        Ok(None) => next(request).await,
         Ok(Some(coding)) => {
             let (mut parts, body) = request.into_parts();
             parts.headers.remove(header::CONTENT_ENCODING);
@@ -75,7 +82,7 @@ pub(super) async fn unpack(request: Request, next: Next) -> Response<Body> {
                 Ok(body) => Body::new(body),
                 Err(error) => return InferError::Internal(error).into_response(),
             };
-            next.run(Request::from_parts(parts, body)).await
+            next(Request::from_parts(parts, body)).await
         }
         Err(refusal) => {
             let mut reply = Problem::from(&refusal).into_response();
@@ -88,6 +95,9 @@ pub(super) async fn unpack(request: Request, next: Next) -> Response<Body> {
 
 /// What the body is packed with. Nothing for `identity`.
 fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
+    if !headers.contains_key(header::CONTENT_ENCODING) {
+        return Ok(None);
+    }
     let values: Vec<_> =
         headers.get_all(header::CONTENT_ENCODING).iter().map(HeaderValue::as_bytes).collect();
     let text = String::from_utf8_lossy(&values.join(&b", "[..])).into_owned();
@@ -100,13 +110,21 @@ fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
     }
 }
 
-/// Middleware: packs a reply with the coding that the caller likes best, if it is large enough and not packed by its nature.
+/// Middleware of routes that take nothing packed: [`packed`] alone.
 pub(super) async fn pack(request: Request, next: Next) -> Response<Body> {
+    packed(request, |request| next.run(request)).await
+}
+
+/// Packs a reply with the coding that the caller likes best, if it is large enough and not packed by its nature.
+pub(super) async fn packed<F: Future<Output = Response<Body>>>(
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response<Body> {
     let wanted = match *request.method() {
         Method::HEAD => None,
         _ => preferred(request.headers()),
     };
-    let reply = next.run(request).await;
+    let reply = next(request).await;
     let worth = reply.body().size_hint().exact().is_none_or(|bytes| bytes >= PACK_BYTES_MIN);
     // The body of an error is still to be filled in.
     let refused = reply.extensions().get::<Problem>().is_some();
@@ -119,8 +137,7 @@ pub(super) async fn pack(request: Request, next: Next) -> Response<Body> {
         && let Ok(packer) = pack::Packer::new(coding)
     {
         parts.headers.remove(header::CONTENT_LENGTH);
-        let name = HeaderValue::from_str(&coding.to_string()).expect("letters");
-        parts.headers.insert(header::CONTENT_ENCODING, name);
+        parts.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
         body = Body::new(pack::Packed::new(body, packer));
     }
     Response::from_parts(parts, body)
@@ -138,6 +155,9 @@ fn packs_well(headers: &HeaderMap) -> bool {
 /// The coding with the highest weight in `Accept-Encoding`; of several, the one we would rather write. None if there is no such
 /// header, or nothing in it is ours, or the caller would rather have the reply as it is.
 fn preferred(headers: &HeaderMap) -> Option<Coding> {
+    if !headers.contains_key(header::ACCEPT_ENCODING) {
+        return None;
+    }
     let mut named: Vec<(String, f32)> = Vec::new();
     for value in headers.get_all(header::ACCEPT_ENCODING) {
         for entry in value.to_str().ok()?.split(',') {
@@ -156,7 +176,7 @@ fn preferred(headers: &HeaderMap) -> Option<Coding> {
     let plain = weight("identity").unwrap_or(0.0);
     let mut best: Option<(Coding, f32)> = None;
     for coding in CODINGS {
-        if let Some(weight) = weight(&coding.to_string())
+        if let Some(weight) = weight(coding.name())
             && weight > 0.0
             && weight >= plain
             && best.is_none_or(|(_, best)| weight > best)
@@ -229,7 +249,7 @@ mod tests {
         let echo = |body: Bytes| async { ([(header::CONTENT_TYPE, "text/plain")], body) };
         let app = Router::new()
             .route("/", post(echo))
-            .layer(middleware::from_fn(unpack))
+            .layer(middleware::from_fn(|request, next: Next| unpack(request, |request| next.run(request))))
             .layer(middleware::from_fn(pack));
         // In pieces of an odd size, as a network may have it.
         let pieces: Vec<_> = sent.chunks(777).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();

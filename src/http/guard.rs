@@ -1,17 +1,19 @@
 //! What every request passes, outermost first: a name ([`identify`]), a net for panics ([`catch_panics`]), and the checks
 //! that the head alone allows ([`check_head`]). And what a path or method that no route takes gets.
+//!
+//! These are functions around whatever comes next, not layers of their own: a layer takes a box for its future and one for
+//! what is within it, for every request.
 
 use super::reject::Problem;
 use crate::{error::InferError, telemetry::request::RequestId};
 use axum::{
     body::Body,
-    extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header, request::Parts},
-    middleware::Next,
+    extract::Request,
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header},
     response::IntoResponse,
 };
-use std::any::Any;
-use tower_http::catch_panic::CatchPanicLayer;
+use futures_util::FutureExt;
+use std::panic::AssertUnwindSafe;
 
 /// The request id, in and out.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -29,10 +31,13 @@ pub struct HeadLimits {
 
 /// Names the request before anything can fail, so that every reply has the id: in its header, and in its body if it
 /// is an error.
-pub async fn identify(mut request: Request, next: Next) -> Response<Body> {
+pub async fn identify<F: Future<Output = Response<Body>>>(
+    mut request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response<Body> {
     let id = RequestId::from_header(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
     request.extensions_mut().insert(id.clone());
-    let mut reply = next.run(request).await;
+    let mut reply = next(request).await;
     if let Some(problem) = reply.extensions().get::<Problem>() {
         *reply.body_mut() = Body::from(problem.to_json(Some(id.as_str())).to_string());
         reply.headers_mut().remove(header::CONTENT_LENGTH);
@@ -42,10 +47,10 @@ pub async fn identify(mut request: Request, next: Next) -> Response<Body> {
     reply
 }
 
-/// Turns a panic below into a 500: the connection and its other requests go on.
-pub fn catch_panics() -> CatchPanicLayer<OnPanic> {
-    #[allow(clippy::needless_pass_by_value)] // The layer hands it over.
-    fn panicked(cause: Box<dyn Any + Send>) -> Response<Body> {
+/// Turns a panic of `reply` into a 500: the connection and its other requests go on.
+pub async fn catch_panics(reply: impl Future<Output = Response<Body>>) -> Response<Body> {
+    // What it leaves behind is dropped with it.
+    AssertUnwindSafe(reply).catch_unwind().await.unwrap_or_else(|cause| {
         let text = cause
             .downcast_ref::<&str>()
             .copied()
@@ -54,18 +59,17 @@ pub fn catch_panics() -> CatchPanicLayer<OnPanic> {
         tracing::error!(panic = text, "a request handler panicked");
         let told = "a handler failed unexpectedly; the log has the cause under the request id";
         InferError::Internal(told.to_owned()).into_response()
-    }
-    CatchPanicLayer::custom(panicked as OnPanic)
+    })
 }
 
-/// What turns the payload of a panic into a reply.
-pub type OnPanic = fn(Box<dyn Any + Send>) -> Response<Body>;
-
 /// Refuses on the head what can be: see [`check_head`].
-pub async fn check(State(limits): State<HeadLimits>, request: Request, next: Next) -> Response<Body> {
-    let (parts, body) = request.into_parts();
-    match check_head(&parts, limits) {
-        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+pub async fn check<F: Future<Output = Response<Body>>>(
+    limits: HeadLimits,
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response<Body> {
+    match check_head(&request, limits) {
+        Ok(()) => next(request).await,
         // The body has not been polled, so that a client which waits for `100 Continue` never sends it.
         Err(problem) => problem.into_response(),
     }
@@ -76,16 +80,16 @@ pub async fn check(State(limits): State<HeadLimits>, request: Request, next: Nex
 /// # Errors
 /// 400 for an HTTP/1.1 request without exactly one valid `Host` (RFC 9112, 3.2) or an HTTP/2 request without an
 /// authority; 414 and 413 for what is over `limits`.
-pub fn check_head(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
+pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), Problem> {
     let bad = |what: &str| Problem::from(&InferError::BadRequest(what.to_owned()));
-    let mut hosts = parts.headers.get_all(header::HOST).iter();
+    let mut hosts = head.headers().get_all(header::HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
         return Err(bad("the request has more than one host header; send one"));
     }
-    let needs_host = match parts.version {
+    let needs_host = match head.version() {
         Version::HTTP_11 => true,
-        Version::HTTP_2 => parts.uri.authority().is_none(),
+        Version::HTTP_2 => head.uri().authority().is_none(),
         _ => false,
     };
     if needs_host && host.is_none() {
@@ -100,11 +104,11 @@ pub fn check_head(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
     if host.is_some_and(|host| !is_authority(host)) {
         return Err(bad("the host header is not a host name or address with an optional port"));
     }
-    let uri_bytes = parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
+    let uri_bytes = head.uri().path_and_query().map_or(0, |path| path.as_str().len());
     if uri_bytes > limits.uri_bytes_max {
         return Err(Problem::uri_too_long(uri_bytes, limits.uri_bytes_max));
     }
-    match announced(&parts.headers) {
+    match announced(head.headers()) {
         Some(got) if got > limits.body_bytes_max => {
             let HeadLimits { body_bytes_max: limit, option, .. } = limits;
             Err(Problem::from(&InferError::TooLarge { what: "the body in bytes", got, limit, option }))
@@ -132,19 +136,23 @@ pub async fn method_not_allowed(method: Method) -> Problem {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
-    use axum::{Router, middleware, routing::get};
+    use axum::{
+        Router,
+        middleware::{self, Next},
+        routing::get,
+    };
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 
     const LIMITS: HeadLimits =
         HeadLimits { body_bytes_max: 1000, option: "body_bytes_max", uri_bytes_max: 100 };
 
-    fn head(version: Version, uri: &str, headers: &[(&str, &str)]) -> Parts {
+    fn head(version: Version, uri: &str, headers: &[(&str, &str)]) -> http::Request<()> {
         let mut builder = http::Request::builder().version(version).uri(uri);
         for (name, value) in headers {
             builder = builder.header(*name, *value);
         }
-        builder.body(()).unwrap().into_parts().0
+        builder.body(()).unwrap()
     }
 
     fn check(version: Version, uri: &str, headers: &[(&str, &str)], status: Option<u16>) {
@@ -192,8 +200,9 @@ mod tests {
             .route("/panics", get(fails))
             .fallback(not_found)
             .method_not_allowed_fallback(method_not_allowed)
-            .layer(catch_panics())
-            .layer(middleware::from_fn(identify));
+            .layer(middleware::from_fn(|request, next: Next| {
+                identify(request, |request| catch_panics(next.run(request)))
+            }));
         let request = http::Request::builder().method(method).uri(path).header(X_REQUEST_ID, "me");
         let request = request.body(Body::empty()).unwrap();
         let (parts, body) = router.oneshot(request).await.unwrap().into_parts();

@@ -58,9 +58,10 @@ use accept::Connections;
 use admission::{Admission, AdmissionLimits};
 use axum::{
     Router,
-    extract::DefaultBodyLimit,
-    http::header,
-    middleware,
+    body::Body,
+    extract::{DefaultBodyLimit, Request, State},
+    http::{Response, header},
+    middleware::{self, Next},
     response::IntoResponse,
     routing::{MethodRouter, get, post},
 };
@@ -308,12 +309,7 @@ pub fn routes(front: Arc<Front>) -> Router {
         ServiceBuilder::new()
             // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
             .layer(DefaultBodyLimit::disable())
-            // Full means refused now, before the body is read: the caller can try elsewhere.
-            .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), admission::admit))
-            // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
-            .layer(middleware::from_fn(coding::pack))
-            // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
-            .layer(middleware::from_fn(coding::unpack)),
+            .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), enter)),
     );
     // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
     let api = inference
@@ -338,22 +334,43 @@ pub fn metrics_routes(front: Arc<Front>) -> Router {
     finish(router(only), head, front)
 }
 
-/// The layers of every listener, the outermost first. Together, since a router copies a box for each that is added to it on its own,
-/// and for each request all that are within it.
+/// The layers of every listener.
 fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Router {
-    let layers = ServiceBuilder::new()
-        // Named before anything can fail, so that every log line and reply has the id.
-        .layer(middleware::from_fn(guard::identify))
-        // Counts what the layers below refuse, too.
-        .layer(middleware::from_fn_with_state(Arc::clone(&front), observe::observe))
-        .layer(guard::catch_panics())
-        // Refused on the head: nothing of the body is read.
-        .layer(middleware::from_fn_with_state(head, guard::check));
     router
         .fallback(guard::not_found)
         .method_not_allowed_fallback(guard::method_not_allowed)
-        .layer(layers)
+        .layer(middleware::from_fn_with_state((Arc::clone(&front), head), around))
         .with_state(front)
+}
+
+/// What every request passes, the outermost first. One layer, since each takes boxes for every request.
+async fn around(
+    State((front, head)): State<(Arc<Front>, HeadLimits)>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    // Named before anything can fail, so that every log line and reply has the id.
+    let reply = guard::identify(request, |request| {
+        // Counts what is refused below, too.
+        observe::observe(&front, request, |request| {
+            // Refused on the head: nothing of the body is read.
+            guard::catch_panics(guard::check(head, request, |request| next.run(request)))
+        })
+    });
+    reply.await
+}
+
+/// What a request passes that costs memory and device time, the outermost first.
+async fn enter(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response<Body> {
+    // Full means refused now, before the body is read: the caller can try elsewhere.
+    let reply = admission::admit(&admission, request, |request| {
+        // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+        coding::packed(request, |request| {
+            // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
+            coding::unpack(request, |request| next.run(request))
+        })
+    });
+    reply.await
 }
 
 async fn openapi() -> impl IntoResponse {

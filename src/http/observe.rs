@@ -13,19 +13,18 @@ use crate::telemetry::{
 };
 use axum::{
     body::Body,
-    extract::{MatchedPath, Request, State},
+    extract::{MatchedPath, Request},
     http::{HeaderValue, Response},
-    middleware::Next,
 };
 use percent_encoding::percent_decode_str;
 use std::{sync::Arc, time::Instant};
 use tracing::Instrument;
 
-/// Middleware. The route is the template (`/predictions/{model}`), never the path that a client chose.
-pub(super) async fn observe(
-    State(front): State<Arc<Front>>,
+/// The route is the template (`/predictions/{model}`), never the path that a client chose.
+pub(super) async fn observe<F: Future<Output = Response<Body>>>(
+    front: &Front,
     mut request: Request,
-    next: Next,
+    next: impl FnOnce(Request) -> F,
 ) -> Response<Body> {
     let began = Instant::now();
     let method = request.method().clone();
@@ -42,14 +41,14 @@ pub(super) async fn observe(
         request.extensions_mut().insert(Arc::clone(traced));
     }
     let uncounted =
-        Uncounted(route.as_deref().and_then(|route| inferred(&front, route, request.uri().path())));
+        Uncounted(route.as_deref().and_then(|route| inferred(front, route, request.uri().path())));
     let span = tracing::info_span!(
         "request",
         id = id.as_str(),
         trace = trace.trace_id_hex(),
         model = tracing::field::Empty
     );
-    let mut reply = next.run(request).instrument(span.clone()).await;
+    let mut reply = next(request).instrument(span.clone()).await;
     if let Ok(trace) = HeaderValue::from_str(&trace.to_string()) {
         reply.headers_mut().insert("traceparent", trace);
     }

@@ -3,10 +3,10 @@
 use super::Front;
 use crate::{error::InferError, models::Model};
 use axum::{
-    extract::{FromRequestParts, Path},
+    extract::{FromRequestParts, RawPathParams},
     http::request::Parts,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 /// The `{model}` and, where the route has one, the `{version}` of a path. Looked up in a map, never joined to a path.
 pub(crate) struct Target {
@@ -30,11 +30,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
     type Rejection = InferError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Target, InferError> {
-        let Path(mut names) =
-            Path::<HashMap<String, String>>::from_request_parts(parts, state).await.map_err(|error| {
-                InferError::BadRequest(format!("the path cannot be read: {}", error.body_text()))
-            })?;
-        let model = names.remove("model").unwrap_or_default();
-        Ok(Target { model, version: names.remove("version") })
+        let names = RawPathParams::from_request_parts(parts, state).await.map_err(|error| {
+            InferError::BadRequest(format!("the path cannot be read: {}", error.body_text()))
+        })?;
+        let of =
+            |wanted: &str| names.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.to_owned());
+        Ok(Target { model: of("model").unwrap_or_default(), version: of("version") })
     }
 }

@@ -129,7 +129,8 @@ impl fmt::Display for TraceContext {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digit = |four_bits: u8| char::from(b"0123456789abcdef"[usize::from(four_bits)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
 }
 
 /// Exactly `2 * N` lower-case hex digits.

@@ -9,7 +9,7 @@ use axum::{
     body::Bytes,
     extract::Request,
     http::HeaderMap,
-    middleware,
+    middleware::{self, Next},
     routing::{get, post},
 };
 use ocelli::{
@@ -105,7 +105,9 @@ async fn start(settings: Settings) -> Server {
         .route("/length", post(|request| length(request, LONG)))
         .route("/length-soon", post(|request| length(request, SHORT)))
         .route("/parts", post(parts))
-        .layer(middleware::from_fn_with_state(head, guard::check));
+        .layer(middleware::from_fn(move |request, next: Next| {
+            guard::check(head, request, |request| next.run(request))
+        }));
     let (stages, connections) = (Stages::default(), Arc::new(Connections::default()));
     let acceptor = Acceptor {
         listener,
