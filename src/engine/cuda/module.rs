@@ -52,6 +52,11 @@ impl Module {
         Ok(Module { name, cuda })
     }
 
+    /// Its source's.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// One of its kernels.
     ///
     /// # Errors
@@ -86,6 +91,23 @@ impl Kernel {
         let asked =
             self.0.occupancy_max_active_blocks_per_multiprocessor(threads, shared_bytes as usize, None);
         asked.map_err(CudaError::when("cannot tell how a kernel fits the GPU"))
+    }
+
+    /// Begins to run it on a grid of more than one axis, with one argument.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    pub(super) unsafe fn launch_grid<A: DeviceRepr>(
+        &self,
+        stream: &CudaStream,
+        blocks: [u32; 3],
+        threads: [u32; 3],
+        argument: &A,
+    ) -> Result<(), CudaError> {
+        let config = LaunchConfig { grid_dim: blocks.into(), block_dim: threads.into(), shared_mem_bytes: 0 };
+        // SAFETY: the caller's promise.
+        let launched = unsafe { stream.launch_builder(&self.0).arg(argument).launch(config) };
+        launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
     }
 
     /// Begins to run it, with two arguments.
