@@ -119,6 +119,9 @@ pub enum InferError {
     /// No device could run it. 503.
     #[error("no device could run the request: {0}")]
     Device(String),
+    /// Other servers of the same protocols do this, and this one does not. 501.
+    #[error("{0}")]
+    NotOffered(String),
     /// Our own fault. 500.
     #[error("{0}")]
     Internal(String),

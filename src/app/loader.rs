@@ -3,7 +3,7 @@
 use crate::{
     devices::Devices,
     error::InferError,
-    models::{self, Command, Found, Overrides, control::Reply},
+    models::{self, Command, Found, Given, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
 };
 use std::{path::Path, sync::mpsc, time::Duration};
@@ -30,6 +30,9 @@ pub(super) fn run(
         match command {
             Ok(Command::Load { name, overrides, reply }) => {
                 answer(reply, load(devices, folder, logs, &name, &overrides));
+            }
+            Ok(Command::Bring { name, given, reply }) => {
+                answer(Some(reply), bring(devices, logs, &name, *given));
             }
             Ok(Command::Unload { name, reply }) => answer(reply, unload(devices, &name)),
             Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -64,10 +67,22 @@ fn load(
             overrides.apply(&mut source.manifest);
         }
     }
+    reload(devices, logs, name, &found)
+}
+
+/// Loads a model from what a caller sent.
+fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
+    let found = models::check_name(name).and_then(|()| given.lay_out(name));
+    let found = found.map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
+    reload(devices, logs, name, &found)
+}
+
+fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> Result<(), InferError> {
     if let Err(error) = logs.add_model(name) {
         tracing::warn!(model = name, %error, "no log file for the model");
     }
-    devices.reload(name, &found).map_err(failed)
+    let loaded = devices.reload(name, found);
+    loaded.map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })
 }
 
 fn unload(devices: &Devices, name: &str) -> Result<(), InferError> {

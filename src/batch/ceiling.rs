@@ -77,9 +77,17 @@ pub fn within(sizes: &[usize], ceiling: Option<&Ceiling>) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::QueuePolicies;
 
     fn rules(sizes: &[usize], padded: bool) -> Rules {
-        Rules { sizes: sizes.to_vec(), padded, whole: false, wait_max: Duration::ZERO, weight: 1.0 }
+        Rules {
+            sizes: sizes.to_vec(),
+            padded,
+            whole: false,
+            wait_max: Duration::ZERO,
+            weight: 1.0,
+            queue: QueuePolicies::default(),
+        }
     }
 
     #[test]

@@ -80,9 +80,10 @@ impl Entry {
         }
     }
 
-    /// What decides when it runs.
+    /// What decides when it runs again: it has been begun, and waits until its deadline.
     pub fn urgency(&self) -> Urgency {
-        Urgency { priority: self.job.priority, deadline: self.job.deadline, arrived: self.job.arrived }
+        let Job { priority, deadline, arrived, .. } = self.job;
+        Urgency { priority, deadline, arrived, patience: None }
     }
 
     /// Those rows as part of a batch. All rows of a job are its inputs as they are, so that a model without a batch

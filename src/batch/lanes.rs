@@ -16,7 +16,7 @@ use super::{
 };
 use crate::engine::{DataType, Setting, Tensor};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
     sync::Arc,
     time::Instant,
@@ -99,6 +99,8 @@ pub struct Front {
     pub again: bool,
     /// The earliest deadline among them.
     pub deadline: Option<Instant>,
+    /// When the first of them will have waited for too long.
+    pub patience: Option<Instant>,
     /// No other job may join, however long one waits.
     pub shut: bool,
 }
@@ -108,50 +110,58 @@ pub struct Front {
 pub struct Lane {
     jobs: HashMap<JobKey, Waiting>,
     order: BTreeSet<Rank>,
-    climbs: BTreeSet<(Instant, JobKey)>,
-    deadlines: BTreeSet<(Instant, JobKey)>,
+    /// When the place of a job changes.
+    moves: BTreeSet<(Instant, JobKey)>,
+    /// When a job that did not run is over.
+    ends: BTreeSet<(Instant, JobKey)>,
+    /// How many jobs there are of each priority.
+    of_priority: BTreeMap<u8, usize>,
 }
 
 impl Lane {
     fn insert(&mut self, job: JobKey, waiting: Waiting) {
         self.order.insert(waiting.rank);
-        if let Some(deadline) = waiting.urgency.deadline {
-            self.deadlines.insert((deadline, job));
+        if let Some(at) = waiting.urgency.ends_at() {
+            self.ends.insert((at, job));
         }
-        if let Some(at) = waiting.urgency.climbs_at(waiting.rank.level) {
-            self.climbs.insert((at, job));
+        if let Some(at) = waiting.urgency.moves_at(&waiting.rank) {
+            self.moves.insert((at, job));
         }
+        *self.of_priority.entry(waiting.urgency.priority).or_default() += 1;
         self.jobs.insert(job, waiting);
     }
 
     fn remove(&mut self, job: JobKey) -> Option<Waiting> {
         let waiting = self.jobs.remove(&job)?;
         self.order.remove(&waiting.rank);
-        if let Some(deadline) = waiting.urgency.deadline {
-            self.deadlines.remove(&(deadline, job));
+        if let Some(at) = waiting.urgency.ends_at() {
+            self.ends.remove(&(at, job));
         }
-        if let Some(at) = waiting.urgency.climbs_at(waiting.rank.level) {
-            self.climbs.remove(&(at, job));
+        if let Some(at) = waiting.urgency.moves_at(&waiting.rank) {
+            self.moves.remove(&(at, job));
+        }
+        if let Some(count) = self.of_priority.get_mut(&waiting.urgency.priority) {
+            *count -= 1;
         }
         Some(waiting)
     }
 
-    /// Lets jobs climb to the level of their age.
+    /// Lets jobs climb to the level of their age, and stand back who has waited too long.
     fn age(&mut self, now: Instant) {
-        while let Some(&(at, job)) = self.climbs.first()
+        while let Some(&(at, job)) = self.moves.first()
             && at <= now
         {
-            let mut waiting = self.remove(job).expect("whoever climbs is waiting");
-            waiting.rank.level = waiting.urgency.level(now);
+            let mut waiting = self.remove(job).expect("whoever moves is waiting");
+            waiting.rank = waiting.urgency.moved(now, job);
             self.insert(job, waiting);
         }
     }
 
-    /// Removes jobs whose deadline has passed; gives their rows.
+    /// Removes jobs whose time is over; gives their rows.
     fn expire(&mut self, now: Instant, late: &mut Vec<JobKey>) -> usize {
         let mut items = 0;
-        while let Some(&(deadline, job)) = self.deadlines.first()
-            && deadline <= now
+        while let Some(&(at, job)) = self.ends.first()
+            && at <= now
         {
             items += self.remove(job).map_or(0, |waiting| waiting.items());
             late.push(job);
@@ -185,6 +195,7 @@ impl Lane {
                     pushed: waiting.pushed,
                     again: rank.level == LEVEL_AGAIN,
                     deadline: urgency.deadline,
+                    patience: urgency.patience.map(|patience| patience.until),
                     shut: waiting.alone,
                 }),
                 Some(front) if waiting.alone => {
@@ -196,6 +207,8 @@ impl Lane {
                     front.oldest = front.oldest.min(urgency.arrived);
                     front.pushed = front.pushed.min(waiting.pushed);
                     front.deadline = front.deadline.into_iter().chain(urgency.deadline).min();
+                    let patience = urgency.patience.map(|patience| patience.until);
+                    front.patience = front.patience.into_iter().chain(patience).min();
                     front
                 }
             };
@@ -215,10 +228,10 @@ impl Lane {
             && let Some(rank) = self.head(admits)
         {
             let job = rank.job;
-            let waiting = self.jobs.get_mut(&job).expect("ordered jobs are waiting");
-            if waiting.alone && !pieces.is_empty() {
+            if self.jobs[&job].alone && !pieces.is_empty() {
                 break;
             }
+            let mut waiting = self.remove(job).expect("ordered jobs are waiting");
             while left > 0
                 && let Some(first) = waiting.rows.first_mut()
             {
@@ -233,8 +246,10 @@ impl Lane {
                 pieces.push(Piece { job, rows, last });
             }
             let alone = waiting.alone;
-            if waiting.rows.is_empty() {
-                self.remove(job);
+            if !waiting.rows.is_empty() {
+                // It has been begun.
+                waiting.urgency.patience = None;
+                self.insert(job, waiting);
             }
             if alone {
                 break;
@@ -302,9 +317,11 @@ impl Lanes {
             avoid: None,
             rank: urgency.rank(LEVEL_AGAIN, job),
         });
-        waiting.rank.level = LEVEL_AGAIN;
+        (waiting.rank.level, waiting.rank.delayed) = (LEVEL_AGAIN, false);
         waiting.alone |= alone;
         waiting.avoid = avoid.or(waiting.avoid);
+        // It has been begun.
+        waiting.urgency.patience = None;
         waiting.rows.push(rows);
         waiting.rows.sort_by_key(|rows| rows.start);
         waiting.rows.dedup_by(|next, rows| {
@@ -328,7 +345,7 @@ impl Lanes {
         found.is_some()
     }
 
-    /// Lets jobs climb to the level of their age, and takes out those whose deadline has passed.
+    /// Gives jobs the place that is theirs by now, and takes out those whose time is over.
     pub fn refresh(&mut self, now: Instant) -> Vec<JobKey> {
         let mut late = Vec::new();
         for lane in self.lanes.values_mut() {
@@ -352,6 +369,11 @@ impl Lanes {
         self.jobs -= pieces.iter().filter(|piece| piece.last).count();
         self.sweep(shape);
         pieces
+    }
+
+    /// Jobs of a priority of which something waits.
+    pub fn of_priority(&self, priority: u8) -> usize {
+        self.lanes.values().filter_map(|lane| lane.of_priority.get(&priority)).sum()
     }
 
     /// Rows that would run before a new job of this lane.

@@ -7,6 +7,7 @@
 //! - `roster`: workers and their devices, there and away. Pure.
 //! - `ceiling`: how large a batch may be where memory was too small for one. Pure.
 //! - `rates`: measured speed: what a batch costs, when to retry, which deadlines are hopeless. Pure.
+//! - [`patience`]: how many jobs of a model may wait, and for how long. Pure.
 //! - `book`: the jobs from push to answer: bounds, splitting, retries, which device has what, who is answered when. Pure.
 //!   `entry` is one job of it, `rows` cuts and joins tensors.
 //! - [`queue`]: the lock around the book, the threads that wait for work, the callers that wait for answers.
@@ -16,6 +17,7 @@ pub mod book;
 pub mod ceiling;
 pub mod entry;
 pub mod lanes;
+pub mod patience;
 pub mod policy;
 pub mod queue;
 pub mod rates;
@@ -34,6 +36,7 @@ use std::{
 };
 
 pub use book::{Aftermath, Recalled, WorkerKey};
+pub use patience::{QueuePolicies, QueuePolicy, Then, Wait};
 pub use queue::{Load, ModelLoad, Queue, QueueLimits, Running, Taken, Ticket, Worker};
 
 /// One loaded version of one model. Keys are never used again, so a stale one finds nothing.
@@ -59,6 +62,8 @@ pub struct Rules {
     pub wait_max: Duration,
     /// Share of device time against other models when all have work; 1.0 is the default.
     pub weight: f64,
+    /// How its jobs may wait.
+    pub queue: QueuePolicies,
 }
 
 /// A caller's request, decoded and ready to run.
@@ -80,6 +85,8 @@ pub struct Job {
     pub priority: u8,
     /// When the answer is worth nothing any more.
     pub deadline: Option<Instant>,
+    /// How long it may wait to be begun; `None`: until its deadline.
+    pub wait: Option<Wait>,
     /// When the request reached us.
     pub arrived: Instant,
 }

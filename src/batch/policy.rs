@@ -91,10 +91,11 @@ const LEAVE_SECONDS_MAX: f64 = 10.0;
 /// What waking a worker and sending an answer may take on a busy machine.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(10);
 
-/// When to stop waiting for company: at the end of the window, or two batch times and [`DEADLINE_MARGIN`] before the
-/// first deadline (one for the batch that may be running). A deadline is not gambled with before a batch was measured.
+/// When to stop waiting for company: at the end of the window, or [`DEADLINE_MARGIN`] before a job has waited for too long, or
+/// that and two batch times before the first deadline (one for the batch that may be running). A deadline is not gambled with before a batch was measured.
 fn company_until(rules: &Rules, sizes: &[usize], front: &Front, costs: &Costs) -> Instant {
-    let end = front.oldest + rules.wait_max;
+    let begun = front.patience.map(|until| until.checked_sub(DEADLINE_MARGIN).unwrap_or(until));
+    let end = begun.into_iter().fold(front.oldest + rules.wait_max, Instant::min);
     let Some(deadline) = front.deadline else {
         return end;
     };
@@ -127,6 +128,7 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::QueuePolicies;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -145,8 +147,17 @@ mod tests {
             whole: false,
             wait_max: MS * wait_ms,
             weight: 1.0,
+            queue: QueuePolicies::default(),
         };
-        let mut front = Front { items, oldest, pushed: oldest, again: false, deadline: None, shut: false };
+        let mut front = Front {
+            items,
+            oldest,
+            pushed: oldest,
+            again: false,
+            deadline: None,
+            patience: None,
+            shut: false,
+        };
         change(&mut front);
         let mut measured = Costs::default();
         for &(size, seconds) in costs {
@@ -210,7 +221,15 @@ mod tests {
     /// `rival_ms` for all that waits: (items, size) to run, or how long after that to ask again.
     fn check_help(items: usize, rival_ms: u32) -> Result<(usize, usize), u128> {
         let pushed = Instant::now();
-        let front = Front { items, oldest: pushed, pushed, again: false, deadline: None, shut: false };
+        let front = Front {
+            items,
+            oldest: pushed,
+            pushed,
+            again: false,
+            deadline: None,
+            patience: None,
+            shut: false,
+        };
         let own = |size: usize| 0.05 + 0.01 * size as f64;
         let rival = Rival { own: &own, rival: f64::from(rival_ms) / 1000.0 };
         match help(&[1, 2, 4, 8], items, &front, rival, pushed + 10 * MS) {
@@ -236,7 +255,15 @@ mod tests {
     #[test]
     fn work_is_not_left_for_ever_to_a_device_that_does_not_take_it() {
         let pushed = Instant::now();
-        let front = Front { items: 3, oldest: pushed, pushed, again: false, deadline: None, shut: false };
+        let front = Front {
+            items: 3,
+            oldest: pushed,
+            pushed,
+            again: false,
+            deadline: None,
+            patience: None,
+            shut: false,
+        };
         let rival = Rival { own: &|_| 0.06, rival: 0.0 };
         let after = |ms: u32| help(&[1, 2, 4], 3, &front, rival, pushed + ms * MS);
         assert_eq!(after(59), Next::SleepUntil(pushed + 60 * MS));

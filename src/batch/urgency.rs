@@ -2,10 +2,14 @@
 //!
 //! **Order.** By level, then deadline (none comes last), then arrival. A job starts at the level of its priority and
 //! climbs one level for every [`AGE_STEP`] since it arrived. Level 0 is the top for a job with a deadline, which ends
-//! its wait; one without climbs one level further, so it cannot wait for ever behind others that have one. Jobs that come
-//! back from a failed batch stand ahead of all that never ran.
+//! its wait; one without climbs one level further, so it cannot wait for ever behind others that have one. One that has lost
+//! its patience and is not refused for it stands behind the others of its level. Jobs that come back from a failed batch stand
+//! ahead of all that never ran.
 
-use super::JobKey;
+use super::{
+    JobKey,
+    patience::{Patience, Then},
+};
 use std::time::{Duration, Instant};
 
 /// A waiting job climbs one priority level for each of these. Long against the waits of a healthy queue, so that
@@ -26,6 +30,8 @@ pub struct Urgency {
     pub deadline: Option<Instant>,
     /// When the request reached us.
     pub arrived: Instant,
+    /// How long it waits to be begun.
+    pub patience: Option<Patience>,
 }
 
 impl Urgency {
@@ -41,15 +47,44 @@ impl Urgency {
         (i16::from(self.priority) - steps).max(self.top())
     }
 
+    /// When it ends without having run: at its deadline, or when it is refused for having waited too long.
+    pub(super) fn ends_at(&self) -> Option<Instant> {
+        let refused = self.patience.filter(|patience| patience.then == Then::Refuse);
+        self.deadline.into_iter().chain(refused.map(|patience| patience.until)).min()
+    }
+
+    /// When it goes behind the others of its level.
+    fn is_delayed_at(&self) -> Option<Instant> {
+        self.patience.filter(|patience| patience.then == Then::Delay).map(|patience| patience.until)
+    }
+
+    /// When its place changes next, if it stands there now.
+    pub(super) fn moves_at(&self, rank: &Rank) -> Option<Instant> {
+        let delayed = self.is_delayed_at().filter(|_| !rank.delayed);
+        self.climbs_at(rank.level).into_iter().chain(delayed).min()
+    }
+
+    /// Its place at a time, if it never ran.
+    pub(super) fn moved(&self, now: Instant, job: JobKey) -> Rank {
+        let delayed = self.is_delayed_at().is_some_and(|at| at <= now);
+        Rank { delayed, ..self.rank(self.level(now), job) }
+    }
+
     /// When it leaves this level for the next.
-    pub(super) fn climbs_at(&self, level: i16) -> Option<Instant> {
+    fn climbs_at(&self, level: i16) -> Option<Instant> {
         let steps = i16::from(self.priority) - level + 1;
         (level > self.top()).then(|| self.arrived + AGE_STEP * steps.unsigned_abs().into())
     }
 
     /// Its place at a level.
     pub(super) fn rank(&self, level: i16, job: JobKey) -> Rank {
-        Rank { level, due: self.deadline.map_or(Due::Never, Due::At), arrived: self.arrived, job }
+        Rank {
+            level,
+            delayed: false,
+            due: self.deadline.map_or(Due::Never, Due::At),
+            arrived: self.arrived,
+            job,
+        }
     }
 }
 
@@ -57,6 +92,7 @@ impl Urgency {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     pub(super) level: i16,
+    pub(super) delayed: bool,
     due: Due,
     arrived: Instant,
     pub(super) job: JobKey,

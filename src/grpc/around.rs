@@ -2,7 +2,7 @@
 //! inference, admission on the head, before anything of the body is read.
 
 use super::{
-    INFER, STREAM,
+    INFER, LOAD, STREAM,
     incoming::{self, Messages},
     status,
 };
@@ -118,10 +118,10 @@ fn not_grpc(request: &Request) -> Problem {
     })
 }
 
-/// Lets an inference in, or refuses it before its body is read; other calls cost nothing.
+/// Lets an inference or a model in, or refuses it before its body is read; other calls cost nothing.
 async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) -> Response {
     let messages = match call {
-        INFER => Messages::One,
+        INFER | LOAD => Messages::One,
         STREAM => Messages::Many,
         _ => return next.run(request).await,
     };

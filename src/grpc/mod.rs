@@ -37,7 +37,7 @@ const CALLS: [&str; 15] = [
     "/inference.GRPCInferenceService/ModelReady",
     "/inference.GRPCInferenceService/ModelStatistics",
     "/inference.GRPCInferenceService/RepositoryIndex",
-    "/inference.GRPCInferenceService/RepositoryModelLoad",
+    LOAD,
     "/inference.GRPCInferenceService/RepositoryModelUnload",
     "/inference.GRPCInferenceService/ServerLive",
     "/inference.GRPCInferenceService/ServerMetadata",
@@ -45,6 +45,8 @@ const CALLS: [&str; 15] = [
 ];
 /// One inference.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+/// A load, which may bring a model's files.
+const LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
 /// Inferences one after the other.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 

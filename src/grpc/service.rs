@@ -17,13 +17,13 @@ use crate::{
         reject::kind_of,
         repository,
         target::Target,
+        wire::repository::Load,
     },
     models::Model,
     protocol::{DESCRIPTORS, inference::*},
     telemetry::VERSION,
 };
 use axum::http::HeaderMap;
-use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use std::{
@@ -135,12 +135,12 @@ async fn infer(
         let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
             .traced(&head.extensions)
             .since(arrived)
-            .within(left, None);
+            .no_later_than(left);
         let began = Instant::now();
         // A fitter takes its inputs in several types, and looks at them itself.
         let specs = if model.fit.is_some() { &[][..] } else { &model.takes };
         let request = convert::request(message, specs)?;
-        let call = call.within(request.timeout()?, request.priority()?);
+        let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began).await?;
         let answered = Instant::now();
@@ -342,8 +342,8 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         self.may_control(&request)?;
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         one_repository(&repository_name)?;
-        let loaded = repository::load_as(&self.front, &model_name, &control_body(parameters)).await;
-        loaded.map_err(|error| status::of(&error))?;
+        let loaded = async { repository::load_as(&self.front, &model_name, load(parameters)?).await };
+        loaded.await.map_err(|error| status::of(&error))?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 
@@ -354,7 +354,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         self.may_control(&request)?;
         let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
         one_repository(&repository_name)?;
-        let unloaded = repository::unload_as(&self.front, &model_name, &control_body(parameters)).await;
+        let unloaded = repository::unload_as(&self.front, &model_name, &unload_body(parameters)).await;
         unloaded.map_err(|error| status::of(&error))?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
@@ -364,18 +364,33 @@ fn one_repository(name: &str) -> Result<(), Status> {
     if name.is_empty() {
         return Ok(());
     }
-    Err(Status::unimplemented("there is one repository, without a name: leave repository_name out"))
+    Err(status::of(&InferError::NotOffered(
+        "there is one repository, without a name: leave repository_name out".into(),
+    )))
 }
 
-/// The parameters of a load or unload, as HTTP has them in a body: what is bytes here is base64 there.
-fn control_body(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Vec<u8> {
+/// The parameters of a load.
+fn load(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Result<Load, InferError> {
+    use model_repository_parameter::ParameterChoice::{BytesParam, StringParam};
+    let mut load = Load::default();
+    for (name, parameter) in parameters {
+        match parameter.parameter_choice {
+            Some(BytesParam(bytes)) => load.file(&name, bytes)?,
+            Some(StringParam(text)) => load.config(&name, Some(text))?,
+            _ => load.config(&name, None)?,
+        }
+    }
+    Ok(load)
+}
+
+/// The parameters of an unload, as HTTP has them in a body.
+fn unload_body(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Vec<u8> {
     use model_repository_parameter::ParameterChoice;
     let value = |parameter: ModelRepositoryParameter| match parameter.parameter_choice {
         Some(ParameterChoice::BoolParam(value)) => value.into(),
         Some(ParameterChoice::Int64Param(value)) => value.into(),
         Some(ParameterChoice::StringParam(value)) => value.into(),
-        Some(ParameterChoice::BytesParam(value)) => BASE64_STANDARD.encode(value).into(),
-        None => serde_json::Value::Null,
+        Some(ParameterChoice::BytesParam(_)) | None => serde_json::Value::Null,
     };
     let parameters = parameters.into_iter().map(|(name, parameter)| (name, value(parameter)));
     let parameters: serde_json::Map<String, serde_json::Value> = parameters.collect();

@@ -26,6 +26,7 @@ fn code(error: &InferError) -> Code {
         | InferError::Device(_) => Code::Unavailable,
         InferError::SlowBody(_) | InferError::Late(_) => Code::DeadlineExceeded,
         InferError::Cancelled => Code::Cancelled,
+        InferError::NotOffered(_) => Code::Unimplemented,
         InferError::Internal(_) => Code::Internal,
     }
 }

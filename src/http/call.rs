@@ -2,10 +2,10 @@
 
 use super::Front;
 use crate::{
-    batch::{Answer, Fallback, Job, Ticket, Timing},
+    batch::{Answer, Fallback, Job, Then, Ticket, Timing, Wait},
     engine::{Setting, Tensor},
     error::InferError,
-    models::{self, Model},
+    models::Model,
     telemetry::{
         statistics::Failure,
         traces::{Ran, RequestTrace},
@@ -28,17 +28,16 @@ pub(crate) struct Call {
     /// 0 is the most urgent.
     pub(super) priority: u8,
     timeout: Duration,
+    /// How long it may wait in the queue, by the model's policy.
+    wait: Option<Wait>,
     /// A header said how urgent it is.
     prioritised: bool,
     /// Where its stages are noted, if its trace may be sent.
     trace: Option<Arc<RequestTrace>>,
 }
 
-/// Priorities run from 0 to this.
-const PRIORITY_MAX: u8 = models::manifest::PRIORITY_MAX;
-
 impl Call {
-    /// From the headers `timeout` (milliseconds, at most `timeout_max`) and `priority` (0 to 9), else from the model.
+    /// From the headers `timeout` (milliseconds, at most `timeout_max`) and `priority` (from 0 to the model's last), else from the model.
     pub(crate) fn of(headers: &HeaderMap, model: &Model, timeout_max: Duration) -> Result<Call, InferError> {
         let arrived = Instant::now();
         let timeout = match number(headers, "timeout")? {
@@ -53,9 +52,10 @@ impl Call {
         let wish = number(headers, "priority")?;
         let priority = match wish {
             Some(priority) => {
-                u8::try_from(priority).ok().filter(|p| *p <= PRIORITY_MAX).ok_or_else(|| {
+                u8::try_from(priority).ok().filter(|p| *p < model.priorities).ok_or_else(|| {
                     InferError::BadRequest(format!(
-                        "header priority is {priority}; it goes from 0 (most urgent) to {PRIORITY_MAX}"
+                        "header priority is {priority}; it goes from 0 (most urgent) to {}",
+                        model.priorities - 1
                     ))
                 })?
             }
@@ -66,6 +66,7 @@ impl Call {
             deadline: arrived + timeout,
             priority,
             timeout,
+            wait: model.rules.queue.of(priority).wait(None),
             prioritised: wish.is_some(),
             trace: None,
         })
@@ -83,12 +84,26 @@ impl Call {
         }
     }
 
-    /// Takes what a request's body asks for beside its headers: a deadline counts if it is shorter, a priority (1 is the
-    /// most urgent, 0 is no wish) if no header gave one.
-    pub(crate) fn within(mut self, timeout: Option<Duration>, priority: Option<u64>) -> Call {
-        if let (Some(wish), false) = (priority.filter(|wish| *wish > 0), self.prioritised) {
-            self.priority = (wish - 1).min(u64::from(PRIORITY_MAX)) as u8;
+    /// Takes what a request's body asks for beside its headers: a time, as the model's queue policy hears it, and a priority (1
+    /// is the most urgent, 0 and what the model does not have are no wish) if no header gave one.
+    pub(crate) fn asked(mut self, model: &Model, timeout: Option<Duration>, priority: Option<u64>) -> Call {
+        let wish = priority.and_then(|wish| u8::try_from(wish.checked_sub(1)?).ok());
+        if let (Some(wish), false) = (wish.filter(|wish| *wish < model.priorities), self.prioritised) {
+            self.priority = wish;
         }
+        let policy = model.rules.queue.of(self.priority);
+        match policy.then {
+            // Who stands back for having waited is still answered.
+            Then::Delay => Call { wait: policy.wait(timeout), ..self },
+            Then::Refuse => {
+                self.wait = policy.wait(None);
+                self.no_later_than(timeout.filter(|_| policy.may_shorten))
+            }
+        }
+    }
+
+    /// Takes a deadline that counts if it is shorter.
+    pub(crate) fn no_later_than(mut self, timeout: Option<Duration>) -> Call {
         if let Some(timeout) = timeout.filter(|timeout| *timeout < self.timeout) {
             (self.timeout, self.deadline) = (timeout, self.arrived + timeout);
         }
@@ -156,6 +171,7 @@ impl Call {
             reduced: false,
             priority: self.priority,
             deadline: Some(self.deadline),
+            wait: self.wait,
             arrived: self.arrived,
         }
     }
@@ -324,5 +340,60 @@ impl Spent {
         if let Some(fallback) = self.fallback {
             headers.insert(FALLBACK, HeaderValue::from_static(fallback.name()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::{
+        batch::ModelKey, engine::staging::Memory, models::testing::source, tasks::testing::signature,
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn model(queue: &str) -> Model {
+        let source = source("m", "1", &format!("[queue]\n{queue}"));
+        Model::resolve(ModelKey(1), &source, signature(&[("y", &[-1, 2])]), MS * 900, Memory::Plain).unwrap()
+    }
+
+    fn call(model: &Model, headers: &[(&'static str, &'static str)]) -> Result<Call, InferError> {
+        let headers = headers.iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v)));
+        Call::of(&HeaderMap::from_iter(headers), model, MS * 1000)
+    }
+
+    #[test]
+    fn a_priority_that_the_model_does_not_have_is_no_wish() {
+        let model = model("priorities = 3");
+        for (wish, expected) in
+            [(None, 1), (Some(0), 1), (Some(1), 0), (Some(3), 2), (Some(4), 1), (Some(300), 1)]
+        {
+            assert_eq!(call(&model, &[]).unwrap().asked(&model, None, wish).priority, expected, "{wish:?}");
+        }
+        assert_eq!(call(&model, &[("priority", "2")]).unwrap().asked(&model, None, Some(1)).priority, 2);
+        let told = call(&model, &[("priority", "3")]).unwrap_err().to_string();
+        assert_eq!(told, "header priority is 3; it goes from 0 (most urgent) to 2");
+    }
+
+    #[test]
+    fn what_a_parameter_timeout_does_is_for_the_policy_of_its_priority() {
+        // What is waited for at most, and until the answer.
+        let check = |queue: &str, timeout: u32, expected: (Option<u32>, u32)| {
+            let model = model(queue);
+            let call = call(&model, &[]).unwrap().asked(&model, Some(MS * timeout), None);
+            assert_eq!(
+                (call.wait.map(|wait| wait.max), call.timeout),
+                (expected.0.map(|ms| MS * ms), MS * expected.1)
+            );
+        };
+        check("", 5, (None, 5));
+        check("", 5000, (None, 900));
+        check("wait_ms_max = 50", 5, (Some(50), 5));
+        check("wait_ms_max = 50\nshorten = false", 5, (Some(50), 900));
+        check("wait_ms_max = 50\nlate = \"delay\"", 5, (Some(5), 900));
+        check("wait_ms_max = 50\nlate = \"delay\"", 70, (Some(50), 900));
+        check("late = \"delay\"\nshorten = false", 5, (None, 900));
+        check("[queue.priority.1]\nwait_ms_max = 20", 900, (Some(20), 900));
     }
 }

@@ -4,7 +4,8 @@
 use super::{
     Front,
     call::{Call, Spent},
-    decode::Decoded,
+    decode::{Decoded, Share},
+    streamed,
     wire::{binary, request::Input},
 };
 use crate::{
@@ -13,7 +14,8 @@ use crate::{
     error::InferError,
     models::Model,
 };
-use futures_util::future::try_join_all;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, future::try_join_all, stream};
 use std::{sync::Arc, time::Duration};
 
 /// The tensor that holds the images, if that is what was sent.
@@ -35,54 +37,18 @@ pub(super) async fn run(
     call: &Call,
     tensor: &Tensor,
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
-    let bad = |what: String| Err(InferError::BadRequest(what));
-    let shape = &tensor.shape;
-    let ([count] | [count, 1]) = shape[..] else {
-        return bad(format!("encoded images have shape {shape:?}, expected [n] or [n, 1]"));
-    };
-    let limit = if model.batching == Batching::Whole { 1 } else { front.limits.parts_max };
-    if count == 0 {
-        return bad("the tensor of encoded images is empty, expected 1 or more".into());
-    }
-    if count > limit && limit == 1 {
-        return bad(format!(
-            "{count} images in one request, but model {:?} takes one at a time: it has no batch axis",
-            model.name
-        ));
-    }
-    if count > limit {
-        return Err(InferError::TooLarge {
-            what: "the number of encoded images",
-            got: count as u64,
-            limit: limit as u64,
-            option: "parts_max",
-        });
-    }
-    let broken = || InferError::Internal("lengths that were checked do not add up".into());
-    let files = binary::strings(&tensor.data).ok_or_else(broken)?;
-    let decoding = files.into_iter().enumerate().map(async |(index, file)| {
-        let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
-        let decoded = decoded.inspect(|decoded| call.stage("decode", decoded.took));
-        decoded.map_err(|error| of_image(index, error))
-    });
+    let files = files(front, model, tensor, model.batching == Batching::Whole)?;
+    let decoding = files.into_iter().enumerate().map(|file| decode(front, model, call, file));
     let mut spent = Spent::default();
-    let mut queued = Vec::with_capacity(count);
-    for (index, decoded) in try_join_all(decoding).await?.into_iter().enumerate() {
-        let Decoded { mut frames, took, share } = decoded;
-        front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
+    let mut queued = Vec::new();
+    for Image { input, took, share } in try_join_all(decoding).await? {
         spent.decode = spent.decode.max(took);
-        let (Some(frame), true) = (frames.pop(), frames.is_empty()) else {
-            return bad(format!(
-                "image {index} has several frames, which a tensor has no place for; post it to /predictions/{}",
-                model.name
-            ));
-        };
-        queued.push(call.push(front, model, vec![frame.tensor], 1, None)?);
+        queued.push(call.push(front, model, vec![input], 1, None)?);
         // From here on the queue accounts for its memory.
         drop(share);
     }
     let answers = queued.into_iter().map(|ticket| call.answer(front, model, ticket));
-    let mut outputs: Vec<Vec<Tensor>> = Vec::with_capacity(count);
+    let mut outputs: Vec<Vec<Tensor>> = Vec::new();
     for ran in try_join_all(answers).await? {
         spent.include(&Spent::on(Duration::ZERO, &ran));
         outputs.push(ran.outputs);
@@ -98,6 +64,91 @@ pub(super) async fn run(
         InferError::BadRequest(format!("the outputs of the images do not fit into one tensor: {error}"))
     })?;
     Ok((joined, spent))
+}
+
+/// What the model gives for each image as it comes, in their order. Each has the time that a request has, and a bad one is an
+/// error in its place.
+///
+/// # Errors
+/// As [`run`], for the tensor as a whole.
+pub(super) fn one_by_one(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    tensor: &Tensor,
+) -> Result<impl Stream<Item = Result<Vec<Tensor>, InferError>> + Send + use<>, InferError> {
+    let files = files(front, model, tensor, false)?;
+    let (ahead, common) = (streamed::ahead(model), (Arc::clone(front), Arc::clone(model), call.clone()));
+    let decoding = common.clone();
+    let decoded = stream::iter(files.into_iter().enumerate()).map(move |file| {
+        let (front, model, call) = decoding.clone();
+        async move { decode(&front, &model, &call.again(), file).await }
+    });
+    let answers = decoded.buffered(streamed::FILES_AHEAD).map(move |image| {
+        let (front, model, call) = common.clone();
+        async move {
+            let Image { input, share, .. } = image?;
+            let call = call.again();
+            let ticket = call.push(&front, &model, vec![input], 1, None);
+            drop(share);
+            Ok(call.answer(&front, &model, ticket?).await?.outputs)
+        }
+    });
+    Ok(answers.buffered(ahead))
+}
+
+/// The files in a tensor.
+fn files(front: &Front, model: &Model, tensor: &Tensor, one: bool) -> Result<Vec<Bytes>, InferError> {
+    let bad = |what: String| Err(InferError::BadRequest(what));
+    let shape = &tensor.shape;
+    let ([count] | [count, 1]) = shape[..] else {
+        return bad(format!("encoded images have shape {shape:?}, expected [n] or [n, 1]"));
+    };
+    if count == 0 {
+        return bad("the tensor of encoded images is empty, expected 1 or more".into());
+    }
+    if count > 1 && one {
+        return bad(format!(
+            "{count} images in one request, but model {:?} takes one at a time: it has no batch axis",
+            model.name
+        ));
+    }
+    if count > front.limits.parts_max {
+        return Err(InferError::TooLarge {
+            what: "the number of encoded images",
+            got: count as u64,
+            limit: front.limits.parts_max as u64,
+            option: "parts_max",
+        });
+    }
+    let broken = || InferError::Internal("lengths that were checked do not add up".into());
+    binary::strings(&tensor.data).ok_or_else(broken)
+}
+
+/// A file that was decoded.
+struct Image {
+    input: Tensor,
+    took: Duration,
+    share: Share,
+}
+
+async fn decode(
+    front: &Front,
+    model: &Arc<Model>,
+    call: &Call,
+    (index, file): (usize, Bytes),
+) -> Result<Image, InferError> {
+    let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
+    let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
+    call.stage("decode", took);
+    front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
+    match (frames.pop(), frames.is_empty()) {
+        (Some(frame), true) => Ok(Image { input: frame.tensor, took, share }),
+        _ => Err(InferError::BadRequest(format!(
+            "image {index} has several frames, which a tensor has no place for; post it to /predictions/{}",
+            model.name
+        ))),
+    }
 }
 
 /// Says which image it was.

@@ -122,9 +122,36 @@ pub fn announced(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// For `Router::fallback`: no route has this path.
+/// For `Router::fallback`: no route has this path. What other servers of the same protocols have there is told apart from what
+/// nobody has.
 pub async fn not_found(uri: Uri) -> Problem {
-    Problem::not_found(uri.path())
+    match elsewhere(uri.path()) {
+        Some(why) => Problem::from(&InferError::NotOffered(why.to_owned())),
+        None => Problem::not_found(uri.path()),
+    }
+}
+
+/// Why there is nothing at a path of Triton's, TensorFlow Serving's or TorchServe's.
+fn elsewhere(path: &str) -> Option<&'static str> {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    Some(match parts[..] {
+        ["v2", "systemsharedmemory" | "cudasharedmemory", ..] => {
+            "memory is not shared with callers: send tensors in the request, as binary data"
+        }
+        ["v2", "trace", ..] | ["v2", "models", .., "trace", "setting"] => {
+            "traces are set up with the server's options, and not while it runs"
+        }
+        ["v2", "logging"] => "the log is set up with the server's options, and not while it runs",
+        ["v2", "models", .., "generate" | "generate_stream"] => "text is not generated here",
+        ["v2", "repository", repository, "index"] | ["v2", "repository", repository, "models", ..]
+            if repository != "models" =>
+        {
+            "there is one repository, without a name: leave it out of the path"
+        }
+        ["v1", "models", _, "labels", ..] => "versions have numbers and no labels: name a version, or none",
+        ["explanations", ..] => "models are not explained here",
+        _ => return None,
+    })
 }
 
 /// For `Router::method_not_allowed_fallback`, which adds the header `Allow`.
@@ -143,6 +170,29 @@ mod tests {
     };
     use http_body_util::BodyExt;
     use tower::ServiceExt;
+
+    #[test]
+    fn what_others_have_is_told_apart_from_what_nobody_has() {
+        for path in [
+            "/v2/systemsharedmemory/status",
+            "/v2/cudasharedmemory/region/x/register",
+            "/v2/trace/setting",
+            "/v2/models/m/trace/setting",
+            "/v2/logging",
+            "/v2/models/m/versions/1/generate_stream",
+            "/v2/repository/mine/index",
+            "/v2/repository/mine/models/m/load",
+            "/v1/models/m/labels/stable:predict",
+            "/explanations/m",
+        ] {
+            assert!(elsewhere(path).is_some(), "{path}");
+        }
+        for path in
+            ["/", "/v2/repository/models/m", "/v2/models/m/traces", "/v1/models/m/label/x", "/x/v2/logging"]
+        {
+            assert_eq!(elsewhere(path), None, "{path}");
+        }
+    }
 
     const LIMITS: HeadLimits =
         HeadLimits { body_bytes_max: 1000, option: "body_bytes_max", uri_bytes_max: 100 };

@@ -100,13 +100,10 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         length => oip::read(&body, length, &signature.takes),
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
-    let call = call.within(request.timeout()?, request.priority()?);
+    let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
-    let one_run = model.fit.is_some() || model.rules.whole || encoded::sent(model, &request.inputs).is_some();
-    if let (Some(form), false) = (form, one_run) {
-        let wanted = wanted(model, &(request.outputs, request.binary_default), &shown(model))?;
-        let (inputs, items) = arrange(model, request.inputs)?;
-        return Ok(streamed::reply(form, one_by_one(front, model, &call, inputs, items, wanted)));
+    if let Some(form) = form {
+        return in_parts(front, model, &call, request, form).await;
     }
     let ran = run(front, model, &call, request, began).await?;
     let answered = Instant::now();
@@ -200,8 +197,38 @@ impl Ran {
     }
 }
 
-/// The answers for the items of a request as they come, a largest batch each, in order.
-fn one_by_one(
+/// The answers for the items of a request as they come, in order: image by image, or a largest batch each. What is one run has
+/// one part.
+async fn in_parts(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    request: InferRequest,
+    form: Form,
+) -> Result<Response, InferError> {
+    let asked = (request.outputs.clone(), request.binary_default);
+    if let Some(images) = encoded::sent(model, &request.inputs) {
+        let wanted = Arc::new(wanted(model, &asked, &shown(model))?);
+        let images = encoded::one_by_one(front, model, call, images)?.enumerate();
+        let (front, model) = (Arc::clone(front), Arc::clone(model));
+        let parts = images.then(move |(index, outputs)| {
+            let (front, model, wanted) = (Arc::clone(&front), Arc::clone(&model), Arc::clone(&wanted));
+            async move { part(&front, &model, &wanted, &outputs?, index).await }
+        });
+        return Ok(streamed::reply(form, parts));
+    }
+    if model.fit.is_some() || model.rules.whole {
+        let ran = run(front, model, call, request, Instant::now()).await?;
+        let outputs = ran.outputs(model)?;
+        let only = front.decode.run(move || reply::members(&outputs, 0)).await??;
+        return Ok(streamed::reply(form, stream::iter([Ok(only)])));
+    }
+    let wanted = wanted(model, &asked, &shown(model))?;
+    let (inputs, items) = arrange(model, request.inputs)?;
+    Ok(streamed::reply(form, by_batches(front, model, call, inputs, items, wanted)))
+}
+
+fn by_batches(
     front: &Arc<Front>,
     model: &Arc<Model>,
     call: &Call,
@@ -214,23 +241,33 @@ fn one_by_one(
     let batches = stream::iter((0..items).step_by(largest)).map(move |first| {
         let (front, model, call, wanted) = common.clone();
         let end = (first + largest).min(items);
-        let part: Vec<Tensor> = inputs.iter().map(|input| rows::cut(input, first, end)).collect();
+        let given: Vec<Tensor> = inputs.iter().map(|input| rows::cut(input, first, end)).collect();
         async move {
             let call = call.again();
-            let ticket = call.push(&front, &model, part, end - first, None)?;
+            let ticket = call.push(&front, &model, given, end - first, None)?;
             let ran = call.answer(&front, &model, ticket).await?;
             let answered = Instant::now();
-            let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
-            let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(&ran.outputs)).collect();
-            let outputs =
-                wanted.iter().map(|wanted| output(&model, &there, &Wanted { binary: false, ..*wanted }));
-            let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-            let written = front.decode.run(move || reply::members(&outputs, first)).await?;
+            let written = part(&front, &model, &wanted, &ran.outputs, first).await;
             call.stage("encode", answered.elapsed());
             written
         }
     });
     batches.buffered(STREAMED_BATCHES)
+}
+
+/// The members that say what came of the items from `first` on. All of it is text.
+async fn part(
+    front: &Front,
+    model: &Model,
+    wanted: &[Wanted],
+    outputs: &[Tensor],
+    first: usize,
+) -> Result<Vec<u8>, InferError> {
+    let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
+    let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(outputs)).collect();
+    let outputs = wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..*wanted }));
+    let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+    front.decode.run(move || reply::members(&outputs, first)).await?
 }
 
 /// Batches of a stream that are under way.

@@ -8,11 +8,14 @@ use super::{
     target::Target,
     wire::v1::{self, Asked, Form},
 };
-use crate::{error::InferError, models::Model};
+use crate::{
+    error::InferError,
+    models::{Model, State},
+};
 use axum::{
     Json,
     body::Body,
-    extract::{Request, State},
+    extract::{self, Request},
     http::{HeaderValue, header},
     response::Response,
 };
@@ -23,23 +26,36 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 pub(super) const VERB: &str = ":predict";
 
 /// `GET /v1/models`: the names of the models that take requests.
-pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
+pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) -> Json<Value> {
     let names: BTreeSet<String> = front.catalog.ready().iter().map(|model| model.name.to_string()).collect();
     Json(json!({ "models": names }))
 }
 
-/// `GET /v1/models/{model}[/versions/{version}]`. A model that is not ready is 503 here.
+/// `GET /v1/models/{model}[/versions/{version}]`. A model that is not ready is 503 here. Tells what KServe's clients read, and
+/// the state of each version as TensorFlow Serving's do.
 pub(super) async fn ready(
-    State(front): State<Arc<Front>>,
+    extract::State(front): extract::State<Arc<Front>>,
     target: Target,
 ) -> Result<Json<Value>, InferError> {
     let model = target.find(&front)?;
-    Ok(Json(json!({ "name": &*model.name, "ready": true })))
+    let asked = |version: &str| target.version.as_deref().is_none_or(|asked| asked == version);
+    let versions = front.catalog.list().into_iter().filter(|of| of.name == model.name && asked(&of.version));
+    let versions = versions.map(|of| {
+        let (state, code, message) = match of.state {
+            State::Loading => ("LOADING", "OK", String::new()),
+            State::Ready(_) => ("AVAILABLE", "OK", String::new()),
+            State::Unavailable(reason) => ("END", "UNAVAILABLE", reason),
+        };
+        let status = json!({ "error_code": code, "error_message": message });
+        json!({ "version": &*of.version, "state": state, "status": status })
+    });
+    let versions: Vec<Value> = versions.collect();
+    Ok(Json(json!({ "name": &*model.name, "ready": true, "model_version_status": versions })))
 }
 
 /// `POST /v1/models/{model}[/versions/{version}]:predict`
 pub(super) async fn call(
-    State(front): State<Arc<Front>>,
+    extract::State(front): extract::State<Arc<Front>>,
     mut target: Target,
     request: Request,
 ) -> Result<Response, InferError> {
@@ -48,9 +64,11 @@ pub(super) async fn call(
         Some(name) => *last = name.to_owned(),
         None => {
             let verb = last.split_once(':').map_or("", |(_, verb)| verb);
-            return Err(InferError::BadRequest(format!(
-                "a model can be asked to predict, not {verb:?}: post to /v1/models/NAME{VERB}"
-            )));
+            let told =
+                format!("a model can be asked to predict, not {verb:?}: post to /v1/models/NAME{VERB}");
+            // What TensorFlow Serving and KServe know beside it.
+            let known = matches!(verb, "explain" | "classify" | "regress");
+            return Err(if known { InferError::NotOffered(told) } else { InferError::BadRequest(told) });
         }
     }
     let model = target.find(&front)?;

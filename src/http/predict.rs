@@ -82,7 +82,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let wants_png = accepts_png(request.headers(), &model.task);
     let form = Form::accepted(request.headers());
     // A stream has one form.
-    let torchserve = front.torchserve_answers && form.is_none();
+    let torchserve = (front.torchserve_answers || accepts_torchserve(request.headers())) && form.is_none();
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let posted = posted::read(request, front).await?;
     let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
@@ -135,7 +135,7 @@ fn one_by_one(
             })
         }
     });
-    let frames = decoded.buffered(FILES_AHEAD).flat_map(|decoded| {
+    let frames = decoded.buffered(streamed::FILES_AHEAD).flat_map(|decoded| {
         let frames = match decoded {
             Ok(Decoded { frames, took, share }) => {
                 // Until the last of its frames is queued.
@@ -163,9 +163,6 @@ fn one_by_one(
     });
     answers.buffered(ahead)
 }
-
-/// Files of a stream that are decoded ahead.
-const FILES_AHEAD: usize = 4;
 
 /// The answers for files, in their order, one for each frame. One that has none is an error in its place.
 ///
@@ -259,6 +256,16 @@ impl Asked {
     }
 }
 
+/// `Accept: application/json; format=torchserve` asks for TorchServe's form, for those who cannot change an address.
+fn accepts_torchserve(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepted.flat_map(|accept| accept.split(',')).any(|media| {
+        let mut parts = media.split(';').map(str::trim);
+        let json = parts.next().is_some_and(|media| media.eq_ignore_ascii_case("application/json"));
+        json && parts.any(|parameter| parameter.eq_ignore_ascii_case("format=torchserve"))
+    })
+}
+
 /// A segmenter's mask can be had as the picture itself.
 fn accepts_png(headers: &HeaderMap, task: &Task) -> bool {
     matches!(task, Task::Segment(_))
@@ -339,4 +346,23 @@ fn takes_tensors(model: &Model) -> InferError {
          table how an image becomes its input",
         model.name, model.name
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn torchserves_form_can_be_accepted() {
+        let check = |accept: &'static str, expected: bool| {
+            let headers = HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]);
+            assert_eq!(accepts_torchserve(&headers), expected, "{accept}");
+        };
+        check("application/json;format=torchserve", true);
+        check("text/html, application/json; q=0.9; format=torchserve", true);
+        check("application/json, */*", false);
+        check("text/plain; format=torchserve", false);
+        check("application/json; format=ocelli", false);
+    }
 }

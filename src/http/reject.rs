@@ -52,6 +52,7 @@ const MEDIA: Kind = kind("unsupported-media", 415, "the content type or encoding
 const FULL: Kind = kind("queue-full", 429, "a queue is full");
 const CANCELLED: Kind = kind("cancelled", 499, "the caller went away");
 const INTERNAL: Kind = kind("internal", 500, "the server is at fault");
+const NOT_OFFERED: Kind = kind("not-offered", 501, "the server does not do this");
 const UNAVAILABLE: Kind = kind("model-unavailable", 503, "the model cannot be served now");
 const DRAINING: Kind = kind("draining", 503, "the server is going away");
 const NO_DEVICE: Kind = kind("no-device", 503, "no device could run the request");
@@ -59,7 +60,7 @@ const NOT_READY: Kind = kind("not-ready", 503, "the server is not ready");
 const LATE: Kind = kind("late", 504, "the deadline passed or cannot be met");
 
 /// All kinds, by status.
-pub const KINDS: [Kind; 22] = [
+pub const KINDS: [Kind; 23] = [
     BAD_REQUEST,
     NOT_AN_IMAGE,
     INPUT_REFUSED,
@@ -77,6 +78,7 @@ pub const KINDS: [Kind; 22] = [
     FULL,
     CANCELLED,
     INTERNAL,
+    NOT_OFFERED,
     UNAVAILABLE,
     DRAINING,
     NO_DEVICE,
@@ -103,6 +105,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::Late(_) => LATE,
         InferError::Input(_) => INPUT_REFUSED,
         InferError::Unserved { .. } | InferError::Device(_) => NO_DEVICE,
+        InferError::NotOffered(_) => NOT_OFFERED,
         InferError::Internal(_) => INTERNAL,
     }
 }
@@ -243,6 +246,7 @@ mod tests {
             InferError::Unserved { name: text(), reason: text(), retry_after },
             InferError::Input(text()),
             InferError::Device(text()),
+            InferError::NotOffered(text()),
             InferError::Internal(text()),
         ]
     }

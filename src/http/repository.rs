@@ -8,6 +8,7 @@ use super::{
     accept::Peer,
     body::{self, BodyLimits},
     catalog,
+    guard::announced,
     target::Target,
     wire::repository as wire,
 };
@@ -26,7 +27,7 @@ use serde_json::{Value, json};
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use subtle::ConstantTimeEq;
 
-/// Bytes of a body: a configuration is text that people write.
+/// Bytes of a body that brings no files: a configuration is text that people write.
 const BODY_BYTES_MAX: u64 = 1 << 20;
 
 /// `POST /v2/repository/index`: every version that is known, and the models of the folder that are not loaded.
@@ -84,17 +85,21 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, 
 pub(super) async fn load(
     State(front): State<Arc<Front>>,
     target: Target,
-    request: Request,
+    mut request: Request,
 ) -> Result<(), InferError> {
     allowed(&front, request.extensions().get(), request.headers())?;
-    load_as(&front, &target.model, &read(&front, request).await?).await
+    // A model's files take memory as the bodies of other requests do.
+    let permit = Arc::new(front.admission.admit(announced(request.headers()))?);
+    request.extensions_mut().insert(Arc::clone(&permit));
+    let body = body::of(request, front.limits.body).await?;
+    let load = front.decode.run(move || wire::Load::of_body(&body)).await??;
+    load_as(&front, &target.model, load).await
 }
 
-/// Loads a model as this body says, for a caller who may.
-pub(crate) async fn load_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
+/// Loads a model as a caller asks who may.
+pub(crate) async fn load_as(front: &Front, name: &str, load: wire::Load) -> Result<(), InferError> {
     let current = front.catalog.get(name, None).ok().map(|model| catalog::config_of(&model));
-    let overrides = wire::overrides(body, name, current.as_ref())?;
-    front.control.load(name, overrides).await
+    front.control.change(name, load.change(name, current.as_ref())?).await
 }
 
 /// `POST /v2/repository/models/{model}/unload`

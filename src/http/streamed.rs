@@ -25,6 +25,8 @@ pub(super) enum Form {
 
 /// Items under way, at least.
 const AHEAD_MIN: usize = 8;
+/// Files that are decoded ahead.
+pub(super) const FILES_AHEAD: usize = 4;
 
 impl Form {
     /// What the caller asks for, if it is one of these.

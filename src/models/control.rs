@@ -1,7 +1,7 @@
 //! Asking for models to be loaded and unloaded while the server runs: what callers and the watcher of the folder say, and
 //! what the thread that loads models hears.
 
-use super::Manifest;
+use super::{Given, Manifest, manifest::Waiting};
 use crate::error::InferError;
 use std::{
     path::PathBuf,
@@ -24,6 +24,15 @@ pub enum Command {
         overrides: Box<Overrides>,
         /// Who waits; nobody where the folder changed by itself.
         reply: Option<Reply>,
+    },
+    /// Load a model from what a caller sent, in the place of what lies in the folder.
+    Bring {
+        /// Its name.
+        name: String,
+        /// Its files and configuration.
+        given: Box<Given>,
+        /// Who waits.
+        reply: Reply,
     },
     /// Serve a model no more.
     Unload {
@@ -49,14 +58,23 @@ pub struct Overrides {
     pub instances: Option<usize>,
     /// Priority of requests that do not say, from 0.
     pub priority: Option<u8>,
-    /// Deadline of requests that do not say.
-    pub timeout: Option<Duration>,
+    /// How requests wait.
+    pub queue: Option<Waiting>,
+}
+
+/// What a load asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// The folder's model, with changes.
+    Overrides(Overrides),
+    /// A model that came with it.
+    Given(Given),
 }
 
 impl Overrides {
     /// Changes a manifest.
     pub fn apply(&self, manifest: &mut Manifest) {
-        let Overrides { items_max, sizes, wait_max, instances, priority, timeout } = self;
+        let Overrides { items_max, sizes, wait_max, instances, priority, queue } = self;
         if let Some(largest) = items_max {
             manifest.batch.items_max = Some(*largest);
             manifest.batch.sizes = None;
@@ -68,8 +86,10 @@ impl Overrides {
         }
         manifest.batch.wait_max = wait_max.unwrap_or(manifest.batch.wait_max);
         manifest.placement.instances = instances.unwrap_or(manifest.placement.instances);
+        if let Some(queue) = queue {
+            manifest.queue = queue.clone();
+        }
         manifest.priority = priority.unwrap_or(manifest.priority);
-        manifest.timeout = timeout.or(manifest.timeout);
     }
 }
 
@@ -92,6 +112,20 @@ impl Control {
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
         // A thread that has ended loads nothing; whoever waits for a reply is told by its absence.
         let _ = sender.send(command);
+    }
+
+    /// Loads a model as it is asked for. Dropping the future does not stop it.
+    ///
+    /// # Errors
+    /// As [`load`](Control::load).
+    pub async fn change(&self, name: &str, change: Change) -> Result<(), InferError> {
+        match change {
+            Change::Overrides(overrides) => self.load(name, overrides).await,
+            Change::Given(given) => {
+                let (given, name) = (Box::new(given), name.to_owned());
+                self.ask(|reply| Command::Bring { name, given, reply }).await
+            }
+        }
     }
 
     /// Loads a model anew. Dropping the future does not stop it.

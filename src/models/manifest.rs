@@ -58,6 +58,16 @@
 //! wait_ms_max = 0              # how long a batch waits for company while a device is idle: 0 to 10000
 //! weight = 1.0                 # share of device time against other models: 0.01 to 100
 //!
+//! [queue]                      # how its requests wait
+//! priorities = 10              # levels that they may ask for, 1 to 255: 0 (most urgent) and up; whoever asks for another has the model's
+//! requests_max = 100           # of each priority that wait at once: 1 to 1000000; default: no bound but that of the whole queue
+//! wait_ms_max = 250            # how long one may wait to be begun: 0.001 to 3600000; default: until its deadline
+//! late = "refuse"              # what becomes of it then: refuse | delay (it goes behind all others of its priority)
+//! shorten = true               # whether a request's parameter timeout is heard
+//!
+//! [queue.priority.0]           # the same for one priority, but priorities; what is left out is as in [queue]
+//! requests_max = 10
+//!
 //! [placement]
 //! devices = "all"              # all, cpu, gpu, a GPU's number ("0" or "gpu:0") or UUID ("GPU-8f2c..."), a pattern of its name ("*A100*"), or a list of these
 //! instances = 1                # per device: 1 to 64
@@ -106,9 +116,11 @@
 //! ```
 
 mod fit;
+pub(super) mod queue;
 mod read;
 
 pub use fit::Fit;
+pub use queue::Waiting;
 
 use super::{
     Declared, Warmup,
@@ -119,7 +131,7 @@ use crate::{
     image::{Color, Filter, Layout},
     tasks::Task,
 };
-use std::{fmt, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 use toml::de::DeTable;
 
 /// What a model's author says about it, checked as far as that is possible without the model.
@@ -129,6 +141,10 @@ pub struct Manifest {
     pub engine: Engine,
     /// What the outputs mean; names and shapes are still open.
     pub task: Task,
+    /// Which of the versions in its folder are served.
+    pub versions: Versions,
+    /// The model file's name in each version's folder; `None` for the usual one.
+    pub file: Option<String>,
     /// File name of the labels in the model's folder.
     pub labels: Option<String>,
     /// Of requests that do not say; 0 is the most urgent, 3 the least.
@@ -139,6 +155,8 @@ pub struct Manifest {
     pub input: Option<Input>,
     /// How items are put together.
     pub batch: BatchLimits,
+    /// How requests wait.
+    pub queue: Waiting,
     /// Where instances run.
     pub placement: Placing,
     /// How ONNX Runtime runs it on GPUs.
@@ -147,6 +165,17 @@ pub struct Manifest {
     pub declared: Option<Declared>,
     /// Runs before the first request, beside those that every model gets; a `model.toml` asks for none.
     pub warmups: Vec<Warmup>,
+}
+
+/// Which versions are served; a `model.toml` says nothing about them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Versions {
+    /// So many of the highest.
+    Latest(usize),
+    /// All that there are.
+    All,
+    /// These.
+    Specific(BTreeSet<String>),
 }
 
 /// What runs a model.
@@ -274,9 +303,8 @@ impl std::error::Error for ManifestError {}
 pub const BATCH_ITEMS_MAX: usize = 16;
 /// Items of the largest batch, at most, whatever the manifest says.
 pub const ITEMS_MAX: usize = 1024;
-/// The least urgent priority.
+/// The least urgent priority of a model that does not say how many it has.
 pub const PRIORITY_MAX: u8 = 9;
-
 impl Default for Manifest {
     fn default() -> Manifest {
         Manifest::parse("").expect("every key has a default")

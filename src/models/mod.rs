@@ -3,9 +3,10 @@
 //! - [`manifest`]: `model.toml`, read strictly.
 //! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
-//! - `triton`: `config.pbtxt`, which stands for a manifest in repositories made for Triton.
+//! - [`triton`]: `config.pbtxt`, which stands for a manifest in repositories made for Triton.
 //! - [`declared`]: what an author says of inputs and outputs, held against the file; what requests see of a model.
 //! - [`warmup`]: runs that an author asks for before the first request.
+//! - [`given`]: a model that a caller sends.
 //! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
 //! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input.
@@ -19,17 +20,19 @@ pub mod changes;
 pub mod control;
 pub mod declared;
 mod external;
+pub mod given;
 mod input;
 pub mod manifest;
 mod map;
 pub mod scan;
 mod strict;
-mod triton;
+pub mod triton;
 pub mod warmup;
 
 pub use catalog::{Catalog, Entry, State};
-pub use control::{Command, Control, Overrides};
+pub use control::{Change, Command, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
+pub use given::Given;
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};
 pub use warmup::{Fill, Warmup, WarmupInput};
@@ -45,6 +48,7 @@ use crate::{
     telemetry::statistics::Statistics,
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
+use tempfile::TempDir;
 
 /// One version of one model, as it lies on disk.
 #[derive(Debug, Clone)]
@@ -65,6 +69,8 @@ pub struct Source {
     pub bytes: u64,
     /// What its author asks for and does not get, for the log.
     pub notes: Vec<String>,
+    /// The folder, where it is one of ours that goes with the last who holds this.
+    pub kept: Option<Arc<TempDir>>,
 }
 
 /// One loaded version of one model: what requests and workers need to know of it.
@@ -98,10 +104,14 @@ pub struct Model {
     pub rules: Rules,
     /// Of requests that do not say.
     pub priority: u8,
+    /// Levels of priority that requests may ask for.
+    pub priorities: u8,
     /// Deadline of requests that do not say.
     pub timeout: Duration,
     /// Instances per device.
     pub instances: usize,
+    /// What its author says about it, with what a load changed.
+    pub manifest: Manifest,
     /// What became of its requests.
     pub statistics: Statistics,
 }
@@ -299,8 +309,10 @@ impl Model {
             fit,
             rules,
             priority: manifest.priority,
+            priorities: manifest.queue.priorities,
             timeout: manifest.timeout.unwrap_or(timeout),
             instances: manifest.placement.instances,
+            manifest: manifest.clone(),
             statistics: Statistics::default(),
         })
     }
@@ -356,6 +368,7 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
         whole: batching == Batching::Whole,
         wait_max: asked.wait_max,
         weight: asked.weight,
+        queue: manifest.queue.policies.clone(),
     })
 }
 
@@ -371,6 +384,14 @@ fn first_fixed(signature: &Signature) -> String {
             None => Some(format!(" ({:?} has no axis)", spec.name)),
         })
         .unwrap_or_default()
+}
+
+/// Checks a name that a model is to have: it goes into URLs, metrics and log files as it is.
+///
+/// # Errors
+/// What is allowed.
+pub fn check_name(name: &str) -> Result<(), String> {
+    scan::check_name(name)
 }
 
 /// 1, 2, 4 and so on, and `largest` itself.
@@ -399,6 +420,7 @@ pub(crate) mod testing {
             labels: Arc::default(),
             bytes: 0,
             notes: Vec::new(),
+            kept: None,
         }
     }
 }

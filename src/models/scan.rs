@@ -15,8 +15,9 @@
 use super::{
     Engine, Manifest, Source,
     external::external_files,
+    manifest::Versions,
     map,
-    triton::{self, CONFIG_FILE, Versions},
+    triton::{self, CONFIG_FILE},
 };
 use crate::tasks::Labels;
 use std::{
@@ -25,6 +26,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use tempfile::TempDir;
 
 /// The version of a model that has no folder per version.
 const FLAT_VERSION: &str = "1";
@@ -83,6 +85,7 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
                         labels: Arc::default(),
                         bytes,
                         notes: Vec::new(),
+                        kept: None,
                     })
                 }),
                 name,
@@ -114,6 +117,26 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
 
 /// All versions in one model's folder.
 fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
+    scan_as(name, folder, &|| describe(name, folder), None)
+}
+
+/// All versions of a model that a caller sent: its files are in a folder of their own, and its configuration came as JSON.
+pub(super) fn scan_given(name: &str, kept: &Arc<TempDir>, config: &str) -> Vec<Found> {
+    let folder = kept.path();
+    let describe = || {
+        let config = triton::read_json(config, name).map_err(|reason| format!("config: {reason}"))?;
+        Described::of(folder, config)
+    };
+    scan_as(name, folder, &describe, Some(kept))
+}
+
+/// All versions in a folder, of which something is said.
+fn scan_as(
+    name: &str,
+    folder: &Path,
+    describe: &dyn Fn() -> Result<Described, String>,
+    kept: Option<&Arc<TempDir>>,
+) -> Vec<Found> {
     let failed = |version: &str, reason: String| Found {
         name: name.to_owned(),
         version: version.to_owned(),
@@ -126,7 +149,7 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
         Ok(inside) => inside,
         Err(reason) => return vec![failed("", reason)],
     };
-    let described = describe(name, folder);
+    let described = describe();
     let mut found = Vec::new();
     let mut add = |version: &str, path: PathBuf| {
         let source = described.clone().and_then(|Described { manifest, labels, notes, .. }| {
@@ -142,11 +165,14 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
                 manifest,
                 labels,
                 notes,
+                kept: kept.cloned(),
             })
         });
         found.push(Found { name: name.to_owned(), version: version.to_owned(), source });
     };
-    let model_file = described.as_ref().map_or(MODEL_FILE, |described| &described.file);
+    let own = described.as_ref().ok().and_then(|described| described.manifest.file.as_deref());
+    let model_file = own.unwrap_or(MODEL_FILE).to_owned();
+    let model_file = model_file.as_str();
     let flat = folder.join(model_file);
     let has_flat = flat.is_file();
     if let Ok(Described { manifest: Manifest { engine: Engine::GaussMle(_), .. }, .. }) = &described {
@@ -186,7 +212,7 @@ fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
         }
     }
     if let Ok(described) = &described {
-        for version in choose(&described.versions, &mut numbered) {
+        for version in choose(&described.manifest.versions, &mut numbered) {
             let why = format!("version_policy of {CONFIG_FILE} names it, but there is no folder {version}");
             mistakes.push(failed(&version, why));
         }
@@ -228,10 +254,25 @@ fn choose(versions: &Versions, there: &mut Vec<(String, PathBuf)>) -> Vec<String
 struct Described {
     manifest: Manifest,
     labels: Arc<Labels>,
-    /// The model file's name.
-    file: String,
-    versions: Versions,
     notes: Vec<String>,
+}
+
+impl Described {
+    /// By a configuration of Triton's, with the labels that it names.
+    fn of(folder: &Path, config: triton::Described) -> Result<Described, String> {
+        let triton::Described { manifest, notes } = config;
+        Ok(Described { labels: labels(folder, &manifest)?, manifest, notes })
+    }
+}
+
+/// The labels that a manifest names.
+fn labels(folder: &Path, manifest: &Manifest) -> Result<Arc<Labels>, String> {
+    let Some(name) = &manifest.labels else { return Ok(Arc::default()) };
+    let labels = inside(folder, name)
+        .and_then(|path| read(&path, LABELS_BYTES_MAX))
+        .and_then(|text| Labels::parse(&text))
+        .map_err(|reason| format!("labels file {name:?}: {reason}"))?;
+    Ok(Arc::new(labels))
 }
 
 /// The manifest of a folder, the default if there is none, and its labels. The maps of a fitter's camera are read.
@@ -243,48 +284,32 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
     let text = |file: &str| {
         read(&folder.join(file), MANIFEST_BYTES_MAX).map_err(|reason| format!("{file}: {reason}"))
     };
-    let mut described = Described {
-        manifest: Manifest::default(),
-        labels: Arc::default(),
-        file: MODEL_FILE.to_owned(),
-        versions: Versions::All,
-        notes: Vec::new(),
-    };
-    match (there(MANIFEST_FILE), there(CONFIG_FILE)) {
+    let mut manifest = match (there(MANIFEST_FILE), there(CONFIG_FILE)) {
         (true, true) => {
             return Err(format!(
                 "{MANIFEST_FILE} and {CONFIG_FILE} both describe the model: remove one of them"
             ));
         }
-        (true, false) => {
-            described.manifest = Manifest::parse(&text(MANIFEST_FILE)?)
-                .map_err(|error| format!("{MANIFEST_FILE}: {error}"))?;
-        }
         (false, true) => {
-            let config = triton::read(&text(CONFIG_FILE)?, name)
+            let mut config = triton::read(&text(CONFIG_FILE)?, name)
                 .map_err(|reason| format!("{CONFIG_FILE}: {reason}"))?;
-            described.manifest = config.manifest;
-            described.file = config.file.unwrap_or(described.file);
-            described.versions = config.versions;
-            described.notes = config.notes.into_iter().map(|note| format!("{CONFIG_FILE}: {note}")).collect();
+            config.notes = config.notes.into_iter().map(|note| format!("{CONFIG_FILE}: {note}")).collect();
+            return Described::of(folder, config);
         }
-        (false, false) => {}
-    }
-    if let Some(name) = &described.manifest.labels {
-        let labels = inside(folder, name)
-            .and_then(|path| read(&path, LABELS_BYTES_MAX))
-            .and_then(|text| Labels::parse(&text))
-            .map_err(|reason| format!("labels file {name:?}: {reason}"))?;
-        described.labels = Arc::new(labels);
-    }
-    if let Engine::GaussMle(fit) = &mut described.manifest.engine {
+        (true, false) => {
+            Manifest::parse(&text(MANIFEST_FILE)?).map_err(|error| format!("{MANIFEST_FILE}: {error}"))?
+        }
+        (false, false) => Manifest::default(),
+    };
+    let labels = labels(folder, &manifest)?;
+    if let Engine::GaussMle(fit) = &mut manifest.engine {
         for (key, name) in &fit.maps {
             let map = inside(folder, name).and_then(|path| map::read(&path));
             let map = map.map_err(|reason| format!("camera.{key}, file {name:?}: {reason}"))?;
             fit.settings.set_map(key, map)?;
         }
     }
-    Ok(described)
+    Ok(Described { manifest, labels, notes: Vec::new() })
 }
 
 /// The path of a file in a folder, which a link may not leave.
@@ -335,7 +360,7 @@ fn model_bytes(path: &Path) -> Result<u64, String> {
 }
 
 /// Names go into URLs, metrics and log files as they are.
-fn check_name(name: &str) -> Result<(), String> {
+pub(super) fn check_name(name: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     if begins && name.len() <= 64 && name.bytes().all(allowed) {
@@ -345,252 +370,4 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::models::external;
-
-    /// The least that is an ONNX file: the version of its format.
-    const ONNX: &str = "\u{8}\u{8}";
-
-    /// A folder with these files; a name that ends in `/` is a folder.
-    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        folder
-    }
-
-    /// Name, version and, for what cannot be served, a part of the reason.
-    fn check(files: &[(&str, &str)], expected: &[(&str, &str, &str)]) {
-        let folder = folder(files);
-        check_folder(folder.path(), expected);
-    }
-
-    fn check_folder(folder: &Path, expected: &[(&str, &str, &str)]) {
-        let found = scan(folder).unwrap();
-        let got: Vec<(&str, &str, &str)> = found
-            .iter()
-            .map(|f| {
-                let reason = f.source.as_ref().err().map_or("", String::as_str);
-                (f.name.as_str(), f.version.as_str(), reason)
-            })
-            .collect();
-        assert_eq!(got.len(), expected.len(), "{got:#?}");
-        for (got, expected) in got.iter().zip(expected) {
-            assert_eq!((got.0, got.1), (expected.0, expected.1), "{got:#?}");
-            assert!(got.2.contains(expected.2), "{got:#?}");
-            assert_eq!(got.2.is_empty(), expected.2.is_empty(), "{got:#?}");
-        }
-    }
-
-    #[test]
-    fn all_layouts_are_found_in_a_fixed_order() {
-        check(
-            &[
-                ("digits/10/model.onnx", ONNX),
-                ("digits/9/model.onnx", ONNX),
-                ("digits/notes/model.onnx", ONNX),
-                ("digits/model.toml", "task = \"classify\""),
-                ("bare/model.onnx", ONNX),
-                ("cats.v2.onnx", ONNX),
-                ("README.md", "text"),
-                (".hidden/model.onnx", ONNX),
-                ("mixed/model.onnx", ONNX),
-                ("mixed/2/model.onnx", ONNX),
-            ],
-            &[
-                ("bare", "1", ""),
-                ("cats.v2", "1", ""),
-                ("digits", "9", ""),
-                ("digits", "10", ""),
-                ("mixed", "1", ""),
-                ("mixed", "2", ""),
-            ],
-        );
-    }
-
-    #[test]
-    fn a_repository_of_tritons_is_found_with_the_versions_that_its_policy_chooses() {
-        check(
-            &[
-                ("all/9/model.onnx", ONNX),
-                ("all/10/model.onnx", ONNX),
-                ("all/config.pbtxt", "version_policy { all { } }"),
-                ("both/1/model.onnx", ONNX),
-                ("both/config.pbtxt", ""),
-                ("both/model.toml", ""),
-                ("broken/1/model.onnx", ONNX),
-                ("broken/config.pbtxt", "name: \"broken\"\nmax_batch: 4\n"),
-                ("empty/config.pbtxt", ""),
-                ("highest/9/model.onnx", ONNX),
-                ("highest/10/model.onnx", ONNX),
-                ("highest/config.pbtxt", ""),
-                ("named/1/net.onnx", ONNX),
-                ("named/2/model.onnx", ONNX),
-                (
-                    "named/config.pbtxt",
-                    "version_policy { specific { versions: [ 1, 2, 3 ] } } default_model_filename: \"net.onnx\"",
-                ),
-                ("unlabelled/1/model.onnx", ONNX),
-                (
-                    "unlabelled/config.pbtxt",
-                    "output { name: \"y\" data_type: TYPE_FP32 dims: 2 label_filename: \"labels.txt\" }",
-                ),
-            ],
-            &[
-                ("all", "9", ""),
-                ("all", "10", ""),
-                ("both", "1", "model.toml and config.pbtxt both describe the model"),
-                ("broken", "1", "config.pbtxt: line 2: field 'max_batch' not found"),
-                ("empty", "", "holds neither model.onnx"),
-                ("highest", "10", ""),
-                ("named", "1", ""),
-                ("named", "2", "2/net.onnx is missing"),
-                ("named", "3", "there is no folder 3"),
-                ("unlabelled", "1", "labels file \"labels.txt\": cannot read it"),
-            ],
-        );
-    }
-
-    #[test]
-    fn a_fitter_needs_no_model_file() {
-        const FIT: &str = "engine = \"gauss-mle\"\n";
-        let with_map = format!("{FIT}[camera]\noffset = \"offset.npy\"\n");
-        check(
-            &[
-                ("fit/model.toml", FIT),
-                ("mapped/model.toml", &with_map),
-                ("mapped/offset.npy", "no numbers"),
-                ("missing/model.toml", &with_map),
-                ("two/model.toml", FIT),
-                ("two/model.onnx", ONNX),
-            ],
-            &[
-                ("fit", "1", ""),
-                ("mapped", "", "camera.offset, file \"offset.npy\": not a stack"),
-                ("missing", "", "camera.offset, file \"offset.npy\": cannot read it"),
-                ("two", "1", "reads no model.onnx"),
-            ],
-        );
-    }
-
-    #[test]
-    fn one_bad_model_never_stops_the_others() {
-        check(
-            &[
-                ("bad name/model.onnx", ONNX),
-                ("-dash/model.onnx", ONNX),
-                ("empty/notes.txt", "x"),
-                ("good/model.onnx", ONNX),
-                ("hollow/model.onnx", ""),
-                ("lost/1/notes.txt", ""),
-                ("typo/model.onnx", ONNX),
-                ("typo/model.toml", "tsak = \"embed\"\npriority = 77"),
-                ("zeros/01/model.onnx", ONNX),
-            ],
-            &[
-                ("-dash", "", "must be 1 to 64 of"),
-                ("bad name", "", "must be 1 to 64 of"),
-                ("empty", "", "holds neither model.onnx"),
-                ("good", "1", ""),
-                ("hollow", "1", "model.onnx is empty"),
-                ("lost", "1", "1/model.onnx is missing"),
-                ("typo", "1", "did you mean \"task\"?; line 2: priority is 77"),
-                ("zeros", "01", "without leading zeros"),
-            ],
-        );
-    }
-
-    #[test]
-    fn two_files_for_one_version_are_said_so() {
-        check(
-            &[("a/model.onnx", ONNX), ("a/1/model.onnx", ONNX), ("a.onnx", ONNX)],
-            &[("a", "", "both version 1"), ("a", "1", ""), ("a.onnx", "1", "lies beside the folder a")],
-        );
-    }
-
-    #[test]
-    fn labels_and_external_data_go_with_every_version() {
-        let folder = folder(&[
-            ("m/model.toml", "task = \"classify\"\nlabels = \"names.txt\""),
-            ("m/names.txt", "cat\ndog\n"),
-            ("m/1/weights.data", "67890"),
-            ("m/2/model.onnx", ONNX),
-        ]);
-        let model = external::testing::model("weights.data");
-        fs::write(folder.path().join("m/1/model.onnx"), &model).unwrap();
-        let found = scan(folder.path()).unwrap();
-        let sources: Vec<&Source> = found.iter().map(|f| f.source.as_ref().unwrap()).collect();
-        assert_eq!(sources[0].bytes, model.len() as u64 + 5);
-        assert_eq!(sources[1].bytes, 2);
-        assert_eq!(sources[1].labels.get(1).as_deref(), Some("dog"));
-        assert_eq!(sources[1].folder, folder.path().join("m"));
-        assert_eq!(sources[1].path, folder.path().join("m/2/model.onnx"));
-    }
-
-    #[test]
-    fn external_data_must_be_there_and_in_the_folder() {
-        let folder = folder(&[("away/note", ""), ("lost/note", "")]);
-        let write = |path: &str, location: &str| {
-            let model = external::testing::model(location);
-            fs::write(folder.path().join(path), model).unwrap();
-        };
-        write("away/model.onnx", "/etc/passwd");
-        write("lost/model.onnx", "w.data");
-        write("root.onnx", "../w.data");
-        check_folder(
-            folder.path(),
-            &[
-                ("away", "1", "\"/etc/passwd\", which leads out of the model's folder"),
-                ("lost", "1", "cannot read its external data \"w.data\""),
-                ("root", "1", "leads out of the model's folder"),
-            ],
-        );
-    }
-
-    #[test]
-    fn labels_that_are_missing_or_empty_are_reasons() {
-        let manifest = "labels = \"names.txt\"";
-        check(
-            &[
-                ("a/model.onnx", ONNX),
-                ("a/model.toml", manifest),
-                ("b/model.onnx", ONNX),
-                ("b/model.toml", manifest),
-                ("b/names.txt", "\n"),
-            ],
-            &[
-                ("a", "1", "labels file \"names.txt\": cannot read it"),
-                ("b", "1", "labels file \"names.txt\": it holds no label"),
-            ],
-        );
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn labels_cannot_leave_their_folder_through_a_link() {
-        let folder = folder(&[
-            ("secret.txt", "password"),
-            ("a/model.onnx", ONNX),
-            ("a/model.toml", "labels = \"names.txt\""),
-            ("b/model.onnx", ONNX),
-            ("b/model.toml", "labels = \"names.txt\""),
-            ("b/data/names.txt", "cat"),
-        ]);
-        let link = |to: &str, at: &str| {
-            std::os::unix::fs::symlink(folder.path().join(to), folder.path().join(at)).unwrap();
-        };
-        link("secret.txt", "a/names.txt");
-        link("b/data/names.txt", "b/names.txt");
-        check_folder(folder.path(), &[("a", "1", "leads out of the model's folder"), ("b", "1", "")]);
-    }
-
-    #[test]
-    fn a_folder_that_cannot_be_read_is_an_error() {
-        let error = scan(Path::new("/nonexistent/models")).unwrap_err();
-        assert!(error.starts_with("cannot read the folder /nonexistent/models"), "{error}");
-    }
-}
+mod tests;

@@ -105,6 +105,21 @@ impl<'a, 't> Table<'a, 't> {
         }
     }
 
+    /// All tables inside, by their names: whatever they are called.
+    pub(super) fn tables(&self) -> Vec<(String, Table<'a, 't>)> {
+        let entries = self.table.into_iter().flat_map(|table| table.iter());
+        let tables = entries.filter_map(|(name, value)| {
+            let name = name.get_ref().to_string();
+            let DeValue::Table(table) = value.get_ref() else {
+                self.wrong(&name, value, &show(value.get_ref()), "a table");
+                return None;
+            };
+            let (path, span, asked) = (self.name(&name), value.span(), RefCell::default());
+            Some((name, Table { path, table: Some(table), span, mistakes: self.mistakes, asked }))
+        });
+        tables.collect()
+    }
+
     fn wrong(&self, key: &str, at: &Spanned<DeValue<'t>>, got: &str, allowed: &str) {
         self.mistakes.note(&at.span(), format_args!("{} is {got}, allowed: {allowed}", self.name(key)));
     }

@@ -333,6 +333,20 @@ def test_encoded_images_are_decoded_as_posted_files_are(client, digits):
     assert [str(best) for best in reply.as_numpy("logits").argmax(1)] == [digit for *_, digit in digits[:3]]
 
 
+def test_encoded_images_come_in_a_stream(server, digits):
+    answers = queue.Queue()
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for name, image, _ in digits:
+            client.async_stream_infer("digits", [tensor("image", np.array([image], np.object_), "BYTES")], request_id=name)
+        client.async_stream_infer("digits", [tensor("image", np.array([b"no image"], np.object_), "BYTES")])
+        got = [answers.get(timeout=SECONDS) for _ in range(len(digits) + 1)]
+        client.stop_stream()
+    best = [str(result.as_numpy("logits").argmax()) for result, error in got[:-1] if error is None]
+    assert best == [digit for _, _, digit in digits]
+    assert "image 0: not an image" in got[-1][1].message()
+
+
 def test_classes_instead_of_values(client):
     x = np.zeros((1, 16), np.float32)
     x[0, [3, 5]] = 2, 9
@@ -445,6 +459,9 @@ def test_a_deadline_is_kept_by_the_server_and_by_the_client(client, stub):
     fails(lambda: client.infer("identity", [tensor("x", ONES)], timeout=1), "DEADLINE_EXCEEDED", "deadline")
     busy = np.full((1, 1), 200, np.float32)
     fails(lambda: client.infer("slow", [tensor("x", busy)], client_timeout=0.05), "DEADLINE_EXCEEDED")
+    # That deadline reaches the server as well: told as text of its own, it is the server alone who keeps it.
+    metadata = [("grpc-timeout", "20m")]
+    fails(lambda: stub.ModelInfer(message("slow", "x", busy), metadata=metadata), "DEADLINE_EXCEEDED", "of 20 ms")
     # The header alone, to which no client holds itself: the answer is the server's.
     late = message("slow", "x", busy)
     call = stub.ModelInfer

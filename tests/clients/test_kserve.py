@@ -19,8 +19,10 @@ def predict(server, model, body, version=None):
 def test_models_and_their_readiness_are_told(server):
     models = wire.ok(requests.get(server.url + "/v1/models", timeout=wire.TIMEOUT))["models"]
     assert {"digits", "identity"} <= set(models) and "broken" not in models, models
-    reply = requests.get(server.url + "/v1/models/digits", timeout=wire.TIMEOUT)
-    assert wire.ok(reply) == {"name": "digits", "ready": True}
+    version = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+    for path in ("/v1/models/digits", "/v1/models/digits/versions/1"):
+        reply = requests.get(server.url + path, timeout=wire.TIMEOUT)
+        assert wire.ok(reply) == {"name": "digits", "ready": True, "model_version_status": [version]}
     for model, status in (("broken", 503), ("nothing", 404)):
         reply = requests.get(f"{server.url}/v1/models/{model}", timeout=wire.TIMEOUT)
         assert reply.status_code == status and reply.json()["error"], reply.text
@@ -78,8 +80,16 @@ def test_one_bad_image_fails_the_request(server, digits):
 
 
 def test_other_verbs_are_refused(server):
-    reply = requests.post(f"{server.url}/v1/models/digits:explain", json={}, timeout=wire.TIMEOUT)
-    assert reply.status_code == 400 and "explain" in reply.json()["error"], reply.text
+    for verb, status in (("explain", 501), ("classify", 501), ("guess", 400)):
+        reply = requests.post(f"{server.url}/v1/models/digits:{verb}", json={}, timeout=wire.TIMEOUT)
+        assert reply.status_code == status and verb in reply.json()["error"], reply.text
+
+
+def test_numbers_that_json_lacks_are_taken_as_words(server):
+    body = b'{"instances": [[NaN, Infinity, -Infinity, 1' + b", 0" * 12 + b"]]}"
+    reply = requests.post(f"{server.url}/v1/models/identity:predict", data=body, timeout=wire.TIMEOUT)
+    # They went in, and do not come out as text.
+    assert reply.status_code == 400 and 'output "y" is not a finite number at element 0' in reply.json()["error"], reply.text
 
 
 def test_predictions_are_counted_for_the_model(server, digits):
@@ -107,6 +117,16 @@ def test_torchserves_form_is_the_five_best_by_label(server, digits):
     assert reply.status_code == 400 and "classify" in reply.json()["error"], reply.text
 
 
+
+def test_torchserves_form_may_be_asked_for_by_accept(server, digits):
+    headers = {"Accept": "application/json; format=torchserve"}
+    reply = requests.post(f"{server.url}/predictions/digits", data=digits[3][1], headers=headers, timeout=wire.TIMEOUT)
+    best = wire.ok(reply)
+    assert len(best) == 5 and max(best, key=best.get) == digits[3][2], best
+    # The address goes first.
+    reply = requests.post(f"{server.url}/predictions/digits?format=ocelli", data=digits[3][1], headers=headers, timeout=wire.TIMEOUT)
+    assert "classes" in wire.ok(reply)
+
 def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server, digits):
     server = start_server(torchserve_answers="on")
     _, image, digit = digits[0]
@@ -133,13 +153,13 @@ async def ask(base, protocol, images, labels):
     from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
 
     client = InferenceRESTClient(RESTConfig(protocol=protocol, retries=1))
-    assert await client.is_model_ready(base, "digits")
+    assert await client.is_model_ready(base, "digits") and await client.is_server_live(base)
     if protocol == "v1":
         body = {"instances": [{"b64": image} for image in images]}
         answers = (await client.infer(base, body, model_name="digits"))["predictions"]
         assert [a["classes"][0]["label"] for a in answers] == labels
     else:
-        assert await client.is_server_live(base) and await client.is_server_ready(base)
+        assert await client.is_server_ready(base)
         assert not await client.is_model_ready(base, "broken")
         x = np.arange(32, dtype=np.float32).reshape(2, 16)
         for binary in (True, False):

@@ -497,7 +497,7 @@ def test_the_documents_show_every_operation_and_ask_this_server(visit):
 
 def test_documents_are_fetched_and_their_parts_are_kept(site):
     for path in ("/", "/docs"):
-        reply = requests.get(site.url + path, timeout=wire.TIMEOUT)
+        reply = requests.get(site.url + path, headers={"Accept": "text/html"}, timeout=wire.TIMEOUT)
         assert reply.headers["cache-control"] == "no-store" and "etag" not in reply.headers
         policy = reply.headers["content-security-policy"]
         assert policy.startswith("default-src 'self';") and "unsafe" not in policy
@@ -512,7 +512,9 @@ def test_documents_are_fetched_and_their_parts_are_kept(site):
 
 def test_a_server_without_the_page_has_neither_and_pages_of_others_control_nothing(start_server, only_digits):
     server = start_server(only_digits, page="off", repository_mode="explicit")
-    for path in ("/", "/docs", "/page/style.css"):
+    reply = requests.get(f"{server.url}/", headers={"Accept": "text/html"}, timeout=wire.TIMEOUT)
+    assert reply.json() == {"status": "alive"}
+    for path in ("/docs", "/page/style.css"):
         assert requests.get(server.url + path, timeout=wire.TIMEOUT).status_code == 404, path
     url = f"{server.url}/v2/repository/models/digits/unload"
     own = server.url.removeprefix("http://")

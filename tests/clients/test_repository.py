@@ -4,9 +4,11 @@ import json
 import shutil
 import threading
 
+import make_models
 import numpy as np
 import pytest
 import requests
+import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 import wire
 from server import free_ports, until
@@ -157,11 +159,79 @@ def test_a_load_may_change_the_configuration(client):
     assert client.get_model_config("identity")["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
     refuses(lambda: client.load_model("identity", config='{"ensemble_scheduling": {}}'), "ensemble_scheduling")
     refuses(lambda: client.load_model("add", config='{"max_batch_size": 5000}'), "expected 1 to 1024")
-    refuses(
-        lambda: client.load_model("identity", config="{}", files={"file:1/model.onnx": b"x"}), "model folder"
-    )
     client.load_model("identity")
     assert client.get_model_config("identity")["max_batch_size"] == 16
+
+
+CONFIG = {
+    "backend": "onnxruntime",
+    "max_batch_size": 4,
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "words.txt"}],
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
+    "dynamic_batching": {"default_queue_policy": {"max_queue_size": 7}},
+}
+FILES = {"file:1/model.onnx": make_models.one_node("Neg", ["N", 4]), "file:words.txt": b"a\nb\nc\nd\n"}
+ROW = np.float32([[1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("wire_name", ["http", "grpc"])
+def test_a_model_may_come_with_its_load(start_server, folder, tmp_path, monkeypatch, wire_name):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setenv("TMPDIR", str(kept))
+    server = start_server(folder, repository_mode="explicit")
+    if wire_name == "http":
+        client, own = triton.InferenceServerClient(f"127.0.0.1:{server.port}"), triton
+        config_of = client.get_model_config
+    else:
+        client, own = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}"), triton_grpc
+        config_of = lambda name: client.get_model_config(name, as_json=True)["config"]
+
+    def negated(name, classes=0):
+        x = own.InferInput("x", [1, 4], "FP32")
+        x.set_data_from_numpy(ROW)
+        outputs = [own.InferRequestedOutput("y", class_count=classes)]
+        return client.infer(name, [x], outputs=outputs).as_numpy("y")
+
+    # A model that the folder does not have, and one that it has.
+    for name in ("brought", "identity"):
+        client.load_model(name, config=json.dumps(CONFIG), files=FILES)
+        assert (negated(name) == -ROW).all()
+        assert negated(name, 1).tolist() == [[b"-1.000000:0:a"]]
+        config = config_of(name)
+        assert config["output"][0]["label_filename"] == "words.txt", config
+        assert config["dynamic_batching"]["default_queue_policy"]["max_queue_size"] == 7, config
+    assert len(list(kept.glob("ocelli-model-*"))) == 2
+    # A load that fails leaves what serves.
+    broken = {**FILES, "file:1/model.onnx": b"no model"}
+    refuses(lambda: client.load_model("brought", config=json.dumps(CONFIG), files=broken), "not an ONNX file")
+    refuses(lambda: client.load_model("brought", config='{"backend": "python"}', files=FILES), "only \"onnxruntime\"")
+    assert (negated("brought") == -ROW).all()
+    # The next load without files is of the folder.
+    refuses(lambda: client.load_model("brought"), "unknown model")
+    client.load_model("identity")
+    assert config_of("identity")["input"][0]["dims"] in ([16], ["16"])
+    client.unload_model("brought")
+    until(lambda: not list(kept.glob("ocelli-model-*")), 60, "files of models that are gone are removed")
+    # What is no model to be loaded.
+    refuses(lambda: client.load_model("brought", files=FILES), "need the parameter config")
+    refuses(lambda: client.load_model("a b", config="{}", files=FILES), "must be 1 to 64")
+    refuses(lambda: client.load_model("brought", config="{}", files={"file:../x": b"x"}), "must be VERSION/NAME")
+    client.close()
+    server.kill()
+
+
+def test_a_load_is_as_large_as_a_body_may_be(start_server, folder):
+    server = start_server(folder, repository_mode="explicit", body_bytes_max=2_000_000)
+    files = {**FILES, "file:1/more.bin": bytes(1_300_000)}
+    http, grpc = f"127.0.0.1:{server.port}", f"127.0.0.1:{server.grpc_port}"
+    with triton.InferenceServerClient(http) as client, triton_grpc.InferenceServerClient(grpc) as other:
+        client.load_model("brought", config=json.dumps(CONFIG), files=files)
+        files["file:1/more.bin"] = bytes(2_100_000)
+        refuses(lambda: client.load_model("brought", config=json.dumps(CONFIG), files=files), "body_bytes_max")
+        refuses(lambda: other.load_model("brought", config=json.dumps(CONFIG), files=files), "2000000")
+        assert client.is_model_ready("brought")
+    server.kill()
 
 
 def test_without_a_mode_nobody_may_load_and_with_a_token_only_who_has_it(start_server, folder):

@@ -67,6 +67,45 @@ def test_items_of_tensors_come_batch_by_batch(server):
     assert (got == x).all() and done["done"] == {"answered": len(parts), "failed": 0}
 
 
+def infer(server, model, inputs, accept):
+    """Posts tensors as binary data, and asks for an answer in parts."""
+    heads, data = [], b""
+    for name, shape, datatype, content in inputs:
+        heads.append({"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(content)}})
+        data += content
+    body = json.dumps({"inputs": heads}).encode()
+    headers = {"Accept": accept, "Inference-Header-Content-Length": str(len(body))}
+    return requests.post(f"{server.url}/v2/models/{model}/infer", data=body + data, headers=headers, timeout=wire.TIMEOUT)
+
+
+@pytest.mark.parametrize("form", ["lines", "events"])
+def test_encoded_images_in_a_tensor_come_one_by_one(server, digits, form):
+    images = [image for _, image, _ in digits] * 3
+    images[4] = b"no image"
+    content = b"".join(len(image).to_bytes(4, "little") + image for image in images)
+    given = [("image", [len(images), 1], "BYTES", content)]
+    if form == "lines":
+        *parts, done = lines(infer(server, "digits", given, "application/x-ndjson"))
+    else:
+        *named, (_, done) = events(infer(server, "digits", given, "text/event-stream"))
+        parts = [part for _, part in named]
+    assert "image 4: not an image" in parts[4]["error"] and parts[4]["index"] == 4
+    good = [part for i, part in enumerate(parts) if i != 4]
+    assert [part["first_item"] for part in good] == [i for i in range(len(images)) if i != 4]
+    assert all(part["outputs"][0]["shape"] == [1, 10] for part in good)
+    got = [str(np.argmax(part["outputs"][0]["data"])) for part in good]
+    assert got == [digit for i, (_, _, digit) in enumerate(digits * 3) if i != 4]
+    assert done == {"done": {"answered": len(images) - 1, "failed": 1}}
+
+
+def test_what_is_one_run_is_one_part(server):
+    x = np.arange(4, dtype=np.float32)
+    part, done = lines(infer(server, "fixed1", [("x", [1, 4], "FP32", x.tobytes())], "application/x-ndjson"))
+    assert part["first_item"] == 0 and part["outputs"][0]["data"] == (2 * x).tolist() and done["done"]["answered"] == 1
+    reply = infer(server, "fixed1", [("x", [1, 5], "FP32", np.zeros(5, np.float32).tobytes())], "application/x-ndjson")
+    assert reply.status_code == 400 and reply.json()["error"], reply.text
+
+
 def test_a_caller_who_does_not_read_is_not_worked_for(server, digits):
     """Each answer is more than a megabyte of text: a few fill the buffers between server and caller."""
     count = 120

@@ -52,6 +52,7 @@ def test_the_configuration_says_what_perf_analyzer_looks_for(client):
     image = config["input"][0]
     assert (image["name"], image["data_type"], image["dims"]) == ("image", "TYPE_FP32", [1, 32, 32]), config
     assert image["is_shape_tensor"] is False and image["optional"] is False, config
+    assert image["format"] == "FORMAT_NCHW" and config["output"][0]["label_filename"] == "labels.txt", config
     assert config["output"][0]["name"] == "logits" and config["output"][0]["dims"] == [10], config
     assert config["model_transaction_policy"]["decoupled"] is False, config
     assert config["dynamic_batching"]["preferred_batch_size"][-1] == 32, config
@@ -156,6 +157,21 @@ def test_the_asyncio_client(server):
             assert entry["name"] == "identity"
 
     asyncio.run(ask())
+
+
+def test_paths_may_end_in_a_slash_and_those_of_others_say_so(server):
+    for path in ("/metrics/", "/v2/", "/v2/health/ready/", "/v2/models/digits/config/?a=b"):
+        reply = requests.get(server.url + path, timeout=wire.TIMEOUT)
+        assert reply.status_code == 200 and reply.content, (path, reply.text)
+    for method, path, told in (
+        ("GET", "/v2/systemsharedmemory/status", "binary data"),
+        ("POST", "/v2/logging", "options"),
+        ("POST", "/v2/models/digits/generate", "text"),
+        ("POST", "/v2/repository/mine/index", "one repository"),
+        ("POST", "/v1/models/digits/labels/stable:predict", "labels"),
+    ):
+        reply = requests.request(method, server.url + path, timeout=wire.TIMEOUT)
+        assert reply.status_code == 501 and told in reply.json()["error"], (path, reply.text)
 
 
 def test_priority_timeout_and_other_parameters_are_taken(client):

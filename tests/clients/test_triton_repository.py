@@ -1,6 +1,7 @@
 """Repositories made for Triton, served as they are and asked by Triton's own client."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import make_models
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import requests
 import tritonclient.http as triton
 import wire
+from server import until
 from tritonclient.utils import InferenceServerException
 
 ONNX = make_models.one_node("Identity", ["N", 4])
@@ -73,6 +75,84 @@ def test_what_is_not_followed_is_in_the_log_by_name(server):
     log = open(server.log, errors="replace").read()
     for told in ('parameters["intra_op_thread_count"]: it is for', "optimization.graph: "):
         assert any("scale" in line and "config.pbtxt: " + told in line for line in log.splitlines()), told
+
+
+POLICIES = {
+    # Requests wait for company, one of a priority but where its own policy says otherwise.
+    "bounded": """max_queue_delay_microseconds: 10000000 priority_levels: 4 default_priority_level: 2
+                  default_queue_policy { max_queue_size: 1 }
+                  priority_queue_policy { key: 3 value { max_queue_size: 2 } }
+                  priority_queue_policy { key: 4 value { } }""",
+    "deaf": "default_queue_policy { allow_timeout_override: false }",
+    "hears": "default_queue_policy { allow_timeout_override: true }",
+    "delays": "default_queue_policy { timeout_action: DELAY allow_timeout_override: true }",
+    "plain": "preferred_batch_size: 4",
+}
+
+
+@pytest.fixture(scope="module")
+def queued(start_server, tmp_path_factory):
+    """Models that differ in how their requests may wait."""
+    folder = tmp_path_factory.mktemp("queued")
+    for name, policy in POLICIES.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "1" / "model.onnx").write_bytes(ONNX)
+        (folder / name / "config.pbtxt").write_text(f"max_batch_size: 8 dynamic_batching {{ {policy} }}")
+    server = start_server(folder)
+    yield server
+    server.kill()
+
+
+def test_no_more_requests_of_a_priority_wait_than_its_policy_lets(queued):
+    def waiting(count):
+        text = requests.get(queued.url + "/metrics", timeout=wire.TIMEOUT).text
+        return f'nv_inference_pending_request_count{{model="bounded",version="1"}} {count}\n' in text
+
+    def infer(priority, rows):
+        x = np.full((rows, 4), priority, np.float32)
+        with triton.InferenceServerClient(f"127.0.0.1:{queued.port}") as own:
+            return own.infer("bounded", [tensor("x", x)], priority=priority).as_numpy("y")
+
+    # Nothing waits with a deadline before its batch size was measured.
+    for rows in (2, 4, 8):
+        infer(4, rows)
+    with ThreadPoolExecutor(8) as pool:
+
+        def ask(priority, rows=1):
+            return pool.submit(infer, priority, rows)
+
+        asked = [ask(1)]
+        until(lambda: waiting(1), 60, "the first waits for company")
+        with pytest.raises(InferenceServerException, match="own queue of requests of this priority is full .1."):
+            infer(1, 1)
+        # What is beyond the levels has the usual one.
+        asked.append(ask(7))
+        until(lambda: waiting(2), 60, "the second has a bound of its own")
+        with pytest.raises(InferenceServerException, match="is full .1."):
+            infer(2, 1)
+        for count in (3, 4):
+            asked.append(ask(3))
+            until(lambda: waiting(count), 60, "two of the last level wait")
+        with pytest.raises(InferenceServerException, match="is full .2."):
+            infer(3, 1)
+        # As many as fill the batch end the wait of all.
+        asked.append(ask(4, rows=4))
+        assert [len(request.result()) for request in asked] == [1, 1, 1, 1, 4]
+
+
+@pytest.mark.parametrize(("model", "hears"), [("deaf", False), ("hears", True), ("delays", False), ("plain", True)])
+def test_a_timeout_is_heard_as_the_policy_says(queued, model, hears):
+    """A microsecond is over before anything can run: refused, unless the request goes on without it or only stands back."""
+    with triton.InferenceServerClient(f"127.0.0.1:{queued.port}") as client:
+        x = tensor("x", np.ones((1, 4), np.float32))
+        if hears:
+            with pytest.raises(InferenceServerException, match="deadline"):
+                client.infer(model, [x], timeout=1)
+        else:
+            assert (client.infer(model, [x], timeout=1).as_numpy("y") == 1).all()
+        policy = client.get_model_config(model)["dynamic_batching"]["default_queue_policy"]
+        assert policy["timeout_action"] == ("DELAY" if model == "delays" else "REJECT"), policy
+        assert policy["allow_timeout_override"] == (model != "deaf"), policy
 
 
 GOOD = 'max_batch_size: 4\ninput { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }\n'

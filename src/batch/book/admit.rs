@@ -44,15 +44,17 @@ impl Book {
         check(&job, whole)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let shape = Arc::new(ItemShape::of(&job.inputs, job.setting.as_ref(), whole));
-        if let Err(error) = self.admit(job.items, bytes, now) {
+        if let Err(error) = self.admit(&job, bytes, now) {
             // Those that are late already give their place back first.
             let keys: Vec<_> = self.models.keys().copied().collect();
             keys.into_iter().for_each(|key| self.expire(key, now));
-            self.admit(job.items, bytes, now).map_err(|_| error)?;
-        } else if job.deadline.is_some() {
+            self.admit(&job, bytes, now).map_err(|_| error)?;
+        } else if job.deadline.is_some() || job.wait.is_some() {
             self.expire(job.model, now);
         }
-        let urgency = Urgency { priority: job.priority, deadline: job.deadline, arrived: job.arrived };
+        let Job { priority, deadline, arrived, .. } = job;
+        let patience = job.wait.map(|wait| wait.from(now));
+        let urgency = Urgency { priority, deadline, arrived, patience };
         self.in_time(&job, &shape, urgency, now)?;
 
         let key = JobKey(self.new_key());
@@ -67,9 +69,9 @@ impl Book {
         Ok(key)
     }
 
-    /// Bounds in items and bytes.
-    fn admit(&mut self, items: usize, bytes: usize, now: Instant) -> Result<(), InferError> {
-        let limits = self.limits;
+    /// Bounds in items and bytes, and those of the model.
+    fn admit(&mut self, job: &Job, bytes: usize, now: Instant) -> Result<(), InferError> {
+        let (limits, items) = (self.limits, job.items);
         let too_large = |what, got: usize, limit: usize, option| InferError::TooLarge {
             what,
             got: got as u64,
@@ -98,7 +100,15 @@ impl Book {
                 retry_after: self.throughput.retry_bytes(self.bytes, now),
             });
         }
-        Ok(())
+        let model = &self.models[&job.model];
+        match model.rules.queue.of(job.priority).jobs_max {
+            Some(jobs_max) if model.lanes.of_priority(job.priority) >= jobs_max => Err(InferError::Full {
+                what: "the model's own queue of requests of this priority",
+                limit: jobs_max as u64,
+                retry_after: self.throughput.retry_items(self.items, now),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a deadline that has passed, or that the work ahead in its lane clearly makes impossible. Nothing ahead: never,

@@ -18,7 +18,7 @@ mod tests;
 
 pub use super::roster::WorkerKey;
 use super::{
-    Batch, JobKey, ModelKey, Rules,
+    Batch, Job, JobKey, ModelKey, Rules,
     ceiling::Ceiling,
     entry::{Entry, Pieces},
     lanes::Lanes,
@@ -317,20 +317,26 @@ impl Book {
         self.end(job, None, now);
     }
 
-    /// Answers jobs whose deadline passed while they waited.
+    /// Answers jobs whose time was over while they waited.
     fn expire(&mut self, key: ModelKey, now: Instant) {
         let Some(model) = self.models.get_mut(&key) else {
             return;
         };
         for job in model.lanes.refresh(now) {
-            let waited = self
-                .jobs
-                .get(&job)
-                .map_or(0, |entry| now.saturating_duration_since(entry.job.arrived).as_millis());
-            let why =
-                self.unserved(key).map(|absence| format!(": no device served the model: {}", absence.reason));
-            let error =
-                format!("the deadline passed in the queue, after {waited} ms{}", why.unwrap_or_default());
+            let Some(Entry { job: Job { arrived, deadline, wait, .. }, .. }) = self.jobs.get(&job) else {
+                continue;
+            };
+            let waited = now.saturating_duration_since(*arrived).as_millis();
+            let mut error = match wait {
+                Some(wait) if deadline.is_none_or(|deadline| now < deadline) => format!(
+                    "the request waited for {} ms, which is as long as its model's queue lets it",
+                    wait.max.as_millis()
+                ),
+                _ => format!("the deadline passed in the queue, after {waited} ms"),
+            };
+            if let Some(absence) = self.unserved(key) {
+                error += &format!(": no device served the model: {}", absence.reason);
+            }
             self.end(job, Some(Err(InferError::Late(error))), now);
         }
     }

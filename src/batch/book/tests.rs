@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Batch, Fallback, Job, Ran},
+    batch::{Batch, Fallback, Job, QueuePolicies, QueuePolicy, Ran, Then, Wait},
     engine::{
         DataType, EngineError, Setting,
         kernels::{Camera, FitModel, Psf},
@@ -21,6 +21,10 @@ struct Desk {
 
 impl Desk {
     fn new(whole: bool) -> Desk {
+        Desk::of(whole, QueuePolicies::default())
+    }
+
+    fn of(whole: bool, queue: QueuePolicies) -> Desk {
         let mut book = Book::new(QueueLimits { items_max: 20, bytes_max: 40 });
         let rules = Rules {
             sizes: if whole { vec![1] } else { vec![1, 2, 4] },
@@ -28,6 +32,7 @@ impl Desk {
             whole,
             wait_max: Duration::ZERO,
             weight: 1.0,
+            queue,
         };
         book.register(MODEL, "digits", rules);
         let worker = book.attach(&"cpu".into());
@@ -48,6 +53,7 @@ impl Desk {
             items,
             priority: 0,
             deadline: None,
+            wait: None,
             arrived: self.now,
         }
     }
@@ -609,4 +615,52 @@ fn a_model_between_sizes_learns_to_fill_the_lower_one_first() {
     assert_eq!(desk.run(20), [(0, 2)]);
     assert_eq!(desk.run(10), [(2, 3)]);
     assert_eq!(desk.answers().pop().unwrap().1, Ok(vec![0, 1, 2]));
+}
+
+fn bounded(jobs_max: usize) -> QueuePolicy {
+    QueuePolicy { jobs_max: Some(jobs_max), ..QueuePolicy::default() }
+}
+
+#[test]
+fn a_model_has_room_for_so_many_waiting_jobs_of_each_priority_as_its_policies_say() {
+    let queue = QueuePolicies { default: bounded(2), of_priority: [(3, bounded(1))].into() };
+    let mut desk = Desk::of(false, queue);
+    let mut push = |priority| desk.book.push(Job { priority, ..desk.job(1, 0) }, desk.now).map(|_| ());
+    let full = |limit| {
+        let what = "the model's own queue of requests of this priority";
+        Err(InferError::Full { what, limit, retry_after: Duration::from_secs(1) })
+    };
+    assert_eq!([0, 0, 3].map(&mut push), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!([push(0), push(3), push(7)], [full(2), full(1), Ok(())]);
+    // Those that run do not wait.
+    let batch = desk.take();
+    assert!(desk.push_due(1, 1000).is_ok());
+    drop(batch);
+}
+
+#[test]
+fn a_job_that_waits_longer_than_its_model_lets_it_is_refused_or_stands_back() {
+    for then in [Then::Refuse, Then::Delay] {
+        let mut desk = Desk::new(false);
+        let running = (desk.push(4, 0), desk.take());
+        let wait = Some(Wait { max: Duration::from_millis(5), then });
+        let mut push = |wait, first| desk.book.push(Job { wait, ..desk.job(4, first) }, desk.now).unwrap();
+        let (late, patient) = (push(wait, 10), push(None, 20));
+        desk.pass(5);
+        let (batch, _) = desk.take();
+        assert_eq!(batch.parts[0].job, patient, "{then:?}");
+        let told = desk.answers();
+        match then {
+            Then::Refuse => {
+                let why = "the request waited for 5 ms, which is as long as its model's queue lets it";
+                assert_eq!(told, [(late, Err(InferError::Late(why.into())))]);
+            }
+            Then::Delay => {
+                assert_eq!(told, []);
+                let (batch, _) = desk.take();
+                assert_eq!(batch.parts[0].job, late);
+            }
+        }
+        drop(running);
+    }
 }

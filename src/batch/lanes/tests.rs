@@ -1,7 +1,10 @@
 //! The order of lanes, and what comes out of them.
 
 use super::*;
-use crate::batch::roster::{Roster, WorkerKey};
+use crate::batch::{
+    patience::{Patience, Then},
+    roster::{Roster, WorkerKey},
+};
 use std::time::Duration;
 
 const ALL: Admits<'static> = &|_| true;
@@ -21,7 +24,7 @@ fn check(jobs: &[(u8, Option<u64>, u64)], now_s: u64, order: &[u64]) {
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut lanes = Lanes::default();
     for (key, &(priority, deadline, arrived)) in jobs.iter().enumerate() {
-        let urgency = Urgency { priority, deadline: deadline.map(at), arrived: at(arrived) };
+        let urgency = Urgency { priority, deadline: deadline.map(at), arrived: at(arrived), patience: None };
         lanes.push(&shape(1), JobKey(key as u64), urgency, 1, at(arrived));
     }
     assert_eq!(lanes.refresh(at(now_s)), []);
@@ -56,7 +59,7 @@ fn a_job_without_a_deadline_does_not_wait_for_ever_behind_those_with_one() {
 }
 
 fn plain(arrived: Instant) -> Urgency {
-    Urgency { priority: 1, deadline: None, arrived }
+    Urgency { priority: 1, deadline: None, arrived, patience: None }
 }
 
 #[test]
@@ -111,6 +114,7 @@ fn late_jobs_are_taken_out_wherever_they_stand() {
             priority: 9,
             deadline: (key % 2 == 1).then_some(now + Duration::from_secs(key)),
             arrived: now,
+            patience: None,
         };
         lanes.push(&shape(key as usize % 3), JobKey(key), urgency, 1, now);
     }
@@ -128,8 +132,15 @@ fn the_front_of_a_lane_ends_with_the_largest_batch_and_before_a_job_that_runs_al
     lanes.push(&lane, JobKey(1), plain(now + second), 3, now + second);
     lanes.push(&lane, JobKey(2), plain(now), 3, now + second);
     let front = |lanes: &Lanes, items| lanes.lanes[&lane].front(items, ALL);
-    let expected =
-        Front { items: 4, oldest: now, pushed: now + second, again: false, deadline: None, shut: false };
+    let expected = Front {
+        items: 4,
+        oldest: now,
+        pushed: now + second,
+        again: false,
+        deadline: None,
+        patience: None,
+        shut: false,
+    };
     assert_eq!(front(&lanes, 4), Some(expected));
     lanes.remove(&lane, JobKey(1));
     lanes.put_back(&lane, back(1, 0..3, true, now), now);
@@ -147,4 +158,42 @@ fn rows_ahead_of_a_new_job_are_those_more_urgent() {
     }
     assert_eq!(lanes.ahead(&lane, plain(now), now), 20);
     assert_eq!(lanes.ahead(&shape(2), plain(now), now), 0);
+}
+
+/// Jobs of one item by their priority and how long they wait, in seconds, all there at once.
+fn impatient(lanes: &mut Lanes, now: Instant, then: Then, jobs: &[(u8, Option<u64>)]) {
+    for (key, &(priority, seconds)) in jobs.iter().enumerate() {
+        let until = seconds.map(|seconds| now + Duration::from_secs(seconds));
+        let patience = until.map(|until| Patience { until, then });
+        let urgency = Urgency { priority, patience, ..plain(now) };
+        lanes.push(&shape(1), JobKey(key as u64), urgency, 2, now);
+    }
+}
+
+#[test]
+fn who_has_waited_too_long_stands_behind_its_own_level_and_before_the_next() {
+    let (now, mut lanes) = (Instant::now(), Lanes::default());
+    impatient(
+        &mut lanes,
+        now,
+        Then::Delay,
+        &[(0, Some(1)), (0, Some(3)), (0, None), (1, None), (0, Some(1))],
+    );
+    assert_eq!(lanes.refresh(now + Duration::from_secs(2)), []);
+    let order: Vec<u64> = lanes.take(&shape(1), 10, ALL).iter().map(|piece| piece.job.0).collect();
+    assert_eq!(order, [1, 2, 0, 4, 3]);
+}
+
+#[test]
+fn who_is_refused_for_having_waited_is_taken_out_unless_it_was_begun() {
+    let (now, mut lanes) = (Instant::now(), Lanes::default());
+    impatient(&mut lanes, now, Then::Refuse, &[(0, Some(1)), (1, Some(1)), (2, Some(9)), (2, Some(1))]);
+    assert_eq!([0, 1, 2, 3].map(|priority| lanes.of_priority(priority)), [1, 1, 2, 0]);
+    // One row of the first, and all of the second, which come back.
+    assert_eq!(lanes.take(&shape(1), 1, ALL)[0].job, JobKey(0));
+    let second = Lanes::remove(&mut lanes, &shape(1), JobKey(1));
+    lanes.put_back(&shape(1), back(1, 0..2, false, now), now);
+    assert_eq!((second, lanes.refresh(now + Duration::from_secs(1))), (true, vec![JobKey(3)]));
+    assert_eq!([0, 1, 2].map(|priority| lanes.of_priority(priority)), [1, 1, 1]);
+    assert_eq!(lanes.items(), 1 + 2 + 2);
 }

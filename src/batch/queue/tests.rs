@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Fallback, Ran, rows},
+    batch::{Fallback, QueuePolicies, Ran, rows},
     engine::{DataType, Tensor},
 };
 use bytes::Bytes;
@@ -15,7 +15,14 @@ const B: ModelKey = ModelKey(2);
 fn queue(wait_max: Duration) -> Arc<Queue> {
     let queue = Queue::new(QueueLimits { items_max: 100, bytes_max: 10_000 });
     for (model, wait_max) in [(A, wait_max), (B, Duration::ZERO)] {
-        let rules = Rules { sizes: vec![1, 2, 4], padded: true, whole: false, wait_max, weight: 1.0 };
+        let rules = Rules {
+            sizes: vec![1, 2, 4],
+            padded: true,
+            whole: false,
+            wait_max,
+            weight: 1.0,
+            queue: QueuePolicies::default(),
+        };
         queue.register(model, "digits", rules);
     }
     queue
@@ -35,6 +42,7 @@ fn job(model: ModelKey, items: usize, first: u8) -> Job {
         items,
         priority: 0,
         deadline: None,
+        wait: None,
         arrived: Instant::now(),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Random, truth::tagged};
 use crate::batch::{
-    Batch, Job, ModelKey, Ran, Rules,
+    Batch, Job, ModelKey, QueuePolicies, Ran, Rules,
     book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
 };
 use std::{
@@ -24,8 +24,14 @@ pub(super) fn run(seed: u64) -> f64 {
         .map(|i| {
             let weight = *random.of(&[0.5, 1.0, 2.0, 4.0]);
             let size = *random.of(&[1, 4, 8]);
-            let rules =
-                Rules { sizes: vec![size], padded: true, whole: false, wait_max: Duration::ZERO, weight };
+            let rules = Rules {
+                sizes: vec![size],
+                padded: true,
+                whole: false,
+                wait_max: Duration::ZERO,
+                weight,
+                queue: QueuePolicies::default(),
+            };
             book.register(ModelKey(i), "model", rules);
             // An urgent model gets no more of the device than any other.
             let priority = *random.of(&[0, 9]);
@@ -53,6 +59,7 @@ pub(super) fn run(seed: u64) -> f64 {
                     items: 1,
                     priority,
                     deadline: None,
+                    wait: None,
                     arrived: at,
                 };
                 book.push(job, at).unwrap();

@@ -208,6 +208,7 @@ impl World {
             items,
             priority: random.below(3) as u8,
             deadline,
+            wait: None,
             arrived: now - decoded,
         };
         let copy = Job { inputs: job.inputs.clone(), setting: None, ..job };

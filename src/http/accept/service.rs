@@ -3,7 +3,7 @@
 use super::{Stages, clocks::Watch};
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderValue, Request, Response, Version, header},
+    http::{HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery},
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
@@ -55,6 +55,7 @@ where
         }
         let http1 = request.version() < Version::HTTP_2;
         let (mut parts, incoming) = request.into_parts();
+        without_slash(&mut parts.uri);
         parts.extensions.insert(self.peer);
         // A client that waits for `100 Continue` would be told to send if we read.
         let waits_for_us = parts.headers.contains_key(header::EXPECT);
@@ -84,6 +85,22 @@ where
             under_way.waits();
             Ok(response.map(|body| Answer { body, under_way }))
         })
+    }
+}
+
+/// A path that ends in a slash is that without it, as other servers have it: scrapers ask for `/metrics/`.
+fn without_slash(uri: &mut Uri) {
+    let shorter: Option<PathAndQuery> = match uri.path_and_query() {
+        Some(whole) if whole.path().len() > 1 && whole.path().ends_with('/') => {
+            let (path, query) = (&whole.path()[..whole.path().len() - 1], whole.query());
+            query.map_or_else(|| path.to_owned(), |query| format!("{path}?{query}")).try_into().ok()
+        }
+        _ => None,
+    };
+    if let Some(shorter) = shorter {
+        let mut parts = std::mem::take(uri).into_parts();
+        parts.path_and_query = Some(shorter);
+        *uri = Uri::from_parts(parts).expect("one part was replaced by another of its kind");
     }
 }
 

@@ -10,7 +10,7 @@ mod manuals;
 use super::{Front, Route, coding, reject::Problem};
 use assets::{Asset, Assets};
 use axum::{
-    Router,
+    Json, Router,
     body::Body,
     extract::{Path, State},
     http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, header},
@@ -18,6 +18,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
+use serde_json::json;
 use std::sync::Arc;
 
 /// Nothing comes from elsewhere, nothing runs that is not a file of ours, and nobody shows the page in a frame. Pictures may be
@@ -43,16 +44,25 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-/// The routes of a server that has a page, and none of one that has not.
+/// The routes of a server that has a page; without one there is only what it says of itself at `/`.
 pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
-    let routes = if front.page.is_some() { routes() } else { Vec::new() };
-    // The layer is not wanted by a router without routes.
-    let router = super::router(routes);
-    if front.page.is_some() { router.layer(middleware::from_fn(coding::pack)) } else { router }
+    let mut routes = routes();
+    routes.retain(|(path, _)| front.page.is_some() || *path == "/");
+    super::router(routes).layer(middleware::from_fn(coding::pack))
 }
 
+/// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that
+/// the server is alive.
 async fn home(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
-    answer(file(&front, "index.html"), &headers, &uri)
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let wanted =
+        accepted.flat_map(|accept| accept.split(',')).any(|media| media.trim().starts_with("text/html"));
+    let mut reply = match wanted && front.page.is_some() {
+        true => answer(file(&front, "index.html"), &headers, &uri),
+        false => Json(json!({ "status": "alive" })).into_response(),
+    };
+    reply.headers_mut().append(header::VARY, HeaderValue::from_static("accept"));
+    reply
 }
 
 async fn documents(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {

@@ -1,7 +1,8 @@
 //! The `data` of a JSON tensor, straight into the tensor's bytes: no tree of values in between, and each number is
 //! rounded once, to its own type.
 //!
-//! `data` is flat or nested row by row as the shape says. JSON has no NaN and no infinity, so that none come in.
+//! `data` is flat or nested row by row as the shape says. JSON has no NaN and no infinity: these come as the strings that
+//! Protocol Buffers' JSON has for them.
 //! FP16 and BF16 do not travel as JSON; they come as binary tensors.
 
 use super::clipped;
@@ -175,18 +176,18 @@ impl<'a> Scan<'a> {
             DataType::Int32 => self.integer(token, i32::to_le_bytes, i32::MIN, i32::MAX)?,
             DataType::Int64 => self.integer(token, i64::to_le_bytes, i64::MIN, i64::MAX)?,
             // The words that Rust reads as numbers ("inf", "nan") are no JSON and cannot come here.
-            DataType::Fp32 => match token.parse::<f32>() {
-                Ok(number) if number.is_finite() => {
-                    self.bytes.extend_from_slice(&number.to_le_bytes());
-                }
-                _ => return Err(self.mismatch(token, "a number within ±3.4e38")),
-            },
-            DataType::Fp64 => match token.parse::<f64>() {
-                Ok(number) if number.is_finite() => {
-                    self.bytes.extend_from_slice(&number.to_le_bytes());
-                }
-                _ => return Err(self.mismatch(token, "a number within ±1.8e308")),
-            },
+            DataType::Fp32 => {
+                let number = token.parse::<f32>().ok().filter(|number| number.is_finite());
+                let number = number.or_else(|| no_number(token).map(|number| number as f32));
+                let number = number.ok_or_else(|| self.mismatch(token, "a number within ±3.4e38"))?;
+                self.bytes.extend_from_slice(&number.to_le_bytes());
+            }
+            DataType::Fp64 => {
+                let number = token.parse::<f64>().ok().filter(|number| number.is_finite());
+                let number = number.or_else(|| no_number(token));
+                let number = number.ok_or_else(|| self.mismatch(token, "a number within ±1.8e308"))?;
+                self.bytes.extend_from_slice(&number.to_le_bytes());
+            }
             DataType::Bytes => {
                 let Ok(text) = serde_json::from_str::<Text<'_>>(token) else {
                     return Err(self.mismatch(token, "a string"));
@@ -227,6 +228,16 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// What a string stands for that is no number.
+fn no_number(token: &str) -> Option<f64> {
+    match token {
+        "\"NaN\"" => Some(f64::NAN),
+        "\"Infinity\"" => Some(f64::INFINITY),
+        "\"-Infinity\"" => Some(f64::NEG_INFINITY),
+        _ => None,
+    }
+}
+
 /// A JSON string, borrowed where it has no escapes.
 #[derive(serde::Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -256,6 +267,19 @@ mod tests {
         assert_eq!(read(DataType::Fp32, &[2, 2, 1], "[[[1],[2.5]],[[-3],[0.004]]]").unwrap(), expected);
         assert_eq!(read(DataType::Int8, &[0, 3], "[]").unwrap(), [0u8; 0]);
         assert_eq!(read(DataType::Int8, &[2, 0], "[[],[]]").unwrap(), [0u8; 0]);
+    }
+
+    #[test]
+    fn what_is_no_number_comes_as_a_string() {
+        let got = read(DataType::Fp32, &[3], r#"["NaN", "Infinity", "-Infinity"]"#).unwrap();
+        let got: Vec<f32> = got.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert!(got[0].is_nan() && got[1..] == [f32::INFINITY, f32::NEG_INFINITY], "{got:?}");
+        assert_eq!(read(DataType::Fp64, &[1], r#"["-Infinity"]"#).unwrap(), f64::NEG_INFINITY.to_le_bytes());
+        for (datatype, data) in
+            [(DataType::Fp32, r#"["nan"]"#), (DataType::Fp64, r#"["1"]"#), (DataType::Int32, r#"["NaN"]"#)]
+        {
+            refuses(datatype, &[1], data, "element 0 is \"");
+        }
     }
 
     #[test]

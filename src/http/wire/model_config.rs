@@ -1,76 +1,177 @@
-//! A model as Triton's `ModelConfig` in JSON: the names of its definition's fields, numbers as numbers.
+//! A model as Triton's `ModelConfig` in JSON: the names of its definition's fields, numbers as numbers, and every member that is
+//! no message, since clients look at them without asking whether they are there.
 //!
 //! Only what is so for us is said. A model counts as batching (`max_batch_size` above 0) if its first axis is free; that
 //! axis is then left out of `dims`.
 
 use crate::{
+    batch::{QueuePolicy, Then},
     engine::{Batching, DataType, Dim, TensorSpec},
-    models::Model,
+    image::Layout,
+    models::{DeclaredTensor, Fill, Model, Warmup, manifest::Versions},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The configuration of a model whose tensors are these (a fitter's are not those of its engine).
 pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value {
     let fitter = model.fit.is_some();
     let batches = model.batching == Batching::Dynamic && !fitter;
-    let tensor = |spec: &TensorSpec| {
-        let dims: Vec<i64> = spec.shape.iter().skip(usize::from(batches)).copied().map(Dim::number).collect();
-        json!({
+    let declared = model.manifest.declared.as_ref();
+    let tensor = |spec: &TensorSpec, declared: Option<&[DeclaredTensor]>| {
+        let mut value = json!({
             "name": spec.name,
             "data_type": type_name(spec.datatype),
-            "dims": dims,
+            "dims": numbers(item(spec, batches)),
             "is_shape_tensor": false,
-        })
+            "is_non_linear_format_io": false,
+        });
+        let own = declared.and_then(|declared| declared.iter().find(|own| own.name == spec.name));
+        if let Some(inside) = own.and_then(|own| own.reshape.as_deref()) {
+            value["reshape"] = json!({ "shape": numbers(inside) });
+        }
+        value
     };
     let input = |spec: &TensorSpec| {
-        let mut value = tensor(spec);
-        value["format"] = "FORMAT_NONE".into();
+        let mut value = tensor(spec, declared.map(|declared| &declared.inputs[..]));
+        value["format"] = format(model, item(spec, batches)).into();
         value["allow_ragged_batch"] = false.into();
         value["optional"] = false.into();
         value
     };
     let output = |spec: &TensorSpec| {
-        let mut value = tensor(spec);
-        value["label_filename"] = "".into();
+        let mut value = tensor(spec, declared.map(|declared| &declared.outputs[..]));
+        let file = model.manifest.labels.as_deref().filter(|_| labelled(model, item(spec, batches)));
+        value["label_filename"] = file.unwrap_or_default().into();
         value
     };
     let largest = model.rules.sizes.last().copied().unwrap_or(1);
+    let file = model.manifest.file.as_deref().unwrap_or("model.onnx");
     let mut config = json!({
         "name": &*model.name,
         "platform": model.signature.platform,
         "backend": if fitter { "" } else { "onnxruntime" },
-        "version_policy": { "all": {} },
+        "runtime": "",
+        "version_policy": versions(&model.manifest.versions),
         "max_batch_size": if batches { largest } else { 0 },
         "input": inputs.iter().map(input).collect::<Vec<_>>(),
         "output": outputs.iter().map(output).collect::<Vec<_>>(),
-        "instance_group": [{
-            "name": &*model.name,
-            "kind": "KIND_CPU",
-            "count": model.instances,
-            "gpus": [],
-        }],
-        "default_model_filename": if fitter { "" } else { "model.onnx" },
+        "batch_input": [],
+        "batch_output": [],
+        "instance_group": [instances(model)],
+        "default_model_filename": if fitter { "" } else { file },
+        "cc_model_filenames": {},
+        "metric_tags": {},
         "parameters": {},
-        "model_warmup": [],
+        "model_warmup": model.manifest.warmups.iter().map(warmup).collect::<Vec<_>>(),
         "model_transaction_policy": { "decoupled": false },
     });
     if batches {
+        let queue = &model.rules.queue;
+        let own_policy =
+            |(priority, own): (&u8, &QueuePolicy)| ((u16::from(*priority) + 1).to_string(), policy(own));
         config["dynamic_batching"] = json!({
             "preferred_batch_size": model.rules.sizes,
             "max_queue_delay_microseconds": model.rules.wait_max.as_micros() as u64,
             "preserve_ordering": false,
             // The protocol counts from 1, and takes 0 for no wish.
-            "priority_levels": u64::from(crate::models::manifest::PRIORITY_MAX) + 1,
+            "priority_levels": model.priorities,
             "default_priority_level": u64::from(model.priority) + 1,
-            "default_queue_policy": {
-                "timeout_action": "REJECT",
-                "default_timeout_microseconds": model.timeout.as_micros() as u64,
-                "allow_timeout_override": true,
-                "max_queue_size": 0,
-            },
+            "default_queue_policy": policy(&queue.default),
+            "priority_queue_policy": queue.of_priority.iter().map(own_policy).collect::<Map<_, _>>(),
         });
     }
     config
+}
+
+/// The extents of an item.
+fn item(spec: &TensorSpec, batches: bool) -> &[Dim] {
+    &spec.shape[usize::from(batches).min(spec.shape.len())..]
+}
+
+fn numbers(dims: &[Dim]) -> Vec<i64> {
+    dims.iter().copied().map(Dim::number).collect()
+}
+
+/// The order of the axes of an input that is an image.
+fn format(model: &Model, item: &[Dim]) -> &'static str {
+    match model.image.as_ref().map(|image| image.preprocess.layout) {
+        Some(Layout::Nchw) if item.len() == 3 => "FORMAT_NCHW",
+        Some(Layout::Nhwc) if item.len() == 3 => "FORMAT_NHWC",
+        _ => "FORMAT_NONE",
+    }
+}
+
+/// Whether an output's classes are those of the labels: as many, which is what the classification extension goes by.
+fn labelled(model: &Model, item: &[Dim]) -> bool {
+    let fixed = item.iter().map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None });
+    let classes = fixed.product::<Option<usize>>();
+    !model.labels.is_empty() && classes == Some(model.labels.len())
+}
+
+fn versions(versions: &Versions) -> Value {
+    match versions {
+        Versions::All => json!({ "all": {} }),
+        Versions::Latest(count) => json!({ "latest": { "num_versions": count } }),
+        Versions::Specific(of) => {
+            let numbers: Vec<i64> = of.iter().filter_map(|version| version.parse().ok()).collect();
+            json!({ "specific": { "versions": numbers } })
+        }
+    }
+}
+
+/// Where its instances may run.
+fn instances(model: &Model) -> Value {
+    let devices = &model.manifest.placement.devices;
+    let on_cpu = devices.iter().filter(|device| *device == "cpu").count();
+    let kind = match on_cpu {
+        0 if devices.is_empty() => "KIND_AUTO",
+        0 => "KIND_GPU",
+        all if all == devices.len() => "KIND_CPU",
+        _ => "KIND_AUTO",
+    };
+    // GPUs that are meant by name have no number here.
+    let gpus = devices.iter().filter_map(|device| device.strip_prefix("gpu:").unwrap_or(device).parse().ok());
+    json!({
+        "name": &*model.name,
+        "kind": kind,
+        "count": model.instances,
+        "gpus": gpus.collect::<Vec<i32>>(),
+        "secondary_devices": [],
+        "profile": [],
+        "passive": false,
+        "host_policy": "",
+    })
+}
+
+/// How requests wait; 0 is no bound.
+fn policy(policy: &QueuePolicy) -> Value {
+    json!({
+        "timeout_action": match policy.then {
+            Then::Refuse => "REJECT",
+            Then::Delay => "DELAY",
+        },
+        "default_timeout_microseconds": policy.wait_max.map_or(0, |wait| wait.as_micros() as u64),
+        "allow_timeout_override": policy.may_shorten,
+        "max_queue_size": policy.jobs_max.unwrap_or(0),
+    })
+}
+
+fn warmup(warmup: &Warmup) -> Value {
+    let input = |input: &crate::models::WarmupInput| {
+        let mut value = json!({ "data_type": type_name(input.datatype), "dims": input.dims });
+        match &input.fill {
+            Fill::Zeros => value["zero_data"] = true.into(),
+            Fill::Chance => value["random_data"] = true.into(),
+            Fill::File(file) => value["input_data_file"] = file.as_str().into(),
+        }
+        (input.name.clone(), value)
+    };
+    json!({
+        "name": warmup.name,
+        "batch_size": warmup.items.unwrap_or(1),
+        "inputs": warmup.inputs.iter().map(input).collect::<Map<_, _>>(),
+        "count": warmup.runs,
+    })
 }
 
 /// A type's name in configurations.
@@ -78,5 +179,128 @@ pub fn type_name(datatype: DataType) -> String {
     match datatype {
         DataType::Bytes => "TYPE_STRING".to_owned(),
         other => format!("TYPE_{other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::{
+        batch::ModelKey,
+        engine::staging::Memory,
+        models::{testing::source, triton},
+        protocol::DESCRIPTORS,
+        tasks::{Labels, testing},
+    };
+    use prost_reflect::{DescriptorPool, MessageDescriptor};
+    use std::{sync::Arc, time::Duration};
+
+    /// Every member of a message that is no message itself, and no choice, is there; and nothing else is.
+    fn check(of: &MessageDescriptor, value: &Value, path: &str) {
+        let members = value.as_object().unwrap_or_else(|| panic!("{path} is {value}"));
+        for name in members.keys() {
+            assert!(of.get_field_by_name(name).is_some(), "{path}.{name} is no member");
+        }
+        for field in of.fields() {
+            let path = format!("{path}.{}", field.name());
+            let Some(value) = members.get(field.name()) else {
+                let may_be_absent = field.containing_oneof().is_some() || field.supports_presence();
+                assert!(may_be_absent, "{path} is missing");
+                continue;
+            };
+            let kind = field.kind();
+            let Some(inner) = kind.as_message() else { continue };
+            if field.is_map() {
+                let inner = inner.map_entry_value_field().kind();
+                for value in value.as_object().unwrap().values() {
+                    if let Some(inner) = inner.as_message() {
+                        check(inner, value, &path);
+                    }
+                }
+            } else if field.is_list() {
+                value.as_array().unwrap().iter().for_each(|value| check(inner, value, &path));
+            } else {
+                check(inner, value, &path);
+            }
+        }
+    }
+
+    fn config(text: &str) -> Value {
+        config_of(text, "a\nb\nc\n")
+    }
+
+    fn config_of(text: &str, labels: &str) -> Value {
+        let mut signature = testing::signature(&[("y", &[-1, 3])]);
+        signature.inputs = vec![testing::spec("x", DataType::Fp32, &[-1, 3, 8, 8])];
+        let mut source = source("m", "1", "");
+        source.manifest = triton::read(text, "m").unwrap().manifest;
+        source.labels = Arc::new(Labels::parse(labels).unwrap());
+        let timeout = Duration::from_secs(1);
+        let model = Model::resolve(ModelKey(1), &source, signature, timeout, Memory::Plain).unwrap();
+        of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)
+    }
+
+    const TEXT: &str = "max_batch_size: 4
+        input { name: \"x\" data_type: TYPE_FP32 dims: [ 192 ] reshape { shape: [ 3, 8, 8 ] } }
+        output { name: \"y\" data_type: TYPE_FP32 dims: 3 label_filename: \"words.txt\" }
+        version_policy { specific { versions: [ 1, 4 ] } }
+        instance_group { kind: KIND_GPU gpus: 2 count: 3 }
+        default_model_filename: \"net.onnx\"
+        dynamic_batching { priority_levels: 3 default_priority_level: 2 max_queue_delay_microseconds: 7
+          default_queue_policy { max_queue_size: 9 }
+          priority_queue_policy { key: 3 value { timeout_action: DELAY default_timeout_microseconds: 50 } } }
+        model_warmup { name: \"w\" batch_size: 2 count: 5
+          inputs { key: \"x\" value { data_type: TYPE_FP32 dims: 192 random_data: true } } }";
+
+    #[test]
+    fn all_members_of_the_definition_are_there_and_no_other() {
+        let pool = DescriptorPool::decode(DESCRIPTORS).unwrap();
+        let definition = pool.get_message_by_name("inference.ModelConfig").unwrap();
+        for text in ["", TEXT] {
+            check(&definition, &config(text), "config");
+        }
+    }
+
+    #[test]
+    fn what_a_repository_says_of_a_model_is_what_is_told_of_it() {
+        let config = config(TEXT);
+        assert_eq!(config["version_policy"], json!({ "specific": { "versions": [1, 4] } }));
+        assert_eq!(
+            (&config["default_model_filename"], &config["max_batch_size"]),
+            (&"net.onnx".into(), &4.into())
+        );
+        assert_eq!(config["output"][0]["label_filename"], "words.txt");
+        assert_eq!(
+            (&config["input"][0]["dims"], &config["input"][0]["reshape"]),
+            (&json!([192]), &json!({ "shape": [3, 8, 8] }))
+        );
+        let group = &config["instance_group"][0];
+        assert_eq!(
+            (&group["kind"], &group["gpus"], &group["count"]),
+            (&"KIND_GPU".into(), &json!([2]), &3.into())
+        );
+        let batching = &config["dynamic_batching"];
+        assert_eq!(
+            (&batching["priority_levels"], &batching["default_priority_level"]),
+            (&3.into(), &2.into())
+        );
+        assert_eq!(
+            batching["default_queue_policy"],
+            json!({ "timeout_action": "REJECT", "default_timeout_microseconds": 0, "allow_timeout_override": false,
+                    "max_queue_size": 9 })
+        );
+        assert_eq!(batching["priority_queue_policy"]["3"]["timeout_action"], "DELAY");
+        assert_eq!(config["model_warmup"][0]["inputs"]["x"]["random_data"], true);
+        assert_eq!(
+            (&config["model_warmup"][0]["batch_size"], &config["model_warmup"][0]["count"]),
+            (&2.into(), &5.into())
+        );
+    }
+
+    #[test]
+    fn labels_of_another_number_than_classes_are_of_no_output() {
+        let file = |labels| config_of(TEXT, labels)["output"][0]["label_filename"].clone();
+        assert_eq!((file("a\nb\nc\n"), file("a\nb\n")), ("words.txt".into(), "".into()));
     }
 }

@@ -1,7 +1,7 @@
 //! Predictions by KServe's first protocol: rows (`{"instances": […]}`, answered by `predictions`) or columns
 //! (`{"inputs": …}`, answered by `outputs`), of numbers, of text, or of images as `{"b64": "…"}`.
 //!
-//! Numbers say their shape by how they are nested. With several inputs a row is an object with a member for each, and so are
+//! `NaN`, `Infinity` and `-Infinity` are taken bare, as TensorFlow Serving takes them. Numbers say their shape by how they are nested. With several inputs a row is an object with a member for each, and so are
 //! the columns.
 
 use super::{
@@ -63,7 +63,15 @@ pub fn read(
     takes_images: bool,
     images_max: usize,
 ) -> Result<(Form, Asked), InferError> {
-    let wire: Wire<'_> = serde_json::from_slice(body).map_err(|error| bad_json("the body", &error))?;
+    let quoted;
+    let wire: Wire<'_> = match serde_json::from_slice(body) {
+        Ok(wire) => wire,
+        Err(error) => {
+            // Clients of TensorFlow Serving write what is no number as a bare word.
+            quoted = words_quoted(body).ok_or_else(|| bad_json("the body", &error))?;
+            serde_json::from_slice(&quoted).map_err(|error| bad_json("the body", &error))?
+        }
+    };
     let (form, given) = match (wire.instances, wire.inputs) {
         (Some(rows), None) => (Form::Rows, rows),
         (None, Some(columns)) => (Form::Columns, columns),
@@ -79,6 +87,26 @@ pub fn read(
         Form::Columns => column_tensors(given, specs)?,
     };
     Ok((form, Asked::Tensors(inputs)))
+}
+
+/// The same with quotes around `NaN`, `Infinity` and `-Infinity` where they stand outside of strings; `None` if there are none.
+fn words_quoted(body: &[u8]) -> Option<Vec<u8>> {
+    const WORDS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+    let (mut out, mut found, mut at) = (Vec::with_capacity(body.len() + 64), false, 0);
+    let (mut string, mut escaped) = (false, false);
+    while let Some(&byte) = body.get(at) {
+        let word = WORDS.iter().find(|word| !string && body[at..].starts_with(word));
+        if let Some(word) = word {
+            out.extend([b"\"", *word, b"\""].concat());
+            (found, at) = (true, at + word.len());
+            continue;
+        }
+        string ^= byte == b'"' && !escaped;
+        escaped = string && byte == b'\\' && !escaped;
+        out.push(byte);
+        at += 1;
+    }
+    found.then_some(out)
 }
 
 /// Whether the innermost first element is a number.
@@ -368,6 +396,19 @@ mod tests {
         ] {
             assert_eq!(tensors(body, &specs[..1]), Ok(one.clone()), "{body}");
         }
+    }
+
+    #[test]
+    fn words_that_are_no_json_are_numbers_outside_of_strings() {
+        let specs = [spec_of("x", DataType::Fp32)];
+        let read =
+            tensors(r#"{"instances": [[NaN, 1], [-Infinity, Infinity]], "key": "a \"NaN"}"#, &specs).unwrap();
+        let [(_, shape, numbers)] = &read[..] else { panic!("{read:?}") };
+        assert_eq!((&shape[..], numbers[0].is_nan()), (&[2, 2][..], true));
+        assert_eq!(numbers[1..], [1.0, f32::NEG_INFINITY, f32::INFINITY]);
+        assert_eq!(words_quoted(br#"{"a": "NaN, -Infinity", "b\\": 1}"#), None);
+        assert_eq!(words_quoted(br#"["\\", NaN]"#).unwrap(), br#"["\\", "NaN"]"#);
+        assert!(tensors(r#"{"instances": [[NaN, 1]"#, &specs).is_err());
     }
 
     #[test]

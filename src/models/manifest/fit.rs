@@ -1,6 +1,6 @@
 //! The manifest of a fitter: `[fit]`, `[camera]` and `[detect]`, by the keys that requests have as well.
 
-use super::{Engine, Manifest, file_name, read};
+use super::{Engine, Manifest, PRIORITY_MAX, Versions, Waiting, file_name, read};
 use crate::{
     engine::onnx::OnGpu,
     models::strict::Table,
@@ -52,17 +52,20 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     {
         tables[0].1.mistake(format_args!("[fit]: {why}"));
     }
-    let (priority, timeout) = read::urgency(root);
+    let (priority, timeout) = read::urgency(root, PRIORITY_MAX + 1);
     let mut batch = read::batch(&root.table("batch"), BATCH_ITEMS_MAX);
     batch.items_max.get_or_insert(BATCH_ITEMS);
     let manifest = Manifest {
         engine: Engine::GaussMle(Box::new(fit)),
         task: Task::Localize,
+        versions: Versions::All,
+        file: None,
         labels: None,
         priority,
         timeout,
         input: None,
         batch,
+        queue: Waiting::default(),
         placement: read::placement(&root.table("placement")),
         gpu: OnGpu::default(),
         declared: None,

@@ -1,8 +1,8 @@
 //! From a checked table to a [`Manifest`]: each key with its range and its default.
 
 use super::{
-    BatchLimits, Engine, Fallback, ITEMS_MAX, Input, Manifest, PRIORITY_MAX, Placing, ResizeRule, file_name,
-    fit,
+    BatchLimits, Engine, Fallback, ITEMS_MAX, Input, Manifest, Placing, ResizeRule, Versions, file_name, fit,
+    queue,
 };
 use crate::{
     engine::onnx::{
@@ -57,7 +57,8 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     if let Some(Err(why)) = labels.as_deref().map(file_name) {
         root.mistake_at("labels", why);
     }
-    let (priority, timeout) = urgency(root);
+    let queue = queue::read(&root.table("queue"));
+    let (priority, timeout) = urgency(root, queue.priorities);
 
     let input = root.table("input");
     let takes_images = kind != Kind::Tensors || input.is_given();
@@ -92,11 +93,14 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     let manifest = Manifest {
         engine: Engine::Onnx,
         task,
+        versions: Versions::All,
+        file: None,
         labels,
         priority,
         timeout,
         input: takes_images.then(|| read_input(&input)),
         batch: batch(&root.table("batch"), ITEMS_MAX),
+        queue,
         placement: placement(&root.table("placement")),
         gpu: gpu(&root.table("gpu")),
         declared: None,
@@ -106,9 +110,10 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     manifest
 }
 
-/// What requests get that do not say: priority, and deadline.
-pub(super) fn urgency(root: &Table<'_, '_>) -> (u8, Option<Duration>) {
-    let priority = root.integer("priority", 0..=PRIORITY_MAX).unwrap_or(1);
+/// What requests get that do not say: priority, which is one of so many, and deadline.
+pub(super) fn urgency(root: &Table<'_, '_>, priorities: u8) -> (u8, Option<Duration>) {
+    let least = priorities - 1;
+    let priority = root.integer("priority", 0..=least).unwrap_or(least.min(1));
     let timeout_ms = root.integer("timeout_ms", 1..=3_600_000_u64);
     (priority, timeout_ms.map(Duration::from_millis))
 }

@@ -1,16 +1,16 @@
 //! From a `config.pbtxt`'s message to a manifest: each field that is read, with its range and its default.
 
-use super::{Described, Versions};
+use super::{Described, queue};
 use crate::{
     engine::{DataType, Dim, onnx::OnGpu},
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
-        manifest::{BatchLimits, ITEMS_MAX, PRIORITY_MAX, Placing, file_name},
+        manifest::{BatchLimits, ITEMS_MAX, Placing, Versions, Waiting, file_name},
         powers_of_two,
     },
     protocol::inference::{
-        DataType as WireType, ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput,
-        ModelTensorReshape, ModelVersionPolicy, ModelWarmup,
+        DataType as WireType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput, ModelTensorReshape,
+        ModelVersionPolicy, ModelWarmup,
         model_config::SchedulingChoice,
         model_input::Format,
         model_instance_group::Kind,
@@ -31,14 +31,19 @@ const WARMUP_RUNS_MAX: u32 = 10_000;
 
 /// The mistakes found on the way, and what is to be told.
 #[derive(Default)]
-struct Told {
+pub(super) struct Told {
     wrong: Vec<String>,
     notes: Vec<String>,
 }
 
 impl Told {
-    fn wrong(&mut self, what: String) {
+    pub(super) fn wrong(&mut self, what: String) {
         self.wrong.push(what);
+    }
+
+    /// All mistakes, if there are some.
+    pub(super) fn into_wrong(self) -> Option<String> {
+        (!self.wrong.is_empty()).then(|| self.wrong.join("; "))
     }
 
     fn note(&mut self, what: String) {
@@ -72,25 +77,28 @@ pub(super) fn described(config: &ModelConfig, name: &str) -> Result<Described, S
     let file = file(&mut told, "default_model_filename", &config.default_model_filename);
     let labels = labels(&mut told, &config.output);
     let declared = declared(&mut told, config, items_max);
-    let (batch, priority, timeout) = batching(&mut told, config, items_max);
+    let (batch, queue, priority) = batching(&mut told, config, items_max);
     let warmups = warmups(&mut told, &config.model_warmup, items_max);
     let placement = placement(&mut told, &config.instance_group);
     let versions = versions(&mut told, config.version_policy.as_ref());
     let manifest = Manifest {
         engine: Engine::Onnx,
         task: Task::Tensors,
+        versions,
+        file,
         labels,
         priority: priority.unwrap_or(Manifest::default().priority),
-        timeout,
+        timeout: None,
         input: None,
         batch,
+        queue,
         placement,
         gpu: OnGpu::default(),
         declared,
         warmups,
     };
     let Told { wrong, notes } = told;
-    if wrong.is_empty() { Ok(Described { manifest, file, versions, notes }) } else { Err(wrong.join("; ")) }
+    if wrong.is_empty() { Ok(Described { manifest, notes }) } else { Err(wrong.join("; ")) }
 }
 
 /// The name of a file in the model's folder; `None` if it is not given.
@@ -187,12 +195,8 @@ fn dims(told: &mut Told, at: &str, dims: &[i64]) -> Vec<Dim> {
     dims.iter().map(&mut dim).collect()
 }
 
-/// How items are put together, and what requests get that do not say: priority and deadline.
-fn batching(
-    told: &mut Told,
-    config: &ModelConfig,
-    items_max: usize,
-) -> (BatchLimits, Option<u8>, Option<Duration>) {
+/// How items are put together, how requests wait, and the priority of those that do not say.
+fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLimits, Waiting, Option<u8>) {
     let mut limits = BatchLimits {
         items_max: (items_max > 0).then_some(items_max),
         sizes: None,
@@ -200,7 +204,7 @@ fn batching(
         weight: 1.0,
     };
     let Some(SchedulingChoice::DynamicBatching(dynamic)) = &config.scheduling_choice else {
-        return (limits, None, None);
+        return (limits, Waiting::default(), None);
     };
     limits.sizes = sizes(told, &dynamic.preferred_batch_size, items_max);
     limits.wait_max = Duration::from_micros(dynamic.max_queue_delay_microseconds);
@@ -211,9 +215,8 @@ fn batching(
             WAIT_MAX.as_micros()
         ));
     }
-    let timeout = dynamic.default_queue_policy.as_ref().map(|policy| policy.default_timeout_microseconds);
-    let timeout = timeout.filter(|us| *us > 0).map(Duration::from_micros);
-    (limits, priority(told, dynamic), timeout)
+    let (queue, priority) = queue::waiting(told, dynamic);
+    (limits, queue, priority)
 }
 
 /// The longest that a batch may wait for company, as in `batch.wait_ms_max`.
@@ -236,26 +239,6 @@ fn sizes(told: &mut Told, preferred: &[i32], items_max: usize) -> Option<Vec<usi
     sizes.sort_unstable();
     sizes.dedup();
     Some(sizes)
-}
-
-/// The priority of requests that do not say: levels begin with 1, our priorities with 0.
-fn priority(told: &mut Told, dynamic: &ModelDynamicBatching) -> Option<u8> {
-    let (levels, default) = (dynamic.priority_levels, dynamic.default_priority_level);
-    if levels == 0 && default == 0 {
-        return None;
-    }
-    if !(1..=levels).contains(&default) {
-        told.wrong(format!(
-            "dynamic_batching.default_priority_level is {default}, allowed: 1 to priority_levels, which is {levels}"
-        ));
-    }
-    let ours = u64::from(PRIORITY_MAX) + 1;
-    if levels > ours {
-        told.note(format!(
-            "dynamic_batching.priority_levels: there are {ours} of them, and level {ours} stands for all above it"
-        ));
-    }
-    Some(u8::try_from(default.saturating_sub(1)).unwrap_or(PRIORITY_MAX).min(PRIORITY_MAX))
 }
 
 /// Where instances run: the devices of all groups, and the instances of the largest.

@@ -10,45 +10,70 @@
 //!
 //! - `text`: from text to the message, with the line of every mistake.
 //! - `verdict`: each field there is: read, warned about or refused.
-//! - `map`: from the message to a manifest.
+//! - `map`: from the message to a manifest; `queue`: what of it says how requests wait.
+//!
+//! The same configuration also comes as JSON, with the files of a model that a caller sends.
 
 mod map;
+mod queue;
 mod text;
 mod verdict;
 
-use super::Manifest;
-use std::collections::BTreeSet;
+use super::{Manifest, manifest::Waiting};
+use map::Told;
+use prost_reflect::{DynamicMessage, MessageDescriptor};
 
 /// The name of the file.
 pub(super) const CONFIG_FILE: &str = "config.pbtxt";
 
 /// What a `config.pbtxt` comes to.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Described {
-    pub(super) manifest: Manifest,
-    /// The model file's name in each version's folder; `None` for the usual one.
-    pub(super) file: Option<String>,
-    pub(super) versions: Versions,
+pub struct Described {
+    /// The manifest that says the same.
+    pub manifest: Manifest,
     /// What it asks for and does not get, by name.
-    pub(super) notes: Vec<String>,
-}
-
-/// Which versions are served.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Versions {
-    /// So many of the highest.
-    Latest(usize),
-    All,
-    Specific(BTreeSet<String>),
+    pub notes: Vec<String>,
 }
 
 /// Reads the text of a `config.pbtxt` in the folder `name`.
 ///
 /// # Errors
 /// The first mistake of the text, with its line; or everything that cannot be served, by name.
-pub(super) fn read(text: &str, name: &str) -> Result<Described, String> {
-    let message = text::parse(text)?;
-    let mut notes = verdict::judge(&message)?;
+pub fn read(text: &str, name: &str) -> Result<Described, String> {
+    described(&text::parse(text)?, name)
+}
+
+/// Reads the same configuration as JSON, for the model `name`.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_json(json: &str, name: &str) -> Result<Described, String> {
+    described(&message(text::definition(), json)?, name)
+}
+
+/// How requests wait by a `dynamic_batching` in JSON, and the priority of those that do not say.
+///
+/// # Errors
+/// As [`read`].
+pub fn waiting(json: &str) -> Result<(Waiting, Option<u8>), String> {
+    let definition = text::definition().get_field_by_name("dynamic_batching");
+    let definition = definition.and_then(|field| field.kind().as_message().cloned());
+    let message = message(definition.expect("the definitions have it"), json)?;
+    let mut told = Told::default();
+    let dynamic = message.transcode_to().map_err(|error| error.to_string())?;
+    let waiting = queue::waiting(&mut told, &dynamic);
+    told.into_wrong().map_or(Ok(waiting), Err)
+}
+
+fn message(definition: MessageDescriptor, json: &str) -> Result<DynamicMessage, String> {
+    let mut reader = serde_json::Deserializer::from_str(json);
+    DynamicMessage::deserialize(definition, &mut reader)
+        .and_then(|message| reader.end().map(|()| message))
+        .map_err(|error| error.to_string())
+}
+
+fn described(message: &DynamicMessage, name: &str) -> Result<Described, String> {
+    let mut notes = verdict::judge(message)?;
     let config = message.transcode_to().map_err(|error| error.to_string())?;
     let mut described = map::described(&config, name)?;
     notes.append(&mut described.notes);

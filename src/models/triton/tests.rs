@@ -2,8 +2,9 @@
 
 use super::{verdict::Verdict, *};
 use crate::{
+    batch::{QueuePolicies, QueuePolicy, Then},
     engine::{DataType, Dim},
-    models::{Fill, Warmup, WarmupInput},
+    models::{Fill, Warmup, WarmupInput, manifest::Versions},
 };
 use proptest::prelude::*;
 use prost_reflect::{Kind, MessageDescriptor};
@@ -53,13 +54,17 @@ model_warmup [ {
 
 #[test]
 fn every_field_that_is_read_reaches_the_manifest() {
-    let Described { manifest, file, versions, notes } = check(WHOLE);
+    let Described { manifest, notes } = check(WHOLE);
     assert_eq!(notes, [""; 0]);
-    assert_eq!(file.as_deref(), Some("net.onnx"));
-    assert_eq!(versions, Versions::Specific(["1".to_owned(), "3".to_owned()].into()));
+    assert_eq!(manifest.file.as_deref(), Some("net.onnx"));
+    assert_eq!(manifest.versions, Versions::Specific(["1".to_owned(), "3".to_owned()].into()));
     assert_eq!(manifest.labels.as_deref(), Some("labels.txt"));
     assert_eq!(manifest.priority, 1);
-    assert_eq!(manifest.timeout, Some(Duration::from_millis(250)));
+    assert_eq!(manifest.timeout, None);
+    let wait_max = Some(Duration::from_millis(250));
+    let default = QueuePolicy { wait_max, may_shorten: true, ..QueuePolicy::default() };
+    let policies = QueuePolicies { default, ..QueuePolicies::default() };
+    assert_eq!(manifest.queue, Waiting { priorities: 3, policies });
     assert_eq!(manifest.batch.items_max, Some(8));
     assert_eq!(manifest.batch.sizes.as_deref(), Some(&[1, 2, 3, 4, 6, 8][..]));
     assert_eq!(manifest.batch.wait_max, Duration::from_micros(500));
@@ -103,19 +108,19 @@ fn the_format_is_read_as_loosely_as_it_is_written() {
     let text = "name:'m' # a comment [ {\n\tmax_batch_size : 4;\ninput: [\n\t{\n#format: FORMAT_NCHW\nname: \"in\" \"put.1\"\n\
                 data_type : TYPE_UINT8 dims [-1,3 , 0x10]\n}]\noutput < name:\"y\" data_type:TYPE_BF16 dims: 2 dims: 5 >\n\
                 version_policy: {specific {versions: 1}}\n";
-    let Described { manifest, versions, .. } = check(text);
-    let declared = manifest.declared.unwrap();
+    let Described { manifest, .. } = check(text);
+    let declared = manifest.declared.as_ref().unwrap();
     assert_eq!((declared.items_max, &*declared.inputs[0].name), (Some(4), "input.1"));
     assert_eq!(declared.inputs[0].dims, [Dim::Free, Dim::Fixed(3), Dim::Fixed(16)]);
     assert_eq!(declared.outputs[0].dims, [Dim::Fixed(2), Dim::Fixed(5)]);
-    assert_eq!(versions, Versions::Specific(["1".to_owned()].into()));
+    assert_eq!(manifest.versions, Versions::Specific(["1".to_owned()].into()));
 }
 
 #[test]
 fn an_empty_file_serves_the_highest_version_as_it_is() {
-    let Described { manifest, file, versions, notes } = check("");
-    assert_eq!((manifest, file, notes), (Manifest::default(), None, vec![]));
-    assert_eq!(versions, Versions::Latest(1));
+    let Described { manifest, notes } = check("");
+    let highest = Manifest { versions: Versions::Latest(1), ..Manifest::default() };
+    assert_eq!((manifest, notes), (highest, vec![]));
 }
 
 #[test]
@@ -131,7 +136,7 @@ fn a_batch_size_of_0_is_a_model_without_a_batch_axis() {
 
 #[test]
 fn versions_follow_their_policy() {
-    let versions = |text: &str| check(&format!("version_policy {{ {text} }}")).versions;
+    let versions = |text: &str| check(&format!("version_policy {{ {text} }}")).manifest.versions;
     assert_eq!(versions("latest { num_versions: 2 }"), Versions::Latest(2));
     assert_eq!(versions("all { }"), Versions::All);
     refused("version_policy { latest { } }", &["num_versions is 0, allowed: 1 or more"]);
@@ -168,12 +173,59 @@ fn priorities_begin_with_1_there_and_with_0_here() {
     };
     assert_eq!(priority(""), (Manifest::default().priority, 0));
     assert_eq!(priority("priority_levels: 2 default_priority_level: 1"), (0, 0));
-    assert_eq!(priority("priority_levels: 50 default_priority_level: 30"), (9, 1));
+    assert_eq!(priority("priority_levels: 50 default_priority_level: 30"), (29, 0));
     refused(
         "dynamic_batching { priority_levels: 2 }",
         &["default_priority_level is 0, allowed: 1 to priority_levels, which is 2"],
     );
     refused("dynamic_batching { default_priority_level: 2 }", &["which is 0"]);
+    refused(
+        "dynamic_batching { priority_levels: 256 default_priority_level: 1 }",
+        &["priority_levels is 256, allowed: 0 to 255"],
+    );
+}
+
+#[test]
+fn queues_have_their_policies() {
+    let text = "dynamic_batching { priority_levels: 20 default_priority_level: 1
+        default_queue_policy { max_queue_size: 5 }
+        priority_queue_policy { key: 1 value { timeout_action: DELAY default_timeout_microseconds: 7 } }
+        priority_queue_policy { key: 20 value { allow_timeout_override: true } } }";
+    let Described { manifest, notes } = check(text);
+    let none = QueuePolicy { may_shorten: false, ..QueuePolicy::default() };
+    let delay = QueuePolicy { wait_max: Some(Duration::from_micros(7)), then: Then::Delay, ..none };
+    let policies = QueuePolicies {
+        default: QueuePolicy { jobs_max: Some(5), ..none },
+        of_priority: [(0, delay), (19, QueuePolicy::default())].into(),
+    };
+    assert_eq!((manifest.queue, notes), (Waiting { priorities: 20, policies }, vec![]));
+    refused(
+        "dynamic_batching { priority_levels: 2 default_priority_level: 2
+         default_queue_policy { default_timeout_microseconds: 3600000001 }
+         priority_queue_policy { key: 0 value { } } priority_queue_policy { key: 3 value { } } }",
+        &[
+            "default_queue_policy.default_timeout_microseconds is 3600000001, allowed: 0 to 3600000000",
+            "priority_queue_policy[0] is for no level; priority_levels is 2",
+            "priority_queue_policy[3] is for no level",
+        ],
+    );
+}
+
+#[test]
+fn json_says_the_same_as_text() {
+    let json = r#"{"name": "m", "max_batch_size": "8", "dynamicBatching": {"preferred_batch_size": [3]},
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["4"]}], "optimization": {"eager_batching": true}}"#;
+    let text = "name: \"m\" max_batch_size: 8 dynamic_batching { preferred_batch_size: 3 }
+        input { name: \"x\" data_type: TYPE_FP32 dims: 4 } optimization { eager_batching: true }";
+    assert_eq!(read_json(json, "m"), read(text, "m"));
+    for (json, told) in [
+        (r#"{"max_batchsize": 1}"#, "max_batchsize"),
+        (r#"{} {}"#, "trailing"),
+        (r#"{"backend": "python"}"#, "only \"onnxruntime\" is served"),
+    ] {
+        let error = read_json(json, "m").unwrap_err();
+        assert!(error.contains(told), "{error} lacks {told}");
+    }
 }
 
 #[test]
@@ -201,18 +253,6 @@ fn what_has_no_effect_is_told_by_name() {
         ("optimization { gather_kernel_buffer_threshold: 1 }", "optimization.gather_kernel_buffer_threshold"),
         ("optimization { eager_batching: true }", "optimization.eager_batching"),
         ("dynamic_batching { preserve_ordering: true }", "dynamic_batching.preserve_ordering"),
-        (
-            "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
-            "dynamic_batching.default_queue_policy.timeout_action",
-        ),
-        (
-            "dynamic_batching { default_queue_policy { max_queue_size: 5 } }",
-            "dynamic_batching.default_queue_policy.max_queue_size",
-        ),
-        (
-            "dynamic_batching { priority_queue_policy { key: 2 value { } } }",
-            "dynamic_batching.priority_queue_policy[2]",
-        ),
         ("instance_group { rate_limiter { priority: 2 } }", "instance_group[0].rate_limiter"),
         ("instance_group { secondary_devices { } }", "instance_group[0].secondary_devices[0]"),
         ("instance_group { profile: \"1\" }", "instance_group[0].profile"),

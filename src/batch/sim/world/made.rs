@@ -5,7 +5,7 @@ use super::{
     Event, SimWorker, World,
 };
 use crate::batch::{
-    ModelKey, Rules,
+    ModelKey, QueuePolicies, Rules,
     book::{Book, QueueLimits},
     roster::CPU,
 };
@@ -37,6 +37,7 @@ impl World {
                 whole,
                 wait_max: Duration::from_micros(wait_max),
                 weight: *random.of(&[0.5, 1.0, 1.0, 3.0]),
+                queue: QueuePolicies::default(),
             };
             let key = ModelKey(i);
             book.register(key, "model", rules.clone());

@@ -1,0 +1,160 @@
+//! A model that a caller sends with its load: its files, and a configuration of Triton's in JSON. They are kept in a folder
+//! of their own for as long as the model may be loaded onto another device, and then removed.
+
+use super::scan::{self, Found};
+use bytes::Bytes;
+use std::{fs, io, sync::Arc};
+
+/// Files of one model.
+const FILES_MAX: usize = 64;
+/// The folder of data for warm-up runs.
+const WARMUP: &str = "warmup";
+
+/// What came.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Given {
+    config: String,
+    files: Vec<(Place, Bytes)>,
+}
+
+/// Where a file stands in the folder: names that were checked, so that no path leads elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    folder: Option<String>,
+    name: String,
+}
+
+impl Given {
+    /// The files by what stands behind `file:` in their parameters: `VERSION/NAME`, `warmup/NAME` or `NAME`.
+    ///
+    /// # Errors
+    /// What is wrong with their names or their number.
+    pub fn new(config: String, files: Vec<(String, Bytes)>) -> Result<Given, String> {
+        if files.len() > FILES_MAX {
+            return Err(format!("there are {} files, more than the limit of {FILES_MAX}", files.len()));
+        }
+        let mut placed: Vec<(Place, Bytes)> = Vec::with_capacity(files.len());
+        for (path, bytes) in files {
+            let place = Place::of(&path)?;
+            if placed.iter().any(|(other, _)| *other == place) {
+                return Err(format!("file {path:?} is given twice"));
+            }
+            placed.push((place, bytes));
+        }
+        Ok(Given { config, files: placed })
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> usize {
+        self.files.iter().map(|(_, bytes)| bytes.len()).sum()
+    }
+
+    /// Writes the files, and looks at them as at a folder of models: every version of the model `name`.
+    ///
+    /// # Errors
+    /// What cannot be written.
+    pub fn lay_out(self, name: &str) -> Result<Vec<Found>, String> {
+        let parent = std::env::temp_dir();
+        let told = |error: io::Error| {
+            format!("cannot keep the files in {}: {error}; TMPDIR names another folder", parent.display())
+        };
+        let kept = tempfile::Builder::new().prefix("ocelli-model-").tempdir_in(&parent).map_err(told)?;
+        for (Place { folder, name }, bytes) in self.files {
+            let folder = folder.map_or_else(|| kept.path().to_owned(), |folder| kept.path().join(folder));
+            fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(name), bytes)).map_err(told)?;
+        }
+        Ok(scan::scan_given(name, &Arc::new(kept), &self.config))
+    }
+}
+
+impl Place {
+    fn of(path: &str) -> Result<Place, String> {
+        let (folder, name) = match path.split_once('/') {
+            Some((folder, name)) => (Some(folder), name),
+            None => (None, path),
+        };
+        let is_version = |folder: &str| {
+            (1..=18).contains(&folder.len()) && folder.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        let fits = folder.is_none_or(|folder| folder == WARMUP || is_version(folder))
+            && (1..=128).contains(&name.len())
+            && !name.starts_with('.')
+            && name.bytes().all(is_plain);
+        if !fits {
+            let path: String = path.chars().take(60).collect();
+            return Err(format!(
+                "file {path:?} must be VERSION/NAME, {WARMUP}/NAME or NAME, with a version of 1 to 18 digits and a name of 1 to \
+                 128 of A-Z a-z 0-9 . _ - that does not begin with a dot"
+            ));
+        }
+        Ok(Place { folder: folder.map(str::to_owned), name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+
+    /// The least that is an ONNX file: the version of its format.
+    const ONNX: &[u8] = b"\x08\x08";
+
+    fn given(config: &str, files: &[(&str, &'static [u8])]) -> Result<Given, String> {
+        let files = files.iter().map(|(path, bytes)| ((*path).to_owned(), Bytes::from_static(bytes)));
+        Given::new(config.to_owned(), files.collect())
+    }
+
+    #[test]
+    fn files_are_a_folder_for_as_long_as_something_of_it_is_held() {
+        let config = r#"{"version_policy": {"all": {}}, "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2],
+            "label_filename": "labels.txt"}]}"#;
+        let files = [("1/model.onnx", ONNX), ("3/model.onnx", ONNX), ("labels.txt", b"a\nb\n")];
+        let found = given(config, &files).unwrap().lay_out("m").unwrap();
+        let versions: Vec<&str> = found.iter().map(|found| found.version.as_str()).collect();
+        assert_eq!(versions, ["1", "3"]);
+        let source = found[1].source.clone().unwrap();
+        drop(found);
+        assert_eq!((source.bytes, source.labels.len()), (2, 2));
+        assert_eq!(fs::read(&source.path).unwrap(), ONNX);
+        let folder = source.folder.clone();
+        assert!(folder.is_dir());
+        drop(source);
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn a_configuration_that_does_not_fit_is_the_reason() {
+        let reason = |config: &str| {
+            let found = given(config, &[("1/model.onnx", ONNX)]).unwrap().lay_out("m").unwrap();
+            found[0].source.clone().unwrap_err()
+        };
+        assert!(reason("{\"name\": \"n\"}").contains("config: name is \"n\""));
+        assert!(reason("{").starts_with("config: "));
+    }
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        for path in [
+            "",
+            "/",
+            "../x",
+            "1/../x",
+            "1/.x",
+            "1/2/x",
+            "a/x",
+            "1/",
+            "/x",
+            "1/a\\b",
+            "1/a b",
+            "01234567890123456789/x",
+        ] {
+            let told = given("{}", &[(path, b"")]).unwrap_err();
+            assert!(told.contains("must be VERSION/NAME"), "{path:?}: {told}");
+        }
+        let twice = given("{}", &[("1/x", b""), ("1/x", b"")]).unwrap_err();
+        assert!(twice.contains("twice"), "{twice}");
+        let many: Vec<_> = (0..=FILES_MAX).map(|n| (n.to_string(), Bytes::new())).collect();
+        assert!(Given::new(String::new(), many).unwrap_err().contains("limit of 64"));
+    }
+}

@@ -1,0 +1,250 @@
+//! Folders, and what is found in them.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use super::*;
+use crate::models::external;
+
+/// The least that is an ONNX file: the version of its format.
+const ONNX: &str = "\u{8}\u{8}";
+
+/// A folder with these files; a name that ends in `/` is a folder.
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, text) in files {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    folder
+}
+
+/// Name, version and, for what cannot be served, a part of the reason.
+fn check(files: &[(&str, &str)], expected: &[(&str, &str, &str)]) {
+    let folder = folder(files);
+    check_folder(folder.path(), expected);
+}
+
+fn check_folder(folder: &Path, expected: &[(&str, &str, &str)]) {
+    let found = scan(folder).unwrap();
+    let got: Vec<(&str, &str, &str)> = found
+        .iter()
+        .map(|f| {
+            let reason = f.source.as_ref().err().map_or("", String::as_str);
+            (f.name.as_str(), f.version.as_str(), reason)
+        })
+        .collect();
+    assert_eq!(got.len(), expected.len(), "{got:#?}");
+    for (got, expected) in got.iter().zip(expected) {
+        assert_eq!((got.0, got.1), (expected.0, expected.1), "{got:#?}");
+        assert!(got.2.contains(expected.2), "{got:#?}");
+        assert_eq!(got.2.is_empty(), expected.2.is_empty(), "{got:#?}");
+    }
+}
+
+#[test]
+fn all_layouts_are_found_in_a_fixed_order() {
+    check(
+        &[
+            ("digits/10/model.onnx", ONNX),
+            ("digits/9/model.onnx", ONNX),
+            ("digits/notes/model.onnx", ONNX),
+            ("digits/model.toml", "task = \"classify\""),
+            ("bare/model.onnx", ONNX),
+            ("cats.v2.onnx", ONNX),
+            ("README.md", "text"),
+            (".hidden/model.onnx", ONNX),
+            ("mixed/model.onnx", ONNX),
+            ("mixed/2/model.onnx", ONNX),
+        ],
+        &[
+            ("bare", "1", ""),
+            ("cats.v2", "1", ""),
+            ("digits", "9", ""),
+            ("digits", "10", ""),
+            ("mixed", "1", ""),
+            ("mixed", "2", ""),
+        ],
+    );
+}
+
+#[test]
+fn a_repository_of_tritons_is_found_with_the_versions_that_its_policy_chooses() {
+    check(
+        &[
+            ("all/9/model.onnx", ONNX),
+            ("all/10/model.onnx", ONNX),
+            ("all/config.pbtxt", "version_policy { all { } }"),
+            ("both/1/model.onnx", ONNX),
+            ("both/config.pbtxt", ""),
+            ("both/model.toml", ""),
+            ("broken/1/model.onnx", ONNX),
+            ("broken/config.pbtxt", "name: \"broken\"\nmax_batch: 4\n"),
+            ("empty/config.pbtxt", ""),
+            ("highest/9/model.onnx", ONNX),
+            ("highest/10/model.onnx", ONNX),
+            ("highest/config.pbtxt", ""),
+            ("named/1/net.onnx", ONNX),
+            ("named/2/model.onnx", ONNX),
+            (
+                "named/config.pbtxt",
+                "version_policy { specific { versions: [ 1, 2, 3 ] } } default_model_filename: \"net.onnx\"",
+            ),
+            ("unlabelled/1/model.onnx", ONNX),
+            (
+                "unlabelled/config.pbtxt",
+                "output { name: \"y\" data_type: TYPE_FP32 dims: 2 label_filename: \"labels.txt\" }",
+            ),
+        ],
+        &[
+            ("all", "9", ""),
+            ("all", "10", ""),
+            ("both", "1", "model.toml and config.pbtxt both describe the model"),
+            ("broken", "1", "config.pbtxt: line 2: field 'max_batch' not found"),
+            ("empty", "", "holds neither model.onnx"),
+            ("highest", "10", ""),
+            ("named", "1", ""),
+            ("named", "2", "2/net.onnx is missing"),
+            ("named", "3", "there is no folder 3"),
+            ("unlabelled", "1", "labels file \"labels.txt\": cannot read it"),
+        ],
+    );
+}
+
+#[test]
+fn a_fitter_needs_no_model_file() {
+    const FIT: &str = "engine = \"gauss-mle\"\n";
+    let with_map = format!("{FIT}[camera]\noffset = \"offset.npy\"\n");
+    check(
+        &[
+            ("fit/model.toml", FIT),
+            ("mapped/model.toml", &with_map),
+            ("mapped/offset.npy", "no numbers"),
+            ("missing/model.toml", &with_map),
+            ("two/model.toml", FIT),
+            ("two/model.onnx", ONNX),
+        ],
+        &[
+            ("fit", "1", ""),
+            ("mapped", "", "camera.offset, file \"offset.npy\": not a stack"),
+            ("missing", "", "camera.offset, file \"offset.npy\": cannot read it"),
+            ("two", "1", "reads no model.onnx"),
+        ],
+    );
+}
+
+#[test]
+fn one_bad_model_never_stops_the_others() {
+    check(
+        &[
+            ("bad name/model.onnx", ONNX),
+            ("-dash/model.onnx", ONNX),
+            ("empty/notes.txt", "x"),
+            ("good/model.onnx", ONNX),
+            ("hollow/model.onnx", ""),
+            ("lost/1/notes.txt", ""),
+            ("typo/model.onnx", ONNX),
+            ("typo/model.toml", "tsak = \"embed\"\npriority = 77"),
+            ("zeros/01/model.onnx", ONNX),
+        ],
+        &[
+            ("-dash", "", "must be 1 to 64 of"),
+            ("bad name", "", "must be 1 to 64 of"),
+            ("empty", "", "holds neither model.onnx"),
+            ("good", "1", ""),
+            ("hollow", "1", "model.onnx is empty"),
+            ("lost", "1", "1/model.onnx is missing"),
+            ("typo", "1", "did you mean \"task\"?; line 2: priority is 77"),
+            ("zeros", "01", "without leading zeros"),
+        ],
+    );
+}
+
+#[test]
+fn two_files_for_one_version_are_said_so() {
+    check(
+        &[("a/model.onnx", ONNX), ("a/1/model.onnx", ONNX), ("a.onnx", ONNX)],
+        &[("a", "", "both version 1"), ("a", "1", ""), ("a.onnx", "1", "lies beside the folder a")],
+    );
+}
+
+#[test]
+fn labels_and_external_data_go_with_every_version() {
+    let folder = folder(&[
+        ("m/model.toml", "task = \"classify\"\nlabels = \"names.txt\""),
+        ("m/names.txt", "cat\ndog\n"),
+        ("m/1/weights.data", "67890"),
+        ("m/2/model.onnx", ONNX),
+    ]);
+    let model = external::testing::model("weights.data");
+    fs::write(folder.path().join("m/1/model.onnx"), &model).unwrap();
+    let found = scan(folder.path()).unwrap();
+    let sources: Vec<&Source> = found.iter().map(|f| f.source.as_ref().unwrap()).collect();
+    assert_eq!(sources[0].bytes, model.len() as u64 + 5);
+    assert_eq!(sources[1].bytes, 2);
+    assert_eq!(sources[1].labels.get(1).as_deref(), Some("dog"));
+    assert_eq!(sources[1].folder, folder.path().join("m"));
+    assert_eq!(sources[1].path, folder.path().join("m/2/model.onnx"));
+}
+
+#[test]
+fn external_data_must_be_there_and_in_the_folder() {
+    let folder = folder(&[("away/note", ""), ("lost/note", "")]);
+    let write = |path: &str, location: &str| {
+        let model = external::testing::model(location);
+        fs::write(folder.path().join(path), model).unwrap();
+    };
+    write("away/model.onnx", "/etc/passwd");
+    write("lost/model.onnx", "w.data");
+    write("root.onnx", "../w.data");
+    check_folder(
+        folder.path(),
+        &[
+            ("away", "1", "\"/etc/passwd\", which leads out of the model's folder"),
+            ("lost", "1", "cannot read its external data \"w.data\""),
+            ("root", "1", "leads out of the model's folder"),
+        ],
+    );
+}
+
+#[test]
+fn labels_that_are_missing_or_empty_are_reasons() {
+    let manifest = "labels = \"names.txt\"";
+    check(
+        &[
+            ("a/model.onnx", ONNX),
+            ("a/model.toml", manifest),
+            ("b/model.onnx", ONNX),
+            ("b/model.toml", manifest),
+            ("b/names.txt", "\n"),
+        ],
+        &[
+            ("a", "1", "labels file \"names.txt\": cannot read it"),
+            ("b", "1", "labels file \"names.txt\": it holds no label"),
+        ],
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn labels_cannot_leave_their_folder_through_a_link() {
+    let folder = folder(&[
+        ("secret.txt", "password"),
+        ("a/model.onnx", ONNX),
+        ("a/model.toml", "labels = \"names.txt\""),
+        ("b/model.onnx", ONNX),
+        ("b/model.toml", "labels = \"names.txt\""),
+        ("b/data/names.txt", "cat"),
+    ]);
+    let link = |to: &str, at: &str| {
+        std::os::unix::fs::symlink(folder.path().join(to), folder.path().join(at)).unwrap();
+    };
+    link("secret.txt", "a/names.txt");
+    link("b/data/names.txt", "b/names.txt");
+    check_folder(folder.path(), &[("a", "1", "leads out of the model's folder"), ("b", "1", "")]);
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_is_an_error() {
+    let error = scan(Path::new("/nonexistent/models")).unwrap_err();
+    assert!(error.starts_with("cannot read the folder /nonexistent/models"), "{error}");
+}
