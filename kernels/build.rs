@@ -37,31 +37,18 @@ fn instruction_sets(arch: &str) -> &'static [(&'static str, &'static [&'static s
 fn main() {
     println!("cargo:rerun-if-changed=kernels");
     protocol::generate();
+    // Tests run the code for the device on the host, in fibers, which not every C library has.
+    println!("cargo:rustc-check-cfg=cfg(kernels_emulated)");
+    if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|env| env == "gnu") {
+        println!("cargo:rustc-cfg=kernels_emulated");
+    }
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     // Side by side: the widest takes as long as the others together.
     thread::scope(|scope| {
         for (name, flags) in instruction_sets(&arch) {
             scope.spawn(|| compile(name, flags));
         }
-        scope.spawn(emulate);
     });
-}
-
-/// The code for the device, to be run on the host by tests: in development only, and where the C library has fibers.
-fn emulate() {
-    println!("cargo:rustc-check-cfg=cfg(kernels_emulated)");
-    let glibc = env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|env| env == "gnu");
-    if env::var_os("CARGO_CFG_DEBUG_ASSERTIONS").is_none() || !glibc {
-        return;
-    }
-    let mut build = cc::Build::new();
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("emulated");
-    build.out_dir(out).cpp(true).std("c++17").cpp_link_stdlib(None).opt_level(1);
-    for flag in FLAGS {
-        build.flag_if_supported(flag);
-    }
-    build.file("kernels/emulated.cpp").compile("ocelli_kernels_emulated");
-    println!("cargo:rustc-cfg=kernels_emulated");
 }
 
 /// How all kernels are compiled for the host.

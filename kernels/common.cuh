@@ -13,7 +13,7 @@ lane still needs something.
   HOST_ENTRY    names a host entry after the instruction set this object is compiled for
   KERNEL        an entry for the device: KERNEL(name, (arguments)) { }
 
-There is a third way to compile: on a host that plays the device (MACHINE_IS_HOST, emulate.h), thread by thread, so that tests can
+There is a third way to compile: on a host that plays the device (MACHINE_IS_HOST, tests/machine), thread by thread, so that tests can
 hold what no GPU is needed for: memory, barriers and counters. There is no PTX in the sources.
 
 Everything stands in LOCAL, on the host an anonymous namespace: the same template in objects of different instruction sets must

@@ -4,7 +4,8 @@ gauss_mle: fits one Gaussian spot per ROI by Poisson maximum likelihood.
   in   rois      [count, side, side]  u16 or f32  ADU, row-major
   in   corners   [count, 2]           u32         x, y of the ROI's first pixel on the sensor; with maps only
   in   maps      [height, width] x 3  f32         gain, bias and variance as in FitSetup (likelihood.cuh); or none
-  out  fits      [count]              FitRecord   see there
+  out  fits      [count, columns]     f32         a row for each fit, see FitRow
+  out  codes     [count, 2]           u8          evaluations (255: or more), and how the fit ended
 
 A lane is one ROI. `Fit` (fit.cuh) is the only implementation; the entries at the end, for the device and for the host,
 differ in nothing but where a lane's ROI comes from and in what a lane does when its fit is done.
@@ -27,7 +28,11 @@ is odd, so that threads which read the same pixel of their f32 ROIs meet no bank
 the axes are computed once per evaluation and lie beside, since a thread has no fast memory that it can index. Copies
 need not be doubled by hand: several blocks are on a multiprocessor, and while one waits another computes.
 
-Floor, per fit: bytes 2 side^2 + 72 as u16, so 170 B at 7 x 7 and 314 B at 11 x 11: at 4.3 TB/s 25 G/s and 13 G/s. Operations: an
+Results leave as they are sent: rows of 11 to 15 words, which a thread writes one after the other. That touches lines that
+its neighbours touch too, and is nothing against thousands of operations per word.
+
+Floor, per fit: bytes 2 side^2 + 4 columns + 2 as u16, so 144 B for xynb 7 x 7 and 296 B for xynbs 11 x 11: at 4.3 TB/s 30 G/s
+and 14 G/s. Operations: an
 evaluation is side^2 * (16 to 22 for sums, 20 for the logarithm, 8 for the reciprocal and the load), 2 (side + 1) * 50 for the
 axes, and 200 to 600 for the step: 3.3 k and 8.5 k instructions for xynb 7 x 7 and xynbs 11 x 11; with 5 and 6 evaluations, an
 estimate and a p-value (about one each) 20 k and 65 k per fit. 132 multiprocessors issuing 128 lanes at 1.75 GHz make
@@ -38,16 +43,15 @@ estimate and a p-value (about one each) 20 k and 65 k per fit. 132 multiprocesso
 
 LOCAL {
 
-// One fit as it leaves. The same struct stands in src/engine/kernels/fit.rs.
-struct FitRecord {
-    float theta[6];       // in the order of the model, positions relative to the ROI's first pixel; the rest is 0
-    float error[6];       // Cramer-Rao standard deviations, like theta
-    float covariance[3];  // xy, xz, yz
+// One fit as it leaves, but for its codes. `Columns` of src/engine/kernels/fit.rs has the same order.
+template <int MODEL> struct FitRow {
+    static constexpr int COUNT = Parameters<MODEL>::COUNT;
+    static constexpr int COVARIANCES = MODEL == XYZNB ? 3 : 1;
+    float theta[COUNT];  // in the order of the model, positions relative to the ROI's first pixel
+    float error[COUNT];  // Cramer-Rao standard deviations, like theta
+    float covariance[COVARIANCES];  // xy; xz, yz
     float log_likelihood_ratio;
     float p_value;
-    u8 iterations;
-    u8 status;
-    u8 unused[2];
 };
 
 // What a call works on. The same struct stands in src/engine/kernels/fit.rs.
@@ -60,8 +64,36 @@ struct FitCall {
     const float* variance_map;
     u64 map_width;
     u64 count;
-    FitRecord* fits;
+    float* fits;
+    u8* codes;
 };
+
+// Where the row of fit i stands.
+template <int MODEL> DEV FitRow<MODEL>& row_of(const FitCall& call, u64 i) { return ((FitRow<MODEL>*)call.fits)[i]; }
+
+#if ON_DEVICE
+#define NAN_VALUE vfloat_from_bits(0x7fc00000)
+#else
+#define NAN_VALUE __builtin_nanf("")
+#endif
+
+// Writes what is known of fit i when it ends, which is all but its p-value. What is no measurement has no numbers.
+template <int MODEL>
+DEV FitRow<MODEL>& put(const FitCall& call, u64 i, const float* theta, const float* error, const float* covariance,
+                       float deviance, int evaluations, int status) {
+    FitRow<MODEL>& row = row_of<MODEL>(call, i);
+    const bool bad = status == BAD_INPUT;
+    const float nothing = NAN_VALUE;
+    for (int k = 0; k < FitRow<MODEL>::COUNT; ++k) {
+        row.theta[k] = bad ? nothing : theta[k];
+        row.error[k] = bad ? nothing : error[k];
+    }
+    for (int k = 0; k < FitRow<MODEL>::COVARIANCES; ++k) row.covariance[k] = bad ? nothing : covariance[k];
+    row.log_likelihood_ratio = bad ? nothing : -deviance;
+    call.codes[2 * i] = (u8)(evaluations < 255 ? evaluations : 255);
+    call.codes[2 * i + 1] = (u8)status;
+    return row;
+}
 
 // Electrons beyond this are no measurement; also what NaN and infinities are found by.
 constexpr float ELECTRONS_MAX = 1e9f;
@@ -166,25 +198,13 @@ DEV void load_tile(const FitCall& call, const FitRound& round, u64 first, u32 co
     }
 }
 
-// The end of a fit, and its record.
+// The end of a fit.
 template <int MODEL, bool MAPS, class Roi>
 DEV void finish(const FitCall& call, const Roi& roi, Fit<MODEL, MAPS, float>& fit, u64 i) {
-    typedef Parameters<MODEL> Is;
-    float error[Is::COUNT], covariance[3];
+    float error[Parameters<MODEL>::COUNT], covariance[3];
     fit.errors(error, covariance);
-    FitRecord record = {};
-    const bool bad = fit.status == BAD_INPUT;
-    const float nothing = vfloat_from_bits(0x7fc00000);
-    for (int k = 0; k < Is::COUNT; ++k) {
-        record.theta[k] = bad ? nothing : fit.theta[k];
-        record.error[k] = bad ? nothing : error[k];
-    }
-    for (int k = 0; k < 3; ++k) record.covariance[k] = bad ? nothing : covariance[k];
-    record.log_likelihood_ratio = bad ? nothing : -fit.deviance;
-    record.p_value = bad ? nothing : p_value<MODEL, MAPS>(call.setup, roi, fit.theta, fit.deviance);
-    record.iterations = (u8)(fit.evaluations < 255 ? fit.evaluations : 255);
-    record.status = (u8)fit.status;
-    call.fits[i] = record;
+    FitRow<MODEL>& row = put<MODEL>(call, i, fit.theta, error, covariance, fit.deviance, fit.evaluations, fit.status);
+    row.p_value = fit.status == BAD_INPUT ? NAN_VALUE : p_value<MODEL, MAPS>(call.setup, roi, fit.theta, fit.deviance);
 }
 
 template <int MODEL, bool MAPS, class Adu> DEV void fit_on_device(const FitCall& call, const FitRound& round) {
@@ -277,10 +297,12 @@ template <int MODEL, bool MAPS, class Adu> DEV void fit_on_device(const FitCall&
 
 }  // LOCAL
 
-FIT_KERNELS(xynb, XYNB)
-FIT_KERNELS(xynbs, XYNBS)
-FIT_KERNELS(xynbsxsy, XYNBSXSY)
-FIT_KERNELS(xyznb, XYZNB)
+// A model's kernels are a module of their own, made with FIT_MODELS as one of these: a driver compiles a module as a whole when it
+// is loaded, and most who fit use one model.
+#ifndef FIT_MODELS
+#define FIT_MODELS FIT_KERNELS(xynb, XYNB) FIT_KERNELS(xynbs, XYNBS) FIT_KERNELS(xynbsxsy, XYNBSXSY) FIT_KERNELS(xyznb, XYZNB)
+#endif
+FIT_MODELS
 
 #else
 
@@ -350,20 +372,16 @@ template <int MODEL, bool MAPS> void write(const FitCall& call, Fit<MODEL, MAPS,
     typedef Parameters<MODEL> Is;
     Floats error[Is::COUNT], covariance[3];
     fit.errors(error, covariance);
-    const float nothing = __builtin_nanf("");
     for (int lane = 0; lane < LANES; ++lane) {
         if (!idle[lane] || owner[lane] == ~(u64)0) continue;
-        FitRecord record = {};
-        const bool bad = fit.status[lane] == BAD_INPUT;
+        float theta_of[Is::COUNT], error_of[Is::COUNT], covariance_of[3];
         for (int k = 0; k < Is::COUNT; ++k) {
-            record.theta[k] = bad ? nothing : fit.theta[k][lane];
-            record.error[k] = bad ? nothing : error[k][lane];
+            theta_of[k] = fit.theta[k][lane];
+            error_of[k] = error[k][lane];
         }
-        for (int k = 0; k < 3; ++k) record.covariance[k] = bad ? nothing : covariance[k][lane];
-        record.log_likelihood_ratio = bad ? nothing : -fit.deviance[lane];
-        record.iterations = (u8)(fit.evaluations[lane] < 255 ? fit.evaluations[lane] : 255);
-        record.status = (u8)fit.status[lane];
-        call.fits[owner[lane]] = record;
+        for (int k = 0; k < 3; ++k) covariance_of[k] = covariance[k][lane];
+        put<MODEL>(call, owner[lane], theta_of, error_of, covariance_of, fit.deviance[lane], fit.evaluations[lane],
+                   fit.status[lane]);
     }
 }
 
@@ -416,14 +434,15 @@ template <int MODEL, bool MAPS> void judge_all(const FitCall& call) {
         Floats theta[Is::COUNT], half;
         for (int lane = 0; lane < LANES; ++lane) {
             const u64 i = first + lane < call.count ? first + lane : call.count - 1;
-            for (int k = 0; k < Is::COUNT; ++k) theta[k][lane] = call.fits[i].theta[k];
-            half[lane] = -call.fits[i].log_likelihood_ratio;
+            const FitRow<MODEL>& row = row_of<MODEL>(call, i);
+            for (int k = 0; k < Is::COUNT; ++k) theta[k][lane] = row.theta[k];
+            half[lane] = -row.log_likelihood_ratio;
             if (MAPS) tile.load_variance(call, i, lane);
         }
         const Floats p = p_value<MODEL, MAPS>(call.setup, tile, theta, half);
         for (int lane = 0; lane < LANES && first + lane < call.count; ++lane) {
-            FitRecord& record = call.fits[first + lane];
-            record.p_value = record.status == BAD_INPUT ? __builtin_nanf("") : p[lane];
+            const bool bad = call.codes[2 * (first + lane) + 1] == BAD_INPUT;
+            row_of<MODEL>(call, first + lane).p_value = bad ? NAN_VALUE : p[lane];
         }
     }
 }

@@ -22,6 +22,13 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 GENERATED = KERNELS / "generated"
 # PTX for the oldest GPU that we support runs on all later ones.
 TARGET = "compute_75"
+# Sources that are several texts, since a driver compiles a text as a whole: the end of each one's name, and what it is made with.
+PARTS = {
+    "gauss_mle": {
+        f"_{model}": f"--define-macro=FIT_MODELS=FIT_KERNELS({model}, {model.upper()})"
+        for model in ("xynb", "xynbs", "xynbsxsy", "xyznb")
+    }
+}
 SMS = ("75", "80", "86", "89", "90", "100", "120")
 
 
@@ -56,13 +63,13 @@ class Nvrtc:
         getattr(self.library, f"nvrtcGet{what}")(program, held)
         return held.raw.rstrip(b"\0").decode()
 
-    def ptx(self, source):
-        """The PTX of a source. Ends the script where it does not compile."""
+    def ptx(self, source, *more):
+        """The PTX of a source, made with more options. Ends the script where it does not compile."""
         program = ctypes.c_void_p()
         self.library.nvrtcCreateProgram(
             ctypes.byref(program), source.read_bytes(), source.name.encode(), len(self.names), self.texts, self.names
         )
-        options = (f"--gpu-architecture={TARGET}", "--std=c++17")
+        options = (f"--gpu-architecture={TARGET}", "--std=c++17", *more)
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         failed = self.library.nvrtcCompileProgram(program, len(options), given)
         log = self.text(program, "ProgramLog")
@@ -79,11 +86,13 @@ def compile_all(folder, keep):
     """Compiles all sources. `keep` takes the place of each one's PTX and its text, and says what became of it."""
     nvrtc = Nvrtc(folder)
     places = []
-    for source in sorted(KERNELS.glob("*.cu")):
+    sources = sorted(KERNELS.glob("*.cu"))
+    parts = [(source, part) for source in sources for part in PARTS.get(source.stem, {"": None}).items()]
+    for source, (ending, option) in parts:
         began = time.monotonic()
-        text = nvrtc.ptx(source)
+        text = nvrtc.ptx(source, *filter(None, [option]))
         seconds = time.monotonic() - began
-        place = GENERATED / f"{source.stem}.ptx"
+        place = GENERATED / f"{source.stem}{ending}.ptx"
         places.append(place)
         print(
             f"{place.name}: PTX {re.search(r'^.version (.+)', text, re.MULTILINE)[1]} for {TARGET} by NVRTC "

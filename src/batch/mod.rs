@@ -33,7 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use book::Aftermath;
+pub use book::{Aftermath, Recalled, WorkerKey};
 pub use queue::{Load, ModelLoad, Queue, QueueLimits, Running, Taken, Ticket, Worker};
 
 /// One loaded version of one model. Keys are never used again, so a stale one finds nothing.

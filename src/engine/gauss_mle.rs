@@ -9,11 +9,13 @@
 //!
 //! What is fitted comes with the batch ([`Setting`]), so that requests may ask for another model than the default.
 
+pub use super::kernels::Columns;
 use super::{
     DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView,
-    kernels::{Adu, Camera, FitModel, InstructionSet, Invalid, Psf, Rois, SpotFit, fit, on_sensor},
+    kernels::{Adu, Camera, FitModel, InstructionSet, Invalid, Rois, fit_rows, on_sensor},
     tensor,
 };
+use bytes::Bytes;
 use rayon::prelude::*;
 use std::{
     hash::{Hash, Hasher},
@@ -65,46 +67,6 @@ impl Eq for Setting {}
 impl Hash for Setting {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.name.hash(state);
-    }
-}
-
-/// What stands in a row of `fits`: the parameters in the order of [`Psf::parameter_names`], their standard errors in the same
-/// order, the covariances (xy, and with z xz and yz), the log-likelihood ratio and the p-value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Columns {
-    /// How many parameters there are.
-    pub parameters: usize,
-    /// How many covariances.
-    pub covariances: usize,
-}
-
-impl Columns {
-    /// Those of a model.
-    pub fn of(psf: &Psf) -> Columns {
-        Columns {
-            parameters: psf.parameter_names().len(),
-            covariances: if matches!(psf, Psf::Xyznb(_)) { 3 } else { 1 },
-        }
-    }
-
-    /// Columns in all.
-    pub fn count(self) -> usize {
-        2 * self.parameters + self.covariances + 2
-    }
-
-    /// A row and two codes for each fit.
-    fn write(self, fits: &[SpotFit], rows: &mut [f32], codes: &mut [u8]) {
-        let rows = rows.chunks_exact_mut(self.count()).zip(codes.as_chunks_mut().0);
-        for (fit, (row, code)) in fits.iter().zip(rows) {
-            let (theta, rest) = row.split_at_mut(self.parameters);
-            let (errors, rest) = rest.split_at_mut(self.parameters);
-            let (covariances, rest) = rest.split_at_mut(self.covariances);
-            theta.copy_from_slice(&fit.theta[..self.parameters]);
-            errors.copy_from_slice(&fit.errors[..self.parameters]);
-            covariances.copy_from_slice(&fit.covariance[..self.covariances]);
-            rest.copy_from_slice(&[fit.log_likelihood_ratio, fit.p_value]);
-            *code = [fit.iterations, fit.status() as u8];
-        }
     }
 }
 
@@ -169,29 +131,22 @@ impl Engine for GaussMle {
         let (rois, setting) = asked(inputs, setting)?;
         let (count, columns) = (rois.len(), Columns::of(setting.model.psf()));
         let mut rows = vec![0.0; count * columns.count()];
-        let mut codes = vec![0; 2 * count];
-        // Each thread writes its own rows, while they are in its cache.
-        let fit_part = |fits: &mut Vec<SpotFit>, (index, (rows, codes)): (usize, (&mut [f32], &mut [u8]))| {
-            let (start, len) = (index * PART, codes.len() / 2);
-            fits.resize(len, SpotFit::default());
-            fit(self.set, &setting.model, &setting.camera, rois.part(start..start + len), fits)?;
-            columns.write(fits, rows, codes);
-            Ok(())
+        let mut codes = vec![[0; 2]; count];
+        // Each thread writes its own rows.
+        let fit_part = |(index, (rows, codes)): (usize, (&mut [f32], &mut [[u8; 2]]))| {
+            let range = index * PART..index * PART + codes.len();
+            fit_rows(self.set, &setting.model, &setting.camera, rois.part(range), rows, codes)
         };
-        let (row_part, code_part) = (PART * columns.count(), PART * 2);
+        let row_part = PART * columns.count();
         let fitted: Result<(), Invalid> = match &self.pool {
             Some(pool) if count > PART => pool.install(|| {
-                let parts = rows.par_chunks_mut(row_part).zip(codes.par_chunks_mut(code_part));
-                parts.enumerate().try_for_each_init(Vec::new, fit_part)
+                let parts = rows.par_chunks_mut(row_part).zip(codes.par_chunks_mut(PART));
+                parts.enumerate().try_for_each(fit_part)
             }),
-            _ => {
-                let mut parts = rows.chunks_mut(row_part).zip(codes.chunks_mut(code_part)).enumerate();
-                let mut fits = Vec::new();
-                parts.try_for_each(|part| fit_part(&mut fits, part))
-            }
+            _ => rows.chunks_mut(row_part).zip(codes.chunks_mut(PART)).enumerate().try_for_each(fit_part),
         };
         fitted.map_err(|error| EngineError::Input(error.to_string()))?;
-        Ok(outputs(columns, rows, codes))
+        Ok(outputs(columns, count, tensor::bytes_of(rows), tensor::bytes_of(codes)))
     }
 }
 
@@ -227,27 +182,18 @@ pub(super) fn asked<'a, 's>(
     Ok((rois, setting))
 }
 
-/// What the engine answers: rows of [`Columns`], and codes.
-pub(super) fn answer(fits: &[SpotFit], psf: &Psf) -> Vec<Tensor> {
-    let (count, columns) = (fits.len(), Columns::of(psf));
-    let mut rows = vec![0.0; count * columns.count()];
-    let mut codes = vec![0; 2 * count];
-    columns.write(fits, &mut rows, &mut codes);
-    outputs(columns, rows, codes)
-}
-
-fn outputs(columns: Columns, rows: Vec<f32>, codes: Vec<u8>) -> Vec<Tensor> {
-    let count = codes.len() / 2;
-    let fits = vec![count, columns.count()];
+/// What the engine answers for `count` ROIs: rows of [`Columns`], and codes.
+pub(super) fn outputs(columns: Columns, count: usize, rows: Bytes, codes: Bytes) -> Vec<Tensor> {
     vec![
-        Tensor { datatype: DataType::Fp32, shape: fits, data: tensor::bytes_of(rows) },
-        Tensor { datatype: DataType::Uint8, shape: vec![count, 2], data: codes.into() },
+        Tensor { datatype: DataType::Fp32, shape: vec![count, columns.count()], data: rows },
+        Tensor { datatype: DataType::Uint8, shape: vec![count, 2], data: codes },
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::kernels::Psf;
 
     /// A spot of `photons` on background 2, in the centre of 7 x 7 px, without noise.
     fn spot(photons: f32) -> Vec<f32> {

@@ -126,9 +126,9 @@ fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit()
     let rows: Vec<&str> = text.lines().skip(1).collect();
     assert_eq!(rows.len(), 2, "the CPU and the GPU");
     assert!(rows[0].contains("  cpu  ") && rows[1].contains("  GPU-fa000000-"));
-    // Three batches of 1000 ROIs of 49 FP32 pixels, and results of 72 bytes; a twentieth of the memory is left alone.
-    let held: u64 = 3 * 1000 * (49 * 4 + 72);
-    assert!(rows[1].contains("  0.0 MiB + 0.0 MiB at 1, 0.8 MiB at 1000  "), "{}", rows[1]);
+    // Three batches of 1000 ROIs of 49 FP32 pixels, and results of 46 bytes; a twentieth of the memory is left alone.
+    let held: u64 = 3 * 1000 * (49 * 4 + 46);
+    assert!(rows[1].contains("  0.0 MiB + 0.0 MiB at 1, 0.7 MiB at 1000  "), "{}", rows[1]);
     let fit = 1 + ((8 << 30) - held - (8 << 30) / 20) / held;
     assert!(rows[1].contains(&format!("  1 of {fit}  ")), "{} instead of {fit}", rows[1]);
 }
@@ -137,13 +137,13 @@ fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit()
 fn a_model_over_its_memory_is_refused_with_the_arithmetic() {
     let (text, code) = check(
         "devices",
-        "[batch]\nitems_max = 1000\n[placement]\ndevices = \"gpu\"\nfallback = \"never\"\nmemory_bytes_max = 800000\n",
+        "[batch]\nitems_max = 1000\n[placement]\ndevices = \"gpu\"\nfallback = \"never\"\nmemory_bytes_max = 720000\n",
     );
     assert_eq!(code, Some(1));
     assert!(
         text.contains(
-            "unavailable: one instance takes 804000 bytes (0 for the model and 804000 for batches of 1000), more than \
-             placement.memory_bytes_max = 800000: lower batch.items_max, or raise the limit"
+            "unavailable: one instance takes 726000 bytes (0 for the model and 726000 for batches of 1000), more than \
+             placement.memory_bytes_max = 720000: lower batch.items_max, or raise the limit"
         ),
         "{text}"
     );

@@ -7,6 +7,9 @@ use crate::{
 use ocelli::engine::{Engine, EngineError, Flight, Tensor, cuda::gauss_mle::GaussMle, kernels::Camera};
 use std::{collections::BTreeSet, sync::Arc};
 
+/// A row of 11 columns, and two codes.
+const RESULT_BYTES: usize = 11 * 4 + 2;
+
 /// Begins a batch as a worker does.
 fn start(engine: &mut GaussMle, inputs: &[Tensor]) -> Result<Flight, EngineError> {
     let inputs = staged(engine, inputs);
@@ -79,7 +82,7 @@ fn batches_of_any_size_reuse_the_memory_of_the_largest() {
     }
     assert!(grown >= before && allocated(&fake) == grown, "no allocation once each place is large enough");
     let held = engine.device_bytes();
-    let one = 300 * (SIDE * SIDE * 2 + 72) as u64;
+    let one = 300 * (SIDE * SIDE * 2 + RESULT_BYTES) as u64;
     assert_eq!(held, 3 * one);
     engine.rest();
     assert_eq!(engine.device_bytes(), 0, "a resting engine holds nothing");
@@ -161,7 +164,7 @@ fn too_little_memory_for_a_batch_is_its_error_and_not_the_end() {
 #[test]
 fn where_three_batches_do_not_fit_fewer_are_on_their_way_at_once() {
     // Room for one batch of 1000, and not for two.
-    let bytes = 1000 * (SIDE * SIDE * 2 + 72);
+    let bytes = 1000 * (SIDE * SIDE * 2 + RESULT_BYTES);
     let _fake = FakeCuda::start(&format!("memory={}", bytes * 3 / 2));
     let mut engine = GaussMle::new(&open(0)).unwrap();
     let inputs = batch(5, 1000, false);
@@ -219,7 +222,47 @@ fn bad_input_is_an_error_before_anything_reaches_the_gpu() {
 #[test]
 fn a_kernel_that_the_driver_cannot_compile_says_what_is_needed() {
     let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
     fake.tell("fault on=cuModuleLoadData code=222");
-    let error = GaussMle::new(&open(0)).unwrap_err().to_string();
+    let error = start(&mut engine, &batch(1, 5, false)).err().unwrap().to_string();
     assert!(error.contains("the driver is too old for them: 525 is needed"), "{error}");
+}
+
+#[test]
+fn kernels_of_models_that_nobody_asks_for_are_not_loaded() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let modules = || fake.books().devices[0].modules;
+    assert_eq!(modules(), 0);
+    for (number, psf) in psfs().into_iter().enumerate() {
+        for wide in [false, true, false] {
+            let staged = staged(&engine, &batch(3, 10, wide));
+            engine.start(staged, Some(&setting(psf, &camera))).unwrap().land().unwrap();
+            assert_eq!(modules(), number as u64 + 1, "one for each model, whatever the type");
+        }
+    }
+}
+
+#[test]
+fn what_is_copied_out_is_the_reply() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    for (psf, bytes) in psfs().into_iter().zip([46, 54, 62, 62]) {
+        let before = fake.log().iter().filter(|operation| operation.kind == "copy_out").count();
+        let staged = staged(&engine, &batch(3, 10, false));
+        let outputs = engine.start(staged, Some(&setting(psf, &camera))).unwrap().land().unwrap();
+        let log = fake.log();
+        let copies: Vec<&Operation> =
+            log.iter().filter(|operation| operation.kind == "copy_out").skip(before).collect();
+        assert_eq!(
+            copies.iter().map(|copy| copy.bytes).collect::<Vec<u64>>(),
+            [10 * bytes],
+            "{}",
+            psf.name()
+        );
+        let [fits, codes] = [0, 1].map(|output| outputs[output].data.as_ptr_range());
+        assert_eq!(fits.end, codes.start, "rows and codes lie as they came");
+    }
 }

@@ -5,7 +5,7 @@ The fake is a libcuda for tests. It keeps the promises of the real one that call
 
   devices     as many as a test asks for, with a set memory; memory of a device is memory of this process
   streams     an OS thread each that takes its operations in order: a missing wait is a race here too
-  launches    the device entries of our kernels, compiled for the host with one float per lane (machine.h)
+  launches    the device entries of our kernels, compiled for the host with one float per lane (tests/machine)
   books       every handle and byte that was taken and not given back (books.cpp)
   faults      rules that make a call fail or an operation poison its context, hang or be slow (script.cpp)
 

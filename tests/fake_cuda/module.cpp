@@ -11,7 +11,7 @@ was compiled for the host.
 #include <algorithm>
 
 #include "driver.h"
-#include "entries.h"
+#include "../machine/entries.h"
 
 struct Module {
     std::shared_ptr<Context> context;
@@ -35,23 +35,6 @@ void forget_modules(const Context& context) {
 
 u64 count_modules(const Device& device) {
     return modules.count_if([&](const Module& module) { return module.context->device == &device; });
-}
-
-// ---- entries -------------------------------------------------------------------------------------------------------------
-
-static std::map<std::string, Entry>& entries() {
-    static auto& all = *new std::map<std::string, Entry>;
-    return all;
-}
-
-void add_entry(Entry entry) {
-    const std::string name = entry.name;
-    if (!entries().emplace(name, std::move(entry)).second) violation("kernel %s is registered twice", name.c_str());
-}
-
-const Entry* find_entry(const std::string& name) {
-    const auto found = entries().find(name);
-    return found == entries().end() ? nullptr : &found->second;
 }
 
 // ---- PTX -----------------------------------------------------------------------------------------------------------------
@@ -167,7 +150,7 @@ EXPORT int cuModuleGetFunction(Handle* handle, Handle of, const char* name) {
     if (declared == module->entries.end()) return NOT_FOUND;
     const Entry* entry = find_entry(name);
     if (!entry) {
-        fprintf(stderr, "fake CUDA driver: kernel %s has no entry in tests/fake_cuda/kernels\n", name);
+        fprintf(stderr, "fake CUDA driver: kernel %s has no entry in tests/machine/kernels\n", name);
         return NOT_SUPPORTED;
     }
     if (entry->sizes != declared->second) {

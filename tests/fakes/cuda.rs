@@ -22,7 +22,7 @@ use super::{
 /// Where the library lies, compiled if it was not yet. A process that is started with its folder in `LD_LIBRARY_PATH` takes it for
 /// its driver, reads its script from `FAKE_CUDA`, and leaves its books in the file that `FAKE_CUDA_BOOKS` names.
 pub fn library() -> PathBuf {
-    compiled(&Recipe { folder: "fake_cuda", name: "libcuda.so", also: "libcuda.so.1" })
+    compiled(&Recipe { folders: &["fake_cuda", "machine"], name: "libcuda.so", also: "libcuda.so.1" })
 }
 
 type Tell = unsafe extern "C" fn(*const c_char) -> *mut c_char;

@@ -1,4 +1,4 @@
-//! Compiles a fake: the C++ sources of a folder into a shared library under `target/`.
+//! Compiles a fake: the C++ sources of some folders into a shared library under `target/`.
 //!
 //! Objects and the library are named after a hash of all they are made of, so they are made once and never out of date. This is
 //! not in the package's build script: only tests need it, and users' builds do not.
@@ -18,8 +18,8 @@ use std::{
 
 /// What is compiled, and what it is called by those who look for it.
 pub struct Recipe {
-    /// Below `tests/`. Its sources are the folder's, and those in `kernels/` in it.
-    pub folder: &'static str,
+    /// Below `tests/`. Its sources are the folders', and those in `kernels/` in them; it is named after the first.
+    pub folders: &'static [&'static str],
     /// The name that the library is loaded by: a `dlopen` of it finds the library already there.
     pub name: &'static str,
     /// Another name of the file, for a process that is started with the folder in `LD_LIBRARY_PATH`.
@@ -50,7 +50,7 @@ pub fn compiled(recipe: &Recipe) -> PathBuf {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = package.join("tests").join(recipe.folder);
+    let folders: Vec<PathBuf> = recipe.folders.iter().map(|name| package.join("tests").join(name)).collect();
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let mut flags: Vec<String> = FLAGS.iter().map(|flag| (*flag).to_owned()).collect();
     if let Ok(sanitizer) = env::var("FAKE_SANITIZER") {
@@ -58,29 +58,44 @@ pub fn compiled(recipe: &Recipe) -> PathBuf {
         flags.push("-fno-omit-frame-pointer".to_owned());
     }
     let version = said(Command::new(&compiler).arg("--version"));
-    let headers = (texts(&folder, &["h"]), texts(&package.join("tests/fakes"), &["h"]));
+    let headers: Vec<_> =
+        folders.iter().chain([&package.join("tests/fakes")]).map(|of| texts(of, &["h"])).collect();
     let common = (compiler.clone(), version, flags.clone(), headers);
     let kernels = texts(&package.join("kernels"), &["cu", "cuh", "h"]);
 
     let mut sources: Vec<(PathBuf, u64)> = Vec::new();
-    for source in files(&folder, &["cpp"]) {
-        let hash = hash(&(&common, read(&source)));
-        sources.push((source, hash));
+    for folder in &folders {
+        let plain = files(folder, &["cpp"]).into_iter().map(|source| (source, None));
+        let of_kernels = files(&folder.join("kernels"), &["cpp"]).into_iter();
+        for (source, kernels) in plain.chain(of_kernels.map(|source| (source, Some(&kernels)))) {
+            let hash = hash(&(&common, kernels, read(&source)));
+            sources.push((source, hash));
+        }
     }
-    for source in files(&folder.join("kernels"), &["cpp"]) {
-        let hash = hash(&(&common, &kernels, read(&source)));
-        sources.push((source, hash));
-    }
-    assert!(!sources.is_empty(), "no sources in {}", folder.display());
+    assert!(!sources.is_empty(), "no sources in {folders:?}");
 
     let made = made_in();
     let library =
-        made.join(format!("{}-{:016x}", recipe.folder, hash(&(&sources, recipe.name)))).join(recipe.name);
+        made.join(format!("{}-{:016x}", recipe.folders[0], hash(&(&sources, recipe.name)))).join(recipe.name);
     if !library.exists() {
         let objects = compile(&compiler, &flags, &sources, &made);
         link(&compiler, &flags, &objects, &library, recipe);
     }
+    if env::var_os("FAKE_SANITIZER").is_none() {
+        lead_to(&library, &made.join(recipe.folder));
+    }
     library
+}
+
+/// Makes the newest of a recipe known by a name without a hash, for tests in other languages.
+fn lead_to(library: &Path, name: &Path) {
+    let folder = library.parent().and_then(Path::file_name).expect("a library is in a folder");
+    if fs::read_link(name).is_ok_and(|known| known == Path::new(folder)) {
+        return;
+    }
+    let unfinished = name.with_extension(format!("{}.part", process::id()));
+    let made = std::os::unix::fs::symlink(folder, &unfinished).and_then(|()| fs::rename(&unfinished, name));
+    made.unwrap_or_else(|why| panic!("cannot make {}: {why}", name.display()));
 }
 
 /// `target/<profile>/fakes`, beside the folder that test binaries are in.

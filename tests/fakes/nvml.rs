@@ -19,7 +19,7 @@ use super::{
 /// Where the library lies, compiled if it was not yet. A process that is started with its folder in `LD_LIBRARY_PATH` finds it by
 /// NVML's own name, and it reads its script from `FAKE_NVML`.
 pub fn library() -> PathBuf {
-    compiled(&Recipe { folder: "fake_nvml", name: "libnvidia-ml.so.1", also: "libnvidia-ml.so" })
+    compiled(&Recipe { folders: &["fake_nvml"], name: "libnvidia-ml.so.1", also: "libnvidia-ml.so" })
 }
 
 struct Entries {

@@ -67,7 +67,7 @@ impl Desk {
         self.book.push(job, self.now).unwrap()
     }
 
-    fn take(&mut self) -> (Batch, Receipt) {
+    fn take(&mut self) -> (Arc<Batch>, Receipt) {
         match self.book.pick(self.worker, &[MODEL], self.now) {
             Pick::Run(batch, receipt) => (batch, receipt),
             other => panic!("nothing to run: {other:?}"),
@@ -77,7 +77,7 @@ impl Desk {
     /// Ends a batch after `ms`.
     fn end(
         &mut self,
-        (batch, receipt): &(Batch, Receipt),
+        (batch, receipt): &(Arc<Batch>, Receipt),
         ms: u64,
         result: Result<Tensor, EngineError>,
     ) -> Aftermath {
@@ -87,7 +87,7 @@ impl Desk {
             stage: Duration::ZERO,
             compute: Duration::from_millis(ms),
         });
-        self.book.finish(batch, receipt, result, self.now)
+        self.book.finish(batch, receipt, result, self.now).expect("nobody recalled it")
     }
 
     /// Takes a batch and gives back its rows as they are, padded.

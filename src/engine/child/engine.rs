@@ -6,8 +6,8 @@ use super::{
     wire::{Answer, Ask, Copies, Eye, Fitted, parts},
 };
 use crate::engine::{
-    Airborne, DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView, kernels::Camera,
-    staging::Memory,
+    Airborne, DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    kernels::Camera, staging::Memory,
 };
 use std::sync::{
     Arc, Condvar, Mutex, PoisonError,
@@ -109,6 +109,14 @@ impl ChildEngine {
 impl Engine for ChildEngine {
     fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        let ask = Ask::Equip { engine: self.number, ends: ends.into() };
+        match self.asks().ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait)?.answer {
+            Answer::Done { .. } => Ok(()),
+            other => Err(unexpected(&other)),
+        }
     }
 
     fn run(

@@ -92,6 +92,12 @@ impl Seat<'_> {
                 Ask::Camera { camera, height, width, maps, .. } => {
                     desk.answer(id, seat.camera(words_at, camera, [height, width], &maps));
                 }
+                Ask::Equip { ends, .. } => {
+                    let equipped = ends.read().map_err(EngineError::Input);
+                    let equipped = equipped.and_then(|ends| seat.engine.equip(&ends));
+                    let device_bytes = seat.engine.device_bytes();
+                    desk.answer(id, equipped.map(|()| Answer::Done { device_bytes }));
+                }
                 Ask::Start { inputs, setting, .. } => seat.start(id, words_at, &inputs, setting.as_ref()),
                 Ask::Rest { .. } => {
                     seat.landing = None;

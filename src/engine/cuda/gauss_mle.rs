@@ -1,7 +1,7 @@
 //! The fitter of Gaussian spots on a GPU: what [`GaussMle`](crate::engine::gauss_mle::GaussMle) takes and gives, with three
 //! batches on their way. One is copied in, one is fitted and one is copied out, each on a stream of its own.
 //!
-//! Memory for a batch is allocated when the first of its size comes, and kept. Where three do not fit, there are fewer.
+//! The kernels write the outputs as they are sent, so what is copied out is the reply's. Memory for a batch is allocated when the first of its size comes, and kept. Where three do not fit, there are fewer.
 #![allow(unsafe_code)]
 
 mod rounds;
@@ -9,13 +9,14 @@ mod rounds;
 use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
     Airborne, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
-    gauss_mle::{answer, asked, signature},
+    gauss_mle::{Columns, asked, outputs, signature},
     kernels::{
-        Adu, Camera, FitCall, Psf, Rois, SpotFit,
+        Adu, Camera, FitCall, Rois,
         fit::device::{FitAddresses, MapAddresses},
     },
     staging::{Blocks, Lent, Memory},
 };
+use bytes::Bytes;
 use rounds::Rounds;
 use std::sync::{
     Arc,
@@ -24,6 +25,8 @@ use std::sync::{
 
 /// Batches on their way, where memory allows.
 const DEPTH: usize = 3;
+/// Bytes of the codes of a fit.
+const CODE_BYTES: usize = 2;
 /// Cameras whose maps stay on the device.
 const CAMERAS_MAX: usize = 2;
 
@@ -57,7 +60,8 @@ struct Maps {
 struct Place {
     rois: Option<Buffer>,
     corners: Option<Buffer>,
-    fits: Option<Buffer>,
+    /// Rows, then codes.
+    results: Option<Buffer>,
     uploaded: Event,
     computed: Event,
     landed: Event,
@@ -75,7 +79,7 @@ impl GaussMle {
         let mut fitter = GaussMle {
             signature: signature(),
             context: Arc::clone(context),
-            rounds: Rounds::new(context, &heap)?,
+            rounds: Rounds::new(context, &heap),
             heap,
             streams: context.streams()?,
             cameras: Vec::new(),
@@ -95,7 +99,7 @@ impl GaussMle {
             let place = Place {
                 rois: None,
                 corners: None,
-                fits: None,
+                results: None,
                 uploaded: self.context.mark()?,
                 computed: self.context.mark()?,
                 landed: self.context.event()?,
@@ -111,12 +115,13 @@ impl GaussMle {
     }
 
     /// A place with room for a batch. Where there is too little memory for one more, there is one less from now on.
-    fn place(&mut self, rois: usize, corners: usize, fits: usize) -> Result<Place, CudaError> {
+    fn place(&mut self, rois: usize, corners: usize, results: usize) -> Result<Place, CudaError> {
         loop {
             let mut place = self.free.recv().expect("its sender is ours");
-            let made = [(&mut place.rois, rois), (&mut place.corners, corners), (&mut place.fits, fits)]
-                .into_iter()
-                .try_for_each(|(buffer, bytes)| room(&self.heap, buffer, bytes));
+            let made =
+                [(&mut place.rois, rois), (&mut place.corners, corners), (&mut place.results, results)]
+                    .into_iter()
+                    .try_for_each(|(buffer, bytes)| room(&self.heap, buffer, bytes));
             match made {
                 Ok(()) => return Ok(place),
                 Err(error) if error.fault() == Fault::OutOfMemory && self.places > 1 => {
@@ -195,7 +200,8 @@ impl GaussMle {
                 let [gain, bias, variance] = maps.buffers.each_ref().map(Buffer::address);
                 MapAddresses { corners: address(&place.corners), gain, bias, variance }
             }),
-            fits: address(&place.fits),
+            fits: address(&place.results),
+            codes: address(&place.results) + (rois.len() * row_bytes(setting)) as u64,
         };
         let call = FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
         // SAFETY: planned for this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on the
@@ -203,11 +209,16 @@ impl GaussMle {
         unsafe { self.rounds.launch(&launch, &call, rois.len(), in_rounds, compute) }?;
         place.computed.record(compute)?;
         place.computed.before(download)?;
-        let fits = place.fits.as_ref().expect("room was made");
+        let made = place.results.as_ref().expect("room was made");
         // SAFETY: the flight holds the results and looks at them when it has landed.
-        unsafe { fits.download(results, download) }?;
+        unsafe { made.download(results, download) }?;
         place.landed.record(download)
     }
+}
+
+/// Bytes of a row of results.
+fn row_bytes(setting: &Setting) -> usize {
+    Columns::of(setting.model().psf()).count() * size_of::<f32>()
 }
 
 /// Makes room for so many bytes; what was there was smaller.
@@ -242,14 +253,16 @@ impl Engine for GaussMle {
         let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
         let (rois, setting) = asked(&views, setting)?;
         if rois.is_empty() {
-            return Ok(Flight::Landed(answer(&[], setting.model().psf())));
+            let none = outputs(Columns::of(setting.model().psf()), 0, Bytes::new(), Bytes::new());
+            return Ok(Flight::Landed(none));
         }
         let maps = self.maps(setting.camera())?;
         let corners = views[1].data;
-        let fit_bytes = rois.len() * size_of::<SpotFit>();
+        let (count, row_bytes) = (rois.len(), row_bytes(setting));
+        let result_bytes = count * (row_bytes + CODE_BYTES);
         let corner_bytes = if maps.is_some() { corners.len() } else { 0 };
-        let mut place = self.place(views[0].data.len(), corner_bytes, fit_bytes)?;
-        let mut results = self.results.lend(fit_bytes);
+        let mut place = self.place(views[0].data.len(), corner_bytes, result_bytes)?;
+        let mut results = self.results.lend(result_bytes);
         let begun = self.begin(&mut place, &rois, corners, setting, maps.as_ref(), &mut results);
         if let Err(error) = begun {
             // What was begun may still read and write.
@@ -257,10 +270,11 @@ impl Engine for GaussMle {
             self.put_back(place);
             return Err(error.into());
         }
-        let psf = *setting.model().psf();
+        let columns = Columns::of(setting.model().psf());
         drop(views);
         Ok(Flight::Airborne(Box::new(Fitting {
-            psf,
+            columns,
+            count,
             place: Some(place),
             back: self.back.clone(),
             results: Some(results),
@@ -282,7 +296,7 @@ impl Engine for GaussMle {
         self.rounds.rest();
         let idle: Vec<Place> = self.free.try_iter().collect();
         for place in idle {
-            self.put_back(Place { rois: None, corners: None, fits: None, ..place });
+            self.put_back(Place { rois: None, corners: None, results: None, ..place });
         }
         self.results.clear();
         self.inputs.clear();
@@ -297,7 +311,8 @@ impl Engine for GaussMle {
 
 /// A batch on its way. Holds all that the device reads and writes for it.
 struct Fitting {
-    psf: Psf,
+    columns: Columns,
+    count: usize,
     place: Option<Place>,
     back: Sender<Place>,
     results: Option<Lent>,
@@ -319,8 +334,9 @@ impl Fitting {
 impl Airborne for Fitting {
     fn land(mut self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
         self.wait()?;
-        let results = self.results.take().expect("it lands once");
-        Ok(answer(bytemuck::cast_slice(&results), &self.psf))
+        let mut rows = self.results.take().expect("it lands once").freeze();
+        let codes = rows.split_off(rows.len() - self.count * CODE_BYTES);
+        Ok(outputs(self.columns, self.count, rows, codes))
     }
 }
 

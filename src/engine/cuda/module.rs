@@ -52,6 +52,11 @@ impl Module {
         Ok(Module { name, cuda })
     }
 
+    /// Its source's.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// One of its kernels.
     ///
     /// # Errors

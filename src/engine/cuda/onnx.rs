@@ -11,13 +11,14 @@
 
 mod bucket;
 mod flight;
+mod idle;
 mod place;
 
 pub use crate::engine::onnx::gpu::Load;
 
 use super::{Context, CudaError, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
-    DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     onnx::{
         Placement, Runtime,
         binding::Where,
@@ -59,6 +60,7 @@ pub struct OnnxOnGpu {
     /// What ONNX Runtime took for the model, and beside that for batches.
     weights: u64,
     arena: u64,
+    ends: Ends,
     results: Blocks,
     inputs: Blocks,
     /// Places that no batch is in, how they come back, and how many there are.
@@ -152,6 +154,7 @@ impl OnnxOnGpu {
             graphs: 0,
             weights,
             arena: 0,
+            ends: Ends::default(),
             results: Blocks::new(memory.clone()),
             inputs: Blocks::new(memory),
             free,
@@ -323,35 +326,6 @@ impl OnnxOnGpu {
             _ => error,
         }
     }
-
-    /// Has ONNX Runtime give back what its arena does not need, with a run of what was run last.
-    fn shrink(&mut self) -> Result<(), EngineError> {
-        let arena = match self.device {
-            Where::Device(ordinal) | Where::Pinned(ordinal) => format!("gpu:{ordinal}"),
-            Where::Host => "cpu:0".to_owned(),
-        };
-        let idle: Vec<usize> = self.free.try_iter().collect();
-        let smallest = idle
-            .iter()
-            .flat_map(|place| (0..self.places[*place].buckets.len()).map(|bucket| (*place, bucket)))
-            .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
-        let ran = smallest.map_or(Ok(()), |(place, bucket)| {
-            let mut options = options().map_err(EngineError::Device)?;
-            let set = options.set("memory.enable_memory_arena_shrinkage", &arena);
-            set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
-            let bucket = &mut self.places[place].buckets[bucket];
-            if bucket.reads_host() {
-                return Ok(());
-            }
-            bucket.open(self.session.signature(), Where::Host)?;
-            self.session.run(&bucket.binding, &options).map(|_| ())
-        });
-        self.streams.settle();
-        for place in idle {
-            self.put_back(place);
-        }
-        ran
-    }
 }
 
 /// How a run is to be: without waiting for its end.
@@ -371,6 +345,11 @@ impl Engine for OnnxOnGpu {
         self.session.signature()
     }
 
+    fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        self.ends = ends.clone();
+        Ok(())
+    }
+
     fn run(
         &mut self,
         inputs: &[TensorView<'_>],
@@ -384,7 +363,12 @@ impl Engine for OnnxOnGpu {
         DEPTH
     }
 
-    fn start(&mut self, inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+    fn start(&mut self, mut inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
+        if let (Some(pixels), Some(first)) = (&self.ends.pixels, inputs.first_mut())
+            && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
+        {
+            *first = numbers?;
+        }
         let again = (self.batches == 0).then(|| inputs.clone());
         match (self.launch(inputs), again) {
             // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
@@ -414,23 +398,7 @@ impl Engine for OnnxOnGpu {
     }
 
     fn rest(&mut self) {
-        // Graphs have the addresses of all of this in them.
-        if self.cuda_graph {
-            return;
-        }
-        if let Err(error) = self.shrink() {
-            tracing::debug!(%error, "the arena of an idle model keeps its memory");
-        }
-        let idle: Vec<usize> = self.free.try_iter().collect();
-        for place in idle {
-            self.places[place].buckets.clear();
-            self.put_back(place);
-        }
-        self.results.clear();
-        self.inputs.clear();
-        if let Err(error) = self.context.trim() {
-            tracing::warn!(%error, "an idle GPU keeps its memory");
-        }
+        self.let_go();
     }
 }
 

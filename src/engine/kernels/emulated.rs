@@ -1,18 +1,33 @@
-//! Runs kernels as they are for the device, on the host: what `kernels/emulate.h` makes of them, for tests on machines
-//! without a GPU. In development builds on glibc only.
+//! Runs kernels as they are for the device, on the host: what `tests/machine` makes of them, for tests on machines without a GPU.
+//! It is compiled when the first test asks for it.
 #![allow(unsafe_code, reason = "the kernels are C++")]
 
-use std::ffi::{CString, c_char, c_int, c_void};
+#[allow(unreachable_pub, reason = "other tests have it as well")]
+#[path = "../../../tests/fakes/library.rs"]
+mod library;
 
-// SAFETY: the signature is that of `kernels/emulate.h`.
-unsafe extern "C" {
-    fn ocelli_emulated_launch(
-        name: *const c_char,
-        grid: *const u32,
-        block: *const u32,
-        shared: usize,
-        arguments: *mut *mut c_void,
-    ) -> c_int;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::{
+    ffi::{CString, c_char, c_int, c_void},
+    sync::OnceLock,
+};
+
+type Launch = unsafe extern "C" fn(*const c_char, *const u32, *const u32, usize, *mut *mut c_void) -> c_int;
+
+/// `machine_launch` of `tests/machine/machine.cpp`.
+fn machine() -> Launch {
+    static MACHINE: OnceLock<(Launch, Library)> = OnceLock::new();
+    let loaded = MACHINE.get_or_init(|| {
+        let recipe =
+            library::Recipe { folders: &["machine"], name: "libmachine.so", also: "libmachine.so.1" };
+        // SAFETY: what runs at load makes a list of kernels; the type is that of machine.cpp.
+        unsafe {
+            let library = Library::open(Some(library::compiled(&recipe)), RTLD_NOW | RTLD_LOCAL);
+            let library = library.expect("the machine loads");
+            (*library.get(b"machine_launch").expect("machine.cpp has it"), library)
+        }
+    });
+    loaded.0
 }
 
 /// Launches a kernel with one argument and waits for its end.
@@ -35,12 +50,25 @@ pub(super) unsafe fn launch_with(
     shared: usize,
     arguments: &mut [*mut c_void],
 ) {
+    // SAFETY: the caller's promise.
+    let failed = unsafe { code(kernel, grid, block, shared, arguments) };
+    assert_eq!(failed, 0, "{kernel} with grid {grid:?}, block {block:?}, {shared} bytes");
+}
+
+/// The same; gives 0 or the driver's code for what went wrong.
+///
+/// # Safety
+/// As of [`launch`].
+unsafe fn code(
+    kernel: &str,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: usize,
+    arguments: &mut [*mut c_void],
+) -> c_int {
     let name = CString::new(kernel).expect("names have no zero");
     // SAFETY: the arrays have three numbers each; the rest is the caller's promise.
-    let failed = unsafe {
-        ocelli_emulated_launch(name.as_ptr(), grid.as_ptr(), block.as_ptr(), shared, arguments.as_mut_ptr())
-    };
-    assert_eq!(failed, 0, "{kernel} with grid {grid:?}, block {block:?}, {shared} bytes");
+    unsafe { machine()(name.as_ptr(), grid.as_ptr(), block.as_ptr(), shared, arguments.as_mut_ptr()) }
 }
 
 /// The names after `start` in a text, up to a character that is in none.
@@ -64,4 +92,19 @@ fn entries_are_those_of_the_ptx() {
         names(&std::fs::read_to_string(format!("{folder}/entries.h")).expect("entries.h"), "    ENTRY(");
     listed.sort();
     assert_eq!(generated, listed);
+}
+
+#[test]
+fn a_barrier_that_not_all_threads_reach_fails_the_launch() {
+    for (kernel, threads, expected) in [
+        ("fake_early_end", 1, 0),
+        ("fake_early_end", 2, 719),
+        ("fake_two_barriers", 1, 0),
+        ("fake_two_barriers", 2, 719),
+    ] {
+        let mut nothing = std::ptr::null_mut::<f32>();
+        // SAFETY: the kernels look at nothing.
+        let code = unsafe { code(kernel, [1; 3], [threads, 1, 1], 0, &mut [(&raw mut nothing).cast()]) };
+        assert_eq!(code, expected, "{kernel} with {threads} threads");
+    }
 }

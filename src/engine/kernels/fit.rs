@@ -140,10 +140,35 @@ impl FitStatus {
     }
 }
 
-/// The result for one ROI, as the kernel writes it. Positions are in px from the centre of the ROI's first pixel,
-/// z in µm, photons and background (per pixel) in photo-electrons, widths in px.
+/// What stands in a row of results: the parameters in the order of [`Psf::parameter_names`], their standard errors in the same
+/// order, the covariances (xy, and with z xz and yz), the log-likelihood ratio and the p-value. `FitRow` of
+/// `kernels/gauss_mle.cu` has the same order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    /// How many parameters there are.
+    pub parameters: usize,
+    /// How many covariances.
+    pub covariances: usize,
+}
+
+impl Columns {
+    /// Those of a model.
+    pub fn of(psf: &Psf) -> Columns {
+        Columns {
+            parameters: psf.parameter_names().len(),
+            covariances: if matches!(psf, Psf::Xyznb(_)) { 3 } else { 1 },
+        }
+    }
+
+    /// Columns in all.
+    pub fn count(self) -> usize {
+        2 * self.parameters + self.covariances + 2
+    }
+}
+
+/// The result for one ROI. Positions are in px from the centre of the ROI's first pixel, z in µm, photons and background (per
+/// pixel) in photo-electrons, widths in px.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[repr(C)]
 pub struct SpotFit {
     /// Parameters in the order of [`Psf::parameter_names`]; the rest is 0.
     pub theta: [f32; 6],
@@ -158,7 +183,6 @@ pub struct SpotFit {
     /// Evaluations of the model.
     pub iterations: u8,
     status: u8,
-    unused: [u8; 2],
 }
 
 impl SpotFit {
@@ -166,14 +190,25 @@ impl SpotFit {
     pub fn status(&self) -> FitStatus {
         FitStatus::from_code(self.status).unwrap_or(FitStatus::BadInput)
     }
-}
 
-// SAFETY: numbers in a fixed order that fill the struct: 17 floats and four bytes.
-#[allow(unsafe_code, reason = "the bytes come from a device")]
-unsafe impl bytemuck::Zeroable for SpotFit {}
-// SAFETY: as above; any bits are numbers, and a status that is none reads as `BadInput`.
-#[allow(unsafe_code, reason = "the bytes come from a device")]
-unsafe impl bytemuck::Pod for SpotFit {}
+    /// What a row and its codes say.
+    fn of(columns: Columns, row: &[f32], [iterations, status]: [u8; 2]) -> SpotFit {
+        let (theta, rest) = row.split_at(columns.parameters);
+        let (errors, rest) = rest.split_at(columns.parameters);
+        let (covariance, rest) = rest.split_at(columns.covariances);
+        let mut fit = SpotFit {
+            log_likelihood_ratio: rest[0],
+            p_value: rest[1],
+            iterations,
+            status,
+            ..SpotFit::default()
+        };
+        fit.theta[..theta.len()].copy_from_slice(theta);
+        fit.errors[..errors.len()].copy_from_slice(errors);
+        fit.covariance[..covariance.len()].copy_from_slice(covariance);
+        fit
+    }
+}
 
 /// `Defocus` of `kernels/psf.cuh`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -217,7 +252,8 @@ pub struct FitCall {
     variance_map: *const f32,
     map_width: u64,
     count: u64,
-    fits: *mut SpotFit,
+    fits: *mut f32,
+    codes: *mut [u8; 2],
 }
 
 entry!(
@@ -231,7 +267,7 @@ entry!(
 /// Fits all `rois` on the calling thread. `fits` has one place for each.
 ///
 /// # Errors
-/// Where the camera has maps, and ROIs have no corners or do not lie on the sensor.
+/// As of [`fit_rows`].
 ///
 /// # Panics
 /// Where `fits` is not as long as `rois`.
@@ -243,6 +279,32 @@ pub fn fit(
     fits: &mut [SpotFit],
 ) -> Result<(), Invalid> {
     assert_eq!(fits.len(), rois.len(), "one place for each ROI");
+    let columns = Columns::of(model.psf());
+    let (mut rows, mut codes) = (vec![0.0; fits.len() * columns.count()], vec![[0; 2]; fits.len()]);
+    fit_rows(set, model, camera, rois, &mut rows, &mut codes)?;
+    let rows = rows.chunks_exact(columns.count()).zip(codes);
+    fits.iter_mut().zip(rows).for_each(|(fit, (row, codes))| *fit = SpotFit::of(columns, row, codes));
+    Ok(())
+}
+
+/// Fits all `rois` on the calling thread: to a row of [`Columns`] for each, and its evaluations (255 for more) with the code of
+/// its [`FitStatus`].
+///
+/// # Errors
+/// Where the camera has maps, and ROIs have no corners or do not lie on the sensor.
+///
+/// # Panics
+/// Where there are not as many rows or codes as ROIs.
+pub fn fit_rows(
+    set: InstructionSet,
+    model: &FitModel,
+    camera: &Camera,
+    rois: Rois<'_>,
+    rows: &mut [f32],
+    codes: &mut [[u8; 2]],
+) -> Result<(), Invalid> {
+    assert_eq!(codes.len(), rois.len(), "codes for each ROI");
+    assert_eq!(rows.len(), rois.len() * Columns::of(model.psf()).count(), "a row for each ROI");
     on_sensor(camera, rois)?;
     let maps = camera.maps.as_ref();
     let corners = maps.and(rois.corners).map_or(ptr::null(), <[[u32; 2]]>::as_ptr);
@@ -259,10 +321,11 @@ pub fn fit(
         bias_map: map(|maps| &maps.bias),
         variance_map: map(|maps| &maps.variance),
         map_width: maps.map_or(0, |maps| maps.width as u64),
-        count: fits.len() as u64,
-        fits: fits.as_mut_ptr(),
+        count: codes.len() as u64,
+        fits: rows.as_mut_ptr(),
+        codes: codes.as_mut_ptr(),
     };
-    // SAFETY: `rois` holds count * side * side values of the kind that `wide` says and `fits` count places (asserted);
+    // SAFETY: `rois` holds count * side * side values of the kind that `wide` says, rows and codes are count (asserted);
     // side is within what the kernel's arrays hold; maps have one size, and every ROI lies on it, or there is neither
     // map nor corner; the structs are the kernel's own; the object is one that this machine can run.
     #[allow(unsafe_code, reason = "a call into C++")]

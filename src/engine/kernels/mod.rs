@@ -8,8 +8,8 @@
 //!
 //! A launcher runs on the calling thread and asserts every length against the shapes that its kernel states. What is for a
 //! device (`device` in [`mod@fit`] and [`spots`], and the last two) is arithmetic alone: names, sizes and arguments of launches
-//! of `kernels/generated`. Tests run those on the CPU, thread by thread, where the compiler has what that takes
-//! (`kernels_emulated`).
+//! of `kernels/generated`. Tests run those on the CPU, thread by thread (`tests/machine`), where the C library has what that
+//! takes (`kernels_emulated`).
 
 pub mod camera;
 #[cfg(all(test, kernels_emulated))]
@@ -23,7 +23,7 @@ pub mod spots;
 use std::fmt;
 
 pub use camera::{Camera, CameraValue, SensorMap};
-pub use fit::{Adu, FitCall, FitStatus, Rois, SIDE, SpotFit, fit, on_sensor};
+pub use fit::{Adu, Columns, FitCall, FitStatus, Rois, SIDE, SpotFit, fit, fit_rows, on_sensor};
 pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, sigma_px};
 pub use spots::{Border, FinderOptions, Method, RoiBuffer, Spot, SpotFinder, Threshold};
 

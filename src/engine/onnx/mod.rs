@@ -20,7 +20,11 @@ pub(super) mod value;
 pub use gpu::OnGpu;
 pub use placement::Placement;
 
-use super::{Engine, EngineError, Setting, Signature, Tensor, TensorView, cuda::Gpu};
+use super::{
+    Ends, Engine, EngineError, Setting, Signature, Tensor, TensorView,
+    cuda::Gpu,
+    staging::{Blocks, Memory},
+};
 use libraries::CudaProvider;
 use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
 use session::{Session, Target};
@@ -109,7 +113,11 @@ impl Runtime {
     /// # Errors
     /// If the file is no model that ONNX Runtime takes, or has inputs or outputs other than tensors.
     pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
-        Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine { session })
+        Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine {
+            session,
+            ends: Ends::default(),
+            blocks: Blocks::new(Memory::Plain),
+        })
     }
 }
 
@@ -131,6 +139,9 @@ fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str
 /// One session on the CPU provider.
 pub struct OnnxEngine {
     session: Session,
+    ends: Ends,
+    /// What pixels become numbers in.
+    blocks: Blocks,
 }
 
 impl Engine for OnnxEngine {
@@ -138,10 +149,18 @@ impl Engine for OnnxEngine {
         self.session.signature()
     }
 
+    fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        self.ends = ends.clone();
+        Ok(())
+    }
+
     /// On the CPU provider every failure but want of memory is the batch's own: an operator refused its input.
     fn run(&mut self, inputs: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
+        let pixels = self.ends.pixels.as_ref().zip(inputs.first());
+        let numbers = pixels.and_then(|(pixels, view)| pixels.normalize(view, &self.blocks)).transpose()?;
+        let numbers = numbers.as_ref().map(Tensor::view);
         let mut values = Vec::with_capacity(inputs.len());
-        for view in inputs {
+        for view in numbers.iter().chain(&inputs[usize::from(numbers.is_some())..]) {
             values.push(value::lend(view)?);
         }
         let outputs = self.session.inner().run(values.as_slice());

@@ -108,7 +108,9 @@ pub(in crate::http) async fn fit(
         }
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
-            front.decode.run(move || search(settings, &frames, options)).await??
+            let found = front.decode.run(move || search(settings, &frames, options)).await??;
+            call.stage("decode", began.elapsed());
+            found
         }
     };
     let mut spent = Spent { decode: began.elapsed(), ..Spent::default() };

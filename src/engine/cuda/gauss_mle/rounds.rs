@@ -8,8 +8,13 @@ use crate::engine::kernels::{
 use cudarc::driver::{CudaStream, DeviceRepr};
 use std::{collections::HashMap, sync::Arc};
 
-/// The kernels, as [`FitLaunch`] names them.
-const KERNELS: &str = include_str!("../../../../kernels/generated/gauss_mle.ptx");
+/// The kernels of each model, as [`FitLaunch`] names them.
+const MODULES: [(&str, &str); 4] = [
+    ("gauss_mle_xynb", include_str!("../../../../kernels/generated/gauss_mle_xynb.ptx")),
+    ("gauss_mle_xynbs", include_str!("../../../../kernels/generated/gauss_mle_xynbs.ptx")),
+    ("gauss_mle_xynbsxsy", include_str!("../../../../kernels/generated/gauss_mle_xynbsxsy.ptx")),
+    ("gauss_mle_xyznb", include_str!("../../../../kernels/generated/gauss_mle_xyznb.ptx")),
+];
 
 // SAFETY: the structs that the kernels take by value, their addresses being the device's.
 #[allow(unsafe_code, reason = "what kernels take")]
@@ -21,8 +26,10 @@ unsafe impl DeviceRepr for FitRound {}
 /// The kernels, and what rounds put aside. Batches on one stream share it: they follow each other there.
 #[derive(Debug)]
 pub(super) struct Rounds {
+    context: Arc<Context>,
     heap: Arc<Heap>,
-    module: Module,
+    /// Of the models that were asked for: a driver that meets a module for the first time compiles all of it.
+    modules: Vec<Module>,
     memory: SharedMemory,
     processors: u32,
     /// By name and bytes that a block shares, with how many blocks are on the device at a time.
@@ -33,11 +40,12 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    pub(super) fn new(context: &Context, heap: &Arc<Heap>) -> Result<Rounds, CudaError> {
+    pub(super) fn new(context: &Arc<Context>, heap: &Arc<Heap>) -> Rounds {
         let gpu = context.gpu();
-        Ok(Rounds {
+        Rounds {
+            context: Arc::clone(context),
             heap: Arc::clone(heap),
-            module: Module::load(context, "gauss_mle", KERNELS)?,
+            modules: Vec::new(),
             memory: SharedMemory {
                 block_max: gpu.shared_block_bytes,
                 multiprocessor: gpu.shared_processor_bytes,
@@ -46,12 +54,22 @@ impl Rounds {
             kernels: HashMap::new(),
             lists: [None, None],
             counts: None,
-        })
+        }
     }
 
     /// How ROIs of `side` pixels are fitted: `f32` if `wide`, with maps or without.
     pub(super) fn plan(&self, psf: &Psf, wide: bool, maps: bool, side: usize) -> FitLaunch {
         FitLaunch::new(psf, wide, maps, side, self.memory)
+    }
+
+    /// The kernels of a model.
+    fn module(&mut self, name: &'static str) -> Result<&Module, CudaError> {
+        let known = self.modules.iter().position(|module| module.name() == name);
+        if known.is_none() {
+            let (_, text) = MODULES.iter().find(|(known, _)| *known == name).expect("one for each model");
+            self.modules.push(Module::load(&self.context, name, text)?);
+        }
+        Ok(&self.modules[known.unwrap_or(self.modules.len() - 1)])
     }
 
     /// The kernel, and how many of its blocks are on the device at a time.
@@ -60,7 +78,7 @@ impl Rounds {
         if let Some(known) = self.kernels.get(&key) {
             return Ok(known.clone());
         }
-        let kernel = self.module.kernel(launch.kernel)?;
+        let kernel = self.module(launch.module)?.kernel(launch.kernel)?;
         // Of the sizes that it is used with, the largest is allowed.
         let of_kernel = self.kernels.keys().filter(|(name, _)| *name == launch.kernel);
         let shared = of_kernel.map(|(_, shared)| *shared).max().unwrap_or(0).max(launch.shared_bytes);

@@ -13,8 +13,10 @@ pub struct FitAddresses {
     pub rois: u64,
     /// Corners, `[n, 2]` of `u32`, and the three maps of the camera, `[height, width]` of `f32`; or none of them.
     pub maps: Option<MapAddresses>,
-    /// Places for as many [`SpotFit`](super::SpotFit).
+    /// Places for as many rows of [`Columns`](super::Columns), `[n, columns]` of `f32`.
     pub fits: u64,
+    /// Places for as many codes, `[n, 2]` of `u8`.
+    pub codes: u64,
 }
 
 /// Where the maps of a camera lie on the device, and the corners of ROIs on them.
@@ -56,7 +58,9 @@ pub const ROUNDS: [u32; 2] = [6, 10];
 /// How a round is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FitLaunch {
-    /// The kernel in `kernels/generated/gauss_mle.ptx`.
+    /// The text in `kernels/generated` that the kernel is in: one for each model.
+    pub module: &'static str,
+    /// The kernel.
     pub kernel: &'static str,
     /// Threads of a block.
     pub threads: u32,
@@ -81,15 +85,22 @@ const RESERVED_BYTES: u32 = 2048;
 impl FitLaunch {
     /// For ROIs of `side` pixels, `f32` if `wide`, else `u16`; `maps`: with those of a camera.
     pub fn new(psf: &Psf, wide: bool, maps: bool, side: usize, memory: SharedMemory) -> FitLaunch {
-        let kernels: [&'static str; 4] = match psf {
-            Psf::Xynb { .. } => ["fit_xynb_u16", "fit_xynb_u16_maps", "fit_xynb_f32", "fit_xynb_f32_maps"],
-            Psf::Xynbs { .. } => {
-                ["fit_xynbs_u16", "fit_xynbs_u16_maps", "fit_xynbs_f32", "fit_xynbs_f32_maps"]
+        let (module, kernels): (_, [&'static str; 4]) = match psf {
+            Psf::Xynb { .. } => {
+                ("gauss_mle_xynb", ["fit_xynb_u16", "fit_xynb_u16_maps", "fit_xynb_f32", "fit_xynb_f32_maps"])
             }
-            Psf::Xynbsxsy { .. } => {
-                ["fit_xynbsxsy_u16", "fit_xynbsxsy_u16_maps", "fit_xynbsxsy_f32", "fit_xynbsxsy_f32_maps"]
-            }
-            Psf::Xyznb(_) => ["fit_xyznb_u16", "fit_xyznb_u16_maps", "fit_xyznb_f32", "fit_xyznb_f32_maps"],
+            Psf::Xynbs { .. } => (
+                "gauss_mle_xynbs",
+                ["fit_xynbs_u16", "fit_xynbs_u16_maps", "fit_xynbs_f32", "fit_xynbs_f32_maps"],
+            ),
+            Psf::Xynbsxsy { .. } => (
+                "gauss_mle_xynbsxsy",
+                ["fit_xynbsxsy_u16", "fit_xynbsxsy_u16_maps", "fit_xynbsxsy_f32", "fit_xynbsxsy_f32_maps"],
+            ),
+            Psf::Xyznb(_) => (
+                "gauss_mle_xyznb",
+                ["fit_xyznb_u16", "fit_xyznb_u16_maps", "fit_xyznb_f32", "fit_xyznb_f32_maps"],
+            ),
         };
         let kernel = kernels[2 * usize::from(wide) + usize::from(maps)];
         let side = side as u32;
@@ -106,7 +117,7 @@ impl FitLaunch {
         } else {
             [32, 24, 16].into_iter().find(|&tile| fits(tile)).unwrap_or(8)
         };
-        FitLaunch { kernel, threads: tile.next_multiple_of(32), tile, shared_bytes: shared(tile) }
+        FitLaunch { module, kernel, threads: tile.next_multiple_of(32), tile, shared_bytes: shared(tile) }
     }
 
     /// Blocks for `count` ROIs where `resident` of them are on the device at a time.
@@ -145,6 +156,7 @@ impl FitCall {
             map_width: camera.sensor().map_or(0, |(_, width)| width as u64),
             count,
             fits: addresses.fits as *mut _,
+            codes: addresses.codes as *mut _,
         }
     }
 }

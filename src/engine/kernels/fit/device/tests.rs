@@ -31,9 +31,9 @@ fn on_device(
     // A device's memory is aligned.
     let mut aligned = vec![0u128; values.len().div_ceil(16)];
     bytemuck::cast_slice_mut(&mut aligned)[..values.len()].copy_from_slice(values);
-    let mut fits = vec![SpotFit { p_value: -7.0, ..SpotFit::default() }; rois.len()];
+    let mut results = Results::new(model, rois.len());
     let launch = FitLaunch::new(model.psf(), wide, maps.is_some(), rois.side(), MEMORY);
-    let addresses = FitAddresses { rois: aligned.as_ptr() as u64, maps, fits: fits.as_mut_ptr() as u64 };
+    let addresses = results.addresses(aligned.as_ptr() as u64, maps);
     let call = FitCall::on_device(model, camera, rois.side(), rois.len() as u64, &addresses);
     let words = state_words(model.psf());
     let mut lists = [vec![0xeeee_eeee_u32; words * places], vec![0xeeee_eeee_u32; words * places]];
@@ -65,7 +65,38 @@ fn on_device(
         }
         aside += counts[number];
     }
-    (fits, aside)
+    (results.fits(), aside)
+}
+
+/// Where a launch writes.
+struct Results {
+    columns: Columns,
+    rows: Vec<f32>,
+    codes: Vec<[u8; 2]>,
+}
+
+impl Results {
+    /// Places that nobody wrote to, as [`Results::untouched`] knows them.
+    fn new(model: &FitModel, count: usize) -> Results {
+        let columns = Columns::of(model.psf());
+        Results { columns, rows: vec![-7.0; count * columns.count()], codes: vec![[77; 2]; count] }
+    }
+
+    fn addresses(&mut self, rois: u64, maps: Option<MapAddresses>) -> FitAddresses {
+        let (fits, codes) = (self.rows.as_mut_ptr() as u64, self.codes.as_mut_ptr() as u64);
+        FitAddresses { rois, maps, fits, codes }
+    }
+
+    fn fits(&self) -> Vec<SpotFit> {
+        let rows = self.rows.chunks_exact(self.columns.count()).zip(&self.codes);
+        rows.map(|(row, codes)| SpotFit::of(self.columns, row, *codes)).collect()
+    }
+
+    /// Whether nobody wrote to these places.
+    fn untouched(&self, from: usize) -> bool {
+        let rows = &self.rows[from * self.columns.count()..];
+        rows.iter().all(|value| *value == -7.0) && self.codes[from..].iter().all(|codes| *codes == [77; 2])
+    }
 }
 
 /// Fails where the device's results are not those of the host; gives the largest difference in standard errors.
@@ -191,9 +222,8 @@ fn a_round_takes_the_number_of_rois_from_the_device() {
     let model = model(Psf::Xynb { sigma_px: [1.2; 2] });
     let mut aligned = vec![0u128; values.len().div_ceil(8)];
     bytemuck::cast_slice_mut(&mut aligned)[..values.len()].copy_from_slice(&values);
-    let mut fits = vec![SpotFit { p_value: -7.0, ..SpotFit::default() }; 20];
-    let addresses =
-        FitAddresses { rois: aligned.as_ptr() as u64, maps: None, fits: fits.as_mut_ptr() as u64 };
+    let mut results = Results::new(&model, 20);
+    let addresses = results.addresses(aligned.as_ptr() as u64, None);
     let call = FitCall::on_device(&model, &Camera::ideal(), 7, 20, &addresses);
     let launch = FitLaunch::new(model.psf(), false, false, 7, MEMORY);
     let found = 13u64;
@@ -215,10 +245,10 @@ fn a_round_takes_the_number_of_rois_from_the_device() {
     }
     let mut expected = vec![SpotFit::default(); 13];
     fit(InstructionSet::Baseline, &model, &Camera::ideal(), rois.part(0..13), &mut expected).unwrap();
-    for (a, b) in expected.iter().zip(&fits) {
+    for (a, b) in expected.iter().zip(&results.fits()) {
         assert!((a.theta[0] - b.theta[0]).abs() < 1e-3);
     }
-    assert!(fits[13..].iter().all(|fit| fit.p_value == -7.0), "ROIs beyond the count are left alone");
+    assert!(results.untouched(13), "ROIs beyond the count are left alone");
 }
 
 #[test]

@@ -24,11 +24,27 @@ static void fake_block_sums(const float* in, float* out, unsigned count) {
     out[blockIdx.x] = sum;
 }
 
+// What no device takes: one thread ends before the barrier, or waits at one of its own.
+static void fake_early_end(float*) {
+    if (threadIdx.x == 1) return;
+    __syncthreads();
+}
+
+static void fake_two_barriers(float*) {
+    if (threadIdx.x == 1) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+}
+
 static void fake_trap(float*) { __trap(); }
 
 static void fake_twin(unsigned* out) { *out = gridDim.x * blockDim.x; }
 
 ENTRY(fake_scale)
 ENTRY(fake_block_sums)
+ENTRY(fake_early_end)
+ENTRY(fake_two_barriers)
 ENTRY(fake_trap)
 TWIN(fake_whole_grid, fake_twin)

@@ -1,5 +1,5 @@
 /*
-machine: runs a grid. See machine.h.
+machine: knows the kernels by their names and runs their grids. See machine.h.
 
 A fiber runs thread after thread of a block. Where one has to wait for others the fiber stays with it, and another fiber goes on
 with the next; so a kernel whose threads never meet needs a single one.
@@ -10,6 +10,7 @@ with the next; so a kernel whose threads never meet needs a single one.
 #include <ucontext.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "entries.h"
@@ -46,6 +47,7 @@ struct Block {
     const std::function<void()>* kernel;
     unsigned threads, started = 0, ended = 0;
     unsigned arrived = 0, meetings = 0;
+    int line = 0;  // of the barrier that threads wait at
     int code = 0;
     bool backwards = false;
     std::vector<Warp> warps;
@@ -71,13 +73,6 @@ void give_way() {
     place(fiber.thread);
 }
 
-void release_block_if_all_came() {
-    if (block->arrived && block->arrived == block->threads - block->ended) {
-        block->arrived = 0;
-        ++block->meetings;
-    }
-}
-
 void run_threads() {
     Fiber& fiber = *block->running;
     while (block->started < block->threads && !block->code) {
@@ -85,8 +80,6 @@ void run_threads() {
         place(fiber.thread);
         (*block->kernel)();
         ++block->ended;
-        // Those that are done are not waited for.
-        release_block_if_all_came();
     }
     fiber.idle = true;
     swapcontext(&fiber.context, &block->scheduler);
@@ -136,17 +129,27 @@ void run_block(Block& of) {
         }
         for (size_t i = 0; i < of.fibers.size() && !of.code; ++i)
             if (!of.fibers[i]->idle) resume(*of.fibers[i]);
-        // On a device they would wait for ever.
-        if (progress(of) == before) of.code = 719;
+        if (progress(of) == before) {
+            fputs("machine: threads wait for others that do not come\n", stderr);
+            of.code = 719;
+        }
     }
 }
 
 }  // namespace
 
-void machine_meet_block() {
+void machine_meet_block(int line) {
     const unsigned meeting = block->meetings;
-    ++block->arrived;
-    release_block_if_all_came();
+    if (block->arrived && block->line != line) {
+        fprintf(stderr, "machine: threads of a block wait at the barriers of lines %d and %d\n", block->line, line);
+        machine_trap(719);
+    }
+    block->line = line;
+    // Those that have ended are waited for: a barrier is for all.
+    if (++block->arrived == block->threads) {
+        block->arrived = 0;
+        ++block->meetings;
+    }
     while (block->meetings == meeting) give_way();
 }
 
@@ -172,7 +175,7 @@ unsigned char* dynamic_shared() { return block->shared.data(); }
 
 void machine_trap(int code) {
     if (!block) {
-        fputs("fake CUDA driver: a twin cannot trap\n", stderr);
+        fputs("machine: a twin cannot trap\n", stderr);
         abort();
     }
     block->code = code;
@@ -205,4 +208,36 @@ int run_twin(const Grid& grid, const std::function<void()>& function) {
     blockDim = {grid.block[0], grid.block[1], grid.block[2]};
     function();
     return 0;
+}
+
+// ---- entries -------------------------------------------------------------------------------------------------------------
+
+static std::map<std::string, Entry>& entries() {
+    static auto& all = *new std::map<std::string, Entry>;
+    return all;
+}
+
+void add_entry(Entry entry) {
+    const std::string name = entry.name;
+    if (entries().emplace(name, std::move(entry)).second) return;
+    fprintf(stderr, "machine: kernel %s is registered twice\n", name.c_str());
+    abort();
+}
+
+const Entry* find_entry(const std::string& name) {
+    const auto found = entries().find(name);
+    return found == entries().end() ? nullptr : &found->second;
+}
+
+// Launches a kernel without a driver, and waits for its end. Gives 0; the driver's codes where there is no such kernel, where its
+// block or grid cannot be, or where it failed.
+extern "C" __attribute__((visibility("default"))) int machine_launch(const char* name, const unsigned* grid, const unsigned* block,
+                                                                     size_t shared, void** arguments) {
+    const Entry* entry = find_entry(name);
+    if (!entry) return 500;
+    const unsigned long long threads = (unsigned long long)block[0] * block[1] * block[2];
+    if (threads == 0 || threads > 1024 || shared > 227 * 1024) return 1;
+    if ((unsigned long long)grid[0] * grid[1] * grid[2] == 0 || grid[1] > 65535 || grid[2] > 65535) return 1;
+    const Grid asked = {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, (unsigned)shared};
+    return (entry->twin ? run_twin : run_grid)(asked, entry->bind(arguments));
 }

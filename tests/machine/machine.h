@@ -1,9 +1,11 @@
 /*
 machine: makes this compiler take the device side of a kernel, one float per lane, and runs it as a device would.
 
-Included before a kernel's source, and after what there is of the library. The threads of a block take turns on one OS thread and change only where they wait for each
-other, so a block is deterministic; blocks follow each other. What a kernel may use is what stands here. Bounds are not checked,
-but device memory is memory of its own here: AddressSanitizer finds what leaves it.
+Included before a kernel's source, and after what there is of the library. Tests launch kernels on it, by their names (entries.h)
+alone or through the fake driver. The threads of a block take turns on one OS thread and change only where they wait for each
+other, so a block is deterministic; blocks follow each other, and every second one takes its threads backwards. A barrier that
+not all threads of a block reach fails the launch, and shared memory begins as garbage. What a kernel may use is what stands
+here. Bounds are not checked, but the fake driver's memory is memory of its own: AddressSanitizer finds what leaves it.
 
     __shared__ float tile[64];              static shared memory
     dynamic_shared()                        the bytes that the launch asked for (`extern __shared__` cannot be had)
@@ -49,7 +51,7 @@ extern thread_local dim3 blockDim, gridDim;
 
 // ---- how threads meet ---------------------------------------------------------------------------------------------------
 
-void machine_meet_block();
+void machine_meet_block(int line);
 // Each lane of `mask` gives a word and gets those of all lanes.
 const uint64_t* machine_meet_warp(unsigned mask, uint64_t word);
 int machine_lane();
@@ -57,7 +59,7 @@ unsigned char* dynamic_shared();
 // Ends the grid: the launch fails with this code.
 [[noreturn]] void machine_trap(int code);
 
-static inline void __syncthreads() { machine_meet_block(); }
+#define __syncthreads() machine_meet_block(__LINE__)
 static inline void __syncwarp(unsigned mask = ~0u) { machine_meet_warp(mask, 0); }
 static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_block() { __threadfence(); }
