@@ -14,6 +14,7 @@ use crate::{
         Engine, EngineError,
         child::{Executor, Place, Recipe},
         cuda::{Gpu, HostMemory, onnx::Load},
+        onnx::Runtime,
         staging::Memory,
     },
     models::{self, Model, Source},
@@ -348,6 +349,7 @@ fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe 
             memory_bytes_max: manifest.placement.memory_bytes_max,
             instances: share as u64,
             whole: manifest.placement.forbids_cpu(),
+            on_host: parts.runtime.as_ref().is_ok_and(Runtime::stands_in),
             cache: parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt")),
         }),
     }

@@ -252,10 +252,13 @@ impl Work {
         let inputs = loaded.assemble(&batch);
         let (stage, begun) = (started.elapsed(), Instant::now());
         let busy = self.health.busy();
-        let flight = catch_unwind(AssertUnwindSafe(|| loaded.engine.start(inputs, batch.setting.as_ref())))
-            .unwrap_or_else(|panic| {
-                Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
-            });
+        let begin = || match batch.reduced {
+            true => loaded.engine.start_reduced(inputs),
+            false => loaded.engine.start(inputs, batch.setting.as_ref()),
+        };
+        let flight = catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| {
+            Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
+        });
         drop(busy);
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
         let out = Outbound { batch, model, stage, begun, metrics };

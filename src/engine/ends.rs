@@ -1,18 +1,21 @@
-//! What a model has at the ends of its network: pixels before it become numbers. An engine is told once, when it is loaded.
+//! What a model has at the ends of its network: pixels before it become numbers, and an output behind it may be reduced to what is
+//! answered of it ([`reduction`](super::reduction)). An engine is told once, when it is loaded.
 //!
 //! Images are staged as pixels of 8 or 16 bits, rows by columns by channels (grey, or red, green, blue); the engine normalises.
 //! So what lies in queues and crosses to a device is a quarter or half of what the network reads. Tensors of the network's own
 //! type come as they are: a batch is of one form, since its jobs are of one type and shape.
 
-use super::{DataType, EngineError, Tensor, TensorView, staging::Blocks};
+use super::{DataType, EngineError, Reduction, Tensor, TensorView, staging::Blocks};
 use crate::image::{self, Filter, Pixels, Preprocess, Resize};
 use std::borrow::Cow;
 
-/// What is done before a network.
+/// What is done before and behind a network.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ends {
     /// How pixels become the first input's numbers; `None` for a model that takes no images, or takes their pixels as they are.
     pub pixels: Option<PixelInput>,
+    /// What may be made of the outputs, for requests that want only what the task answers; `None` where there is nothing to save.
+    pub reduction: Option<Reduction>,
 }
 
 /// How pixels become numbers.

@@ -2,7 +2,7 @@
 //!
 //! - [`tensor`]: data type, shape and bytes.
 //! - [`signature`]: what a model takes and gives.
-//! - [`ends`]: what is done before a network, as an engine is told.
+//! - [`ends`]: what is done before and behind a network, as an engine is told; [`reduction`]: what of its outputs is answered.
 //! - [`staging`]: the memory in which batches are put together.
 //! - [`onnx`]: ONNX Runtime.
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
@@ -16,12 +16,14 @@ pub mod ends;
 pub mod gauss_mle;
 pub mod kernels;
 pub mod onnx;
+pub mod reduction;
 pub mod signature;
 pub mod staging;
 pub mod tensor;
 
 pub use ends::{Ends, PixelInput};
 pub use gauss_mle::Setting;
+pub use reduction::{Anchors, ClassMap, Reduction};
 pub use signature::{Batching, Dim, Signature, TensorSpec};
 pub use tensor::{DataType, Tensor, TensorView};
 
@@ -74,7 +76,7 @@ pub trait Engine {
     /// What the model takes and gives.
     fn signature(&self) -> &Signature;
 
-    /// Learns what is done before the network: from then on, its first input may come as pixels as well.
+    /// Learns what is done at the ends of the network: from then on, its first input may come as pixels as well.
     ///
     /// # Errors
     /// [`EngineError::Input`] where it can do no such thing.
@@ -111,6 +113,15 @@ pub trait Engine {
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
         let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
         self.run(&views, setting).map(Flight::Landed)
+    }
+
+    /// Begins a batch of which only what is left after [`Ends::reduction`] is wanted. What comes may be that, or the outputs as they
+    /// are: where there is none, or an item cannot be reduced.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
+        self.start(inputs, None)
     }
 
     /// What the batches given to [`Engine::start`] are best put together in.

@@ -271,7 +271,10 @@ impl Model {
         if let (Some(image), [only]) = (&image, &interface.signature.inputs[..]) {
             takes.extend(image.pixel_specs(only));
         }
-        let ends = Ends { pixels: image.as_ref().and_then(|image| image.pixels.clone()) };
+        let ends = Ends {
+            pixels: image.as_ref().and_then(|image| image.pixels.clone()),
+            reduction: task.reduction(&signature),
+        };
         let fit = match &manifest.engine {
             Engine::Onnx => None,
             Engine::GaussMle(fit) => {

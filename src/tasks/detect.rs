@@ -1,9 +1,10 @@
 //! Detect: model outputs to boxes in the posted image.
 //!
 //! This file has the settings, what they become once the model is known, and the way from candidates to detections;
-//! `yolo` and `boxes` read candidates out of the two families of outputs.
+//! `yolo` and `boxes` read candidates out of the two families of outputs, `left` those that an engine has found already.
 
 mod boxes;
+mod left;
 mod yolo;
 
 use super::{
@@ -169,6 +170,26 @@ impl Detect {
         labels: &Labels,
         placement: Option<&Placement>,
     ) -> Result<Vec<Detection>, String> {
+        let candidates = match self.left(outputs)? {
+            Some(candidates) => candidates,
+            None => self.candidates(outputs, labels, placement)?,
+        };
+        let kept = self.thin_out(candidates, placement);
+        let detection = |kept: Candidate| {
+            let [x0, y0, x1, y1] = self.place(kept.corners, placement)?;
+            let (index, label) = (kept.class, labels.get(kept.class));
+            Some(Detection { x0, y0, x1, y1, index, label, score: kept.score })
+        };
+        Ok(kept.into_iter().filter_map(detection).collect())
+    }
+
+    /// The boxes of the score asked for, in the order of the output.
+    fn candidates(
+        &self,
+        outputs: &Outputs<'_>,
+        labels: &Labels,
+        placement: Option<&Placement>,
+    ) -> Result<Vec<Candidate>, String> {
         let raw = match self.format {
             Some(Format::Boxes) => self.read_boxes(outputs)?,
             _ => self.read_yolo(outputs, labels)?,
@@ -178,31 +199,19 @@ impl Detect {
         if self.normalized == Some(true) && size.is_none() {
             return Err("boxes are parts of the input's size, which is not known without an image".to_owned());
         }
-        let candidates = raw
-            .into_iter()
-            .map(|raw| Candidate {
-                corners: self.corners(raw.numbers, size),
-                score: raw.score,
-                class: raw.class,
-            })
-            // What lies in padding, or has no area, neither is answered nor suppresses anything.
-            .filter(|candidate| self.place(candidate.corners, placement).is_some())
-            .collect();
-        Ok(suppress(candidates, self.iou_max, self.detections_max)
-            .into_iter()
-            .filter_map(|kept| {
-                let [x0, y0, x1, y1] = self.place(kept.corners, placement)?;
-                Some(Detection {
-                    x0,
-                    y0,
-                    x1,
-                    y1,
-                    index: kept.class,
-                    label: labels.get(kept.class),
-                    score: kept.score,
-                })
-            })
-            .collect())
+        let candidate = |raw: Raw| Candidate {
+            corners: self.corners(raw.numbers, size),
+            score: raw.score,
+            class: raw.class,
+        };
+        Ok(raw.into_iter().map(candidate).collect())
+    }
+
+    /// Those that lie in the image and that no better one of their class covers, the best first.
+    fn thin_out(&self, mut candidates: Vec<Candidate>, placement: Option<&Placement>) -> Vec<Candidate> {
+        // What lies in padding, or has no area, neither is answered nor suppresses anything.
+        candidates.retain(|candidate| self.place(candidate.corners, placement).is_some());
+        suppress(candidates, self.iou_max, self.detections_max)
     }
 
     /// From the model's four numbers to corners in pixels of its input.

@@ -9,7 +9,7 @@ use super::{
     testing::{floats, spec},
 };
 use crate::engine::{
-    DataType, Signature, Tensor,
+    DataType, Reduction, Signature, Tensor,
     kernels::postprocess::{emulated, *},
 };
 use bytes::Bytes;

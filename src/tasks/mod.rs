@@ -29,7 +29,7 @@ pub use mask::{Mask, MaskClass, Run};
 pub use segment::Segment;
 
 use crate::{
-    engine::{Dim, Signature, Tensor, TensorSpec},
+    engine::{Dim, Reduction, Signature, Tensor, TensorSpec},
     image::Placement,
 };
 
@@ -107,6 +107,19 @@ impl Task {
         match self {
             Task::Detect(task) => task.can_batch(signature),
             _ => true,
+        }
+    }
+
+    /// What of the outputs a resolved task needs, where that is much less than they are. [`Task::answer`] takes what is left as well.
+    ///
+    /// A mask's classes, and of YOLO's boxes those of the score asked for: both are the same to the bit wherever they are found. A
+    /// classifier's scores are few, and a softmax on another machine differs in its last digit; boxes in outputs of their own are few
+    /// as well. What overlaps is sorted out here, since the posted image's edges count and an engine does not know them.
+    pub fn reduction(&self, signature: &Signature) -> Option<Reduction> {
+        match self {
+            Task::Segment(task) => task.class_map(signature).map(Reduction::Segment),
+            Task::Detect(task) => task.anchors(signature).map(Reduction::Detect),
+            _ => None,
         }
     }
 

@@ -82,7 +82,7 @@ pub fn compiled(recipe: &Recipe) -> PathBuf {
         link(&compiler, &flags, &objects, &library, recipe);
     }
     if env::var_os("FAKE_SANITIZER").is_none() {
-        lead_to(&library, &made.join(recipe.folder));
+        lead_to(&library, &made.join(recipe.folders[0]));
     }
     library
 }

@@ -142,6 +142,12 @@ impl Book {
         self.shares.charge(key, estimate);
         self.shares.set_waiting(key, waiting);
         let jobs = &mut self.jobs;
+        // What comes of a job in several batches is put together: all of it is to be of one form.
+        let reduces = |piece: &Piece| {
+            let job = jobs.get(&piece.job).map(|entry| &entry.job);
+            job.is_some_and(|job| job.reduced && job.items == piece.rows.len())
+        };
+        let reduced = pieces.iter().all(reduces);
         let part = |piece: Piece| {
             let entry = jobs.get_mut(&piece.job).expect("lanes hold live jobs");
             entry.part(piece.job, piece.rows, now)
@@ -152,6 +158,7 @@ impl Book {
             model: key,
             setting: shape.setting().cloned(),
             items,
+            reduced,
             parts,
             size: if model.rules.padded { size } else { items },
             taken: now,

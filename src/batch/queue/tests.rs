@@ -31,6 +31,7 @@ fn job(model: ModelKey, items: usize, first: u8) -> Job {
         model,
         inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![items, 1], data: data.into() }],
         setting: None,
+        reduced: false,
         items,
         priority: 0,
         deadline: None,

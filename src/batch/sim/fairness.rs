@@ -49,6 +49,7 @@ pub(super) fn run(seed: u64) -> f64 {
                     model: key,
                     inputs: vec![tagged(0, vec![1, 8], 1)],
                     setting: None,
+                    reduced: false,
                     items: 1,
                     priority,
                     deadline: None,

@@ -204,6 +204,7 @@ impl World {
             model,
             inputs: vec![input],
             setting: None,
+            reduced: false,
             items,
             priority: random.below(3) as u8,
             deadline,

@@ -1,7 +1,7 @@
 //! What an engine does at the ends of its network, as messages have it: numbers go as their bits.
 
 use crate::{
-    engine::{Ends, PixelInput},
+    engine::{Anchors, ClassMap, Ends, PixelInput, Reduction, kernels::postprocess::BoxNumbers},
     image::{Color, DataType, Layout, Preprocess},
 };
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,58 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct EndsText {
     pixels: Option<PixelsText>,
+    reduction: Option<ReductionText>,
 }
+
+/// [`Reduction`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum ReductionText {
+    Segment {
+        output: usize,
+        last: bool,
+        threshold: u32,
+    },
+    Detect {
+        output: usize,
+        channels_first: bool,
+        objectness: bool,
+        format: u32,
+        size: Option<[u32; 2]>,
+        score_min: u32,
+    },
+}
+
+impl From<Reduction> for ReductionText {
+    fn from(reduction: Reduction) -> ReductionText {
+        match reduction {
+            Reduction::Segment(ClassMap { output, last, threshold }) => {
+                ReductionText::Segment { output, last, threshold: threshold.to_bits() }
+            }
+            Reduction::Detect(Anchors { output, channels_first, objectness, format, size, score_min }) => {
+                let (format, score_min) = (format as u32, score_min.to_bits());
+                ReductionText::Detect { output, channels_first, objectness, format, size, score_min }
+            }
+        }
+    }
+}
+
+impl ReductionText {
+    fn read(&self) -> Result<Reduction, String> {
+        Ok(match *self {
+            ReductionText::Segment { output, last, threshold } => {
+                Reduction::Segment(ClassMap { output, last, threshold: f32::from_bits(threshold) })
+            }
+            ReductionText::Detect { output, channels_first, objectness, format, size, score_min } => {
+                let known = BOXES.into_iter().find(|known| *known as u32 == format);
+                let format = known.ok_or_else(|| format!("no form of boxes has the number {format}"))?;
+                let score_min = f32::from_bits(score_min);
+                Reduction::Detect(Anchors { output, channels_first, objectness, format, size, score_min })
+            }
+        })
+    }
+}
+
+const BOXES: [BoxNumbers; 4] = [BoxNumbers::Xyxy, BoxNumbers::Yxyx, BoxNumbers::Cxcywh, BoxNumbers::Xywh];
 
 /// [`PixelInput`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +93,10 @@ impl From<&Ends> for EndsText {
                 channel_axis,
             }
         };
-        EndsText { pixels: ends.pixels.as_ref().map(text) }
+        EndsText {
+            pixels: ends.pixels.as_ref().map(text),
+            reduction: ends.reduction.map(ReductionText::from),
+        }
     }
 }
 
@@ -63,7 +117,8 @@ impl EndsText {
             PixelInput::new(&to, text.batch_axis, text.channel_axis)
                 .ok_or_else(|| format!("pixels do not become {}", text.datatype))
         };
-        Ok(Ends { pixels: self.pixels.as_ref().map(read).transpose()? })
+        let reduction = self.reduction.as_ref().map(ReductionText::read).transpose()?;
+        Ok(Ends { pixels: self.pixels.as_ref().map(read).transpose()?, reduction })
     }
 }
 
@@ -88,7 +143,18 @@ mod tests {
                 ..Preprocess::new(1, 1)
             };
             for axes in [[true, true], [true, false], [false, true]] {
-                let ends = Ends { pixels: PixelInput::new(&to, axes[0], axes[1]) };
+                let map = ClassMap { output: 3, last: axes[0], threshold: 0.1 + 0.2 };
+                let anchors = Anchors {
+                    output: 1,
+                    channels_first: axes[0],
+                    objectness: axes[1],
+                    format: BoxNumbers::Cxcywh,
+                    size: axes[0].then_some([640, 480]),
+                    score_min: 0.1 + 0.2,
+                };
+                let reduction = [Reduction::Segment(map), Reduction::Detect(anchors)][usize::from(axes[1])];
+                let reduction = (datatype == DataType::Fp32).then_some(reduction);
+                let ends = Ends { pixels: PixelInput::new(&to, axes[0], axes[1]), reduction };
                 let json = serde_json::to_vec(&EndsText::from(&ends)).expect("JSON");
                 let heard: EndsText = serde_json::from_slice(&json).expect("JSON");
                 assert_eq!(heard.read().expect("ends"), ends);

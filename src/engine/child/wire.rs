@@ -29,7 +29,7 @@ pub(super) enum Ask {
     /// Makes a camera known to an engine: three maps of so many pixels.
     Camera { engine: u64, camera: u64, height: usize, width: usize, maps: Vec<TensorAt> },
     /// Runs a batch.
-    Start { engine: u64, inputs: Vec<TensorAt>, setting: Option<Fitted> },
+    Start { engine: u64, inputs: Vec<TensorAt>, setting: Option<Fitted>, reduced: bool },
     /// The engine lets go of memory.
     Rest { engine: u64 },
     /// The engine goes.

@@ -30,7 +30,10 @@ use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
 use session::{Session, Target};
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// The library takes one environment per process and never lets go of it, so that a second server in the process (in
@@ -44,6 +47,7 @@ pub struct Runtime {
     path: Arc<Path>,
     /// What it runs on GPUs with, or why it cannot; looked at when it is first asked for.
     cuda: Arc<OnceLock<Result<CudaProvider, String>>>,
+    stands_in: Arc<AtomicBool>,
 }
 
 impl Runtime {
@@ -78,7 +82,8 @@ impl Runtime {
             .with_logger(Arc::new(log))
             .build()
             .map_err(|error| format!("cannot start ONNX Runtime: {error}"))?;
-        let runtime = Runtime { environment, path: path.into(), cuda: Arc::default() };
+        let runtime =
+            Runtime { environment, path: path.into(), cuda: Arc::default(), stands_in: Arc::default() };
         *loaded = Some((path.to_owned(), runtime.clone()));
         Ok(runtime)
     }
@@ -88,11 +93,25 @@ impl Runtime {
         ort::info().to_owned()
     }
 
+    /// Has networks of GPUs run on the CPU from now on, in memory of the device: for drivers that are none, whose devices have the
+    /// host's memory. All but ONNX Runtime's own part is then as on a GPU.
+    pub fn stand_in(&self, stands_in: bool) {
+        self.stands_in.store(stands_in, Ordering::Relaxed);
+    }
+
+    /// Whether that was said.
+    pub fn stands_in(&self) -> bool {
+        self.stands_in.load(Ordering::Relaxed)
+    }
+
     /// Whether it can run models on a GPU.
     ///
     /// # Errors
     /// Why not, and what to do.
     pub fn check_gpu(&self, gpu: &Gpu) -> Result<(), String> {
+        if self.stands_in() {
+            return Ok(());
+        }
         let provider = self.cuda.get_or_init(|| {
             if !ort::ep::CUDA::is_available().unwrap_or(false) {
                 return Err(format!(

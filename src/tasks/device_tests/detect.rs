@@ -177,10 +177,36 @@ fn yolo_boxes_are_those_of_the_task() {
         let case = Case { task, outputs: vec![("out", tensor.clone())], labels: labels(classes), call };
         for placement in &placements() {
             answered += check_detect(&format!("seed {seed}"), &case, placement.as_ref());
+            check_left(&format!("seed {seed}"), &case, placement.as_ref());
         }
     }
     println!("{answered} boxes");
     assert!(answered > 500, "{answered}");
+}
+
+/// What an engine leaves of an output is answered as the output is, to the bit.
+fn check_left(what: &str, case: &Case, placement: Option<&Placement>) {
+    let outputs: Vec<(&str, &Tensor)> = case.outputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    let signature = signature(&outputs);
+    let mut task = case.task.clone();
+    (task.output, task.input) = (Some("out".into()), Some(INPUT));
+    let task = Task::Detect(task);
+    let Some(Reduction::Detect(anchors)) = task.reduction(&signature) else { panic!("{what}: none") };
+    assert_eq!(anchors.score_min, case.call.score_min);
+    let answer = |tensor| task.answer(&[tensor], &signature, &case.labels, placement);
+    let expected = answer(case.outputs[0].1.clone());
+    let places = case.call.anchors as usize;
+    if places == 0 {
+        return;
+    }
+    let left = emulated::candidates(case.call, places, INPUT.map(|side| side as f32));
+    let (Some(left), Ok(Answer::Detections(expected))) = (&left, &expected) else {
+        assert!(left.is_none() && expected.is_err(), "{what}: {expected:?}");
+        return;
+    };
+    let tensor = Tensor { datatype: DataType::Uint32, shape: vec![1, places, 8], data: left.clone().into() };
+    let Ok(Answer::Detections(found)) = answer(tensor) else { panic!("{what}") };
+    assert_eq!(&found, expected, "{what}");
 }
 
 #[test]

@@ -65,6 +65,23 @@ pub(crate) fn detect(
         .collect()
 }
 
+/// The boxes of one item as the kernel leaves them in so many places, or `None` where its outputs are at fault. Places of `call` are
+/// filled in here.
+pub(crate) fn candidates(mut call: DetectCall, places: usize, size: [f32; 2]) -> Option<Vec<u8>> {
+    let nowhere = [0.0; 2];
+    let stays =
+        DetectPlacement { offset: nowhere, resized: nowhere, source: nowhere, size, placed: 0, unused: 0 };
+    let mut found = vec![0u8; places * CANDIDATE_BYTES];
+    let (mut count, mut fault) = (0u32, 0u32);
+    call.candidates_max = places as u32;
+    call.placements = (&raw const stays) as u64;
+    call.candidates = found.as_mut_ptr() as u64;
+    call.candidate_counts = (&raw mut count) as u64;
+    call.faults = (&raw mut fault) as u64;
+    run(DETECT_CANDIDATES, 1, call.anchors as usize, &call);
+    (fault == 0).then_some(found)
+}
+
 /// The class of each pixel, or `None` where the item's scores are at fault.
 pub(crate) fn segment(
     (scores, items): (&[u8], usize),

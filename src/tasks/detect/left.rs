@@ -1,0 +1,61 @@
+//! Candidates that an engine has found on its device: how it may, and what comes of that.
+
+use super::{BoxFormat, Detect, Format, Orientation};
+use crate::{
+    engine::{
+        Anchors, DataType, Signature,
+        kernels::postprocess::BoxNumbers,
+        reduction::{self, CANDIDATE_WORDS},
+    },
+    tasks::{Outputs, nms::Candidate},
+};
+
+impl Detect {
+    /// How an engine may find the boxes of the score asked for, where the one output has them all and its axes are known.
+    pub(in crate::tasks) fn anchors(&self, signature: &Signature) -> Option<Anchors> {
+        let output =
+            signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
+        let numbers = matches!(signature.outputs[output].datatype, DataType::Fp32 | DataType::Fp16);
+        let size = match self.normalized {
+            Some(true) => Some(self.input?),
+            _ => None,
+        };
+        let anchors = Anchors {
+            output,
+            channels_first: self.orientation? == Orientation::ChannelsFirst,
+            objectness: self.objectness?,
+            format: match self.box_format? {
+                BoxFormat::Xyxy => BoxNumbers::Xyxy,
+                BoxFormat::Yxyx => BoxNumbers::Yxyx,
+                BoxFormat::Cxcywh => BoxNumbers::Cxcywh,
+                BoxFormat::Xywh => BoxNumbers::Xywh,
+            },
+            size,
+            score_min: self.score_min,
+        };
+        (numbers && self.format == Some(Format::Yolo)).then_some(anchors)
+    }
+
+    /// The candidates in what an engine has left of the output, in the order that they had there; `None` where it is the output.
+    pub(super) fn left(&self, outputs: &Outputs<'_>) -> Result<Option<Vec<Candidate>>, String> {
+        if self.anchors(outputs.signature).is_none() {
+            return Ok(None);
+        }
+        let tensor = outputs.get(self.output.as_deref())?.tensor;
+        if tensor.datatype != DataType::Uint32 || tensor.shape.last() != Some(&CANDIDATE_WORDS) {
+            return Ok(None);
+        }
+        let mut found: Vec<reduction::Candidate> = bytemuck::pod_collect_to_vec(&tensor.data);
+        found.retain(|candidate| {
+            let [left, top, right, bottom] = candidate.corners;
+            left < right && top < bottom
+        });
+        found.sort_unstable_by_key(|candidate| candidate.anchor);
+        let candidate = |found: reduction::Candidate| Candidate {
+            corners: found.corners,
+            score: found.score,
+            class: found.label as usize,
+        };
+        Ok(Some(found.into_iter().map(candidate).collect()))
+    }
+}
