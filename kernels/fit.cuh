@@ -26,7 +26,7 @@ template <int MODEL, bool MAPS, class V> struct Fit {
     typedef Parameters<MODEL> Is;
     static constexpr int COUNT = Is::COUNT;
     static constexpr int PACKED = packed_size(COUNT);
-    static constexpr bool TWO_STARTS = MODEL == XYZNB;
+    static constexpr bool STARTS = MODEL == XYZNB;  // more than one
 
     V theta[COUNT];  // the best so far, with gradient, Fisher matrix and half the deviance there
     V gradient[COUNT];
@@ -38,15 +38,15 @@ template <int MODEL, bool MAPS, class V> struct Fit {
     Int<V> evaluations;
     Int<V> status;
     Mask<V> active;
-    // With two starts: what the first of them gave.
-    V first_theta[TWO_STARTS ? COUNT : 1];
-    V first_fisher[TWO_STARTS ? PACKED : 1];
-    V first_deviance;
-    Int<V> first_status;
-    Mask<V> second;
+    // With several starts: the best that those before this one gave, and how many they are.
+    V best_theta[STARTS ? COUNT : 1];
+    V best_fisher[STARTS ? PACKED : 1];
+    V best_deviance;
+    Int<V> best_status;
+    Int<V> starts;
 
     // All that a fit is between two evaluations, word by word: so it can be put aside and go on elsewhere.
-    static constexpr int WORDS = 3 * COUNT + PACKED + 5 + (TWO_STARTS ? COUNT + PACKED + 3 : 0);
+    static constexpr int WORDS = 3 * COUNT + PACKED + 5 + (STARTS ? COUNT + PACKED + 3 : 0);
     template <class Each> MEMBER void words(Each& each) {
         for (int k = 0; k < COUNT; ++k) {
             each(theta[k]);
@@ -59,12 +59,12 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         each(last_step);
         each(evaluations);
         each(status);
-        if constexpr (TWO_STARTS) {
-            for (int k = 0; k < COUNT; ++k) each(first_theta[k]);
-            for (int k = 0; k < PACKED; ++k) each(first_fisher[k]);
-            each(first_deviance);
-            each(first_status);
-            each(second);
+        if constexpr (STARTS) {
+            for (int k = 0; k < COUNT; ++k) each(best_theta[k]);
+            for (int k = 0; k < PACKED; ++k) each(best_fisher[k]);
+            each(best_deviance);
+            each(best_status);
+            each(starts);
         }
     }
 
@@ -92,11 +92,11 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         const V zero = vset<V>(0.f);
         for (int k = 0; k < COUNT; ++k) theta[k] = trial[k] = gradient[k] = vset<V>(1.f);
         for (int k = 0; k < PACKED; ++k) fisher[k] = zero;
-        deviance = damping = last_step = first_deviance = zero;
-        evaluations = status = first_status = vseti<V>(0);
-        active = second = vseti<V>(0) != 0;
-        for (int k = 0; k < (TWO_STARTS ? COUNT : 1); ++k) first_theta[k] = zero;
-        for (int k = 0; k < (TWO_STARTS ? PACKED : 1); ++k) first_fisher[k] = zero;
+        deviance = damping = last_step = best_deviance = zero;
+        evaluations = status = best_status = starts = vseti<V>(0);
+        active = vseti<V>(0) != 0;
+        for (int k = 0; k < (STARTS ? COUNT : 1); ++k) best_theta[k] = zero;
+        for (int k = 0; k < (STARTS ? PACKED : 1); ++k) best_fisher[k] = zero;
     }
 
     // Begins anew in the lanes of `fresh`; those of `bad` are done at once.
@@ -113,7 +113,7 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         status = vsel(fresh, vsel(bad, vseti<V>(BAD_INPUT), vseti<V>(CONVERGED)), status);
         evaluations = vsel(fresh, vseti<V>(0), evaluations);
         active = (active & !fresh) | (fresh & !bad);
-        if (TWO_STARTS) second = second & !fresh;
+        if (STARTS) starts = vsel(fresh, vseti<V>(0), starts);
     }
 
     MEMBER void restart(Mask<V> fresh) {
@@ -201,7 +201,7 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         const Mask<V> shortest = worse & (length < STEP_DONE);
         const Mask<V> stuck = shortest & (damping < DAMPING_MAX);
         Int<V> evaluations_max = vseti<V>(setup.evaluations_max);
-        if (TWO_STARTS) evaluations_max = vsel(second, 2 * evaluations_max, evaluations_max);
+        if (STARTS) evaluations_max = evaluations_max * (starts + 1);
         const Mask<V> tired = active & !arrived & !stuck & (shortest | (evaluations >= evaluations_max));
 
         for (int k = 0; k < COUNT; ++k) {
@@ -216,7 +216,7 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         status = vsel(tired, vseti<V>(ITERATION_LIMIT), status);
         const Mask<V> done = arrived | stuck | tired;
         status = vsel(done & any_held & !tired, vseti<V>(AT_BOUND), status);
-        if (TWO_STARTS) {
+        if (STARTS) {
             turn(setup, done, deviance - 1.5f * gain);
         } else {
             active = active & !done;
@@ -235,33 +235,59 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         return vmin(vmax(step, -reach), reach);
     }
 
-    // The likelihood has a second maximum at the other side of the focus. A fit that is done is begun anew there, and
-    // given up as soon as it cannot become better than the first.
+    // The likelihood has a second maximum at the other side of the focus, and where the data say little of z a third one, beyond
+    // the focal lines. A fit that is done is begun anew there, and given up as soon as it cannot become better than the best.
     MEMBER void turn(const FitSetup& setup, Mask<V> done, V expected) {
-        const Mask<V> hopeless = active & second & (expected > first_deviance);
-        const Mask<V> finished = second & (done | hopeless);
-        const Mask<V> worse = finished & (hopeless | !(deviance < first_deviance));
-        for (int k = 0; k < COUNT; ++k) theta[k] = vsel(worse, first_theta[k], theta[k]);
-        for (int k = 0; k < PACKED; ++k) fisher[k] = vsel(worse, first_fisher[k], fisher[k]);
-        deviance = vsel(worse, first_deviance, deviance);
-        status = vsel(worse, first_status, status);
-        active = active & !finished;
+        const Mask<V> first = starts == 0, later = starts > 0;
+        const Mask<V> hopeless = active & later & !done & (expected > best_deviance);
+        const Mask<V> ended = active & (done | hopeless);
+        if (!vany(ended)) return;
+        const Mask<V> better = ended & !hopeless & (first | (deviance < best_deviance));
+        for (int k = 0; k < COUNT; ++k) best_theta[k] = vsel(better, theta[k], best_theta[k]);
+        for (int k = 0; k < PACKED; ++k) best_fisher[k] = vsel(better, fisher[k], best_fisher[k]);
+        best_deviance = vsel(better, deviance, best_deviance);
+        best_status = vsel(better, status, best_status);
 
-        const Mask<V> again = done & !second;
+        const V z = best_theta[Is::SHAPE];
+        const float depth = setup.defocus_x.depth;
+        const float lines = 0.5f * (setup.defocus_x.shift - setup.defocus_y.shift);
+        const float line = lines < 0.f ? -lines : lines;  // z of the focal lines, at either side
+        const V far = vmax(vabs(z), vset<V>(0.5f * depth));
+        const V beyond = vset<V>(line + depth);
+        const Mask<V> above = z > 0.f;
+        const V mirrored = vsel(above, -far, far), outside = vsel(above, beyond, -beyond);
+        const V next = vclamp(vsel(later, outside, mirrored), setup.z_min, setup.z_max);
+        const Mask<V> vague = (vabs(z) < line + 0.25f * depth) & (best_error() > 0.125f * depth);
+        const Mask<V> again = ended & (first | ((starts == 1) & vague));
+        const Mask<V> finished = ended & !again;
         for (int k = 0; k < COUNT; ++k) {
-            first_theta[k] = vsel(again, theta[k], first_theta[k]);
-            trial[k] = vsel(again, theta[k], trial[k]);
+            theta[k] = vsel(finished, best_theta[k], theta[k]);
+            trial[k] = vsel(again, best_theta[k], trial[k]);
         }
-        for (int k = 0; k < PACKED; ++k) first_fisher[k] = vsel(again, fisher[k], first_fisher[k]);
-        first_deviance = vsel(again, deviance, first_deviance);
-        first_status = vsel(again, status, first_status);
-        const V z = theta[Is::SHAPE];
-        const V far = vmax(vabs(z), vset<V>(0.5f * setup.defocus_x.depth));
-        const V mirrored = vclamp(vsel(z > 0.f, -far, far), setup.z_min, setup.z_max);
-        trial[Is::SHAPE] = vsel(again, mirrored, trial[Is::SHAPE]);
-        status = vsel(again, vseti<V>(CONVERGED), status);
+        for (int k = 0; k < PACKED; ++k) fisher[k] = vsel(finished, best_fisher[k], fisher[k]);
+        deviance = vsel(finished, best_deviance, deviance);
+        status = vsel(finished, best_status, vsel(again, vseti<V>(CONVERGED), status));
+        active = active & !finished;
+        trial[Is::SHAPE] = vsel(again, next, trial[Is::SHAPE]);
         restart(again);
-        second = second | again;
+        starts = starts + vsel(again, vseti<V>(1), vseti<V>(0));
+    }
+
+    // The standard error of z at the best so far, um.
+    MEMBER V best_error() const {
+        V scale[COUNT], matrix[PACKED];
+        for (int k = 0; k < COUNT; ++k) scale[k] = vrsqrt(vmax(best_fisher[packed(k, k)], vset<V>(1e-30f)));
+        UNROLL
+        for (int i = 0; i < COUNT; ++i) {
+            UNROLL
+            for (int j = 0; j < i; ++j) matrix[packed(i, j)] = best_fisher[packed(i, j)] * scale[i] * scale[j];
+            matrix[packed(i, i)] = vset<V>(1.f);
+        }
+        cholesky<COUNT>(matrix, PIVOT_MIN);
+        V unit[COUNT];
+        for (int k = 0; k < COUNT; ++k) unit[k] = vset<V>(k == Is::SHAPE ? 1.f : 0.f);
+        solve<COUNT>(matrix, unit);
+        return vsqrt(unit[Is::SHAPE]) * scale[Is::SHAPE];
     }
 
     // Standard errors and covariances at the end, from the Fisher matrix as it is. Also settles what is singular.

@@ -69,21 +69,37 @@ def test_estimates_spread_as_their_standard_errors_say(name, most):
 
 
 @pytest.mark.parametrize(
-    "photons, background", [(300, 0.3), (300, 1), (1000, 2), (1000, 10), (3000, 0.3), (10_000, 50)]
+    "photons, background", [(300, 0.1), (300, 0.3), (300, 1), (1000, 2), (1000, 10), (3000, 0.3), (10_000, 50)]
 )
 @pytest.mark.parametrize("side", [7, 11])
-def test_a_perfect_fit_is_rejected_as_often_as_its_p_value_says(photons, background, side):
+@pytest.mark.parametrize("read_noise", [0, 0.3, 0.7, 1.0, 1.6, 3.0])
+def test_a_perfect_fit_is_rejected_as_often_as_its_p_value_says(read_noise, photons, background, side):
     random = np.random.default_rng(21)
     model = Model("xynb")
-    theta = simulate.draw(model, 20_000, side, random, photons=photons, background=background)
-    rois = simulate.simulate(model, theta, side, random)
+    theta = simulate.draw(model, 10_000, side, random, photons=photons, background=background)
+    # Finely digitised and never cut off, so that neither is a noise of its own.
+    camera = Camera(1000.0, 0.05 if background < 50 else 0.2, read_noise) if read_noise else IDEAL
+    rois = simulate.simulate(model, theta, side, random, camera)
     found, _ = simulate.fit(rois)
     rejected = {level: (found["p_value"] < level).mean() for level in (0.01, 0.1, 0.5)}
     print(rejected)
-    # A chi-squared test rejects 0.1 % to 5 % of these at the level of 1 %.
+    # A chi-squared test rejects 0.1 % to 5 % of these at the level of 1 % without read noise, and to 12 % with it.
     assert 0.005 < rejected[0.01] < 0.02, rejected
-    assert 0.07 < rejected[0.1] < 0.13, rejected
-    assert 0.42 < rejected[0.5] < 0.58, rejected
+    assert 0.075 < rejected[0.1] < 0.135, rejected
+    assert 0.46 < rejected[0.5] < 0.56, rejected
+
+
+def test_a_p_value_knows_the_read_noise_of_each_pixel():
+    random = np.random.default_rng(25)
+    model = Model("xynb")
+    for noise in (0.3, 1.0, 2.0):
+        camera = Camera(1000.0, 0.05, (noise * (0.7 + random.gamma(1.5, 0.2, (64, 96)))).astype("f4"))
+        theta = simulate.draw(model, 10_000, 9, random, photons=1000, background=0.3)
+        found, _ = simulate.fit(simulate.simulate(model, theta, 9, random, camera))
+        rejected = {level: (found["p_value"] < level).mean() for level in (0.01, 0.1, 0.5)}
+        print(noise, rejected)
+        assert 0.005 < rejected[0.01] < 0.02, rejected
+        assert 0.075 < rejected[0.1] < 0.135, rejected
 
 
 def test_a_second_spot_is_seen_in_the_p_value():
