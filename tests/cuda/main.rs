@@ -14,6 +14,7 @@ mod http;
 mod isolated;
 mod onnx;
 mod process;
+mod search;
 mod server;
 mod sharing;
 mod support;

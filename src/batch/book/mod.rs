@@ -382,6 +382,11 @@ impl Book {
         waiting.map(|(key, _)| *key).collect()
     }
 
+    /// Whether a GPU serves a model now.
+    pub fn is_on_gpu(&self, model: ModelKey) -> bool {
+        self.roster.serving(model).into_iter().any(|device| !self.roster.is_cpu(device))
+    }
+
     /// What waits and runs.
     pub fn load(&self, now: Instant) -> Load {
         let models = self.models.values();
