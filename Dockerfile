@@ -20,7 +20,6 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY Cargo.toml Cargo.lock openapi.yaml ./
-COPY examples/images examples/images
 COPY kernels kernels
 COPY src src
 # Shown by the page, and so part of the binary.

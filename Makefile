@@ -28,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build fuzz bench bench-overhead bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients test-deploy rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build fuzz bench bench-overhead bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients test-deploy test-guide rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -39,10 +39,12 @@ help:
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make fuzz         bodies that nobody meant to send, for minutes (a few seconds of it are in make test)"
+	@echo "make test-guide   docs/pytorch.md run with PyTorch, which is fetched (some gigabytes)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make rolling-restart  two replicas restarted in turn behind nginx and HAProxy, with 20,000 requests through each"
 	@echo "make ort          only fetch ONNX Runtime, into .lib"
 	@echo "make gpu          fetch ONNX Runtime for CUDA, into .lib/gpu, and say which libraries of the system it misses"
+	@echo "make gpu-checks   checks and measures on this machine's GPU (NAMES=...); pack-gpu-checks: the same for one without Rust, in .gpu"
 	@echo "make clean        remove what was built; clean-venv, clean-lib: what was fetched"
 
 serve: $(ORT) build
@@ -104,6 +106,13 @@ test-fit: tools
 	$(CARGO) build --locked --example fit_rois --example find_spots
 	FIT_BINARY=$(TARGET)/debug/examples/fit_rois SPOTS_BINARY=$(TARGET)/debug/examples/find_spots \
 		.venv/fit/bin/python -m pytest tests/fit $(PYTEST)
+
+# docs/pytorch.md, run with PyTorch: some gigabytes, so it is no part of `make test`.
+test-guide: tools $(ORT)
+	$(call say,the guide for models from PyTorch)
+	@$(PYTHON) tools/make_venv.py .venv/guide tests/guide/requirements.txt
+	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
+	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/guide/bin/python -m pytest tests/guide $(PYTEST)
 
 # Without the advisories: they change while the tree does not, and need a network every time.
 test-licences:
@@ -200,6 +209,28 @@ ort:
 # The build for CUDA, beside the other one: ORT_DYLIB_PATH=.lib/gpu/libonnxruntime.so.1.31.1 make serve
 gpu:
 	@$(PYTHON) tools/fetch_onnxruntime.py --gpu
+
+# What is built for a GPU is measured: in release mode, or as PROFILE says (dev to try the script).
+GPU_PROFILE = $(or $(PROFILE),release)
+GPU_PROGRAM = $(TARGET)/$(patsubst dev,debug,$(GPU_PROFILE))/examples/gpu_checks
+GPU_FAULT   = $(TARGET)/gpu_checks/libfault.so
+
+gpu-checks-program: tools
+	$(call say,building the checks on GPUs)
+	$(CARGO) build --locked --profile $(GPU_PROFILE) --example gpu_checks
+	@mkdir -p $(dir $(GPU_FAULT))
+	$(or $(CC),cc) -std=c11 -O1 -Wall -Wextra -fPIC -shared -pthread -o $(GPU_FAULT) tests/gpu/fault.c -ldl
+
+gpu-checks: gpu-checks-program
+	$(call say,checking this machine's GPU)
+	@GPU_CHECKS_PROGRAM=$(abspath $(GPU_PROGRAM)) GPU_CHECKS_FAULT=$(abspath $(GPU_FAULT)) $(PYTHON) tests/gpu/run.py $(NAMES)
+
+# For one kind of GPU (SM=80), or without networks (ONNX=no).
+pack-gpu-checks: gpu-checks-program
+	@[ "$(ONNX)" = no ] || $(PYTHON) tools/fetch_onnxruntime.py --gpu
+	$(call say,packing the checks on GPUs into .gpu)
+	@$(PYTHON) tools/pack_gpu_checks.py pack $(GPU_PROGRAM) $(GPU_FAULT) .gpu --sm $(or $(SM),90) \
+		$(if $(filter no,$(ONNX)),,--onnx-runtime .lib/gpu) $(PACK)
 
 # The JPEG decoder is C and built with CMake; its fast paths are assembled by nasm.
 tools:

@@ -1,10 +1,21 @@
 /*
-half: numbers of 16 bits (IEEE binary16), as bits; the same on every machine.
+half: numbers of 16 bits (IEEE binary16), as bits, and products; the same on every machine.
 */
 #pragma once
 #include "common.cuh"
 
 LOCAL {
+
+// Two numbers multiplied and rounded, whatever is done with them next: what goes into a network, or is compared with a
+// limit, is to be the same everywhere.
+#if defined(MACHINE_IS_HOST)
+DEV float product(float a, float b) {
+    volatile float rounded = a * b;
+    return rounded;
+}
+#else
+DEV float product(float a, float b) { return __fmul_rn(a, b); }
+#endif
 
 // A place in memory that holds one: not to be mixed up with an integer.
 struct Half {

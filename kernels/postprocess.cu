@@ -50,16 +50,6 @@ struct Numbers {
 DEV bool is_nan(float x) { return !(x == x); }
 DEV bool is_finite(float x) { return vfinite<float>(x); }
 
-// Two numbers multiplied and rounded, whatever is done with them next: what is compared with a limit is to be the same everywhere.
-#if defined(MACHINE_IS_HOST)
-DEV float product(float a, float b) {
-    volatile float rounded = a * b;
-    return rounded;
-}
-#else
-DEV float product(float a, float b) { return __fmul_rn(a, b); }
-#endif
-
 // Greater for the better: of higher scores (of zeros the positive one), then of lower numbers. Never 0 or all ones.
 DEV u64 rank_of(float score, u32 number) {
     u32 bits = (u32)vbits(score);

@@ -157,7 +157,7 @@ DEV void resample(const PreprocessCall& call, const PreprocessImage& image, int 
 }
 
 DEV void put(const PreprocessCall& call, u64 at, u32 channel, float value) {
-    const float number = (value * call.scale - call.mean[channel]) / call.std[channel];
+    const float number = (product(value, call.scale) - call.mean[channel]) / call.std[channel];
     switch (call.element) {
         case ELEMENT_F32: ((float*)call.items)[at] = number; break;
         case ELEMENT_F16: ((Half*)call.items)[at] = half_of(number); break;

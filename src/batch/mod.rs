@@ -33,7 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use book::Aftermath;
+pub use book::{Aftermath, Recalled, WorkerKey};
 pub use queue::{Load, ModelLoad, Queue, QueueLimits, Running, Taken, Ticket, Worker};
 
 /// One loaded version of one model. Keys are never used again, so a stale one finds nothing.
@@ -73,6 +73,9 @@ pub struct Job {
     pub setting: Option<Setting>,
     /// Rows along the batch axis, at least 1.
     pub items: usize,
+    /// Only what the model's task answers is wanted: outputs may come as what is left of them
+    /// ([`Ends::reduction`](crate::engine::Ends::reduction)).
+    pub reduced: bool,
     /// 0 is the most urgent.
     pub priority: u8,
     /// When the answer is worth nothing any more.
@@ -139,6 +142,8 @@ pub struct Batch {
     pub model: ModelKey,
     /// What all of its jobs ask of the engine.
     pub setting: Option<Setting>,
+    /// All of its jobs are whole in it and take what is left of their outputs, so that the engine may reduce them.
+    pub reduced: bool,
     /// In the order of their rows in the batch.
     pub parts: Vec<Part>,
     /// Sum of the rows of all parts.

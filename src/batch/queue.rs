@@ -11,7 +11,7 @@ mod ticket;
 mod worker;
 
 pub use super::{
-    book::{Load, ModelLoad, QueueLimits},
+    book::{Load, ModelLoad, QueueLimits, Recalled},
     roster::Absence,
 };
 pub use ticket::Ticket;
@@ -207,7 +207,16 @@ impl Queue {
         drop(reply);
     }
 
-    fn finish(&self, batch: &Batch, receipt: &Receipt, result: RunResult) -> Aftermath {
+    /// Takes back what a worker has and does not return, because it hangs: the jobs are run elsewhere or answered, and the
+    /// worker gets nothing more. What it makes of the batches later is thrown away.
+    pub fn recall(&self, worker: WorkerKey, error: &str) -> Vec<Recalled> {
+        let mut state = self.lock();
+        let recalled = state.book.recall(worker, error, Instant::now());
+        self.leave(state, None);
+        recalled
+    }
+
+    fn finish(&self, batch: &Batch, receipt: &Receipt, result: RunResult) -> Option<Aftermath> {
         let mut state = self.lock();
         let now = Instant::now();
         let aftermath = state.book.finish(batch, receipt, result, now);

@@ -88,17 +88,19 @@ impl Server {
     pub(super) async fn model(&self, name: &Name) -> Result<Described, Unknown> {
         let request = Request::get(name.path("/v2/models")).body(Body::empty()).expect("paths are encoded");
         let reply = self.send(request).await.map_err(Unknown::Unreachable)?;
-        let status = reply.status();
+        let (status, after) = (reply.status(), retry_after(&reply));
+        let refused = |why: String| Unknown::Refused { why, status: status.as_u16(), after };
         let body = axum::body::to_bytes(reply.into_body(), METADATA_BYTES_MAX).await;
         let body = body.map_err(|error| Unknown::Unreachable(causes(&error)))?;
         let told: Value = serde_json::from_slice(&body)
-            .map_err(|_| Unknown::Refused(format!("status {status}, and what it says is not JSON")))?;
+            .map_err(|_| refused(format!("status {status}, and what it says is not JSON")))?;
         if !status.is_success() {
-            let why = told["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned);
-            return Err(Unknown::Refused(why));
+            return Err(refused(
+                told["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned),
+            ));
         }
         serde_json::from_value(told)
-            .map_err(|error| Unknown::Refused(format!("it does not describe models as Ocelli does: {error}")))
+            .map_err(|error| refused(format!("it does not describe models as Ocelli does: {error}")))
     }
 }
 
@@ -109,8 +111,25 @@ pub(super) enum Unknown {
     #[error("no server answers: {0}")]
     Unreachable(String),
     /// It answers that it cannot.
-    #[error("{0}")]
-    Refused(String),
+    #[error("{why}")]
+    Refused {
+        /// What it says.
+        why: String,
+        /// Its reply's status.
+        status: u16,
+        /// When it wants to be asked again.
+        after: Option<Duration>,
+    },
+}
+
+impl Unknown {
+    /// What [`Patience`] wants to know: the status, if a reply came, and the wait that it asks for.
+    pub(super) fn told(&self) -> (Option<u16>, Option<Duration>) {
+        match self {
+            Unknown::Unreachable(_) => (None, None),
+            Unknown::Refused { status, after, .. } => (Some(*status), *after),
+        }
+    }
 }
 
 /// What a server says of a model.

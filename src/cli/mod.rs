@@ -79,6 +79,11 @@ pub fn command() -> Command {
     let with_options = |name: &'static str, about: &'static str| {
         Command::new(name).about(about).args(options::arguments()).after_long_help(options::PRECEDENCE)
     };
+    // They take the options as well, but are about something else.
+    let beside_options = |name: &'static str, about: &'static str| {
+        let shown = options::arguments().into_iter().map(options::hidden_unless_common);
+        Command::new(name).about(about).args(shown).after_help(options::ELSEWHERE)
+    };
     Command::new("ocelli")
         .about("Runs image models behind HTTP")
         .version(version)
@@ -86,18 +91,24 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(with_options("serve", "Serve until SIGTERM, then drain"))
-        .subcommand(with_options("check", "Check the configuration and every model: load it and run it once"))
+        .subcommand(beside_options(
+            "check",
+            "Check the configuration and every model: load it and run it once",
+        ))
         .subcommand(
-            with_options("devices", "Show what models can run on here, or what a server says of its devices")
-                .args(devices::arguments()),
+            beside_options(
+                "devices",
+                "Show what models can run on here, or what a server says of its devices",
+            )
+            .args(devices::arguments()),
         )
         .subcommand(
-            with_options("predict", "Ask a model about files: on a server, or in this process")
+            beside_options("predict", "Ask a model about files: on a server, or in this process")
                 .args(predict::arguments()),
         )
         .subcommand(bench::command())
         .subcommand(
-            with_options("tune", "Find the batches, instances and threads that suit a model")
+            beside_options("tune", "Find the batches, instances and threads that suit a model")
                 .args(tune::arguments()),
         )
         .subcommand(with_options(
@@ -105,7 +116,7 @@ pub fn command() -> Command {
             "Print the options in effect, as a configuration file, with where each comes from",
         ))
         .subcommand(
-            with_options("health", "Ask a running server whether it is live or ready")
+            beside_options("health", "Ask a running server whether it is live or ready")
                 .arg(
                     Arg::new("probe")
                         .value_name("PROBE")

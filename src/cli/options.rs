@@ -16,6 +16,19 @@ use std::{
 pub(super) const PRECEDENCE: &str = "Flags win over OCELLI_* variables, variables over the file, the file over the \
     defaults. `ocelli config` prints what is in effect. Sizes take units, such as 256MiB.";
 
+/// Where the options are told that a command takes and does not show.
+pub(super) const ELSEWHERE: &str =
+    "Every option of `ocelli serve` is taken here as well: `ocelli serve --help` lists them.";
+
+/// What commands are asked for that load models without serving them.
+const COMMON: [&str; 4] = ["config", "models", "backend", "onnx_runtime"];
+
+/// Leaves an argument out of a command's help unless it is often wanted there.
+pub(super) fn hidden_unless_common(argument: Arg) -> Arg {
+    let common = COMMON.contains(&argument.get_id().as_str());
+    argument.hide(!common)
+}
+
 /// `--config` and a flag for each option.
 pub(super) fn arguments() -> Vec<Arg> {
     let file = Arg::new("config")

@@ -3,24 +3,29 @@
 
 use super::{
     forward::{self, Asked, Proof},
-    health::{Health, Over},
+    health::Health,
     place::Kind,
     supervisor::Parts,
     worker::{Post, Worker},
 };
 use crate::{
-    batch::ModelKey,
+    batch::{ModelKey, Recalled},
     engine::{
         Engine, EngineError,
         child::{Executor, Place, Recipe},
         cuda::{Gpu, HostMemory, onnx::Load},
+        onnx::Runtime,
         staging::Memory,
     },
     models::{self, Model, Source},
+    telemetry::metrics::{FailReason, Metrics},
 };
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 /// The CPU's name in metrics and replies. A GPU's is its UUID.
@@ -60,6 +65,20 @@ impl std::fmt::Display for Refusal {
     }
 }
 
+/// A device that could not be taken.
+pub(super) struct NotTaken {
+    /// Why.
+    pub(super) refusal: Refusal,
+    /// What there is of a hold on it, for whoever ends it.
+    pub(super) left: Option<Arc<Hold>>,
+}
+
+impl From<String> for NotTaken {
+    fn from(reason: String) -> NotTaken {
+        NotTaken { refusal: reason.into(), left: None }
+    }
+}
+
 /// A device, ours or not.
 pub(super) struct Device {
     /// Its name.
@@ -71,6 +90,8 @@ pub(super) struct Device {
     /// Memory that it copies from by itself, hold after hold.
     host: HostMemory,
     workers: usize,
+    /// One call of it that takes longer has hung.
+    stuck_after: Option<Duration>,
     hold: Mutex<Option<Arc<Hold>>>,
     next: AtomicU64,
 }
@@ -78,25 +99,32 @@ pub(super) struct Device {
 impl Device {
     /// The machine's processors, with so many workers (at least one).
     pub(super) fn cpu(workers: usize) -> Device {
-        Device::new(CPU.into(), Kind::Cpu, None, workers)
+        Device::new(CPU.into(), Kind::Cpu, None, workers, None)
     }
 
-    /// A GPU.
-    pub(super) fn gpu(gpu: &Gpu, workers: usize) -> Device {
-        Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), workers)
+    /// A GPU. One call of it that takes longer than `stuck_after` has hung.
+    pub(super) fn gpu(gpu: &Gpu, workers: usize, stuck_after: Option<Duration>) -> Device {
+        Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), workers, stuck_after)
     }
 
-    fn new(id: Arc<str>, kind: Kind, gpu: Option<Gpu>, workers: usize) -> Device {
-        let (hold, next) = (Mutex::default(), AtomicU64::new(1));
-        Device { id, kind, gpu, host: HostMemory::default(), workers: workers.max(1), hold, next }
+    fn new(
+        id: Arc<str>,
+        kind: Kind,
+        gpu: Option<Gpu>,
+        workers: usize,
+        stuck_after: Option<Duration>,
+    ) -> Device {
+        let (host, hold, next) = (HostMemory::default(), Mutex::default(), AtomicU64::new(1));
+        Device { id, kind, gpu, host, workers: workers.max(1), stuck_after, hold, next }
     }
 
     /// Takes it: starts its workers, and opens its context on the first of them.
     ///
     /// # Errors
-    /// Why it cannot be had now.
-    pub(super) fn take(&self, parts: &Parts) -> Result<Arc<Hold>, Refusal> {
-        let health = Health::new(Arc::clone(&self.id), Arc::clone(&parts.queue), self.gpu.is_some());
+    /// Why it cannot be had now, with what is there of it still.
+    pub(super) fn take(&self, parts: &Parts) -> Result<Arc<Hold>, NotTaken> {
+        let (device, queue) = (Arc::clone(&self.id), Arc::clone(&parts.queue));
+        let health = Health::new(device, queue, self.gpu.is_some(), self.stuck_after);
         let thread = match &self.kind {
             Kind::Cpu => CPU.to_owned(),
             Kind::Gpu { ordinal, .. } => format!("gpu{ordinal}"),
@@ -105,7 +133,11 @@ impl Device {
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
             let (host, isolation) = (self.host.clone(), parts.isolation.clone());
-            let opened = workers[0].call(move || isolation.open(&gpu, host));
+            let busy = health.busy();
+            let opened = workers[0].call(move || {
+                let _busy = busy;
+                isolation.open(&gpu, host)
+            });
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
         if let Some(Ok(executor)) = &opened {
@@ -123,11 +155,7 @@ impl Device {
                 *self.lock() = Some(Arc::clone(&hold));
                 Ok(hold)
             }
-            Err(refusal) => {
-                health.end(Over::Left);
-                hold(None).join();
-                Err(refusal)
-            }
+            Err(refusal) => Err(NotTaken { refusal, left: Some(Arc::new(hold(None))) }),
         }
     }
 
@@ -180,9 +208,10 @@ impl Hold {
                 let (executor, runtime) = (executor.clone(), parts.runtime.clone());
                 let recipes: Vec<Recipe> =
                     (0..instances).map(|made| recipe(source, parts, true, instances - made)).collect();
-                let health = self.health.clone();
-                let _busy = self.health.busy();
+                // Until it is done, whoever still waits for it.
+                let (health, busy) = (self.health.clone(), self.health.busy());
                 self.workers[0].call(move || {
+                    let _busy = busy;
                     let made = recipes.iter().map(|recipe| executor.make(recipe, &runtime));
                     let made = made.collect::<Result<_, _>>();
                     made.inspect_err(|error| health.note(error)).map_err(Refusal::from)
@@ -239,9 +268,9 @@ impl Hold {
     /// What it did instead.
     pub(super) fn canary(&self) -> Result<(), String> {
         let Some(executor) = &self.executor else { return Ok(()) };
-        let (executor, health) = (executor.clone(), self.health.clone());
-        let _busy = self.health.busy();
+        let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
         self.workers[0].call(move || {
+            let _busy = busy;
             let answered = executor.canary();
             answered.inspect_err(|error| health.note(error)).map_err(|error| error.to_string())
         })?
@@ -263,6 +292,24 @@ impl Hold {
     pub(super) fn kill(&self, reason: &str) {
         if let Some(executor) = &self.executor {
             executor.kill(reason);
+        }
+    }
+
+    /// Has others do what hangs here: batches that were begun and do not come back.
+    pub(super) fn recall(&self, reason: &str, metrics: &Metrics) {
+        for Recalled { model, items, aftermath } in
+            self.workers.iter().flat_map(|worker| worker.recall(reason))
+        {
+            let (device, again) = (&self.health.device, aftermath.again);
+            tracing::warn!(
+                model = &*model,
+                device = &**device,
+                items,
+                again,
+                reason,
+                "a batch is taken back"
+            );
+            metrics.model(&model).device(device).failed(FailReason::Device, again);
         }
     }
 
@@ -302,6 +349,7 @@ fn recipe(source: &Source, parts: &Parts, on_gpu: bool, share: usize) -> Recipe 
             memory_bytes_max: manifest.placement.memory_bytes_max,
             instances: share as u64,
             whole: manifest.placement.forbids_cpu(),
+            on_host: parts.runtime.as_ref().is_ok_and(Runtime::stands_in),
             cache: parts.kernel_cache_folder.as_ref().map(|folder| folder.join("tensorrt")),
         }),
     }

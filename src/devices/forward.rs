@@ -78,30 +78,38 @@ pub(super) fn prove(
     memory_bytes_max: Option<u64>,
     gpu: Option<(&Executor, &Health)>,
 ) -> Result<Proof, Refusal> {
+    let busy = || gpu.map(|(_, health)| health.busy());
     let noted = |error: EngineError| {
         if let Some((_, health)) = gpu {
             health.note(&error);
         }
         Refusal::from(error)
     };
-    let gpu_memory = |gpu: &Executor| gpu.memory().map_err(noted);
+    let gpu_memory = |gpu: &Executor| {
+        let _busy = busy();
+        gpu.memory().map_err(noted)
+    };
     let mut footprint: Option<Footprint> = None;
     let mut canary = Duration::ZERO;
     let instances = engines.len() as u64;
     for engine in engines {
+        engine.equip(&model.ends).map_err(noted)?;
         let weights = engine.device_bytes();
         let mut buffers = Vec::new();
         for &size in &model.rules.sizes {
             // As many as may be on their way have memory of their own.
             for _ in 0..engine.depth() {
+                let _busy = busy();
                 forward(&mut **engine, model, size).map_err(noted)?;
             }
             buffers.push((size, engine.device_bytes().saturating_sub(weights)));
         }
         for asked in asked {
+            let _busy = busy();
             asked.run(&mut **engine).map_err(noted)?;
         }
         let smallest = model.rules.sizes.first().copied().unwrap_or(1);
+        let _busy = busy();
         canary = forward(&mut **engine, model, smallest).map_err(noted)?;
         if let (Some((gpu, _)), None) = (gpu, &footprint) {
             let info = gpu_memory(gpu)?;
@@ -163,18 +171,22 @@ fn failed(what: &str, error: EngineError) -> EngineError {
     }
 }
 
-/// Input types and shapes for a forward pass: the image's own shape, [`GUESS`] for extents that nobody fixed.
+/// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
 fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
     signature
         .inputs
         .iter()
         .enumerate()
         .map(|(index, input)| {
+            let mut datatype = input.datatype;
             let fixed = |dim: &Dim| if let Dim::Fixed(n) = dim { *n } else { GUESS };
             let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
             if let (0, Some(image)) = (index, &model.image) {
                 let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
                 shape = image.item_shape(width, height);
+                if let Some(pixels) = &image.pixels {
+                    (datatype, shape) = (DataType::Uint8, pixels.shape(width, height));
+                }
             }
             if let (0, Some(fit)) = (index, &model.fit) {
                 shape = vec![1, fit.box_px(), fit.box_px()];
@@ -182,7 +194,7 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
             if !model.rules.whole {
                 shape[0] = size;
             }
-            (input.datatype, shape)
+            (datatype, shape)
         })
         .collect()
 }

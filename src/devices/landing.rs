@@ -38,15 +38,20 @@ impl Outbound {
     /// Answers it. `since`: when the engine turned to it.
     pub(super) fn finish(self, result: Result<Vec<Tensor>, EngineError>, since: Instant, health: &Health) {
         let compute = since.elapsed();
+        let late = || {
+            let (model, device) = (&*self.model.name, &*health.device);
+            tracing::info!(model, device, "a batch that was taken back has come back too late");
+        };
         match result {
             Ok(outputs) => {
+                let (items, size, statistics) = (self.batch.items, self.batch.size, &self.model.statistics);
+                let began = Instant::now();
+                let finished = self.batch.finish(Ok(Ran { outputs, stage: self.stage, compute }));
+                let Some(aftermath) = finished else { return late() };
                 self.metrics.stage_seconds.observe(self.stage.as_secs_f64());
                 self.metrics.compute_seconds.observe(compute.as_secs_f64());
-                let (items, statistics) = (self.batch.items, &self.model.statistics);
-                self.metrics.batch(items, self.batch.size);
+                self.metrics.batch(items, size);
                 statistics.ran(items, self.stage, compute);
-                let began = Instant::now();
-                let aftermath = self.batch.finish(Ok(Ran { outputs, stage: self.stage, compute }));
                 statistics.handed_out(items, began.elapsed());
                 if let Some(items) = aftermath.ceiling {
                     tracing::info!(
@@ -68,7 +73,7 @@ impl Outbound {
                 };
                 // First, so that nobody takes it on the same device again.
                 health.note(&error);
-                let aftermath = self.batch.finish(Err(error));
+                let Some(aftermath) = self.batch.finish(Err(error)) else { return late() };
                 self.metrics.failed(reason, aftermath.again);
                 if let Some(items) = aftermath.ceiling {
                     tracing::warn!(

@@ -120,7 +120,7 @@ impl Devices {
             match gpu.check() {
                 Ok(()) => {
                     parts.status.set_device(&gpu.id, DeviceState::Waiting, Cause::Start, "not looked at yet");
-                    devices.push(Device::gpu(gpu, wanted.workers));
+                    devices.push(Device::gpu(gpu, wanted.workers, wanted.sharing.stuck_timeout));
                 }
                 Err(reason) => {
                     tracing::warn!(gpu = gpu.id, reason, "a GPU cannot be used");
@@ -133,7 +133,7 @@ impl Devices {
             return Err(refused.join("; "));
         }
         for cpu in devices.iter().filter(|device| device.kind == Kind::Cpu) {
-            cpu.take(&parts).map_err(|refusal| refusal.to_string())?;
+            cpu.take(&parts).map_err(|not| not.refusal.to_string())?;
         }
         let devices = Arc::new(Devices {
             parts,

@@ -4,11 +4,11 @@
 //! engine has begun and not ended is waited for by [`landing`](super::landing), while this thread begins the next.
 
 use super::{
-    health::{Health, Over},
+    health::{self, Health, Over},
     landing::{Landing, Outbound},
 };
 use crate::{
-    batch::{self, ModelKey, Queue, Running, Taken, queue::Absence},
+    batch::{self, ModelKey, Queue, Recalled, Running, Taken, WorkerKey, queue::Absence},
     engine::{Engine, EngineError, Flight, Tensor, staging::Assembler},
     models::Model,
     telemetry::metrics::{DeviceMetrics, Metrics},
@@ -27,6 +27,9 @@ const BACK_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a GPU is idle before its engines let go of memory that they can get again.
 const REST_AFTER: Duration = Duration::from_secs(30);
+
+/// How often whoever waits for a worker looks whether its device hangs.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What comes by mail: between two batches.
 enum Mail {
@@ -54,6 +57,8 @@ pub(super) struct Post {
 pub(super) struct Worker {
     mail: mpsc::Sender<Mail>,
     queue: Arc<Queue>,
+    health: Health,
+    place: WorkerKey,
     thread: JoinHandle<()>,
 }
 
@@ -64,6 +69,7 @@ impl Worker {
         let (mail, mailbox) = mpsc::channel();
         let landing = Landing::new(&name, health.clone());
         let place = queue.attach(&health.device);
+        let (key, known) = (place.key(), health.clone());
         let work = Work {
             health,
             place,
@@ -76,7 +82,7 @@ impl Worker {
             rested: false,
         };
         let thread = std::thread::Builder::new().name(name).spawn(move || work.run())?;
-        Ok(Worker { mail, queue, thread })
+        Ok(Worker { mail, queue, health: known, place: key, thread })
     }
 
     /// Has the worker serve a model from now on.
@@ -93,10 +99,16 @@ impl Worker {
         self.queue.wake();
     }
 
-    /// Does something on the worker's thread, between two batches, and waits for it.
+    /// Takes back the batches that it has begun and does not return: others run their jobs. What the device reads and writes
+    /// for them stays with the thread, which gives it back when it does return, if ever; until then none of it is used again.
+    pub(super) fn recall(&self, reason: &str) -> Vec<Recalled> {
+        self.queue.recall(self.place, reason)
+    }
+
+    /// Does something on the worker's thread, between two batches, and waits for it as long as the device does not hang.
     ///
     /// # Errors
-    /// If it panics, or the thread has ended.
+    /// If it panics, the thread has ended, or the device hangs.
     pub(super) fn call<R: Send + 'static>(
         &self,
         work: impl FnOnce() -> R + Send + 'static,
@@ -111,7 +123,17 @@ impl Worker {
         self.queue.wake();
         let ended = || "the device's thread has ended".to_owned();
         sent.map_err(|_| ended())?;
-        reply.recv().map_err(|_| ended())?
+        loop {
+            match reply.recv_timeout(LOOK) {
+                Ok(result) => return result,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(ended()),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    if let Some(time) = self.health.stuck_for(Instant::now()) {
+                        return Err(health::hangs(time));
+                    }
+                }
+            }
+        }
     }
 
     /// Whether the thread has ended.
@@ -182,7 +204,9 @@ impl Work {
 
     /// Lets go of the models that are retired and have nothing left to run.
     fn unload(&mut self) {
-        let Work { queue, served, engines, .. } = self;
+        let Work { queue, served, engines, health, .. } = self;
+        // What is on the device goes by calls that may hang, too.
+        let _busy = health.busy();
         served.retain(|key| queue.knows(*key));
         engines.retain(|key, _| queue.knows(*key));
     }
@@ -209,6 +233,7 @@ impl Work {
 
     fn rest(&mut self) {
         self.landing.settle();
+        let _busy = self.health.busy();
         for loaded in self.engines.values_mut() {
             loaded.engine.rest();
             loaded.assembler.clear();
@@ -227,10 +252,13 @@ impl Work {
         let inputs = loaded.assemble(&batch);
         let (stage, begun) = (started.elapsed(), Instant::now());
         let busy = self.health.busy();
-        let flight = catch_unwind(AssertUnwindSafe(|| loaded.engine.start(inputs, batch.setting.as_ref())))
-            .unwrap_or_else(|panic| {
-                Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
-            });
+        let begin = || match batch.reduced {
+            true => loaded.engine.start_reduced(inputs),
+            false => loaded.engine.start(inputs, batch.setting.as_ref()),
+        };
+        let flight = catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| {
+            Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
+        });
         drop(busy);
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
         let out = Outbound { batch, model, stage, begun, metrics };
@@ -246,12 +274,13 @@ impl Loaded {
     /// The inputs of a batch, each in one piece.
     fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
-        let mut staging = self.model.image.as_ref().and_then(|image| image.staging.as_ref());
+        // Only the first input of a model can be an image.
+        let image = self.model.image.as_ref().zip(batch.parts.first());
+        let mut staging = image.and_then(|(image, part)| image.staging(part.inputs[0].datatype));
         let inputs = 0..self.model.signature.inputs.len();
         inputs
             .map(|index| {
                 let parts: Vec<_> = batch.parts.iter().map(|part| &part.inputs[index]).collect();
-                // Only the first input of a model can be an image.
                 self.assembler.assemble(&parts, batch.size, whole, staging.take())
             })
             .collect()

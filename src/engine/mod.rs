@@ -2,6 +2,7 @@
 //!
 //! - [`tensor`]: data type, shape and bytes.
 //! - [`signature`]: what a model takes and gives.
+//! - [`ends`]: what is done before a network, as an engine is told.
 //! - [`staging`]: the memory in which batches are put together.
 //! - [`onnx`]: ONNX Runtime.
 //! - [`gauss_mle`]: our own fitter of Gaussian spots, on [`kernels`].
@@ -11,6 +12,7 @@
 
 pub mod child;
 pub mod cuda;
+pub mod ends;
 pub mod gauss_mle;
 pub mod kernels;
 pub mod onnx;
@@ -18,6 +20,7 @@ pub mod signature;
 pub mod staging;
 pub mod tensor;
 
+pub use ends::{ClassMap, Ends, PixelInput, Reduction};
 pub use gauss_mle::Setting;
 pub use signature::{Batching, Dim, Signature, TensorSpec};
 pub use tensor::{DataType, Tensor, TensorView};
@@ -71,6 +74,17 @@ pub trait Engine {
     /// What the model takes and gives.
     fn signature(&self) -> &Signature;
 
+    /// Learns what is done at the ends of the network: from then on, its first input may come as pixels as well.
+    ///
+    /// # Errors
+    /// [`EngineError::Input`] where it can do no such thing.
+    fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        match *ends == Ends::default() {
+            true => Ok(()),
+            false => Err(EngineError::Input("this engine takes no images".to_owned())),
+        }
+    }
+
     /// Runs one batch. `inputs` are in the order of the signature's inputs, outputs come back in the order of its
     /// outputs; for a model that batches, all have the same `shape[0]`. `setting` is what the requests of the batch ask for
     /// beside their tensors, for engines that know any.
@@ -97,6 +111,15 @@ pub trait Engine {
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
         let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
         self.run(&views, setting).map(Flight::Landed)
+    }
+
+    /// Begins a batch of which only what is left after [`Ends::reduction`] is wanted. What comes may be that, or the outputs as they
+    /// are: where there is none, or an item cannot be reduced.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
+        self.start(inputs, None)
     }
 
     /// What the batches given to [`Engine::start`] are best put together in.

@@ -74,9 +74,11 @@ fn input(tensor: InferInputTensor, raw: Option<Bytes>, specs: &[TensorSpec]) -> 
         extents.map_err(|_| bad(format!("input {name:?} has shape {shape:?}: extents are 0 or more")))?;
     // Before the data: that it is not of the type which was said is the smaller mistake.
     // What BYTES are is for whoever knows whether the model takes encoded images.
-    let encoded = |spec: &TensorSpec| datatype == DataType::Bytes && spec.datatype != DataType::Bytes;
-    if let Some(spec) = specs.iter().find(|spec| spec.name == name && !encoded(spec)) {
-        fits(spec, datatype, &shape)?;
+    let encoded = |spec: &TensorSpec| {
+        spec.name == name && datatype == DataType::Bytes && spec.datatype != DataType::Bytes
+    };
+    if !specs.iter().any(encoded) {
+        fits(specs, &name, datatype, &shape)?;
     }
     let parameters = self::parameters(&name, parameters)?;
     refuse_shared_memory(&parameters)?;

@@ -138,7 +138,7 @@ async fn infer(
             .within(left, None);
         let began = Instant::now();
         // A fitter takes its inputs in several types, and looks at them itself.
-        let specs = if model.fit.is_some() { &[][..] } else { &model.interface.signature.inputs };
+        let specs = if model.fit.is_some() { &[][..] } else { &model.takes };
         let request = convert::request(message, specs)?;
         let call = call.within(request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());

@@ -234,8 +234,15 @@ impl Acceptor {
         }
         // Whoever is in the backlog has a connection, for all it knows, and may have sent its request. Bounded as a whole,
         // for systems that cannot turn newcomers away: callers that do not look at readiness keep coming.
-        if let Err(error) = turn_newcomers_away(&listener) {
-            tracing::warn!(%error, "connections may be reset while the listener closes");
+        match turn_newcomers_away(&listener) {
+            Ok(()) => (),
+            // Containers mostly lack the right to (CAP_NET_ADMIN), and whoever looks at readiness has long gone elsewhere.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                tracing::debug!(%error, "a connection that comes while the listener closes may be reset");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection that comes while the listener closes may be reset");
+            }
         }
         let rest = async {
             while open.len() < shared.settings.connections_max

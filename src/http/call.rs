@@ -123,6 +123,17 @@ impl Call {
         pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
     }
 
+    /// Queues an image, of which only what the task answers is wanted.
+    pub(super) fn push_image(
+        &self,
+        front: &Front,
+        model: &Model,
+        tensor: Tensor,
+    ) -> Result<Ticket, InferError> {
+        let pushed = front.queue.push(Job { reduced: true, ..self.job(model, vec![tensor], 1, None) });
+        pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
+    }
+
     /// The same for whoever tries again.
     pub(super) fn try_push(
         &self,
@@ -132,15 +143,20 @@ impl Call {
         items: usize,
         setting: Option<Setting>,
     ) -> Result<Ticket, InferError> {
-        front.queue.push(Job {
+        front.queue.push(self.job(model, inputs, items, setting))
+    }
+
+    fn job(&self, model: &Model, inputs: Vec<Tensor>, items: usize, setting: Option<Setting>) -> Job {
+        Job {
             model: model.key,
             inputs,
             setting,
             items,
+            reduced: false,
             priority: self.priority,
             deadline: Some(self.deadline),
             arrived: self.arrived,
-        })
+        }
     }
 
     /// Waits for a job's answer, no longer than the deadline.

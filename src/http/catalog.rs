@@ -64,8 +64,17 @@ pub(super) async fn model(
         "outputs": tensors(&signature.outputs),
         "task": model.task.name(),
         "images": model.image.is_some() || model.fit.is_some(),
+        "pixels": pixels(&model),
         "labels": model.labels.iter().map(|label| &**label).collect::<Vec<_>>(),
     })))
+}
+
+/// In which types and shape pixels may be posted as tensors; null where they may not.
+fn pixels(model: &Model) -> Value {
+    let forms = &model.takes[model.interface.signature.inputs.len()..];
+    let Some(TensorSpec { shape, .. }) = forms.first() else { return Value::Null };
+    let shape: Vec<i64> = shape.iter().copied().map(Dim::number).collect();
+    json!({ "datatypes": forms.iter().map(|form| form.datatype.name()).collect::<Vec<_>>(), "shape": shape })
 }
 
 /// `GET /v2/models/{model}[/versions/{version}]/ready`. Callers of Triton expect 400 for a model that is not ready.

@@ -1,13 +1,13 @@
-//! The bounded CPU pool that turns posted bytes into staged model input, away from the async threads.
+//! The bounded CPU pool that turns posted bytes into staged images, away from the async threads.
 //!
 //! The pool's threads are its bound in work, the budget its bound in memory: a decode waits until the pixels that its
 //! header announces fit beside those of the decodes that run.
 
 use crate::{
-    engine::{self, Tensor},
+    engine::Tensor,
     error::InferError,
     image::{self, Frame, Limits, Placement, Scratch},
-    models::{ImageInput, Model},
+    models::{Form, ImageInput, Model},
 };
 use bytes::Bytes;
 use std::{
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 /// One frame as the model takes it.
 #[derive(Debug)]
 pub struct Staged {
-    /// The input tensor of one item, in a staging slot.
+    /// The tensor of one item, pixels mostly, in a staging slot.
     pub tensor: Tensor,
     /// How model pixels map to the posted image's.
     pub placement: Placement,
@@ -31,7 +31,7 @@ pub struct Staged {
 pub struct Decoded {
     /// In file order; more than one for multi-page files.
     pub frames: Vec<Staged>,
-    /// Decode, resize and normalise.
+    /// Decode and resize.
     pub took: Duration,
     /// The memory of the frames, as long as no queue accounts for it: to be dropped once they are queued.
     pub share: Share,
@@ -110,8 +110,9 @@ fn stage(bytes: &[u8], limits: &Limits, budget: &Arc<Budget>, model: &Model) -> 
     let header = image::header(bytes, limits)?;
     let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
     // What the frames become is there beside them until they are queued.
-    let staged = input.preprocess_for(header.width, header.height).out_bytes() as u64;
-    let staged = staged.saturating_mul(header.frames as u64);
+    let [height, width, depth] = input.preprocess_for(header.width, header.height).pixels_shape();
+    let samples = (height as u64).saturating_mul((width * depth * header.frames) as u64);
+    let staged = samples.saturating_mul(u64::from(header.bits / 8));
     let share = Budget::take(budget, header.decoded_bytes_for(&enough).saturating_add(staged))?;
     let frames = image::decode(bytes, limits, &enough)?;
     let frames = frames.iter().map(|frame| stage_frame(frame, input)).collect::<Result<_, _>>()?;
@@ -123,24 +124,25 @@ fn stage(bytes: &[u8], limits: &Limits, budget: &Arc<Budget>, model: &Model) -> 
 fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> {
     let (width, height) = frame.source;
     let preprocess = input.preprocess_for(width, height);
+    let Form { datatype, shape, bytes, staging } = input.form(&frame.samples, width, height);
     let write = |out: &mut [u8]| {
-        SCRATCH
-            .with_borrow_mut(|scratch| preprocess.apply(frame, scratch, out))
-            .map_err(|error| InferError::BadRequest(error.to_string()))
+        let placed = SCRATCH.with_borrow_mut(|scratch| match &input.pixels {
+            Some(_) => preprocess.place(frame, scratch, out),
+            None => preprocess.apply(frame, scratch, out),
+        });
+        placed.map_err(|error| InferError::BadRequest(error.to_string()))
     };
-    let (placement, data) = match &input.staging {
+    let (placement, data) = match staging {
         Some(staging) => {
             let mut slot = staging.slot();
             (write(&mut slot)?, slot.freeze())
         }
         None => {
-            let mut own = vec![0; preprocess.out_bytes()];
+            let mut own = vec![0; bytes];
             (write(&mut own)?, own.into())
         }
     };
-    let datatype = engine::DataType::from_name(preprocess.datatype.name())
-        .expect("both name types as the Open Inference Protocol does");
-    Ok(Staged { tensor: Tensor { datatype, shape: input.item_shape(width, height), data }, placement })
+    Ok(Staged { tensor: Tensor { datatype, shape, data }, placement })
 }
 
 /// A bound on bytes that are in use at once. Whoever does not fit yet waits on its own (pool) thread, in the order of

@@ -47,7 +47,7 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
         let index = specs.iter().position(named).ok_or_else(|| {
             bad(format!("model {:?} has no input {name:?}; it has {}", model.name, names(specs)))
         })?;
-        fits(&specs[index], tensor.datatype, &tensor.shape)?;
+        fits(&model.takes, &specs[index].name, tensor.datatype, &tensor.shape)?;
         if slots[index].replace(tensor).is_some() {
             return Err(bad(format!("input {name:?} is given twice")));
         }
@@ -59,8 +59,13 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
             slot.ok_or_else(|| bad(format!("input {:?} is missing; expected {}", spec.name, names(specs))))
         })
         .collect::<Result<Vec<_>, _>>()?;
+    // Pixels are an engine's business.
+    let inward = |inputs: Vec<Tensor>| match &inputs[..] {
+        [only] if model.is_pixels(only) => inputs,
+        _ => model.interface.inward(&inputs),
+    };
     if model.rules.whole {
-        return Ok((model.interface.inward(&inputs), 1));
+        return Ok((inward(inputs), 1));
     }
     let items = inputs[0].shape[0];
     if let Some(index) = inputs.iter().position(|input| input.shape[0] != items) {
@@ -69,7 +74,7 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
             specs[index].name, inputs[index].shape[0], specs[0].name
         )));
     }
-    Ok((model.interface.inward(&inputs), items))
+    Ok((inward(inputs), items))
 }
 
 fn names(specs: &[TensorSpec]) -> String {
@@ -92,7 +97,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         Some(0) => raw::read(body, &signature.interface.signature.inputs, signature.image.is_some()),
         // A fitter takes its inputs in several types, and looks at them itself.
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
-        length => oip::read(&body, length, &signature.interface.signature.inputs),
+        length => oip::read(&body, length, &signature.takes),
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
     let call = call.within(request.timeout()?, request.priority()?);
@@ -214,12 +219,15 @@ fn one_by_one(
             let call = call.again();
             let ticket = call.push(&front, &model, part, end - first, None)?;
             let ran = call.answer(&front, &model, ticket).await?;
+            let answered = Instant::now();
             let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
             let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(&ran.outputs)).collect();
             let outputs =
                 wanted.iter().map(|wanted| output(&model, &there, &Wanted { binary: false, ..*wanted }));
             let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-            front.decode.run(move || reply::members(&outputs, first)).await?
+            let written = front.decode.run(move || reply::members(&outputs, first)).await?;
+            call.stage("encode", answered.elapsed());
+            written
         }
     });
     batches.buffered(STREAMED_BATCHES)

@@ -152,7 +152,7 @@ fn one_by_one(
         async move {
             let (Staged { tensor, placement }, took, share) = frame?;
             let call = call.again();
-            let ticket = call.push(&front, &model, vec![tensor], 1, None);
+            let ticket = call.push_image(&front, &model, tensor);
             drop(share);
             let ran = call.answer(&front, &model, ticket?).await?;
             let answered = Instant::now();
@@ -284,7 +284,7 @@ async fn one_file(
     call.stage("decode", took);
     let queued: Vec<_> = frames
         .into_iter()
-        .map(|Staged { tensor, placement }| (call.push(front, model, vec![tensor], 1, None), placement))
+        .map(|Staged { tensor, placement }| (call.push_image(front, model, tensor), placement))
         .collect();
     // From here on the queue accounts for their memory.
     drop(share);

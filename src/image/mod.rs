@@ -4,7 +4,7 @@
 //! - [`header`] and [`decode`]: sizes are checked against [`Limits`] by what the headers say, before pixels are allocated;
 //!   then one strict decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, upright as a
 //!   person sees them. A truncated file is refused, whatever the format.
-//! - [`preprocess`]: from a frame to a model's input (resize, crop, colour, normalisation), written straight into the
+//! - [`preprocess`]: from a frame to a model's input (resize, crop, colour; normalisation now or later), written straight into the
 //!   caller's memory, and a [`Placement`] that leads from there back to the pixels that were posted.
 //! - [`stack`]: camera frames for measuring, not for looking: of any number, as they come in, their values as they are.
 
@@ -29,7 +29,7 @@ mod webp;
 pub use error::DecodeError;
 pub use format::Format;
 pub use placement::Placement;
-pub use preprocess::{Color, DataType, Filter, Geometry, Layout, Preprocess, Resize, Scratch};
+pub use preprocess::{Color, DataType, Filter, Geometry, Layout, Pixels, Preprocess, Resize, Scratch};
 
 use orient::Orientation;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -179,6 +179,14 @@ impl Samples {
         match self {
             Samples::U8(samples) => samples.len(),
             Samples::U16(samples) => samples.len(),
+        }
+    }
+
+    /// Bytes of each.
+    pub fn bytes_each(&self) -> usize {
+        match self {
+            Samples::U8(_) => 1,
+            Samples::U16(_) => 2,
         }
     }
 

@@ -1,4 +1,5 @@
-//! Pixels to a model's numbers: channel order, layout, scale, mean, deviation and element type in one pass.
+//! Pixels to a model's numbers: channel order, layout, scale, mean, deviation and element type in one pass. Or only to where they
+//! belong in the model's input, for whoever makes numbers of them later.
 
 use super::preprocess::{Color, DataType, Layout, Preprocess, Window};
 use bytemuck::Pod;
@@ -7,41 +8,81 @@ use half::f16;
 /// 16-bit samples per 8-bit step: 65535 / 255.
 const STEPS: f32 = 257.0;
 
-/// Samples to be written: `channels` (1 or 3, RGB) interleaved, as large as the window.
-#[derive(Clone, Copy)]
-pub(super) enum Pixels<'a> {
+/// Samples, `channels` (1 or 3, RGB) interleaved.
+#[derive(Debug, Clone, Copy)]
+pub enum Pixels<'a> {
     /// 0 to 255.
     U8(&'a [u8]),
     /// 0 to 65535.
     U16(&'a [u16]),
 }
 
-/// Fills `out` with the normalised pixels in `window` and `pad` (0 to 255) around it.
+impl Pixels<'_> {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Pixels::U8(samples) => samples.len(),
+            Pixels::U16(samples) => samples.len(),
+        }
+    }
+}
+
+/// Where pixels lie that are to be written.
+pub(super) struct Given<'a> {
+    /// As large as the window.
+    pub(super) pixels: Pixels<'a>,
+    /// 1 or 3.
+    pub(super) channels: usize,
+    /// Of the model's input.
+    pub(super) window: Window,
+    /// Around it, 0 to 255.
+    pub(super) pad: u8,
+}
+
+/// Fills `out` with the normalised pixels of one item, and the padding around them.
 ///
 /// `spare` is used when `out` is not aligned for its elements.
-pub(super) fn write(
-    to: &Preprocess,
-    pixels: Pixels<'_>,
-    channels: usize,
-    window: Window,
-    pad: u8,
-    out: &mut [u8],
-    spare: &mut Vec<u32>,
-) {
+pub(super) fn write(to: &Preprocess, given: &Given<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
+    numbers(to, given, 1, out, spare);
+}
+
+/// The same with pixels as they are: 8 or 16 bits, grey or red, green, blue, channels last.
+pub(super) fn place(to: &Preprocess, given: &Given<'_>, out: &mut [u8], spare: &mut Vec<u32>) {
+    let to = Preprocess { color: to.color.of_pixels(), layout: Layout::Nhwc, ..to.clone() };
+    let &Given { pixels, channels, window, pad } = given;
+    if (window.width, window.height) == (to.width as usize, to.height as usize)
+        && channels == to.color.channels()
+    {
+        return out.copy_from_slice(match pixels {
+            Pixels::U8(pixels) => pixels,
+            Pixels::U16(pixels) => bytemuck::cast_slice(pixels),
+        });
+    }
+    match pixels {
+        Pixels::U8(pixels) => arrange(&to, pixels, channels, window, [pad; 3], out, |_, value| value),
+        Pixels::U16(pixels) => aligned(out, spare, |out: &mut [u16]| {
+            let pad = u16::from(pad) * STEPS as u16;
+            arrange(&to, pixels, channels, window, [pad; 3], out, |_, value| value);
+        }),
+    }
+}
+
+/// Fills `out` with the numbers of several items whose pixels were [placed](place).
+pub(super) fn finish(to: &Preprocess, pixels: Pixels<'_>, items: usize, out: &mut [u8]) {
+    let window = Window { left: 0, top: 0, width: to.width as usize, height: to.height as usize };
+    let given = Given { pixels, channels: to.color.channels(), window, pad: 0 };
+    numbers(to, &given, items, out, &mut Vec::new());
+}
+
+fn numbers(to: &Preprocess, given: &Given<'_>, items: usize, out: &mut [u8], spare: &mut Vec<u32>) {
     let number = |channel: usize, value: f32| (value * to.scale - to.mean[channel]) / to.std[channel];
     match to.datatype {
-        DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| {
-            fill(to, pixels, channels, window, pad, out, number);
-        }),
+        DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| fill(to, given, items, out, number)),
         DataType::Fp16 => aligned(out, spare, |out: &mut [f16]| {
-            fill(to, pixels, channels, window, pad, out, |channel, value| {
-                f16::from_f32(number(channel, value))
-            });
+            fill(to, given, items, out, |channel, value| f16::from_f32(number(channel, value)));
         }),
-        DataType::Uint8 => fill(to, pixels, channels, window, pad, out, |_, value| {
-            // Conversion to an integer saturates.
-            value.round() as u8
-        }),
+        // Conversion to an integer saturates.
+        DataType::Uint8 => fill(to, given, items, out, |_, value| value.round() as u8),
     }
 }
 
@@ -59,25 +100,31 @@ fn aligned<T: Pod>(out: &mut [u8], spare: &mut Vec<u32>, work: impl FnOnce(&mut 
 
 fn fill<T: Copy>(
     to: &Preprocess,
-    pixels: Pixels<'_>,
-    channels: usize,
-    window: Window,
-    pad: u8,
+    given: &Given<'_>,
+    items: usize,
     out: &mut [T],
     number: impl Fn(usize, f32) -> T,
 ) {
+    let &Given { pixels, channels, window, pad } = given;
     let padding: [T; 3] = std::array::from_fn(|channel| number(channel, f32::from(pad)));
+    let samples = window.width * window.height * channels;
+    let item = out.len() / items.max(1);
+    let outs = out.chunks_exact_mut(item.max(1)).enumerate();
     match pixels {
         Pixels::U8(pixels) => {
             // 256 values are few, so each is computed once, by the formula itself.
             let tables: [[T; 256]; 3] =
                 std::array::from_fn(|channel| std::array::from_fn(|value| number(channel, value as f32)));
-            arrange(to, pixels, channels, window, padding, out, |channel, v| tables[channel][usize::from(v)]);
+            let number = |channel: usize, v: u8| tables[channel][usize::from(v)];
+            for (i, out) in outs {
+                arrange(to, &pixels[i * samples..][..samples], channels, window, padding, out, number);
+            }
         }
         Pixels::U16(pixels) => {
-            arrange(to, pixels, channels, window, padding, out, |channel, v| {
-                number(channel, f32::from(v) / STEPS)
-            });
+            let number = |channel: usize, v: u16| number(channel, f32::from(v) / STEPS);
+            for (i, out) in outs {
+                arrange(to, &pixels[i * samples..][..samples], channels, window, padding, out, number);
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! From a frame to a model's input: colour, resize, crop or padding, normalisation; as torchvision and Pillow do it.
 //!
 //! Resizing is antialiased and happens at the frame's own precision (8 or 16 bits); only the pixels that survive the crop
-//! are computed. The last pass normalises straight into the caller's memory.
+//! are computed. The last pass writes straight into the caller's memory: pixels ([`Preprocess::place`]), of which
+//! [`Preprocess::normalize`] makes numbers later, or numbers at once ([`Preprocess::apply`]).
 
 mod geometry;
 mod pixels;
@@ -11,12 +12,14 @@ mod tests;
 
 use super::{
     Frame, Placement, Samples,
-    normalize::{self, Pixels},
+    normalize::{self, Given},
 };
 use crate::error::InferError;
 use fast_image_resize::Resizer;
 pub use geometry::{Geometry, Window};
 use pixels::{Sample, flatten};
+
+pub use super::normalize::Pixels;
 
 /// Sides of a model's input are at most this, in pixels.
 const SIDE_MAX: u32 = 1 << 15;
@@ -71,6 +74,14 @@ impl Color {
         match self {
             Color::Rgb | Color::Bgr => 3,
             Color::Gray => 1,
+        }
+    }
+
+    /// The channels of its pixels, before they are numbers.
+    pub(super) fn of_pixels(self) -> Color {
+        match self {
+            Color::Rgb | Color::Bgr => Color::Rgb,
+            Color::Gray => Color::Gray,
         }
     }
 }
@@ -257,6 +268,11 @@ impl Preprocess {
         }
     }
 
+    /// Extents of one item's pixels: rows, columns, and 1 or 3 channels, as [`Preprocess::place`] writes them.
+    pub fn pixels_shape(&self) -> [usize; 3] {
+        [self.height as usize, self.width as usize, self.color.channels()]
+    }
+
     /// Writes `frame` as one item into `out`, and says where in it the image lies.
     ///
     /// # Errors
@@ -271,20 +287,67 @@ impl Preprocess {
         out: &mut [u8],
     ) -> Result<Placement, InferError> {
         assert_eq!(out.len(), self.out_bytes(), "bytes of one item");
+        self.write(frame, scratch, out, normalize::write)
+    }
+
+    /// Writes the pixels that `frame` becomes, of its own 8 or 16 bits: grey, or red, green and blue, channels last. With
+    /// [`Preprocess::normalize`] that is what [`Preprocess::apply`] does, to the bit.
+    ///
+    /// # Errors
+    /// As [`Preprocess::apply`].
+    ///
+    /// # Panics
+    /// If `out` has not a sample for each of [`pixels_shape`](Preprocess::pixels_shape).
+    pub fn place(
+        &self,
+        frame: &Frame,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) -> Result<Placement, InferError> {
+        let samples = self.pixels_shape().into_iter().product::<usize>();
+        assert_eq!(out.len(), samples * frame.samples.bytes_each(), "bytes of one item's pixels");
+        self.write(frame, scratch, out, normalize::place)
+    }
+
+    /// Makes numbers of the pixels of several items.
+    ///
+    /// # Panics
+    /// If there are not as many pixels as items have, or `out` is not [`out_bytes`](Preprocess::out_bytes) long for each.
+    pub fn normalize(&self, pixels: Pixels<'_>, items: usize, out: &mut [u8]) {
+        let samples = self.pixels_shape().into_iter().product::<usize>();
+        assert_eq!(pixels.len(), items * samples, "samples of {items} items");
+        assert_eq!(out.len(), items * self.out_bytes(), "bytes of {items} items");
+        normalize::finish(self, pixels, items, out);
+    }
+
+    fn write(
+        &self,
+        frame: &Frame,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+        how: fn(&Preprocess, &Given<'_>, &mut [u8], &mut Vec<u32>),
+    ) -> Result<Placement, InferError> {
         let (width, height) = frame.source;
         let placement = self.placement(width, height);
         self.takes(frame.source)?;
+        let window = self.window(&placement);
+        let pad = match self.resize {
+            Resize::Letterbox => self.pad,
+            _ => 0,
+        };
         match &frame.samples {
             Samples::U8(samples) => {
                 let mut buffers = std::mem::take(&mut scratch.u8s);
-                let pixels = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
-                self.finish(Pixels::U8(pixels.0), pixels.1, &placement, scratch, out);
+                let (pixels, channels) = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
+                let given = Given { pixels: Pixels::U8(pixels), channels, window, pad };
+                how(self, &given, out, &mut scratch.elements);
                 scratch.u8s = buffers.kept();
             }
             Samples::U16(samples) => {
                 let mut buffers = std::mem::take(&mut scratch.u16s);
-                let pixels = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
-                self.finish(Pixels::U16(pixels.0), pixels.1, &placement, scratch, out);
+                let (pixels, channels) = self.resized(frame, samples, &placement, scratch, &mut buffers)?;
+                let given = Given { pixels: Pixels::U16(pixels), channels, window, pad };
+                how(self, &given, out, &mut scratch.elements);
                 scratch.u16s = buffers.kept();
             }
         }
@@ -292,23 +355,6 @@ impl Preprocess {
             scratch.resizer.reset_internal_buffers();
         }
         Ok(placement)
-    }
-
-    fn finish(
-        &self,
-        pixels: Pixels<'_>,
-        channels: usize,
-        placement: &Placement,
-        scratch: &mut Scratch,
-        out: &mut [u8],
-    ) {
-        let pad = match self.resize {
-            Resize::Letterbox => self.pad,
-            _ => 0,
-        };
-        let window = self.window(placement);
-        let spare = &mut scratch.elements;
-        normalize::write(self, pixels, channels, window, pad, out, spare);
     }
 
     /// The pixels of the window with one or three channels.

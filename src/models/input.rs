@@ -5,7 +5,7 @@ use super::{
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{Batching, Dim, Signature, TensorSpec},
+    engine::{Batching, Dim, PixelInput, Signature, TensorSpec},
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
@@ -83,6 +83,7 @@ pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Resu
     };
     preprocess.check().map_err(|mistake| format!("[input]: {mistake}"))?;
     Ok(ImageInput {
+        pixels: PixelInput::new(&preprocess, axes.batch_axis, axes.channel_axis),
         preprocess,
         staging: None,
         own_width: sides[0].is_none(),

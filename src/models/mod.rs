@@ -37,10 +37,10 @@ pub use warmup::{Fill, Warmup, WarmupInput};
 use crate::{
     batch::{ModelKey, Rules},
     engine::{
-        Batching, DataType, Dim, Signature,
+        Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
         staging::{Memory, Staging},
     },
-    image::Preprocess,
+    image::{Preprocess, Samples},
     tasks::{Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
@@ -79,9 +79,13 @@ pub struct Model {
     pub signature: Signature,
     /// What requests see of it.
     pub interface: Interface,
+    /// Every form in which a request may bring its inputs: the interface's own, and pixels for an image.
+    pub takes: Vec<TensorSpec>,
     /// How it treats its first axis: what the signature says, and `Whole` where the task knows better (a detector whose
     /// free first axis counts boxes).
     pub batching: Batching,
+    /// What its engines do beside running its network.
+    pub ends: Ends,
     /// What its outputs mean.
     pub task: Task,
     /// Class names.
@@ -107,13 +111,34 @@ pub struct ImageInput {
     /// Resize, colour, normalisation. A side that is each image's own stands as 1: ask
     /// [`preprocess_for`](ImageInput::preprocess_for).
     pub preprocess: Preprocess,
-    /// Memory that images are written to: one slot per image, one slab per largest batch. `None` where images keep
-    /// their own size: their memory is allocated one by one.
-    pub staging: Option<Staging>,
+    /// How engines make numbers of its pixels; `None` where the model takes those as they are.
+    pub pixels: Option<PixelInput>,
+    /// `None` where images keep their own size: their memory is allocated one by one.
+    staging: Option<Slabs>,
     own_width: bool,
     own_height: bool,
     batch_axis: bool,
     channel_axis: bool,
+}
+
+/// Memory that images are written to: one slot per image, one slab per largest batch. None is taken before the first image.
+struct Slabs {
+    /// For images of 8 bits, and for those that the model takes as they are.
+    low: Staging,
+    /// For pixels of 16 bits.
+    high: Staging,
+}
+
+/// What an image is staged as.
+pub struct Form<'a> {
+    /// Element type.
+    pub datatype: DataType,
+    /// Of one image; with a batch axis, `shape[0]` is 1 and counts items.
+    pub shape: Vec<usize>,
+    /// Bytes that it takes.
+    pub bytes: usize,
+    /// Where it is written to, if it shares memory with others.
+    pub staging: Option<&'a Staging>,
 }
 
 impl ImageInput {
@@ -134,6 +159,50 @@ impl ImageInput {
             preprocess.height = height;
         }
         preprocess
+    }
+
+    /// What an image of `width` × `height` pixels with such samples is staged as: pixels of as many bits, or what the network
+    /// reads where that is bytes.
+    pub fn form(&self, samples: &Samples, width: u32, height: u32) -> Form<'_> {
+        let preprocess = self.preprocess_for(width, height);
+        let (datatype, shape, bytes) = match &self.pixels {
+            None => (DataType::Uint8, self.item_shape(width, height), preprocess.out_bytes()),
+            Some(pixels) => {
+                let shape = pixels.shape(preprocess.width, preprocess.height);
+                let bytes = shape.iter().product::<usize>() * samples.bytes_each();
+                (PixelInput::DATATYPES[samples.bytes_each() - 1], shape, bytes)
+            }
+        };
+        Form { datatype, shape, bytes, staging: self.staging(datatype) }
+    }
+
+    /// The memory in which tensors of such images lie side by side.
+    pub fn staging(&self, datatype: DataType) -> Option<&Staging> {
+        let slabs = self.staging.as_ref()?;
+        match datatype {
+            DataType::Uint8 => Some(&slabs.low),
+            DataType::Uint16 => Some(&slabs.high),
+            _ => None,
+        }
+    }
+
+    /// The forms in which requests bring pixels, for an input that they see as `own`.
+    fn pixel_specs(&self, own: &TensorSpec) -> Vec<TensorSpec> {
+        let Some(pixels) = &self.pixels else { return Vec::new() };
+        let [width, height] = [self.preprocess.width, self.preprocess.height];
+        let mut shape: Vec<Dim> = pixels.shape(width, height).into_iter().map(Dim::Fixed).collect();
+        let last = shape.len() - 1;
+        if self.own_height {
+            shape[last - 2] = Dim::Free;
+        }
+        if self.own_width {
+            shape[last - 1] = Dim::Free;
+        }
+        if self.batch_axis {
+            shape[0] = own.shape[0];
+        }
+        let spec = |datatype| TensorSpec { name: own.name.clone(), datatype, shape: shape.clone() };
+        PixelInput::DATATYPES.map(spec).to_vec()
     }
 
     /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts
@@ -191,8 +260,21 @@ impl Model {
             && image.size().is_some()
         {
             let slots = rules.sizes.last().copied().unwrap_or(1);
-            image.staging = Some(Staging::new(image.preprocess.out_bytes(), slots, memory)?);
+            let low = match &image.pixels {
+                Some(_) => image.preprocess.pixels_shape().into_iter().product(),
+                None => image.preprocess.out_bytes(),
+            };
+            let slab = |bytes, memory| Staging::new(bytes, slots, memory);
+            image.staging = Some(Slabs { low: slab(low, memory.clone())?, high: slab(2 * low, memory)? });
         }
+        let mut takes = interface.signature.inputs.clone();
+        if let (Some(image), [only]) = (&image, &interface.signature.inputs[..]) {
+            takes.extend(image.pixel_specs(only));
+        }
+        let ends = Ends {
+            pixels: image.as_ref().and_then(|image| image.pixels.clone()),
+            reduction: task.reduction(&signature),
+        };
         let fit = match &manifest.engine {
             Engine::Onnx => None,
             Engine::GaussMle(fit) => {
@@ -208,6 +290,8 @@ impl Model {
             version: Arc::from(source.version.as_str()),
             signature,
             interface,
+            takes,
+            ends,
             batching,
             task,
             labels: Arc::clone(&source.labels),
@@ -219,6 +303,13 @@ impl Model {
             instances: manifest.placement.instances,
             statistics: Statistics::default(),
         })
+    }
+}
+
+impl Model {
+    /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.
+    pub fn is_pixels(&self, tensor: &Tensor) -> bool {
+        self.ends.pixels.is_some() && PixelInput::DATATYPES.contains(&tensor.datatype)
     }
 }
 
@@ -338,7 +429,12 @@ mod tests {
         assert_eq!(model.rules.sizes, [1, 2, 4, 8, 16]);
         let image = model.image.unwrap();
         assert_eq!(image.item_shape(500, 400), [1, 3, 8, 8]);
-        assert_eq!(image.staging.unwrap().slot_bytes(), 3 * 8 * 8 * 4);
+        let form = |samples| image.form(&samples, 500, 400);
+        let (low, high) = (form(Samples::U8(Vec::new())), form(Samples::U16(Vec::new())));
+        assert_eq!((low.datatype, &low.shape[..], low.bytes), (DataType::Uint8, &[1, 8, 8, 3][..], 192));
+        assert_eq!((high.datatype, &high.shape[..], high.bytes), (DataType::Uint16, &[1, 8, 8, 3][..], 384));
+        assert_eq!(low.staging.unwrap().slot_bytes(), 192);
+        assert_eq!(high.staging.unwrap().slot_bytes(), 384);
         let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
         assert_eq!(classify.output.as_deref(), Some("logits"));
     }

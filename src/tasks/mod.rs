@@ -29,7 +29,7 @@ pub use mask::{Mask, MaskClass, Run};
 pub use segment::Segment;
 
 use crate::{
-    engine::{Dim, Signature, Tensor, TensorSpec},
+    engine::{Dim, Reduction, Signature, Tensor, TensorSpec},
     image::Placement,
 };
 
@@ -107,6 +107,18 @@ impl Task {
         match self {
             Task::Detect(task) => task.can_batch(signature),
             _ => true,
+        }
+    }
+
+    /// What of the outputs a resolved task needs, where that is much less than they are. [`Task::answer`] takes what is left as well.
+    ///
+    /// Only a mask's classes: they are the same to the bit wherever they are found. Scores of classes are small already, and a
+    /// softmax on another machine may differ in its last digit. Boxes of a detector are thinned out by where the posted image lies,
+    /// which an engine does not know.
+    pub fn reduction(&self, signature: &Signature) -> Option<Reduction> {
+        match self {
+            Task::Segment(task) => task.class_map(signature).map(Reduction::Segment),
+            _ => None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Labels, Mask, Output, Outputs, choose, is_one, wrong_shape};
 use crate::{
-    engine::{DataType, Dim, Signature},
+    engine::{ClassMap, DataType, Dim, Signature},
     image::{Layout, Placement},
 };
 
@@ -68,6 +68,15 @@ impl Segment {
         self.output = Some(output.name.clone());
         self.input = input;
         Ok(self)
+    }
+
+    /// How an engine may find the classes, where the output is of scores whose axes are known.
+    pub(super) fn class_map(&self, signature: &Signature) -> Option<ClassMap> {
+        let output =
+            signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
+        let scores = matches!(signature.outputs[output].datatype, DataType::Fp32 | DataType::Fp16);
+        let last = self.layout? == Layout::Nhwc;
+        scores.then_some(ClassMap { output, last, threshold: self.threshold })
     }
 
     /// The mask at the posted image's size; at the output's own without a placement.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 from server import ROOT
 
@@ -112,3 +113,9 @@ class Visit:
         self.context.close()
         assert self.outside == [], "the page reached for other servers"
         assert self.wrong == [], "the page failed, or its policy stopped something"
+
+
+def violations(page, name):
+    """What axe-core finds wrong."""
+    results = Axe().run(page).response["violations"]
+    return [f"{name}: {each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]} {each['nodes'][0].get('failureSummary', '')}" for each in results]

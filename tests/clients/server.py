@@ -35,9 +35,11 @@ def free_ports(count):
 
 
 class Server:
-    """A running server. `options` are settings by their names in the configuration file, such as `queue_items_max`."""
+    """A running server. `options` are settings by their names in the configuration file, such as `queue_items_max`.
 
-    def __init__(self, models, log, port=None, binary=BINARY, **options):
+    `environment` stands in for that of the tests."""
+
+    def __init__(self, models, log, port=None, binary=BINARY, environment=None, **options):
         self.log = log
         self.port, self.admin_port, self.grpc_port = free_ports(3)
         self.port = port or self.port
@@ -53,7 +55,8 @@ class Server:
             **options,
         }
         # Nothing of the caller's own settings reaches the server under test.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("OCELLI_", "MAKEFLAGS"))}
+        environment = os.environ if environment is None else environment
+        environment = {k: v for k, v in environment.items() if not k.startswith(("OCELLI_", "MAKEFLAGS"))}
         environment |= {f"OCELLI_{name.upper()}": str(value) for name, value in settings.items()}
         environment.setdefault("ORT_DYLIB_PATH", str(LIBRARY))
         with open(log, "ab") as out:

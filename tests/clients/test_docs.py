@@ -21,11 +21,21 @@ DOCUMENTS = {
     "README.md": "examples",
     "docs/api.md": "examples",
     "docs/cli.md": "examples",
+    "docs/coming-from-kserve.md": "examples",
+    "docs/coming-from-torchserve.md": "examples",
     "docs/coming-from-triton.md": "examples",
     "docs/models.md": "generated",
 }
 VARIES = {"request_id", "count", "ns", "last_inference", "inference_count", "execution_count"}
-COMMANDS_MIN = {"README.md": 3, "docs/api.md": 15, "docs/cli.md": 5, "docs/coming-from-triton.md": 8, "docs/models.md": 4}
+COMMANDS_MIN = {
+    "README.md": 3,
+    "docs/api.md": 15,
+    "docs/cli.md": 5,
+    "docs/coming-from-kserve.md": 4,
+    "docs/coming-from-torchserve.md": 4,
+    "docs/coming-from-triton.md": 3,
+    "docs/models.md": 4,
+}
 
 
 @dataclass

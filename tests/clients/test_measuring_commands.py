@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import xml.etree.ElementTree
 
@@ -89,6 +90,13 @@ def test_tuning_prints_a_manifest_that_is_one(only_digits, tmp_path):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_tuning_a_fitter_is_refused():
-    done = command("tune", "spots", models=ROOT / "examples" / "models")
-    assert done.returncode == 64 and "need no tuning" in done.stderr
+def test_a_fitter_is_tuned_with_rois(tmp_path):
+    shutil.copytree(ROOT / "examples" / "models" / "spots", tmp_path / "spots")
+    done = command("tune", "spots", "--seconds", "1", "--p99-ms", "60000", "--concurrency", "1", "--items", "50", models=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table, manifest = done.stdout.split("\n\n", 1)
+    assert [int(line.split()[0]) for line in table.splitlines()[1:6]] == [1000, 3000, 10_000, 30_000, 100_000]
+    with open(tmp_path / "spots" / "model.toml", "a") as own:
+        own.write(f"\n{manifest}")
+    checked = command("check", models=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

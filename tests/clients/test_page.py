@@ -18,8 +18,7 @@ import requests
 import tifffile
 import wire
 import yaml
-from axe_playwright_python.sync_playwright import Axe
-from browser import SHOTS, Visit, chromium
+from browser import SHOTS, Visit, chromium, violations
 from server import ROOT, until
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -122,6 +121,23 @@ def test_what_the_page_shows_as_code_works(visit, site, tmp_path):
         assert done.returncode == 0 and re.search(r"""['"]?label['"]?: ?['"]3['"]""", done.stdout), f"{code}\n{done}"
 
 
+def test_what_the_page_shows_as_code_for_a_stack_saves_a_file(visit, tmp_path):
+    content = (IMAGES / "spots.tif").read_bytes()
+    window = visit()
+    window.page.select_option("#model", "spots")
+    window.give("drop", ("spots.tif", content))
+    page = window.answered()
+    page.click("summary:has-text('The same from your code')")
+    (tmp_path / "spots.tif").write_bytes(content)
+    for name, command in {"curl": ["bash", "-c"], "Python": [sys.executable, "-c"]}.items():
+        page.click(f"role=tab[name={name}]")
+        done = run([*command, page.locator(".code pre").first.inner_text()], tmp_path)
+        assert done.returncode == 0, done
+        rows = (tmp_path / "spots.csv").read_text().splitlines()
+        assert len([row for row in rows if not row.startswith("#")]) > 1000, name
+        (tmp_path / "spots.csv").unlink()
+
+
 def run(command, folder):
     """Runs a command as it was copied from the page."""
     environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
@@ -163,6 +179,35 @@ def test_a_mask_covers_what_its_classes_cover(visit, site):
     page.locator(".found input:enabled").first.uncheck()
     assert page.evaluate(covered) == sum(classes.values()) - classes[min(classes)]
     window.shot("segment")
+
+
+@pytest.mark.parametrize(
+    "example, model, seen",
+    [
+        ("three.png", "digits", ".classes .fill"),
+        ("digits.png", "digits-detector", ".box"),
+        ("parts.png", "segment", ".layer.mask"),
+        ("alike.png", "embed", ".plot .bars"),
+        ("movie.npy", "spots", ".rendered"),
+    ],
+)
+def test_every_task_has_an_example_of_one_click(visit, example, model, seen):
+    page = visit().page
+    page.click(f"[data-example='{example}']")
+    page.wait_for_selector(seen, state="attached")
+    assert page.input_value("#model") == model
+    assert page.locator("#answers .refusal").count() == 0
+
+
+def test_what_no_model_here_answers_is_no_example(browser, start_server, only_digits):
+    server = start_server(only_digits)
+    window = Visit(browser, server.url)
+    page = window.open("/")
+    page.wait_for_selector("[data-example='three.png']")
+    shown = [button.get_attribute("data-example") for button in page.locator(".example").all() if button.is_visible()]
+    assert shown == ["three.png", "seven.png"]
+    window.close()
+    server.kill()
 
 
 def test_vectors_and_tensors_are_drawn_and_listed(visit):
@@ -256,7 +301,40 @@ def test_an_error_is_shown_as_the_server_says_it(visit):
     assert "tried JPEG, PNG" in text and "Status 400" in text
     assert re.search(r"request [0-9a-f]{8}-[0-9a-f-]{27}", text)
     assert page.locator(".card").nth(1).locator(".classes").count() == 1, "the other file is answered"
+    assert page.inner_text("#asking") == "1 of 2 answered by digits, 1 failed."
     window.shot("error")
+
+
+def test_an_error_leads_to_what_is_said_about_it_which_needs_no_scripts(visit):
+    window = visit()
+    window.give("drop", ("not.png", b"no image"))
+    page = window.answered()
+    page.click("text=What it means, and what to do")
+    page.wait_for_url("**/docs/errors#not-an-image")
+    assert page.evaluate("document.querySelector(':target').textContent") == "not-an-image"
+    plain = visit("/docs/errors#not-an-image", java_script_enabled=False).page
+    text = plain.inner_text("main")
+    assert "400: the bytes are not an image we can decode." in text and "What to do:" in text
+    assert plain.locator("script").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["errors", "options", "metrics"])
+def test_the_manuals_are_readable_and_link_to_each_other(visit, name, scheme):
+    window = visit(f"/docs/{name}", color_scheme=scheme)
+    page = window.page
+    assert page.inner_text("h1").lower() == name == page.inner_text(".books [aria-current]").lower()
+    assert violations(page, name) == []
+    window.shot(f"manual-{name}-{scheme}", whole=False)
+    lost = page.evaluate(
+        "() => [...document.querySelectorAll('a[href^=\"#\"]')].filter((a) => !document.getElementById(a.hash.slice(1))).map((a) => a.hash)"
+    )
+    assert lost == [], "links within lead somewhere"
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.goto(f"{window.url}/docs/options")
+    page.click("nav >> text=Errors")
+    page.wait_for_url("**/docs/errors")
 
 
 def test_names_with_markup_are_shown_as_text(visit):
@@ -386,12 +464,6 @@ def test_it_is_readable_by_day_and_by_night_and_by_machines_that_read_aloud(visi
         found += violations(page, view)
         window.shot(f"{view}-{scheme}")
     assert found == [], "\n".join(found)
-
-
-def violations(page, name):
-    """What axe-core finds wrong."""
-    results = Axe().run(page).response["violations"]
-    return [f"{name}: {each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]} {each['nodes'][0].get('failureSummary', '')}" for each in results]
 
 
 def test_a_telephone_is_wide_enough(visit):

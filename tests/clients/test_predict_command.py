@@ -12,7 +12,7 @@ import localize
 import numpy as np
 import pytest
 import requests
-from server import BINARY, LIBRARY, ROOT
+from server import BINARY, LIBRARY, ROOT, Server, free_ports
 
 IMAGES = ROOT / "examples" / "images"
 
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_the_command_has_its_exit_code(server, models):
     check(64, "leave out --models", "digits", picture, *url, "--models", "x")
     check(64, "expected table, json or csv", "digits", picture, *url, "--format", "hdf5")
     check(64, "--raw is for stacks", "digits", picture, *url, "--raw", "2x2")
-    check(69, "no server answers", "digits", picture, "--url", "http://127.0.0.1:1")
+    check(69, "no server answers", "digits", picture, "--url", "http://127.0.0.1:1", "--retries", "0")
 
 
 @pytest.mark.parametrize("form", ["csv", "ndjson", "thunderstorm", "hdf5", "picasso", "arrow", "npy", "png"])
@@ -147,6 +147,9 @@ class Moody(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
+        self.server.looked_up += 1
+        if self.server.looked_up <= self.server.absences:
+            return self.reply(503, b'{"error":"it is being loaded"}', Retry_After="0")
         model = {"task": "classify", "images": True, "inputs": []}
         self.reply(200, json.dumps(model).encode())
 
@@ -164,6 +167,7 @@ def moody():
     """A server that is busy at first."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
     server.asked, server.refusals, server.after = 0, 0, None
+    server.looked_up, server.absences = 0, 0
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -188,3 +192,28 @@ def test_a_busy_server_is_asked_again_within_bounds(moody, refusals, after, opti
     done = command("m", IMAGES / "digits" / "3-0.png", "--url", url, *options)
     assert (done.returncode, moody.asked) == (code, asked), done
     assert (b"busy" in done.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize("absences, retries, code, looked_up", [(2, "3", 0, 3), (9, "2", 1, 3), (1, "0", 1, 1)])
+def test_a_model_that_is_being_loaded_is_looked_up_again_within_bounds(moody, absences, retries, code, looked_up):
+    moody.absences = absences
+    url = f"http://127.0.0.1:{moody.server_port}"
+    done = command("m", IMAGES / "digits" / "3-0.png", "--url", url, "--retries", retries)
+    assert (done.returncode, moody.looked_up) == (code, looked_up), done
+    assert b"it is being loaded" in done.stderr
+    assert (b"asking again, up to" in done.stderr) == (retries != "0")
+
+
+def test_a_server_that_is_about_to_start_is_waited_for(only_digits, tmp_path):
+    (port,) = free_ports(1)
+    arguments = ["digits", IMAGES / "digits" / "3-0.png", "--url", f"http://127.0.0.1:{port}", "--retries", "60", "--wait-ms-max", "1000"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
+    asking = subprocess.Popen([BINARY, "predict", *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    told = asking.stderr.readline()
+    assert b"no server answers" in told and b"asking again" in told, told
+    server = Server(only_digits, tmp_path / "late.log", port=port)
+    try:
+        out, _ = asking.communicate(timeout=120)
+    finally:
+        server.kill()
+    assert asking.returncode == 0 and b"3" in out, out

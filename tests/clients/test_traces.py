@@ -1,7 +1,10 @@
 """Traces at a collector: one that takes OTLP over HTTP, as far as the protocol asks."""
 
+import base64
 import gzip
+import io
 import json
+import queue
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,10 +12,11 @@ import make_models
 import numpy as np
 import pytest
 import requests
+import tifffile
 import tritonclient.grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from server import until
+from server import ROOT, until
 
 SECONDS_MAX = 60
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -169,6 +173,71 @@ def test_tensors_grpc_and_streams_have_the_same_stages(start, collector, digits)
         assert all(span.end_time_unix_nano <= request.end_time_unix_nano for span in rest)
     call = of_trace(collector, TRACE)[0]
     assert call.name == "/inference.GRPCInferenceService/ModelInfer" and call.parent_span_id.hex() == CALLER
+
+
+ROUND = ["decode", "queue", "stage", "compute", "encode"]
+
+
+def test_every_way_to_a_model_has_its_stages(start_server, collector, models, digits):
+    """The others: TorchServe's form, pictures in tensors, streams of tensors and of gRPC, masks as pictures."""
+    server = start_server(models, otlp_endpoint=collector.url, trace_sample_ratio=1, torchserve_answers="on")
+    picture = digits[3][1]
+    expected = {}
+
+    def sent(reply, *stages):
+        assert reply.status_code == 200, reply.text
+        expected[reply.headers["traceparent"].split("-")[1]] = sorted(stages)
+
+    sent(post(server, picture), *ROUND)
+    sent(requests.post(f"{server.url}/predictions/segment", data=picture, headers={"Accept": "image/png"}, timeout=SECONDS_MAX), *ROUND)
+    encoded = {"instances": [{"b64": base64.b64encode(picture).decode()}] * 2}
+    sent(requests.post(f"{server.url}/v1/models/digits:predict", json=encoded, timeout=SECONDS_MAX), *ROUND, *ROUND)
+    x = {"name": "x", "shape": [1, 16], "datatype": "FP32", "data": [0.5] * 16}
+    infer = f"{server.url}/v2/models/identity/infer"
+    sent(requests.post(infer, json={"inputs": [x]}, headers={"Accept": "text/event-stream"}, timeout=SECONDS_MAX), *ROUND)
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        answers = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error or result), headers={"traceparent": PARENT})
+        tensor = tritonclient.grpc.InferInput("x", [1, 16], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, 16), np.float32))
+        for _ in range(3):
+            client.async_stream_infer("identity", [tensor])
+            assert isinstance(answers.get(timeout=SECONDS_MAX), tritonclient.grpc.InferResult)
+        client.stop_stream()
+    expected[TRACE] = sorted(ROUND * 3)
+    assert server.stop() == 0
+    for trace, stages in expected.items():
+        request, *rest = of_trace(collector, trace)
+        assert sorted(span.name for span in rest) == stages, request.name
+        assert all(span.parent_span_id == request.span_id for span in rest)
+
+
+def test_a_stack_has_its_stages_too_and_the_span_lasts_as_long_as_its_reply(start_server, collector):
+    server = start_server(ROOT / "examples" / "models", otlp_endpoint=collector.url, trace_sample_ratio=1)
+    movie = (ROOT / "examples" / "images" / "spots.tif").read_bytes()
+    traces = []
+    for path in ("/predictions/spots?format=csv", "/predictions/spots?format=png", "/v2/models/spots/infer"):
+        body = movie
+        headers = {}
+        if "infer" in path:
+            frames = tifffile.imread(io.BytesIO(movie))[:20]
+            body = {"inputs": [{"name": "frames", "shape": frames.shape, "datatype": "UINT16", "data": frames.ravel().tolist()}]}
+            body = json.dumps(body).encode()
+        reply = requests.post(server.url + path, data=body, headers=headers, timeout=SECONDS_MAX)
+        assert reply.status_code == 200, reply.text
+        traces.append((reply.headers["traceparent"].split("-")[1], reply))
+    assert server.stop() == 0
+    for trace, reply in traces:
+        request, *rest = of_trace(collector, trace)
+        assert {span.name for span in rest} == set(ROUND), request.name
+        spent = {name: [s for s in rest if s.name == name] for name in ROUND}
+        assert all(span.start_time_unix_nano < span.end_time_unix_nano for span in spent["decode"] + spent["encode"])
+        assert all(span.end_time_unix_nano <= request.end_time_unix_nano for span in rest), "what follows the head counts"
+        # Batches are looked for before they run, and told after.
+        assert min(s.end_time_unix_nano for s in spent["decode"]) <= min(s.end_time_unix_nano for s in spent["queue"])
+        assert max(s.end_time_unix_nano for s in spent["encode"]) >= max(s.end_time_unix_nano for s in spent["compute"])
+    timing = dict(part.split(";dur=") for part in traces[1][1].headers["server-timing"].split(", "))
+    assert float(timing["decode"]) > 0, timing
 
 
 def test_only_the_sampled_part_is_sent_and_every_failure_of_ours(start_server, collector, tmp_path):

@@ -11,6 +11,7 @@ pub(crate) type Value<'a> = (&'a str, u64, &'a [Extent]);
 
 /// Element types.
 pub(crate) const FLOAT: u64 = 1;
+pub(crate) const FLOAT16: u64 = 10;
 pub(crate) const INT64: u64 = 7;
 
 fn varint(mut value: u64) -> Vec<u8> {

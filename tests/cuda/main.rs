@@ -13,6 +13,7 @@ mod graph;
 mod http;
 mod isolated;
 mod onnx;
+mod pixels;
 mod process;
 mod search;
 mod server;

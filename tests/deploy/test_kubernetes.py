@@ -1,5 +1,8 @@
 """The manifests for Kubernetes: the API would take them, and what they say agrees with the server and among itself."""
 
+import os
+import urllib.parse
+
 import common
 import kubernetes
 import pytest
@@ -132,6 +135,24 @@ def test_only_the_api_and_metrics_are_let_in_and_nothing_out(objects):
     let_in = {entry["port"] for rule in spec["ingress"] for entry in rule["ports"]}
     assert let_in == {"http", "grpc", "metrics"}
     assert all(rule["from"] for rule in spec["ingress"])
+
+
+def test_traces_may_go_to_the_collector_that_the_options_name_and_nowhere_else(tmp_path):
+    def there(what):
+        return os.path.relpath(DEPLOY / "kubernetes" / what, tmp_path)
+
+    kustomization = {"resources": [there("overlays/gpu")], "components": [there("components/tracing")]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    objects = rendered(tmp_path)
+    for found in objects:
+        kubernetes.validate(found)
+    endpoint = urllib.parse.urlsplit(options(objects)["otlp_endpoint"])
+    dns, collector = only(objects, "NetworkPolicy")["spec"]["egress"]
+    assert {entry["port"] for entry in dns["ports"]} == {53} and len(dns["to"]) == 1
+    (to,) = collector["to"]
+    assert to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] == endpoint.hostname.split(".")[1]
+    assert collector["ports"] == [{"port": endpoint.port, "protocol": "TCP"}]
+    assert options(objects)["backend"] == "gpu", "the other options are as they were"
 
 
 def test_each_overlay_asks_for_its_kind_of_device():

@@ -181,6 +181,72 @@ async fn tensors_are_checked_against_the_model_and_say_expected_and_got() {
     server.end().await;
 }
 
+/// A grey PNG of 32 x 32 pixels with samples of 8 or 16 bits, big-endian.
+fn png(depth: png::BitDepth, samples: &[u8]) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, 32, 32);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.set_depth(depth);
+    encoder.write_header().unwrap().write_image_data(samples).unwrap();
+    file
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pixels_and_the_networks_own_numbers_give_what_their_image_gives_also_side_by_side() {
+    let models = digits_with(&[("digits", &format!("{DIGITS}[batch]\nitems_max = 8\nwait_ms_max = 20\n"))]);
+    let server = Server::start_with(models, config()).await;
+    let infer = async |datatype: &str, shape: &[usize], data: Vec<u8>| {
+        let head = json!({"inputs": [{"name": "image", "shape": shape, "datatype": datatype,
+            "parameters": {"binary_data_size": data.len()}}]})
+        .to_string();
+        let length = head.len().to_string();
+        let headers = [("inference-header-content-length", length.as_str())];
+        server.send("POST", "/v2/models/digits/infer", &headers, [head.as_bytes(), &data].concat()).await
+    };
+    let number = |value: f32| (value * (1.0 / 255.0)).to_le_bytes();
+    let one = async |seed: usize| {
+        // Values of 16 bits that no 8 bits could give back.
+        let deep: Vec<u16> = (0..1024).map(|i| ((i * 2_654_435 + seed * 977) % 65_521) as u16).collect();
+        let low: Vec<u8> = deep.iter().map(|v| (v >> 8) as u8).collect();
+        let file = |bytes: Vec<u8>| [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat();
+        let big: Vec<u8> = deep.iter().flat_map(|v| v.to_be_bytes()).collect();
+        let little = deep.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let of_low = low.iter().flat_map(|v| number(f32::from(*v))).collect();
+        let of_deep = deep.iter().flat_map(|v| number(f32::from(*v) / 257.0)).collect();
+        let asked = [
+            infer("BYTES", &[1], file(png(png::BitDepth::Eight, &low))),
+            infer("UINT8", &[1, 32, 32, 1], low.clone()),
+            infer("FP32", &[1, 1, 32, 32], of_low),
+            infer("BYTES", &[1], file(png(png::BitDepth::Sixteen, &big))),
+            infer("UINT16", &[1, 32, 32, 1], little),
+            infer("FP32", &[1, 1, 32, 32], of_deep),
+        ];
+        let scores: Vec<Vec<f64>> = futures_util::future::join_all(asked)
+            .await
+            .iter()
+            .map(|reply| {
+                let body = reply.json();
+                assert_eq!(reply.status, 200, "{body}");
+                serde_json::from_value(body["outputs"][0]["data"].clone()).unwrap()
+            })
+            .collect();
+        let apart = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        // The same numbers in batches of other sizes, whose sums may go another way.
+        for three in scores.chunks(3) {
+            assert!(apart(&three[0], &three[1]) < 1e-4 && apart(&three[0], &three[2]) < 1e-4, "{three:?}");
+        }
+        assert!(apart(&scores[0], &scores[3]) > 1e-3, "the low bits were lost");
+    };
+    futures_util::future::join_all((0..6).map(one)).await;
+    let pixels = server.get("/v2/models/digits").await.json()["pixels"].clone();
+    assert_eq!(pixels, json!({"datatypes": ["UINT8", "UINT16"], "shape": [-1, 32, 32, 1]}));
+    let bad = infer("UINT8", &[1, 1, 32, 32], vec![0; 1024]).await;
+    check_problem(&bad, 400, &["[1, 1, 32, 32]", "[-1, 32, 32, 1]", "UINT8"]);
+    let bad = infer("INT8", &[1, 32, 32, 1], vec![0; 1024]).await;
+    check_problem(&bad, 400, &["INT8", "expected FP32, UINT8, UINT16"]);
+    server.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_larger_than_a_batch_is_split_and_comes_back_in_order() {
     let models = digits_with(&[("digits", &format!("{DIGITS}[batch]\nitems_max = 4\n"))]);

@@ -2,9 +2,9 @@
 //! `queue` puts a lock and the callers' channels around it, `sim` drives it on a virtual clock.
 //!
 //! A job enters with [`Book::push`]; its rows wait in a lane, leave it in the parts of one or more batches
-//! ([`Book::pick`]) and come back done or failed ([`Book::finish`]). Exactly one [`Done`] comes out for each job that is
-//! not cancelled. Its share of the bounds is given back with it, or with its last running part if that ends later:
-//! until then its memory is in use.
+//! ([`Book::pick`]) and come back done or failed ([`Book::finish`]), or are taken back from a worker that does not return
+//! them ([`Book::recall`]). Exactly one [`Done`] comes out for each job that is not cancelled. Its share of the bounds is given
+//! back with it, or with its last running part if that ends later: until then its memory is in use.
 //!
 //! - `admit`: what is let in. `run`: batches, formed and taken back. `again`: what becomes of one that failed.
 //! - `serving`: which device may run which jobs, which should, and what becomes of a model that none serves.
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{engine::Tensor, error::InferError};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -69,7 +69,7 @@ struct Model {
 #[derive(Debug)]
 pub enum Pick {
     /// Run this, and hand it to [`Book::finish`].
-    Run(Batch, Receipt),
+    Run(Arc<Batch>, Receipt),
     /// Ask again then, or when more arrives.
     SleepUntil(Instant),
     /// Ask again when more arrives.
@@ -79,7 +79,7 @@ pub enum Pick {
 }
 
 /// Who runs a batch, and what was charged for it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Receipt {
     worker: WorkerKey,
     device: DeviceKey,
@@ -99,6 +99,17 @@ pub struct Aftermath {
     pub halved: bool,
     /// Rows of the largest batch that the device is given of the model from now on, where that has changed.
     pub ceiling: Option<usize>,
+}
+
+/// A batch that was taken back from its worker.
+#[derive(Debug)]
+pub struct Recalled {
+    /// Its model's name.
+    pub model: Arc<str>,
+    /// Its items.
+    pub items: usize,
+    /// What became of it.
+    pub aftermath: Aftermath,
 }
 
 /// The end of a job.
@@ -155,6 +166,8 @@ pub struct Book {
     limits: QueueLimits,
     models: HashMap<ModelKey, Model>,
     jobs: HashMap<JobKey, Entry>,
+    /// What workers have and have not handed back, by number.
+    running: BTreeMap<u64, (Arc<Batch>, Receipt)>,
     roster: Roster,
     shares: Shares,
     throughput: Throughput,
@@ -174,6 +187,7 @@ impl Book {
             limits,
             models: HashMap::new(),
             jobs: HashMap::new(),
+            running: BTreeMap::new(),
             roster: Roster::default(),
             shares: Shares::default(),
             throughput: Throughput::default(),

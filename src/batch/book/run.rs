@@ -1,6 +1,6 @@
 //! Batches: formed for a worker, and taken back done or failed.
 
-use super::{Aftermath, Book, Model, Pick, Receipt, WorkerKey, serving::Pool};
+use super::{Aftermath, Book, Model, Pick, Recalled, Receipt, WorkerKey, serving::Pool};
 use crate::{
     batch::{
         Batch, Fallback, ModelKey, Part, Ran, RunResult, ceiling,
@@ -142,32 +142,79 @@ impl Book {
         self.shares.charge(key, estimate);
         self.shares.set_waiting(key, waiting);
         let jobs = &mut self.jobs;
+        // What comes of a job in several batches is put together: all of it is to be of one form.
+        let reduces = |piece: &Piece| {
+            let job = jobs.get(&piece.job).map(|entry| &entry.job);
+            job.is_some_and(|job| job.reduced && job.items == piece.rows.len())
+        };
+        let reduced = pieces.iter().all(reduces);
         let part = |piece: Piece| {
             let entry = jobs.get_mut(&piece.job).expect("lanes hold live jobs");
             entry.part(piece.job, piece.rows, now)
         };
         let parts: Vec<_> = pieces.into_iter().map(part).collect();
         let items = parts.iter().map(|part| part.rows.len()).sum();
-        let batch = Batch {
+        let batch = Arc::new(Batch {
             model: key,
             setting: shape.setting().cloned(),
             items,
+            reduced,
             parts,
             size: if model.rules.padded { size } else { items },
             taken: now,
-        };
+        });
         let number = self.roster.begin(worker, estimate, now);
         let standby = pool.stands_by(device);
-        Pick::Run(batch, Receipt { worker, device, batch: number, estimate, standby })
+        let receipt = Receipt { worker, device, batch: number, estimate, standby };
+        self.running.insert(number, (Arc::clone(&batch), receipt));
+        Pick::Run(batch, receipt)
     }
 
-    /// Takes a batch back, done or failed.
-    pub fn finish(&mut self, batch: &Batch, receipt: &Receipt, result: RunResult, now: Instant) -> Aftermath {
-        let seconds = match &result {
+    /// Takes a batch back, done or failed. None, and nothing comes of it, where it was recalled meanwhile.
+    pub fn finish(
+        &mut self,
+        batch: &Batch,
+        receipt: &Receipt,
+        result: RunResult,
+        now: Instant,
+    ) -> Option<Aftermath> {
+        // Whoever finishes it holds it as well: its memory is not given back here.
+        self.running.remove(&receipt.batch)?;
+        let took = match &result {
             Ok(ran) => ran.compute,
             Err(_) => now.saturating_duration_since(batch.taken),
-        }
-        .as_secs_f64();
+        };
+        Some(self.take_back(batch, receipt, result, took.as_secs_f64(), now))
+    }
+
+    /// Takes back what a worker has and does not return, as if its device had failed under it, and counts on that worker no
+    /// more. Whatever it makes of the batches later is worth nothing; what they hold is its own until then, and beyond the
+    /// bounds.
+    pub fn recall(&mut self, worker: WorkerKey, error: &str, now: Instant) -> Vec<Recalled> {
+        // First, so that what comes back goes to others.
+        self.roster.detach(worker);
+        let of_worker = |_: &u64, (_, receipt): &mut (Arc<Batch>, Receipt)| receipt.worker == worker;
+        let batches: Vec<_> = self.running.extract_if(.., of_worker).collect();
+        let recalled = batches.into_iter().map(|(_, (batch, receipt))| {
+            let model = self.models.get(&batch.model).map(|model| Arc::clone(&model.name));
+            // A model is not charged for the time that a device hung.
+            let (failed, seconds) = (Err(EngineError::Device(error.into())), receipt.estimate);
+            let aftermath = self.take_back(&batch, &receipt, failed, seconds, now);
+            Recalled { model: model.unwrap_or_default(), items: batch.items, aftermath }
+        });
+        let recalled = recalled.collect();
+        self.strand(now);
+        recalled
+    }
+
+    fn take_back(
+        &mut self,
+        batch: &Batch,
+        receipt: &Receipt,
+        result: RunResult,
+        seconds: f64,
+        now: Instant,
+    ) -> Aftermath {
         self.shares.correct(batch.model, receipt.estimate, seconds);
         self.roster.end(receipt.worker, receipt.batch);
         let (mut whole, mut ceiling) = (false, None);

@@ -44,6 +44,7 @@ impl Desk {
             model: MODEL,
             inputs: vec![bytes(items, first)],
             setting: None,
+            reduced: false,
             items,
             priority: 0,
             deadline: None,
@@ -67,7 +68,7 @@ impl Desk {
         self.book.push(job, self.now).unwrap()
     }
 
-    fn take(&mut self) -> (Batch, Receipt) {
+    fn take(&mut self) -> (Arc<Batch>, Receipt) {
         match self.book.pick(self.worker, &[MODEL], self.now) {
             Pick::Run(batch, receipt) => (batch, receipt),
             other => panic!("nothing to run: {other:?}"),
@@ -77,7 +78,7 @@ impl Desk {
     /// Ends a batch after `ms`.
     fn end(
         &mut self,
-        (batch, receipt): &(Batch, Receipt),
+        (batch, receipt): &(Arc<Batch>, Receipt),
         ms: u64,
         result: Result<Tensor, EngineError>,
     ) -> Aftermath {
@@ -87,7 +88,7 @@ impl Desk {
             stage: Duration::ZERO,
             compute: Duration::from_millis(ms),
         });
-        self.book.finish(batch, receipt, result, self.now)
+        self.book.finish(batch, receipt, result, self.now).expect("nobody recalled it")
     }
 
     /// Takes a batch and gives back its rows as they are, padded.
@@ -126,6 +127,32 @@ fn bytes(items: usize, first: u8) -> Tensor {
         datatype: DataType::Uint8,
         shape: vec![items, 1],
         data: (0..items as u8).map(|i| first + i).collect::<Vec<_>>().into(),
+    }
+}
+
+#[test]
+fn outputs_may_be_reduced_where_all_jobs_of_a_batch_want_no_more_and_are_whole_in_it() {
+    let mut desk = Desk::new(false);
+    let mut push = |desk: &mut Desk, items, reduced| {
+        let job = Job { reduced, ..desk.job(items, 0) };
+        desk.book.push(job, desk.now).unwrap()
+    };
+    for (jobs, expected) in [
+        (&[(1, true), (1, true)][..], vec![true]),
+        (&[(1, true), (1, false)], vec![false]),
+        (&[(2, true), (1, true), (1, true)], vec![true]),
+        // The second is split, and its first half is with the first.
+        (&[(3, true), (2, true)], vec![false, false]),
+    ] {
+        for (items, reduced) in jobs {
+            push(&mut desk, *items, *reduced);
+        }
+        let taken: Vec<_> = expected.iter().map(|_| desk.take()).collect();
+        assert_eq!(taken.iter().map(|(batch, _)| batch.reduced).collect::<Vec<_>>(), expected, "{jobs:?}");
+        for batch in &taken {
+            desk.end(batch, 1, Ok(bytes(4, 0)));
+        }
+        assert_eq!(desk.held(), (0, 0));
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     batch::{Fallback, Ran, rows},
     engine::{DataType, Tensor},
 };
+use bytes::Bytes;
 use std::thread;
 
 const A: ModelKey = ModelKey(1);
@@ -30,6 +31,7 @@ fn job(model: ModelKey, items: usize, first: u8) -> Job {
         model,
         inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![items, 1], data: data.into() }],
         setting: None,
+        reduced: false,
         items,
         priority: 0,
         deadline: None,
@@ -111,6 +113,68 @@ fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
     assert!(place.try_take(&[A]).is_none());
     assert!(queue.push(job(A, 100, 0)).is_ok());
     assert!(queue.lock().replies.is_empty());
+}
+
+#[test]
+fn what_a_hung_worker_has_is_run_elsewhere_at_once_and_its_late_results_are_thrown_away() {
+    let queue = queue(Duration::ZERO);
+    let (hangs, other) = (queue.attach(&device("gpu-0")), queue.attach(&device("cpu")));
+    queue.stand_by(A, &device("cpu"));
+    assert!(other.try_take(&[A]).is_none() && hangs.try_take(&[A]).is_none());
+    let tickets = [queue.push(job(A, 4, 10)).unwrap(), queue.push(job(A, 2, 20)).unwrap()];
+    let begun = [hangs.try_take(&[A]).unwrap(), hangs.try_take(&[A]).unwrap()];
+    let waits = queue.push(job(A, 1, 30)).unwrap();
+    assert!(other.try_take(&[A]).is_none(), "it only stands by");
+
+    let recalled = queue.recall(hangs.key(), "it hangs");
+    assert_eq!(
+        recalled.iter().map(|one| (&*one.model, one.items)).collect::<Vec<_>>(),
+        [("digits", 4), ("digits", 2)]
+    );
+    assert!(recalled.iter().all(|one| one.aftermath.again == 1));
+    assert!(queue.recall(hangs.key(), "it hangs").is_empty(), "once");
+    assert!(matches!(hangs.take(&[A]), Taken::Closed), "it gets nothing more");
+    // One comes back while others have its jobs, one when they are answered; both with nonsense.
+    let nonsense =
+        |batch: &Batch| echo(batch).map(|ran| Ran { outputs: vec![ran.outputs[0].clone(); 2], ..ran });
+    let [first, second] = begun;
+    let result = nonsense(&first);
+    assert!(first.finish(result).is_none());
+    while let Some(running) = other.try_take(&[A]) {
+        let result = echo(&running);
+        assert!(running.finish(result).is_some());
+    }
+    drop(second);
+    for (ticket, (expected, why)) in tickets.into_iter().chain([waits]).zip([
+        (vec![10, 11, 12, 13], Fallback::DeviceFailed),
+        (vec![20, 21], Fallback::DeviceFailed),
+        (vec![30], Fallback::DeviceAway),
+    ]) {
+        let answer = wait(ticket).unwrap();
+        assert_eq!((answer.outputs[0].data.to_vec(), &*answer.device), (expected, "cpu"));
+        assert_eq!((answer.outputs.len(), answer.fallback), (1, Some(why)));
+    }
+    drop(hangs);
+    let load = queue.load();
+    assert_eq!((load.items, load.bytes, load.waiting, load.running), (0, 0, 0, 0));
+}
+
+#[test]
+fn what_a_hung_worker_reads_is_kept_as_long_as_it_has_it() {
+    let queue = queue(Duration::ZERO);
+    let hangs = queue.attach(&device("gpu-0"));
+    assert!(hangs.try_take(&[A]).is_none());
+    let memory: Arc<[u8]> = [1, 2].into();
+    let input =
+        Tensor { datatype: DataType::Uint8, shape: vec![2, 1], data: Bytes::from_owner(Arc::clone(&memory)) };
+    let ticket = queue.push(Job { inputs: vec![input], ..job(A, 2, 0) }).unwrap();
+    let running = hangs.try_take(&[A]).unwrap();
+    assert_eq!(queue.recall(hangs.key(), "it hangs").len(), 1);
+    drop(ticket);
+    assert_eq!(queue.load().bytes, 0, "the bounds are for what others wait for");
+    assert!(Arc::strong_count(&memory) > 1, "the device may be reading it");
+    drop(running);
+    assert_eq!(Arc::strong_count(&memory), 1);
 }
 
 #[test]

@@ -37,6 +37,11 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// What [`Queue::recall`] knows it by.
+    pub fn key(&self) -> WorkerKey {
+        self.key
+    }
+
     /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
     pub fn take(&self, serves: &[ModelKey]) -> Taken {
         self.take_within(serves, None)
@@ -90,7 +95,7 @@ impl Worker {
         }
     }
 
-    fn running(&self, batch: Batch, receipt: Receipt) -> Running {
+    fn running(&self, batch: Arc<Batch>, receipt: Receipt) -> Running {
         Running {
             batch,
             receipt: Some(receipt),
@@ -127,7 +132,7 @@ impl Drop for Worker {
 #[derive(Debug)]
 #[must_use = "dropping a batch fails it"]
 pub struct Running {
-    batch: Batch,
+    batch: Arc<Batch>,
     /// Until it is finished.
     receipt: Option<Receipt>,
     device: Arc<str>,
@@ -136,10 +141,9 @@ pub struct Running {
 
 impl Running {
     /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of
-    /// error allows it. Says what else came of it.
-    pub fn finish(mut self, result: RunResult) -> Aftermath {
-        let receipt = self.receipt.take();
-        receipt.map(|receipt| self.queue.finish(&self.batch, &receipt, result)).unwrap_or_default()
+    /// error allows it. Says what else came of it; none where it was [recalled](Queue::recall), and others have its jobs.
+    pub fn finish(mut self, result: RunResult) -> Option<Aftermath> {
+        self.queue.finish(&self.batch, &self.receipt.take()?, result)
     }
 }
 

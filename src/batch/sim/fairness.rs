@@ -5,7 +5,10 @@ use crate::batch::{
     Batch, Job, ModelKey, Ran, Rules,
     book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
 };
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Runs one seed; gives the largest difference between two models as a part of what is allowed.
 ///
@@ -34,7 +37,7 @@ pub(super) fn run(seed: u64) -> f64 {
 
     let mut served = vec![0.0; models.len()];
     let mut worst = 0.0_f64;
-    let mut running: Vec<(u64, WorkerKey, Batch, Receipt)> = Vec::new();
+    let mut running: Vec<(u64, WorkerKey, Arc<Batch>, Receipt)> = Vec::new();
     let mut now = 0;
     for _ in 0..60 {
         let at = base + Duration::from_millis(now);
@@ -46,6 +49,7 @@ pub(super) fn run(seed: u64) -> f64 {
                     model: key,
                     inputs: vec![tagged(0, vec![1, 8], 1)],
                     setting: None,
+                    reduced: false,
                     items: 1,
                     priority,
                     deadline: None,
@@ -74,7 +78,7 @@ pub(super) fn run(seed: u64) -> f64 {
         served[batch.model.0 as usize] += compute.as_secs_f64();
         let rows = tagged(0, vec![batch.size, 8], batch.size);
         let ran = Ran { outputs: vec![rows], stage: Duration::ZERO, compute };
-        book.finish(&batch, &receipt, Ok(ran), at);
+        book.finish(&batch, &receipt, Ok(ran), at).unwrap();
         book.settle();
 
         for (i, a) in models.iter().enumerate() {

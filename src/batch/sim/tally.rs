@@ -28,10 +28,11 @@ pub(super) struct Tally {
     pub(super) fallback: usize,
     pub(super) unserved: usize,
     pub(super) refused_unserved: usize,
+    pub(super) recalled: usize,
 }
 
 impl Tally {
-    fn fields(&mut self) -> [&mut usize; 25] {
+    fn fields(&mut self) -> [&mut usize; 26] {
         [
             &mut self.jobs,
             &mut self.batches,
@@ -58,6 +59,7 @@ impl Tally {
             &mut self.fallback,
             &mut self.unserved,
             &mut self.refused_unserved,
+            &mut self.recalled,
         ]
     }
 

@@ -33,6 +33,13 @@ enum Event {
         worker: usize,
         life: usize,
     },
+    /// Its call has not come back for too long.
+    Recall {
+        worker: usize,
+        life: usize,
+    },
+    /// Long after that it does.
+    Late(usize),
     Vanish(usize),
     Return(usize),
     /// Something else takes a device's memory, or gives it back.
@@ -56,7 +63,7 @@ struct SimWorker {
     fails_percent: u64,
     /// Counts batches and absences, so that the end of a lost batch finds nothing.
     life: usize,
-    running: Option<(Batch, Receipt)>,
+    running: Option<(Arc<Batch>, Receipt)>,
     home: bool,
 }
 
@@ -69,6 +76,9 @@ struct World {
     book: Book,
     truth: Truth,
     workers: Vec<SimWorker>,
+    /// How many batches hang, and those that did: until they come back after all.
+    hangs_percent: u64,
+    hung: Vec<(Arc<Batch>, Receipt)>,
     /// Microseconds per batch and per row.
     costs: HashMap<ModelKey, (u64, u64)>,
     to_come: usize,
@@ -135,6 +145,17 @@ impl World {
             Event::Finish { worker, life } if self.workers[worker].life == life => {
                 self.finish(worker);
             }
+            Event::Recall { worker, life } if self.workers[worker].life == life => self.recall(worker),
+            Event::Late(hung) => {
+                let (batch, receipt) = self.hung[hung].clone();
+                let result = if self.random.percent(50) {
+                    self.echo(&batch)
+                } else {
+                    Err(EngineError::Device("it broke at last".into()))
+                };
+                let aftermath = self.book.finish(&batch, &receipt, result, now);
+                assert!(aftermath.is_none() && self.book.is_settled(), "what was recalled is worth nothing");
+            }
             Event::Vanish(worker) => self.vanish(worker),
             Event::Return(worker) => {
                 let worker = &mut self.workers[worker];
@@ -155,7 +176,7 @@ impl World {
                 self.truth.closed = true;
                 self.book.close(now);
             }
-            Event::Finish { .. } | Event::Look => {}
+            Event::Finish { .. } | Event::Recall { .. } | Event::Look => {}
         }
     }
 
@@ -183,6 +204,7 @@ impl World {
             model,
             inputs: vec![input],
             setting: None,
+            reduced: false,
             items,
             priority: random.below(3) as u8,
             deadline,
@@ -237,7 +259,11 @@ impl World {
                     worker.life += 1;
                     worker.running = Some((batch, receipt));
                     let life = worker.life;
-                    self.plan(cost, Event::Finish { worker: index, life });
+                    if self.random.percent(self.hangs_percent) {
+                        self.plan(cost + 2 * self.pace, Event::Recall { worker: index, life });
+                    } else {
+                        self.plan(cost, Event::Finish { worker: index, life });
+                    }
                 }
                 Pick::SleepUntil(until) => {
                     let looked = Looked { device: &device, serves: &serves, own, home: false };
@@ -290,7 +316,7 @@ impl World {
             self.truth.ran(&batch);
             self.echo(&batch)
         };
-        self.book.finish(&batch, &receipt, result, now);
+        self.book.finish(&batch, &receipt, result, now).unwrap();
         if fails && self.random.percent(50) {
             self.vanish(worker);
         }
@@ -333,7 +359,7 @@ impl World {
         if let Some((batch, receipt)) = running {
             self.truth.broke(&batch, &device, now);
             let result = Err(EngineError::Device("it vanished".into()));
-            self.book.finish(&batch, &receipt, result, now);
+            self.book.finish(&batch, &receipt, result, now).unwrap();
             self.settle();
         }
         if let Some(key) = detach.take() {
@@ -343,6 +369,35 @@ impl World {
         }
         if let Some(back) = back {
             self.plan(back, Event::Return(worker));
+        }
+    }
+
+    /// Somebody sees that a worker hangs: what it has goes to others, and another comes in its place when it has gone.
+    fn recall(&mut self, worker: usize) {
+        let SimWorker { key, running, device, life, .. } = &mut self.workers[worker];
+        let (Some(key), Some((batch, receipt))) = (key.take(), running.take()) else { return };
+        let device = Arc::clone(device);
+        *life += 1;
+        let now = self.at();
+        let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
+        if self.random.percent(50) {
+            let back = back.map(|after| now + Duration::from_micros(after));
+            self.book.expect(&device, Absence { reason: "it hangs".into(), back }, now);
+            self.settle();
+        }
+        self.truth.serving.remove(&worker);
+        self.truth.broke(&batch, &device, now);
+        self.truth.tally.recalled += 1;
+        let recalled = self.book.recall(key, "it hangs", now);
+        assert!(matches!(&recalled[..], [one] if one.items == batch.items), "{recalled:?}");
+        assert!(self.book.recall(key, "it hangs", now).is_empty(), "once");
+        self.settle();
+        self.hung.push((batch, receipt));
+        let late = self.random.between(0, 5 * self.pace);
+        self.plan(late, Event::Late(self.hung.len() - 1));
+        if let Some(back) = back {
+            // Not before the thread that hung is gone.
+            self.plan(late + back, Event::Return(worker));
         }
     }
 

@@ -106,7 +106,11 @@ impl Source<'_> {
                 let (mut heads, mut data) = (Vec::new(), Vec::new());
                 for input in wanted {
                     let shape = self.shape(input)?;
-                    let bytes = tensor(&mut random, &input.datatype, &shape).map_err(|why| format!("input {:?}: {why}", input.name))?;
+                    let made = match (&*self.described.task, &shape[..]) {
+                        ("localize", &[count, height, width]) => rois(&mut random, count, height, width),
+                        _ => tensor(&mut random, &input.datatype, &shape),
+                    };
+                    let bytes = made.map_err(|why| format!("input {:?}: {why}", input.name))?;
                     heads.push(json!({
                         "name": input.name, "shape": shape, "datatype": input.datatype,
                         "parameters": { "binary_data_size": bytes.len() },
@@ -188,12 +192,41 @@ fn picture(random: &mut Random, width: u32, height: u32) -> Result<Vec<u8>, Stri
     Ok(file)
 }
 
+/// How many numbers a shape has.
+fn numbers(shape: &[usize]) -> Result<usize, String> {
+    let numbers = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+    let bounded = numbers.filter(|numbers| *numbers as u64 <= BYTES_MAX / 8);
+    bounded.ok_or_else(|| format!("the shape {shape:?} is too large"))
+}
+
+/// Spots near the middle of ROIs, as a camera with offset 100 and gain 2 counts their photons: what a fitter meets, since fits of
+/// anything else take longer.
+fn rois(random: &mut Random, count: usize, height: usize, width: usize) -> Result<Vec<u8>, String> {
+    const SIGMA_PX: f64 = 1.3;
+    const BACKGROUND: f64 = 10.0;
+    let mut bytes = Vec::with_capacity(4 * numbers(&[count, height, width])?);
+    for _ in 0..count {
+        let photons = 500.0 + 1500.0 * random.unit();
+        let [y0, x0] = [height, width].map(|side| (side as f64 - 1.0) / 2.0 + random.unit() - 0.5);
+        for y in 0..height {
+            for x in 0..width {
+                let square = (x as f64 - x0).powi(2) + (y as f64 - y0).powi(2);
+                let spot = (-square / (2.0 * SIGMA_PX * SIGMA_PX)).exp()
+                    / (std::f64::consts::TAU * SIGMA_PX * SIGMA_PX);
+                let expected = BACKGROUND + photons * spot;
+                // At so many photons, the sum of a few numbers stands for Poisson's distribution.
+                let noise = (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
+                let counted = (expected + expected.sqrt() * noise).max(0.0);
+                bytes.extend(((100.0 + 2.0 * counted) as f32).to_le_bytes());
+            }
+        }
+    }
+    Ok(bytes)
+}
+
 /// Numbers from 0 to 1; integers are 0 or 1.
 fn tensor(random: &mut Random, datatype: &str, shape: &[usize]) -> Result<Vec<u8>, String> {
-    let items = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
-    let items = items
-        .filter(|items| *items as u64 <= BYTES_MAX / 8)
-        .ok_or_else(|| format!("the shape {shape:?} is too large"))?;
+    let items = numbers(shape)?;
     let mut bytes = Vec::new();
     for _ in 0..items {
         let value = random.unit();
@@ -253,6 +286,21 @@ mod tests {
         assert!(
             made_up(&described("BYTES", &[1]), Kind::Tensors, &[]).expect_err("bytes").contains("--input")
         );
+    }
+
+    #[test]
+    fn a_fitter_is_asked_with_spots_on_ground() {
+        let task = "localize".to_owned();
+        let fitter = Described { task, images: true, ..described("FP32", &[-1, -1, -1]) };
+        let messages = made_up(&fitter, Kind::Tensors, &[("x", &[3, 7, 9])]).expect("messages");
+        let data = &messages[0].body[messages[0].body.len() - 4 * 3 * 7 * 9..];
+        let values: Vec<f32> = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        for roi in values.chunks(7 * 9) {
+            let corner = roi[0].max(roi[8]).max(roi[6 * 9]).max(roi[6 * 9 + 8]);
+            assert!(roi[3 * 9 + 4] > corner && roi.iter().all(|value| *value >= 100.0), "{roi:?}");
+        }
+        let many = made_up(&fitter, Kind::Tensors, &[("x", &[usize::MAX, 7, 7])]).expect_err("too many");
+        assert!(many.contains("too large"), "{many}");
     }
 
     #[test]

@@ -135,7 +135,7 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
         Some(model) => {
             let described = server.model(model).await.map_err(|error| match error {
                 Unknown::Unreachable(_) => (error.to_string(), Exit::Unavailable),
-                Unknown::Refused(_) => (error.to_string(), Exit::Failure),
+                Unknown::Refused { .. } => (error.to_string(), Exit::Failure),
             })?;
             let images = described.images || described.task == "localize";
             let kind = wanted.kind.unwrap_or(if images { Kind::Images } else { Kind::Tensors });

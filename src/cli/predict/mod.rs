@@ -17,7 +17,7 @@ pub(super) use ask::array;
 
 use super::{
     Exit, Streams,
-    client::{Server, Unknown, runtime},
+    client::{Described, Server, Unknown, runtime},
     health::Target,
     options,
 };
@@ -84,10 +84,10 @@ impl Streams<'_> {
     }
 
     async fn predict_on(&mut self, server: Server, wanted: Wanted) -> Exit {
-        let described = match server.model(&wanted.model).await {
+        let described = match self.described(&server, &wanted).await {
             Ok(described) => described,
             Err(error @ Unknown::Unreachable(_)) => return self.complain(&error, Exit::Unavailable),
-            Err(error @ Unknown::Refused(_)) => return self.complain(&error, Exit::Failure),
+            Err(error @ Unknown::Refused { .. }) => return self.complain(&error, Exit::Failure),
         };
         let takes = match (described.images, &*described.task) {
             (_, "localize") => Takes::Stacks,
@@ -118,6 +118,27 @@ impl Streams<'_> {
             return self.complain(&told, Exit::Usage);
         }
         self.answers(&asking, found, form, &wanted).await
+    }
+
+    /// What the server says of the model, asked as patiently as about the files: a replica may be about to start.
+    async fn described(&mut self, server: &Server, wanted: &Wanted) -> Result<Described, Unknown> {
+        let Wanted { patience, time_max, .. } = wanted;
+        let mut tried = 0;
+        loop {
+            let asked = tokio::time::timeout(*time_max, server.model(&wanted.model)).await;
+            let late = |_| Err(Unknown::Unreachable(format!("no reply within {} ms", time_max.as_millis())));
+            let error = match asked.unwrap_or_else(late) {
+                Ok(described) => return Ok(described),
+                Err(error) => error,
+            };
+            let (status, after) = error.told();
+            let Some(wait) = patience.wait(tried, status, after) else { return Err(error) };
+            if tried == 0 {
+                let _ = writeln!(self.err, "ocelli: {error}; asking again, up to {} times", patience.retries);
+            }
+            tokio::time::sleep(wait).await;
+            tried += 1;
+        }
     }
 
     /// The answers of all files, in the order of the files.

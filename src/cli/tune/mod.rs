@@ -15,6 +15,7 @@ use crate::{
     app::{AppError, Local},
     config::Config,
     models::Overrides,
+    tasks::localize::Settings,
 };
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use plan::{Search, Setup, Trial};
@@ -59,6 +60,11 @@ pub(super) fn arguments() -> Vec<Arg> {
             .value_name("NAME=N,…")
             .action(ArgAction::Append)
             .help("The shape of an input that is made up, where the model leaves it open; may be repeated"),
+        Arg::new("items")
+            .long("items")
+            .value_name("N")
+            .value_parser(value_parser!(u32).range(1..=1_000_000))
+            .help("Items of a request that is made up; without it one, and 1000 ROIs for a fitter"),
     ]
 }
 
@@ -70,7 +76,11 @@ struct Wanted {
     callers: Vec<usize>,
     input: Option<PathBuf>,
     shapes: BTreeMap<String, Vec<usize>>,
+    items: Option<usize>,
 }
+
+/// ROIs of a request, where nothing is said: about those of one frame of a camera with many spots.
+const ROIS_OF_A_REQUEST: usize = 1000;
 
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -97,28 +107,35 @@ impl Streams<'_> {
                 .collect(),
             input: matches.get_one::<PathBuf>("input").cloned(),
             shapes,
+            items: matches.get_one::<u32>("items").map(|items| *items as usize),
         };
-        match self.trials(config, &wanted) {
+        match self.trials(config, wanted) {
             Ok(exit) => exit,
             Err(error) => self.complain(&error, Exit::from(&error)),
         }
     }
 
-    fn trials(&mut self, config: &Config, wanted: &Wanted) -> Result<Exit, AppError> {
-        // As it is, the model says whether it has an axis for batches.
+    fn trials(&mut self, config: &Config, mut wanted: Wanted) -> Result<Exit, AppError> {
+        // As it is, the model says whether it has an axis for batches, and what a fitter fits.
         let runtime = runtime(config.http_threads).map_err(AppError::Failed)?;
         let model = (&*wanted.model.name, wanted.model.version.as_deref());
         let local = {
             let _inside = runtime.enter();
             Local::start(config, model, &|_| {})?
         };
-        let (whole, fits) = (local.model().rules.whole, local.model().fit.is_some());
+        let (whole, side) = (local.model().rules.whole, local.model().fit.as_ref().map(Settings::box_px));
         local.end();
-        if fits {
-            let told = format!("model {:?} is a fitter, whose batches need no tuning", wanted.model.name);
-            return Ok(self.complain(&told, Exit::Usage));
+        let items = wanted.items.unwrap_or(if side.is_some() { ROIS_OF_A_REQUEST } else { 1 });
+        if let Some(side) = side {
+            wanted.shapes.entry("rois".into()).or_insert_with(|| vec![items, side, side]);
         }
-        let search = Search::new(config.compute_threads, !whole);
+        wanted.items = Some(items);
+        let sizes = match side {
+            Some(_) => plan::ROIS,
+            None if whole => &[],
+            None => plan::ITEMS,
+        };
+        let search = Search::new(config.compute_threads, sizes, items);
         let most = search.trials_max() as f64 * wanted.seconds;
         let _ = writeln!(
             self.err,
@@ -131,7 +148,7 @@ impl Streams<'_> {
         for step in 0.. {
             let Some(setups) = search.step(step, &done) else { break };
             for setup in setups {
-                let points = trial(config, wanted, setup)?;
+                let points = trial(config, &wanted, setup)?;
                 done.push(Trial::of(setup, &points, wanted.bound_ms));
                 if io::stderr().is_terminal() {
                     let _ = write!(self.err, "\r{} trials done ", done.len());
@@ -178,8 +195,9 @@ fn trial(config: &Config, wanted: &Wanted, setup: Setup) -> Result<Vec<Point>, A
 
 async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> {
     let described = server.model(&wanted.model).await.map_err(|error| error.to_string())?;
-    let kind = if described.images { Kind::Images } else { Kind::Tensors };
-    let (shapes, items) = (wanted.shapes.clone(), 1);
+    let images = described.images && described.task != "localize";
+    let kind = if images { Kind::Images } else { Kind::Tensors };
+    let (shapes, items) = (wanted.shapes.clone(), wanted.items.unwrap_or(1));
     let source = Source { model: &wanted.model, described: &described, kind, shapes, items, seed: 1 };
     let messages = match &wanted.input {
         Some(path) => source.files(path)?,

@@ -38,7 +38,9 @@ impl Trial {
 }
 
 /// What is tried of each, one after the other.
-const ITEMS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+pub(super) const ITEMS: &[usize] = &[1, 2, 4, 8, 16, 32, 64];
+/// Of a fitter, whose items are ROIs.
+pub(super) const ROIS: &[usize] = &[1000, 3000, 10_000, 30_000, 100_000];
 const WAITS_MS: [u64; 3] = [1, 2, 5];
 /// Gains below this are noise.
 const GAIN_MIN: f64 = 1.03;
@@ -47,25 +49,29 @@ const GAIN_MIN: f64 = 1.03;
 #[derive(Debug)]
 pub(super) struct Search {
     threads: usize,
-    batches: bool,
+    /// Sizes of batches; none for a model without an axis for them.
+    sizes: &'static [usize],
+    /// Items of a request.
+    items: usize,
 }
 
 impl Search {
-    /// On so many threads at most; `batches`: the model has an axis for them.
-    pub(super) fn new(threads: usize, batches: bool) -> Search {
-        Search { threads, batches }
+    /// On so many threads at most, with batches of these sizes and requests of so many items.
+    pub(super) fn new(threads: usize, sizes: &'static [usize], items: usize) -> Search {
+        Search { threads, sizes, items }
     }
 
     /// The trials of a step, beside those that are done; `None` after the last step.
     pub(super) fn step(&self, step: usize, done: &[Trial]) -> Option<Vec<Setup>> {
-        let first = Setup { items_max: 1, wait_ms_max: 0, instances: 1, threads: self.threads };
+        let items_max = self.sizes.first().copied().unwrap_or(1);
+        let first = Setup { items_max, wait_ms_max: 0, instances: 1, threads: self.threads };
         let best = best(done).map_or(first, |trial| trial.setup);
         let half = self.threads.div_ceil(2);
         let setups: Vec<Setup> = match step {
-            0 if self.batches => ITEMS.map(|items_max| Setup { items_max, ..first }).to_vec(),
-            0 => vec![first],
+            0 if self.sizes.is_empty() => vec![first],
+            0 => self.sizes.iter().map(|items_max| Setup { items_max: *items_max, ..first }).collect(),
             // There is no company to wait for.
-            1 if best.items_max == 1 => Vec::new(),
+            1 if best.items_max <= self.items => Vec::new(),
             1 => WAITS_MS.map(|wait_ms_max| Setup { wait_ms_max, ..best }).to_vec(),
             2 => [(2, self.threads), (1, half), (2, half)]
                 .map(|(instances, threads)| Setup { instances, threads, ..best })
@@ -83,7 +89,7 @@ impl Search {
 
     /// The most trials that there can be.
     pub(super) fn trials_max(&self) -> usize {
-        if self.batches { ITEMS.len() + WAITS_MS.len() + 3 } else { 4 }
+        if self.sizes.is_empty() { 4 } else { self.sizes.len() + WAITS_MS.len() + 3 }
     }
 }
 
@@ -116,8 +122,8 @@ mod tests {
     use crate::models::Manifest;
 
     /// Runs the search against a device that is as good as `rate` says.
-    fn search(batches: bool, rate: impl Fn(Setup) -> Option<f64>) -> Vec<Trial> {
-        let search = Search::new(4, batches);
+    fn search(sizes: &'static [usize], rate: impl Fn(Setup) -> Option<f64>) -> Vec<Trial> {
+        let search = Search::new(4, sizes, sizes.first().copied().unwrap_or(1));
         let mut done = Vec::new();
         for step in 0.. {
             let Some(setups) = search.step(step, &done) else { break };
@@ -138,16 +144,23 @@ mod tests {
             let items = batch.iter().find(|(items, _)| *items == setup.items_max).map(|(_, rate)| *rate)?;
             Some(items + if setup.instances == 2 && setup.threads == 2 { 20.0 } else { 0.0 })
         };
-        let done = search(true, rate);
+        let done = search(ITEMS, rate);
         let found = best(&done).expect("some").setup;
         assert_eq!(found, Setup { items_max: 8, wait_ms_max: 0, instances: 2, threads: 2 });
     }
 
     #[test]
     fn a_model_without_a_batch_axis_is_not_tried_with_batches() {
-        let done = search(false, |_| Some(10.0));
+        let done = search(&[], |_| Some(10.0));
         assert!(done.iter().all(|trial| trial.setup.items_max == 1 && trial.setup.wait_ms_max == 0));
-        assert!(best(&search(true, |_| None)).is_none());
+        assert!(best(&search(ITEMS, |_| None)).is_none());
+    }
+
+    #[test]
+    fn a_fitter_is_tried_with_batches_of_rois() {
+        let done = search(ROIS, |setup| Some(setup.items_max.min(10_000) as f64));
+        assert_eq!(done.iter().map(|trial| trial.setup.items_max).min(), Some(1000));
+        assert_eq!(best(&done).expect("some").setup.items_max, 10_000, "what gains nothing is not taken");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub(super) struct Health {
     fallible: bool,
     over: Arc<OnceLock<Over>>,
     flights: Arc<Mutex<Flights>>,
+    /// What takes longer has hung.
+    stuck_after: Option<Duration>,
     queue: Arc<Queue>,
 }
 
@@ -43,9 +45,15 @@ struct Flights {
 }
 
 impl Health {
-    /// Of a device that is well. `fallible`: an engine's fault may be the device's.
-    pub(super) fn new(device: Arc<str>, queue: Arc<Queue>, fallible: bool) -> Health {
-        Health { device, fallible, over: Arc::default(), flights: Arc::default(), queue }
+    /// Of a device that is well. `fallible`: an engine's fault may be the device's. `stuck_after`: one call of it that takes
+    /// longer has hung.
+    pub(super) fn new(
+        device: Arc<str>,
+        queue: Arc<Queue>,
+        fallible: bool,
+        stuck_after: Option<Duration>,
+    ) -> Health {
+        Health { device, fallible, over: Arc::default(), flights: Arc::default(), stuck_after, queue }
     }
 
     /// Whether its workers are to leave.
@@ -83,14 +91,25 @@ impl Health {
     }
 
     /// How long the device has been about what it has been about longest.
-    pub(super) fn busy_for(&self, now: Instant) -> Option<Duration> {
+    fn busy_for(&self, now: Instant) -> Option<Duration> {
         let began = self.lock().began.values().min().copied();
         began.map(|began| now.saturating_duration_since(began))
+    }
+
+    /// The same, where that is so long that it must have hung.
+    pub(super) fn stuck_for(&self, now: Instant) -> Option<Duration> {
+        let limit = self.stuck_after?;
+        self.busy_for(now).filter(|busy| *busy >= limit)
     }
 
     fn lock(&self) -> MutexGuard<'_, Flights> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// That a call has not come back, in words.
+pub(super) fn hangs(time: Duration) -> String {
+    format!("a call has not come back for {} s", time.as_secs())
 }
 
 /// Something that a device is about.
@@ -111,7 +130,8 @@ mod tests {
     use crate::batch::QueueLimits;
 
     fn health(fallible: bool) -> Health {
-        Health::new("GPU-1".into(), Queue::new(QueueLimits { items_max: 1, bytes_max: 1 }), fallible)
+        let queue = Queue::new(QueueLimits { items_max: 1, bytes_max: 1 });
+        Health::new("GPU-1".into(), queue, fallible, Some(Duration::from_secs(20)))
     }
 
     #[test]
@@ -136,6 +156,8 @@ mod tests {
         let first = health.busy();
         let second = health.busy();
         assert!(health.busy_for(now) >= Some(Duration::from_secs(9)));
+        assert_eq!(health.stuck_for(now), None);
+        assert!(health.stuck_for(now + Duration::from_secs(11)) >= Some(Duration::from_secs(20)));
         drop(first);
         assert!(health.busy_for(now).is_some());
         drop(second);

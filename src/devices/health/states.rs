@@ -170,10 +170,7 @@ impl States {
     pub fn note(&mut self, now: Instant, evidence: &Evidence) -> bool {
         match evidence {
             Evidence::Failed(reason) => self.fault(now, Cause::Fault, reason.clone()),
-            Evidence::Stuck(time) => {
-                let reason = format!("a call has not come back for {} s", time.as_secs());
-                self.fault(now, Cause::Stuck, reason)
-            }
+            Evidence::Stuck(time) => self.fault(now, Cause::Stuck, super::hangs(*time)),
             Evidence::Canary(Err(reason)) => self.fault(now, Cause::Canary, reason.clone()),
             Evidence::Canary(Ok(())) => {
                 // Suspicion may have grown since; it stays until nothing has for a while.

@@ -34,8 +34,8 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
                             status.set_device(&device.id, DeviceState::Waiting, Cause::Empty, NO_MODEL);
                         }
                     }
-                    Err(refusal) => {
-                        tracing::warn!(device = &*device.id, reason = %refusal, "not resumed yet");
+                    Err(not) => {
+                        tracing::warn!(device = &*device.id, reason = %not.refusal, "not resumed yet");
                     }
                 }
             }

@@ -141,12 +141,7 @@ impl Keeper {
             if let Some(Over::Failed(reason)) = hold.health.over() {
                 evidence.push(Evidence::Failed(reason.clone()));
             }
-            let limit = self.devices.sharing.stuck_timeout;
-            if let (Some(busy), Some(limit)) = (hold.health.busy_for(now), limit)
-                && busy >= limit
-            {
-                evidence.push(Evidence::Stuck(busy));
-            }
+            evidence.extend(hold.health.stuck_for(now).map(Evidence::Stuck));
         }
         for evidence in evidence {
             if self.states.note(now, &evidence) && self.hold.is_some() {
@@ -155,6 +150,7 @@ impl Keeper {
                 self.leave(now, Over::Failed(reason.to_owned()));
             }
         }
+        self.ending.recall(now, &self.devices.parts.metrics);
         self.states.tick(now);
     }
 

@@ -9,8 +9,8 @@ mod cpu;
 mod gpu;
 mod senses;
 
-use super::{Devices, device::Hold};
-use crate::config::WhileWaiting;
+use super::{Devices, device::Hold, health::hangs};
+use crate::{config::WhileWaiting, telemetry::metrics::Metrics};
 use senses::Senses;
 use std::{
     path::PathBuf,
@@ -161,6 +161,15 @@ struct Ending(Vec<Arc<Hold>>);
 impl Ending {
     fn push(&mut self, hold: Arc<Hold>) {
         self.0.push(hold);
+    }
+
+    /// Has others do what hangs there.
+    fn recall(&self, now: Instant, metrics: &Metrics) {
+        for hold in &self.0 {
+            if let Some(time) = hold.health.stuck_for(now) {
+                hold.recall(&hangs(time), metrics);
+            }
+        }
     }
 
     /// Whether all are gone.

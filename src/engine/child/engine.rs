@@ -6,8 +6,8 @@ use super::{
     wire::{Answer, Ask, Copies, Eye, Fitted, parts},
 };
 use crate::engine::{
-    Airborne, DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView, kernels::Camera,
-    staging::Memory,
+    Airborne, DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    kernels::Camera, staging::Memory,
 };
 use std::sync::{
     Arc, Condvar, Mutex, PoisonError,
@@ -65,6 +65,7 @@ impl ChildEngine {
         tensors: impl Iterator<Item = (DataType, &'a [usize], &'a [u8])>,
         held: Vec<Tensor>,
         setting: Option<&Setting>,
+        reduced: bool,
     ) -> Result<Away, EngineError> {
         let seat = self.seats.take();
         let setting = match setting {
@@ -75,7 +76,7 @@ impl ChildEngine {
         // What nobody holds is copied, wherever it lies.
         let lies = |data: &[u8]| if held.is_empty() { None } else { region.place(data) };
         let (copies, inputs) = Copies::of(tensors, lies);
-        let ask = Ask::Start { engine: self.number, inputs, setting };
+        let ask = Ask::Start { engine: self.number, inputs, setting, reduced };
         let ticket = self.asks().ask(&ask, &copies, Held { inputs: held, seat: Some(seat) })?;
         Ok(Away { ticket, device_bytes: Arc::clone(&self.device_bytes) })
     }
@@ -111,13 +112,21 @@ impl Engine for ChildEngine {
         &self.signature
     }
 
+    fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        let ask = Ask::Equip { engine: self.number, ends: ends.into() };
+        match self.asks().ask(&ask, &Copies::default(), Held::default()).and_then(Ticket::wait)?.answer {
+            Answer::Done { .. } => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     fn run(
         &mut self,
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError> {
         let tensors = inputs.iter().map(|view| (view.datatype, &view.shape[..], view.data));
-        Box::new(self.begin(tensors, Vec::new(), setting)?).land()
+        Box::new(self.begin(tensors, Vec::new(), setting, false)?).land()
     }
 
     fn depth(&self) -> usize {
@@ -127,7 +136,12 @@ impl Engine for ChildEngine {
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
         // The tensors share their memory with these.
         let held = inputs.clone();
-        Ok(Flight::Airborne(Box::new(self.begin(inputs.iter().map(parts), held, setting)?)))
+        Ok(Flight::Airborne(Box::new(self.begin(inputs.iter().map(parts), held, setting, false)?)))
+    }
+
+    fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
+        let held = inputs.clone();
+        Ok(Flight::Airborne(Box::new(self.begin(inputs.iter().map(parts), held, None, true)?)))
     }
 
     fn memory(&self) -> Memory {

@@ -92,7 +92,16 @@ impl Seat<'_> {
                 Ask::Camera { camera, height, width, maps, .. } => {
                     desk.answer(id, seat.camera(words_at, camera, [height, width], &maps));
                 }
-                Ask::Start { inputs, setting, .. } => seat.start(id, words_at, &inputs, setting.as_ref()),
+                Ask::Equip { ends, .. } => {
+                    let equipped = ends.read().map_err(EngineError::Input);
+                    let equipped = equipped.and_then(|ends| seat.engine.equip(&ends));
+                    let device_bytes = seat.engine.device_bytes();
+                    desk.answer(id, equipped.map(|()| Answer::Done { device_bytes }));
+                }
+                Ask::Start { inputs, setting, reduced, .. } => {
+                    let begun = seat.begin(words_at, &inputs, setting.as_ref(), reduced);
+                    seat.start(id, begun);
+                }
                 Ask::Rest { .. } => {
                     seat.landing = None;
                     seat.engine.rest();
@@ -138,8 +147,8 @@ impl Seat<'_> {
         Ok(Answer::Done { device_bytes: self.engine.device_bytes() })
     }
 
-    fn start(&mut self, id: u64, words_at: usize, inputs: &[TensorAt], setting: Option<&Fitted>) {
-        match self.begin(words_at, inputs, setting) {
+    fn start(&mut self, id: u64, begun: Result<Flight, EngineError>) {
+        match begun {
             Ok(Flight::Airborne(flight)) => {
                 let bytes = self.engine.device_bytes();
                 let landing = self.landing.take().map_or_else(|| Landing::start(self.desk), Ok);
@@ -166,11 +175,15 @@ impl Seat<'_> {
         words_at: usize,
         inputs: &[TensorAt],
         setting: Option<&Fitted>,
+        reduced: bool,
     ) -> Result<Flight, EngineError> {
         let inputs = inputs.iter().map(|at| tensor(self.desk.region(), words_at, at));
         let inputs = inputs.collect::<Result<Vec<Tensor>, String>>().map_err(EngineError::Input)?;
         let setting = setting.map(|fitted| self.setting(fitted)).transpose().map_err(EngineError::Input)?;
-        self.engine.start(inputs, setting.as_ref())
+        match reduced {
+            true => self.engine.start_reduced(inputs),
+            false => self.engine.start(inputs, setting.as_ref()),
+        }
     }
 
     fn setting(&self, fitted: &Fitted) -> Result<Setting, String> {

@@ -137,7 +137,10 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
                             desk.answer(id, Ok(Answer::Done { device_bytes: 0 }));
                         }
                     }
-                    Ask::Camera { engine, .. } | Ask::Start { engine, .. } | Ask::Rest { engine } => {
+                    Ask::Equip { engine, .. }
+                    | Ask::Camera { engine, .. }
+                    | Ask::Start { engine, .. }
+                    | Ask::Rest { engine } => {
                         let told = engines.get(&engine).map(|seated| seated.tell(id, words_at, ask));
                         if told != Some(true) {
                             let none = format!("there is no engine {engine}");

@@ -1,7 +1,7 @@
 //! What messages point to: words in JSON, behind the tensors that were copied for them. Numbers that a fit depends on go as
 //! their bits.
 
-use super::{recipe::Recipe, region::aligned};
+use super::{ends::EndsText, recipe::Recipe, region::aligned};
 use crate::{
     engine::{
         DataType, Dim, EngineError, Setting, Signature, Tensor, TensorSpec,
@@ -24,10 +24,12 @@ pub(super) enum Ask {
     Open(Open),
     /// Makes an engine, which has this number from then on.
     Load { engine: u64, recipe: Recipe },
+    /// Tells an engine what it does beside running its network.
+    Equip { engine: u64, ends: EndsText },
     /// Makes a camera known to an engine: three maps of so many pixels.
     Camera { engine: u64, camera: u64, height: usize, width: usize, maps: Vec<TensorAt> },
     /// Runs a batch.
-    Start { engine: u64, inputs: Vec<TensorAt>, setting: Option<Fitted> },
+    Start { engine: u64, inputs: Vec<TensorAt>, setting: Option<Fitted>, reduced: bool },
     /// The engine lets go of memory.
     Rest { engine: u64 },
     /// The engine goes.

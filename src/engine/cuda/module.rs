@@ -93,6 +93,23 @@ impl Kernel {
         asked.map_err(CudaError::when("cannot tell how a kernel fits the GPU"))
     }
 
+    /// Begins to run it on a grid of more than one axis, with one argument.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    pub(super) unsafe fn launch_grid<A: DeviceRepr>(
+        &self,
+        stream: &CudaStream,
+        blocks: [u32; 3],
+        threads: [u32; 3],
+        argument: &A,
+    ) -> Result<(), CudaError> {
+        let config = LaunchConfig { grid_dim: blocks.into(), block_dim: threads.into(), shared_mem_bytes: 0 };
+        // SAFETY: the caller's promise.
+        let launched = unsafe { stream.launch_builder(&self.0).arg(argument).launch(config) };
+        launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
+    }
+
     /// Begins to run it, with two arguments.
     ///
     /// # Safety
@@ -104,30 +121,13 @@ impl Kernel {
         first: &A,
         second: &B,
     ) -> Result<(), CudaError> {
-        let config = config([shape.blocks, 1, 1], [shape.threads, 1, 1], shape.shared_bytes);
+        let config = LaunchConfig {
+            grid_dim: (shape.blocks, 1, 1),
+            block_dim: (shape.threads, 1, 1),
+            shared_mem_bytes: shape.shared_bytes,
+        };
         // SAFETY: the caller's promise.
         let launched = unsafe { stream.launch_builder(&self.0).arg(first).arg(second).launch(config) };
         launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
     }
-
-    /// Begins to run it on a grid of this shape and blocks of that, with one argument.
-    ///
-    /// # Safety
-    /// As of [`Kernel::launch`].
-    pub(super) unsafe fn launch_grid<A: DeviceRepr>(
-        &self,
-        stream: &CudaStream,
-        blocks: [u32; 3],
-        threads: [u32; 3],
-        argument: &A,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
-        let launched =
-            unsafe { stream.launch_builder(&self.0).arg(argument).launch(config(blocks, threads, 0)) };
-        launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
-    }
-}
-
-fn config(blocks: [u32; 3], threads: [u32; 3], shared_mem_bytes: u32) -> LaunchConfig {
-    LaunchConfig { grid_dim: blocks.into(), block_dim: threads.into(), shared_mem_bytes }
 }

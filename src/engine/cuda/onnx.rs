@@ -2,7 +2,8 @@
 //! with three batches on their way. One is copied in, one is computed and one is copied out, each on a stream of its own.
 //!
 //! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
-//! once (`bucket`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
+//! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). Another reduces an output before
+//! it leaves the device (`reduced`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
 //! takes is seen in what is free on the device then.
 //!
 //! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
@@ -11,13 +12,17 @@
 
 mod bucket;
 mod flight;
+mod idle;
+mod pixels;
 mod place;
+mod reduced;
 
 pub use crate::engine::onnx::gpu::Load;
 
 use super::{Context, CudaError, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
-    DataType, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
+    ends::Reading,
     onnx::{
         Placement, Runtime,
         binding::Where,
@@ -26,9 +31,11 @@ use crate::engine::{
     staging::{Blocks, Lent, Memory},
 };
 use bucket::{Bucket, Output};
-use flight::Running;
+use flight::{Arrival, Running, Whole};
 use ort::{session::RunOptions, value::DynValue};
+use pixels::Normalizer;
 use place::Place;
+use reduced::Reducer;
 use std::{
     path::Path,
     sync::{
@@ -59,6 +66,12 @@ pub struct OnnxOnGpu {
     /// What ONNX Runtime took for the model, and beside that for batches.
     weights: u64,
     arena: u64,
+    /// What makes numbers of pixels that the GPU reads.
+    normalizer: Option<Normalizer>,
+    /// What reduces an output.
+    reducer: Option<Reducer>,
+    /// What is done on the host, for an input that it reads.
+    ends: Ends,
     results: Blocks,
     inputs: Blocks,
     /// Places that no batch is in, how they come back, and how many there are.
@@ -75,6 +88,9 @@ impl OnnxOnGpu {
     /// Where the file is no model that ONNX Runtime takes, the provider cannot be had, too little memory is free, or a node
     /// would run on the CPU that may not.
     pub fn load(runtime: &Runtime, context: &Arc<Context>, load: &Load) -> Result<OnnxOnGpu, String> {
+        if load.on_host {
+            return OnnxOnGpu::load_on_host(runtime, context, &load.path).map(|(engine, _)| engine);
+        }
         runtime.check_gpu(context.gpu())?;
         let ordinal = i32::try_from(context.gpu().ordinal).map_err(|_| "no such GPU".to_owned())?;
         let streams = context.streams().map_err(|error| error.to_string())?;
@@ -152,6 +168,9 @@ impl OnnxOnGpu {
             graphs: 0,
             weights,
             arena: 0,
+            normalizer: None,
+            reducer: None,
+            ends: Ends::default(),
             results: Blocks::new(memory.clone()),
             inputs: Blocks::new(memory),
             free,
@@ -173,19 +192,15 @@ impl OnnxOnGpu {
 
     /// A place with memory for these shapes, and where in it that is. Where there is too little for one more, there is one less
     /// from now on. With it, whether it is the first batch of these shapes there.
-    fn place(&mut self, shapes: &[Vec<usize>]) -> Result<(usize, usize, bool), EngineError> {
+    fn place(
+        &mut self,
+        shapes: &[Vec<usize>],
+        pixels: Option<&Reading>,
+    ) -> Result<(usize, usize, bool), EngineError> {
         loop {
             let index = self.free.recv().expect("its sender is ours");
-            if let Some(known) = self.places[index].position(shapes) {
-                return Ok((index, known, false));
-            }
-            match self.make(shapes) {
-                Ok(bucket) => {
-                    let place = &mut self.places[index];
-                    place.make_room();
-                    place.buckets.push(bucket);
-                    return Ok((index, place.buckets.len() - 1, true));
-                }
+            match self.bucket(index, shapes, pixels) {
+                Ok((bucket, first)) => return Ok((index, bucket, first)),
                 Err(EngineError::OutOfMemory(error)) if self.in_use > 1 => {
                     self.in_use -= 1;
                     self.places[index].buckets.clear();
@@ -199,12 +214,39 @@ impl OnnxOnGpu {
         }
     }
 
+    /// Where in a place there is memory for these shapes, and for pixels that become the first input, and whether it is new.
+    fn bucket(
+        &mut self,
+        place: usize,
+        shapes: &[Vec<usize>],
+        pixels: Option<&Reading>,
+    ) -> Result<(usize, bool), EngineError> {
+        let known = self.places[place].position(shapes);
+        let made = if known.is_some() { None } else { Some(self.make(shapes)?) };
+        let place = &mut self.places[place];
+        let at = known.unwrap_or_else(|| {
+            place.make_room();
+            place.buckets.extend(made);
+            place.buckets.len() - 1
+        });
+        if let Some(reading) = pixels {
+            place.buckets[at].expect_pixels(&self.heap, reading, &self.streams.compute)?;
+        }
+        Ok((at, known.is_none()))
+    }
+
     fn make(&mut self, shapes: &[Vec<usize>]) -> Result<Bucket, EngineError> {
         let known = self.session.outputs().for_inputs(shapes);
         let known = known.into_iter().map(|shape| shape.filter(|_| self.bind_outputs)).collect();
         let options = options().map_err(EngineError::Device)?;
         let mut bucket =
             Bucket::new(&self.session, &self.heap, shapes, known, self.device, &self.on_gpu, options)?;
+        if let Some(reducer) = &self.reducer
+            && let Some(Output::Ours { buffer, shape, .. }) = bucket.outputs.get(reducer.output())
+        {
+            let datatype = self.session.signature().outputs[reducer.output()].datatype;
+            bucket.reduced = reducer.make(&self.heap, datatype, shape, buffer.address())?;
+        }
         if self.cuda_graph {
             // Graphs replay what is on the GPU alone, at the addresses that were recorded; -1 is neither recorded nor replayed.
             let number = if bucket.is_fixed() {
@@ -223,20 +265,31 @@ impl OnnxOnGpu {
     fn begin(
         &mut self,
         (place, bucket): (usize, usize),
-        inputs: &[Tensor],
-        results: &mut [Option<Lent>],
+        (inputs, pixels): (&[Tensor], bool),
+        arrivals: &mut [Arrival],
+        mut faults: Option<&mut Lent>,
     ) -> Result<Vec<DynValue>, EngineError> {
         let Streams { upload, compute, download } = &*self.streams;
         let Place { buckets, uploaded, computed, landed } = &mut self.places[place];
         let bucket = &mut buckets[bucket];
         bucket.used = self.batches;
         let specs = &self.session.signature().inputs;
+        let normalizer = self.normalizer.as_ref().filter(|_| pixels);
         for (index, tensor) in inputs.iter().enumerate() {
-            // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
-            unsafe { bucket.fill(index, &specs[index].name, tensor, upload) }?;
+            // The flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+            if index == 0 && normalizer.is_some() {
+                // SAFETY: as said.
+                unsafe { bucket.fill_pixels(tensor, upload) }?;
+            } else {
+                // SAFETY: as said.
+                unsafe { bucket.fill(index, &specs[index].name, tensor, upload) }?;
+            }
         }
         uploaded.record(upload)?;
         uploaded.before(compute)?;
+        if let Some(normalizer) = normalizer {
+            bucket.normalize(normalizer, compute)?;
+        }
         if self.device == Where::Host {
             // Who computes is not on the stream.
             compute.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
@@ -247,14 +300,26 @@ impl OnnxOnGpu {
         };
         bucket.open(self.session.signature(), pinned)?;
         let mut values = self.session.run(&bucket.binding, &bucket.options)?;
+        let reduced = bucket.reduced.as_mut().filter(|_| faults.is_some());
+        if let (Some(reducer), Some(reduced)) = (&self.reducer, reduced) {
+            // SAFETY: the output's buffer is the bucket's own.
+            unsafe { reducer.launch(reduced, compute) }?;
+        }
         computed.record(compute)?;
         computed.before(download)?;
-        for (output, result) in bucket.outputs.iter().zip(results) {
-            if let (Output::Ours { buffer, .. }, Some(result)) = (output, result)
-                && !result.is_empty()
-            {
-                // SAFETY: the flight holds the results and looks at them when it has landed.
-                unsafe { buffer.download(result, download) }?;
+        for (index, (output, arrival)) in bucket.outputs.iter().zip(arrivals).enumerate() {
+            let (Output::Ours { buffer, .. }, Arrival::Copied { result, .. }) = (output, arrival) else {
+                continue;
+            };
+            // The flight holds the results and looks at them when it has landed.
+            match (&bucket.reduced, &mut faults) {
+                _ if result.is_empty() => {}
+                (Some(reduced), Some(faults)) if reduced.output == index => {
+                    // SAFETY: as said.
+                    unsafe { reduced.download(result, faults, download) }?;
+                }
+                // SAFETY: as said.
+                _ => unsafe { buffer.download(result, download) }?,
             }
         }
         landed.record(download)?;
@@ -264,29 +329,26 @@ impl OnnxOnGpu {
         Ok(values)
     }
 
-    /// Begins a batch in memory that is ours.
-    fn launch(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
-        let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
-        let (place, bucket, first) = self.place(&shapes)?;
+    /// Begins a batch in memory that is ours; only what is left of its outputs comes back, where they can be reduced and may.
+    fn launch(&mut self, inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
+        let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
+        let pixels =
+            self.normalizer.as_ref().and_then(|normalizer| normalizer.reading(&inputs)).transpose()?;
+        if let Some(reading) = &pixels {
+            shapes[0].clone_from(&reading.shape);
+        }
+        let (place, bucket, first) = self.place(&shapes, pixels.as_ref())?;
         self.batches += 1;
         let before = if first { free(&self.context).ok() } else { None };
-        let outputs = &self.places[place].buckets[bucket].outputs;
-        let mut results: Vec<Option<Lent>> = outputs
-            .iter()
-            .map(|output| match output {
-                Output::Ours { bytes, .. } => Some(self.results.lend(*bytes)),
-                Output::Open => None,
-            })
-            .collect();
-        let described: Vec<Option<(DataType, Vec<usize>)>> = outputs
-            .iter()
-            .zip(&self.session.signature().outputs)
-            .map(|(output, spec)| match output {
-                Output::Ours { shape, .. } => Some((spec.datatype, shape.clone())),
-                Output::Open => None,
-            })
-            .collect();
-        let begun = self.begin((place, bucket), &inputs, &mut results);
+        let (bucket_of, signature) = (&self.places[place].buckets[bucket], self.session.signature());
+        let reduced = bucket_of.reduced.as_ref().filter(|_| reduce);
+        let left = reduced.map(|reduced| (reduced.output, &reduced.shape[..]));
+        let (outputs, results) = (&bucket_of.outputs, &self.results);
+        let mut arrivals = Arrival::all(outputs, signature, left, results);
+        let mut whole =
+            reduced.map(|reduced| Whole::of(outputs, signature, reduced.faults(results), results));
+        let faults = whole.as_mut().map(|whole| &mut whole.faults);
+        let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut arrivals, faults);
         let values = match begun {
             Ok(values) => values,
             Err(error) => {
@@ -306,12 +368,35 @@ impl OnnxOnGpu {
             landed: Arc::clone(&self.places[place].landed),
             place: Some(place),
             back: self.back.clone(),
-            results,
-            described,
+            arrivals,
+            whole,
             values,
             _inputs: inputs,
-            _streams: Arc::clone(&self.streams),
+            streams: Arc::clone(&self.streams),
         })))
+    }
+
+    /// Begins a batch. The first may tell that outputs are not of the shapes that the model file says.
+    fn try_twice(&mut self, mut inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
+        if let (Some(pixels), None, Some(first)) = (&self.ends.pixels, &self.normalizer, inputs.first_mut())
+            && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
+        {
+            *first = numbers?;
+        }
+        let again = (self.batches == 0).then(|| inputs.clone());
+        match (self.launch(inputs, reduce), again) {
+            // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
+            (Err(EngineError::Input(reason)), Some(inputs)) => {
+                self.bind_outputs = false;
+                let flight = self.launch(inputs, reduce);
+                self.bind_outputs = flight.is_err();
+                if flight.is_ok() {
+                    tracing::warn!(reason, "the shapes of outputs are not those that the model file says");
+                }
+                flight
+            }
+            (launched, _) => launched,
+        }
     }
 
     /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say.
@@ -322,35 +407,6 @@ impl OnnxOnGpu {
             }
             _ => error,
         }
-    }
-
-    /// Has ONNX Runtime give back what its arena does not need, with a run of what was run last.
-    fn shrink(&mut self) -> Result<(), EngineError> {
-        let arena = match self.device {
-            Where::Device(ordinal) | Where::Pinned(ordinal) => format!("gpu:{ordinal}"),
-            Where::Host => "cpu:0".to_owned(),
-        };
-        let idle: Vec<usize> = self.free.try_iter().collect();
-        let smallest = idle
-            .iter()
-            .flat_map(|place| (0..self.places[*place].buckets.len()).map(|bucket| (*place, bucket)))
-            .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
-        let ran = smallest.map_or(Ok(()), |(place, bucket)| {
-            let mut options = options().map_err(EngineError::Device)?;
-            let set = options.set("memory.enable_memory_arena_shrinkage", &arena);
-            set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
-            let bucket = &mut self.places[place].buckets[bucket];
-            if bucket.reads_host() {
-                return Ok(());
-            }
-            bucket.open(self.session.signature(), Where::Host)?;
-            self.session.run(&bucket.binding, &options).map(|_| ())
-        });
-        self.streams.settle();
-        for place in idle {
-            self.put_back(place);
-        }
-        ran
     }
 }
 
@@ -371,6 +427,17 @@ impl Engine for OnnxOnGpu {
         self.session.signature()
     }
 
+    fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        self.ends = ends.clone();
+        self.normalizer = None;
+        if let (Some(pixels), Some(true)) = (&ends.pixels, self.on_gpu.first()) {
+            self.normalizer = Some(Normalizer::new(&self.context, pixels)?);
+        }
+        let reducer = ends.reduction.as_ref().map(|reduction| Reducer::new(&self.context, reduction));
+        self.reducer = reducer.transpose()?;
+        Ok(())
+    }
+
     fn run(
         &mut self,
         inputs: &[TensorView<'_>],
@@ -385,20 +452,11 @@ impl Engine for OnnxOnGpu {
     }
 
     fn start(&mut self, inputs: Vec<Tensor>, _: Option<&Setting>) -> Result<Flight, EngineError> {
-        let again = (self.batches == 0).then(|| inputs.clone());
-        match (self.launch(inputs), again) {
-            // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
-            (Err(EngineError::Input(reason)), Some(inputs)) => {
-                self.bind_outputs = false;
-                let flight = self.launch(inputs);
-                self.bind_outputs = flight.is_err();
-                if flight.is_ok() {
-                    tracing::warn!(reason, "the shapes of outputs are not those that the model file says");
-                }
-                flight
-            }
-            (launched, _) => launched,
-        }
+        self.try_twice(inputs, false)
+    }
+
+    fn start_reduced(&mut self, inputs: Vec<Tensor>) -> Result<Flight, EngineError> {
+        self.try_twice(inputs, true)
     }
 
     fn memory(&self) -> Memory {
@@ -414,23 +472,7 @@ impl Engine for OnnxOnGpu {
     }
 
     fn rest(&mut self) {
-        // Graphs have the addresses of all of this in them.
-        if self.cuda_graph {
-            return;
-        }
-        if let Err(error) = self.shrink() {
-            tracing::debug!(%error, "the arena of an idle model keeps its memory");
-        }
-        let idle: Vec<usize> = self.free.try_iter().collect();
-        for place in idle {
-            self.places[place].buckets.clear();
-            self.put_back(place);
-        }
-        self.results.clear();
-        self.inputs.clear();
-        if let Err(error) = self.context.trim() {
-            tracing::warn!(%error, "an idle GPU keeps its memory");
-        }
+        self.let_go();
     }
 }
 

@@ -122,6 +122,24 @@ impl Batch {
         Batch { to: to.clone(), images: Vec::new(), tables: Vec::new(), known: Vec::new() }
     }
 
+    /// Images that have the input's size already, one behind the other as [`Preprocess::place`] writes them: only numbers are to be
+    /// made of them. `to` takes images of exactly its size.
+    ///
+    /// # Panics
+    /// For more than [`IMAGES_MAX`].
+    pub fn finished(to: &Preprocess, address: u64, items: usize, wide: bool) -> Batch {
+        let size = (to.width, to.height);
+        let covered = Region { left: 0.0, top: 0.0, width: f64::from(size.0), height: f64::from(size.1) };
+        let [height, width, depth] = to.pixels_shape();
+        let item = (height * width * depth) as u64 * if wide { 2 } else { 1 };
+        let mut batch = Batch::new(to);
+        for index in 0..items as u64 {
+            let pixels = Pixels::interleaved(address + index * item, to.width, depth as u8, wide);
+            batch.push(pixels, size, size, covered).expect("it has the size that is taken");
+        }
+        batch
+    }
+
     /// Forgets the images. Tables stay, for images of sizes that were seen.
     pub fn clear(&mut self) {
         self.images.clear();

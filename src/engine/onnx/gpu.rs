@@ -54,6 +54,8 @@ pub struct Load {
     pub instances: u64,
     /// Whether none of its nodes may run on the CPU.
     pub whole: bool,
+    /// The network itself runs on the CPU, on a device whose memory is the host's ([`Runtime::stand_in`](super::Runtime::stand_in)).
+    pub on_host: bool,
     /// Where TensorRT keeps what it has built.
     pub cache: Option<PathBuf>,
 }

@@ -20,13 +20,20 @@ pub(super) mod value;
 pub use gpu::OnGpu;
 pub use placement::Placement;
 
-use super::{Engine, EngineError, Setting, Signature, Tensor, TensorView, cuda::Gpu};
+use super::{
+    Ends, Engine, EngineError, Setting, Signature, Tensor, TensorView,
+    cuda::Gpu,
+    staging::{Blocks, Memory},
+};
 use libraries::CudaProvider;
 use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
 use session::{Session, Target};
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// The library takes one environment per process and never lets go of it, so that a second server in the process (in
@@ -40,6 +47,7 @@ pub struct Runtime {
     path: Arc<Path>,
     /// What it runs on GPUs with, or why it cannot; looked at when it is first asked for.
     cuda: Arc<OnceLock<Result<CudaProvider, String>>>,
+    stands_in: Arc<AtomicBool>,
 }
 
 impl Runtime {
@@ -74,7 +82,8 @@ impl Runtime {
             .with_logger(Arc::new(log))
             .build()
             .map_err(|error| format!("cannot start ONNX Runtime: {error}"))?;
-        let runtime = Runtime { environment, path: path.into(), cuda: Arc::default() };
+        let runtime =
+            Runtime { environment, path: path.into(), cuda: Arc::default(), stands_in: Arc::default() };
         *loaded = Some((path.to_owned(), runtime.clone()));
         Ok(runtime)
     }
@@ -84,11 +93,25 @@ impl Runtime {
         ort::info().to_owned()
     }
 
+    /// Has networks of GPUs run on the CPU from now on, in memory of the device: for drivers that are none, whose devices have the
+    /// host's memory. All but ONNX Runtime's own part is then as on a GPU.
+    pub fn stand_in(&self, stands_in: bool) {
+        self.stands_in.store(stands_in, Ordering::Relaxed);
+    }
+
+    /// Whether that was said.
+    pub fn stands_in(&self) -> bool {
+        self.stands_in.load(Ordering::Relaxed)
+    }
+
     /// Whether it can run models on a GPU.
     ///
     /// # Errors
     /// Why not, and what to do.
     pub fn check_gpu(&self, gpu: &Gpu) -> Result<(), String> {
+        if self.stands_in() {
+            return Ok(());
+        }
         let provider = self.cuda.get_or_init(|| {
             if !ort::ep::CUDA::is_available().unwrap_or(false) {
                 return Err(format!(
@@ -109,7 +132,11 @@ impl Runtime {
     /// # Errors
     /// If the file is no model that ONNX Runtime takes, or has inputs or outputs other than tensors.
     pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
-        Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine { session })
+        Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine {
+            session,
+            ends: Ends::default(),
+            blocks: Blocks::new(Memory::Plain),
+        })
     }
 }
 
@@ -131,6 +158,9 @@ fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str
 /// One session on the CPU provider.
 pub struct OnnxEngine {
     session: Session,
+    ends: Ends,
+    /// What pixels become numbers in.
+    blocks: Blocks,
 }
 
 impl Engine for OnnxEngine {
@@ -138,10 +168,18 @@ impl Engine for OnnxEngine {
         self.session.signature()
     }
 
+    fn equip(&mut self, ends: &Ends) -> Result<(), EngineError> {
+        self.ends = ends.clone();
+        Ok(())
+    }
+
     /// On the CPU provider every failure but want of memory is the batch's own: an operator refused its input.
     fn run(&mut self, inputs: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
+        let pixels = self.ends.pixels.as_ref().zip(inputs.first());
+        let numbers = pixels.and_then(|(pixels, view)| pixels.normalize(view, &self.blocks)).transpose()?;
+        let numbers = numbers.as_ref().map(Tensor::view);
         let mut values = Vec::with_capacity(inputs.len());
-        for view in inputs {
+        for view in numbers.iter().chain(&inputs[usize::from(numbers.is_some())..]) {
             values.push(value::lend(view)?);
         }
         let outputs = self.session.inner().run(values.as_slice());

@@ -17,6 +17,7 @@ use crate::{
 use std::{
     pin::{Pin, pin},
     sync::Arc,
+    time::Duration,
 };
 use tokio::sync::mpsc;
 
@@ -28,6 +29,8 @@ pub(super) struct Pending {
     pub(super) fitting: Fitting,
     pub(super) origins: Origins,
     pub(super) setting: Setting,
+    /// How long it was looked for; of several that came at once, the first has the time of all.
+    pub(super) decode: Duration,
 }
 
 pub(super) type Fitting = Pin<Box<dyn Future<Output = Result<crate::batch::Answer, InferError>> + Send>>;
@@ -41,7 +44,7 @@ pub(super) struct Drive {
 impl Drive {
     pub(super) fn new(front: &Arc<Front>, model: &Arc<Model>, call: Call, asked: Asked) -> Drive {
         Drive {
-            telling: Telling::new(Arc::clone(front), asked.format),
+            telling: Telling::new(Arc::clone(front), call.clone(), asked.format),
             finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked),
         }
     }

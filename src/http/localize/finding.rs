@@ -12,7 +12,11 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::mpsc;
 
 /// Chunks that are handed over at once: waking a thread costs as much as looking at 100 kB.
@@ -49,6 +53,8 @@ pub(super) struct Finding {
     /// On the pool while it works.
     stager: Option<Stager>,
     begun: bool,
+    /// Work on frames of which no chunk has come yet.
+    looked: Duration,
 }
 
 impl Finding {
@@ -56,7 +62,16 @@ impl Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
         let stager = stager.whole(front.queue.is_on_gpu(model.key));
         let options = Options { name: model.name.to_string(), ..asked.options };
-        Finding { front, model, call, format: asked.format, options, stager: Some(stager), begun: false }
+        Finding {
+            front,
+            model,
+            call,
+            format: asked.format,
+            options,
+            stager: Some(stager),
+            begun: false,
+            looked: Duration::ZERO,
+        }
     }
 
     /// Reads the stack to its end.
@@ -66,6 +81,7 @@ impl Finding {
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
             let looking = self.front.decode.run(move || {
+                let began = Instant::now();
                 let mut chunks = Vec::new();
                 let step = loop {
                     match stager.step(hurry) {
@@ -73,10 +89,11 @@ impl Finding {
                         step => break step,
                     }
                 };
-                (stager, chunks, step)
+                (stager, chunks, step, began.elapsed())
             });
-            let (stager, chunks, step) = supply.gather_while(looking).await?;
+            let (stager, chunks, step, took) = supply.gather_while(looking).await?;
             self.stager = Some(stager);
+            self.looked += took;
             for chunk in chunks {
                 self.queue(chunk, &found).await?;
             }
@@ -87,9 +104,19 @@ impl Finding {
                 Step::End => break,
             }
         }
+        self.noted();
         self.begin(&found).await?;
         let frames = self.stager().frames();
         tell(&found, Found::End(frames)).await
+    }
+
+    /// Notes the work since it was last noted, and how long it took.
+    fn noted(&mut self) -> Duration {
+        let decode = std::mem::take(&mut self.looked);
+        if decode > Duration::ZERO {
+            self.call.stage("decode", decode);
+        }
+        decode
     }
 
     fn stager(&mut self) -> &mut Stager {
@@ -113,6 +140,7 @@ impl Finding {
         self.begin(found).await?;
         let room = found.reserve().await.map_err(|_| InferError::Cancelled)?;
         let Chunk { inputs, items, setting, origins } = chunk;
+        let decode = self.noted();
         let call = self.call.again();
         let ticket = loop {
             match call.try_push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
@@ -122,7 +150,7 @@ impl Finding {
         };
         let (front, model) = (Arc::clone(&self.front), Arc::clone(&self.model));
         let fitting = Box::pin(async move { call.answer(&front, &model, ticket).await });
-        room.send(Found::Chunk(Pending { fitting, origins, setting }));
+        room.send(Found::Chunk(Pending { fitting, origins, setting, decode }));
         Ok(())
     }
 }

@@ -9,16 +9,21 @@ use super::{
 use crate::{
     batch::Fallback,
     error::InferError,
-    http::{Front, call::Spent},
+    http::{
+        Front,
+        call::{Call, Spent},
+    },
     tasks::localize::{Format, Writer},
 };
 use axum::http::{HeaderMap, HeaderValue};
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, time::Instant};
 use tokio::sync::mpsc;
 
 /// Writes what was found, in order.
 pub(super) struct Telling {
     front: Arc<Front>,
+    /// Where the stages of its trace are noted.
+    call: Call,
     format: Format,
     /// On the pool while it works.
     writer: Option<Writer>,
@@ -28,8 +33,8 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub(super) fn new(front: Arc<Front>, format: Format) -> Telling {
-        Telling { front, format, writer: None, begun: false, spent: Spent::default() }
+    pub(super) fn new(front: Arc<Front>, call: Call, format: Format) -> Telling {
+        Telling { front, call, format, writer: None, begun: false, spent: Spent::default() }
     }
 
     /// Tells all that comes. Ends without an error, too, when finding broke off.
@@ -54,12 +59,12 @@ impl Telling {
 
     /// Turns an answer into rows, and sends them.
     async fn rows(&mut self, pending: Pending, reply: &mut Outgoing) -> Result<(), InferError> {
-        let Pending { fitting, origins, setting } = pending;
+        let Pending { fitting, origins, setting, decode } = pending;
         let answer = reply.keep_up_until(fitting).await??;
         let mut writer = self.take();
         writer.ran_on(&answer.device, answer.fallback.map(Fallback::name));
-        self.spent.include(&Spent::on(Duration::ZERO, &answer));
-        let begin = !self.begun;
+        self.spent.include(&Spent::on(decode, &answer));
+        let (begin, answered) = (!self.begun, Instant::now());
         let written = self.front.decode.run(move || {
             let mut out = Vec::new();
             if begin {
@@ -70,6 +75,7 @@ impl Telling {
             Ok::<_, String>((writer, out))
         });
         let (writer, out) = reply.keep_up_until(written).await??.map_err(InferError::BadRequest)?;
+        self.call.stage("encode", answered.elapsed());
         if begin {
             self.begun = true;
             if self.format.streams() {
@@ -87,6 +93,7 @@ impl Telling {
         let begin = !self.begun;
         let conventions = writer.conventions().to_owned();
         let counts = writer.counts().to_line(frames);
+        let answered = Instant::now();
         let ended = self.front.decode.run(move || {
             let mut out = Vec::new();
             if begin {
@@ -97,6 +104,7 @@ impl Telling {
             Ok::<_, String>(pieces)
         });
         let pieces = ended.await?.map_err(InferError::BadRequest)?;
+        self.call.stage("encode", answered.elapsed());
         if begin || !self.format.streams() {
             reply.send(Event::Begin(conventions, self.spent.clone())).await?;
         }

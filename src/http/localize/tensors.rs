@@ -109,7 +109,9 @@ pub(in crate::http) async fn fit(
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
             let whole = front.queue.is_on_gpu(model.key);
-            front.decode.run(move || search(settings, &frames, options, whole)).await??
+            let found = front.decode.run(move || search(settings, &frames, options, whole)).await??;
+            call.stage("decode", began.elapsed());
+            found
         }
     };
     let mut spent = Spent { decode: began.elapsed(), ..Spent::default() };

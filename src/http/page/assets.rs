@@ -1,11 +1,13 @@
 //! The files of the page, as they are part of the binary.
 
+use super::manuals::manuals;
 use crate::{error::InferError, http::reject::Problem};
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderValue, Response, header},
     response::IntoResponse,
 };
+use bytes::Bytes;
 use flate2::read::GzDecoder;
 use std::{
     collections::BTreeMap,
@@ -28,6 +30,7 @@ const FILES: &[(&str, &[u8])] = files![
     "docs.html",
     "style.css",
     "docs.css",
+    "manual.css",
     "icon.svg",
     "answers.js",
     "api.js",
@@ -59,13 +62,16 @@ const PACKED: &[(&str, &[u8])] = &[
     ("swagger-ui-bundle.js", include_bytes!("vendor/swagger-ui-bundle.js.gz")),
 ];
 
-/// All files, by name.
-pub(crate) struct Assets(BTreeMap<&'static str, Asset>);
+/// All files and all manuals, by name.
+pub(crate) struct Assets {
+    files: BTreeMap<&'static str, Asset>,
+    manuals: BTreeMap<&'static str, Asset>,
+}
 
 /// A file.
 pub(super) struct Asset {
     media: &'static str,
-    bytes: &'static [u8],
+    bytes: Bytes,
     /// With gzip.
     packed: bool,
     tag: HeaderValue,
@@ -75,17 +81,27 @@ impl Assets {
     pub(super) fn new() -> Assets {
         let ours = FILES.iter().map(|file| (file, false));
         let theirs = PACKED.iter().map(|file| (file, true));
-        let asset = |(&(name, bytes), packed)| (name, Asset::new(name, bytes, packed));
-        Assets(ours.chain(theirs).map(asset).collect())
+        let asset = |(&(name, bytes), packed)| (name, Asset::new(name, Bytes::from_static(bytes), packed));
+        let manual = |(name, text): (_, String)| (name, Asset::new("manual.html", text.into(), false));
+        Assets {
+            files: ours.chain(theirs).map(asset).collect(),
+            manuals: manuals().into_iter().map(manual).collect(),
+        }
     }
 
+    /// A file below `/page`.
     pub(super) fn get(&self, name: &str) -> Option<&Asset> {
-        self.0.get(name)
+        self.files.get(name)
+    }
+
+    /// A manual below `/docs`.
+    pub(super) fn manual(&self, name: &str) -> Option<&Asset> {
+        self.manuals.get(name)
     }
 }
 
 impl Asset {
-    fn new(name: &str, bytes: &'static [u8], packed: bool) -> Asset {
+    fn new(name: &str, bytes: Bytes, packed: bool) -> Asset {
         let media = match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("html") => "text/html; charset=utf-8",
             Some("css") => "text/css; charset=utf-8",
@@ -95,7 +111,7 @@ impl Asset {
             other => unreachable!("no media type for {other:?}: add it here"),
         };
         let mut hasher = DefaultHasher::new();
-        hasher.write(bytes);
+        hasher.write(&bytes);
         // Weak: the same file may go out packed in several ways.
         let tag = format!("W/\"{:016x}\"", hasher.finish());
         let tag = HeaderValue::from_str(&tag).expect("hexadecimal digits");
@@ -123,15 +139,15 @@ impl Asset {
     pub(super) fn body(&self, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
         let media = [(header::CONTENT_TYPE, self.media)];
         if !self.packed {
-            return Ok((media, self.bytes).into_response());
+            return Ok((media, self.bytes.clone()).into_response());
         }
         let vary = [(header::VARY, "accept-encoding")];
         if takes_gzip(headers) {
             let coding = [(header::CONTENT_ENCODING, "gzip")];
-            return Ok((media, vary, coding, self.bytes).into_response());
+            return Ok((media, vary, coding, self.bytes.clone()).into_response());
         }
         let mut plain = Vec::new();
-        match GzDecoder::new(self.bytes).read_to_end(&mut plain) {
+        match GzDecoder::new(&*self.bytes).read_to_end(&mut plain) {
             Ok(_) => Ok((media, vary, plain).into_response()),
             Err(error) => {
                 Err(Problem::from(&InferError::Internal(format!("a file does not unpack: {error}"))))
@@ -155,6 +171,7 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
+    use crate::http::page::manuals::TEMPLATE as MANUAL;
     use std::collections::BTreeSet;
 
     /// What the page may weigh, without the examples and the vendored viewer.
@@ -181,10 +198,11 @@ mod tests {
     fn every_part_that_a_file_names_is_there_and_every_file_is_named() {
         let assets = Assets::new();
         let mut named = BTreeSet::from(["index.html", "docs.html"]);
-        for (name, _) in FILES.iter().filter(|(name, _)| !name.ends_with(".png")) {
-            let text = text(name);
+        let ours = FILES.iter().filter(|(name, _)| !name.ends_with(".png"));
+        let ours = ours.map(|(name, _)| (*name, text(name)));
+        for (name, text) in ours.chain([("manual.html", MANUAL)]) {
             let marks: &[&str] = match name.rsplit_once('.').unwrap().1 {
-                "html" => &["src=\"page/", "href=\"page/"],
+                "html" => &["src=\"page/", "href=\"page/", "src=\"../page/", "href=\"../page/"],
                 "js" => &["from \"./", "import \"./", "\"page/"],
                 _ => &[],
             };
@@ -193,15 +211,17 @@ mod tests {
                 named.insert(part);
             }
         }
-        let all: BTreeSet<&str> = assets.0.keys().copied().collect();
+        let all: BTreeSet<&str> = assets.files.keys().copied().collect();
         assert_eq!(named, all, "named, there");
     }
 
     #[test]
     fn nothing_is_written_into_documents_that_the_policy_forbids() {
-        for name in ["index.html", "docs.html"] {
-            let text = text(name);
-            for wrong in ["<style", " style=", " onclick", "javascript:", "http://", "https://"] {
+        let manuals = manuals();
+        let manuals = manuals.iter().map(|(name, text)| (*name, text.as_str()));
+        let documents = ["index.html", "docs.html"].map(|name| (name, text(name)));
+        for (name, text) in documents.into_iter().chain(manuals) {
+            for wrong in ["<style", " style=", " onclick", "javascript:", "=\"http://", "=\"https://"] {
                 assert!(!text.contains(wrong), "{name} has {wrong}");
             }
             assert_eq!(

@@ -1,13 +1,14 @@
-//! The page for people at `/`, and at `/docs` a viewer of `openapi.yaml`: files of our own and a vendored viewer, all part of
-//! the binary, so that both work without a network.
+//! The page for people at `/`, at `/docs` a viewer of `openapi.yaml`, and below it the manuals: files of our own and a vendored
+//! viewer, all part of the binary, so that all of it works without a network.
 //!
 //! The page talks to the same routes as any other client. Its live view polls `/metrics` and `/v2/devices` while somebody
 //! looks at it: the numbers are those that monitoring sees, and there is no open connection to bound or to end in a drain.
 
 mod assets;
+mod manuals;
 
 use super::{Front, Route, coding, reject::Problem};
-use assets::Assets;
+use assets::{Asset, Assets};
 use axum::{
     Router,
     body::Body,
@@ -34,7 +35,12 @@ pub(super) fn page(wanted: bool) -> Page {
 
 /// The page, its documents and their parts.
 pub(super) fn routes() -> Vec<Route> {
-    vec![("/", get(home)), ("/docs", get(documents)), ("/page/{file}", get(part))]
+    vec![
+        ("/", get(home)),
+        ("/docs", get(documents)),
+        ("/docs/{manual}", get(manual)),
+        ("/page/{file}", get(part)),
+    ]
 }
 
 /// The routes of a server that has a page, and none of one that has not.
@@ -46,25 +52,39 @@ pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
 }
 
 async fn home(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
-    answer(&front, "index.html", &headers, &uri)
+    answer(file(&front, "index.html"), &headers, &uri)
 }
 
 async fn documents(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
-    answer(&front, "docs.html", &headers, &uri)
+    answer(file(&front, "docs.html"), &headers, &uri)
+}
+
+async fn manual(
+    State(front): State<Arc<Front>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Response<Body> {
+    answer(front.page.as_ref().and_then(|assets| assets.manual(&name)), &headers, &uri)
 }
 
 async fn part(
     State(front): State<Arc<Front>>,
-    Path(file): Path<String>,
+    Path(name): Path<String>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Response<Body> {
-    answer(&front, &file, &headers, &uri)
+    answer(file(&front, &name), &headers, &uri)
 }
 
-/// A file, or that the caller's copy of it is still good. Names are looked up in a table.
-fn answer(front: &Front, name: &str, headers: &HeaderMap, uri: &Uri) -> Response<Body> {
-    let Some(asset) = front.page.as_ref().and_then(|assets| assets.get(name)) else {
+/// Names are looked up in a table.
+fn file<'a>(front: &'a Front, name: &str) -> Option<&'a Asset> {
+    front.page.as_ref()?.get(name)
+}
+
+/// A file, or that the caller's copy of it is still good.
+fn answer(asset: Option<&Asset>, headers: &HeaderMap, uri: &Uri) -> Response<Body> {
+    let Some(asset) = asset else {
         return Problem::not_found(uri.path()).into_response();
     };
     let mut reply = if asset.is_known_to(headers) {

@@ -186,9 +186,11 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
     };
     // Before the data: that it is not of the type which was said is the smaller mistake.
     // What BYTES are is for whoever knows whether the model takes encoded images.
-    let encoded = |spec: &TensorSpec| datatype == DataType::Bytes && spec.datatype != DataType::Bytes;
-    if let Some(spec) = specs.iter().find(|spec| spec.name == name && !encoded(spec)) {
-        fits(spec, datatype, &shape)?;
+    let encoded = |spec: &TensorSpec| {
+        spec.name == name && datatype == DataType::Bytes && spec.datatype != DataType::Bytes
+    };
+    if !specs.iter().any(encoded) {
+        fits(specs, &name, datatype, &shape)?;
     }
     refuse_shared_memory(&parameters)?;
     let size = count(&parameters, "binary_data_size")?;
@@ -216,18 +218,26 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
     Ok(Input { name, tensor, parameters })
 }
 
-/// Whether an input is of the type and shape that the model takes.
+/// Whether an input is of a type and shape that the model takes; `specs` has all of its inputs, some in several forms. One that
+/// is not among them is another's to refuse.
 ///
 /// # Errors
 /// 400 saying expected and got.
-pub fn fits(spec: &TensorSpec, datatype: DataType, shape: &[usize]) -> Result<(), InferError> {
-    let name = &spec.name;
-    if spec.datatype != datatype {
-        return Err(bad(format!("input {name:?} is {datatype}, expected {}", spec.datatype)));
+pub fn fits(specs: &[TensorSpec], name: &str, datatype: DataType, shape: &[usize]) -> Result<(), InferError> {
+    let mut forms = specs.iter().filter(|spec| spec.name == name).peekable();
+    if forms.peek().is_none() {
+        return Ok(());
     }
+    let types: Vec<&str> = forms.clone().map(|spec| spec.datatype.name()).collect();
+    let Some(spec) = forms.find(|spec| spec.datatype == datatype) else {
+        return Err(bad(format!("input {name:?} is {datatype}, expected {}", types.join(", "))));
+    };
     if spec.shape.len() != shape.len() || !spec.shape.iter().zip(shape).all(|(dim, n)| dim.takes(*n)) {
         let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
-        return Err(bad(format!("input {name:?} has shape {shape:?}, expected {expected:?} (-1 is any)")));
+        return Err(bad(format!(
+            "input {name:?} has shape {shape:?}, expected {expected:?} (-1 is any){}",
+            if types.len() > 1 { format!(" for {datatype}") } else { String::new() }
+        )));
     }
     if shape.contains(&0) {
         return Err(bad(format!("input {name:?} has shape {shape:?}: it has no elements")));

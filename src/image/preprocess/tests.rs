@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use super::{Color, DataType, Filter, Layout, Preprocess, Resize, Scratch, centred};
+use super::{Color, DataType, Filter, Layout, Pixels, Preprocess, Resize, Scratch, centred};
 use crate::{
     error::InferError,
     image::{
@@ -319,6 +319,56 @@ fn numbers_are_those_of_the_formula() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn pixels_that_are_placed_now_and_normalised_later_give_the_same_numbers() {
+    let mut random = corpus::Random::new(5);
+    let mut scratch = Scratch::default();
+    for round in 0..200 {
+        let side = |random: &mut corpus::Random| 1 + random.below(40) as u32;
+        let to = Preprocess {
+            resize: [Resize::Letterbox, Resize::Stretch, Resize::Shorter(30)][random.below(3)],
+            color: [Color::Rgb, Color::Bgr, Color::Gray][random.below(3)],
+            layout: [Layout::Nchw, Layout::Nhwc][random.below(2)],
+            datatype: [DataType::Fp32, DataType::Fp16][random.below(2)],
+            background: [10, 100, 200],
+            mean: [0.485, 0.456, 0.406],
+            std: [0.229, 0.224, 0.225],
+            ..Preprocess::new(side(&mut random), side(&mut random))
+        };
+        let wide = random.below(2) == 1;
+        let mut together = Vec::new();
+        let mut apart = Vec::new();
+        let items = 1 + random.below(3);
+        for _ in 0..items {
+            let (width, height, channels) = (side(&mut random), side(&mut random), 1 + random.below(4) as u8);
+            let count = width as usize * height as usize * usize::from(channels);
+            let samples: Vec<u16> = (0..count).map(|_| random.below(65536) as u16).collect();
+            let samples = match wide {
+                true => Samples::U16(samples),
+                false => Samples::U8(samples.into_iter().map(|v| v as u8).collect()),
+            };
+            let image = frame(width, height, channels, samples);
+            together.extend(apply(&to, &image));
+            let samples = to.pixels_shape().into_iter().product::<usize>();
+            let mut item = vec![0xaa; samples * image.samples.bytes_each()];
+            let placed = to.place(&image, &mut scratch, &mut item).unwrap();
+            assert_eq!(placed, to.placement(width, height));
+            apart.extend(item);
+        }
+        let samples: Vec<u16>;
+        let pixels = match wide {
+            true => {
+                samples = apart.as_chunks::<2>().0.iter().map(|b| u16::from_ne_bytes(*b)).collect();
+                Pixels::U16(&samples)
+            }
+            false => Pixels::U8(&apart),
+        };
+        let mut out = vec![0xaa; together.len()];
+        to.normalize(pixels, items, &mut out);
+        assert!(out == together, "round {round}: {to:?}");
     }
 }
 

@@ -86,8 +86,11 @@ impl World {
             book,
             truth,
             workers,
+            hangs_percent: 0,
+            hung: Vec::new(),
             costs,
         };
+        world.hangs_percent = *world.random.of(&[0, 0, 0, 10]);
         world.plan(0, Event::Arrive);
         let span = world.pace * world.to_come as u64;
         if world.random.percent(25) {

@@ -113,11 +113,17 @@ impl Keeper {
         let device = &*self.gpu.id.clone();
         let before = self.sample.as_ref().map(|(_, sample)| sample.clone());
         let taken = self.devices.devices[self.index].take(&self.devices.parts);
-        let tried = taken.and_then(|hold| {
-            self.hold = Some(Arc::clone(&hold));
-            self.devices.catch_up(self.index, &hold)?;
-            hold.canary().map_err(Refusal::Failed)
-        });
+        let tried = match taken {
+            Ok(hold) => {
+                self.hold = Some(Arc::clone(&hold));
+                let loaded = self.devices.catch_up(self.index, &hold);
+                loaded.and_then(|()| hold.canary().map_err(Refusal::Failed))
+            }
+            Err(not) => {
+                self.hold = not.left;
+                Err(not.refusal)
+            }
+        };
         let now = Instant::now();
         if let Err(refusal) = tried {
             return self.refused(now, &refusal);
@@ -154,7 +160,9 @@ impl Keeper {
             (_, failed) => {
                 let reason = failed.unwrap_or(reason);
                 tracing::error!(device, reason, "the GPU cannot be used; it is tried again");
-                self.states.note(now, &Evidence::Failed(reason.clone()));
+                let stuck = self.hold.as_ref().and_then(|hold| hold.health.stuck_for(now));
+                let failed = || Evidence::Failed(reason.clone());
+                self.states.note(now, &stuck.map_or_else(failed, Evidence::Stuck));
                 self.leave(now, Over::Failed(reason));
             }
         }

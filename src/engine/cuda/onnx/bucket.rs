@@ -1,8 +1,13 @@
 //! What batches of one size have on the device: memory for what goes in and comes out, bound to the session once.
 
-use super::super::{Buffer, Heap};
+use super::{
+    super::{Buffer, CudaError, Heap},
+    pixels::{Normalizer, Pixels},
+    reduced::Reduced,
+};
 use crate::engine::{
     DataType, EngineError, Signature, Tensor,
+    ends::Reading,
     onnx::{
         binding::{Binding, Bound, Where},
         session::Session,
@@ -23,6 +28,10 @@ pub(super) struct Bucket {
     /// How it is run.
     pub(super) options: RunOptions,
     inputs: Vec<Input>,
+    /// Of the first input, once pixels came for it.
+    pixels: Option<Pixels>,
+    /// What is made of an output, where that can be reduced.
+    pub(super) reduced: Option<Reduced>,
     /// When it was used last.
     pub(super) used: u64,
 }
@@ -40,11 +49,9 @@ pub(super) enum Output {
     /// To memory on the device that is ours.
     Ours {
         /// There.
-        buffer: Buffer,
+        buffer: Arc<Buffer>,
         /// Its extents.
         shape: Vec<usize>,
-        /// So many of them.
-        bytes: usize,
     },
     /// To memory that ONNX Runtime makes, on the host: nobody knows how much before a run.
     Open,
@@ -114,9 +121,18 @@ impl Bucket {
             // SAFETY: as above.
             #[allow(unsafe_code, reason = "memory is lent to ONNX Runtime")]
             unsafe { binding.output(tensor) }.map_err(EngineError::Input)?;
-            outputs.push(Output::Ours { buffer, shape, bytes });
+            outputs.push(Output::Ours { buffer: Arc::new(buffer), shape });
         }
-        Ok(Bucket { shapes: shapes.to_vec(), outputs, binding, options, inputs, used: 0 })
+        Ok(Bucket {
+            shapes: shapes.to_vec(),
+            outputs,
+            binding,
+            options,
+            inputs,
+            pixels: None,
+            reduced: None,
+            used: 0,
+        })
     }
 
     /// Whether all that runs read and write is on the device, at addresses that stay.
@@ -133,6 +149,55 @@ impl Bucket {
     pub(super) fn input_bytes(&self) -> usize {
         let bytes = |input: &Input| if let Input::Device(buffer) = input { buffer.bytes() } else { 0 };
         self.inputs.iter().map(bytes).sum()
+    }
+
+    /// Makes memory for pixels of the first input, where there is none for such.
+    ///
+    /// # Errors
+    /// Where too little is free.
+    pub(super) fn expect_pixels(
+        &mut self,
+        heap: &Arc<Heap>,
+        reading: &Reading,
+        stream: &CudaStream,
+    ) -> Result<(), EngineError> {
+        if self.pixels.as_ref().is_some_and(|pixels| pixels.wide() == reading.wide) {
+            return Ok(());
+        }
+        let Some(Input::Device(numbers)) = self.inputs.first() else {
+            return Err(EngineError::Input("the GPU does not read the pixels".to_owned()));
+        };
+        // First, so that there is never more than one.
+        self.pixels = None;
+        self.pixels = Some(Normalizer::make(heap, reading, numbers.address(), stream)?);
+        Ok(())
+    }
+
+    /// Begins to copy the pixels of a batch.
+    ///
+    /// # Safety
+    /// As [`Bucket::fill`].
+    #[allow(unsafe_code, reason = "the device copies by itself")]
+    pub(super) unsafe fn fill_pixels(
+        &mut self,
+        tensor: &Tensor,
+        stream: &CudaStream,
+    ) -> Result<(), EngineError> {
+        match &mut self.pixels {
+            // SAFETY: the caller's promise.
+            Some(pixels) => Ok(unsafe { pixels.upload(tensor, stream) }?),
+            None => Err(EngineError::Device("there is no memory for pixels".to_owned())),
+        }
+    }
+
+    /// Begins to make the first input's numbers of its pixels.
+    #[allow(unsafe_code, reason = "a kernel is launched")]
+    pub(super) fn normalize(&self, normalizer: &Normalizer, stream: &CudaStream) -> Result<(), CudaError> {
+        match &self.pixels {
+            // SAFETY: the first input's buffer has room for them and goes with this; whoever drops it has waited for its runs.
+            Some(pixels) => unsafe { normalizer.launch(pixels, stream) },
+            None => Ok(()),
+        }
     }
 
     /// Begins to copy an input to where runs read it, or has them read it where it is.

@@ -1,30 +1,123 @@
 //! What of a batch is on its way.
 
-use super::super::{CudaError, Event, Streams};
-use crate::engine::{Airborne, DataType, EngineError, Tensor, onnx::value, staging::Lent};
+use super::{
+    super::{Buffer, CudaError, Event, Streams},
+    bucket::Output,
+};
+use crate::engine::{
+    Airborne, DataType, EngineError, Signature, Tensor, TensorSpec,
+    onnx::value,
+    staging::{Blocks, Lent},
+};
 use bytes::Bytes;
+use cudarc::driver::CudaStream;
 use ort::value::DynValue;
 use std::sync::{Arc, mpsc::Sender};
+
+/// How an output comes back.
+pub(super) enum Arrival {
+    /// Copied from memory of ours.
+    Copied {
+        /// To here.
+        result: Lent,
+        datatype: DataType,
+        shape: Vec<usize>,
+    },
+    /// In memory that ONNX Runtime makes.
+    Open,
+}
+
+impl Arrival {
+    /// As what each output of a batch comes back: as it is, or as what is left of it, with room in these blocks. Of those that are
+    /// not read then, nothing comes but how many rows they have.
+    pub(super) fn all(
+        outputs: &[Output],
+        signature: &Signature,
+        left: Option<(usize, &[usize])>,
+        blocks: &Blocks,
+    ) -> Vec<Arrival> {
+        let arrival = |(index, (output, spec)): (usize, (&Output, &TensorSpec))| {
+            let Output::Ours { shape, .. } = output else { return Arrival::Open };
+            let (datatype, shape) = match left {
+                None => (spec.datatype, shape.clone()),
+                Some((read, left)) if read == index => (DataType::Uint16, left.to_vec()),
+                Some(_) => (spec.datatype, shape.first().copied().into_iter().chain([0]).collect()),
+            };
+            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
+            Arrival::Copied { result: blocks.lend(bytes), datatype, shape }
+        };
+        outputs.iter().zip(&signature.outputs).enumerate().map(arrival).collect()
+    }
+}
+
+/// The outputs that a reduction left on the device, in case that it fails.
+pub(super) struct Whole {
+    /// Not 0 for items that could not be reduced.
+    pub(super) faults: Lent,
+    outputs: Vec<Option<(Arc<Buffer>, DataType, Vec<usize>)>>,
+    blocks: Blocks,
+}
+
+impl Whole {
+    /// All that are in memory of ours, which stays as it is until the place is another's.
+    pub(super) fn of(outputs: &[Output], signature: &Signature, faults: Lent, blocks: &Blocks) -> Whole {
+        let kept = outputs.iter().zip(&signature.outputs).map(|(output, spec)| match output {
+            Output::Ours { buffer, shape } => Some((Arc::clone(buffer), spec.datatype, shape.clone())),
+            Output::Open => None,
+        });
+        Whole { faults, outputs: kept.collect(), blocks: blocks.clone() }
+    }
+
+    /// Copies them, if an item could not be reduced.
+    fn fetch(&self, stream: &CudaStream) -> Result<Option<Vec<Arrival>>, CudaError> {
+        if self.faults.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let fetch = |output: &Option<(Arc<Buffer>, DataType, Vec<usize>)>| {
+            let Some((buffer, datatype, shape)) = output else { return Ok(Arrival::Open) };
+            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
+            let mut result = self.blocks.lend(bytes);
+            if bytes > 0 {
+                // SAFETY: it is waited for before anybody looks.
+                #[allow(unsafe_code, reason = "the device copies by itself")]
+                unsafe { buffer.download(&mut result, stream) }?;
+            }
+            Ok(Arrival::Copied { result, datatype: *datatype, shape: shape.clone() })
+        };
+        let fetched: Result<Vec<Arrival>, CudaError> = self.outputs.iter().map(fetch).collect();
+        // Also where one failed: others may be on their way.
+        stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+        fetched.map(Some)
+    }
+}
 
 /// A batch on its way. Holds all that the device reads and writes for it, beside what its place has.
 pub(super) struct Running {
     pub(super) place: Option<usize>,
     pub(super) back: Sender<usize>,
     pub(super) landed: Arc<Event>,
-    pub(super) results: Vec<Option<Lent>>,
-    pub(super) described: Vec<Option<(DataType, Vec<usize>)>>,
+    pub(super) arrivals: Vec<Arrival>,
+    pub(super) whole: Option<Whole>,
     /// Outputs that ONNX Runtime made memory for, in their order.
     pub(super) values: Vec<DynValue>,
     pub(super) _inputs: Vec<Tensor>,
     /// Until the values are gone.
-    pub(super) _streams: Arc<Streams>,
+    pub(super) streams: Arc<Streams>,
 }
 
 impl Running {
     /// Waits for the device, and gives the place to the next batch.
     fn wait(&mut self) -> Result<(), CudaError> {
         let Some(place) = self.place.take() else { return Ok(()) };
-        let landed = self.landed.wait();
+        let mut landed = self.landed.wait();
+        if let (Ok(()), Some(whole)) = (&landed, &self.whole) {
+            // The outputs themselves say why an item could not be reduced.
+            landed = whole.fetch(&self.streams.download).map(|fetched| {
+                if let Some(arrivals) = fetched {
+                    self.arrivals = arrivals;
+                }
+            });
+        }
         // Nobody takes it where the engine has gone.
         let _ = self.back.send(place);
         landed
@@ -35,9 +128,8 @@ impl Airborne for Running {
     fn land(mut self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
         self.wait()?;
         let mut values = std::mem::take(&mut self.values).into_iter();
-        let results = std::mem::take(&mut self.results).into_iter().zip(std::mem::take(&mut self.described));
-        let tensor = |(result, described): (Option<Lent>, Option<(DataType, Vec<usize>)>)| {
-            if let (Some(result), Some((datatype, shape))) = (result, described) {
+        let tensor = |arrival| {
+            if let Arrival::Copied { result, datatype, shape } = arrival {
                 return Ok(Tensor { datatype, shape, data: result.freeze() });
             }
             let value = values.next().expect("a run gives all of its outputs");
@@ -45,7 +137,7 @@ impl Airborne for Running {
             let tensor = value::take(value)?;
             Ok(Tensor { data: Bytes::copy_from_slice(&tensor.data), ..tensor })
         };
-        results.map(tensor).collect()
+        std::mem::take(&mut self.arrivals).into_iter().map(tensor).collect()
     }
 }
 

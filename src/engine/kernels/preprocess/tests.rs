@@ -200,6 +200,35 @@ fn an_image_of_the_inputs_size_comes_through_as_it_is() {
 }
 
 #[test]
+fn pixels_of_a_batch_become_the_numbers_that_the_host_makes_of_them() {
+    let random = &mut Random(13);
+    for round in 0..30 {
+        let to = Preprocess {
+            color: random.of(&[Color::Rgb, Color::Bgr, Color::Gray]),
+            layout: random.of(&[Layout::Nchw, Layout::Nhwc]),
+            datatype: random.of(&[DataType::Fp32, DataType::Fp16]),
+            mean: [0.485, 0.456, 0.406],
+            std: [0.229, 0.224, 0.225],
+            resize: Resize::Exact,
+            filter: Filter::Nearest,
+            ..Preprocess::new(1 + random.below(70) as u32, 1 + random.below(30) as u32)
+        };
+        let (items, wide) = (1 + random.below(4) as usize, random.below(2) == 0);
+        let count = items * to.pixels_shape().into_iter().product::<usize>();
+        let words: Vec<u16> = (0..count).map(|_| random.below(65536) as u16).collect();
+        let bytes: Vec<u8> = words.iter().map(|word| *word as u8).collect();
+        let mut expected = vec![0; items * to.out_bytes()];
+        let (pixels, address) = match wide {
+            true => (crate::image::Pixels::U16(&words), words.as_ptr() as u64),
+            false => (crate::image::Pixels::U8(&bytes), bytes.as_ptr() as u64),
+        };
+        to.normalize(pixels, items, &mut expected);
+        let batch = Batch::finished(&to, address, items, wide);
+        assert!(launch(&batch, expected.len()) == expected, "round {round}: {items} of {to:?}");
+    }
+}
+
+#[test]
 fn memory_may_be_turned_and_in_planes() {
     let random = &mut Random(11);
     let (width, height) = (37, 22);

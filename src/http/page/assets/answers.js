@@ -1,6 +1,7 @@
 // What a model said of one image, drawn: by task, and by what the answer holds.
 
 import { el, colorOf, short } from "./dom.js";
+import { manual } from "./api.js";
 import { vectorPlot } from "./chart.js";
 import { paintRuns } from "./picture.js";
 
@@ -121,13 +122,15 @@ function tensors(outputs) {
 }
 
 /** An error of the server, as it says it. */
-export function refusal({ title, detail, error, message, status, request_id, id }) {
+export function refusal({ title, detail, error, message, status, request_id, id, type }) {
   const name = request_id || id;
+  const more = manual(type);
   return el(
     "div",
     { class: "refusal", role: "alert" },
     el("h3", { text: title || "Error" }),
     el("p", { text: detail || message || error || "" }),
+    more ? el("p", {}, el("a", { href: more, text: "What it means, and what to do" })) : null,
     el("p", { class: "quiet" }, status ? `Status ${status}` : "", name ? el("span", {}, " · request ", el("code", { text: name })) : null),
   );
 }

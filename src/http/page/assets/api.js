@@ -17,6 +17,7 @@ export class Refused extends Error {
     super(problem.detail || problem.error || `the server answered with status ${status}`);
     this.status = status;
     this.title = problem.title || `status ${status}`;
+    this.type = problem.type;
     this.id = problem.request_id || id;
   }
 
@@ -30,6 +31,9 @@ export class Refused extends Error {
     return new Refused(reply.status, problem, reply.headers.get("x-request-id"));
   }
 }
+
+/** Where the manual explains a kind of error, by the `type` of a refusal. */
+export const manual = (type) => (type?.startsWith("/docs/errors#") ? address(type.slice(1)).href : null);
 
 /** A reply that is no refusal. */
 export async function ask(url, options = {}) {

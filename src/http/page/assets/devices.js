@@ -1,6 +1,6 @@
 // Devices as cards: whatever the server says of them. What it does not say is left out.
 
-import { el, bytes, short, time } from "./dom.js";
+import { el, bytes, during, short, time } from "./dom.js";
 import { address, control } from "./api.js";
 import { sum, valuesOf } from "./prometheus.js";
 
@@ -17,17 +17,19 @@ export async function devices(samples) {
   }));
 }
 
-/** Draws them anew. A button keeps the focus. */
+/** Draws them anew. A device's button keeps the focus, also where it has turned from one into the other. */
 export function deviceCards(place, listed, say) {
-  const focused = place.contains(document.activeElement) ? document.activeElement.dataset.control : null;
+  const focused = place.contains(document.activeElement) ? document.activeElement.closest("[data-device]")?.dataset.device : null;
   place.replaceChildren(...listed.map((device) => card(device, say)));
-  if (focused) place.querySelector(`[data-control="${CSS.escape(focused)}"]`)?.focus();
+  if (focused) place.querySelector(`[data-device="${CSS.escape(focused)}"] button`)?.focus();
 }
 
 const told = (value) => value !== null && value !== undefined;
 
 function card(device, say) {
-  const { id, name, state, reason, since_s: since } = device;
+  const { id, name, reason, drained, since_s: since } = device;
+  // Left alone because somebody wanted it, and not because it is sick.
+  const state = drained && device.state === "fenced" ? "drained" : device.state;
   return el(
     "article",
     { class: "card device", "data-device": id },
@@ -80,8 +82,7 @@ function sentence({ state, temperature_c: heat, power_w: power, other_processes:
 /** Leaves a device alone, and takes it again: for callers who may. */
 function button({ id, name, drained }, say) {
   const act = drained ? "resume" : "drain";
-  const press = async (event) => {
-    event.target.disabled = true;
+  const press = async () => {
     try {
       await control(`v2/devices/${encodeURIComponent(id)}/${act}`);
       say(drained ? `${name || id} may be used again.` : `${name || id} finishes what it has begun and is left alone.`);
@@ -90,5 +91,5 @@ function button({ id, name, drained }, say) {
     }
   };
   const text = drained ? "Resume" : "Drain";
-  return el("div", { class: "row" }, el("button", { type: "button", class: "button small", "data-control": `${act} ${id}`, "aria-label": `${text} ${name || id}`, text, onclick: press }));
+  return el("div", { class: "row" }, el("button", { type: "button", class: "button small", "data-control": `${act} ${id}`, "aria-label": `${text} ${name || id}`, text, onclick: (event) => during(event.currentTarget, press) }));
 }

@@ -71,6 +71,17 @@ export function copyButton(text, what) {
   return button;
 }
 
+/** While it works, a button is pressed in vain. It is not disabled, since it would lose the focus. */
+export async function during(button, work) {
+  if (button.getAttribute("aria-disabled") === "true") return;
+  button.setAttribute("aria-disabled", "true");
+  try {
+    await work();
+  } finally {
+    button.removeAttribute("aria-disabled");
+  }
+}
+
 /** Saves bytes as a file of the user's. */
 export function save(blob, name) {
   const link = el("a", { href: URL.createObjectURL(blob), download: name });

@@ -3,20 +3,22 @@
 import { address } from "./api.js";
 
 const PICTURES = [
-  { path: "page/digit-3.png", name: "three.png", says: "a handwritten three", task: "classify" },
-  { path: "page/digit-7.png", name: "seven.png", says: "a handwritten seven", task: "classify" },
-  { path: "page/digits-1.png", name: "digits.png", says: "several digits", task: "detect" },
-  { path: "page/digits-3.png", name: "more-digits.png", says: "several digits", task: "detect" },
+  { path: "page/digit-3.png", name: "three.png", says: "a handwritten three", task: "classify", shows: "Label" },
+  { path: "page/digit-7.png", name: "seven.png", says: "a handwritten seven", task: "classify", shows: "Label" },
+  { path: "page/digits-1.png", name: "digits.png", says: "several digits", task: "detect", shows: "Boxes" },
+  { path: "page/digits-3.png", name: "more-digits.png", says: "several digits", task: "detect", shows: "Boxes" },
+  { path: "page/digits-1.png", name: "parts.png", says: "several digits", task: "segment", shows: "Mask" },
+  { path: "page/digit-3.png", name: "alike.png", says: "a handwritten three", task: "embed", shows: "Vector" },
 ];
 
-/** All of them: `{ name, says, task, thumbnail, file() }`. */
+/** All of them: `{ name, says, task, shows, thumbnail, file() }`, where `shows` is what comes of it, in a word. */
 export function examples() {
   const pictures = PICTURES.map(({ path, ...rest }) => ({
     ...rest,
     thumbnail: address(path).href,
     file: async () => new File([await (await fetch(address(path))).blob()], rest.name, { type: "image/png" }),
   }));
-  const movie = { name: "movie.npy", says: "a simulated movie of blinking molecules", task: "localize", thumbnail: null };
+  const movie = { name: "movie.npy", says: "a simulated movie of blinking molecules", task: "localize", shows: "Spots", thumbnail: null };
   return [...pictures, { ...movie, file: async () => new File([simulate()], movie.name) }];
 }
 

@@ -1,6 +1,6 @@
 // Localizations: read line by line while they come, shown on the frames, and rendered by the server.
 
-import { el, save, short } from "./dom.js";
+import { el, during, save, short } from "./dom.js";
 import { ask, predictions } from "./api.js";
 import { histogram } from "./chart.js";
 
@@ -85,8 +85,9 @@ export function shown(found, stack, picture, model, query, file) {
   );
   const status = Object.entries(found.tail.status).filter(([, count]) => count > 0);
   const tally = status.map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`).join(", ");
+  const told = el("p", { class: "hint", role: "status" });
   const downloads = FILES.map(([format, extension, name]) =>
-    el("button", { type: "button", class: "button small", text: name, onclick: (event) => download(event.target, model, { ...query, format }, file, extension) }),
+    el("button", { type: "button", class: "button small", text: name, onclick: (event) => during(event.currentTarget, () => download(model, { ...query, format }, file, extension, told)) }),
   );
   return {
     below: [el("div", { class: "frames" }, slider, says), el("div", { class: "pair" }, histogram(found.photons, { title: "Photons", unit: "" }), histogram(found.errors, { title: "Error in x", unit }))],
@@ -97,6 +98,7 @@ export function shown(found, stack, picture, model, query, file) {
       el("p", { class: "count", text: `${found.count} localizations in ${found.tail.frames} frames` }),
       el("p", { class: "quiet tally", text: `${tally || "nothing found"}${size ? ` · frames of ${size.join(" × ")} pixels` : ""}` }),
       el("div", { class: "row" }, el("span", { class: "quiet", text: "Save as" }), downloads),
+      told,
     ),
   };
 }
@@ -106,16 +108,15 @@ const render = async (model, query, file) => {
   return reply.blob();
 };
 
-async function download(button, model, query, file, extension) {
-  button.disabled = true;
+async function download(model, query, file, extension, told) {
+  const name = `${file.name.replace(/\.[^.]*$/, "")}.${extension}`;
+  told.textContent = `Making ${name}…`;
   try {
     const reply = await ask(predictions(model, query), { method: "POST", body: file });
-    save(await reply.blob(), `${file.name.replace(/\.[^.]*$/, "")}.${extension}`);
+    save(await reply.blob(), name);
+    told.textContent = `${name} is saved.`;
   } catch (error) {
-    button.title = error.message;
-    button.textContent = "Failed";
-  } finally {
-    button.disabled = false;
+    told.textContent = `There is no ${name}: ${error.message}`;
   }
 }
 

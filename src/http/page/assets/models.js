@@ -1,6 +1,6 @@
 // The models: what they take and give, in what state they are, and loading and unloading where the server allows it.
 
-import { el, byId } from "./dom.js";
+import { el, byId, during } from "./dom.js";
 import * as api from "./api.js";
 
 const EVERY_MS = 5000;
@@ -73,9 +73,12 @@ async function look() {
   const ready = entries.filter(({ state }) => state === "READY").length;
   say(`${ready} of ${entries.length} ready. ${MODES[mode] || ""}`);
   byId("token-box").hidden = mode !== "explicit";
+  // A button keeps the focus, and where it has gone, the model's other one gets it.
   const focused = document.activeElement?.dataset?.control;
+  const model = document.activeElement?.closest("[data-model]")?.dataset.model;
   byId("list").replaceChildren(...entries.map(card));
-  if (focused) document.querySelector(`[data-control="${CSS.escape(focused)}"]`)?.focus();
+  const left = (selector) => byId("list").querySelector(selector);
+  if (focused) (left(`[data-control="${CSS.escape(focused)}"]`) || left(`[data-model="${CSS.escape(model)}"] button`))?.focus();
 }
 
 function card({ name, version, state, reason, task, about, mode }) {
@@ -107,11 +110,10 @@ function tensors(title, specs) {
 }
 
 function button(name, act, text) {
-  return el("button", { type: "button", class: "button small", "data-control": `${act} ${name}`, "aria-label": `${text} ${name}`, text, onclick: (event) => change(event.target, name, act) });
+  return el("button", { type: "button", class: "button small", "data-control": `${act} ${name}`, "aria-label": `${text} ${name}`, text, onclick: (event) => during(event.currentTarget, () => change(name, act)) });
 }
 
-async function change(pressed, name, act) {
-  pressed.disabled = true;
+async function change(name, act) {
   say(`Asking to ${act} ${name}…`);
   let told;
   try {
@@ -122,7 +124,6 @@ async function change(pressed, name, act) {
   }
   drawn = "";
   described.clear();
-  pressed.disabled = false;
   await tick();
   say(told);
 }

@@ -88,6 +88,10 @@ async function refresh() {
     byId("model-says").textContent = error.message;
     return;
   }
+  const tasks = new Set([...known.values()].map(({ task }) => task));
+  // What no model here can answer is no example.
+  for (const button of byId("examples").querySelectorAll("button")) button.hidden = !tasks.has(button.dataset.task);
+  byId("examples-title").hidden = ![...byId("examples").querySelectorAll("button")].some((button) => !button.hidden);
   const before = select.value || sessionStorage.getItem(MODEL_KEY);
   select.replaceChildren(...[...known.keys()].map((name) => el("option", { value: name, text: name })));
   if (known.has(before)) select.value = before;
@@ -126,8 +130,8 @@ function field({ key, label, choices, hint, ...given }) {
 const settings = () => Object.fromEntries([...byId("fields").querySelectorAll("[name]")].map(({ name, value }) => [name, value]));
 
 function exampleButton(example) {
-  const { name, says, thumbnail, task, file } = example;
-  const picture = thumbnail ? el("img", { src: thumbnail, alt: "", width: 64, height: 64 }) : el("span", { class: "movie", "aria-hidden": "true" });
+  const { name, says, shows, thumbnail, task, file } = example;
+  const picture = thumbnail ? el("img", { src: thumbnail, alt: "", width: 60, height: 60 }) : el("span", { class: "movie", "aria-hidden": "true" });
   const take = async () => {
     const select = byId("model");
     // Of the chosen task if it can be had, else as it stands.
@@ -138,7 +142,7 @@ function exampleButton(example) {
     }
     run([await file()]);
   };
-  return el("li", {}, el("button", { type: "button", class: "example", "data-example": name, "aria-label": `Example: ${says}`, title: says, onclick: take }, picture));
+  return el("li", {}, el("button", { type: "button", class: "example", "data-example": name, "data-task": task, "aria-label": `${shows}: ${says}`, title: says, hidden: !known.size, onclick: take }, picture, el("span", { text: shows })));
 }
 
 /** Asks about each file, a few at once. */
@@ -162,8 +166,8 @@ async function run(given) {
   if (asking.getBoundingClientRect().top > innerHeight * 0.7) asking.scrollIntoView();
   const { task } = known.get(name) || {};
   const query = task === "segment" ? { mask: "rle" } : settings();
-  let [next, done] = [0, 0];
-  const say = () => (asking.textContent = done < files.length ? `Asking ${name}: ${done} of ${files.length}…${left}` : `${files.length === 1 ? "Answered" : `${files.length} answers`} by ${name}.${left}`);
+  let [next, done, failed] = [0, 0, 0];
+  const say = () => (asking.textContent = done < files.length ? `Asking ${name}: ${done} of ${files.length}…${left}` : `${ended(name, files.length, failed)}${left}`);
   say();
   const worker = async () => {
     while (next < files.length && !signal.aborted) {
@@ -173,6 +177,7 @@ async function run(given) {
         await (task === "localize" ? fit : predict)({ card, file: files[at], name, query, signal, asking });
       } catch (error) {
         if (signal.aborted) return;
+        failed += 1;
         card.append(refusal(error instanceof Refused ? error : { title: error.title || "error", detail: error.message }));
       }
       card.removeAttribute("aria-busy");
@@ -181,6 +186,12 @@ async function run(given) {
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
+}
+
+/** What became of all files, in a sentence that is read aloud. */
+function ended(name, count, failed) {
+  if (count === 1) return failed ? `${name} gave no answer.` : `Answered by ${name}.`;
+  return failed ? `${count - failed} of ${count} answered by ${name}, ${failed} failed.` : `${count} answers by ${name}.`;
 }
 
 function heading(file, ...more) {

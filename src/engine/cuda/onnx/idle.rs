@@ -1,0 +1,56 @@
+//! What an engine that has nothing to do gives back.
+
+use super::{OnnxOnGpu, options};
+use crate::engine::{EngineError, onnx::binding::Where};
+
+impl OnnxOnGpu {
+    /// What can be had again goes. No batch is on its way.
+    pub(super) fn let_go(&mut self) {
+        // Graphs have the addresses of all of this in them.
+        if self.cuda_graph {
+            return;
+        }
+        if let Err(error) = self.shrink() {
+            tracing::debug!(%error, "the arena of an idle model keeps its memory");
+        }
+        let idle: Vec<usize> = self.free.try_iter().collect();
+        for place in idle {
+            self.places[place].buckets.clear();
+            self.put_back(place);
+        }
+        self.results.clear();
+        self.inputs.clear();
+        if let Err(error) = self.context.trim() {
+            tracing::warn!(%error, "an idle GPU keeps its memory");
+        }
+    }
+
+    /// Has ONNX Runtime give back what its arena does not need, with a run of what was run last.
+    fn shrink(&mut self) -> Result<(), EngineError> {
+        let arena = match self.device {
+            Where::Device(ordinal) | Where::Pinned(ordinal) => format!("gpu:{ordinal}"),
+            Where::Host => "cpu:0".to_owned(),
+        };
+        let idle: Vec<usize> = self.free.try_iter().collect();
+        let smallest = idle
+            .iter()
+            .flat_map(|place| (0..self.places[*place].buckets.len()).map(|bucket| (*place, bucket)))
+            .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
+        let ran = smallest.map_or(Ok(()), |(place, bucket)| {
+            let mut options = options().map_err(EngineError::Device)?;
+            let set = options.set("memory.enable_memory_arena_shrinkage", &arena);
+            set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
+            let bucket = &mut self.places[place].buckets[bucket];
+            if bucket.reads_host() {
+                return Ok(());
+            }
+            bucket.open(self.session.signature(), Where::Host)?;
+            self.session.run(&bucket.binding, &options).map(|_| ())
+        });
+        self.streams.settle();
+        for place in idle {
+            self.put_back(place);
+        }
+        ran
+    }
+}

@@ -1,0 +1,103 @@
+//! Pixels on the device: copied there as they came, and made numbers by a kernel, on the stream that computes, where the network
+//! reads them.
+#![allow(unsafe_code)]
+
+use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module};
+use crate::engine::{
+    EngineError, PixelInput, Tensor,
+    ends::Reading,
+    kernels::preprocess::{Batch, KERNEL, PreprocessCall, THREADS},
+};
+use cudarc::driver::{CudaStream, DeviceRepr};
+use std::sync::Arc;
+
+/// The kernel, as [`KERNEL`] names it.
+const KERNELS: &str = include_str!("../../../../kernels/generated/preprocess.ptx");
+
+// SAFETY: the struct that the kernel takes by value, its addresses being the device's.
+unsafe impl DeviceRepr for PreprocessCall {}
+
+/// The kernel, and what it does.
+#[derive(Debug)]
+pub(super) struct Normalizer {
+    input: PixelInput,
+    kernel: Kernel,
+}
+
+/// Memory for the pixels of one batch size.
+#[derive(Debug)]
+pub(super) struct Pixels {
+    wide: bool,
+    samples: Buffer,
+    /// Where each image lies, and that none is resized: the same for every batch.
+    _told: Buffer,
+    call: PreprocessCall,
+    blocks: [u32; 3],
+}
+
+impl Normalizer {
+    /// Loads the kernel.
+    pub(super) fn new(context: &Context, input: &PixelInput) -> Result<Normalizer, CudaError> {
+        let module = Module::load(context, "preprocess", KERNELS)?;
+        Ok(Normalizer { input: input.clone(), kernel: module.kernel(KERNEL)? })
+    }
+
+    /// How the first input of a batch is read; `None` where it is the network's own.
+    ///
+    /// # Errors
+    /// A shape that pixels do not have.
+    pub(super) fn reading(&self, inputs: &[Tensor]) -> Option<Result<Reading, EngineError>> {
+        let first = inputs.first()?;
+        self.input.reading(first.datatype, &first.shape)
+    }
+
+    /// Memory for pixels that are read like this, of which the kernel makes what is at `numbers`.
+    ///
+    /// # Errors
+    /// Where too little is free.
+    pub(super) fn make(
+        heap: &Arc<Heap>,
+        reading: &Reading,
+        numbers: u64,
+        stream: &CudaStream,
+    ) -> Result<Pixels, CudaError> {
+        let &Reading { ref to, items, wide, .. } = reading;
+        let item = to.pixels_shape().into_iter().product::<usize>() * if wide { 2 } else { 1 };
+        let samples = Buffer::new(heap, items * item)?;
+        let batch = Batch::finished(to, samples.address(), items, wide);
+        let (images, tables) = (bytemuck::cast_slice(batch.images()), bytemuck::cast_slice(batch.tables()));
+        let told: Vec<u8> = [images, tables].concat();
+        let mut buffer = Buffer::new(heap, told.len())?;
+        // SAFETY: it is waited for while they are there.
+        unsafe { buffer.upload(&told, stream) }?;
+        stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+        let at = buffer.address();
+        let call = batch.call(at, at + images.len() as u64, numbers);
+        Ok(Pixels { wide, samples, _told: buffer, call, blocks: batch.blocks() })
+    }
+
+    /// Begins to make numbers of the pixels that were copied.
+    ///
+    /// # Safety
+    /// The numbers have room for them, where [`Normalizer::make`] was told, until the stream has come past this.
+    pub(super) unsafe fn launch(&self, pixels: &Pixels, stream: &CudaStream) -> Result<(), CudaError> {
+        // SAFETY: what the kernel takes; descriptions and samples live as long as `pixels`, which goes when its runs have ended.
+        unsafe { self.kernel.launch_grid(stream, pixels.blocks, THREADS, &pixels.call) }
+    }
+}
+
+impl Pixels {
+    /// Whether these are of 16 bits.
+    pub(super) fn wide(&self) -> bool {
+        self.wide
+    }
+
+    /// Begins to copy a batch's.
+    ///
+    /// # Safety
+    /// The tensor stays as it is until the stream has come past this.
+    pub(super) unsafe fn upload(&mut self, tensor: &Tensor, stream: &CudaStream) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.samples.upload(&tensor.data, stream) }
+    }
+}

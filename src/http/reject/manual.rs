@@ -1,0 +1,272 @@
+//! What there is to say about each kind of error, and the manual that is made of it: `docs/errors.md`, and the page at
+//! `/docs/errors` that `type` leads to. The examples are made by the code that makes the errors.
+
+use super::{
+    BAD_REQUEST, CANCELLED, DRAINING, FORBIDDEN, FULL, INPUT_REFUSED, INTERNAL, KINDS, Kind, LATE,
+    LOAD_FAILED, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NOT_ACCEPTABLE, NOT_AN_IMAGE, NOT_FOUND,
+    NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE, UNKNOWN_MODEL, URI_TOO_LONG,
+};
+use crate::{
+    error::{InferError, seconds_up},
+    image::DecodeError,
+};
+use http::StatusCode;
+use std::{fmt::Write, time::Duration};
+
+/// The id in the examples.
+const ID: &str = "0199a1c2-7d3e-7b1a-9c55-0f6b8e2d4a10";
+
+/// What there is to say about a kind.
+struct Entry {
+    /// What it means.
+    meaning: &'static str,
+    /// What its reader should do.
+    remedy: &'static str,
+    /// One that is like those that happen; none where nobody is there to read it.
+    example: Option<Problem>,
+}
+
+fn entry(meaning: &'static str, remedy: &'static str, example: impl Into<Problem>) -> Entry {
+    Entry { meaning, remedy, example: Some(example.into()) }
+}
+
+impl From<InferError> for Problem {
+    fn from(error: InferError) -> Problem {
+        Problem::from(&error)
+    }
+}
+
+/// The whole table. A kind without an entry does not compile into a manual: the test of it panics.
+fn explain(kind: Kind) -> Entry {
+    match kind {
+        BAD_REQUEST => entry(
+            "JSON, tensor names, shapes, types, parameters, multipart or headers are not what they must be. `detail` says what was \
+             expected and what came.",
+            "Correct the request. Sent again unchanged it gets the same answer.",
+            InferError::BadRequest("header timeout is 0; it is in milliseconds, at least 1".into()),
+        ),
+        NOT_AN_IMAGE => entry(
+            "`detail` says which formats were tried and how the body begins, or what is wrong within the file.",
+            "Check that the file opens elsewhere and was sent whole (`curl -T FILE` or `--data-binary @FILE`; `-d` changes files). \
+             `3c 21 44` or `7b 22` at the beginning are HTML or JSON: something else was sent in its place.",
+            InferError::from(DecodeError::Unknown { first: b"<!DOCTYPE ht".to_vec() }),
+        ),
+        INPUT_REFUSED => entry(
+            "The request was well formed, but the model failed on this input, and not on others. `detail` has the engine's reason.",
+            "Compare the input with what `GET /v2/models/{model}` says the model takes. If they agree, the model itself has a limit \
+             that its metadata does not tell: ask whoever made it.",
+            InferError::Input("Reshape: the input tensor cannot be reshaped to the requested shape".into()),
+        ),
+        MODEL_NOT_READY => entry(
+            "The answer of `GET /v2/models/{model}/ready` for a model that is known but failed to load, or is being loaded. \
+             (400 is what Triton answers there; a request for the model itself gets `model-unavailable`.)",
+            "Ask again later. If it stays, `detail` and `POST /v2/repository/index` have the reason, and the log has more.",
+            Problem::model_not_ready("digits", "it is being loaded"),
+        ),
+        LOAD_FAILED => entry(
+            "What was asked to be loaded could not be. What served before goes on serving, and the index lists the reason with it.",
+            "Mend what `detail` names and load it again. `ocelli check` finds the same mistakes without a server.",
+            InferError::LoadFailed {
+                name: "digits".into(),
+                reason: "1/model.onnx: the file is truncated or no ONNX model".into(),
+            },
+        ),
+        FORBIDDEN => entry(
+            "Loading and unloading models needs `repository_mode = \"explicit\"`. That, and draining a device, is for callers on the \
+             server's own machine or, where `admin_token` is set, those who show it. A browser may ask for it from [the server's own \
+             page](page.md#who-may-use-it) alone, and without the token only if that page was opened by an address or as `localhost`.",
+            "Send `Authorization: Bearer TOKEN`, call from the server's machine, or ask the operator to allow it.",
+            InferError::Forbidden("the request comes from a page of another server (header origin)".into()),
+        ),
+        NOT_FOUND => entry(
+            "The path is none of the API's, or names a device that is not there.",
+            "`/openapi.yaml` lists all paths, `GET /v2/devices` all devices. Behind a proxy, see whether it adds or removes a part of \
+             the path.",
+            Problem::not_found("/predict/digits"),
+        ),
+        UNKNOWN_MODEL => entry(
+            "No model or version has this name. `detail` has the nearest names.",
+            "`GET /v2/models` lists all names and versions.",
+            InferError::UnknownModel { name: "digit".into(), nearest: vec!["digits".into()] },
+        ),
+        METHOD => entry(
+            "The path is there, but for other methods.",
+            "The header `Allow` lists the methods that it takes.",
+            Problem::method_not_allowed("DELETE"),
+        ),
+        NOT_ACCEPTABLE => entry(
+            "The header `Accept` names no form that this answer has. A mask, say, can be a picture (`Accept: image/png`) only in a \
+             request with one image.",
+            "Accept one of the forms that `detail` lists.",
+            InferError::NotAcceptable {
+                got: "image/png for several images".into(),
+                accepted: "application/json",
+            },
+        ),
+        SLOW_BODY => entry(
+            "The whole body has a deadline (`body_timeout_ms`), and after a grace it must keep a minimum rate \
+             (`body_rate_bytes_min`).",
+            "Send it again over a better connection, or less at once.",
+            InferError::SlowBody(
+                "1460 bytes of the body came in 9002 ms; after 5000 ms it must come at 1024 bytes/s or more"
+                    .into(),
+            ),
+        ),
+        TOO_LARGE => entry(
+            "`detail` has the value, the limit, and the option that raises it. An announced length is refused before any of the body \
+             is read.",
+            "Send fewer or smaller images, or ask the operator to raise the limit.",
+            InferError::TooLarge {
+                what: "the body in bytes",
+                got: 300_000_000,
+                limit: 256 << 20,
+                option: "body_bytes_max",
+            },
+        ),
+        URI_TOO_LONG => entry(
+            "Parameters of this service are short; something has put data into the address.",
+            "Send data in the body.",
+            Problem::uri_too_long(70_012, 8192),
+        ),
+        MEDIA => entry(
+            "`detail` lists the content types that the route takes, or the content encodings; these are also in the header \
+             `Accept-Encoding`.",
+            "Set `Content-Type` to what the body is, or leave it out: images are known by their first bytes.",
+            InferError::UnsupportedMedia {
+                got: "text/html".into(),
+                accepted: "image/*, application/octet-stream, multipart/form-data or application/json",
+            },
+        ),
+        FULL => entry(
+            "The requests under way, their bytes, or a model's queue have met their bound. Nothing of the request was run.",
+            "Wait for `Retry-After` and send it again, or try another replica. If it lasts, the service needs more replicas: \
+             `ocelli_refused_total`, `ocelli_queue_items` and their `_max` show which bound it is.",
+            InferError::Full {
+                what: "the queue of items",
+                limit: 4096,
+                retry_after: Duration::from_millis(1400),
+            },
+        ),
+        CANCELLED => Entry {
+            meaning: "The caller closed the connection before its answer. Work for it that had not begun is not done.",
+            remedy: "Nothing: it is in logs and metrics only, since nobody is there to read it. Many of them say that callers give \
+                     up early: give them more time, or the server more devices.",
+            example: None,
+        },
+        INTERNAL => entry(
+            "A fault of the server's own. Other requests go on.",
+            "The log has the cause under the request id. Please report it.",
+            InferError::Internal(
+                "a handler failed unexpectedly; the log has the cause under the request id".into(),
+            ),
+        ),
+        UNAVAILABLE => entry(
+            "The model is known, but failed to load or is being loaded; `detail` has the reason.",
+            "Wait for `Retry-After`, or try another replica. If it stays, `GET /v2/models` and the log say what is wrong.",
+            InferError::ModelUnavailable { name: "digits".into(), reason: "it is being loaded".into() },
+        ),
+        DRAINING => entry(
+            "The server is being stopped or replaced.",
+            "Send it again: a load balancer will choose another replica.",
+            InferError::Draining { retry_after: Duration::from_secs(1) },
+        ),
+        NO_DEVICE => entry(
+            "Every device that could run the model is lost, fenced, drained or busy for others, and not expected back before the \
+             deadline; or the request failed on two devices, or twice on the only one. `detail` says which and why.",
+            "Wait for `Retry-After`, or try another replica. `ocelli devices --url URL` shows each device with its state and reason.",
+            InferError::Unserved {
+                name: "digits".into(),
+                reason: "GPU-5d0c is fenced: a canary forward pass failed".into(),
+                retry_after: Duration::from_secs(12),
+            },
+        ),
+        NOT_READY => entry(
+            "The answer of readiness probes while no device has passed a forward pass, or while the server is draining. The body also \
+             has `\"ready\": false`, which KServe's clients read.",
+            "Nothing, for a while: Kubernetes and load balancers keep requests away. If it stays, `detail` has the reason.",
+            Problem::not_ready("it is draining"),
+        ),
+        LATE => entry(
+            "The deadline comes from the header `timeout` (milliseconds), the parameter `timeout` (microseconds), or the model's \
+             default. A request that is or would be late is not run. `detail` says how late.",
+            "Allow more time, or send less at once. If it lasts, the service needs more devices.",
+            InferError::Late("no answer within the deadline of 250 ms".into()),
+        ),
+        other => unreachable!("nothing is said about {}: add it here", other.slug),
+    }
+}
+
+/// The reply as it goes out: what clients look at of its head, and its body.
+fn shown(problem: &Problem) -> String {
+    let status = StatusCode::from_u16(problem.kind.status);
+    let reason = status.ok().and_then(|status| status.canonical_reason()).unwrap_or_default();
+    let mut text = format!("HTTP/1.1 {} {reason}\ncontent-type: {PROBLEM_JSON}\n", problem.kind.status);
+    if let Some(retry_after) = problem.retry_after {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "retry-after: {}", seconds_up(retry_after));
+    }
+    format!("{text}\n{:#}", problem.to_json(Some(ID)))
+}
+
+/// The manual of errors.
+pub fn errors_md() -> String {
+    let mut out = format!(
+        "# Errors\n\n\
+         <!-- Made from src/http/reject/manual.rs by `OCELLI_BLESS=1 cargo test --lib reject`. -->\n\n\
+         Every error, on every route, has a body like those below, with the content type `{PROBLEM_JSON}` (RFC 9457).\n\
+         A server with its page on (`page`) shows this manual at `/docs/errors`, which is where `type` leads.\n\n\
+         - `error` repeats `detail`: it is the member that the clients of Triton and KServe read.\n\
+         - `type` names the kind, one of those below, and stays the same between releases; `detail` is for people.\n\
+         - `request_id` is also in the header `x-request-id` and in the log.\n\
+         - Each 429 and 503 has `Retry-After` in seconds. Prediction changes nothing on the server, so that every request may be\n  \
+         sent again.\n\n\
+         In a reply to several images, an image that failed has this body as its entry, and the others are answered. Over gRPC\n\
+         the same words come with a code in place of the status.\n\n\
+         A request that is no HTTP (broken framing, a header beyond 128 KiB) is refused before any of this: 400 or 431 with an\n\
+         empty body, and the connection ends.\n\n\
+         | kind | status | title |\n|---|---|---|\n"
+    );
+    for Kind { slug, status, title } in KINDS {
+        let _ = writeln!(out, "| [`{slug}`](#{slug}) | {status} | {title} |");
+    }
+    for kind in KINDS {
+        let Entry { meaning, remedy, example } = explain(kind);
+        let Kind { slug, status, title } = kind;
+        let _ =
+            write!(out, "\n## {slug}\n\n**{status}**: {title}.\n\n{meaning}\n\n**What to do:** {remedy}\n");
+        if let Some(example) = example {
+            let _ = write!(out, "\n```http\n{}\n```\n", shown(&example));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::Path};
+
+    #[test]
+    fn the_manual_of_errors_is_what_the_table_says() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/errors.md");
+        let rendered = errors_md();
+        if std::env::var_os("OCELLI_BLESS").is_some() {
+            fs::write(&path, &rendered).expect("docs/errors.md");
+        }
+        let page = fs::read_to_string(&path).expect("docs/errors.md");
+        assert!(
+            page == rendered,
+            "docs/errors.md is not what the table says; OCELLI_BLESS=1 cargo test --lib reject rewrites it"
+        );
+    }
+
+    #[test]
+    fn every_kind_has_an_example_of_its_own_kind_but_the_one_that_nobody_reads() {
+        for kind in KINDS {
+            match explain(kind).example {
+                Some(example) => assert_eq!(example.kind, kind),
+                None => assert_eq!(kind, CANCELLED),
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Images on a GPU: pixels become numbers there, and of scores only classes leave it; the network between them is on the CPU, since
+//! ONNX Runtime's CUDA provider runs on no fake.
+
+use crate::{
+    fakes::cuda::{FakeCuda, library},
+    graph::{Extent::*, FLOAT, FLOAT16, model},
+    http::{Server, config},
+    support::{Random, open, staged},
+};
+use futures_util::future::join_all;
+use ocelli::{
+    config::{Backend, Config},
+    engine::{
+        ClassMap, DataType, Ends, Engine, EngineError, PixelInput, Reduction, Tensor, TensorView,
+        child::{Child, Post, Program, Recipe, Region},
+        cuda::onnx::{Load, OnnxOnGpu},
+        onnx::{OnGpu, Runtime},
+    },
+    image::{self, Color, Preprocess},
+};
+use serde_json::{Value, json};
+use std::path::Path;
+
+const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
+/// Of the network's input.
+const WIDTH: usize = 9;
+const HEIGHT: usize = 5;
+
+fn runtime() -> Runtime {
+    Runtime::load(&config().onnx_runtime).unwrap()
+}
+
+/// A network whose scores of three classes are its input's channels, the darkest being the best.
+fn network(folder: &Path, element: u64) -> std::path::PathBuf {
+    let extents = [Named("batch"), Fixed(3), Fixed(HEIGHT as u64), Fixed(WIDTH as u64)];
+    let file = model(
+        &[("Neg", &["image"], "scores")],
+        &[("image", element, &extents)],
+        &[("scores", element, &extents)],
+    );
+    let path = folder.join("model.onnx");
+    std::fs::write(&path, file).unwrap();
+    path
+}
+
+fn ends(datatype: image::DataType) -> Ends {
+    let to = Preprocess {
+        color: Color::Bgr,
+        mean: [0.485, 0.456, 0.406],
+        std: [0.229, 0.224, 0.225],
+        datatype,
+        ..Preprocess::new(1, 1)
+    };
+    let map = ClassMap { output: 0, last: false, threshold: 0.5 };
+    Ends { pixels: PixelInput::new(&to, true, true), reduction: Some(Reduction::Segment(map)) }
+}
+
+/// Pictures by chance, of 8 or 16 bits.
+fn pictures(seed: u64, count: usize, wide: bool) -> Vec<Tensor> {
+    let random = &mut Random(seed);
+    let values: Vec<u16> =
+        (0..count * HEIGHT * WIDTH * 3).map(|_| (random.next() * 65_536.0) as u16).collect();
+    let shape = vec![count, HEIGHT, WIDTH, 3];
+    vec![match wide {
+        true => {
+            let data = values.iter().flat_map(|v| v.to_ne_bytes()).collect::<Vec<u8>>().into();
+            Tensor { datatype: DataType::Uint16, shape, data }
+        }
+        false => {
+            let data = values.iter().map(|v| (v >> 8) as u8).collect::<Vec<u8>>().into();
+            Tensor { datatype: DataType::Uint8, shape, data }
+        }
+    }]
+}
+
+fn on_cpu(path: &Path, ends: &Ends, inputs: &[Tensor]) -> Vec<Tensor> {
+    let mut engine = runtime().load_cpu(path, 1).unwrap();
+    engine.equip(ends).unwrap();
+    let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+    engine.run(&views, None).unwrap()
+}
+
+/// The classes that the scores say, as UINT16.
+fn classes(scores: &Tensor) -> Tensor {
+    let (count, pixels) = (scores.shape[0], HEIGHT * WIDTH);
+    let values = scores.to_f32().unwrap();
+    let mut best = Vec::new();
+    for item in 0..count {
+        for pixel in 0..pixels {
+            let score = |class: usize| values[(item * 3 + class) * pixels + pixel];
+            let first = (0..3).fold(0, |best, class| if score(class) > score(best) { class } else { best });
+            best.extend((first as u16).to_ne_bytes());
+        }
+    }
+    Tensor { datatype: DataType::Uint16, shape: vec![count, HEIGHT, WIDTH], data: best.into() }
+}
+
+fn same(what: &str, got: &[Tensor], expected: &[Tensor]) {
+    let all = |tensors: &[Tensor]| -> Vec<(DataType, Vec<usize>, Vec<u8>)> {
+        tensors.iter().map(|t| (t.datatype, t.shape.clone(), t.data.to_vec())).collect()
+    };
+    assert_eq!(all(got), all(expected), "{what}");
+}
+
+/// The kernels that ran, in order.
+fn kernels(fake: &FakeCuda) -> Vec<String> {
+    let log = fake.log().into_iter().filter(|operation| operation.kind == "kernel");
+    log.map(|operation| operation.kernel).collect()
+}
+
+#[test]
+fn pixels_become_the_numbers_that_the_cpu_makes_of_them_also_as_halves() {
+    let fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    for (element, datatype) in [(FLOAT, image::DataType::Fp32), (FLOAT16, image::DataType::Fp16)] {
+        let (path, ends) = (network(folder.path(), element), ends(datatype));
+        let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
+        engine.equip(&ends).unwrap();
+        for (seed, wide) in [(1, false), (2, true), (3, false)] {
+            let (before, copied) = (kernels(&fake).len(), fake.books().devices[0].copied_in);
+            let inputs = [4, 1, 4].map(|count| pictures(seed + count as u64, count, wide));
+            let begun = inputs.each_ref().map(|inputs| engine.start(staged(&engine, inputs), None).unwrap());
+            for (flight, inputs) in begun.into_iter().zip(&inputs) {
+                let what = format!("{datatype:?}, wide {wide}");
+                same(&what, &flight.land().unwrap(), &on_cpu(&path, &ends, inputs));
+            }
+            assert_eq!(kernels(&fake)[before..], ["preprocess"; 3]);
+            if seed == 3 {
+                let bytes = 9 * HEIGHT * WIDTH * 3;
+                let copied = fake.books().devices[0].copied_in - copied;
+                assert!((copied as usize) < 2 * bytes, "{copied} bytes for {bytes} of pixels");
+            }
+        }
+        // Numbers of the network's own come as they are, between batches of pixels.
+        let numbers = on_cpu(&path, &ends, &pictures(9, 2, false));
+        let before = kernels(&fake).len();
+        let flight = engine.start(staged(&engine, &numbers), None).unwrap();
+        same("numbers", &flight.land().unwrap(), &on_cpu(&path, &ends, &numbers));
+        assert_eq!(kernels(&fake).len(), before);
+    }
+}
+
+#[test]
+fn of_scores_only_classes_leave_the_device_and_all_of_it_where_one_is_no_number() {
+    let fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    for (element, datatype) in [(FLOAT, image::DataType::Fp32), (FLOAT16, image::DataType::Fp16)] {
+        let (path, ends) = (network(folder.path(), element), ends(datatype));
+        let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
+        engine.equip(&ends).unwrap();
+        for (seed, count) in [(1, 3), (2, 3), (3, 1)] {
+            let inputs = pictures(seed, count, false);
+            let scores = on_cpu(&path, &ends, &inputs);
+            let copied = fake.books().devices[0].copied_out;
+            let reduced = engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap();
+            same("classes", &reduced, &[classes(&scores[0])]);
+            let copied = fake.books().devices[0].copied_out - copied;
+            assert_eq!(copied as usize, count * (HEIGHT * WIDTH * 2 + 4), "and which items have a fault");
+            let whole = engine.start(staged(&engine, &inputs), None).unwrap().land().unwrap();
+            same("scores", &whole, &scores);
+        }
+        let mut numbers = on_cpu(&path, &ends, &pictures(4, 2, false));
+        let mut data = numbers[0].data.to_vec();
+        let last = data.len() - 2;
+        data[last..].fill(0xff);
+        numbers[0].data = data.into();
+        let landed = engine.start_reduced(staged(&engine, &numbers)).unwrap().land().unwrap();
+        same("a NaN", &landed, &on_cpu(&path, &ends, &numbers));
+        // A flight that nobody lands, and one that lands when its engine has gone.
+        let [dropped, late] = [5, 6].map(|seed| pictures(seed, 2, false));
+        drop(engine.start_reduced(staged(&engine, &dropped)).unwrap());
+        let flight = engine.start_reduced(staged(&engine, &late)).unwrap();
+        let expected = classes(&on_cpu(&path, &ends, &late)[0]);
+        drop(engine);
+        same("late", &flight.land().unwrap(), &[expected]);
+    }
+    fake.books().assert_empty();
+}
+
+#[test]
+fn a_kernel_that_fails_is_the_devices_fault() {
+    let fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    let path = network(folder.path(), FLOAT);
+    let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
+    engine.equip(&ends(image::DataType::Fp32)).unwrap();
+    let inputs = pictures(1, 2, false);
+    engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap();
+    fake.tell("fault on=kernel code=700");
+    let failed = engine.start_reduced(staged(&engine, &inputs)).and_then(ocelli::engine::Flight::land);
+    assert!(matches!(failed, Err(EngineError::Device(_))), "{failed:?}");
+}
+
+#[test]
+fn an_engine_in_a_process_of_its_own_does_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, ends) = (network(folder.path(), FLOAT), ends(image::DataType::Fp32));
+    let environment = vec![
+        ("LD_LIBRARY_PATH".into(), library().parent().unwrap().into()),
+        ("FAKE_CUDA".into(), "devices count=1".into()),
+    ];
+    let program = Program { environment, ..Program::own() };
+    let post = Post {
+        device: GPU.into(),
+        gpu: Some(GPU.into()),
+        program: Program { path: env!("CARGO_BIN_EXE_ocelli").into(), ..program },
+        region: Region::new(64 << 20, 1).unwrap(),
+        onnx_runtime: Some(config().onnx_runtime),
+    };
+    let child = Child::start(post).unwrap();
+    let load = Load {
+        path: path.clone(),
+        asked: OnGpu::default(),
+        items_max: 4,
+        memory_bytes_max: None,
+        instances: 1,
+        whole: false,
+        on_host: true,
+        cache: None,
+    };
+    let mut engine = child.load(&Recipe::OnnxOnGpu(load)).unwrap();
+    engine.equip(&ends).unwrap();
+    for (seed, wide) in [(1, false), (2, true)] {
+        let inputs = pictures(seed, 3, wide);
+        let scores = on_cpu(&path, &ends, &inputs);
+        let whole = engine.start(staged(&engine, &inputs), None).unwrap().land().unwrap();
+        same("scores", &whole, &scores);
+        let reduced = engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap();
+        same("classes", &reduced, &[classes(&scores[0])]);
+    }
+}
+
+/// A PNG with colours by chance.
+fn png(seed: u64, width: u32, height: u32) -> Vec<u8> {
+    let random = &mut Random(seed);
+    let samples: Vec<u8> = (0..width * height * 3).map(|_| (random.next() * 256.0) as u8).collect();
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header().unwrap().write_image_data(&samples).unwrap();
+    file
+}
+
+/// What a server with that network as a segmenter says of pictures, posted at once with tensors: the answers' members.
+async fn answers(server: &Server) -> Vec<Value> {
+    let image = async |seed: u64| {
+        let (width, height) = (20 + seed as u32, 31 - seed as u32);
+        let reply = server.send("POST", "/predictions/map?mask=rle", &[], png(seed, width, height)).await;
+        assert_eq!(reply.status, 200, "{}", reply.json());
+        reply.json()["mask"].clone()
+    };
+    let tensor = async |seed: u64, numbers: bool| {
+        let values = pictures(seed, 1, false).remove(0).data.to_vec();
+        let (datatype, shape) = match numbers {
+            true => ("FP32", json!([1, 3, HEIGHT, WIDTH])),
+            false => ("UINT8", json!([1, HEIGHT, WIDTH, 3])),
+        };
+        let input = json!({"name": "image", "datatype": datatype, "shape": shape, "data": values});
+        let body = json!({"inputs": [input]}).to_string();
+        let reply = server.send("POST", "/v2/models/map/infer", &[], body).await;
+        assert_eq!(reply.status, 200, "{}", reply.json());
+        reply.json()["outputs"][0].clone()
+    };
+    let images = join_all((0..6).map(image));
+    let pixels = join_all((0..3).map(|seed| tensor(seed, false)));
+    let numbers = join_all((0..3).map(|seed| tensor(seed, true)));
+    let (images, pixels, numbers) = tokio::join!(images, pixels, numbers);
+    [images, pixels, numbers].concat()
+}
+
+async fn serve(backend: Backend, devices: &str) -> Server {
+    let models = tempfile::tempdir().unwrap();
+    let folder = models.path().join("map");
+    std::fs::create_dir(&folder).unwrap();
+    network(&folder, FLOAT);
+    let manifest =
+        format!("task = \"segment\"\n[batch]\nwait_ms_max = 20\n[placement]\ndevices = \"{devices}\"\n");
+    std::fs::write(folder.join("model.toml"), manifest).unwrap();
+    Server::start_with(models, Config { backend, ..config() }).await
+}
+
+/// Networks of GPUs run on the CPU, until it is dropped.
+struct StandIn(Runtime);
+
+impl StandIn {
+    fn new() -> StandIn {
+        runtime().stand_in(true);
+        StandIn(runtime())
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.0.stand_in(false);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by_the_cpu() {
+    let fake = FakeCuda::start("");
+    let stands_in = StandIn::new();
+    let server = serve(Backend::Auto, "gpu").await;
+    let on_gpu = answers(&server).await;
+    // Alone, so that no tensor is in its batch.
+    let before = kernels(&fake).len();
+    let alone = server.send("POST", "/predictions/map?mask=rle", &[], png(0, 20, 31)).await;
+    assert_eq!(alone.json()["mask"], on_gpu[0]);
+    assert_eq!(alone.headers["ocelli-device"], GPU);
+    assert_eq!(kernels(&fake)[before..], ["preprocess", "segment"]);
+    assert_eq!(server.end().await.jobs, 0);
+    fake.books().assert_empty();
+    drop((stands_in, fake));
+
+    let server = serve(Backend::Cpu, "cpu").await;
+    assert_eq!(answers(&server).await, on_gpu);
+    server.end().await;
+}

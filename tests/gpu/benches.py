@@ -1,0 +1,163 @@
+"""Measurements. On the fake driver they are rehearsed, as small as can be, and give no numbers."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import machine
+from examples import ON_GPU
+from registry import SKIPPED, Failed, Skipped, check, folder_of, need, reason
+from resnet import resnet
+from served import Server
+
+# Callers at once while throughput is measured: more than batches that a GPU has on its way.
+CALLERS = 8
+
+
+@check("bench-fit", "fits per second of the kernel alone, and from host to host", seconds=300, where="rehearsed")
+def bench_fit(run):
+    run.program("bench-fit")
+
+
+@check("bench-preprocess", "the preprocessing of images against a plain copy", where="rehearsed")
+def bench_preprocess(run):
+    run.program("bench-preprocess")
+
+
+def send(server, rois, count, seconds, errors):
+    """Posts so many ROIs in one request and reads the answer to its end."""
+    try:
+        with socket.create_connection(server.address, timeout=120) as connection:
+            head = (
+                f"POST /predictions/spots?dtype=u16&shape={count},7,7&format=arrow&sigma_px=1.3 HTTP/1.1\r\nHost: bench\r\n"
+                f"Content-Type: application/octet-stream\r\nContent-Length: {len(rois)}\r\nConnection: close\r\n\r\n"
+            )
+
+            def post():
+                connection.sendall(head.encode())
+                connection.sendall(rois)
+
+            writer = threading.Thread(target=post)
+            writer.start()
+            buffer, got, first = bytearray(1 << 20), 0, b""
+            while size := connection.recv_into(buffer):
+                first = first or bytes(buffer[:64])
+                got += size
+            writer.join()
+            need(first.startswith(b"HTTP/1.1 200"), f"answered with {first!r}")
+            need(got > 32 * count, f"{got} bytes for {count} fits")
+    except Exception as failed:  # told by whoever started this thread
+        errors.append(failed)
+
+
+@check("bench-fit-http", "fits per second through HTTP", seconds=300, where="rehearsed")
+def bench_fit_http(run):
+    connections, count = (2, 200) if run.rehearsal else (8, 1 << 20)
+    source = run.root() / "examples/models/spots"
+    size = "\n[batch]\nitems_max = 262144\n" if not run.rehearsal else "\n[batch]\nitems_max = 100\n"
+    server = Server(run, {"spots": (source, ON_GPU + size)}, backend="gpu")
+    # The example's movie is full of spots: what is fitted takes as long as what is found.
+    pixels = (run.root() / "examples/images/spots.tif").read_bytes()[-2 * 49 * 1000 :]
+    rois = pixels * (count // 1000 + 1)
+    rois = rois[: 98 * count]
+    print(f"{connections} connections, {count} ROIs in a request", flush=True)
+    best = 0.0
+    for _ in range(1 if run.rehearsal else 4):
+        errors, began = [], time.monotonic()
+        threads = [threading.Thread(target=send, args=(server, rois, count, 60, errors)) for _ in range(connections)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise Failed(str(errors[0]))
+        best = max(best, connections * count / (time.monotonic() - began))
+    run.number("http_fits", best)
+    server.stop()
+
+
+class Busy:
+    """Samples how busy the GPU is until it is asked for the mean."""
+
+    def __init__(self):
+        self.samples, self.stopping = [], threading.Event()
+        self.thread = threading.Thread(target=self.go_on)
+        self.thread.start()
+
+    def go_on(self):
+        while not self.stopping.wait(0.2):
+            if machine.nvml():
+                self.samples.append(machine.nvml().busy() / 100)
+
+    def mean(self):
+        self.stopping.set()
+        self.thread.join()
+        # The first and the last may reach beyond the load.
+        inner = self.samples[2:-1]
+        return sum(inner) / len(inner) if inner else None
+
+
+def load(run, server, name, items, callers, seconds):
+    """What `ocelli bench` sees of a server: answers per second, and the median latency in seconds."""
+    out = run.out / "bench.json"
+    command = [machine.program(), "bench", server.url(), name, "--as", "tensors", "--items", items, "--concurrency", callers]
+    command += ["--seconds", seconds, "--warm-up-seconds", min(1, seconds), "--slo-ms", 10000, "--json", out]
+    done = subprocess.run([str(word) for word in command], env=run.environment(), capture_output=True, text=True)
+    print(done.stdout, done.stderr, flush=True)
+    if done.returncode != 0:
+        raise Failed(reason(done))
+    (point,) = json.loads(out.read_text())["points"]
+    need(point["failed"] == 0, f"requests failed: {point['statuses']}")
+    return point["answered_per_second"], point["latency_ms"]["p50"] / 1e3
+
+
+def bench_network(run, name, half):
+    small = {"blocks": (1, 1, 1, 1), "width": 8, "side": 32, "classes": 10} if run.rehearsal else {}
+    folder = folder_of(run.out / "made" / name)
+    (folder / "model.onnx").write_bytes(resnet(half, **small))
+    run.program("bench-network", GPU_CHECKS_MODELS=folder)
+    seconds = 0.3 if run.rehearsal else 4
+    for items in (1, 2) if run.rehearsal else (1, 8, 32, 128):
+        # No larger batches than those of the session.
+        lines = f"[batch]\nitems_max = {items}\n" + ("" if run.rehearsal else ON_GPU)
+        backend = "cpu" if run.rehearsal else "gpu"
+        server = Server(run, {name: (folder, lines)}, name=f"items-{items}", backend=backend)
+        busy = Busy()
+        answers, _ = load(run, server, name, items, CALLERS, seconds)
+        part = busy.mean()
+        run.number(f"http_{name}_b{items}", answers * items)
+        run.number(f"http_over_session_{name}_b{items}", answers * items / run.numbers[f"session_{name}_b{items}"])
+        if items == 128 and part is not None:
+            run.number(f"busy_{name}", part)
+        if items == 1:
+            _, median = load(run, server, name, 1, 1, seconds)
+            run.number(f"added_p50_{name}", median - run.numbers[f"session_p50_{name}"])
+        server.stop()
+
+
+@check("bench-resnet50-fp32", "ResNet-50 through HTTP against its session in-process", seconds=1200, where="rehearsed")
+def bench_resnet50_fp32(run):
+    bench_network(run, "resnet50-fp32", half=False)
+
+
+@check("bench-resnet50-fp16", "the same in half precision", seconds=1200, where="rehearsed")
+def bench_resnet50_fp16(run):
+    bench_network(run, "resnet50-fp16", half=True)
+
+
+@check("bench-torch", "ResNet-50 in half precision by PyTorch in-process", seconds=1200, where="gpu")
+def bench_torch(run):
+    script = machine.HERE / "peer_torch.py"
+    done = subprocess.run([sys.executable, str(script)], env=run.environment(), capture_output=True, text=True)
+    print(done.stdout, done.stderr, flush=True)
+    if done.returncode == SKIPPED:
+        raise Skipped(done.stdout.split("skip ", 1)[1].strip())
+    if done.returncode != 0:
+        raise Failed(reason(done))
+    for line in done.stdout.splitlines():
+        if line.startswith("number "):
+            _, name, value = line.split()
+            run.number(name, float(value))

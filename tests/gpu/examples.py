@@ -1,0 +1,103 @@
+"""Every example through HTTP, on the GPU."""
+
+import csv
+import json
+import math
+
+from registry import check, need
+from served import Server
+
+ON_GPU = '\n[placement]\ndevices = "gpu"\nfallback = "never"\n'
+
+
+def serve(run, name, **options):
+    source = run.root() / "examples/models" / name
+    return Server(run, {name: (source, ON_GPU)}, backend="gpu", **options)
+
+
+def rows_of(reply):
+    """The rows of CSV as dictionaries."""
+    lines = [line for line in reply.body.decode().splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+def localize(run, server, query="format=csv&units=px"):
+    movie = (run.root() / "examples/images/spots.tif").read_bytes()
+    reply = server.ask("POST", f"/predictions/spots?{query}", movie)
+    need(reply.status == 200, f"status {reply.status}: {reply.body[:200]!r}")
+    return reply
+
+
+def against_truth(run, rows):
+    """Of the true spots, the part that has a found one within 1 px; and how far those are off along one axis, px."""
+    found = {}
+    for row in rows:
+        found.setdefault(int(row["frame"]), []).append((float(row["x_px"]), float(row["y_px"])))
+    with open(run.root() / "examples/images/spots-truth.csv") as file:
+        truth = [(int(row["frame"]), float(row["x_px"]), float(row["y_px"])) for row in csv.DictReader(file)]
+    nearest = [min((math.hypot(x - fx, y - fy) for fx, fy in found.get(frame, [])), default=9.0) for frame, x, y in truth]
+    near = [distance for distance in nearest if distance < 1]
+    need(near, "no true spot was found")
+    return len(near) / len(truth), math.sqrt(sum(distance**2 for distance in near) / len(near) / 2)
+
+
+@check("example-spots", "the movie of single molecules through HTTP, against where they are and what the CPU finds")
+def example_spots(run):
+    server = serve(run, "spots")
+    reply = localize(run, server)
+    need(reply.device().startswith(("GPU-", "MIG-")), f"answered by {reply.device()!r}")
+    rows = rows_of(reply)
+    server.stop()
+    found, off = against_truth(run, rows)
+    run.number("spots_found", found)
+    run.number("spots_rms_px", off)
+    source = run.root() / "examples/models/spots"
+    on_cpu = Server(run, {"spots": (source, "")}, name="on-cpu", backend="cpu")
+    expected_rows = rows_of(localize(run, on_cpu))
+    on_cpu.stop()
+    expected_found, expected_off = against_truth(run, expected_rows)
+    need(len(rows) == len(expected_rows), f"{len(rows)} spots, and {len(expected_rows)} on the CPU")
+    need(abs(found - expected_found) < 0.002, f"{found} of the true spots were found, and {expected_found} on the CPU")
+    need(abs(off - expected_off) < 0.005, f"spots are {off:.3f} px off, and {expected_off:.3f} on the CPU")
+    need(found > 0.6 and off < 0.3, f"{100 * found:.0f} % were found, {off:.3f} px off")
+
+
+@check("example-digits", "pictures of digits through HTTP", where="gpu")
+def example_digits(run):
+    server = serve(run, "digits")
+    right, pictures = 0, sorted((run.root() / "examples/images/digits").glob("*.png"))
+    for picture in pictures:
+        reply = server.ask("POST", "/predictions/digits", picture.read_bytes())
+        need(reply.status == 200, f"{picture.name}: status {reply.status}: {reply.body[:200]!r}")
+        need(reply.device().startswith(("GPU-", "MIG-")), f"answered by {reply.device()!r}")
+        right += reply.json()["classes"][0]["label"] == picture.name[0]
+    run.number("digits_right", right / len(pictures))
+    need(right == len(pictures), f"{right} of {len(pictures)} digits were read rightly")
+    server.stop()
+
+
+def overlap(a, b):
+    """Intersection over union of two boxes."""
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    both = max(width, 0) * max(height, 0)
+    area = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both
+    return both / area
+
+
+@check("example-digits-detector", "pictures with several digits through HTTP", where="gpu")
+def example_detector(run):
+    server = serve(run, "digits-detector")
+    folder = run.root() / "examples/images/digits-detector"
+    found = all_boxes = 0
+    for picture, boxes in json.loads((folder / "truth.json").read_text()).items():
+        reply = server.ask("POST", "/predictions/digits-detector", (folder / picture).read_bytes())
+        need(reply.status == 200, f"{picture}: status {reply.status}: {reply.body[:200]!r}")
+        need(reply.device().startswith(("GPU-", "MIG-")), f"answered by {reply.device()!r}")
+        seen = reply.json()["detections"]
+        for truth in boxes:
+            all_boxes += 1
+            found += any(d["label"] == truth["label"] and overlap(d["box"], truth["box"]) >= 0.5 for d in seen)
+    run.number("boxes_found", found / all_boxes)
+    need(found >= 0.9 * all_boxes, f"{found} of {all_boxes} digits were found")
+    server.stop()

@@ -1,0 +1,167 @@
+"""Others on the GPU, faults, and the end of the server: what can be had of that on a real GPU."""
+
+import json
+import os
+import time
+
+import machine
+from examples import localize, rows_of
+from registry import Skipped, check, need
+from served import Asking, Server, environment_of_own, holder, release, until
+
+ANYWHERE = '\n[placement]\ndevices = "gpu"\nfallback = "cpu"\n'
+# Small batches, so that the movie is many of them.
+SHARED = '\n[placement]\ndevices = "all"\n\n[batch]\nitems_max = 64\n'
+
+
+def serve(run, more=ANYWHERE, environment=None, **options):
+    source = run.root() / "examples/models/spots"
+    variables = environment_of_own(run) | (environment or {})
+    return Server(run, {"spots": (source, more)}, environment=variables, **{"backend": "auto", **options})
+
+
+def answer(run, server, expected):
+    """One movie, with as many spots as it should have: the device that answered."""
+    reply = localize(run, server)
+    found = len(rows_of(reply))
+    need(found == expected, f"{found} spots instead of {expected}")
+    return reply.device()
+
+
+@check("memory-taken", "another process fills the memory: the CPU answers until it goes", seconds=240)
+def memory_taken(run):
+    other = holder(run, "hold-memory", environment_of_own(run))
+    server = serve(run)
+    first = localize(run, server)
+    expected = len(rows_of(first))
+    need(first.device() == "cpu", f"answered by {first.device()!r} beside a process that has the memory")
+    need(server.gpu()["state"] == "waiting", f"the GPU is {server.gpu()['state']}: {server.gpu().get('reason')}")
+    print(server.gpu(), flush=True)
+    asking = Asking(2, lambda: answer(run, server, expected))
+    release(other)
+    began = time.monotonic()
+    server.until_gpu("serving")
+    run.number("free_to_serving_s", time.monotonic() - began)
+    until(lambda: any(device.startswith(("GPU-", "MIG-")) for _, _, device in asking.answers) or None, "the GPU has taken over")
+    run.number("answers_beside_memory", asking.stop())
+    server.stop()
+
+
+@check("processors-busy", "another process keeps the processors busy: the CPU answers until it goes", seconds=240, where="gpu")
+def processors_busy(run):
+    if machine.nvml() is None:
+        raise Skipped("without NVML nobody knows how busy a GPU is")
+    other = holder(run, "hold-processors")
+    until(lambda: machine.nvml().busy() > 90 or None, "NVML shows that the processors are busy", 30)
+    server = serve(run)
+    first = localize(run, server)
+    expected = len(rows_of(first))
+    need(first.device() == "cpu", f"answered by {first.device()!r} on a GPU that another process keeps busy")
+    need(server.gpu()["state"] == "waiting", f"the GPU is {server.gpu()['state']}")
+    asking = Asking(2, lambda: answer(run, server, expected))
+    release(other)
+    began = time.monotonic()
+    server.until_gpu("serving")
+    run.number("free_to_serving_s", time.monotonic() - began)
+    run.number("answers_beside_processors", asking.stop())
+    server.stop()
+
+
+def illegal_address(run, isolation):
+    trigger = run.out / "fault-now"
+    trigger.unlink(missing_ok=True)
+    library = machine.carried("libfault.so", "GPU_CHECKS_FAULT")
+    hook = {
+        "LD_PRELOAD": str(library),
+        "GPU_CHECKS_FAULT_FILE": str(trigger),
+        "GPU_CHECKS_FAULT_KERNEL": str(machine.HERE / "illegal_address.ptx"),
+    }
+    server = serve(run, SHARED, hook, isolation=isolation, isolation_bytes="16MiB")
+    server.until_gpu("serving")
+    expected = len(rows_of(localize(run, server)))
+    asking = Asking(4, lambda: answer(run, server, expected))
+    until(lambda: len(asking.answers) > 3 or None, "answers")
+    trigger.touch()
+    until(lambda: not trigger.exists() or None, "the fault has happened")
+    began = time.monotonic()
+    until(lambda: server.gpu()["state"] != "serving" or None, "the fault is seen")
+    after = until(
+        lambda: next((done for sent, done, device in asking.answers if sent > began), None), "an answer after the fault"
+    )
+    run.number("fault_to_elsewhere_s", after - began)
+    if isolation == "process":
+        server.until_gpu("serving")
+        run.number("fault_to_serving_s", time.monotonic() - began)
+        run.number("answers_beside_fault", asking.stop())
+        server.stop()
+        return
+    # In this process, NVIDIA promises nothing: what comes of it is a number.
+    deadline = time.monotonic() + 30
+    while server.gpu()["state"] != "serving" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    back = server.gpu()["state"] == "serving"
+    run.number("works_after_release", back)
+    if back:
+        run.number("fault_to_serving_s", time.monotonic() - began)
+    run.number("answers_beside_fault", asking.stop())
+    server.kill()
+
+
+@check("illegal-address-thread", "a kernel breaks the context of a server: no request is lost", seconds=240)
+def illegal_address_thread(run):
+    illegal_address(run, "thread")
+
+
+@check("illegal-address-process", "the same with the GPU in a process of its own, which is started anew", seconds=240)
+def illegal_address_process(run):
+    illegal_address(run, "process")
+
+
+def in_use(run):
+    return machine.nvml().memory().used if machine.nvml() and not run.rehearsal else None
+
+
+@check("kill", "kill -9 of a busy server: nothing stays on the GPU, and its successor serves", seconds=240)
+def kill(run):
+    before = in_use(run)
+    for isolation in ("thread", "process"):
+        server = serve(run, isolation=isolation, isolation_bytes="16MiB")
+        server.until_gpu("serving")
+        expected = len(rows_of(localize(run, server)))
+        asking = Asking(2, lambda server=server, expected=expected: answer(run, server, expected))
+        until(lambda asking=asking: len(asking.answers) > 1 or None, "answers")
+        children = server.children()
+        need(len(children) == (isolation == "process"), f"{isolation}: {len(children)} processes beside the server")
+        # Those that are under way are lost with it; they are not counted.
+        asking.stopping.set()
+        server.kill()
+        began = time.monotonic()
+        asking.wrong.clear()
+        until(lambda children=children: not any(runs(child) for child in children) or None, "the processes of the GPU are gone")
+        successor = serve(run, name="successor", isolation=isolation, isolation_bytes="16MiB")
+        successor.until_gpu("serving")
+        run.number("kill_to_serving_s", time.monotonic() - began)
+        need(answer(run, successor, expected), "no answer")
+        successor.stop()
+    if before is not None:
+        until(lambda: machine.nvml().memory().used < before + (64 << 20) or None, "the GPU's memory is back", 30)
+        run.number("memory_left_bytes", max(0, machine.nvml().memory().used - before))
+
+
+def runs(process):
+    """Whether it is there, and no zombie."""
+    try:
+        with open(f"/proc/{process}/stat") as stat:
+            return stat.read().rsplit(") ", 1)[1][0] != "Z"
+    except OSError:
+        return False
+
+
+@check("mig", "how the GPU is divided is as it was at the start", seconds=30)
+def mig(run):
+    before = json.loads((run.out.parent / "before.json").read_text())
+    if before is None:
+        raise Skipped("without NVML nobody knows how a GPU is divided")
+    now = machine.state()
+    need(now == before, f"it was {before} and is {now}")
+    print(now, os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
