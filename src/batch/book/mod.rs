@@ -396,9 +396,11 @@ impl Book {
         waiting.map(|(key, _)| *key).collect()
     }
 
-    /// Whether a GPU serves a model now.
+    /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.
     pub fn is_on_gpu(&self, model: ModelKey) -> bool {
-        self.roster.serving(model).into_iter().any(|device| !self.roster.is_cpu(device))
+        let serving = self.roster.serving(model);
+        let devices = if serving.is_empty() { self.roster.present() } else { serving };
+        devices.into_iter().any(|device| !self.roster.is_cpu(device))
     }
 
     /// What waits and runs.

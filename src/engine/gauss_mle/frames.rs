@@ -231,13 +231,10 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
     use super::*;
-    use crate::{
-        batch::rows,
-        engine::{
-            Engine,
-            gauss_mle::GaussMle,
-            kernels::{Border, Camera, FitModel, Method, Psf, Threshold},
-        },
+    use crate::engine::{
+        Engine,
+        gauss_mle::GaussMle,
+        kernels::{Border, Camera, FitModel, Method, Psf, Threshold},
     };
     use std::sync::Arc;
 
@@ -302,13 +299,6 @@ mod tests {
         for ([x, y], row) in one.corners.iter().zip(one.fits.chunks_exact(11)) {
             assert!((row[0] - 3.0).abs() < 0.3 && (row[1] - 3.0).abs() < 0.3, "{row:?} at {x}, {y}");
         }
-        // As batches do it.
-        let [head, tail] = [(0, 2), (2, 6)].map(|(start, end)| {
-            outputs.iter().map(|output| rows::cut(output, start, end)).collect::<Vec<Tensor>>()
-        });
-        assert_eq!(found(&head, &setting).counts, [0, 1]);
-        let joined: Vec<Tensor> = head.iter().zip(&tail).map(|(a, b)| rows::join(&[a, b]).unwrap()).collect();
-        assert_eq!(found(&joined, &setting), one);
     }
 
     #[test]

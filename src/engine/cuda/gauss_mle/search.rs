@@ -137,9 +137,6 @@ impl Known {
         for (plane, _) in work.iter_mut().zip(finder.works_in()).filter(|(_, works)| *works) {
             *plane = Some(Buffer::new(heap, plane_bytes)?);
         }
-        if let Some(contrast) = &mut work[3] {
-            contrast.fill(LOWEST, &streams.compute)?;
-        }
         let upload = |values: &[f32]| {
             let bytes: &[u8] = bytemuck::cast_slice(values);
             let mut buffer = Buffer::new(heap, bytes.len())?;
@@ -147,10 +144,12 @@ impl Known {
             unsafe { buffer.upload(bytes, &streams.upload) }?;
             Ok::<_, CudaError>(buffer)
         };
+        let filled = work[3].as_mut().map_or(Ok(()), |contrast| contrast.fill(LOWEST, &streams.upload));
         let uploads = finder.constants().map(|values| (!values.is_empty()).then(|| upload(values)));
-        // Once for each search: this may wait, for copies alone, and does wherever one of them failed.
+        // Once for each search: this may wait, for copies alone, and does whatever became of them.
         let copied = streams.upload.synchronize();
         copied.map_err(CudaError::when("cannot copy what spots are found with to the GPU"))?;
+        filled?;
         let mut constants = [const { None }; CONSTANTS];
         for (constant, uploaded) in constants.iter_mut().zip(uploads) {
             *constant = uploaded.transpose()?;
