@@ -106,7 +106,7 @@ constexpr float ELECTRONS_MAX = 1e9f;
 struct FitRound {
     // Fits that go on, [1 + Fit::WORDS, places]: the ROI's number, then its state. Null in the first round.
     const u32* begun;
-    const u64* begun_count;  // how many they are; in the first round how many ROIs, or null: call.count
+    const u64* begun_count;  // how many they are; in the first round how many of call.count ROIs there are, or null: all
     u32* unfinished;         // where those go that are not done after this round, as `begun`; null in the last
     u64* unfinished_count;   // 0 before. What goes beyond `places` is counted, but done in this round nevertheless
     u64 places;
@@ -225,7 +225,8 @@ template <int MODEL, bool MAPS, class Adu> DEV void fit_on_device(const FitCall&
     if (threadIdx.x == 0) start.prepare(setup);
 
     u64 total = round.begun_count ? *round.begun_count : call.count;
-    if (round.begun && total > round.places) total = round.places;
+    const u64 places = round.begun ? round.places : call.count;
+    if (total > places) total = places;
     for (u64 first = (u64)blockIdx.x * tile; first < total; first += (u64)gridDim.x * tile) {
         const u32 count = total - first < tile ? (u32)(total - first) : tile;
         const bool mine = threadIdx.x < count;

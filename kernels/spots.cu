@@ -18,7 +18,7 @@ the middle is one over the pixels around with fixed weights.
 The stages are written once; the entries at the end, for the device and for the host, differ in where a lane's pixels come from
 and where its spots go. No spot has a pixel that is not a number within reach of its filter.
 
-On the device a frame takes these launches, in order, all with the same SpotCall (`count` is 0 before):
+On the device some frames take these launches together, in order, all with the same SpotCall (`count` is 0 before):
 
   spots_convert_ADU             electrons
   spots_columns, spots_rows     contrast; not for net gradients
@@ -26,9 +26,10 @@ On the device a frame takes these launches, in order, all with the same SpotCall
   spots_cut_ADU (SpotCut)       the boxes around them, as fit_*_ADU takes them: how many stays on the device, at `count`
 
   block   32 x 4 threads, a thread per pixel; to cut 64 threads
-  grid    width / 32 by height / 4, rounded up; to cut as many blocks as all multiprocessors hold: each takes box after box
-  memory  planes as SpotCall says, with a margin of 48 columns and 16 rows (src/engine/kernels/spots/plane.rs); the
-          contrast's is the lowest number there is
+  grid    width / 32 by height / 4, rounded up, by frames; to cut as many blocks as all multiprocessors hold: each takes box
+          after box
+  memory  planes as SpotCall says, with a margin of 48 columns and 16 rows (src/engine/kernels/spots/plane.rs); those to work
+          in one for each frame, side by side; the contrast's margin is lower than any contrast
 
 Neighbours along x read the same rows, so what a warp reads is whole lines, and what it reads again is in the caches: with means that
 reach R = 8 pixels a row of blocks reads 4 + 2 R rows of 4 bytes.
@@ -37,7 +38,7 @@ Floor, per pixel: bytes 2 in + 4 out to convert, 4 in + 8 out along columns, 8 i
 of which a frame up to some megapixels stays in the second-level cache: at 4.3 TB/s 126 G pixels/s from memory. Operations: 2
 for converting, (2 R + 1) * 3 for each axis and (2 radius + 1)^2 where above the threshold: about 110 instructions for R = 8, at
 29.6 T/s (132 multiprocessors * 128 lanes * 1.75 GHz) 270 G pixels/s; loads, of which each tap takes two, at a quarter of that: 60 G.
-A frame of 512 x 512 is 4 us of that: launches, about 3 us each, are as much.
+A frame of 512 x 512 is 4 us of that: launches, about 3 us each, are as much, so frames go together.
 */
 #include "filter.cuh"
 
@@ -50,6 +51,7 @@ struct Spot {
     u32 x, y;  // pixel of the maximum
     u32 corner_x, corner_y;  // first pixel of the box around it
     float score;  // in units of the threshold
+    u32 frame;    // of those of the launch; 0 on the host
 };
 
 // What to look for. The same struct stands in src/engine/kernels/spots/plan.rs.
@@ -81,6 +83,7 @@ struct SpotCall {
     float* wide;
     float* contrast;  // lowest beyond its edges
     float* power;     // square of the unit of the threshold; null where it is uniform
+    i64 plane_values; // on the device, from a plane to work in to that of the next frame
     int noise;        // whether that unit is the noise: then `power` is written before it is read
     u32* above;       // on the host: where lanes are above the threshold, in steps of LANES along rows of steps
     Spot* spots;
@@ -119,29 +122,30 @@ template <class V> DEV Mask<V> within_border(const SpotSetup& setup, int x) {
     return (columns >= setup.border) & (columns < setup.width - setup.border);
 }
 
-// Which lanes are spots by their contrast, and their scores. `at` is the pixel of the first lane in every plane.
-template <class V> DEV Mask<V> spots_by_contrast(const SpotCall& call, int x, i64 at, V& score) {
+// Which lanes are spots by their contrast, and their scores. `at` is the pixel of the first lane in planes that stay, `work` in
+// those to work in.
+template <class V> DEV Mask<V> spots_by_contrast(const SpotCall& call, int x, i64 at, i64 work, V& score) {
     const SpotSetup& setup = call.setup;
-    const V contrast = vload<V>(call.contrast + at);
-    const V power = call.power ? vload<V>(call.power + at) : vset<V>(setup.power);
+    const V contrast = vload<V>(call.contrast + work);
+    const V power = call.power ? vload<V>(call.power + (call.noise ? work : at)) : vset<V>(setup.power);
     score = contrast;
     Mask<V> asked = above_threshold(setup, contrast, power) & within_border<V>(setup, x);
     if (!vany(asked)) return asked;
-    asked = above_neighbours<V>(call.contrast + at, setup.pitch, setup.reach, contrast, asked);
+    asked = above_neighbours<V>(call.contrast + work, setup.pitch, setup.reach, contrast, asked);
     score = contrast * vrsqrt(vmax(power, vset<V>(1.2e-38f)));
     return asked;
 }
 
 // The same by net gradient.
-template <class V> DEV Mask<V> spots_by_gradient(const SpotCall& call, int x, i64 at, V& score) {
+template <class V> DEV Mask<V> spots_by_gradient(const SpotCall& call, int x, i64 work, V& score) {
     const SpotSetup& setup = call.setup;
-    const V centre = vload<V>(call.electrons + at);
+    const V centre = vload<V>(call.electrons + work);
     score = centre;
     // A pixel that is not a number is no maximum.
     Mask<V> asked = within_border<V>(setup, x) & (centre == centre);
-    asked = above_neighbours<V>(call.electrons + at, setup.pitch, setup.reach, centre, asked);
+    asked = above_neighbours<V>(call.electrons + work, setup.pitch, setup.reach, centre, asked);
     if (!vany(asked)) return asked;
-    score = weighed<V>(call.electrons + at, setup.pitch, setup.net_reach, call.net_weights);
+    score = weighed<V>(call.electrons + work, setup.pitch, setup.net_reach, call.net_weights);
     return asked & (score > setup.threshold);
 }
 
@@ -152,38 +156,45 @@ DEV u32 box_corner(int middle, int side, int extent) {
     return (u32)(corner < 0 ? 0 : corner);
 }
 
-DEV Spot spot_at(const SpotSetup& setup, int x, int y, float score) {
+DEV Spot spot_at(const SpotSetup& setup, u32 frame, int x, int y, float score) {
     Spot spot;
     spot.x = (u32)x;
     spot.y = (u32)y;
     spot.corner_x = box_corner(x, setup.side, setup.width);
     spot.corner_y = box_corner(y, setup.side, setup.height);
     spot.score = score;
+    spot.frame = frame;
     return spot;
 }
 
 #if ON_DEVICE
 
-// A pixel per thread, x and y as the grid has them.
+// A pixel per thread, x, y and frame as the grid has them.
 struct DevicePixel {
     int x, y;
-    i64 at;
+    u32 frame;
+    i64 at;     // in planes that are all frames'
+    i64 plane;  // where the frame's own begin
     bool inside;
-    MEMBER explicit DevicePixel(const SpotSetup& setup) {
+    MEMBER explicit DevicePixel(const SpotCall& call) {
         x = (int)(blockIdx.x * blockDim.x + threadIdx.x);
         y = (int)(blockIdx.y * blockDim.y + threadIdx.y);
-        at = (i64)y * setup.pitch + x;
-        inside = x < setup.width && y < setup.height;
+        frame = blockIdx.z;
+        at = (i64)y * call.setup.pitch + x;
+        plane = (i64)frame * call.plane_values;
+        inside = x < call.setup.width && y < call.setup.height;
     }
+    MEMBER i64 work() const { return plane + at; }
 };
 
 template <class Adu> DEV void convert_on_device(const SpotCall& call) {
-    const DevicePixel pixel(call.setup);
+    const DevicePixel pixel(call);
     if (!pixel.inside) return;
-    const float adu = (float)((const Adu*)call.frame)[(i64)pixel.y * call.setup.width + pixel.x];
+    const i64 row = (i64)pixel.frame * call.setup.height + pixel.y;
+    const float adu = (float)((const Adu*)call.frame)[row * call.setup.width + pixel.x];
     const float gain = call.gain ? call.gain[pixel.at] : call.setup.gain;
     const float bias = call.gain ? call.bias[pixel.at] : call.setup.bias;
-    call.electrons[pixel.at] = converted(adu, gain, bias);
+    call.electrons[pixel.work()] = converted(adu, gain, bias);
 }
 
 struct DeviceColumn {
@@ -205,40 +216,41 @@ KERNEL(spots_convert_f32, (const __grid_constant__ SpotCall call)) { convert_on_
 
 KERNEL(spots_columns, (const __grid_constant__ SpotCall call)) {
     const SpotSetup& setup = call.setup;
-    const DevicePixel pixel(setup);
+    const DevicePixel pixel(call);
     if (!pixel.inside) return;
-    const DeviceColumn column = {call.electrons + pixel.x, pixel.y, setup.height, setup.pitch};
+    const DeviceColumn column = {call.electrons + pixel.plane + pixel.x, pixel.y, setup.height, setup.pitch};
     float narrow[1], wide[1];
     smooth(setup.along_y, column, column, narrow, wide);
-    call.narrow[pixel.at] = narrow[0];
-    call.wide[pixel.at] = wide[0];
+    call.narrow[pixel.work()] = narrow[0];
+    call.wide[pixel.work()] = wide[0];
 }
 
 KERNEL(spots_rows, (const __grid_constant__ SpotCall call)) {
     const SpotSetup& setup = call.setup;
-    const DevicePixel pixel(setup);
+    const DevicePixel pixel(call);
     if (!pixel.inside) return;
-    const i64 row = (i64)pixel.y * setup.pitch;
+    const i64 row = pixel.plane + (i64)pixel.y * setup.pitch;
     const DeviceRow narrow_row = {call.narrow + row, pixel.x, setup.width};
     const DeviceRow wide_row = {call.wide + row, pixel.x, setup.width};
     float narrow[1], wide[1], contrast, variance;
     smooth(setup.along_x, narrow_row, wide_row, narrow, wide);
     contrasted(call, pixel.at, narrow[0], wide[0], contrast, variance);
-    call.contrast[pixel.at] = contrast;
-    if (call.noise) call.power[pixel.at] = variance;
+    call.contrast[pixel.work()] = contrast;
+    if (call.noise) call.power[pixel.work()] = variance;
 }
 
 // Spots come in any order, and those beyond `spots_max` are counted but not kept.
 KERNEL(spots_select, (const __grid_constant__ SpotCall call)) {
     const SpotSetup& setup = call.setup;
-    const DevicePixel pixel(setup);
+    const DevicePixel pixel(call);
     if (!pixel.inside || pixel.y < setup.border || pixel.y >= setup.height - setup.border) return;
     float score;
-    const bool found = setup.net_reach > 0 ? spots_by_gradient<float>(call, pixel.x, pixel.at, score)
-                                           : spots_by_contrast<float>(call, pixel.x, pixel.at, score);
+    const bool found = setup.net_reach > 0
+                           ? spots_by_gradient<float>(call, pixel.x, pixel.work(), score)
+                           : spots_by_contrast<float>(call, pixel.x, pixel.at, pixel.work(), score);
     if (!found) return;
     const u64 place = atomicAdd(call.count, (u64)1);
-    if (place < call.spots_max) call.spots[place] = spot_at(setup, pixel.x, pixel.y, score);
+    if (place < call.spots_max) call.spots[place] = spot_at(setup, pixel.frame, pixel.x, pixel.y, score);
 }
 
 LOCAL {
@@ -249,6 +261,7 @@ struct SpotCut {
     const Spot* spots;
     const u64* count;
     u64 spots_max;
+    i64 frame_pixels;
     int width;          // of the frame
     int side;           // of the boxes
     void* rois;         // [spots_max, side, side] of the frame's type
@@ -261,7 +274,7 @@ template <class Adu> DEV void cut_on_device(const SpotCut& cut) {
     const int pixels = cut.side * cut.side;
     for (u64 i = blockIdx.x; i < count; i += gridDim.x) {
         const u32 x = cut.spots[i].corner_x, y = cut.spots[i].corner_y;
-        const Adu* first = (const Adu*)cut.frame + (i64)y * cut.width + x;
+        const Adu* first = (const Adu*)cut.frame + cut.spots[i].frame * cut.frame_pixels + (i64)y * cut.width + x;
         Adu* roi = (Adu*)cut.rois + i * (u64)pixels;
         for (int j = (int)threadIdx.x; j < pixels; j += (int)blockDim.x)
             roi[j] = first[(i64)(j / cut.side) * cut.width + j % cut.side];
@@ -377,7 +390,7 @@ void keep(const SpotCall& call, int x, int y, Ints found, Floats score, u64& cou
     if (!vany(found)) return;
     for (int lane = 0; lane < LANES; ++lane) {
         if (!found[lane]) continue;
-        if (count < call.spots_max) call.spots[count] = spot_at(call.setup, x + lane, y, score[lane]);
+        if (count < call.spots_max) call.spots[count] = spot_at(call.setup, 0, x + lane, y, score[lane]);
         ++count;
     }
 }
@@ -390,7 +403,8 @@ u64 select_by_contrast(const SpotCall& call, u64 above) {
         const int x = (int)(call.above[i] % steps_along(setup)) * LANES;
         if (y < setup.border || y >= setup.height - setup.border) continue;
         Floats score;
-        const Ints found = spots_by_contrast<Floats>(call, x, (i64)y * setup.pitch + x, score);
+        const i64 at = (i64)y * setup.pitch + x;
+        const Ints found = spots_by_contrast<Floats>(call, x, at, at, score);
         keep(call, x, y, found, score, count);
     }
     return count;

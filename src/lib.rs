@@ -16,7 +16,7 @@
 //!
 //! A stack of camera frames for a fitter goes in and out in pieces, while it comes: `http::localize` drives `image::stack`
 //! (bytes to frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool, the ROIs go through the same queue to
-//! `engine::gauss_mle`, and `tasks::localize` turns what comes of them into a file or a picture. `kernels/` holds the C++ of
+//! `engine::gauss_mle` (where a GPU has it, the frames do, and it looks for spots itself), and `tasks::localize` turns what comes of them into a file or a picture. `kernels/` holds the C++ of
 //! both, one source for the vectors of the CPU and for CUDA, and what GPUs do before and after a network; `kernels/generated`
 //! has the PTX that `make kernels` makes of it.
 //!

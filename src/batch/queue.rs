@@ -189,6 +189,11 @@ impl Queue {
         count
     }
 
+    /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.
+    pub fn is_on_gpu(&self, model: ModelKey) -> bool {
+        self.lock().book.is_on_gpu(model)
+    }
+
     /// What waits and runs.
     pub fn load(&self) -> Load {
         self.lock().book.load(Instant::now())

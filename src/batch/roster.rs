@@ -139,6 +139,11 @@ impl Roster {
         self.workers.get(&worker).is_some_and(|worker| worker.may_serve(model))
     }
 
+    /// The devices that workers are on.
+    pub fn present(&self) -> Vec<DeviceKey> {
+        self.workers.values().map(|worker| worker.device).collect()
+    }
+
     /// The devices that serve a model, each once.
     pub fn serving(&self, model: ModelKey) -> Vec<DeviceKey> {
         let workers = self.workers.values().filter(|worker| worker.serves(model));

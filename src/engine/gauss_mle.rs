@@ -7,15 +7,19 @@
 //! | `fits` | FP32 `[n, k]` | the columns of [`Columns`] |
 //! | `codes` | UINT8 `[n, 2]` | iterations, and the code of [`FitStatus`](super::kernels::FitStatus) |
 //!
-//! What is fitted comes with the batch ([`Setting`]), so that requests may ask for another model than the default.
+//! What is fitted comes with the batch ([`Setting`]), so that requests may ask for another model than the default. Batches may be
+//! camera frames as well, in which the engine looks for spots itself: [`frames`].
+
+pub mod frames;
 
 pub use super::kernels::Columns;
 use super::{
     DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView,
-    kernels::{Adu, Camera, FitModel, InstructionSet, Invalid, Rois, fit_rows, on_sensor},
+    kernels::{Adu, Camera, FinderOptions, FitModel, InstructionSet, Invalid, Rois, fit_rows, on_sensor},
     tensor,
 };
 use bytes::Bytes;
+use frames::{Fitted, Frames};
 use rayon::prelude::*;
 use std::{
     hash::{Hash, Hasher},
@@ -25,13 +29,14 @@ use std::{
 /// ROIs that one thread fits in one go: enough to fill lanes again and again, few enough to share a batch evenly.
 const PART: usize = 512;
 
-/// What a request asks of the fit: the model and the camera. Two are equal when they say the same, or share their camera
+/// What a request asks of the fit: the model and the camera, and what is a spot where they are to be found first. Two are equal when they say the same, or share their camera
 /// where it has maps.
 #[derive(Debug, Clone)]
 pub struct Setting {
     name: Arc<str>,
     model: FitModel,
     camera: Arc<Camera>,
+    finder: Option<FinderOptions>,
 }
 
 impl Setting {
@@ -42,7 +47,13 @@ impl Setting {
             Some(_) => format!("maps at {:p}", Arc::as_ptr(&camera)),
             None => format!("{camera:?}"),
         };
-        Setting { name: format!("{model:?} {camera_name}").into(), model, camera }
+        Setting { name: format!("{model:?} {camera_name}").into(), model, camera, finder: None }
+    }
+
+    /// The same for batches of whole frames ([`frames`]), in which these are spots.
+    #[must_use]
+    pub fn finding(self, options: FinderOptions) -> Setting {
+        Setting { name: format!("{} {options:?}", self.name).into(), finder: Some(options), ..self }
     }
 
     /// What is fitted.
@@ -53,6 +64,11 @@ impl Setting {
     /// What took the picture.
     pub fn camera(&self) -> &Arc<Camera> {
         &self.camera
+    }
+
+    /// What is a spot, where batches are whole frames.
+    pub fn finder(&self) -> Option<&FinderOptions> {
+        self.finder.as_ref()
     }
 }
 
@@ -96,6 +112,32 @@ impl GaussMle {
         };
         Ok(GaussMle { signature: signature(), set: InstructionSet::detect(), pool })
     }
+
+    /// Finds and fits the spots of frames: each thread takes as many.
+    fn search(
+        &self,
+        frames: &Frames<'_>,
+        setting: &Setting,
+        options: &FinderOptions,
+    ) -> Result<Vec<Tensor>, EngineError> {
+        let count = frames.count;
+        let threads = self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads);
+        let part = count.div_ceil(threads).max(1);
+        let search_part =
+            |start: usize| Fitted::search(self.set, setting, options, frames, start..count.min(start + part));
+        let starts: Vec<usize> = (0..count).step_by(part).collect();
+        let parts: Result<Vec<Fitted>, Invalid> = match &self.pool {
+            Some(pool) if starts.len() > 1 => {
+                pool.install(|| starts.into_par_iter().map(search_part).collect())
+            }
+            _ => starts.into_iter().map(search_part).collect(),
+        };
+        let mut all = Fitted::default();
+        for part in parts.map_err(|error| EngineError::Input(error.to_string()))? {
+            all.append(part);
+        }
+        Ok(all.answer(count, options.spots_max))
+    }
 }
 
 /// What every fitter takes and gives. ROIs may be UINT16 as well.
@@ -128,6 +170,9 @@ impl Engine for GaussMle {
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError> {
+        if let Some((setting, options)) = setting.and_then(|setting| Some((setting, setting.finder()?))) {
+            return self.search(&Frames::of(inputs)?, setting, options);
+        }
         let (rois, setting) = asked(inputs, setting)?;
         let (count, columns) = (rois.len(), Columns::of(setting.model.psf()));
         let mut rows = vec![0.0; count * columns.count()];

@@ -19,6 +19,7 @@ mod onnx;
 mod pixels;
 mod process;
 mod scenarios;
+mod search;
 mod server;
 mod sharing;
 mod support;

@@ -46,6 +46,8 @@ async fn a_stack_gives_the_same_localizations_on_the_gpu_and_on_the_cpu() {
     let on_gpu = localize(&server).await;
     let launches = fake.books().devices.iter().map(|device| device.launches).collect::<Vec<_>>();
     assert!(launches.iter().sum::<u64>() > 0, "{launches:?}");
+    let log = fake.log();
+    assert!(log.iter().any(|launch| launch.kernel == "spots_select"), "spots are found there too");
     assert_eq!(server.end().await.jobs, 0);
     fake.books().assert_empty();
     drop(fake);

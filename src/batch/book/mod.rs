@@ -402,6 +402,13 @@ impl Book {
         waiting.map(|(key, _)| *key).collect()
     }
 
+    /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.
+    pub fn is_on_gpu(&self, model: ModelKey) -> bool {
+        let serving = self.roster.serving(model);
+        let devices = if serving.is_empty() { self.roster.present() } else { serving };
+        devices.into_iter().any(|device| !self.roster.is_cpu(device))
+    }
+
     /// What waits and runs.
     pub fn load(&self, now: Instant) -> Load {
         let models = self.models.values();

@@ -5,7 +5,7 @@ use super::{ends::EndsText, recipe::Recipe, region::aligned};
 use crate::{
     engine::{
         DataType, Dim, EngineError, Setting, Signature, Tensor, TensorSpec,
-        kernels::{Astigmatism, Camera, FitModel, Psf},
+        kernels::{Astigmatism, Border, Camera, FinderOptions, FitModel, Method, Psf, Threshold},
     },
     telemetry::{COMMIT, VERSION},
 };
@@ -226,6 +226,54 @@ pub(super) struct Fitted {
     numbers: Vec<u32>,
     iterations_max: u32,
     pub(super) eye: Eye,
+    sought: Option<Sought>,
+}
+
+/// What is a spot, where batches are whole frames.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Sought {
+    /// `photons`, `noise` or `gradient`, and then what is to be exceeded.
+    by: String,
+    /// Bits of `f32`: what is to be exceeded, and of means the width along both axes and how much wider the other is.
+    numbers: Vec<u32>,
+    radius: usize,
+    box_side: usize,
+    drop_at_border: bool,
+    spots_max: usize,
+}
+
+impl Sought {
+    fn of(options: &FinderOptions) -> Sought {
+        let (by, numbers, radius) = match options.method {
+            Method::NetGradient { minimum } => ("gradient", vec![minimum], 0),
+            Method::Contrast { sigma_px: [x, y], wide, threshold, radius } => match threshold {
+                Threshold::Photons(least) => ("photons", vec![least, x, y, wide], radius),
+                Threshold::Noise(least) => ("noise", vec![least, x, y, wide], radius),
+            },
+        };
+        Sought {
+            by: by.to_owned(),
+            numbers: numbers.into_iter().map(f32::to_bits).collect(),
+            radius,
+            box_side: options.box_side,
+            drop_at_border: options.border == Border::Drop,
+            spots_max: options.spots_max,
+        }
+    }
+
+    fn read(&self) -> Result<FinderOptions, String> {
+        let numbers: Vec<f32> = self.numbers.iter().map(|bits| f32::from_bits(*bits)).collect();
+        let contrast =
+            |sigma_px, wide, threshold| Method::Contrast { sigma_px, wide, threshold, radius: self.radius };
+        let method = match (self.by.as_str(), &numbers[..]) {
+            ("gradient", &[minimum]) => Method::NetGradient { minimum },
+            ("photons", &[least, x, y, wide]) => contrast([x, y], wide, Threshold::Photons(least)),
+            ("noise", &[least, x, y, wide]) => contrast([x, y], wide, Threshold::Noise(least)),
+            (name, numbers) => return Err(format!("no spots {name:?} of {} numbers", numbers.len())),
+        };
+        let border = if self.drop_at_border { Border::Drop } else { Border::Shift };
+        Ok(FinderOptions { method, box_side: self.box_side, border, spots_max: self.spots_max })
+    }
 }
 
 /// A camera: its numbers as the kernels take them, or one whose maps are known.
@@ -266,6 +314,7 @@ impl Fitted {
             numbers: numbers.into_iter().map(f32::to_bits).collect(),
             iterations_max: setting.model().iterations_max(),
             eye,
+            sought: setting.finder().map(Sought::of),
         }
     }
 
@@ -288,7 +337,11 @@ impl Fitted {
         // The size of pixels only decides what may be fitted, and the parent has: it holds for square ones too.
         let model =
             FitModel::new(psf, [1.0; 2]).and_then(|model| model.with_iterations_max(self.iterations_max));
-        Ok(Setting::new(model.map_err(|error| error.to_string())?, camera))
+        let setting = Setting::new(model.map_err(|error| error.to_string())?, camera);
+        match &self.sought {
+            Some(sought) => Ok(setting.finding(sought.read()?)),
+            None => Ok(setting),
+        }
     }
 }
 
@@ -316,12 +369,26 @@ mod tests {
             let model = FitModel::new(psf, [1.0; 2])
                 .and_then(|model| model.with_iterations_max(17))
                 .expect("a model");
-            let setting = Setting::new(model, Arc::new(Camera::of_values([0.3, -7.1, 1e-9])));
-            let told = Fitted::of(&setting, Eye::uniform(setting.camera()));
-            let json = serde_json::to_vec(&told).expect("JSON");
-            let heard: Fitted = serde_json::from_slice(&json).expect("JSON");
-            let camera = heard.eye.camera().expect("no maps");
-            assert_eq!(heard.read(camera).expect("a setting"), setting);
+            let plain = Setting::new(model, Arc::new(Camera::of_values([0.3, -7.1, 1e-9])));
+            let contrast =
+                |threshold| Method::Contrast { sigma_px: [1.3, 1.4], wide: 2.1, threshold, radius: 3 };
+            let methods = [
+                contrast(Threshold::Photons(0.1 + 0.2)),
+                contrast(Threshold::Noise(4.7)),
+                Method::NetGradient { minimum: 1e-3 },
+            ];
+            let finding = methods.into_iter().zip([Border::Drop, Border::Shift, Border::Shift]).map(
+                |(method, border)| {
+                    plain.clone().finding(FinderOptions { method, box_side: 9, border, spots_max: 77 })
+                },
+            );
+            for setting in finding.chain([plain.clone()]) {
+                let told = Fitted::of(&setting, Eye::uniform(setting.camera()));
+                let json = serde_json::to_vec(&told).expect("JSON");
+                let heard: Fitted = serde_json::from_slice(&json).expect("JSON");
+                let camera = heard.eye.camera().expect("no maps");
+                assert_eq!(heard.read(camera).expect("a setting"), setting);
+            }
         }
         let signature = crate::engine::gauss_mle::signature();
         assert_eq!(SignatureText::from(&signature).read().expect("known"), signature);

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod rounds;
+mod search;
 
 use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
 use crate::engine::{
@@ -18,6 +19,7 @@ use crate::engine::{
 };
 use bytes::Bytes;
 use rounds::Rounds;
+use search::Search;
 use std::sync::{
     Arc,
     mpsc::{Receiver, Sender, channel},
@@ -38,6 +40,7 @@ pub struct GaussMle {
     heap: Arc<Heap>,
     streams: Streams,
     rounds: Rounds,
+    search: Search,
     /// The newest last.
     cameras: Vec<Maps>,
     results: Blocks,
@@ -58,6 +61,10 @@ struct Maps {
 /// What a batch takes on the device.
 #[derive(Debug)]
 struct Place {
+    /// Whole ones, where spots are looked for; with what is found and how many that are.
+    frames: Option<Buffer>,
+    spots: Option<Buffer>,
+    count: Option<Buffer>,
     rois: Option<Buffer>,
     corners: Option<Buffer>,
     /// Rows, then codes.
@@ -65,6 +72,43 @@ struct Place {
     uploaded: Event,
     computed: Event,
     landed: Event,
+}
+
+/// Bytes that a batch needs of each buffer of its place.
+#[derive(Debug, Clone, Copy, Default)]
+struct Room {
+    frames: usize,
+    spots: usize,
+    count: usize,
+    rois: usize,
+    corners: usize,
+    results: usize,
+}
+
+impl Place {
+    fn make(&mut self, heap: &Arc<Heap>, wanted: &Room) -> Result<(), CudaError> {
+        room(heap, &mut self.frames, wanted.frames)?;
+        room(heap, &mut self.spots, wanted.spots)?;
+        room(heap, &mut self.count, wanted.count)?;
+        room(heap, &mut self.rois, wanted.rois)?;
+        room(heap, &mut self.corners, wanted.corners)?;
+        room(heap, &mut self.results, wanted.results)
+    }
+
+    /// The same without buffers.
+    fn emptied(self) -> Place {
+        Place {
+            frames: None,
+            spots: None,
+            count: None,
+            rois: None,
+            corners: None,
+            results: None,
+            uploaded: self.uploaded,
+            computed: self.computed,
+            landed: self.landed,
+        }
+    }
 }
 
 impl GaussMle {
@@ -82,6 +126,7 @@ impl GaussMle {
             rounds: Rounds::new(context, &heap),
             heap,
             streams: context.streams()?,
+            search: Search::default(),
             cameras: Vec::new(),
             results: Blocks::new(memory.clone()),
             inputs: Blocks::new(memory),
@@ -97,6 +142,9 @@ impl GaussMle {
     fn fill(&mut self) -> Result<(), CudaError> {
         while self.places < DEPTH {
             let place = Place {
+                frames: None,
+                spots: None,
+                count: None,
                 rois: None,
                 corners: None,
                 results: None,
@@ -115,14 +163,10 @@ impl GaussMle {
     }
 
     /// A place with room for a batch. Where there is too little memory for one more, there is one less from now on.
-    fn place(&mut self, rois: usize, corners: usize, results: usize) -> Result<Place, CudaError> {
+    fn place(&mut self, wanted: &Room) -> Result<Place, CudaError> {
         loop {
             let mut place = self.free.recv().expect("its sender is ours");
-            let made =
-                [(&mut place.rois, rois), (&mut place.corners, corners), (&mut place.results, results)]
-                    .into_iter()
-                    .try_for_each(|(buffer, bytes)| room(&self.heap, buffer, bytes));
-            match made {
+            match place.make(&self.heap, wanted) {
                 Ok(()) => return Ok(place),
                 Err(error) if error.fault() == Fault::OutOfMemory && self.places > 1 => {
                     self.places -= 1;
@@ -193,20 +237,16 @@ impl GaussMle {
         }
         place.uploaded.record(upload)?;
         place.uploaded.before(compute)?;
-        let address = |buffer: &Option<Buffer>| buffer.as_ref().map_or(0, Buffer::address);
         let at = FitAddresses {
             rois: address(&place.rois),
-            maps: maps.map(|maps| {
-                let [gain, bias, variance] = maps.buffers.each_ref().map(Buffer::address);
-                MapAddresses { corners: address(&place.corners), gain, bias, variance }
-            }),
+            maps: maps.map(|maps| maps.addresses(address(&place.corners))),
             fits: address(&place.results),
             codes: address(&place.results) + (rois.len() * row_bytes(setting)) as u64,
         };
         let call = FitCall::on_device(setting.model(), setting.camera(), rois.side(), rois.len() as u64, &at);
         // SAFETY: planned for this model, type and camera; the buffers have room for what `call` says (`place`), ROIs lie on the
         // maps (`asked`), and all of it is the flight's until it has landed.
-        unsafe { self.rounds.launch(&launch, &call, rois.len(), in_rounds, compute) }?;
+        unsafe { self.rounds.launch(&launch, &call, (rois.len(), 0), in_rounds, compute) }?;
         place.computed.record(compute)?;
         place.computed.before(download)?;
         let made = place.results.as_ref().expect("room was made");
@@ -214,6 +254,17 @@ impl GaussMle {
         unsafe { made.download(results, download) }?;
         place.landed.record(download)
     }
+}
+
+impl Maps {
+    fn addresses(&self, corners: u64) -> MapAddresses {
+        let [gain, bias, variance] = self.buffers.each_ref().map(Buffer::address);
+        MapAddresses { corners, gain, bias, variance }
+    }
+}
+
+fn address(buffer: &Option<Buffer>) -> u64 {
+    buffer.as_ref().map_or(0, Buffer::address)
 }
 
 /// Bytes of a row of results.
@@ -250,6 +301,9 @@ impl Engine for GaussMle {
     }
 
     fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
+        if let Some((setting, options)) = setting.and_then(|setting| Some((setting, setting.finder()?))) {
+            return self.start_search(inputs, setting, options);
+        }
         let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
         let (rois, setting) = asked(&views, setting)?;
         if rois.is_empty() {
@@ -261,7 +315,12 @@ impl Engine for GaussMle {
         let (count, row_bytes) = (rois.len(), row_bytes(setting));
         let result_bytes = count * (row_bytes + CODE_BYTES);
         let corner_bytes = if maps.is_some() { corners.len() } else { 0 };
-        let mut place = self.place(views[0].data.len(), corner_bytes, result_bytes)?;
+        let mut place = self.place(&Room {
+            rois: views[0].data.len(),
+            corners: corner_bytes,
+            results: result_bytes,
+            ..Room::default()
+        })?;
         let mut results = self.results.lend(result_bytes);
         let begun = self.begin(&mut place, &rois, corners, setting, maps.as_ref(), &mut results);
         if let Err(error) = begun {
@@ -273,11 +332,10 @@ impl Engine for GaussMle {
         let columns = Columns::of(setting.model().psf());
         drop(views);
         Ok(Flight::Airborne(Box::new(Fitting {
+            taken: Taken { place: Some(place), back: self.back.clone() },
             columns,
             count,
-            place: Some(place),
-            back: self.back.clone(),
-            results: Some(results),
+            results,
             _inputs: inputs,
             _maps: maps,
         })))
@@ -294,9 +352,10 @@ impl Engine for GaussMle {
     fn rest(&mut self) {
         self.cameras.clear();
         self.rounds.rest();
+        self.search.rest();
         let idle: Vec<Place> = self.free.try_iter().collect();
         for place in idle {
-            self.put_back(Place { rois: None, corners: None, results: None, ..place });
+            self.put_back(place.emptied());
         }
         self.results.clear();
         self.inputs.clear();
@@ -309,18 +368,13 @@ impl Engine for GaussMle {
     }
 }
 
-/// A batch on its way. Holds all that the device reads and writes for it.
-struct Fitting {
-    columns: Columns,
-    count: usize,
+/// The place of a batch that is on its way. Dropping it waits for the device.
+struct Taken {
     place: Option<Place>,
     back: Sender<Place>,
-    results: Option<Lent>,
-    _inputs: Vec<Tensor>,
-    _maps: Option<Maps>,
 }
 
-impl Fitting {
+impl Taken {
     /// Waits for the device, and gives the place to the next batch.
     fn wait(&mut self) -> Result<(), CudaError> {
         let Some(place) = self.place.take() else { return Ok(()) };
@@ -331,19 +385,30 @@ impl Fitting {
     }
 }
 
-impl Airborne for Fitting {
-    fn land(mut self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
-        self.wait()?;
-        let mut rows = self.results.take().expect("it lands once").freeze();
-        let codes = rows.split_off(rows.len() - self.count * CODE_BYTES);
-        Ok(outputs(self.columns, self.count, rows, codes))
-    }
-}
-
-impl Drop for Fitting {
+impl Drop for Taken {
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
             tracing::debug!(%error, "a batch that nobody waits for failed");
         }
+    }
+}
+
+/// A batch on its way. Holds all that the device reads and writes for it.
+struct Fitting {
+    /// Before what the device uses: it is dropped first.
+    taken: Taken,
+    columns: Columns,
+    count: usize,
+    results: Lent,
+    _inputs: Vec<Tensor>,
+    _maps: Option<Maps>,
+}
+
+impl Airborne for Fitting {
+    fn land(mut self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
+        self.taken.wait()?;
+        let mut rows = self.results.freeze();
+        let codes = rows.split_off(rows.len() - self.count * CODE_BYTES);
+        Ok(outputs(self.columns, self.count, rows, codes))
     }
 }

@@ -87,9 +87,14 @@ impl Buffer {
 
     /// Begins to fill it with zeros.
     pub(super) fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.fill(0, stream)
+    }
+
+    /// Begins to fill it with a byte.
+    pub(super) fn fill(&mut self, byte: u8, stream: &CudaStream) -> Result<(), CudaError> {
         let bytes = self.bytes();
         // SAFETY: so many bytes are there, until the stream has come past this: dropping waits for work.
-        unsafe { result::memset_d8_async(self.address(), 0, bytes, stream.cu_stream()) }
+        unsafe { result::memset_d8_async(self.address(), byte, bytes, stream.cu_stream()) }
             .map_err(CudaError::when("cannot clear memory of the GPU"))
     }
 
@@ -109,9 +114,24 @@ impl Buffer {
     /// # Safety
     /// `bytes` are there and nobody looks at them until the stream has come past this.
     pub(super) unsafe fn download(&self, bytes: &mut [u8], stream: &CudaStream) -> Result<(), CudaError> {
-        assert!(bytes.len() <= self.bytes(), "{} bytes of a buffer of {}", bytes.len(), self.bytes());
+        // SAFETY: the caller's promise.
+        unsafe { self.download_from(0, bytes, stream) }
+    }
+
+    /// The same for what begins so many bytes behind its start.
+    ///
+    /// # Safety
+    /// As of [`Buffer::download`].
+    pub(super) unsafe fn download_from(
+        &self,
+        start: usize,
+        bytes: &mut [u8],
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let (end, held) = (start + bytes.len(), self.bytes());
+        assert!(end <= held, "bytes {start} to {end} of a buffer of {held}");
         // SAFETY: the lengths fit; the rest is the caller's promise.
-        unsafe { result::memcpy_dtoh_async(bytes, self.address(), stream.cu_stream()) }
+        unsafe { result::memcpy_dtoh_async(bytes, self.address() + start as u64, stream.cu_stream()) }
             .map_err(CudaError::when("cannot copy from the GPU"))
     }
 }

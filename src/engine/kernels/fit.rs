@@ -24,7 +24,7 @@ pub enum Adu<'a> {
 }
 
 impl Adu<'_> {
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::engine) fn len(&self) -> usize {
         match self {
             Adu::U16(values) => values.len(),
             Adu::F32(values) => values.len(),

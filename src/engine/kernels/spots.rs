@@ -109,7 +109,16 @@ pub struct Spot {
     pub corner: [u32; 2],
     /// By how much it stands out, in the unit of the threshold.
     pub score: f32,
+    /// Which of the frames that were looked at together; 0 where it was one.
+    pub frame: u32,
 }
+
+// SAFETY: numbers of four bytes each, for any of which all bits have a meaning.
+#[allow(unsafe_code, reason = "the bytes come from a device")]
+unsafe impl bytemuck::Zeroable for Spot {}
+// SAFETY: as above, and nothing lies between them.
+#[allow(unsafe_code, reason = "the bytes come from a device")]
+unsafe impl bytemuck::Pod for Spot {}
 
 /// Finds spots in frames of one size by one camera. Holds all memory that this takes, about 10 to 40 bytes per pixel:
 /// nothing is allocated from the second frame on.

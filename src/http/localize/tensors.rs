@@ -108,7 +108,8 @@ pub(in crate::http) async fn fit(
         }
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
-            let found = front.decode.run(move || search(settings, &frames, options)).await??;
+            let whole = front.queue.is_on_gpu(model.key);
+            let found = front.decode.run(move || search(settings, &frames, options, whole)).await??;
             call.stage("decode", began.elapsed());
             found
         }
@@ -128,8 +129,13 @@ pub(in crate::http) async fn fit(
     Ok(Fitted { outputs: columns(&table, &schema), spent })
 }
 
-/// Looks for spots in posted frames.
-fn search(settings: Settings, frames: &Tensor, options: Options) -> Result<(Vec<Chunk>, Schema), InferError> {
+/// Looks for spots in posted frames, or leaves that to the engine.
+fn search(
+    settings: Settings,
+    frames: &Tensor,
+    options: Options,
+    whole: bool,
+) -> Result<(Vec<Chunk>, Schema), InferError> {
     let sample = if frames.datatype == DataType::Uint16 { SampleType::U16 } else { SampleType::F32 };
     let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
     let raw = Raw {
@@ -138,7 +144,7 @@ fn search(settings: Settings, frames: &Tensor, options: Options) -> Result<(Vec<
         sample,
         frames: Some(frames.shape[0] as u64),
     };
-    let mut stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options);
+    let mut stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options).whole(whole);
     stager.push(frames.data.clone())?;
     stager.finish();
     let mut chunks = Vec::new();

@@ -2,7 +2,12 @@
 
 use super::{Schema, Table};
 use crate::{
-    engine::{DataType, Setting, Tensor, gauss_mle::Columns, kernels::RoiBuffer, tensor::bytes_of},
+    engine::{
+        DataType, Setting, Tensor,
+        gauss_mle::{Columns, frames::Found},
+        kernels::RoiBuffer,
+        tensor::bytes_of,
+    },
     image::stack::{Frames, Samples},
 };
 use bytes::Bytes;
@@ -11,10 +16,10 @@ use bytes::Bytes;
 /// a batch and is not copied into one.
 pub(super) const ROIS: usize = 10_000;
 
-/// ROIs to fit: inputs of the engine in its order, and where they come from.
+/// ROIs to fit, or frames to find them in: inputs of the engine in its order, and where they come from.
 #[derive(Debug)]
 pub struct Chunk {
-    /// `rois` and `corners`.
+    /// `rois` and `corners`, in which frames may take the ROIs' place.
     pub inputs: Vec<Tensor>,
     /// How many.
     pub items: usize,
@@ -30,6 +35,8 @@ pub struct Origins {
     frames: Vec<u32>,
     corners: Vec<[u32; 2]>,
     scores: Vec<f32>,
+    /// The chunk is of these frames, and the engine says what was found in them.
+    whole: bool,
 }
 
 /// The ROIs that were found in frames, of which there are some.
@@ -41,6 +48,7 @@ pub(super) fn cut_out(found: &mut RoiBuffer, setting: &Setting) -> Chunk {
         frames: found.frames().to_vec(),
         corners: found.corners().to_vec(),
         scores: found.scores().to_vec(),
+        whole: false,
     };
     found.clear();
     let datatype = if wide { DataType::Fp32 } else { DataType::Uint16 };
@@ -67,27 +75,75 @@ impl Gathered {
                 Samples::F32(_) => Values::F32(Vec::with_capacity(ROIS * self.side * self.side)),
             };
         }
-        match (&mut self.values, frames.samples) {
-            (Values::U16(values), Samples::U16(more)) => values.extend_from_slice(more),
-            (Values::F32(values), Samples::F32(more)) => values.extend_from_slice(more),
-            _ => unreachable!("all frames of a stack are of one type"),
-        }
+        self.values.extend(frames.samples);
         self.count += frames.count;
     }
 
     /// All of them.
     pub(super) fn chunk(self, setting: &Setting) -> Chunk {
-        let (datatype, data) = match self.values {
-            Values::U16(values) => (DataType::Uint16, bytes_of(values)),
-            Values::F32(values) => (DataType::Fp32, bytes_of(values)),
-        };
+        let (datatype, data) = self.values.into_bytes();
         let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
         let origins = Origins {
             frames: (0..self.count).map(number).collect(),
             corners: vec![[0; 2]; self.count],
             scores: Vec::new(),
+            whole: false,
         };
         chunk(datatype, self.side, data, origins, setting)
+    }
+}
+
+/// Frames in which the engine looks for spots.
+pub(super) struct Whole {
+    first: u64,
+    size: [usize; 2],
+    /// Frames of a chunk.
+    frames_max: usize,
+    /// How many there are.
+    pub(super) count: usize,
+    values: Values,
+}
+
+impl Whole {
+    /// None yet, of this many columns and rows; so many frames are a chunk.
+    pub(super) fn new(size: [usize; 2], frames_max: usize) -> Whole {
+        Whole { first: 0, size, frames_max, count: 0, values: Values::default() }
+    }
+
+    /// Frames that there is room for.
+    pub(super) fn room(&self) -> usize {
+        self.frames_max - self.count
+    }
+
+    /// Appends some; all of one type and size.
+    pub(super) fn add(&mut self, frames: &Frames<'_>) {
+        let room = self.frames_max * self.size[0] * self.size[1];
+        if self.count == 0 {
+            self.first = frames.first;
+            self.values = match frames.samples {
+                Samples::U16(_) => Values::U16(Vec::with_capacity(room)),
+                Samples::F32(_) => Values::F32(Vec::with_capacity(room)),
+            };
+        }
+        self.values.extend(frames.samples);
+        self.count += frames.count;
+    }
+
+    /// All that are there. There are none afterwards.
+    pub(super) fn chunk(&mut self, setting: &Setting) -> Chunk {
+        let (items, [width, height]) = (std::mem::take(&mut self.count), self.size);
+        let (datatype, data) = std::mem::take(&mut self.values).into_bytes();
+        let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
+        let frames = (0..items).map(number).collect();
+        Chunk {
+            inputs: vec![
+                Tensor { datatype, shape: vec![items, height, width], data },
+                Tensor { datatype: DataType::Uint32, shape: vec![items, 2], data: vec![0; 8 * items].into() },
+            ],
+            items,
+            setting: setting.clone(),
+            origins: Origins { frames, corners: Vec::new(), scores: Vec::new(), whole: true },
+        }
     }
 }
 
@@ -95,6 +151,23 @@ impl Gathered {
 pub(super) enum Values {
     U16(Vec<u16>),
     F32(Vec<f32>),
+}
+
+impl Values {
+    fn extend(&mut self, samples: Samples<'_>) {
+        match (self, samples) {
+            (Values::U16(values), Samples::U16(more)) => values.extend_from_slice(more),
+            (Values::F32(values), Samples::F32(more)) => values.extend_from_slice(more),
+            _ => unreachable!("all frames of a stack are of one type"),
+        }
+    }
+
+    fn into_bytes(self) -> (DataType, Bytes) {
+        match self {
+            Values::U16(values) => (DataType::Uint16, bytes_of(values)),
+            Values::F32(values) => (DataType::Fp32, bytes_of(values)),
+        }
+    }
 }
 
 impl Default for Values {
@@ -126,7 +199,7 @@ impl Origins {
         let frames = frames.unwrap_or_else(|| vec![0; items]);
         let corners = corners.unwrap_or_else(|| vec![[0; 2]; items]);
         assert!(frames.len() == items && corners.len() == items, "one frame and one corner for each ROI");
-        Origins { frames, corners, scores: Vec::new() }
+        Origins { frames, corners, scores: Vec::new(), whole: false }
     }
 
     /// What the engine gave for the chunk, as rows: positions count from the frame's first pixel.
@@ -135,15 +208,30 @@ impl Origins {
     /// Outputs that are not those of the fitter: our own fault.
     pub fn table(self, outputs: &[Tensor], schema: &Schema, setting: &Setting) -> Result<Table, String> {
         let columns = Columns::of(setting.model().psf());
-        let items = self.frames.len();
+        if self.whole {
+            let Found { counts, fits, codes, corners, scores } = Found::read(outputs, columns)?;
+            if counts.len() != self.frames.len() {
+                return Err(format!("the fitter answered {} of {} frames", counts.len(), self.frames.len()));
+            }
+            let of_frame = |(frame, count): (&u32, usize)| std::iter::repeat_n(*frame, count);
+            let frames = self.frames.iter().zip(counts).flat_map(of_frame).collect();
+            let origins = Origins { frames, corners, scores, whole: false };
+            return origins.rows(columns, &fits, &codes, schema);
+        }
         let (Some(fits), Some(codes)) = (outputs.first(), outputs.get(1)) else {
             return Err("the fitter gave no results".into());
         };
         let fits = fits.as_f32().ok_or("the fitter gave no numbers")?;
-        if fits.len() != items * columns.count() || codes.data.len() != 2 * items {
+        self.rows(columns, &fits, &codes.data, schema)
+    }
+
+    /// What was fitted of the ROIs from here.
+    fn rows(self, columns: Columns, fits: &[f32], codes: &[u8], schema: &Schema) -> Result<Table, String> {
+        let items = self.frames.len();
+        if fits.len() != items * columns.count() || codes.len() != 2 * items {
             return Err(format!("the fitter gave {} numbers for {items} ROIs", fits.len()));
         }
-        let mut turned = turn(&fits, columns.count(), items).into_iter();
+        let mut turned = turn(fits, columns.count(), items).into_iter();
         let mut take = |count: usize| turned.by_ref().take(count).collect::<Vec<_>>();
         let mut table = Table::new(schema);
         let Columns { parameters, covariances } = columns;
@@ -157,8 +245,8 @@ impl Origins {
                 *position += corner[axis] as f32;
             }
         }
-        table.iterations = codes.data.iter().step_by(2).copied().collect();
-        table.status = codes.data.iter().skip(1).step_by(2).copied().collect();
+        table.iterations = codes.iter().step_by(2).copied().collect();
+        table.status = codes.iter().skip(1).step_by(2).copied().collect();
         table.frame = self.frames;
         if schema.score.is_some() {
             table.score = self.scores;

@@ -256,6 +256,11 @@ impl Settings {
     /// # Errors
     /// Values that do not go together, by their keys.
     pub fn finder(&self, camera: &Camera, width: usize, height: usize) -> Result<SpotFinder, String> {
+        SpotFinder::new(&self.spots(), camera, width, height).map_err(|error| error.to_string())
+    }
+
+    /// What is taken for a spot, not checked.
+    fn spots(&self) -> FinderOptions {
         let contrast = |threshold| Method::Contrast {
             sigma_px: self.sigma_px,
             wide: WIDE,
@@ -267,13 +272,12 @@ impl Settings {
             Least::Noise(multiple) => contrast(Threshold::Noise(multiple)),
             Least::Gradient(minimum) => Method::NetGradient { minimum },
         };
-        let options = FinderOptions {
+        FinderOptions {
             method,
             box_side: self.box_px,
             border: if self.drop_at_border { Border::Drop } else { Border::Shift },
             spots_max: self.spots_max,
-        };
-        SpotFinder::new(&options, camera, width, height).map_err(|error| error.to_string())
+        }
     }
 
     /// What the results are about. `found` says that spots were looked for.

@@ -1,10 +1,11 @@
 //! From the bytes of a stack to ROIs that an engine fits, chunk by chunk, in memory that does not grow with the stack.
 //!
-//! A stack holds frames, in which spots are looked for and cut out, or it holds the ROIs themselves.
+//! A stack holds frames, in which spots are looked for and cut out, or it holds the ROIs themselves. Where a GPU fits, frames go
+//! there as they are ([`Stager::whole`]): they are copied once, and the GPU looks for spots itself.
 
 use super::{
     Schema, Settings,
-    chunk::{Chunk, Gathered, ROIS, Values, cut_out},
+    chunk::{Chunk, Gathered, ROIS, Values, Whole, cut_out},
 };
 use crate::{
     engine::{
@@ -18,6 +19,9 @@ use bytes::Bytes;
 
 /// Pixels looked at after which [`Stager::step`] returns, whatever it found: about 10 ms of work.
 const PIXELS: usize = 1 << 22;
+
+/// Sides of frames that go whole to where they are fitted, px: what cameras have.
+const WHOLE_SIDE_MAX: usize = 8192;
 
 /// Why ROIs alone are refused where a camera has maps.
 pub const CORNERS_NEEDED: &str = "the camera has a value for each pixel of its sensor, so ROIs need to say where they lie on it: \
@@ -66,6 +70,7 @@ enum Source {
     /// Not known before the first frame.
     Open,
     Frames(Box<SpotFinder>, RoiBuffer),
+    Whole(Whole),
     Rois(Gathered),
 }
 
@@ -74,6 +79,7 @@ pub struct Stager {
     reader: StackReader,
     settings: Settings,
     holds: Holds,
+    whole: bool,
     source: Source,
     setting: Option<Setting>,
     finished: bool,
@@ -92,10 +98,17 @@ impl Stager {
             reader: StackReader::new(format, options),
             settings,
             holds,
+            whole: false,
             source: Source::Open,
             setting: None,
             finished: false,
         }
+    }
+
+    /// Leaves it to the engine to look for spots: chunks of frames are whole ones, but for frames larger than any camera's.
+    #[must_use]
+    pub fn whole(self, whole: bool) -> Stager {
+        Stager { whole, ..self }
     }
 
     /// Takes the next bytes of the stack.
@@ -129,7 +142,7 @@ impl Stager {
     pub fn schema(&self) -> Result<Schema, String> {
         let mut schema = self.settings.schema(!matches!(self.source, Source::Rois(_)))?;
         if let Some(info) = self.info() {
-            if matches!(self.source, Source::Frames(..)) {
+            if matches!(self.source, Source::Frames(..) | Source::Whole(_)) {
                 schema.frame_size = Some([info.width, info.height]);
             }
             schema.frames = info.frames.and_then(|frames| u32::try_from(frames).ok());
@@ -148,6 +161,7 @@ impl Stager {
             let wanted = match &self.source {
                 Source::Open => 1,
                 Source::Frames(..) => ROIS,
+                Source::Whole(whole) => whole.room(),
                 Source::Rois(gathered) => ROIS - gathered.count,
             };
             let frames = match self.reader.next_frames(wanted) {
@@ -171,7 +185,7 @@ impl Stager {
             } else {
                 look(&mut self.source, &frames)?;
             }
-            if self.source.found() >= ROIS {
+            if self.source.is_full() {
                 return Ok(self.rest());
             }
             if looked >= PIXELS {
@@ -210,6 +224,12 @@ impl Stager {
         } else {
             let finder =
                 self.settings.finder(setting.camera(), width, height).map_err(InferError::BadRequest)?;
+            if self.whole && width.max(height) <= WHOLE_SIDE_MAX {
+                let frames_max = (PIXELS / (width * height)).clamp(1, ROIS);
+                self.source = Source::Whole(Whole::new([width, height], frames_max));
+                self.setting = Some(setting.finding(*finder.options()));
+                return Ok(());
+            }
             let found = RoiBuffer::new(self.settings.box_px());
             Source::Frames(
                 Box::new(finder),
@@ -227,6 +247,7 @@ impl Stager {
         };
         Step::Chunk(match &mut self.source {
             Source::Frames(_, found) => cut_out(found, setting),
+            Source::Whole(whole) => whole.chunk(setting),
             Source::Rois(gathered) => std::mem::take(gathered).chunk(setting),
             Source::Open => unreachable!("nothing is found before it is known where"),
         })
@@ -234,11 +255,20 @@ impl Stager {
 }
 
 impl Source {
-    /// ROIs that were not handed out.
+    /// Whether what was not handed out is a chunk.
+    fn is_full(&self) -> bool {
+        match self {
+            Source::Whole(whole) => whole.room() == 0,
+            other => other.found() >= ROIS,
+        }
+    }
+
+    /// What was not handed out: ROIs, or frames.
     fn found(&self) -> usize {
         match self {
             Source::Open => 0,
             Source::Frames(_, found) => found.len(),
+            Source::Whole(whole) => whole.count,
             Source::Rois(gathered) => gathered.count,
         }
     }
@@ -274,6 +304,10 @@ impl Owned {
 fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
     let (finder, found) = match source {
         Source::Frames(finder, found) => (finder, found),
+        Source::Whole(whole) => {
+            whole.add(frames);
+            return Ok(());
+        }
         Source::Rois(gathered) => {
             gathered.add(frames);
             return Ok(());

@@ -7,7 +7,7 @@ use crate::{
 };
 use ocelli::engine::kernels::{
     Adu, Border, Camera, FinderOptions, Method, RoiBuffer, Spot, SpotFinder, Threshold,
-    spots::device::{SpotAddresses, SpotCut},
+    spots::device::{CUT_THREADS, LOWEST, SpotAddresses, THREADS},
 };
 
 const KERNELS: &str = include_str!("../../../kernels/generated/spots.ptx");
@@ -84,7 +84,7 @@ fn on_device(device: &Device, finder: &SpotFinder, adu: &[u16]) -> (Vec<Spot>, V
     let constants = finder.constants().map(|values| (!values.is_empty()).then(|| device.with(values)));
     let plane = finder.plane_values();
     let work: [_; 5] = std::array::from_fn(|i| match i {
-        3 => device.with(&vec![-3e38_f32; plane]),
+        3 => device.with(&vec![LOWEST; 4 * plane]),
         _ => device.garbage(4 * plane),
     });
     let places = finder.spots_possible();
@@ -94,43 +94,30 @@ fn on_device(device: &Device, finder: &SpotFinder, adu: &[u16]) -> (Vec<Spot>, V
         constants: constants.each_ref().map(|memory| memory.as_ref().map_or(0, Memory::address)),
         work: work.each_ref().map(Memory::address),
         spots: spots.address(),
+        spots_max: places as u64,
         count: count.address(),
     };
     let call = finder.on_device(&addresses);
-    let [columns, rows] = finder.blocks();
     for name in names {
         let [kernel] = device.kernels(KERNELS, [name]);
-        device.launch(kernel, [columns, rows, 1], [32, 4, 1], &mut [at(&call)]);
+        device.launch(kernel, finder.blocks(1), THREADS, &mut [at(&call)]);
     }
     let side = finder.options().box_side;
     let (rois, corners) = (device.garbage(places * side * side * 2), device.garbage(places * 8));
-    let cut = SpotCut {
-        frame: addresses.frame,
-        spots: addresses.spots,
-        count: addresses.count,
-        spots_max: places as u64,
-        width: finder.size().0 as i32,
-        side: side as i32,
-        rois: rois.address(),
-        corners: corners.address(),
-    };
+    let cut = finder.cut_on_device(&addresses, rois.address(), corners.address());
     let [kernel] = device.kernels(KERNELS, ["spots_cut_u16"]);
-    device.launch(kernel, [3, 1, 1], [64, 1, 1], &mut [at(&cut)]);
+    device.launch(kernel, [3, 1, 1], [CUT_THREADS, 1, 1], &mut [at(&cut)]);
     let found = device.read::<u64>(&count, 1)[0] as usize;
     assert!(found <= places);
-    // x, y, the corner, and the bits of the score.
-    let words = device.read::<[u32; 5]>(&spots, found);
+    let spots = device.read::<Spot>(&spots, found);
     let (rois, corners) =
         (device.read::<u16>(&rois, found * side * side), device.read::<[u32; 2]>(&corners, found));
     // The device finds in any order.
     let mut order: Vec<usize> = (0..found).collect();
-    order.sort_by_key(|&i| (words[i][1], words[i][0]));
-    let spot = |i: usize| {
-        let [x, y, left, top, score] = words[i];
-        assert_eq!(corners[i], [left, top], "the corner of the box that was cut");
-        Spot { x, y, corner: [left, top], score: f32::from_bits(score) }
-    };
+    order.sort_by_key(|&i| (spots[i].y, spots[i].x));
+    let at_corner = |i: &usize| corners[*i] == spots[*i].corner;
+    assert!(order.iter().all(at_corner), "the corners of the boxes that were cut");
     let pixels = side * side;
     let boxes = order.iter().flat_map(|&i| rois[i * pixels..(i + 1) * pixels].to_vec()).collect();
-    (order.iter().map(|&i| spot(i)).collect(), boxes)
+    (order.iter().map(|&i| spots[i]).collect(), boxes)
 }

@@ -57,6 +57,11 @@ impl Rounds {
         }
     }
 
+    /// Blocks of a kernel that are on the device at a time, without memory that they share.
+    pub(super) fn resident(&self, kernel: &Kernel, threads: u32) -> Result<u32, CudaError> {
+        Ok(kernel.resident(threads, 0)?.max(1) * self.processors)
+    }
+
     /// How ROIs of `side` pixels are fitted: `f32` if `wide`, with maps or without.
     pub(super) fn plan(&self, psf: &Psf, wide: bool, maps: bool, side: usize) -> FitLaunch {
         FitLaunch::new(psf, wide, maps, side, self.memory)
@@ -115,7 +120,8 @@ impl Rounds {
         Ok(true)
     }
 
-    /// Begins to fit, in rounds if [`Rounds::prepare`] said so.
+    /// Begins to fit, in rounds if [`Rounds::prepare`] said so. `found` is where on the device it stands how many of `count` ROIs
+    /// there are, or 0 for all.
     ///
     /// # Safety
     /// What `call` leads to is there until the stream has come past this, and is as `launch` was planned for.
@@ -124,7 +130,7 @@ impl Rounds {
         &mut self,
         launch: &FitLaunch,
         call: &FitCall,
-        count: usize,
+        (count, found): (usize, u64),
         in_rounds: bool,
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
@@ -145,7 +151,7 @@ impl Rounds {
             let [to, from] = [round % 2, (round + 1) % 2].map(|list| address(&self.lists[list]));
             let argument = FitRound {
                 begun: if first { 0 } else { from },
-                begun_count: if first { 0 } else { counted(round - 1) },
+                begun_count: if first { found } else { counted(round - 1) },
                 unfinished: if last { 0 } else { to },
                 unfinished_count: if last { 0 } else { counted(round) },
                 places: if in_rounds { count as u64 } else { 0 },

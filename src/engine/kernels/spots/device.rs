@@ -6,6 +6,15 @@ use super::{
     plane::{Plane, PlaneLayout},
 };
 
+/// What fills memory for the contrast: bytes that make a float of -1.7e38, which is lower than any contrast.
+pub const LOWEST: u8 = 0xfe;
+
+/// Threads of a block of all launches but those that cut.
+pub const THREADS: [u32; 3] = [32, 4, 1];
+
+/// Threads of a block that cuts.
+pub const CUT_THREADS: u32 = 64;
+
 /// What a finder brings to the device once, in the order that [`SpotFinder::on_device`] takes it back: gain, bias, scale of
 /// the narrow and of the wide mean, shot, readout, power, and the weights of the net gradient. Empty where it has none.
 pub const CONSTANTS: usize = 8;
@@ -13,16 +22,18 @@ pub const CONSTANTS: usize = 8;
 /// Where things lie on the device; addresses are of the first byte of what was allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct SpotAddresses {
-    /// The frame, `[height, width]` of `u16` or `f32`.
+    /// The frames, `[frames, height, width]` of `u16` or `f32`.
     pub frame: u64,
     /// What [`SpotFinder::constants`] gave; 0 for what was empty.
     pub constants: [u64; CONSTANTS],
-    /// Planes to work in, each of [`SpotFinder::plane_values`] values: electrons, narrow and wide mean, contrast, noise. The
-    /// contrast's are all -3e38 before the first frame.
+    /// Planes to work in, [`SpotFinder::plane_values`] for each frame: electrons, narrow and wide mean, contrast, noise. The
+    /// contrast's are all -1e38 or less before the first launch.
     pub work: [u64; 5],
-    /// Places for [`Spot`](super::Spot)s: [`SpotFinder::spots_possible`].
+    /// Places for [`Spot`](super::Spot)s.
     pub spots: u64,
-    /// A `u64`, 0 before each frame: how many were found.
+    /// How many.
+    pub spots_max: u64,
+    /// A `u64`, 0 before: how many were found, be there places for them or not.
     pub count: u64,
 }
 
@@ -38,6 +49,8 @@ pub struct SpotCut {
     pub count: u64,
     /// Places for ROIs: boxes beyond are not cut.
     pub spots_max: u64,
+    /// Pixels of a frame.
+    pub frame_pixels: i64,
     /// Columns of the frame.
     pub width: i32,
     /// Side of the boxes, px.
@@ -54,7 +67,7 @@ impl SpotFinder {
         self.plan.constants().map(Plane::values)
     }
 
-    /// Values of a plane to work in.
+    /// Values of a plane to work in, for one frame.
     pub fn plane_values(&self) -> usize {
         let (width, height) = self.size();
         PlaneLayout::new(width, height).values
@@ -65,7 +78,13 @@ impl SpotFinder {
         self.spots.len()
     }
 
-    /// The argument of all launches for a frame.
+    /// The planes that its launches work in, of those in [`SpotAddresses`].
+    pub fn works_in(&self) -> [bool; 5] {
+        let contrast = !self.plan.by_gradient();
+        [true, contrast, contrast, contrast, self.plan.by_noise()]
+    }
+
+    /// The argument of all launches.
     pub fn on_device(&self, addresses: &SpotAddresses) -> SpotCall {
         let (width, height) = self.size();
         let layout = PlaneLayout::new(width, height);
@@ -80,19 +99,36 @@ impl SpotFinder {
         call.frame = addresses.frame as *const _;
         call.work(&Work { electrons, narrow, wide, contrast, noise }, self.plan.by_noise());
         call.spots = addresses.spots as *mut _;
-        call.spots_max = self.spots.len() as u64;
+        call.spots_max = addresses.spots_max;
+        call.plane_values = layout.values as i64;
         call.count = addresses.count as *mut _;
         call
     }
 
-    /// Columns and rows of the grid of all launches but those that cut: blocks of 32 by 4 threads.
-    pub fn blocks(&self) -> [u32; 2] {
+    /// What cuts the boxes around spots that these addresses have, with places for as many ROIs.
+    pub fn cut_on_device(&self, addresses: &SpotAddresses, rois: u64, corners: u64) -> SpotCut {
         let (width, height) = self.size();
-        [width.div_ceil(32) as u32, height.div_ceil(4) as u32]
+        SpotCut {
+            frame: addresses.frame,
+            spots: addresses.spots,
+            count: addresses.count,
+            spots_max: addresses.spots_max,
+            frame_pixels: (width * height) as i64,
+            width: width as i32,
+            side: self.options.box_side as i32,
+            rois,
+            corners,
+        }
     }
 
-    /// The kernels of `kernels/generated/spots.ptx` that a frame takes, in order, before boxes are cut by `spots_cut_u16` or
-    /// `spots_cut_f32`; `wide`: it is of `f32`.
+    /// The grid of all launches for so many frames, at most 65535, but of those that cut.
+    pub fn blocks(&self, frames: u32) -> [u32; 3] {
+        let (width, height) = self.size();
+        [width.div_ceil(32) as u32, height.div_ceil(4) as u32, frames]
+    }
+
+    /// The kernels of `kernels/generated/spots.ptx` that frames take, in order, before boxes are cut by `spots_cut_u16` or
+    /// `spots_cut_f32`; `wide`: they are of `f32`.
     pub fn launches(&self, wide: bool) -> &'static [&'static str] {
         match (self.plan.by_gradient(), wide) {
             (true, false) => &["spots_convert_u16", "spots_select"],

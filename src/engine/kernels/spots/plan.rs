@@ -59,6 +59,7 @@ pub struct SpotCall {
     pub(super) wide: *mut f32,
     pub(super) contrast: *mut f32,
     pub(super) power: *mut f32,
+    pub(super) plane_values: i64,
     pub(super) noise: i32,
     pub(super) above: *mut u32,
     pub(super) spots: *mut Spot,
@@ -272,6 +273,7 @@ impl Plan {
             contrast: ptr::null_mut(),
             // Only read where it is no noise.
             power: power.cast_mut(),
+            plane_values: 0,
             noise: 0,
             above: ptr::null_mut(),
             spots: ptr::null_mut(),

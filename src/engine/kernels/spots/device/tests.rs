@@ -31,14 +31,18 @@ impl Memory {
     }
 }
 
-/// The spots of a frame in the order of their pixels, and the boxes around them with their corners.
+/// The spots of a frame, or of some, in the order of their pixels, and the boxes around them with their corners.
 fn on_device<T: bytemuck::Pod>(finder: &SpotFinder, frame: &[T]) -> (Vec<Spot>, Vec<T>, Vec<[u32; 2]>) {
     let wide = size_of::<T>() == 4;
+    let (width, height) = finder.size();
+    let frames = frame.len() / (width * height);
+    let plane_values = finder.plane_values() * frames;
     let mut frame = Memory::of(frame);
     let mut constants = finder.constants().map(Memory::of);
-    let mut work: [Memory; 5] = std::array::from_fn(|_| Memory::new(finder.plane_values() * 4));
-    work[3].slice::<f32>(finder.plane_values()).fill(-3e38);
-    let places = finder.spots_possible();
+    let mut work: [Memory; 5] = std::array::from_fn(|_| Memory::new(plane_values * 4));
+    // As a device fills memory: with a byte.
+    work[3].slice::<u8>(plane_values * 4).fill(LOWEST);
+    let places = finder.spots_possible() * frames;
     let mut spots = vec![Spot::default(); places];
     let mut count = 0u64;
     let addresses = SpotAddresses {
@@ -48,15 +52,15 @@ fn on_device<T: bytemuck::Pod>(finder: &SpotFinder, frame: &[T]) -> (Vec<Spot>, 
         }),
         work: std::array::from_fn(|i| work[i].address()),
         spots: spots.as_mut_ptr() as u64,
+        spots_max: places as u64,
         count: &raw mut count as u64,
     };
     let call = finder.on_device(&addresses);
-    let [columns, rows] = finder.blocks();
     for kernel in finder.launches(wide) {
         // SAFETY: addresses are of this machine's memory, of the sizes that the finder gives.
         #[allow(unsafe_code, reason = "a call into C++")]
         unsafe {
-            emulated::launch(kernel, [columns, rows, 1], [32, 4, 1], 0, &call);
+            emulated::launch(kernel, finder.blocks(frames as u32), THREADS, 0, &call);
         }
     }
     let found = count as usize;
@@ -66,25 +70,16 @@ fn on_device<T: bytemuck::Pod>(finder: &SpotFinder, frame: &[T]) -> (Vec<Spot>, 
     let side = finder.options().box_side;
     let mut rois = Memory::new(places.max(1) * side * side * size_of::<T>());
     let mut corners = vec![[0u32; 2]; places];
-    let cut = SpotCut {
-        frame: addresses.frame,
-        spots: addresses.spots,
-        count: addresses.count,
-        spots_max: places as u64,
-        width: finder.size().0 as i32,
-        side: side as i32,
-        rois: rois.address(),
-        corners: corners.as_mut_ptr() as u64,
-    };
+    let cut = finder.cut_on_device(&addresses, rois.address(), corners.as_mut_ptr() as u64);
     let kernel = if wide { "spots_cut_f32" } else { "spots_cut_u16" };
     // SAFETY: as above.
     #[allow(unsafe_code, reason = "a call into C++")]
     unsafe {
-        emulated::launch(kernel, [3, 1, 1], [64, 1, 1], 0, &cut);
+        emulated::launch(kernel, [3, 1, 1], [CUT_THREADS, 1, 1], 0, &cut);
     }
     let rois: Vec<T> = rois.slice(found * side * side).to_vec();
     let mut order: Vec<usize> = (0..found).collect();
-    order.sort_by_key(|&i| (spots[i].y, spots[i].x));
+    order.sort_by_key(|&i| (spots[i].frame, spots[i].y, spots[i].x));
     let pixels = side * side;
     let boxes = order.iter().flat_map(|&i| rois[i * pixels..(i + 1) * pixels].to_vec()).collect();
     (order.iter().map(|&i| spots[i]).collect(), boxes, order.iter().map(|&i| corners[i]).collect())
@@ -165,4 +160,42 @@ fn pixels_that_are_no_numbers_leave_no_spots_on_the_device() {
     let finder = SpotFinder::new(&contrast(Threshold::Photons(500.0)), &Camera::ideal(), 60, 40).unwrap();
     let (spots, ..) = on_device(&finder, &scene.pixels);
     assert_eq!(places(&spots), [[45, 20]]);
+}
+
+#[test]
+fn frames_that_are_looked_at_together_do_not_mix() {
+    let (width, height) = (70, 45);
+    let scenes: Vec<Scene> = (0..5)
+        .map(|frame: usize| {
+            let spot = |scene: Scene, i: usize| {
+                let (x, y) = ((i * 37 + frame * 11) % width, (i * 53 + frame * 7) % height);
+                scene.with(x as f64 + 0.2, y as f64 - 0.1, 900.0 + 150.0 * (i % 5) as f64)
+            };
+            // One of them has no spot.
+            let spots = if frame == 2 { 0..0 } else { 0..6 + frame };
+            spots.fold(Scene::new(width, height, 12.0), spot).noisy(0xf00 + frame as u64)
+        })
+        .collect();
+    let values = (0..width * height).map(|i| if i % 11 == 3 { 25.0 } else { 1.5 }).collect();
+    let noise = SensorMap { height, width, values };
+    let maps =
+        Camera::new(&CameraValue::Scalar(2.0), &CameraValue::Scalar(0.9), &CameraValue::Map(noise)).unwrap();
+    let together: Vec<f32> = scenes.iter().flat_map(|scene| scene.pixels.clone()).collect();
+    for camera in [&Camera::ideal(), &maps] {
+        let by_photons = contrast(Threshold::Photons(300.0));
+        for options in [by_photons, contrast(Threshold::Noise(6.0)), net_gradient(300.0)] {
+            let finder = SpotFinder::new(&options, camera, width, height).unwrap();
+            let (spots, boxes, corners) = on_device(&finder, &together);
+            let (mut found, mut cut, mut at) = (Vec::new(), Vec::new(), Vec::new());
+            for (frame, scene) in scenes.iter().enumerate() {
+                let (spots, boxes, corners) = on_device(&finder, &scene.pixels);
+                found.extend(spots.into_iter().map(|spot| Spot { frame: frame as u32, ..spot }));
+                cut.extend(boxes);
+                at.extend(corners);
+            }
+            assert_eq!(spots, found);
+            assert_eq!((boxes, corners), (cut, at));
+            assert!(spots.len() > 20, "{} spots", spots.len());
+        }
+    }
 }

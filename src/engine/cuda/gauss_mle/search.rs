@@ -1,0 +1,368 @@
+//! Camera frames on the device: they are copied in, and spots are found, cut out and fitted there.
+//!
+//! How many spots there are only the device knows, when it has found them. So a batch is begun with places for as many as are
+//! likely, the number is what lands first, and rows for as many are fetched then. A batch of more spots than that is done by the
+//! host, and the next ones have more places.
+
+use super::{
+    super::{Buffer, Context, CudaError, Heap, Kernel, Module, Streams},
+    CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, address, row_bytes,
+};
+use crate::engine::{
+    Airborne, EngineError, Flight, Setting, Tensor, TensorView,
+    gauss_mle::frames::{Fitted, Frames, answer},
+    kernels::{
+        Adu, FinderOptions, FitCall, InstructionSet, Spot, SpotFinder,
+        fit::device::FitAddresses,
+        spots::{
+            SpotCall,
+            device::{CONSTANTS, CUT_THREADS, LOWEST, SpotAddresses, SpotCut, THREADS},
+        },
+    },
+    staging::{Blocks, Lent},
+};
+use cudarc::driver::{CudaStream, DeviceRepr};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+const KERNELS: &str = include_str!("../../../../kernels/generated/spots.ptx");
+
+/// Searches whose constants and planes stay on the device.
+const KNOWN_MAX: usize = 2;
+/// Places for spots of a batch, at the least, and pixels for each of more.
+const PLACES_MIN: usize = 4096;
+const PIXELS_PER_PLACE: usize = 128;
+/// What a grid has of blocks along y and z.
+const BLOCKS_MAX: usize = 65_535;
+/// Of the number of spots.
+const COUNT_BYTES: usize = size_of::<u64>();
+
+// SAFETY: the structs that the kernels take by value, their addresses being the device's.
+unsafe impl DeviceRepr for SpotCall {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for SpotCut {}
+
+/// What looking for spots takes beside what a batch has.
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    module: Option<Module>,
+    kernels: HashMap<&'static str, Kernel>,
+    /// The newest last.
+    known: Vec<Arc<Known>>,
+    /// The most spots that a batch had.
+    most: Arc<AtomicUsize>,
+}
+
+/// A search on the device. Batches on one stream share its planes: they follow each other there.
+#[derive(Debug)]
+struct Known {
+    setting: Setting,
+    finder: SpotFinder,
+    /// That there are planes for.
+    frames: usize,
+    constants: [Option<Buffer>; CONSTANTS],
+    work: [Option<Buffer>; 5],
+}
+
+impl Search {
+    pub(super) fn rest(&mut self) {
+        self.known.clear();
+    }
+
+    fn kernel(&mut self, context: &Context, name: &'static str) -> Result<Kernel, CudaError> {
+        if let Some(known) = self.kernels.get(name) {
+            return Ok(known.clone());
+        }
+        let module = match self.module.take() {
+            Some(module) => module,
+            None => Module::load(context, "spots", KERNELS)?,
+        };
+        let kernel = self.module.insert(module).kernel(name)?;
+        self.kernels.insert(name, kernel.clone());
+        Ok(kernel)
+    }
+
+    /// The search for spots in as many frames, brought to the device the first time.
+    fn known(
+        &mut self,
+        heap: &Arc<Heap>,
+        streams: &Streams,
+        setting: &Setting,
+        options: &FinderOptions,
+        frames: &Frames<'_>,
+    ) -> Result<Arc<Known>, EngineError> {
+        let size = (frames.width, frames.height);
+        let same = |known: &Known| known.setting == *setting && known.finder.size() == size;
+        if let Some(at) = self.known.iter().position(|known| same(known) && known.frames >= frames.count) {
+            let known = self.known.remove(at);
+            self.known.push(Arc::clone(&known));
+            return Ok(known);
+        }
+        // Who is on its way holds its own.
+        self.known.retain(|known| !same(known));
+        if self.known.len() == KNOWN_MAX {
+            self.known.remove(0);
+        }
+        let finder = SpotFinder::new(options, setting.camera(), frames.width, frames.height);
+        let finder = finder.map_err(|error| EngineError::Input(error.to_string()))?;
+        let known = Known::new(heap, streams, setting, finder, frames.count)?;
+        self.known.push(Arc::clone(&known));
+        Ok(known)
+    }
+
+    /// Places for the spots of a batch.
+    fn places(&self, known: &Known, frames: &Frames<'_>) -> usize {
+        let pixels = frames.count * frames.width * frames.height;
+        let most = self.most.load(Ordering::Relaxed);
+        let likely = PLACES_MIN.max(pixels / PIXELS_PER_PLACE).max(most + most / 4);
+        likely.min(frames.count * known.finder.spots_possible()).max(1)
+    }
+}
+
+impl Known {
+    fn new(
+        heap: &Arc<Heap>,
+        streams: &Streams,
+        setting: &Setting,
+        finder: SpotFinder,
+        frames: usize,
+    ) -> Result<Arc<Known>, CudaError> {
+        let mut work = [const { None }; 5];
+        let plane_bytes = finder.plane_values() * frames * size_of::<f32>();
+        for (plane, _) in work.iter_mut().zip(finder.works_in()).filter(|(_, works)| *works) {
+            *plane = Some(Buffer::new(heap, plane_bytes)?);
+        }
+        let upload = |values: &[f32]| {
+            let bytes: &[u8] = bytemuck::cast_slice(values);
+            let mut buffer = Buffer::new(heap, bytes.len())?;
+            // SAFETY: waited for below; in between, the finder is there.
+            unsafe { buffer.upload(bytes, &streams.upload) }?;
+            Ok::<_, CudaError>(buffer)
+        };
+        let filled = work[3].as_mut().map_or(Ok(()), |contrast| contrast.fill(LOWEST, &streams.upload));
+        let uploads = finder.constants().map(|values| (!values.is_empty()).then(|| upload(values)));
+        // Once for each search: this may wait, for copies alone, and does whatever became of them.
+        let copied = streams.upload.synchronize();
+        copied.map_err(CudaError::when("cannot copy what spots are found with to the GPU"))?;
+        filled?;
+        let mut constants = [const { None }; CONSTANTS];
+        for (constant, uploaded) in constants.iter_mut().zip(uploads) {
+            *constant = uploaded.transpose()?;
+        }
+        Ok(Arc::new(Known { setting: setting.clone(), finder, frames, constants, work }))
+    }
+}
+
+impl GaussMle {
+    /// Begins a batch of frames.
+    pub(super) fn start_search(
+        &mut self,
+        inputs: Vec<Tensor>,
+        setting: &Setting,
+        options: &FinderOptions,
+    ) -> Result<Flight, EngineError> {
+        let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+        let frames = Frames::of(&views)?;
+        if frames.count == 0 {
+            return Ok(Flight::Landed(answer(0, options.spots_max, &[], &[], &[])));
+        }
+        if frames.count > BLOCKS_MAX || frames.height.div_ceil(THREADS[1] as usize) > BLOCKS_MAX {
+            let (count, rows) = (frames.count, frames.height);
+            return Err(EngineError::Input(format!(
+                "{count} frames of {rows} rows are more than a GPU takes at once: {BLOCKS_MAX} of {} rows",
+                BLOCKS_MAX * THREADS[1] as usize
+            )));
+        }
+        let known = self.search.known(&self.heap, &self.streams, setting, options, &frames)?;
+        let maps = self.maps(setting.camera())?;
+        let places = self.search.places(&known, &frames);
+        let sample = if matches!(frames.adu, Adu::F32(_)) { 4 } else { 2 };
+        let mut place = self.place(&Room {
+            frames: views[0].data.len(),
+            spots: places * size_of::<Spot>(),
+            count: COUNT_BYTES,
+            rois: places * options.box_side.pow(2) * sample,
+            corners: if maps.is_some() { places * size_of::<[u32; 2]>() } else { 0 },
+            results: places * (row_bytes(setting) + CODE_BYTES),
+        })?;
+        let mut counted = self.results.lend(COUNT_BYTES);
+        let begun = self.begin_search(
+            &mut place,
+            &frames,
+            views[0].data,
+            &known,
+            maps.as_ref(),
+            places,
+            &mut counted,
+        );
+        if let Err(error) = begun {
+            // What was begun may still read and write.
+            self.streams.settle();
+            self.put_back(place);
+            return Err(error.into());
+        }
+        drop(views);
+        Ok(Flight::Airborne(Box::new(Searching {
+            taken: Taken { place: Some(place), back: self.back.clone() },
+            context: Arc::clone(&self.context),
+            download: Arc::clone(&self.streams.download),
+            places,
+            most: Arc::clone(&self.search.most),
+            counted,
+            results: self.results.clone(),
+            inputs,
+            known,
+            _maps: maps,
+        })))
+    }
+
+    /// Has the device copy, find, cut, fit and copy back how many there are.
+    #[allow(clippy::too_many_arguments, reason = "all that a batch has")]
+    fn begin_search(
+        &mut self,
+        place: &mut Place,
+        frames: &Frames<'_>,
+        bytes: &[u8],
+        known: &Known,
+        maps: Option<&Maps>,
+        places: usize,
+        counted: &mut Lent,
+    ) -> Result<(), CudaError> {
+        let (setting, finder) = (&known.setting, &known.finder);
+        let (wide, side) = (matches!(frames.adu, Adu::F32(_)), finder.options().box_side);
+        let psf = setting.model().psf();
+        let launch = self.rounds.plan(psf, wide, maps.is_some(), side);
+        let in_rounds = self.rounds.prepare(&launch, psf, places, &self.streams.compute)?;
+        let names = finder.launches(wide).iter();
+        let finding: Result<Vec<Kernel>, CudaError> =
+            names.map(|name| self.search.kernel(&self.context, name)).collect();
+        let cutter =
+            self.search.kernel(&self.context, if wide { "spots_cut_f32" } else { "spots_cut_u16" })?;
+        let cutting = self.rounds.resident(&cutter, CUT_THREADS)?.min(places as u32);
+
+        let Streams { upload, compute, download } = &self.streams;
+        let (Some(buffer), Some(count)) = (&mut place.frames, &mut place.count) else {
+            unreachable!("room was made");
+        };
+        // SAFETY: the flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
+        unsafe { buffer.upload(bytes, upload) }?;
+        place.uploaded.record(upload)?;
+        place.uploaded.before(compute)?;
+        count.clear(compute)?;
+        let at = SpotAddresses {
+            frame: address(&place.frames),
+            constants: known.constants.each_ref().map(address),
+            work: known.work.each_ref().map(address),
+            spots: address(&place.spots),
+            spots_max: places as u64,
+            count: address(&place.count),
+        };
+        let (call, blocks) = (finder.on_device(&at), finder.blocks(frames.count as u32));
+        for kernel in &finding? {
+            // SAFETY: a kernel of this search and type; there are planes for so many frames and places for what `call` says, which
+            // are the flight's until it has landed.
+            unsafe { kernel.launch_grid(compute, blocks, THREADS, &call) }?;
+        }
+        let cut = finder.cut_on_device(&at, address(&place.rois), address(&place.corners));
+        // SAFETY: as above; boxes of spots lie in their frames.
+        unsafe { cutter.launch_grid(compute, [cutting, 1, 1], [CUT_THREADS, 1, 1], &cut) }?;
+        let fits = FitAddresses {
+            rois: address(&place.rois),
+            maps: maps.map(|maps| maps.addresses(address(&place.corners))),
+            fits: address(&place.results),
+            codes: address(&place.results) + (places * row_bytes(setting)) as u64,
+        };
+        let call = FitCall::on_device(setting.model(), setting.camera(), side, places as u64, &fits);
+        // SAFETY: planned for this model, type and camera; there are places for as many ROIs, which lie on the maps since these are
+        // of the frame's size (the finder's check); all of it is the flight's until it has landed.
+        unsafe { self.rounds.launch(&launch, &call, (places, at.count), in_rounds, compute) }?;
+        place.computed.record(compute)?;
+        place.computed.before(download)?;
+        let count = place.count.as_ref().expect("room was made");
+        // SAFETY: the flight holds it and looks at it when it has landed.
+        unsafe { count.download(counted, download) }?;
+        place.landed.record(download)
+    }
+}
+
+/// A batch of frames on its way. Holds all that the device reads and writes for it.
+struct Searching {
+    /// Before what the device uses: it is dropped first.
+    taken: Taken,
+    context: Arc<Context>,
+    download: Arc<CudaStream>,
+    places: usize,
+    most: Arc<AtomicUsize>,
+    counted: Lent,
+    results: Blocks,
+    inputs: Vec<Tensor>,
+    known: Arc<Known>,
+    _maps: Option<Maps>,
+}
+
+impl Searching {
+    /// Fetches what was found: spots, then rows, then codes.
+    fn fetch(&mut self, found: usize) -> Result<Lent, CudaError> {
+        let row_bytes = row_bytes(&self.known.setting);
+        let mut results = self.results.lend(found * (size_of::<Spot>() + row_bytes + CODE_BYTES));
+        let place = self.taken.place.as_ref().expect("it lands once");
+        let (Some(spots_made), Some(results_made)) = (&place.spots, &place.results) else {
+            unreachable!("room was made");
+        };
+        let begun = {
+            let (spots, rest) = results.split_at_mut(found * size_of::<Spot>());
+            let (rows, codes) = rest.split_at_mut(found * row_bytes);
+            let mut begin = || {
+                // SAFETY: nobody looks at them before what is waited for below, whatever came of it.
+                unsafe {
+                    spots_made.download(spots, &self.download)?;
+                    results_made.download(rows, &self.download)?;
+                    results_made.download_from(self.places * row_bytes, codes, &self.download)?;
+                }
+                place.landed.record(&self.download)
+            };
+            begin()
+        };
+        if begun.is_err() {
+            let _ = self.download.synchronize();
+        }
+        begun.and_then(|()| self.taken.wait())?;
+        Ok(results)
+    }
+}
+
+impl Airborne for Searching {
+    fn land(mut self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
+        let place = self.taken.place.as_ref().expect("it lands once");
+        place.landed.wait()?;
+        let found = u64::from_ne_bytes(self.counted[..].try_into().expect("so many bytes were lent"));
+        let found = usize::try_from(found).unwrap_or(usize::MAX);
+        self.most.fetch_max(found, Ordering::Relaxed);
+        let setting = &self.known.setting;
+        let columns = Columns::of(setting.model().psf()).count();
+        let options = *self.known.finder.options();
+        let views: Vec<TensorView<'_>> = self.inputs.iter().map(Tensor::view).collect();
+        let frames = Frames::of(&views)?;
+        let count = frames.count;
+        if found > self.places {
+            tracing::debug!(found, places = self.places, "more spots than places: the host finds them");
+            let set = InstructionSet::detect();
+            let fitted = Fitted::search(set, setting, &options, &frames, 0..count);
+            let fitted = fitted.map_err(|error| EngineError::Input(error.to_string()))?;
+            return Ok(fitted.answer(count, options.spots_max));
+        }
+        drop(views);
+        // Whichever thread this is.
+        self.context.bind()?;
+        let results = self.fetch(found)?;
+        let (spots, rest) = results.split_at(found * size_of::<Spot>());
+        let (rows, codes) = rest.split_at(found * columns * size_of::<f32>());
+        let (spots, rows) = (bytemuck::cast_slice(spots), bytemuck::cast_slice(rows));
+        Ok(answer(count, options.spots_max, spots, rows, bytemuck::cast_slice(codes)))
+    }
+}

@@ -1,0 +1,333 @@
+//! Camera frames as a batch of the fitter: spots are found in them, cut out and fitted where the engine is.
+//!
+//! A batch whose [`Setting`] has [`FinderOptions`] has these tensors instead of the ones of ROIs. Its items are frames, however
+//! many spots they have, so that it is cut and joined like any other.
+//!
+//! | tensor | type and shape | |
+//! |---|---|---|
+//! | `rois` | UINT16 or FP32 `[n, h, w]` | ADU of whole frames |
+//! | `corners` | UINT32 `[n, 2]` | nothing that is looked at |
+//! | `fits` | BYTES `[n]` | of each frame a row of [`Columns`] for each spot, FP32 |
+//! | `codes` | BYTES `[n]` | their codes, as of ROIs |
+//! | `spots` | BYTES `[n]` | of each spot x and y of its box's first pixel, UINT32, and its score, FP32 |
+
+use super::{Columns, Setting};
+use crate::engine::{
+    DataType, EngineError, Tensor, TensorView,
+    kernels::{Adu, FinderOptions, InstructionSet, Invalid, RoiBuffer, Spot, SpotFinder, fit_rows},
+};
+use std::ops::Range;
+
+/// Bytes of a spot as it is answered.
+const SPOT_BYTES: usize = 12;
+
+/// Frames of one size.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engine) struct Frames<'a> {
+    pub(in crate::engine) adu: Adu<'a>,
+    pub(in crate::engine) count: usize,
+    pub(in crate::engine) width: usize,
+    pub(in crate::engine) height: usize,
+}
+
+impl<'a> Frames<'a> {
+    /// Those that an engine was given.
+    pub(in crate::engine) fn of(inputs: &[TensorView<'a>]) -> Result<Frames<'a>, EngineError> {
+        let wrong = |what: String| EngineError::Input(what);
+        let Some(frames) = inputs.first() else { return Err(wrong("no frames".to_owned())) };
+        let [count, height, width] = frames.shape[..] else {
+            return Err(wrong(format!("frames have shape {:?}, expected [n, h, w]", frames.shape)));
+        };
+        let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
+        let adu = match frames.datatype {
+            DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(frames.data).map_err(unaligned)?),
+            DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(frames.data).map_err(unaligned)?),
+            other => return Err(wrong(format!("frames are {other}, expected UINT16 or FP32"))),
+        };
+        let values = count.checked_mul(height).and_then(|rows| rows.checked_mul(width));
+        if values != Some(adu.len()) {
+            return Err(wrong(format!("{} values for frames of shape {:?}", adu.len(), frames.shape)));
+        }
+        Ok(Frames { adu, count, width, height })
+    }
+
+    fn frame(&self, index: usize) -> Adu<'a> {
+        let pixels = self.width * self.height;
+        let range = index * pixels..(index + 1) * pixels;
+        match self.adu {
+            Adu::U16(values) => Adu::U16(&values[range]),
+            Adu::F32(values) => Adu::F32(&values[range]),
+        }
+    }
+}
+
+/// What was found in some frames: spots in any order, and for each a row and its codes.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Fitted {
+    spots: Vec<Spot>,
+    rows: Vec<f32>,
+    codes: Vec<[u8; 2]>,
+}
+
+impl Fitted {
+    /// Finds and fits on the calling thread.
+    pub(in crate::engine) fn search(
+        set: InstructionSet,
+        setting: &Setting,
+        options: &FinderOptions,
+        frames: &Frames<'_>,
+        range: Range<usize>,
+    ) -> Result<Fitted, Invalid> {
+        let (width, height) = (frames.width, frames.height);
+        let mut finder = SpotFinder::new(options, setting.camera(), width, height)?.with_instructions(set);
+        let mut rois = RoiBuffer::new(options.box_side)?;
+        let mut spots = Vec::new();
+        for index in range {
+            let (adu, frame) = (frames.frame(index), index as u32);
+            let found = finder.find(adu)?;
+            rois.cut(adu, width, frame, found)?;
+            spots.extend(found.iter().map(|spot| Spot { frame, ..*spot }));
+        }
+        let columns = Columns::of(setting.model().psf()).count();
+        let (mut rows, mut codes) = (vec![0.0; spots.len() * columns], vec![[0; 2]; spots.len()]);
+        fit_rows(set, setting.model(), setting.camera(), rois.rois(), &mut rows, &mut codes)?;
+        Ok(Fitted { spots, rows, codes })
+    }
+
+    /// Puts what other frames gave behind it.
+    pub(in crate::engine) fn append(&mut self, mut more: Fitted) {
+        self.spots.append(&mut more.spots);
+        self.rows.append(&mut more.rows);
+        self.codes.append(&mut more.codes);
+    }
+
+    /// What is answered for `frames` frames.
+    pub(in crate::engine) fn answer(&self, frames: usize, spots_max: usize) -> Vec<Tensor> {
+        answer(frames, spots_max, &self.spots, &self.rows, &self.codes)
+    }
+}
+
+/// The answer for `frames` frames: their spots in the order of their pixels, and of more than `spots_max` in a frame the
+/// strongest, as [`SpotFinder::find`] gives them. There is a row and a code for each of `spots`.
+pub(in crate::engine) fn answer(
+    frames: usize,
+    spots_max: usize,
+    spots: &[Spot],
+    rows: &[f32],
+    codes: &[[u8; 2]],
+) -> Vec<Tensor> {
+    let columns = rows.len().checked_div(spots.len()).unwrap_or(0);
+    let of_frames = in_order(frames, spots_max, spots);
+    // Each is as long as it will be but for spots that are not the strongest.
+    let room = |bytes: usize| Vec::with_capacity(4 * frames + spots.len() * bytes);
+    let (mut fits_out, mut codes_out, mut spots_out) = (room(4 * columns), room(2), room(SPOT_BYTES));
+    for mine in of_frames {
+        let prefix = |out: &mut Vec<u8>, bytes: usize| {
+            out.extend(u32::try_from(mine.len() * bytes).unwrap_or(u32::MAX).to_le_bytes());
+        };
+        prefix(&mut fits_out, 4 * columns);
+        prefix(&mut codes_out, 2);
+        prefix(&mut spots_out, SPOT_BYTES);
+        for index in mine.iter().map(|index| *index as usize) {
+            fits_out.extend_from_slice(bytemuck::cast_slice(&rows[index * columns..][..columns]));
+            codes_out.extend_from_slice(&codes[index]);
+            let Spot { corner: [x, y], score, .. } = spots[index];
+            spots_out.extend([x, y, score.to_bits()].into_iter().flat_map(u32::to_le_bytes));
+        }
+    }
+    let tensor = |data: Vec<u8>| Tensor { datatype: DataType::Bytes, shape: vec![frames], data: data.into() };
+    [fits_out, codes_out, spots_out].map(tensor).into()
+}
+
+/// For each frame, which of `spots` are its own.
+fn in_order(frames: usize, spots_max: usize, spots: &[Spot]) -> Vec<Vec<u32>> {
+    let mut of_frames = vec![Vec::new(); frames];
+    for (index, spot) in spots.iter().enumerate() {
+        of_frames[spot.frame as usize].push(index as u32);
+    }
+    let place = |index: &u32| (spots[*index as usize].y, spots[*index as usize].x);
+    for mine in &mut of_frames {
+        if mine.len() > spots_max {
+            let score = |index: &u32| spots[*index as usize].score;
+            // Of equally strong ones, the first.
+            mine.sort_unstable_by(|a, b| score(b).total_cmp(&score(a)).then(place(a).cmp(&place(b))));
+            mine.truncate(spots_max);
+        }
+        mine.sort_unstable_by_key(place);
+    }
+    of_frames
+}
+
+/// The answer for frames, taken apart.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Found {
+    /// How many spots each frame has.
+    pub counts: Vec<usize>,
+    /// A row of [`Columns`] for each spot, frame by frame.
+    pub fits: Vec<f32>,
+    /// Two codes for each spot.
+    pub codes: Vec<u8>,
+    /// x and y of the first pixel of each spot's box.
+    pub corners: Vec<[u32; 2]>,
+    /// By how much each spot stood out.
+    pub scores: Vec<f32>,
+}
+
+impl Found {
+    /// What is in the outputs of an engine.
+    ///
+    /// # Errors
+    /// Outputs that are none of frames: our own fault.
+    pub fn read(outputs: &[Tensor], columns: Columns) -> Result<Found, String> {
+        let [fits, codes, spots] = outputs else {
+            return Err(format!("the fitter gave {} outputs for frames, not 3", outputs.len()));
+        };
+        let mut found = Found::default();
+        let parts = elements(fits)?.into_iter().zip(elements(codes)?).zip(elements(spots)?);
+        for ((fits, codes), spots) in parts {
+            let count = spots.len() / SPOT_BYTES;
+            let whole = spots.len() == count * SPOT_BYTES
+                && codes.len() == 2 * count
+                && fits.len() == 4 * count * columns.count();
+            if !whole {
+                return Err(format!("the fitter gave {} bytes of rows for {count} spots", fits.len()));
+            }
+            found.counts.push(count);
+            found.fits.extend(fits.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value)));
+            found.codes.extend_from_slice(codes);
+            for spot in spots.as_chunks::<SPOT_BYTES>().0 {
+                let word =
+                    |at: usize| u32::from_le_bytes([spot[at], spot[at + 1], spot[at + 2], spot[at + 3]]);
+                found.corners.push([word(0), word(4)]);
+                found.scores.push(f32::from_bits(word(8)));
+            }
+        }
+        match found.counts.len() == fits.elements() {
+            true => Ok(found),
+            false => Err("the fitter's outputs are not of the same frames".to_owned()),
+        }
+    }
+}
+
+/// The byte strings of a tensor.
+fn elements(tensor: &Tensor) -> Result<Vec<&[u8]>, String> {
+    let (mut elements, mut rest) = (Vec::new(), &tensor.data[..]);
+    while let Some((length, tail)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let cut = tail.split_at_checked(length);
+        let (element, tail) =
+            cut.ok_or_else(|| format!("{length} bytes are said, {} are left", tail.len()))?;
+        elements.push(element);
+        rest = tail;
+    }
+    match rest.is_empty() && elements.len() == tensor.elements() {
+        true => Ok(elements),
+        false => Err(format!("{} byte strings for a shape of {:?}", elements.len(), tensor.shape)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+    use super::*;
+    use crate::engine::{
+        Engine,
+        gauss_mle::GaussMle,
+        kernels::{Border, Camera, FitModel, Method, Psf, Threshold},
+    };
+    use std::sync::Arc;
+
+    const SIZE: [usize; 2] = [60, 40];
+
+    fn setting(spots_max: usize) -> Setting {
+        let model = FitModel::new(Psf::Xynb { sigma_px: [1.3; 2] }, [1.0; 2]).unwrap();
+        let method = Method::Contrast {
+            sigma_px: [1.3; 2],
+            wide: 2.0,
+            threshold: Threshold::Photons(200.0),
+            radius: 2,
+        };
+        Setting::new(model, Arc::new(Camera::ideal())).finding(FinderOptions {
+            method,
+            box_side: 7,
+            border: Border::Shift,
+            spots_max,
+        })
+    }
+
+    /// Frames with a spot more each, brighter and brighter; the first has none.
+    fn frames(count: usize) -> Tensor {
+        let [width, height] = SIZE;
+        let mut values = vec![10_u16; count * width * height];
+        for (frame, values) in values.chunks_exact_mut(width * height).enumerate() {
+            for spot in 0..frame {
+                let (x, y) = ((8 + spot * 13) % (width - 8), 8 + (spot * 17) % (height - 16));
+                for (dy, dx) in (0..7).flat_map(|dy| (0..7).map(move |dx| (dy, dx))) {
+                    let squared = (dx as f32 - 3.0).powi(2) + (dy as f32 - 3.0).powi(2);
+                    let light = (600 + 200 * spot) as f32 * (-squared / 3.4).exp() / 10.6;
+                    values[(y + dy - 3) * width + x + dx - 3] += light as u16;
+                }
+            }
+        }
+        let data = bytemuck::cast_slice(&values).to_vec().into();
+        Tensor { datatype: DataType::Uint16, shape: vec![count, height, width], data }
+    }
+
+    fn run(threads: usize, frames: &Tensor, setting: &Setting) -> Vec<Tensor> {
+        let data = [0_u64; 100];
+        let corners = TensorView {
+            datatype: DataType::Uint32,
+            shape: vec![frames.shape[0], 2],
+            data: &bytemuck::cast_slice(&data)[..frames.shape[0] * 8],
+        };
+        GaussMle::new(threads).unwrap().run(&[frames.view(), corners], Some(setting)).unwrap()
+    }
+
+    fn found(outputs: &[Tensor], setting: &Setting) -> Found {
+        Found::read(outputs, Columns::of(setting.model().psf())).unwrap()
+    }
+
+    #[test]
+    fn spots_of_frames_come_in_their_order_whatever_the_number_of_threads() {
+        let (frames, setting) = (frames(6), setting(1000));
+        let outputs = run(1, &frames, &setting);
+        let one = found(&outputs, &setting);
+        assert_eq!(one.counts, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(one, found(&run(3, &frames, &setting), &setting));
+        assert_eq!(one.corners[0], [5, 5]);
+        for ([x, y], row) in one.corners.iter().zip(one.fits.chunks_exact(11)) {
+            assert!((row[0] - 3.0).abs() < 0.3 && (row[1] - 3.0).abs() < 0.3, "{row:?} at {x}, {y}");
+        }
+    }
+
+    #[test]
+    fn of_more_spots_than_allowed_the_strongest_are_kept_in_their_order() {
+        let frames = frames(5);
+        let all = found(&run(1, &frames, &setting(1000)), &setting(1000));
+        let some = found(&run(1, &frames, &setting(2)), &setting(2));
+        assert_eq!(some.counts, [0, 1, 2, 2, 2]);
+        let last = |found: &Found, count: usize| found.scores[found.scores.len() - count..].to_vec();
+        let mut strongest = last(&all, 4);
+        strongest.sort_unstable_by(f32::total_cmp);
+        let mut kept = last(&some, 2);
+        kept.sort_unstable_by(f32::total_cmp);
+        assert_eq!(kept, strongest[2..]);
+    }
+
+    #[test]
+    fn what_are_no_frames_is_an_error_that_says_so() {
+        let mut engine = GaussMle::new(1).unwrap();
+        let zeros = [0_u32; 64];
+        let mut check = |shape: &[usize], datatype, bytes: usize, expected: &str| {
+            let view =
+                TensorView { datatype, shape: shape.to_vec(), data: &bytemuck::cast_slice(&zeros)[..bytes] };
+            let error = engine.run(&[view], Some(&setting(9))).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(&[4, 4], DataType::Uint16, 32, "expected [n, h, w]");
+        check(&[1, 4, 4], DataType::Uint8, 16, "expected UINT16 or FP32");
+        check(&[2, 4, 4], DataType::Uint16, 32, "16 values for frames");
+        check(&[1, 4, 4], DataType::Uint16, 32, "smaller than the box of 7 x 7");
+    }
+}

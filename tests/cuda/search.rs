@@ -1,0 +1,234 @@
+//! Frames on the GPU against frames on the CPU: finding, cutting and fitting.
+
+use crate::{
+    fakes::cuda::FakeCuda,
+    fitter::agree,
+    support::{Random, camera_with_maps, open, psfs, setting, staged},
+};
+use ocelli::engine::{
+    DataType, Engine, EngineError, Setting, Tensor, TensorView,
+    cuda::gauss_mle::GaussMle,
+    gauss_mle::{self, Columns, frames::Found},
+    kernels::{Border, Camera, FinderOptions, Method, Threshold},
+};
+use std::sync::Arc;
+
+/// Side of the frames, px: that of the sensor with maps.
+const SIDE: usize = 40;
+
+/// Frames of some spots with noise, and what goes beside them.
+fn frames(seed: u64, count: usize, spots: usize, wide: bool) -> Vec<Tensor> {
+    let random = &mut Random(seed);
+    let lights = |random: &mut Random| {
+        let light = |_| [(); 3].map(|()| random.next());
+        (0..spots)
+            .map(light)
+            .map(|[x, y, light]| [3.0 + 33.0 * x, 3.0 + 33.0 * y, 1500.0 + 1500.0 * light])
+            .collect()
+    };
+    lit(random, count, wide, lights)
+}
+
+/// Frames with these lights: x, y and photons of each.
+fn lit(
+    random: &mut Random,
+    count: usize,
+    wide: bool,
+    lights: impl Fn(&mut Random) -> Vec<[f32; 3]>,
+) -> Vec<Tensor> {
+    let mut values: Vec<u16> = Vec::with_capacity(count * SIDE * SIDE);
+    for _ in 0..count {
+        let lights = lights(random);
+        for (y, x) in (0..SIDE).flat_map(|y| (0..SIDE).map(move |x| (y as f32, x as f32))) {
+            let light = |[at_x, at_y, photons]: &[f32; 3]| {
+                let squared = (x - at_x).powi(2) + (y - at_y).powi(2);
+                photons * (-squared / (2.0 * 1.69)).exp() / (std::f32::consts::TAU * 1.69)
+            };
+            let mean = 20.0 + lights.iter().map(light).sum::<f32>();
+            let noise = (0..4).map(|_| random.next() - 0.5).sum::<f32>() * 1.7 * mean.sqrt();
+            values.push((mean + noise).max(0.0).round() as u16);
+        }
+    }
+    let (datatype, data) = if wide {
+        let values: Vec<f32> = values.iter().map(|value| f32::from(*value)).collect();
+        (DataType::Fp32, bytemuck::cast_slice(&values).to_vec())
+    } else {
+        (DataType::Uint16, bytemuck::cast_slice(&values).to_vec())
+    };
+    vec![
+        Tensor { datatype, shape: vec![count, SIDE, SIDE], data: data.into() },
+        Tensor { datatype: DataType::Uint32, shape: vec![count, 2], data: vec![0; 8 * count].into() },
+    ]
+}
+
+fn finding(method: Method, spots_max: usize) -> FinderOptions {
+    FinderOptions { method, box_side: 7, border: Border::Shift, spots_max }
+}
+
+fn contrast(threshold: Threshold) -> Method {
+    Method::Contrast { sigma_px: [1.3; 2], wide: 2.0, threshold, radius: 2 }
+}
+
+fn found(outputs: &[Tensor], setting: &Setting) -> Found {
+    Found::read(outputs, Columns::of(setting.model().psf())).unwrap()
+}
+
+fn on_cpu(inputs: &[Tensor], setting: &Setting) -> Found {
+    let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+    found(&gauss_mle::GaussMle::new(1).unwrap().run(&views, Some(setting)).unwrap(), setting)
+}
+
+fn on_gpu(engine: &mut GaussMle, inputs: &[Tensor], setting: &Setting) -> Found {
+    let inputs = staged(engine, inputs);
+    found(&engine.start(inputs, Some(setting)).unwrap().land().unwrap(), setting)
+}
+
+/// Fails unless the GPU finds the same spots, and its fits agree.
+fn check(what: &str, got: &Found, expected: &Found) {
+    assert_eq!(got.counts, expected.counts, "{what}");
+    assert_eq!(got.corners, expected.corners, "{what}");
+    let worst = got.scores.iter().zip(&expected.scores).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-4, "{what}: scores {worst} apart");
+    let rows = |found: &Found| (found.fits.clone(), found.codes.clone());
+    agree(what, &rows(got), &rows(expected), 5e-3);
+}
+
+#[test]
+fn spots_of_frames_are_found_and_fitted_as_on_the_cpu() {
+    let _fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let methods = [
+        contrast(Threshold::Photons(300.0)),
+        contrast(Threshold::Noise(6.0)),
+        Method::NetGradient { minimum: 400.0 },
+    ];
+    for (number, method) in methods.into_iter().enumerate() {
+        for camera in [Arc::new(Camera::ideal()), camera_with_maps()] {
+            for wide in [false, true] {
+                let inputs = frames(number as u64 + 1, 5, 4, wide);
+                let asked = setting(psfs()[number], &camera).finding(finding(method, 1000));
+                let expected = on_cpu(&inputs, &asked);
+                assert!(expected.corners.len() > 8, "{} spots", expected.corners.len());
+                let what = format!("{method:?} maps {} f32 {wide}", camera.sensor().is_some());
+                check(&what, &on_gpu(&mut engine, &inputs, &asked), &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_are_copied_in_once_and_come_back_as_rows() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
+    let inputs = frames(5, 6, 3, false);
+    on_gpu(&mut engine, &inputs, &asked);
+    let before = fake.log().len();
+    let spots = on_gpu(&mut engine, &inputs, &asked).corners.len() as u64;
+    let log = fake.log().split_off(before);
+    let bytes = |kind: &str| {
+        let of_kind = log.iter().filter(|operation| operation.kind == kind);
+        of_kind.map(|operation| operation.bytes).collect::<Vec<u64>>()
+    };
+    assert_eq!(bytes("copy_in"), [6 * (SIDE * SIDE * 2) as u64], "the frames and nothing else");
+    assert_eq!(bytes("copy_out"), [8, spots * 24, spots * 44, spots * 2], "their number, then as many");
+    let kernels: Vec<&str> =
+        log.iter().filter(|operation| operation.kind == "kernel").map(|kernel| &*kernel.kernel).collect();
+    let expected =
+        ["spots_convert_u16", "spots_columns", "spots_rows", "spots_select", "spots_cut_u16", "fit_xynb_u16"];
+    assert_eq!(kernels, expected, "all frames together");
+}
+
+#[test]
+fn batches_of_frames_follow_each_other_and_reuse_their_memory() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let [one, other] = [300.0, 500.0].map(|photons| {
+        setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(photons)), 1000))
+    });
+    // Three settings of two: the searches in use take turns, and the larger takes the place of the smaller.
+    let batches: Vec<(Vec<Tensor>, &Setting)> = [(3, &one), (2, &other), (5, &one), (1, &other), (5, &one)]
+        .into_iter()
+        .map(|(count, asked)| (frames(count as u64 + 7, count, 3, false), asked))
+        .collect();
+    for chunk in batches.chunks(3) {
+        let flights: Vec<_> = chunk
+            .iter()
+            .map(|(inputs, asked)| {
+                let inputs = staged(&engine, inputs);
+                engine.start(inputs, Some(asked)).unwrap()
+            })
+            .collect();
+        for (flight, (inputs, asked)) in flights.into_iter().zip(chunk) {
+            check("one of some", &found(&flight.land().unwrap(), asked), &on_cpu(inputs, asked));
+        }
+    }
+    let allocated = fake.books().calls("cuMemAllocAsync");
+    for (inputs, asked) in &batches[2..] {
+        on_gpu(&mut engine, inputs, asked);
+    }
+    let again = fake.books().calls("cuMemAllocAsync");
+    for (inputs, asked) in &batches[2..] {
+        on_gpu(&mut engine, inputs, asked);
+    }
+    assert!(again >= allocated && fake.books().calls("cuMemAllocAsync") == again, "all of it is there");
+    engine.rest();
+    assert_eq!(engine.device_bytes(), 0, "a resting engine holds nothing");
+}
+
+#[test]
+fn more_spots_than_places_are_found_by_the_host_and_then_have_places() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
+    // Side by side, more than the least places of a batch.
+    let inputs = lit(&mut Random(11), 100, false, |random| {
+        let place = |n: usize| 4.0 + 5.0 * n as f32;
+        let light = |i: usize| [place(i % 7), place(i / 7), 3000.0 + 500.0 * random.next()];
+        (0..49).map(light).collect()
+    });
+    let expected = on_cpu(&inputs, &asked);
+    assert!(expected.corners.len() > 4096, "{} spots", expected.corners.len());
+    let copies = |fake: &FakeCuda| fake.log().iter().filter(|copy| copy.kind == "copy_out").count();
+    check("by the host", &on_gpu(&mut engine, &inputs, &asked), &expected);
+    assert_eq!(copies(&fake), 1, "their number");
+    check("on the device", &on_gpu(&mut engine, &inputs, &asked), &expected);
+    assert_eq!(copies(&fake), 1 + 4, "their number, and they");
+}
+
+#[test]
+fn frames_without_spots_and_no_frames_are_answered() {
+    let _fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let asked = setting(psfs()[0], &Arc::new(Camera::ideal()))
+        .finding(finding(contrast(Threshold::Photons(5000.0)), 1000));
+    let empty = on_gpu(&mut engine, &frames(3, 4, 0, false), &asked);
+    assert_eq!(empty, Found { counts: vec![0; 4], ..Found::default() });
+    assert_eq!(on_gpu(&mut engine, &frames(3, 0, 0, false), &asked), Found::default());
+}
+
+#[test]
+fn what_goes_wrong_with_frames_is_the_batchs_or_the_devices_fault() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
+    let start = |engine: &mut GaussMle| {
+        let inputs = staged(engine, &frames(9, 3, 3, false));
+        engine.start(inputs, Some(&asked)).and_then(|flight| flight.land())
+    };
+    let small =
+        setting(psfs()[0], &camera).finding(FinderOptions { box_side: 4, ..*asked.finder().unwrap() });
+    let inputs = staged(&engine, &frames(9, 3, 3, false));
+    let Err(EngineError::Input(why)) = engine.start(inputs, Some(&small)) else { panic!("a bad box") };
+    assert!(why.contains("box: 4 is not an odd number"), "{why}");
+    fake.tell("fault on=cuMemAllocAsync code=2 times=always");
+    assert!(matches!(start(&mut engine), Err(EngineError::OutOfMemory(_))));
+    fake.tell("clear");
+    start(&mut engine).unwrap();
+    fake.tell("fault on=kernel:spots_select code=700");
+    assert!(matches!(start(&mut engine), Err(EngineError::Device(_))));
+}
