@@ -4,7 +4,8 @@
 use super::{
     BAD_REQUEST, CANCELLED, DRAINING, FORBIDDEN, FULL, INPUT_REFUSED, INTERNAL, KINDS, Kind, LATE,
     LOAD_FAILED, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NOT_ACCEPTABLE, NOT_AN_IMAGE, NOT_FOUND,
-    NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE, UNKNOWN_MODEL, URI_TOO_LONG,
+    NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE, UNKNOWN_MODEL,
+    URI_TOO_LONG,
 };
 use crate::{
     error::{InferError, seconds_up},
@@ -158,6 +159,13 @@ fn explain(kind: Kind) -> Entry {
             "The log has the cause under the request id. Please report it.",
             InferError::Internal(
                 "a handler failed unexpectedly; the log has the cause under the request id".into(),
+            ),
+        ),
+        NOT_OFFERED => entry(
+            "Other servers that speak the same protocols have something here, such as shared memory, trace settings or explanations.",
+            "`detail` says what there is instead. Sending the request again gives the same.",
+            InferError::NotOffered(
+                "memory is not shared with callers: send tensors in the request, as binary data".into(),
             ),
         ),
         UNAVAILABLE => entry(
