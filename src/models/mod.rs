@@ -32,6 +32,7 @@ pub use control::{Command, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};
+pub(crate) use strict::did_you_mean;
 pub use warmup::{Fill, Warmup, WarmupInput};
 
 use crate::{
