@@ -356,12 +356,11 @@ impl Chain {
         let (frames, rest) =
             (room / page.layout.frame_bytes().max(1), room % page.layout.frame_bytes().max(1));
         let between = |offset: u64| (start..directory.next).contains(&offset);
-        let values = directory.entries.iter().filter_map(|entry| entry.offset(self.encoding));
+        let mut values = directory.entries.iter().filter_map(|entry| entry.offset(self.encoding));
         // Directories begin at even bytes.
         let filled = frames > 1 && rest <= 1;
-        let alone = self.begin < start
-            && !values.into_iter().any(between)
-            && directory.find(tags::SUB_DIRECTORIES).is_none();
+        let alone =
+            self.begin < start && !values.any(between) && directory.find(tags::SUB_DIRECTORIES).is_none();
         (filled && alone).then_some(frames)
     }
 
