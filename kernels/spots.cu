@@ -8,7 +8,8 @@ spots: finds spots in a camera frame.
 
 Three stages, each a lane per pixel of a row:
 
-  convert   ADU to photo-electrons; what no camera gives (NaN, infinite, beyond 10^9) becomes NaN
+  convert   ADU to photo-electrons; what no camera gives (NaN, infinite, beyond 10^9) becomes the mean of the pixels around it,
+            or NaN where none of those is better
   contrast  a narrow mean minus a wide one (difference of Gaussians); NaN wherever a NaN is within reach
   select    local maxima above a threshold
 
@@ -16,7 +17,7 @@ Looking for net gradients, the second stage is left out: maxima are those of the
 the middle is one over the pixels around with fixed weights.
 
 The stages are written once; the entries at the end, for the device and for the host, differ in where a lane's pixels come from
-and where its spots go. No spot has a pixel that is not a number within reach of its filter.
+and where its spots go. No spot has a NaN within reach of its filter.
 
 On the device some frames take these launches together, in order, all with the same SpotCall (`count` is 0 before):
 
@@ -96,6 +97,27 @@ template <class V> DEV V converted(V adu, V gain, V bias) {
     const V electrons = adu * gain + bias;
     const V nothing = vset<V>(0.f) / vset<V>(0.f);
     return vsel(vabs(electrons) <= PIXEL_ELECTRONS_MAX, electrons, nothing);
+}
+
+// What a pixel counts as that is no measurement: the mean of those around it that are, or NaN where none is. One dead pixel would
+// hide all spots within reach of the filter else; a fit that holds it sees it as it is.
+template <class Adu> DEV float around(const SpotCall& call, u32 frame, int x, int y) {
+    const SpotSetup& setup = call.setup;
+    const Adu* pixels = (const Adu*)call.frame + (i64)frame * setup.height * setup.width;
+    float sum = 0.f;
+    int count = 0;
+    for (int r = y > 0 ? y - 1 : 0; r <= y + 1 && r < setup.height; ++r) {
+        for (int c = x > 0 ? x - 1 : 0; c <= x + 1 && c < setup.width; ++c) {
+            const i64 at = (i64)r * setup.pitch + c;
+            const float gain = call.gain ? call.gain[at] : setup.gain;
+            const float bias = call.gain ? call.bias[at] : setup.bias;
+            const float electrons = (float)pixels[(i64)r * setup.width + c] * gain + bias;
+            if (!(electrons <= PIXEL_ELECTRONS_MAX && electrons >= -PIXEL_ELECTRONS_MAX)) continue;
+            sum += electrons;
+            ++count;
+        }
+    }
+    return sum / (float)count;
 }
 
 // What two means differ by, and the variance that this has from photons and from reading where it is asked for. Of the
@@ -194,7 +216,9 @@ template <class Adu> DEV void convert_on_device(const SpotCall& call) {
     const float adu = (float)((const Adu*)call.frame)[row * call.setup.width + pixel.x];
     const float gain = call.gain ? call.gain[pixel.at] : call.setup.gain;
     const float bias = call.gain ? call.bias[pixel.at] : call.setup.bias;
-    call.electrons[pixel.work()] = converted(adu, gain, bias);
+    const float electrons = converted(adu, gain, bias);
+    const bool measured = electrons == electrons;
+    call.electrons[pixel.work()] = measured ? electrons : around<Adu>(call, pixel.frame, pixel.x, pixel.y);
 }
 
 struct DeviceColumn {
@@ -310,7 +334,12 @@ template <class Adu> void convert(const SpotCall& call) {
             const i64 at = (i64)y * setup.pitch + x;
             const Floats gain = call.gain ? vload<Floats>(call.gain + at) : vset<Floats>(setup.gain);
             const Floats bias = call.gain ? vload<Floats>(call.bias + at) : vset<Floats>(setup.bias);
-            vstore(call.electrons + at, converted(load_adu(from), gain, bias));
+            const Floats electrons = converted(load_adu(from), gain, bias);
+            vstore(call.electrons + at, electrons);
+            const Ints nothing = electrons != electrons;
+            if (!vany(nothing)) continue;
+            for (int lane = 0; lane < LANES && x + lane < setup.width; ++lane)
+                if (nothing[lane]) call.electrons[at + lane] = around<Adu>(call, 0, x + lane, y);
         }
     }
 }

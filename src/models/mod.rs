@@ -35,6 +35,7 @@ pub use declared::{Declared, DeclaredTensor, Interface};
 pub use given::Given;
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};
+pub(crate) use strict::did_you_mean;
 pub use warmup::{Fill, Warmup, WarmupInput};
 
 use crate::{

@@ -321,7 +321,7 @@ fn show(value: &DeValue<'_>) -> String {
 }
 
 /// `; did you mean ...?`, if one of the words is close.
-fn did_you_mean<'w>(got: &str, words: impl Iterator<Item = &'w str>) -> String {
+pub(crate) fn did_you_mean<'w>(got: &str, words: impl Iterator<Item = &'w str>) -> String {
     if got.len() > 64 {
         return String::new();
     }

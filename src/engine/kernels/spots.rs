@@ -4,7 +4,9 @@
 //! - [`RoiBuffer`]: the boxes around spots, as [`super::fit()`] takes them.
 //! - [`device`]: what launches on a device take.
 //!
-//! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) leaves no spot within reach of the filter.
+//! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) counts as the mean of the eight around it, so that
+//! it hides no spot beside it; where all nine are none, there is no spot within reach of the filter. Boxes hold what the
+//! frame holds: a fit of one with such a pixel is [`super::FitStatus::BadInput`].
 
 pub mod device;
 mod plan;

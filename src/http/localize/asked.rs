@@ -4,6 +4,7 @@
 use crate::{
     error::InferError,
     image::stack::{Format as StackFormat, Raw, SampleType},
+    models::did_you_mean,
     tasks::localize::{Format, Holds, Options, Settings, options, settings::KEYS},
 };
 use axum::http::{HeaderMap, header};
@@ -65,8 +66,9 @@ impl Asked {
                 key if KEYS.iter().any(|(_, known)| *known == key) => settings.set(key, value)?,
                 key => {
                     let known = OWN_KEYS.into_iter().chain(options::KEYS).chain(KEYS.map(|(_, key)| key));
-                    let known = known.collect::<Vec<_>>().join(", ");
-                    return Err(format!("unknown key {key:?} in the query; there are {known}").into());
+                    let known: Vec<&str> = known.collect();
+                    let (hint, known) = (did_you_mean(key, known.iter().copied()), known.join(", "));
+                    return Err(format!("unknown key {key:?} in the query; there are {known}{hint}").into());
                 }
             }
             seen.push(key);
@@ -226,7 +228,8 @@ mod tests {
         for (query, expected) in [
             ("psf=gauss", "psf is \"gauss\", expected xynb, xynbs"),
             ("format=xml", "format is \"xml\", expected csv"),
-            ("sigma=1.3", "unknown key \"sigma\""),
+            ("gian=1.3", "unknown key \"gian\" in the query; there are input"),
+            ("gian=1.3", "spots_max; did you mean \"gain\"?"),
             ("psf", "write psf=..."),
             ("keep=all&keep=finite", "keep is given twice"),
             ("z_range_um=-0.5,0.5", "needs color_by=z"),

@@ -14,7 +14,7 @@ use crate::{
         wire::{Parameter, request::InferRequest, request::Input},
     },
     image::stack::{Format, Options, Raw, SampleType},
-    models::Model,
+    models::{Model, did_you_mean},
     tasks::localize::{
         Columns, Holds, Schema, Settings, Table,
         chunk::{Chunk, Origins},
@@ -26,6 +26,10 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+
+/// Parameters that clients of the protocol send beside, and that mean nothing to a fit or were read before.
+const PROTOCOL_KEYS: [&str; 6] =
+    ["binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"];
 
 /// What a fitter takes and gives, as metadata says it. `corners`, `frame` and `frames` are left out: metadata cannot say that
 /// an input is optional.
@@ -84,9 +88,12 @@ pub(in crate::http) async fn fit(
     request: InferRequest,
 ) -> Result<Fitted, InferError> {
     let mut settings = settings.clone();
-    for (key, value) in
-        request.parameters.iter().filter(|(key, _)| KEYS.iter().any(|(_, known)| known == key))
-    {
+    for (key, value) in request.parameters.iter().filter(|(key, _)| !PROTOCOL_KEYS.contains(&key.as_str())) {
+        if !KEYS.iter().any(|(_, known)| known == key) {
+            let known = KEYS.map(|(_, key)| key);
+            let hint = did_you_mean(key, known.iter().copied());
+            return Err(bad(format!("unknown parameter {key:?}; there are {}{hint}", known.join(", "))));
+        }
         let text = match value {
             Parameter::Text(text) => text.clone(),
             other => other.to_string(),

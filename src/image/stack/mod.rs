@@ -18,10 +18,10 @@
 //! # What streams
 //!
 //! A frame comes out with its last byte where the file is written in order: `.npy`, raw samples, ImageJ, `imwrite` of
-//! tifffile for whole stacks (with its own or ImageJ's description), Micro-Manager, libtiff and whoever writes one page
+//! tifffile for whole stacks (with its own, ImageJ's or OME's description), Micro-Manager, libtiff and whoever writes one page
 //! after another. What comes before the place that says what it is has to be kept: pages whose directories are all at
-//! the end (tifffile's OME-TIFFs), or whose pixels run backwards. They are kept in memory up to
-//! [`Limits::memory_bytes_max`], beyond that in a temporary file up to [`Limits::spill_bytes_max`].
+//! the end, or whose pixels run backwards. They are kept in memory up to [`Limits::memory_bytes_max`], beyond that in a
+//! temporary file up to [`Limits::spill_bytes_max`].
 //!
 //! Bytes are given up when they were read. A file whose pages share pixels is refused for that, and so is one whose
 //! directories run in a circle: work is bounded by the size of the file.

@@ -28,6 +28,7 @@ pub(super) const TILE_WIDTH: u16 = 322;
 pub(super) const TILE_HEIGHT: u16 = 323;
 pub(super) const TILE_OFFSETS: u16 = 324;
 pub(super) const TILE_BYTES: u16 = 325;
+pub(super) const SUB_DIRECTORIES: u16 = 330;
 pub(super) const SAMPLE_FORMAT: u16 = 339;
 pub(super) const MICRO_MANAGER: u16 = 51123;
 

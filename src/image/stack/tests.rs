@@ -7,7 +7,7 @@ mod parts;
 
 use super::{
     Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, StackError,
-    StackInfo, StackReader, tags,
+    StackInfo, StackReader, directory::Encoding, tags,
 };
 use crate::{error::InferError, image::corpus::Random};
 use builder::{BIG_BIG, BIG_LITTLE, Builder, LITTLE};
@@ -329,9 +329,15 @@ fn descriptions_say_how_many_frames_there_will_be() {
 #[test]
 fn frames_come_out_with_their_last_byte_where_the_file_is_in_order() {
     let frame = (2 * WIDTH * HEIGHT) as usize;
-    for name in
-        ["little_u2.npy", "shaped.tif", "shaped_bigtiff.tif", "imagej.tif", "imagej_one_directory_raised.tif"]
-    {
+    for name in [
+        "little_u2.npy",
+        "shaped.tif",
+        "shaped_bigtiff.tif",
+        "imagej.tif",
+        "imagej_one_directory_raised.tif",
+        "ome.tif",
+        "ome_strips.tif",
+    ] {
         let bytes = fixture(name);
         let outcome = read_with(None, options(), &bytes, 1, || 1);
         let first = outcome.at[0];
@@ -395,6 +401,9 @@ fn long_stacks(frames: u64, side: u64) -> Vec<(&'static str, Option<Format>, Vec
     one.directory(&fields);
     one.put(&plain);
 
+    // The first directory, all pixels, and then the other directories, as tifffile writes OME-TIFFs.
+    let room = with_room(BIG_LITTLE, frames, side, |index| index).bytes;
+
     let header = format!("{{'descr': '<u2', 'fortran_order': False, 'shape': ({frames}, {side}, {side}), }}");
     let mut npy = b"\x93NUMPY\x01\x00".to_vec();
     npy.extend((header.len() as u16).to_le_bytes());
@@ -405,8 +414,51 @@ fn long_stacks(frames: u64, side: u64) -> Vec<(&'static str, Option<Format>, Vec
         ("npy", None, npy),
         ("one directory", None, one.bytes),
         ("forward", None, forward.bytes),
+        ("room", None, room),
         ("behind", None, behind.bytes),
     ]
+}
+
+/// The first directory, the pixels of all frames, then the other directories, of which each frame's is said to be that of
+/// `place_of`.
+fn with_room(encoding: Encoding, frames: u64, side: u64, place_of: impl Fn(u64) -> u64) -> Builder {
+    let mut builder = Builder::new(encoding);
+    let frame_bytes = 2 * side * side;
+    let mut fields = builder.page(side, side, 0, frame_bytes);
+    let table = encoding.count_bytes() + fields.len() as u64 * encoding.entry_bytes();
+    let start = builder.bytes.len() as u64 + table + encoding.offset_bytes() as u64;
+    fields[3] = builder.longs(tags::STRIP_OFFSETS, &[start + place_of(0) * frame_bytes]);
+    builder.directory(&fields);
+    for index in 0..frames {
+        let samples = builder.samples(&long_frame(index, (side * side) as usize));
+        builder.put(&samples);
+    }
+    for index in 1..frames {
+        let fields = builder.page(side, side, start + place_of(index) * frame_bytes, frame_bytes);
+        builder.directory(&fields);
+    }
+    builder
+}
+
+#[test]
+fn frames_in_the_room_before_the_second_directory_are_held_against_the_others() {
+    for encoding in [LITTLE, BIG_LITTLE, BIG_BIG] {
+        let bytes = Bytes::from(with_room(encoding, 5, 6, |index| index).bytes);
+        let outcome = read_with(None, options(), &bytes, 1, || 1);
+        assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+        assert_eq!(outcome.planes.len(), 5);
+        assert!(outcome.at.windows(2).all(|pair| pair[1] - pair[0] == 72), "{:?}", outcome.at);
+    }
+    // In another order, or with fewer directories than frames.
+    let swapped = |index| if index == 0 { 0 } else { 5 - index };
+    let text = refusal(with_room(LITTLE, 5, 6, swapped).bytes);
+    assert_says(&text, &["frame 1", "begin at byte", "by the room after those of the first page"]);
+    let mut short = with_room(LITTLE, 3, 6, |index| index);
+    short.point(0);
+    let mut bytes = short.bytes;
+    let second = bytes.len() - 2 * (2 + 5 * 12 + 4);
+    bytes[second + 2 + 5 * 12..second + 2 + 5 * 12 + 4].fill(0);
+    assert_says(&refusal(bytes), &["frame 2", "no directory", "3 frames"]);
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //!
 //! Each directory is read once and given up, so that a chain that runs in a circle meets bytes that are gone. Descriptions
 //! that stand before the first pixels are read before the first frame; those that stand later, after the last one.
+//!
+//! Where a description, or the room before the second directory, says that frames follow the first one's, they come out with
+//! their bytes. The directories that come later are held against that.
 
 use super::{
     Format, Limits, StackError, StackInfo, Step,
@@ -52,8 +55,12 @@ pub(super) struct Chain {
     wanted: Wanted,
     /// The first page, where it may be the first of many that follow each other.
     first: Option<Page>,
-    /// Frames before this one lie as the first page's description said.
+    /// Frames before this one lie as the first page's description said, or the room after it.
     announced: u64,
+    /// Whether it was the room: then every frame has a directory.
+    by_room: bool,
+    /// Offset of the first directory.
+    begin: u64,
     /// Whether signed samples were stored without sign.
     raised: bool,
     /// Where the last list of byte counts was, and the list: tifffile writes one for all pages that are alike.
@@ -74,6 +81,8 @@ impl Chain {
             wanted: Wanted::new(encoding),
             first: None,
             announced: 1,
+            by_room: false,
+            begin: 0,
             raised: false,
             counts: (0, Vec::new()),
         }
@@ -130,9 +139,18 @@ impl Chain {
     ) -> Result<(At, Option<Step<Page>>), StackError> {
         Ok(match at {
             At::Header => match self.header(store)? {
-                Step::Ready(first) => (At::Directory(first), None),
+                Step::Ready(first) => {
+                    self.begin = first;
+                    (At::Directory(first), None)
+                }
                 step => (At::Header, Some(step.nothing())),
             },
+            At::Directory(0) if self.by_room && self.frame < self.announced => {
+                return Err(self.corrupt(format!(
+                    "it has no directory: what lies between the first two directories was read as {} frames",
+                    self.announced
+                )));
+            }
             At::Directory(0) => (At::Descriptions, None),
             At::Directory(offset) => match self.directory(store, offset)? {
                 Step::Ready(at) => (at, None),
@@ -277,7 +295,12 @@ impl Chain {
         self.release_values(store, directory);
         self.frame = 1;
         self.first = Some(page.clone());
-        Ok(match self.following(directory.next)? {
+        let (width, height) = (page.layout.width, page.layout.height);
+        let told = self.wanted.description.contiguous_frames(width, height);
+        let room = if told.is_none() { self.room(&page, directory) } else { None };
+        let following = self.following(told.or(room), directory.next)?;
+        self.by_room = following.is_some() && told.is_none();
+        Ok(match following {
             Some(contiguous) => (At::Contiguous(Contiguous { next: 0, ..contiguous }, directory.next), None),
             None => (At::Directory(directory.next), Some(Step::Ready(page))),
         })
@@ -312,21 +335,40 @@ impl Chain {
         let told = start + self.frame * page.layout.frame_bytes();
         if page.contiguous_at() != Some(told) {
             return Err(self.corrupt(format!(
-                "its pixels begin at byte {}, but by the description of the first page at byte {told}",
-                page.chunks.first().map_or(0, |(offset, _)| *offset)
+                "its pixels begin at byte {}, but by {} at byte {told}",
+                page.chunks.first().map_or(0, |(offset, _)| *offset),
+                if self.by_room {
+                    "the room after those of the first page"
+                } else {
+                    "the description of the first page"
+                }
             )));
         }
         self.frame += 1;
         Ok((next, None))
     }
 
-    /// The frames that follow the first one's, where its description says that there are some and nothing speaks
-    /// against it: they lie before the next directory, or there is none.
-    fn following(&mut self, next: u64) -> Result<Option<Contiguous>, StackError> {
+    /// How many frames fill the room between the first page's pixels and the next directory, which OME-TIFFs of tifffile leave
+    /// for all of them. None where anything else lies there, or may: a description at the end says too late what.
+    fn room(&self, page: &Page, directory: &Directory) -> Option<u64> {
+        let start = page.contiguous_at()?;
+        let room = directory.next.checked_sub(start)?;
+        let (frames, rest) =
+            (room / page.layout.frame_bytes().max(1), room % page.layout.frame_bytes().max(1));
+        let between = |offset: u64| (start..directory.next).contains(&offset);
+        let mut values = directory.entries.iter().filter_map(|entry| entry.offset(self.encoding));
+        // Directories begin at even bytes.
+        let filled = frames > 1 && rest <= 1;
+        let alone =
+            self.begin < start && !values.any(between) && directory.find(tags::SUB_DIRECTORIES).is_none();
+        (filled && alone).then_some(frames)
+    }
+
+    /// The frames that follow the first one's, where something says that there are some and nothing speaks against it: they
+    /// lie before the next directory, or there is none.
+    fn following(&mut self, frames: Option<u64>, next: u64) -> Result<Option<Contiguous>, StackError> {
         let Some(page) = &self.first else { return Ok(None) };
-        let Layout { width, height, .. } = page.layout;
-        let frames = self.wanted.description.contiguous_frames(width, height).unwrap_or(1);
-        let (Some(start), 2..) = (page.contiguous_at(), frames) else { return Ok(None) };
+        let (Some(start), Some(frames @ 2..)) = (page.contiguous_at(), frames) else { return Ok(None) };
         let end = page.layout.frame_bytes().checked_mul(frames).and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| next != 0 && next < end) {
             return Ok(None);
@@ -350,7 +392,10 @@ impl Chain {
     /// When nothing more can be learned: a description that stood late may still say that frames follow the only one.
     fn after_descriptions(&mut self) -> Result<At, StackError> {
         let only = self.frame == 1 && self.announced == 1;
-        let following = if only { self.following(0)? } else { None };
+        let told = self.layout.and_then(|Layout { width, height, .. }| {
+            self.wanted.description.contiguous_frames(width, height)
+        });
+        let following = if only { self.following(told, 0)? } else { None };
         Ok(following.map_or(At::End, |contiguous| At::Contiguous(contiguous, 0)))
     }
 

@@ -1,7 +1,9 @@
 //! Spots at known places, and everything that is none.
 
 use super::*;
-use crate::engine::kernels::{CameraValue, FitModel, Psf, Rois, SensorMap, SpotFit, fit, tests::erf};
+use crate::engine::kernels::{
+    CameraValue, FitModel, FitStatus, Psf, Rois, SensorMap, SpotFit, fit, tests::erf,
+};
 
 const SIGMA: f32 = 1.3;
 
@@ -67,7 +69,7 @@ impl Scene {
     }
 
     /// The same in all instruction sets.
-    fn find(&self, options: &FinderOptions) -> Vec<Spot> {
+    pub(super) fn find(&self, options: &FinderOptions) -> Vec<Spot> {
         let found = self.find_with(options, &Camera::ideal(), InstructionSet::Baseline);
         for set in InstructionSet::supported() {
             let other = self.find_with(options, &Camera::ideal(), set);
@@ -182,16 +184,35 @@ fn a_plateau_is_one_spot() {
 }
 
 #[test]
-fn pixels_that_are_no_numbers_leave_no_spots_around_them() {
+fn pixels_that_are_no_numbers_hide_no_spot_and_spoil_the_fits_that_hold_them_alone() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e9] {
-        let scene =
-            Scene::new(64, 40, 10.0).with(20.0, 20.0, 2000.0).with(50.0, 20.0, 2000.0).set(22, 18, bad);
+        let scene = (0..4)
+            .fold(Scene::new(64, 44, 10.0), |scene, i| scene.with(9.0 + 15.0 * f64::from(i), 20.0, 2000.0));
+        // In the first's box, just outside the second's, and at the edge of the last's.
+        let scene = scene.set(10, 18, bad).set(28, 20, bad).set(57, 23, bad);
         for options in
             [contrast(Threshold::Noise(4.0)), contrast(Threshold::Photons(100.0)), net_gradient(50.0)]
         {
-            assert_eq!(places(&scene.find(&options)), [[50, 20]], "{bad}");
+            for set in InstructionSet::supported() {
+                let spots = scene.find_with(&options, &Camera::ideal(), set);
+                assert_eq!(places(&spots), [[9, 20], [24, 20], [39, 20], [54, 20]], "{bad} {set}");
+                let mut rois = RoiBuffer::new(7).unwrap();
+                rois.cut(Adu::F32(&scene.pixels), 64, 0, &spots).unwrap();
+                let mut fits = vec![SpotFit::default(); 4];
+                let model = FitModel::new(Psf::Xynb { sigma_px: [1.3; 2] }, [0.1; 2]).unwrap();
+                fit(set, &model, &Camera::ideal(), rois.rois(), &mut fits).unwrap();
+                let status: Vec<FitStatus> = fits.iter().map(SpotFit::status).collect();
+                let (good, bad) = (FitStatus::Converged, FitStatus::BadInput);
+                assert_eq!(status, [bad, good, good, bad]);
+            }
         }
     }
+    // Where nothing around is a number either, nothing is found.
+    let mut scene = Scene::new(64, 40, 10.0).with(20.0, 20.0, 2000.0).with(50.0, 20.0, 2000.0);
+    for (x, y) in (21..24).flat_map(|x| (19..22).map(move |y| (x, y))) {
+        scene = scene.set(x, y, f32::NAN);
+    }
+    assert_eq!(places(&scene.find(&contrast(Threshold::Noise(4.0)))), [[50, 20]]);
     let scene = Scene::new(30, 30, f32::NAN);
     assert_eq!(scene.find(&contrast(Threshold::Noise(3.0))), []);
     assert_eq!(scene.find(&net_gradient(1.0)), []);

@@ -151,7 +151,7 @@ fn the_device_finds_and_cuts_what_the_host_does() {
 }
 
 #[test]
-fn pixels_that_are_no_numbers_leave_no_spots_on_the_device() {
+fn pixels_that_are_no_numbers_hide_no_spots_on_the_device_either() {
     let scene = Scene::new(60, 40, 10.0).with(15.0, 20.0, 2000.0).with(45.0, 20.0, 2000.0).noisy(9).set(
         16,
         21,
@@ -159,7 +159,11 @@ fn pixels_that_are_no_numbers_leave_no_spots_on_the_device() {
     );
     let finder = SpotFinder::new(&contrast(Threshold::Photons(500.0)), &Camera::ideal(), 60, 40).unwrap();
     let (spots, ..) = on_device(&finder, &scene.pixels);
-    assert_eq!(places(&spots), [[45, 20]]);
+    assert_eq!(places(&spots), [[15, 20], [45, 20]]);
+    assert_eq!(places(&scene.find(&contrast(Threshold::Photons(500.0)))), places(&spots));
+    // Of nine together, the one in the middle has no measurement around it.
+    let nine = (0..9).fold(scene, |scene, i| scene.set(15 + i % 3, 20 + i / 3, f32::NAN));
+    assert_eq!(places(&on_device(&finder, &nine.pixels).0), [[45, 20]]);
 }
 
 #[test]
