@@ -51,11 +51,14 @@ impl Arrival {
     }
 }
 
+/// An output in memory of ours, its element type and its shape.
+type Kept = (Arc<Buffer>, DataType, Vec<usize>);
+
 /// The outputs that a reduction left on the device, in case that it fails.
 pub(super) struct Whole {
     /// Not 0 for items that could not be reduced.
     pub(super) faults: Lent,
-    outputs: Vec<Option<(Arc<Buffer>, DataType, Vec<usize>)>>,
+    outputs: Vec<Option<Kept>>,
     blocks: Blocks,
 }
 
@@ -74,7 +77,7 @@ impl Whole {
         if self.faults.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        let fetch = |output: &Option<(Arc<Buffer>, DataType, Vec<usize>)>| {
+        let fetch = |output: &Option<Kept>| {
             let Some((buffer, datatype, shape)) = output else { return Ok(Arrival::Open) };
             let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
             let mut result = self.blocks.lend(bytes);
