@@ -3,7 +3,7 @@
 //!
 //! Inputs, and those outputs whose shapes follow from the inputs', have memory on the device that is made for each batch size
 //! once (`bucket`); pixels are copied to memory of their own, and made numbers there by a kernel (`pixels`). Another reduces an output before
-//! it leaves the device (`reduced`). ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
+//! it leaves the device (`reduced`); `launch` is their order. ONNX Runtime takes the rest from an arena of its own, which grows with the first batch of a size; what it
 //! takes is seen in what is free on the device then.
 //!
 //! Bindings go before the session, and that before the stream that it was made with: what ONNX Runtime gives holds the
@@ -13,13 +13,14 @@
 mod bucket;
 mod flight;
 mod idle;
+mod launch;
 mod pixels;
 mod place;
 mod reduced;
 
 pub use crate::engine::onnx::gpu::Load;
 
-use super::{Context, CudaError, Fault, Heap, HostMemory, Streams};
+use super::{Context, Heap, HostMemory, Streams};
 use crate::engine::{
     DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     ends::Reading,
@@ -28,11 +29,10 @@ use crate::engine::{
         binding::Where,
         session::{GpuTarget, Session, Target},
     },
-    staging::{Blocks, Lent, Memory},
+    staging::{Blocks, Memory},
 };
 use bucket::{Bucket, Output};
-use flight::{Arrival, Running, Whole};
-use ort::{session::RunOptions, value::DynValue};
+use ort::session::RunOptions;
 use pixels::Normalizer;
 use place::Place;
 use reduced::{Reducer, Scores};
@@ -260,153 +260,6 @@ impl OnnxOnGpu {
             set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
         }
         Ok(bucket)
-    }
-
-    /// Has the device copy, compute and copy back.
-    fn begin(
-        &mut self,
-        (place, bucket): (usize, usize),
-        (inputs, pixels): (&[Tensor], bool),
-        arrivals: &mut [Arrival],
-        mut faults: Option<&mut Lent>,
-    ) -> Result<Vec<DynValue>, EngineError> {
-        let Streams { upload, compute, download } = &*self.streams;
-        let Place { buckets, uploaded, computed, landed } = &mut self.places[place];
-        let bucket = &mut buckets[bucket];
-        bucket.used = self.batches;
-        let specs = &self.session.signature().inputs;
-        let normalizer = self.normalizer.as_ref().filter(|_| pixels);
-        for (index, tensor) in inputs.iter().enumerate() {
-            // The flight holds the tensors until the device is done with them, as does whoever calls this where it fails.
-            if index == 0 && normalizer.is_some() {
-                // SAFETY: as said.
-                unsafe { bucket.fill_pixels(tensor, upload) }?;
-            } else {
-                // SAFETY: as said.
-                unsafe { bucket.fill(index, &specs[index].name, tensor, upload) }?;
-            }
-        }
-        uploaded.record(upload)?;
-        uploaded.before(compute)?;
-        if let Some(normalizer) = normalizer {
-            bucket.normalize(normalizer, compute)?;
-        }
-        if self.device == Where::Host {
-            // Who computes is not on the stream.
-            compute.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
-        }
-        let pinned = match self.device {
-            Where::Device(ordinal) => Where::Pinned(ordinal),
-            host => host,
-        };
-        bucket.open(self.session.signature(), pinned)?;
-        let mut values = self.session.run(&bucket.binding, &bucket.options)?;
-        let reduced = bucket.reduced.as_mut().filter(|_| faults.is_some());
-        if let (Some(reducer), Some(reduced)) = (&self.reducer, reduced) {
-            // SAFETY: the output's buffer is the bucket's own.
-            unsafe { reducer.launch(reduced, compute) }?;
-        }
-        computed.record(compute)?;
-        computed.before(download)?;
-        for (index, (output, arrival)) in bucket.outputs.iter().zip(arrivals).enumerate() {
-            let (Output::Ours { buffer, .. }, Arrival::Copied { result, .. }) = (output, arrival) else {
-                continue;
-            };
-            // The flight holds the results and looks at them when it has landed.
-            match (&bucket.reduced, &mut faults) {
-                _ if result.is_empty() => {}
-                (Some(reduced), Some(faults)) if reduced.output == index => {
-                    // SAFETY: as said.
-                    unsafe { reduced.download(result, faults, download) }?;
-                }
-                // SAFETY: as said.
-                _ => unsafe { buffer.download(result, download) }?,
-            }
-        }
-        landed.record(download)?;
-        // Those of ours are looked at in the results.
-        let mut ours = bucket.outputs.iter().map(|output| matches!(output, Output::Ours { .. }));
-        values.retain(|_| !ours.next().unwrap_or(false));
-        Ok(values)
-    }
-
-    /// Begins a batch in memory that is ours; only what is left of its outputs comes back, where they can be reduced and may.
-    fn launch(&mut self, inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
-        let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
-        let pixels =
-            self.normalizer.as_ref().and_then(|normalizer| normalizer.reading(&inputs)).transpose()?;
-        if let Some(reading) = &pixels {
-            shapes[0].clone_from(&reading.shape);
-        }
-        let (place, bucket, first) = self.place(&shapes, pixels.as_ref())?;
-        self.batches += 1;
-        let before = if first { free(&self.context).ok() } else { None };
-        let (bucket_of, signature) = (&self.places[place].buckets[bucket], self.session.signature());
-        let reduced = bucket_of.reduced.as_ref().filter(|_| reduce);
-        let (outputs, results) = (&bucket_of.outputs, &self.results);
-        let mut arrivals = Arrival::all(outputs, signature, reduced, results);
-        let mut whole =
-            reduced.map(|reduced| Whole::of(outputs, signature, reduced.faults(results), results));
-        let faults = whole.as_mut().map(|whole| &mut whole.faults);
-        let begun = self.begin((place, bucket), (&inputs, pixels.is_some()), &mut arrivals, faults);
-        let values = match begun {
-            Ok(values) => values,
-            Err(error) => {
-                // What was begun may still read and write.
-                self.streams.settle();
-                self.places[place].buckets.remove(bucket);
-                self.put_back(place);
-                return Err(self.judged(error));
-            }
-        };
-        if let Some(before) = before {
-            // Once for each size: what ONNX Runtime took for it is seen when it is done.
-            self.streams.settle();
-            self.arena += before.saturating_sub(free(&self.context).unwrap_or(before));
-        }
-        Ok(Flight::Airborne(Box::new(Running {
-            landed: Arc::clone(&self.places[place].landed),
-            place: Some(place),
-            back: self.back.clone(),
-            arrivals,
-            whole,
-            values,
-            _inputs: inputs,
-            streams: Arc::clone(&self.streams),
-        })))
-    }
-
-    /// Begins a batch. The first may tell that outputs are not of the shapes that the model file says.
-    fn try_twice(&mut self, mut inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
-        if let (Some(pixels), None, Some(first)) = (&self.ends.pixels, &self.normalizer, inputs.first_mut())
-            && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
-        {
-            *first = numbers?;
-        }
-        let again = (self.batches == 0).then(|| inputs.clone());
-        match (self.launch(inputs, reduce), again) {
-            // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
-            (Err(EngineError::Input(reason)), Some(inputs)) => {
-                self.bind_outputs = false;
-                let flight = self.launch(inputs, reduce);
-                self.bind_outputs = flight.is_err();
-                if flight.is_ok() {
-                    tracing::warn!(reason, "the shapes of outputs are not those that the model file says");
-                }
-                flight
-            }
-            (launched, _) => launched,
-        }
-    }
-
-    /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say.
-    fn judged(&self, error: EngineError) -> EngineError {
-        match self.context.memory() {
-            Err(broken) if broken.fault() == Fault::Sticky => {
-                EngineError::Device(format!("{error}; {broken}"))
-            }
-            _ => error,
-        }
     }
 }
 

@@ -51,12 +51,8 @@ impl Arrival {
     }
 }
 
-/// An output in memory of ours on the device.
-struct Kept {
-    buffer: Arc<Buffer>,
-    datatype: DataType,
-    shape: Vec<usize>,
-}
+/// An output in memory of ours, its element type and its shape.
+type Kept = (Arc<Buffer>, DataType, Vec<usize>);
 
 /// The outputs that a reduction left on the device, in case that it fails.
 pub(super) struct Whole {
@@ -70,9 +66,7 @@ impl Whole {
     /// All that are in memory of ours, which stays as it is until the place is another's.
     pub(super) fn of(outputs: &[Output], signature: &Signature, faults: Lent, blocks: &Blocks) -> Whole {
         let kept = outputs.iter().zip(&signature.outputs).map(|(output, spec)| match output {
-            Output::Ours { buffer, shape } => {
-                Some(Kept { buffer: Arc::clone(buffer), datatype: spec.datatype, shape: shape.clone() })
-            }
+            Output::Ours { buffer, shape } => Some((Arc::clone(buffer), spec.datatype, shape.clone())),
             Output::Open => None,
         });
         Whole { faults, outputs: kept.collect(), blocks: blocks.clone() }
@@ -84,7 +78,7 @@ impl Whole {
             return Ok(None);
         }
         let fetch = |output: &Option<Kept>| {
-            let Some(Kept { buffer, datatype, shape }) = output else { return Ok(Arrival::Open) };
+            let Some((buffer, datatype, shape)) = output else { return Ok(Arrival::Open) };
             let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
             let mut result = self.blocks.lend(bytes);
             if bytes > 0 {
