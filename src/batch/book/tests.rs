@@ -133,7 +133,7 @@ fn bytes(items: usize, first: u8) -> Tensor {
 #[test]
 fn outputs_may_be_reduced_where_all_jobs_of_a_batch_want_no_more_and_are_whole_in_it() {
     let mut desk = Desk::new(false);
-    let mut push = |desk: &mut Desk, items, reduced| {
+    let push = |desk: &mut Desk, items, reduced| {
         let job = Job { reduced, ..desk.job(items, 0) };
         desk.book.push(job, desk.now).unwrap()
     };
