@@ -36,7 +36,7 @@ pub struct Setting {
     name: Arc<str>,
     model: FitModel,
     camera: Arc<Camera>,
-    finder: Option<FinderOptions>,
+    finder: Option<Box<FinderOptions>>,
 }
 
 impl Setting {
@@ -53,7 +53,7 @@ impl Setting {
     /// The same for batches of whole frames ([`frames`]), in which these are spots.
     #[must_use]
     pub fn finding(self, options: FinderOptions) -> Setting {
-        Setting { name: format!("{} {options:?}", self.name).into(), finder: Some(options), ..self }
+        Setting { name: format!("{} {options:?}", self.name).into(), finder: Some(Box::new(options)), ..self }
     }
 
     /// What is fitted.
@@ -68,7 +68,7 @@ impl Setting {
 
     /// What is a spot, where batches are whole frames.
     pub fn finder(&self) -> Option<&FinderOptions> {
-        self.finder.as_ref()
+        self.finder.as_deref()
     }
 }
 
