@@ -3,11 +3,15 @@
 use crate::protocol;
 use miette::Diagnostic;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, text_format::ParseError};
+use std::sync::LazyLock;
 
 /// The definition of what a `config.pbtxt` may say.
 pub(super) fn definition() -> MessageDescriptor {
-    let pool = DescriptorPool::decode(protocol::DESCRIPTORS).expect("the build wrote the definitions");
-    pool.get_message_by_name("inference.ModelConfig").expect("the definitions have it")
+    static DEFINITION: LazyLock<MessageDescriptor> = LazyLock::new(|| {
+        let pool = DescriptorPool::decode(protocol::DESCRIPTORS).expect("the build wrote the definitions");
+        pool.get_message_by_name("inference.ModelConfig").expect("the definitions have it")
+    });
+    DEFINITION.clone()
 }
 
 /// Reads the text.
