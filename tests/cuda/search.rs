@@ -218,7 +218,7 @@ fn what_goes_wrong_with_frames_is_the_batchs_or_the_devices_fault() {
     let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
     let start = |engine: &mut GaussMle| {
         let inputs = staged(engine, &frames(9, 3, 3, false));
-        engine.start(inputs, Some(&asked)).and_then(|flight| flight.land())
+        engine.start(inputs, Some(&asked)).and_then(ocelli::engine::Flight::land)
     };
     let small =
         setting(psfs()[0], &camera).finding(FinderOptions { box_side: 4, ..*asked.finder().unwrap() });
