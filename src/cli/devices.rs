@@ -52,7 +52,7 @@ fn here(found: &Found) -> String {
     let driver = match &found.gpus {
         Ok((version, gpus)) => {
             lines.extend(gpus.iter().map(line));
-            let reasons = gpus.iter().filter_map(|found| {
+            let reasons = gpus.iter().filter(|found| found.free.is_ok()).filter_map(|found| {
                 let reason = found.no_networks.as_ref()?;
                 Some(format!("gpu:{} takes no networks: {reason}\n", found.gpu.ordinal))
             });
