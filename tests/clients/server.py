@@ -10,7 +10,7 @@ from pathlib import Path
 import requests
 
 ROOT = Path(__file__).resolve().parents[2]
-BINARY = Path(os.environ.get("SERVER_BINARY", ROOT / "target" / "debug" / "ocelli"))
+BINARY = Path(os.environ.get("SERVER_BINARY", ROOT / "target" / "debug" / "ocelli")).resolve()
 LIBRARY = ROOT / ".lib" / "libonnxruntime.so.1.31.1"
 READY_SECONDS_MAX = 120  # the dev profile loads and warms every model on a busy machine
 STOP_SECONDS_MAX = 60
