@@ -16,9 +16,9 @@
 //!
 //! A stack of camera frames for a fitter goes in and out in pieces, while it comes: `http::localize` drives `image::stack`
 //! (bytes to frames) and `engine::kernels::spots` (frames to ROIs) on the decode pool, the ROIs go through the same queue to
-//! `engine::gauss_mle` (where a GPU has it, the frames do, and it looks for spots itself), and `tasks::localize` turns what comes of them into a file or a picture. `kernels/` holds the C++ of
-//! both, one source for the vectors of the CPU and for CUDA, and what GPUs do before and after a network; `kernels/generated`
-//! has the PTX that `make kernels` makes of it.
+//! `engine::gauss_mle` (where a GPU has it, whole frames do, and the GPU looks for spots itself), and `tasks::localize` turns what
+//! comes of them into a file or a picture. `kernels/` holds the C++ of both, one source for the vectors of the CPU and for CUDA,
+//! and what GPUs do before and after a network; `kernels/generated` has the PTX that `make kernels` makes of it.
 //!
 //! Images are staged as 8-bit pixels (16 where they have so many); the engine normalises, on a GPU with a kernel that writes where
 //! the network reads (`engine::ends`). What of an output is answered leaves a GPU alone, where that is little (`engine::reduction`).
