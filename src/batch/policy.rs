@@ -217,19 +217,16 @@ mod tests {
         assert_eq!(check(7, 0, |_| {}, &linear), Ok((7, 8)), "the rest is 3, padded to 4");
     }
 
+    /// A lane of items that came together.
+    fn pushed_at(pushed: Instant, items: usize) -> Front {
+        Front { items, oldest: pushed, pushed, again: false, deadline: None, patience: None, shut: false }
+    }
+
     /// 10 ms after `items` were accepted, on a device that takes 50 ms and 10 ms for each row, while a faster one needs
     /// `rival_ms` for all that waits: (items, size) to run, or how long after that to ask again.
     fn check_help(items: usize, rival_ms: u32) -> Result<(usize, usize), u128> {
         let pushed = Instant::now();
-        let front = Front {
-            items,
-            oldest: pushed,
-            pushed,
-            again: false,
-            deadline: None,
-            patience: None,
-            shut: false,
-        };
+        let front = pushed_at(pushed, items);
         let own = |size: usize| 0.05 + 0.01 * size as f64;
         let rival = Rival { own: &own, rival: f64::from(rival_ms) / 1000.0 };
         match help(&[1, 2, 4, 8], items, &front, rival, pushed + 10 * MS) {
@@ -255,15 +252,7 @@ mod tests {
     #[test]
     fn work_is_not_left_for_ever_to_a_device_that_does_not_take_it() {
         let pushed = Instant::now();
-        let front = Front {
-            items: 3,
-            oldest: pushed,
-            pushed,
-            again: false,
-            deadline: None,
-            patience: None,
-            shut: false,
-        };
+        let front = pushed_at(pushed, 3);
         let rival = Rival { own: &|_| 0.06, rival: 0.0 };
         let after = |ms: u32| help(&[1, 2, 4], 3, &front, rival, pushed + ms * MS);
         assert_eq!(after(59), Next::SleepUntil(pushed + 60 * MS));

@@ -32,6 +32,12 @@ fn runtime() -> Runtime {
     Runtime::load(&config().onnx_runtime).unwrap()
 }
 
+fn written(folder: &Path, file: &[u8]) -> std::path::PathBuf {
+    let path = folder.join("model.onnx");
+    std::fs::write(&path, file).unwrap();
+    path
+}
+
 /// A network whose scores of three classes are its input's channels, the darkest being the best.
 fn network(folder: &Path, element: u64) -> std::path::PathBuf {
     let extents = [Named("batch"), Fixed(3), Fixed(HEIGHT as u64), Fixed(WIDTH as u64)];
@@ -40,9 +46,7 @@ fn network(folder: &Path, element: u64) -> std::path::PathBuf {
         &[("image", element, &extents)],
         &[("scores", element, &extents)],
     );
-    let path = folder.join("model.onnx");
-    std::fs::write(&path, file).unwrap();
-    path
+    written(folder, &file)
 }
 
 fn ends(datatype: image::DataType) -> Ends {
@@ -187,9 +191,7 @@ fn boxes(folder: &Path, element: u64) -> std::path::PathBuf {
         &[("image", element, &extents)],
         &[("boxes", element, &extents)],
     );
-    let path = folder.join("model.onnx");
-    std::fs::write(&path, file).unwrap();
-    path
+    written(folder, &file)
 }
 
 #[test]

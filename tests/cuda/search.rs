@@ -3,7 +3,7 @@
 use crate::{
     fakes::cuda::FakeCuda,
     fitter::agree,
-    support::{Random, camera_with_maps, open, psfs, setting, staged},
+    support::{Random, camera_with_maps, open, psfs, samples, setting, staged},
 };
 use ocelli::engine::{
     DataType, Engine, EngineError, Setting, Tensor, TensorView,
@@ -49,12 +49,7 @@ fn lit(
             values.push((mean + noise).max(0.0).round() as u16);
         }
     }
-    let (datatype, data) = if wide {
-        let values: Vec<f32> = values.iter().map(|value| f32::from(*value)).collect();
-        (DataType::Fp32, bytemuck::cast_slice(&values).to_vec())
-    } else {
-        (DataType::Uint16, bytemuck::cast_slice(&values).to_vec())
-    };
+    let (datatype, data) = samples(&values, wide);
     vec![
         Tensor { datatype, shape: vec![count, SIDE, SIDE], data: data.into() },
         Tensor { datatype: DataType::Uint32, shape: vec![count, 2], data: vec![0; 8 * count].into() },

@@ -33,6 +33,16 @@ impl Random {
     }
 }
 
+/// Pixels as a camera gives them: 16 bits, or floats where `wide`.
+pub(crate) fn samples(values: &[u16], wide: bool) -> (DataType, Vec<u8>) {
+    if wide {
+        let values: Vec<f32> = values.iter().map(|value| f32::from(*value)).collect();
+        (DataType::Fp32, bytemuck::cast_slice(&values).to_vec())
+    } else {
+        (DataType::Uint16, bytemuck::cast_slice(values).to_vec())
+    }
+}
+
 /// `count` spots with noise as a camera gives them, and where they lie on the sensor: rois and corners.
 pub(crate) fn batch(seed: u64, count: usize, wide: bool) -> Vec<Tensor> {
     let random = &mut Random(seed);
@@ -53,12 +63,7 @@ pub(crate) fn batch(seed: u64, count: usize, wide: bool) -> Vec<Tensor> {
         }
     }
     let corners: Vec<u32> = (0..2 * count).map(|_| (random.next() * (SENSOR - SIDE) as f32) as u32).collect();
-    let (datatype, data) = if wide {
-        let values: Vec<f32> = values.iter().map(|value| f32::from(*value)).collect();
-        (DataType::Fp32, bytemuck::cast_slice(&values).to_vec())
-    } else {
-        (DataType::Uint16, bytemuck::cast_slice(&values).to_vec())
-    };
+    let (datatype, data) = samples(&values, wide);
     vec![
         Tensor { datatype, shape: vec![count, SIDE, SIDE], data: data.into() },
         Tensor {
