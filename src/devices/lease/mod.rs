@@ -300,38 +300,50 @@ mod tests {
         assert_eq!(lease.look(now + SETTLED, None, 0), Step::Pausing(now + SETTLED + PAUSE));
     }
 
-    proptest! {
-        /// Two who want one GPU that has room for one: they never both hold it for long, one gets it, and it does not change
-        /// hands more often than the pauses allow.
-        #[test]
-        fn two_polite_processes_do_not_trade_a_gpu(seed in any::<u64>(), scatter in any::<[f64; 2]>()) {
-            let scatter = scatter.map(|x| if x.is_finite() { x.abs().fract() } else { 0.5 });
-            let t0 = Instant::now();
-            let mut leases = [Lease::new(t0), Lease::new(t0)];
-            let mut holds = [false; 2];
-            let mut changes = 0;
-            // Ten minutes of looks; who is first in a tick is drawn.
-            for tick in 0..1200_u32 {
-                let now = t0 + ms(500) * tick;
-                let order = if (seed >> (tick % 64)) & 1 == 0 { [0, 1] } else { [1, 0] };
-                let looks = order.map(|me| seen(holds[1 - me], if holds[1 - me] { 1 } else { 10 }, 0));
-                for (me, look) in order.into_iter().zip(looks) {
-                    // Both decide by the same moment's look, as samples are old.
-                    if !holds[me] && leases[me].look(now, Some(&look), 4 * GIB) == Step::Take {
-                        holds[me] = true;
-                        changes += 1;
-                        leases[me].taken(now);
-                    }
-                }
-                if holds == [true, true] {
-                    // There is no room for both: memory runs out for the second, or for both.
-                    let both = (seed >> ((tick + 7) % 64)) & 1 == 0;
-                    for me in if both { vec![0, 1] } else { vec![order[1]] } {
-                        holds[me] = false;
-                        leases[me].failed(now, scatter[me]);
-                    }
+    /// Two who want one GPU that has room for one, for ten minutes of looks. Returns who holds it at the end, and how often it was
+    /// taken. Who is first in a tick, who loses when both took it, and the scatter of each failure are drawn from `seed`.
+    fn two_for_one_gpu(seed: u64) -> ([bool; 2], u32) {
+        let mut state = seed;
+        // SplitMix64, by Steele, Lea and Flood (2014).
+        let mut draw = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ (mixed >> 31)
+        };
+        let t0 = Instant::now();
+        let mut leases = [Lease::new(t0), Lease::new(t0)];
+        let mut holds = [false; 2];
+        let mut changes = 0;
+        for tick in 0..1200_u32 {
+            let now = t0 + ms(500) * tick;
+            let order = if draw() & 1 == 0 { [0, 1] } else { [1, 0] };
+            // Both decide by the same moment's look, as samples are old.
+            let looks = order.map(|me| seen(holds[1 - me], if holds[1 - me] { 1 } else { 10 }, 0));
+            for (me, look) in order.into_iter().zip(looks) {
+                if !holds[me] && leases[me].look(now, Some(&look), 4 * GIB) == Step::Take {
+                    holds[me] = true;
+                    changes += 1;
+                    leases[me].taken(now);
                 }
             }
+            if holds == [true, true] {
+                // There is no room for both: memory runs out for the second, or for both.
+                let losers = if draw() & 1 == 0 { &order[..] } else { &order[1..] };
+                for &me in losers {
+                    holds[me] = false;
+                    leases[me].failed(now, (draw() >> 11) as f64 / (1_u64 << 53) as f64);
+                }
+            }
+        }
+        (holds, changes)
+    }
+
+    proptest! {
+        /// They never both hold it for long, one gets it, and it does not change hands more often than the pauses allow.
+        #[test]
+        fn two_polite_processes_do_not_trade_a_gpu(seed in any::<u64>()) {
+            let (holds, changes) = two_for_one_gpu(seed);
             prop_assert!(holds.iter().filter(|held| **held).count() == 1, "{holds:?} (seed {seed})");
             prop_assert!(changes < 40, "{changes} times in ten minutes (seed {seed})");
         }
