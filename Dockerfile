@@ -7,6 +7,7 @@
 #
 # Both run as uid 10001 on a root that may be read-only; only /tmp is written to.
 
+# Pinned by version; `python3 tools/pin_images.py` adds the digests that the registry has for these.
 ARG DEBIAN=debian:12.12-slim
 ARG RUST=rust:1.95.0-slim-bookworm
 ARG PYTHON=python:3.11.14-slim-bookworm

@@ -83,7 +83,8 @@ def test_stages_copy_from_earlier_ones_on_pinned_bases():
         base, _, name = stage.partition(" AS ")
         variable = re.fullmatch(r"\$\{(\w+)\}", base)
         if variable:
-            assert re.search(r":\d+\.\d+", bases[variable[1]]), f"{base} is {bases[variable[1]]}: not pinned"
+            pinned = re.fullmatch(r"[\w./-]+:\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?", bases[variable[1]])
+            assert pinned, f"{base} is {bases[variable[1]]}: not pinned"
         else:
             assert base in known, f"{base} is no earlier stage"
         known.append(name)
