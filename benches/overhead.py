@@ -12,6 +12,10 @@ Two numbers, each a ratio or a difference within this one run, because absolute 
   input of 602 kB and a forward pass of 0.1 ms, so that what is added does not drown in the noise of the pass;
   `--model identity` copies 64 bytes: what a request costs beside its data.
 
+With `--shared-memory` the tensor lies in a region of shared memory instead of in the request. Latency is then measured twice:
+with the tensor in the region before the clock starts, as where whoever makes it makes it there, and with a caller that copies
+it there each time.
+
 With `--pixels` the image is posted as pixels of 8 bits (151 kB), which the server normalises; the session in-process gets the
 numbers all the same.
 
@@ -28,6 +32,7 @@ and where it is not small against the server's, the cores are what limits, not t
 
 import argparse
 import json
+import mmap
 import multiprocessing
 import os
 import resource
@@ -56,6 +61,7 @@ IMAGE = ("image", (3, 224, 224), "logits")
 TENSORS = {"resnet18": IMAGE, "resnet50": IMAGE, "cnn": IMAGE, "identity": ("x", (16,), "y")}
 # What src/engine/onnx sets beside the number of threads.
 AS_SERVED = {"session.intra_op.allow_spinning": "0"}
+REGION = "overhead"
 SPIN_SECONDS = 0.05  # spinning threads are left alone until they sleep, so that they do not disturb the next side
 
 
@@ -193,6 +199,7 @@ def main():
     parser.add_argument("--model", choices=["resnet18", "resnet50", "cnn", "identity"], default="resnet18")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--pixels", action="store_true", help="post UINT8 [1, 224, 224, 3] to a model of images")
+    parser.add_argument("--shared-memory", action="store_true", help="hand the tensor over in shared memory")
     parser.add_argument("--threads", type=int, default=cores, help="compute threads of both sides")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--processes", type=int, default=2, help="client processes")
@@ -221,12 +228,31 @@ def main():
             numbers = (pixels / 255 - make_models.IMAGENET_MEAN) / make_models.IMAGENET_STD
             x = np.ascontiguousarray(numbers.transpose(0, 3, 1, 2), np.float32)
             posted = pixels[:1]
-        data = infer(given.model, name, posted, output)
-        server = Server(folder / "models", folder / "server.log", compute_threads=given.threads, log_filter="warn")
+        options = {"compute_threads": given.threads, "log_filter": "warn"}
+        if given.shared_memory:
+            options["shared_memory_regions_max"] = 1
+        server = Server(folder / "models", folder / "server.log", **options)
         try:
-            report(given, server.wait_ready(), *sessions, x, data)
+            server.wait_ready()
+            if given.shared_memory:
+                with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="overhead-") as memory:
+                    region = share(server, memory, posted.nbytes)
+                    data = infer(given.model, name, posted, output, REGION)
+                    tensor = posted.tobytes()
+                    report(given, server, *sessions, x, data, lambda: region.__setitem__(slice(None), tensor))
+            else:
+                report(given, server, *sessions, x, infer(given.model, name, posted, output))
         finally:
             server.kill()
+
+
+def share(server, memory, size):
+    """A mapping of so many bytes of shared memory, which the server has been told of."""
+    memory.truncate(size)
+    what = {"key": Path(memory.name).name, "byte_size": size}
+    reply = requests.post(f"{server.url}/v2/systemsharedmemory/region/{REGION}/register", json=what, timeout=10)
+    reply.raise_for_status()
+    return mmap.mmap(memory.fileno(), size)
 
 
 def batch_of(server):
@@ -240,7 +266,10 @@ def batch_of(server):
     return np.array(list(values.values()))
 
 
-def report(given, server, session, spinning, x, data):
+def report(given, server, session, spinning, x, data, fill=None):
+    """`fill` puts the tensor where the server takes it from, if that is not the request."""
+    if fill is not None:
+        fill()
     connection = Connection(server.port)
     status, head, body = connection.roundtrip(data)
     if status != 200:
@@ -300,6 +329,8 @@ def report(given, server, session, spinning, x, data):
         "bare socket": lambda: bare.roundtrip(data),
         "in-process, spinning": lambda: spinning.run(None, {session.get_inputs()[0].name: x[:1]}),
     }
+    if fill is not None:
+        sides["server, copied in"] = lambda: (fill(), connection.roundtrip(data))
     every, medians = {name: [] for name in sides}, {name: [] for name in sides}
     for _ in range(given.pairs):
         for name, call in sides.items():
@@ -312,8 +343,12 @@ def report(given, server, session, spinning, x, data):
     added_spinning = statistics.median(
         s - c for s, c in zip(medians["server"], medians["in-process, spinning"])
     )
+    added_copied = None
+    if fill is not None:
+        added_copied = statistics.median(s - c for s, c in zip(medians["server, copied in"], medians["in-process"]))
     result = {
         "model": given.model,
+        "shared_memory": given.shared_memory,
         "compute_threads": given.threads,
         "concurrency": given.concurrency,
         "batch": batch,
@@ -328,6 +363,7 @@ def report(given, server, session, spinning, x, data):
         "added_p50_us": round(added[1] * 1e6, 1),
         "added_p50_us_quartiles": [round(added[0] * 1e6, 1), round(added[2] * 1e6, 1)],
         "added_p50_us_to_spinning": round(added_spinning * 1e6, 1),
+        "added_p50_us_copied_in": added_copied and round(added_copied * 1e6, 1),
     }
     def spread(values):
         if not values:
@@ -351,6 +387,8 @@ def report(given, server, session, spinning, x, data):
         f"| {given.model} | " + " | ".join(f"{result['p50_us'][name]:.0f} µs" for name in names)
         + f" | {added[1] * 1e6:.0f} µs ({added[0] * 1e6:.0f} to {added[2] * 1e6:.0f}) | {added_spinning * 1e6:.0f} µs |"
     )
+    if added_copied is not None:
+        print(f"With the tensor copied into shared memory for each request: {added_copied * 1e6:.0f} µs added.")
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
 

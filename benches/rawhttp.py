@@ -11,16 +11,20 @@ def request(method, path, body=b"", headers=()):
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-def infer(model, name, array, output):
-    """The bytes of an inference request with one binary input and one binary output (Open Inference Protocol)."""
+def infer(model, name, array, output, region=None):
+    """The bytes of an inference request with one binary input and one binary output (Open Inference Protocol). The input is in
+    the request, or at the beginning of a region of shared memory."""
     data = array.tobytes()
+    where = {"binary_data_size": len(data)}
+    if region is not None:
+        where, data = {"shared_memory_region": region, "shared_memory_byte_size": len(data)}, b""
     head = {
         "inputs": [
             {
                 "name": name,
                 "shape": list(array.shape),
                 "datatype": {"float32": "FP32", "uint8": "UINT8"}[array.dtype.name],
-                "parameters": {"binary_data_size": len(data)},
+                "parameters": where,
             }
         ],
         "outputs": [{"name": output, "parameters": {"binary_data": True}}],

@@ -36,7 +36,8 @@
 //!   `batch::sim` can run them through thousands of seeds.
 //! - **`unsafe` lives under `engine` and nowhere else**, each block with its reason.
 //! - **Nobody pushes to a device**: workers pull, so a device that disappears strands nothing.
-//! - **Nothing in a request becomes a path or an outbound connection**: models are looked up in a map.
+//! - **Nothing in a request becomes a path or an outbound connection**: models are looked up in a map. The one exception is a
+//!   plain name under `/dev/shm`, from callers who may control the server (`http::shared_memory`), and off unless it is allowed.
 //! - **No queue without a bound**: in items and in bytes; full is an answer, never a panic.
 //! - **A job is answered exactly once**; one that is dropped unanswered becomes an error with its cause.
 //!

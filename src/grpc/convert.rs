@@ -4,9 +4,10 @@ use crate::{
     engine::{DataType, Tensor, TensorSpec, tensor::bytes_of},
     error::InferError,
     http::wire::{
-        Parameter, Parameters, binary, count, data, flag,
+        Parameter, Parameters, binary, data, flag,
         reply::Output,
-        request::{InferRequest, Input, Requested, fits, refuse_shared_memory},
+        request::{InferRequest, Input, Requested, fits},
+        shared_memory::{self, BYTE_SIZE, OFFSET, Place, REGION},
     },
     models::Model,
     protocol::inference::{
@@ -29,17 +30,18 @@ pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Resul
         return Err(bad(format!("parameter {name:?} is reserved: names must not begin with triton_")));
     }
     let raw = message.raw_input_contents;
-    if !raw.is_empty() && raw.len() != message.inputs.len() {
+    let inputs = message.inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();
+    if !raw.is_empty() && raw.len() != inputs {
         return Err(bad(format!(
-            "raw_input_contents has {} entries for {} inputs: send one for each, in their order",
+            "raw_input_contents has {} entries for {inputs} inputs: send one for each that is not in shared memory, in \
+             their order",
             raw.len(),
-            message.inputs.len()
         )));
     }
     let mut raw = raw.into_iter();
     let mut inputs: Vec<Input> = Vec::with_capacity(message.inputs.len());
     for tensor in message.inputs {
-        inputs.push(input(tensor, raw.next(), specs)?);
+        inputs.push(input(tensor, &mut raw, specs)?);
     }
     let binary_default = flag(&parameters, "binary_data_output")?.unwrap_or(true);
     let mut outputs: Vec<Requested> = Vec::with_capacity(message.outputs.len());
@@ -48,18 +50,18 @@ pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Resul
             return Err(bad(format!("output {:?} is asked for twice", output.name)));
         }
         let parameters = self::parameters(&output.name, output.parameters)?;
-        refuse_shared_memory(&parameters)?;
-        outputs.push(Requested {
-            binary: flag(&parameters, "binary_data")?.unwrap_or(binary_default),
-            classification: count(&parameters, "classification")?,
-            name: output.name,
-        });
+        outputs.push(Requested::of(output.name, parameters, binary_default)?);
     }
     let id = (!message.id.is_empty()).then_some(message.id);
     Ok(InferRequest { id, parameters, inputs, outputs, binary_default })
 }
 
-fn input(tensor: InferInputTensor, raw: Option<Bytes>, specs: &[TensorSpec]) -> Result<Input, InferError> {
+/// One input; takes the next of the raw contents, unless it lies in shared memory.
+fn input(
+    tensor: InferInputTensor,
+    raw: &mut impl Iterator<Item = Bytes>,
+    specs: &[TensorSpec],
+) -> Result<Input, InferError> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
     let Some(datatype) = DataType::from_name(&datatype) else {
         let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
@@ -80,9 +82,14 @@ fn input(tensor: InferInputTensor, raw: Option<Bytes>, specs: &[TensorSpec]) -> 
     if !specs.iter().any(encoded) {
         fits(specs, &name, datatype, &shape)?;
     }
-    let parameters = self::parameters(&name, parameters)?;
-    refuse_shared_memory(&parameters)?;
-    let data = match (raw, contents) {
+    let mut parameters = self::parameters(&name, parameters)?;
+    if let Some(place) = shared_memory::place(&format!("input {name:?}"), &mut parameters)? {
+        if contents.is_some_and(|contents| contents != InferTensorContents::default()) {
+            return Err(bad(format!("input {name:?} has both contents and {REGION}; send one")));
+        }
+        return Input::placed(name, datatype, shape, place, parameters);
+    }
+    let data = match (raw.next(), contents) {
         (Some(_), Some(contents)) if contents != InferTensorContents::default() => {
             return Err(bad(format!("input {name:?} has both contents and raw_input_contents; send one")));
         }
@@ -103,7 +110,7 @@ fn input(tensor: InferInputTensor, raw: Option<Bytes>, specs: &[TensorSpec]) -> 
         )));
     }
     binary::check(&name, &tensor)?;
-    Ok(Input { name, tensor, parameters })
+    Ok(Input::whole(name, tensor, parameters))
 }
 
 /// Typed contents as a tensor's bytes.
@@ -178,29 +185,43 @@ fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Param
     given.into_iter().map(value).collect()
 }
 
+/// Where an output has been put.
+fn placed(place: &Place, tensor: &Tensor) -> BTreeMap<String, InferParameter> {
+    let count = |count: u64| ParameterChoice::Int64Param(i64::try_from(count).unwrap_or(i64::MAX));
+    let given = [
+        Some((REGION, ParameterChoice::StringParam(place.region.clone()))),
+        (place.offset > 0).then(|| (OFFSET, count(place.offset))),
+        Some((BYTE_SIZE, count(tensor.data.len() as u64))),
+    ];
+    let parameter =
+        |(name, value): (&str, _)| (name.to_owned(), InferParameter { parameter_choice: Some(value) });
+    given.into_iter().flatten().map(parameter).collect()
+}
+
 /// The reply to a request: raw contents, or typed ones where none of the outputs was asked for as binary.
 pub(super) fn reply(
     model: &Model,
     id: Option<String>,
     outputs: Vec<Output>,
 ) -> Result<ModelInferResponse, InferError> {
-    let raw = outputs.iter().any(|output| output.binary);
+    let raw = outputs.iter().any(|output| output.binary && output.place.is_none());
     let mut reply = ModelInferResponse {
         model_name: model.name.to_string(),
         model_version: model.version.to_string(),
         id: id.unwrap_or_default(),
         ..ModelInferResponse::default()
     };
-    for Output { name, tensor, .. } in outputs {
+    for Output { name, tensor, place, .. } in outputs {
         reply.outputs.push(InferOutputTensor {
             datatype: tensor.datatype.name().to_owned(),
             shape: tensor.shape.iter().map(|extent| *extent as i64).collect(),
-            parameters: BTreeMap::new(),
-            contents: if raw { None } else { Some(contents(&name, &tensor)?) },
+            parameters: place.as_ref().map(|place| placed(place, &tensor)).unwrap_or_default(),
+            contents: if raw || place.is_some() { None } else { Some(contents(&name, &tensor)?) },
             name,
         });
         if raw {
-            reply.raw_output_contents.push(tensor.data);
+            // One for each output, since clients count them.
+            reply.raw_output_contents.push(if place.is_some() { Bytes::new() } else { tensor.data });
         }
     }
     Ok(reply)

@@ -26,10 +26,12 @@ use std::sync::Arc;
 use tonic::{Code, Status, codec::CompressionEncoding};
 
 /// Every call that is answered, by its path.
-const CALLS: [&str; 15] = [
+const CALLS: [&str; 20] = [
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/inference.GRPCInferenceService/CudaSharedMemoryStatus",
+    "/inference.GRPCInferenceService/CudaSharedMemoryUnregister",
     INFER,
     STREAM,
     "/inference.GRPCInferenceService/ModelConfig",
@@ -42,6 +44,9 @@ const CALLS: [&str; 15] = [
     "/inference.GRPCInferenceService/ServerLive",
     "/inference.GRPCInferenceService/ServerMetadata",
     "/inference.GRPCInferenceService/ServerReady",
+    "/inference.GRPCInferenceService/SystemSharedMemoryRegister",
+    "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
+    "/inference.GRPCInferenceService/SystemSharedMemoryUnregister",
 ];
 /// One inference.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";

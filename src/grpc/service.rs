@@ -14,16 +14,17 @@ use crate::{
         call::Call,
         catalog, infer,
         observe::Uncounted,
-        reject::kind_of,
+        reject::{Problem, kind_of},
         repository,
+        shared_memory::{self, Caller, Region},
         target::Target,
-        wire::repository::Load,
+        wire::{repository::Load, shared_memory::Registration},
     },
     models::Model,
     protocol::{DESCRIPTORS, inference::*},
     telemetry::VERSION,
 };
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Uri};
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use std::{
@@ -59,6 +60,13 @@ impl Service {
     fn may_control<M>(&self, request: &Request<M>) -> Result<(), Status> {
         let peer = request.extensions().get::<Peer>();
         repository::allowed(&self.front, peer, request.metadata().as_ref())
+            .map_err(|error| status::of(&error))
+    }
+
+    /// Whether a caller may register shared memory: by the rules of HTTP.
+    fn may_share<M>(&self, request: &Request<M>) -> Result<(), Status> {
+        let peer = request.extensions().get::<Peer>();
+        shared_memory::allowed(&self.front, peer, request.metadata().as_ref())
             .map_err(|error| status::of(&error))
     }
 
@@ -124,6 +132,7 @@ async fn infer(
     head: &Head,
     arrived: Instant,
     message: ModelInferRequest,
+    permit: Option<Arc<Permit>>,
 ) -> Result<(ModelInferResponse, HeaderMap), InferError> {
     let target = target(message.model_name.clone(), message.model_version.clone());
     // Only a name of the catalog becomes a label.
@@ -140,15 +149,22 @@ async fn infer(
         // A fitter takes its inputs in several types, and looks at them itself.
         let specs = if model.fit.is_some() { &[][..] } else { &model.takes };
         let request = convert::request(message, specs)?;
+        // Browsers do not speak gRPC, but one that did would say whose page it shows.
+        let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default()).charged_to(permit);
+        let request = shared_memory::fetch(front, &model, &caller, request).await?;
         let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began).await?;
         let answered = Instant::now();
-        let reply = convert::reply(&model, ran.id.clone(), ran.outputs(&model)?)?;
-        ran.spent.replied(front, &model, answered.elapsed());
+        let outputs = ran.outputs(&model)?;
+        let (of, spent, id) = (Arc::clone(front), ran.spent.clone(), ran.id.clone());
+        let put = move || shared_memory::deliver(&of, &outputs).map(|()| outputs);
+        let outputs = if ran.is_long() { front.decode.run(put).await?? } else { put()? };
+        let reply = convert::reply(&model, id, outputs)?;
+        spent.replied(front, &model, answered.elapsed());
         call.stage("encode", answered.elapsed());
         let mut headers = HeaderMap::new();
-        ran.spent.tell(&mut headers);
+        spent.tell(&mut headers);
         Ok((reply, headers))
     }
     .await;
@@ -169,7 +185,7 @@ async fn stream_answer(
     let asked = message.parameters.contains_key(EMPTY_FINAL);
     // A message in work takes memory as a request does.
     let ended = match front.admission.admit(Some(bytes)) {
-        Ok(_permit) => infer(&front, &head, arrived, message).await,
+        Ok(permit) => infer(&front, &head, arrived, message, Some(Arc::new(permit))).await,
         Err(full) => Err(full),
     };
     let (mut reply, error_message) = match ended {
@@ -220,7 +236,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         Ok(Response::new(ServerMetadataResponse {
             name: "ocelli".to_owned(),
             version: VERSION.to_owned(),
-            extensions: catalog::EXTENSIONS.map(str::to_owned).to_vec(),
+            extensions: catalog::extensions(&self.front).map(str::to_owned).collect(),
         }))
     }
 
@@ -259,7 +275,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
                 // More than came, if it was compressed.
                 permit.cover(prost::Message::encoded_len(&message) as u64)?;
             }
-            infer(&self.front, &head, head.arrived, message).await
+            infer(&self.front, &head, head.arrived, message, None).await
         };
         let (reply, headers) = answer.await.map_err(|error| status::of(&error))?;
         Ok(Response::from_parts(MetadataMap::from_headers(headers), reply, Extensions::default()))
@@ -357,6 +373,64 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let unloaded = repository::unload_as(&self.front, &model_name, &unload_body(parameters)).await;
         unloaded.map_err(|error| status::of(&error))?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
+    }
+
+    async fn system_shared_memory_status(
+        &self,
+        request: Request<SystemSharedMemoryStatusRequest>,
+    ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
+        self.may_share(&request)?;
+        let name = request.into_inner().name;
+        let regions = match self.front.shared_memory.find(&name) {
+            _ if name.is_empty() => self.front.shared_memory.all(),
+            Some(region) => vec![region],
+            None => return Err(Status::not_found(Problem::unknown_region(&name).detail)),
+        };
+        let entry = |region: Arc<Region>| {
+            let Registration { key, offset, byte_size } = region.registration.clone();
+            let name = region.name.clone();
+            let status = system_shared_memory_status_response::RegionStatus { name, key, offset, byte_size };
+            (region.name.clone(), status)
+        };
+        let regions = regions.into_iter().map(entry).collect();
+        Ok(Response::new(SystemSharedMemoryStatusResponse { regions }))
+    }
+
+    async fn system_shared_memory_register(
+        &self,
+        request: Request<SystemSharedMemoryRegisterRequest>,
+    ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
+        self.may_share(&request)?;
+        let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
+        let registered = self.front.shared_memory.register(&name, Registration { key, offset, byte_size });
+        registered.map_err(|error| status::of(&error))?;
+        Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
+    }
+
+    async fn system_shared_memory_unregister(
+        &self,
+        request: Request<SystemSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<SystemSharedMemoryUnregisterResponse>, Status> {
+        self.may_share(&request)?;
+        self.front.shared_memory.unregister(&request.into_inner().name);
+        Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
+    }
+
+    /// A GPU's memory is never shared, so there is none.
+    async fn cuda_shared_memory_status(
+        &self,
+        request: Request<CudaSharedMemoryStatusRequest>,
+    ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
+        self.may_share(&request)?;
+        Ok(Response::new(CudaSharedMemoryStatusResponse::default()))
+    }
+
+    async fn cuda_shared_memory_unregister(
+        &self,
+        request: Request<CudaSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
+        self.may_share(&request)?;
+        Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
     }
 }
 

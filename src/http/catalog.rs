@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::{borrow::Cow, sync::Arc};
 
 /// The protocol's extensions that are built, no more.
-pub(crate) const EXTENSIONS: [&str; 7] = [
+const EXTENSIONS: [&str; 7] = [
     "classification",
     "model_repository",
     "schedule_policy",
@@ -26,9 +26,15 @@ pub(crate) const EXTENSIONS: [&str; 7] = [
     "statistics",
 ];
 
+/// The extensions that callers may use here.
+pub(crate) fn extensions(front: &Front) -> impl Iterator<Item = &'static str> {
+    EXTENSIONS.into_iter().chain(front.shared_memory.is_on().then_some("system_shared_memory"))
+}
+
 /// `GET /v2`
-pub(super) async fn server() -> Json<Value> {
-    Json(json!({ "name": "ocelli", "version": env!("CARGO_PKG_VERSION"), "extensions": EXTENSIONS }))
+pub(super) async fn server(State(front): State<Arc<Front>>) -> Json<Value> {
+    let extensions: Vec<&str> = extensions(&front).collect();
+    Json(json!({ "name": "ocelli", "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
 }
 
 /// `GET /v2/models`: every model and version, served or not, with the reason why not.

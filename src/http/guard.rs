@@ -135,8 +135,9 @@ pub async fn not_found(uri: Uri) -> Problem {
 fn elsewhere(path: &str) -> Option<&'static str> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     Some(match parts[..] {
-        ["v2", "systemsharedmemory" | "cudasharedmemory", ..] => {
-            "memory is not shared with callers: send tensors in the request, as binary data"
+        ["v2", "cudasharedmemory", ..] => {
+            "memory of GPUs is not shared with callers: send tensors in the request, as binary data, or through system \
+             shared memory"
         }
         ["v2", "trace", ..] | ["v2", "models", .., "trace", "setting"] => {
             "traces are set up with the server's options, and not while it runs"
@@ -174,7 +175,6 @@ mod tests {
     #[test]
     fn what_others_have_is_told_apart_from_what_nobody_has() {
         for path in [
-            "/v2/systemsharedmemory/status",
             "/v2/cudasharedmemory/region/x/register",
             "/v2/trace/setting",
             "/v2/models/m/trace/setting",

@@ -5,12 +5,14 @@ use super::{
     call::{Call, Spent},
     encoded,
     localize::tensors::{self, Fitted},
+    shared_memory::{self, Caller},
     streamed::{self, Form},
     target::Target,
     wire::{
         HEADER_LENGTH, classification, raw,
         reply::{self, InferReply, Output},
         request::{self as oip, InferRequest, Input, Requested, fits},
+        shared_memory::Place,
     },
 };
 use crate::{
@@ -89,6 +91,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let length = oip::json_length(request.headers())?;
     let form = Form::accepted(request.headers());
+    let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
     let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
     // Numbers as text take milliseconds per megabyte: not on the async threads.
@@ -100,6 +103,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         length => oip::read(&body, length, &signature.takes),
     };
     let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
+    let request = shared_memory::fetch(front, model, &caller, request).await?;
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
     if let Some(form) = form {
@@ -107,19 +111,20 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     }
     let ran = run(front, model, &call, request, began).await?;
     let answered = Instant::now();
-    let text_bytes = ran.text_bytes();
-    let spent = ran.spent.clone();
-    let of = Arc::clone(model);
+    let (long, spent) = (ran.is_long(), ran.spent.clone());
+    let (of, front_too) = (Arc::clone(model), Arc::clone(front));
     let write = move || {
+        let outputs = ran.outputs(&of)?;
+        shared_memory::deliver(&front_too, &outputs)?;
         reply::write(&InferReply {
-            outputs: ran.outputs(&of)?,
+            outputs,
             id: ran.id,
             model_name: of.name.to_string(),
             model_version: of.version.to_string(),
             parameters: serde_json::Map::new(),
         })
     };
-    let encoded = if text_bytes < INLINE_BYTES_MAX { write()? } else { front.decode.run(write).await?? };
+    let encoded = if long { front.decode.run(write).await?? } else { write()? };
     spent.replied(front, model, answered.elapsed());
     call.stage("encode", answered.elapsed());
     let mut response = Response::new(Body::new(encoded.body));
@@ -145,7 +150,7 @@ pub(crate) struct Ran {
     wanted: Vec<Wanted>,
 }
 
-/// Runs a request whatever it came by. `began` is when its tensors began to be read.
+/// Runs a request whatever it came by, all of whose data is there. `began` is when its tensors began to be read.
 pub(crate) async fn run(
     front: &Arc<Front>,
     model: &Arc<Model>,
@@ -185,10 +190,19 @@ fn shown(model: &Model) -> Vec<&str> {
 }
 
 impl Ran {
-    /// Bytes of outputs that are to be written as text, or looked through for the best classes.
-    fn text_bytes(&self) -> usize {
-        let text = self.wanted.iter().filter(|wanted| !wanted.binary || wanted.classes.is_some());
-        text.map(|wanted| self.outputs[wanted.index].1.data.len()).sum()
+    /// Whether what is to be written, as text or into shared memory, or looked through for the best classes, takes longer than a
+    /// hand-over to the pool.
+    pub(crate) fn is_long(&self) -> bool {
+        let (mut text, mut shared) = (0, 0);
+        for wanted in &self.wanted {
+            let bytes = self.outputs[wanted.index].1.data.len();
+            match wanted {
+                Wanted { place: Some(_), .. } => shared += bytes as u64,
+                Wanted { binary: true, classes: None, .. } => {}
+                _ => text += bytes,
+            }
+        }
+        text >= INLINE_BYTES_MAX || shared_memory::is_long(shared)
     }
 
     /// What was asked for.
@@ -206,6 +220,12 @@ async fn in_parts(
     request: InferRequest,
     form: Form,
 ) -> Result<Response, InferError> {
+    if let Some(output) = request.outputs.iter().find(|output| output.place.is_some()) {
+        return Err(bad(format!(
+            "output {:?} is asked for in shared memory, but the outputs of a reply that comes item by item are in it",
+            output.name
+        )));
+    }
     let asked = (request.outputs.clone(), request.binary_default);
     if let Some(images) = encoded::sent(model, &request.inputs) {
         let wanted = Arc::new(wanted(model, &asked, &shown(model))?);
@@ -265,7 +285,8 @@ async fn part(
 ) -> Result<Vec<u8>, InferError> {
     let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
     let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(outputs)).collect();
-    let outputs = wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..*wanted }));
+    let outputs =
+        wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     front.decode.run(move || reply::members(&outputs, first)).await?
 }
@@ -274,12 +295,15 @@ async fn part(
 const STREAMED_BATCHES: usize = 2;
 
 /// An output that is asked for.
+#[derive(Clone)]
 struct Wanted {
     /// Its place among those that there are.
     index: usize,
     binary: bool,
     /// How many of its best classes, instead of its values.
     classes: Option<u64>,
+    /// Where it is put instead of into the reply.
+    place: Option<Place>,
 }
 
 fn output(model: &Model, there: &[(String, Tensor)], wanted: &Wanted) -> Result<Output, InferError> {
@@ -291,7 +315,7 @@ fn output(model: &Model, there: &[(String, Tensor)], wanted: &Wanted) -> Result<
             classification::best(name, tensor, batched, k, &model.labels)?
         }
     };
-    Ok(Output { name: name.clone(), tensor, binary: wanted.binary })
+    Ok(Output { name: name.clone(), tensor, binary: wanted.binary, place: wanted.place.clone() })
 }
 
 /// The outputs that are asked for; all if none is named.
@@ -301,7 +325,8 @@ fn wanted(
     there: &[&str],
 ) -> Result<Vec<Wanted>, InferError> {
     if outputs.is_empty() {
-        let all = (0..there.len()).map(|index| Wanted { index, binary: *binary_default, classes: None });
+        let plain = |index| Wanted { index, binary: *binary_default, classes: None, place: None };
+        let all = (0..there.len()).map(plain);
         return Ok(all.collect());
     }
     outputs
@@ -312,7 +337,8 @@ fn wanted(
                 bad(format!("model {:?} has no output {:?}; it has {there}", model.name, asked.name))
             })?;
             // 0 is what clients send who want no classes.
-            Ok(Wanted { index, binary: asked.binary, classes: asked.classification.filter(|k| *k > 0) })
+            let classes = asked.classification.filter(|k| *k > 0);
+            Ok(Wanted { index, binary: asked.binary, classes, place: asked.place.clone() })
         })
         .collect()
 }

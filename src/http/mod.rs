@@ -9,6 +9,7 @@
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
 //! - `predict`, `infer`, `kserve`, `catalog`, `repository`, `devices`, `health`: the handlers; `target`, `call`: what they share.
+//! - `shared_memory`: tensors that callers on this machine hand over without the connection.
 //! - `page`: the page for people, and the documents; `origin`: whose pages may control the server.
 //! - [`wire`]: the JSON and binary forms. Pure.
 //! - [`reject`]: the table from error to reply; `scrape`: all metrics at one time.
@@ -36,6 +37,7 @@ mod predict;
 pub mod reject;
 pub(crate) mod repository;
 mod scrape;
+pub(crate) mod shared_memory;
 mod streamed;
 pub(crate) mod target;
 pub mod threads;
@@ -68,6 +70,7 @@ use axum::{
 use body::BodyLimits;
 use decode::DecodePool;
 use guard::HeadLimits;
+use shared_memory::SharedMemory;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -142,6 +145,8 @@ pub struct Front {
     pub control: Arc<Control>,
     /// Where spans go, if they go anywhere.
     pub traces: Option<Arc<Traces>>,
+    /// What callers share with us.
+    pub(crate) shared_memory: SharedMemory,
     repository_mode: RepositoryMode,
     admin_token: Option<Secret>,
     /// Whether Triton's metrics are written beside our own.
@@ -222,6 +227,7 @@ impl Front {
             limits,
             control,
             traces,
+            shared_memory: SharedMemory::new(config.shared_memory_regions_max),
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
             triton_metrics: config.triton_metrics,
@@ -270,12 +276,19 @@ fn catalog_routes() -> Vec<Route> {
     ]
 }
 
-/// What changes which models and devices there are: on both listeners.
+/// What changes which models, devices and regions of shared memory there are: on both listeners.
 fn control_routes() -> Vec<Route> {
     vec![
         ("/v2/repository/index", post(repository::index)),
         ("/v2/repository/models/{model}/load", post(repository::load)),
         ("/v2/repository/models/{model}/unload", post(repository::unload)),
+        ("/v2/systemsharedmemory/status", get(shared_memory::status)),
+        ("/v2/systemsharedmemory/unregister", post(shared_memory::unregister)),
+        ("/v2/systemsharedmemory/region/{region}/status", get(shared_memory::status)),
+        ("/v2/systemsharedmemory/region/{region}/register", post(shared_memory::register)),
+        ("/v2/systemsharedmemory/region/{region}/unregister", post(shared_memory::unregister)),
+        ("/v2/cudasharedmemory/status", get(shared_memory::cuda_status)),
+        ("/v2/cudasharedmemory/unregister", post(shared_memory::cuda_unregister)),
         ("/v2/devices", get(devices::list)),
         ("/v2/devices/{id}/drain", post(devices::drain)),
         ("/v2/devices/{id}/resume", post(devices::resume)),

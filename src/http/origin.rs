@@ -24,7 +24,7 @@ pub(super) async fn check(request: Request, next: Next) -> Response<Body> {
 }
 
 /// Refuses what a page of others would have a browser send.
-fn own_page(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
+pub(super) fn own_page(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
     if method.is_safe() || headers.contains_key(header::AUTHORIZATION) {
         return Ok(());
     }

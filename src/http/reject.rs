@@ -134,6 +134,12 @@ impl Problem {
         Problem::new(NOT_FOUND, format!("there is no device {id:?}; there are {}", known.join(", ")))
     }
 
+    /// No region of shared memory has this name.
+    pub fn unknown_region(name: &str) -> Problem {
+        let name: String = name.chars().take(200).collect();
+        Problem::new(NOT_FOUND, format!("there is no shared memory region {name:?}"))
+    }
+
     /// The route has other methods.
     pub fn method_not_allowed(method: &str) -> Problem {
         let detail = format!("the path does not take {method}; the header allow lists what it takes");

@@ -118,7 +118,8 @@ pub(crate) async fn unload_as(front: &Front, name: &str, body: &[u8]) -> Result<
     front.control.unload(name).await
 }
 
-async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
+/// A body that brings no files.
+pub(super) async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
     let body = front.limits.body;
     body::of(request, BodyLimits { bytes_max: BODY_BYTES_MAX.min(body.bytes_max), ..body }).await
 }

@@ -66,6 +66,10 @@ impl Front {
         metrics.requests_in_flight.set(flight.requests as i64);
         metrics.in_flight_bytes.set(flight.bytes as i64);
         counted(&metrics.gpu_jpegs_total, self.decode.gpu_jpegs());
+        metrics.shared_memory_regions.set(self.shared_memory.count() as i64);
+        let [read, written] = self.shared_memory.bytes();
+        counted(&metrics.shared_memory_read_bytes_total, read);
+        counted(&metrics.shared_memory_written_bytes_total, written);
         metrics.decode_bytes.set(self.decode.bytes() as i64);
         let load = self.queue.load();
         metrics.queue_bytes.set(load.bytes as i64);

@@ -30,11 +30,19 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
     type Rejection = InferError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Target, InferError> {
-        let names = RawPathParams::from_request_parts(parts, state).await.map_err(|error| {
-            InferError::BadRequest(format!("the path cannot be read: {}", error.body_text()))
-        })?;
-        let of =
-            |wanted: &str| names.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.to_owned());
-        Ok(Target { model: of("model").unwrap_or_default(), version: of("version") })
+        let model = segment(parts, state, "model").await?.unwrap_or_default();
+        Ok(Target { model, version: segment(parts, state, "version").await? })
     }
+}
+
+/// What a path has in the place of `{wanted}`, percent-decoded; `None` where its route has no such place.
+pub(super) async fn segment<S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+    wanted: &str,
+) -> Result<Option<String>, InferError> {
+    let names = RawPathParams::from_request_parts(parts, state)
+        .await
+        .map_err(|error| InferError::BadRequest(format!("the path cannot be read: {}", error.body_text())))?;
+    Ok(names.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.to_owned()))
 }

@@ -9,6 +9,7 @@
 //! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
 //! - [`repository`]: which models there shall be.
 //! - [`v1`]: predictions by KServe's first protocol.
+//! - [`shared_memory`]: where tensors lie that are not in the request.
 //! - [`statistics`], [`model_config`]: what Triton's clients ask about a model.
 
 pub mod answer;
@@ -22,6 +23,7 @@ pub mod raw;
 pub mod reply;
 pub mod repository;
 pub mod request;
+pub mod shared_memory;
 pub mod statistics;
 pub mod v1;
 

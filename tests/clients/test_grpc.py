@@ -128,7 +128,7 @@ def test_the_index_lists_what_is_served_and_why_not(client):
 
 
 def test_what_is_not_built_says_so(client, channel):
-    fails(lambda: client.get_system_shared_memory_status(), "UNIMPLEMENTED", "SystemSharedMemoryStatus")
+    fails(lambda: client.register_cuda_shared_memory("r", b"", 0, 1), "UNIMPLEMENTED", "CudaSharedMemoryRegister")
     other = channel.unary_unary("/other.Service/Call")
     fails(lambda: other(b"", timeout=SECONDS), "UNIMPLEMENTED", "/other.Service/Call")
 
@@ -497,7 +497,8 @@ BAD = {
     "shared memory": (
         lambda r: setattr(r.inputs[0].parameters["shared_memory_region"], "string_param", "r"),
         "INVALID_ARGUMENT",
-        "send the data with the request",
+        "1 entries for 0 inputs",
+        "not in shared memory",
     ),
 }
 

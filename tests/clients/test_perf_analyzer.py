@@ -6,6 +6,7 @@ import re
 import subprocess
 
 import pytest
+import requests
 from conftest import ROOT
 
 FOLDER = ROOT / ".venv" / "perf-analyzer"
@@ -75,6 +76,21 @@ def test_it_loads_a_model_and_reads_our_statistics(server, analyze, arguments):
     inferences, runs = count(printed, "Inference count"), count(printed, "Execution count")
     assert 0 < runs <= inferences and inferences >= items * runs, printed
     assert "compute infer" in printed and "queue" in printed, printed
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_it_hands_tensors_over_in_shared_memory(start_server, analyze, protocol):
+    server = start_server(shared_memory_regions_max=64)
+    port = server.grpc_port if protocol == "grpc" else server.port
+    shared = ["--shared-memory", "system", "--output-shared-memory-size", "4096", "--concurrency-range", "2"]
+    printed = analyze("-m", "identity", "-u", f"127.0.0.1:{port}", "-i", protocol, *shared)
+    assert count(printed, "Throughput") > 0 and count(printed, "Successful request count") > 0, printed
+    text = requests.get(f"{server.url}/metrics", timeout=10).text
+    for way in ("read", "written"):
+        assert re.search(rf"^ocelli_shared_memory_{way}_bytes_total [1-9]", text, re.MULTILINE), text
+    # It takes back what it has registered.
+    assert "\nocelli_shared_memory_regions 0\n" in text
+    assert server.stop() == 0
 
 
 def test_it_reads_our_metrics(server, analyze):

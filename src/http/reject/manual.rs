@@ -162,10 +162,10 @@ fn explain(kind: Kind) -> Entry {
             ),
         ),
         NOT_OFFERED => entry(
-            "Other servers that speak the same protocols have something here, such as shared memory, trace settings or explanations.",
+            "Other servers that speak the same protocols have something here, such as shared memory of GPUs, trace settings or explanations.",
             "`detail` says what there is instead. Sending the request again gives the same.",
             InferError::NotOffered(
-                "memory is not shared with callers: send tensors in the request, as binary data".into(),
+                "traces are set up with the server's options, and not while it runs".into(),
             ),
         ),
         UNAVAILABLE => entry(

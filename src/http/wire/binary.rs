@@ -6,20 +6,29 @@ use crate::{
 };
 use axum::body::Bytes;
 
+/// Checks that a tensor of `got` bytes may be of this type and shape: that of strings is known only when they are there.
+///
+/// # Errors
+/// 400 saying what was expected and what came.
+pub fn check_size(name: &str, datatype: DataType, shape: &[usize], got: u64) -> Result<(), InferError> {
+    let elements = super::data::elements(name, shape)?;
+    match datatype.size() {
+        Some(size) if (elements * size) as u64 != got => Err(bad(format!(
+            "input {name:?} has {got} bytes, expected {} for {datatype} of shape {shape:?}",
+            elements * size
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Checks that the bytes of a binary tensor are those of its type and shape.
 ///
 /// # Errors
 /// 400 saying what was expected and what came.
 pub fn check(name: &str, tensor: &Tensor) -> Result<(), InferError> {
-    let elements = super::data::elements(name, &tensor.shape)?;
-    let got = tensor.data.len();
+    check_size(name, tensor.datatype, &tensor.shape, tensor.data.len() as u64)?;
+    let elements = tensor.elements();
     match tensor.datatype.size() {
-        Some(size) if elements * size != got => Err(bad(format!(
-            "input {name:?} has {got} bytes, expected {} for {} of shape {:?}",
-            elements * size,
-            tensor.datatype,
-            tensor.shape
-        ))),
         Some(_) if tensor.datatype == DataType::Bool && tensor.data.iter().any(|b| *b > 1) => {
             Err(bad(format!("input {name:?} is BOOL and holds a byte other than 0 and 1")))
         }

@@ -76,7 +76,7 @@ fn one(
     Ok(InferRequest {
         id: None,
         parameters: Parameters::new(),
-        inputs: vec![Input { name: spec.name.clone(), tensor, parameters: Parameters::new() }],
+        inputs: vec![Input::whole(spec.name.clone(), tensor, Parameters::new())],
         outputs: Vec::new(),
         binary_default: true,
     })

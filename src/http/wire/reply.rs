@@ -4,7 +4,10 @@
 //! infinity: an output that holds one is refused as text, since `null` would hide that a model has gone wrong, and comes
 //! back unchanged as binary.
 
-use super::binary::strings;
+use super::{
+    binary::strings,
+    shared_memory::{BYTE_SIZE, OFFSET, Place, REGION},
+};
 use crate::{
     engine::{DataType, Tensor},
     error::InferError,
@@ -29,6 +32,8 @@ pub struct Output {
     pub tensor: Tensor,
     /// Behind the JSON rather than in it.
     pub binary: bool,
+    /// Where it has been put instead of into the reply.
+    pub place: Option<Place>,
 }
 
 /// A reply to write.
@@ -63,8 +68,8 @@ pub struct Encoded {
 /// 400 for an FP16 or BF16 output that was not asked for as binary: JSON does not carry these types.
 /// [`InferError::Internal`] for a BYTES output whose lengths do not add up.
 pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
-    let numbers: usize =
-        reply.outputs.iter().filter(|output| !output.binary).map(|output| output.tensor.data.len()).sum();
+    let in_text = reply.outputs.iter().filter(|output| !output.binary && output.place.is_none());
+    let numbers: usize = in_text.map(|output| output.tensor.data.len()).sum();
     let mut json = Vec::with_capacity(512 + 3 * numbers);
     json.push(b'{');
     if let Some(id) = &reply.id {
@@ -82,7 +87,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
     }
     json.extend_from_slice(b",\"outputs\":[");
     let mut chunks = VecDeque::from([Bytes::new()]);
-    for (index, Output { name, tensor, binary }) in reply.outputs.iter().enumerate() {
+    for (index, Output { name, tensor, binary, place }) in reply.outputs.iter().enumerate() {
         if index > 0 {
             json.push(b',');
         }
@@ -90,7 +95,14 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
         string(&mut json, name);
         let shape = &tensor.shape;
         write!(json, ",\"datatype\":\"{}\",\"shape\":{shape:?}", tensor.datatype).expect("memory takes all");
-        if *binary {
+        if let Some(place) = place {
+            write!(json, ",\"parameters\":{{\"{REGION}\":").expect("memory takes all");
+            string(&mut json, &place.region);
+            if place.offset > 0 {
+                write!(json, ",\"{OFFSET}\":{}", place.offset).expect("memory takes all");
+            }
+            write!(json, ",\"{BYTE_SIZE}\":{}}}}}", tensor.data.len()).expect("memory takes all");
+        } else if *binary {
             let size = tensor.data.len();
             write!(json, ",\"parameters\":{{\"binary_data_size\":{size}}}}}").expect("memory takes all");
             chunks.push_back(tensor.data.clone());
@@ -246,6 +258,7 @@ mod tests {
             name: "y".to_owned(),
             tensor: Tensor { datatype, shape: shape.to_vec(), data: Bytes::copy_from_slice(data) },
             binary,
+            place: None,
         }
     }
 
@@ -297,6 +310,21 @@ mod tests {
         assert_eq!(json["outputs"][0]["parameters"]["binary_data_size"], 8);
         assert_eq!(json["outputs"][1]["data"][0], 5);
         assert_eq!(json["outputs"][2]["parameters"]["binary_data_size"], 11);
+    }
+
+    #[test]
+    fn an_output_that_was_put_elsewhere_says_where_and_is_not_in_the_reply() {
+        let place = |offset| Some(Place { region: "a\"b".to_owned(), offset, bytes: 64 });
+        let nan = f32::NAN.to_le_bytes();
+        let outputs = [8, 0]
+            .map(|offset| Output { place: place(offset), ..output(DataType::Fp32, &[1], &nan, offset > 0) });
+        let (encoded, bytes) = encode(outputs.into()).unwrap();
+        assert_eq!((encoded.content_type, encoded.json_length), ("application/json", None));
+        let json: Value = serde_json::from_slice(&bytes).unwrap();
+        let expected = serde_json::json!({"name": "y", "datatype": "FP32", "shape": [1], "parameters":
+            {"shared_memory_region": "a\"b", "shared_memory_offset": 8, "shared_memory_byte_size": 4}});
+        assert_eq!(json["outputs"][0], expected);
+        assert_eq!(json["outputs"][1]["parameters"].as_object().unwrap().len(), 2);
     }
 
     #[test]

@@ -7,7 +7,10 @@
 //! no such header                          body = JSON
 //! ```
 
-use super::{HEADER_LENGTH, Parameter, Parameters, bad_json, binary, clipped, count, data, flag};
+use super::{
+    HEADER_LENGTH, Parameters, bad_json, binary, clipped, count, data, flag,
+    shared_memory::{self, Place},
+};
 use crate::{
     engine::{DataType, Dim, Tensor, TensorSpec},
     error::InferError,
@@ -39,8 +42,33 @@ pub struct Input {
     pub name: String,
     /// Its type, shape and elements; binary data lies in the memory of the body.
     pub tensor: Tensor,
+    /// Where the elements are, if they did not come with the request and have not been fetched: the tensor has none then.
+    pub place: Option<Place>,
     /// What is meant for the model.
     pub parameters: Parameters,
+}
+
+impl Input {
+    /// One whose elements are there.
+    pub fn whole(name: String, tensor: Tensor, parameters: Parameters) -> Input {
+        Input { name, tensor, place: None, parameters }
+    }
+
+    /// One whose elements are in shared memory.
+    ///
+    /// # Errors
+    /// 400 if they are not as many bytes as such a tensor has.
+    pub(crate) fn placed(
+        name: String,
+        datatype: DataType,
+        shape: Vec<usize>,
+        place: Place,
+        parameters: Parameters,
+    ) -> Result<Input, InferError> {
+        binary::check_size(&name, datatype, &shape, place.bytes)?;
+        let tensor = Tensor { datatype, shape, data: Bytes::new() };
+        Ok(Input { name, tensor, place: Some(place), parameters })
+    }
 }
 
 /// One output that is asked for.
@@ -52,6 +80,31 @@ pub struct Requested {
     pub binary: bool,
     /// The best classes instead of the values, and how many.
     pub classification: Option<u64>,
+    /// Where it is put instead of into the reply.
+    pub place: Option<Place>,
+}
+
+impl Requested {
+    /// By its parameters; `binary_default` is what the request asks for where they do not.
+    ///
+    /// # Errors
+    /// 400 for a parameter that is not what it must be, and for shared memory together with another form.
+    pub(crate) fn of(
+        name: String,
+        mut parameters: Parameters,
+        binary_default: bool,
+    ) -> Result<Requested, InferError> {
+        let binary = flag(&parameters, "binary_data")?;
+        let classification = count(&parameters, "classification")?;
+        let place = shared_memory::place(&format!("output {name:?}"), &mut parameters)?;
+        // Clients say that they want neither.
+        if place.is_some() && (binary == Some(true) || classification.is_some_and(|classes| classes > 0)) {
+            return Err(bad(format!(
+                "output {name:?} is asked for in shared memory, and as binary_data or classification: ask for one"
+            )));
+        }
+        Ok(Requested { binary: binary.unwrap_or(binary_default), classification, place, name })
+    }
 }
 
 impl InferRequest {
@@ -163,12 +216,7 @@ pub fn read(
         if outputs.iter().any(|output| output.name == wire.name) {
             return Err(bad(format!("output {:?} is asked for twice", clipped(&wire.name))));
         }
-        refuse_shared_memory(&wire.parameters)?;
-        outputs.push(Requested {
-            binary: flag(&wire.parameters, "binary_data")?.unwrap_or(binary_default),
-            classification: count(&wire.parameters, "classification")?,
-            name: wire.name,
-        });
+        outputs.push(Requested::of(wire.name, wire.parameters, binary_default)?);
     }
     Ok(InferRequest { id: wire.id, parameters: wire.parameters, inputs, outputs, binary_default })
 }
@@ -192,9 +240,15 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
     if !specs.iter().any(encoded) {
         fits(specs, &name, datatype, &shape)?;
     }
-    refuse_shared_memory(&parameters)?;
+    let place = shared_memory::place(&format!("input {name:?}"), &mut parameters)?;
     let size = count(&parameters, "binary_data_size")?;
     parameters.remove("binary_data_size");
+    if let Some(place) = place {
+        if data.is_some() || size.is_some() {
+            return Err(bad(format!("input {name:?} has both data and shared_memory_region; send one")));
+        }
+        return Input::placed(name, datatype, shape, place, parameters);
+    }
     let tensor = match (data, size) {
         (Some(data), None) => data::tensor(&name, datatype, shape, data)?,
         (None, Some(size)) => {
@@ -215,7 +269,7 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
             return Err(bad(format!("input {name:?} has neither data nor binary_data_size; send one")));
         }
     };
-    Ok(Input { name, tensor, parameters })
+    Ok(Input::whole(name, tensor, parameters))
 }
 
 /// Whether an input is of a type and shape that the model takes; `specs` has all of its inputs, some in several forms. One that
@@ -245,17 +299,6 @@ pub fn fits(specs: &[TensorSpec], name: &str, datatype: DataType, shape: &[usize
     Ok(())
 }
 
-/// Refuses data that is not in the request.
-pub(crate) fn refuse_shared_memory(parameters: &Parameters) -> Result<(), InferError> {
-    match parameters.get_key_value("shared_memory_region") {
-        Some((
-            name,
-            Parameter::Text(_) | Parameter::Integer(_) | Parameter::Number(_) | Parameter::Bool(_),
-        )) => Err(bad(format!("parameter {name:?} is not supported: send the data with the request"))),
-        None => Ok(()),
-    }
-}
-
 fn bad(what: String) -> InferError {
     InferError::BadRequest(what)
 }
@@ -263,7 +306,7 @@ fn bad(what: String) -> InferError {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
-    use super::super::binary::strings;
+    use super::super::{Parameter, binary::strings};
     use super::*;
 
     fn body(json: &str, binary: &[u8]) -> (Bytes, Option<usize>) {
@@ -327,13 +370,49 @@ mod tests {
         refuses(&one("\"x\":1", "FP32", "[1]"), &[], "neither data nor");
         refuses(&one("\"data\":[1]", "FLOAT", "[1]"), &[], "expected one of BOOL, UINT8");
         refuses(&one("\"data\":[1]", "FP32", "[-1]"), &[], "cannot be read");
-        refuses(&one(r#""parameters":{"shared_memory_region":"r"}"#, "FP32", "[1]"), &[], "not supported");
         assert!(
             read(&Bytes::from_static(b"{}"), Some(3), &[])
                 .unwrap_err()
                 .to_string()
                 .contains("the body has 2")
         );
+    }
+
+    #[test]
+    fn data_may_be_elsewhere_and_outputs_may_go_there() {
+        let json = r#"{"inputs":[
+            {"name":"a","shape":[2],"datatype":"FP32",
+             "parameters":{"shared_memory_region":"r","shared_memory_offset":16,"shared_memory_byte_size":8}},
+            {"name":"b","shape":[1],"datatype":"FP32","parameters":{"binary_data_size":4}}],
+            "outputs":[{"name":"y","parameters":{"binary_data":false,"classification":0,
+             "shared_memory_region":"r","shared_memory_byte_size":99}},{"name":"z"}]}"#;
+        let (body, length) = body(json, &[0; 4]);
+        let request = read(&body, length, &[]).unwrap();
+        let place = |offset, bytes| Some(Place { region: "r".to_owned(), offset, bytes });
+        let [a, b] = &request.inputs[..] else { panic!() };
+        assert_eq!((&a.place, a.tensor.data.len(), a.parameters.len()), (&place(16, 8), 0, 0));
+        assert_eq!((&b.place, b.tensor.data.len()), (&None, 4));
+        assert_eq!(request.outputs[0].place, place(0, 99));
+        assert_eq!(request.outputs[1].place, None);
+    }
+
+    #[test]
+    fn shared_memory_stands_alone_and_fits_its_shape() {
+        let input = |more: &str, size: u32| {
+            format!(
+                r#"{{"inputs":[{{"name":"a","shape":[2],"datatype":"FP32"{more}
+                ,"parameters":{{"shared_memory_region":"r","shared_memory_byte_size":{size}}}}}]}}"#
+            )
+        };
+        refuses(&input(r#","data":[1,2]"#, 8), &[], "both data and shared_memory_region");
+        refuses(&input("", 7), &[], "has 7 bytes, expected 8 for FP32 of shape [2]");
+        refuses(&input("", 9), &[], "has 9 bytes, expected 8");
+        for form in [r#""binary_data":true"#, r#""classification":3"#] {
+            let output = format!(
+                r#"{{"inputs":[],"outputs":[{{"name":"y","parameters":{{{form},"shared_memory_region":"r","shared_memory_byte_size":8}}}}]}}"#
+            );
+            refuses(&output, &[], "ask for one");
+        }
     }
 
     #[test]

@@ -195,7 +195,7 @@ fn input(spec: &TensorSpec, value: &RawValue) -> Result<Input, InferError> {
         DataType::Bytes => text(spec, value)?,
         datatype => data::tensor(&spec.name, datatype, shape(value)?, value)?,
     };
-    Ok(Input { name: spec.name.clone(), tensor, parameters: Parameters::new() })
+    Ok(Input::whole(spec.name.clone(), tensor, Parameters::new()))
 }
 
 /// How deep lists may be within each other: as deep as a shape may be long.

@@ -113,6 +113,12 @@ pub struct Metrics {
     pub log_lines_lost_total: IntCounter,
     /// JPEGs that a GPU has decoded.
     pub gpu_jpegs_total: IntCounter,
+    /// Regions of shared memory that callers have registered.
+    pub shared_memory_regions: IntGauge,
+    /// Bytes of inputs read from regions.
+    pub shared_memory_read_bytes_total: IntCounter,
+    /// Bytes of outputs written to regions.
+    pub shared_memory_written_bytes_total: IntCounter,
     /// Times that `connections_max` was met.
     pub http_connections_capped_total: IntCounter,
     /// Requests being worked on.
@@ -184,6 +190,18 @@ impl Metrics {
             "ocelli_gpu_jpegs_total",
             "JPEGs that a GPU decoded, because the CPU had more than it has threads for (gpu_jpeg).",
         );
+        let shared_memory_regions = register.gauge(
+            "ocelli_shared_memory_regions",
+            "Regions of shared memory that callers have registered (at most shared_memory_regions_max).",
+        );
+        let shared_memory_read_bytes_total = register.counter(
+            "ocelli_shared_memory_read_bytes_total",
+            "Bytes of inputs that came in regions of shared memory.",
+        );
+        let shared_memory_written_bytes_total = register.counter(
+            "ocelli_shared_memory_written_bytes_total",
+            "Bytes of outputs that were put into regions of shared memory.",
+        );
         let log_lines_lost_total = register.counter(
             "ocelli_log_lines_lost_total",
             "Lines of the log that were dropped because their reader or disk was too slow.",
@@ -208,6 +226,9 @@ impl Metrics {
             http_accept_errors_total,
             log_lines_lost_total,
             gpu_jpegs_total,
+            shared_memory_regions,
+            shared_memory_read_bytes_total,
+            shared_memory_written_bytes_total,
             http_connections_capped_total,
             requests_in_flight,
             in_flight_bytes,

@@ -1,0 +1,168 @@
+//! Tensors out of regions, before a request is run, and into them, before it is answered.
+
+use super::{
+    super::{
+        Front,
+        accept::Peer,
+        admission::Permit,
+        origin, repository,
+        wire::{
+            binary,
+            reply::Output,
+            request::{InferRequest, Input},
+            shared_memory::{Place, REGION},
+        },
+    },
+    SharedMemory, bad,
+};
+use crate::{
+    engine::{Tensor, staging::Slot},
+    error::InferError,
+    models::Model,
+};
+use axum::http::{Extensions, HeaderMap, Method, Uri};
+use std::{
+    ops::DerefMut,
+    sync::{Arc, atomic::Ordering},
+};
+
+/// Up to so many bytes are copied where the request is, as a connection's would be: about 0.1 ms. More are for the pool.
+const INLINE_BYTES_MAX: u64 = 1 << 20;
+
+/// Memory for so many bytes is kept for the next request: to get it anew takes longer than to fill it. More would be kept from
+/// others.
+const KEPT_BYTES_MAX: usize = 4 << 20;
+
+/// Whether so many bytes keep a thread for too long that has other requests as well.
+pub(crate) fn is_long(bytes: u64) -> bool {
+    bytes > INLINE_BYTES_MAX
+}
+
+/// Who asks for an inference, as far as memory is concerned.
+pub(crate) struct Caller {
+    /// Whether the caller may use regions; `None` where nobody may.
+    may: Option<Result<(), InferError>>,
+    /// What a request's bytes are charged to.
+    permit: Option<Arc<Permit>>,
+}
+
+impl Caller {
+    /// By what came with a request. A page of others may not have a browser use regions, no more than register them.
+    pub(crate) fn of(front: &Front, extensions: &Extensions, headers: &HeaderMap, uri: &Uri) -> Caller {
+        let may = front.shared_memory.is_on().then(|| {
+            repository::known(front, extensions.get::<Peer>(), headers)?;
+            origin::own_page(&Method::POST, uri, headers).map_err(|why| InferError::Forbidden(why.to_owned()))
+        });
+        Caller { may, permit: extensions.get().cloned() }
+    }
+
+    /// The same, charged to this permit.
+    pub(crate) fn charged_to(self, permit: Option<Arc<Permit>>) -> Caller {
+        Caller { permit: permit.or(self.permit), ..self }
+    }
+}
+
+/// Brings the inputs that lie in regions, and looks whether there are the places where outputs are to be put.
+///
+/// # Errors
+/// 400 for regions that are not registered and places that are not in them, 403 for a caller who may not use regions, 413 and
+/// 429 for more bytes than a body may have or there is room for, and what [`binary::check`] says of the data.
+pub(crate) async fn fetch(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    caller: &Caller,
+    mut request: InferRequest,
+) -> Result<InferRequest, InferError> {
+    let Some(bytes) = checked(front, caller, &request)? else { return Ok(request) };
+    let (front_too, model) = (Arc::clone(front), Arc::clone(model));
+    let read = move || {
+        let shared = &front_too.shared_memory;
+        request.inputs.iter_mut().try_for_each(|input| bring(shared, &model, input)).map(|()| request)
+    };
+    if is_long(bytes) { front.decode.run(read).await? } else { read() }
+}
+
+/// Bytes of all inputs that lie in regions; `None` for a request that names no region.
+fn checked(front: &Front, caller: &Caller, request: &InferRequest) -> Result<Option<u64>, InferError> {
+    let inputs = request.inputs.iter().filter_map(|input| input.place.as_ref());
+    let outputs = request.outputs.iter().filter_map(|output| output.place.as_ref());
+    let mut places = inputs.clone().chain(outputs).peekable();
+    if places.peek().is_none() {
+        return Ok(None);
+    }
+    match &caller.may {
+        Some(may) => may.clone()?,
+        None => {
+            return Err(bad(format!(
+                "parameter {REGION:?} is not supported: send the data with the request, or set shared_memory_regions_max"
+            )));
+        }
+    }
+    places.try_for_each(|place| find(&front.shared_memory, place)?.at(place).map(drop))?;
+    let bytes = inputs.fold(0, |sum: u64, place| sum.saturating_add(place.bytes));
+    let (limit, option) = (front.limits.body.bytes_max, front.limits.body.option);
+    if bytes > limit {
+        let what = "the data in shared memory in bytes";
+        return Err(InferError::TooLarge { what, got: bytes, limit, option });
+    }
+    if let Some(permit) = &caller.permit {
+        permit.cover(permit.bytes() + bytes)?;
+    }
+    Ok(Some(bytes))
+}
+
+fn find(shared: &SharedMemory, place: &Place) -> Result<Arc<super::Region>, InferError> {
+    shared
+        .find(&place.region)
+        .ok_or_else(|| bad(format!("there is no shared memory region {:?}; register it first", place.region)))
+}
+
+/// Copies an input to where the batch will be read from.
+fn bring(shared: &SharedMemory, model: &Model, input: &mut Input) -> Result<(), InferError> {
+    let Some(place) = input.place.take() else { return Ok(()) };
+    let region = find(shared, &place)?;
+    let bytes =
+        usize::try_from(place.bytes).map_err(|_| bad("the data does not fit in memory".to_owned()))?;
+    input.tensor.data = match slot(model, &input.tensor, bytes) {
+        Some(slot) => filled(slot, |slot| region.read(&place, slot))?.freeze(),
+        None if bytes <= KEPT_BYTES_MAX => {
+            filled(shared.blocks.lend(bytes), |block| region.read(&place, block))?.freeze()
+        }
+        None => filled(vec![0; bytes], |own| region.read(&place, own))?.into(),
+    };
+    shared.read_bytes.fetch_add(place.bytes, Ordering::Relaxed);
+    binary::check(&input.name, &input.tensor)
+}
+
+fn filled<M: DerefMut<Target = [u8]>>(
+    mut memory: M,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), InferError>,
+) -> Result<M, InferError> {
+    fill(&mut memory).map(|()| memory)
+}
+
+/// The next item of the batch that is being put together, if a tensor is one.
+fn slot(model: &Model, tensor: &Tensor, bytes: usize) -> Option<Slot> {
+    let staging = model.image.as_ref()?.staging(tensor.datatype)?;
+    (model.is_pixels(tensor) && staging.slot_bytes() == bytes).then(|| staging.slot())
+}
+
+/// Puts outputs where they are asked for.
+///
+/// # Errors
+/// 400 for one that is larger than its place, and where the region is not there any more.
+pub(crate) fn deliver(front: &Front, outputs: &[Output]) -> Result<(), InferError> {
+    for Output { name, tensor, place, .. } in outputs {
+        let Some(place) = place else { continue };
+        let bytes = tensor.data.len() as u64;
+        if bytes > place.bytes {
+            return Err(bad(format!(
+                "output {name:?} has {bytes} bytes, more than the {} of its place in shared memory region {:?}",
+                place.bytes, place.region
+            )));
+        }
+        find(&front.shared_memory, place)?.write(place, &tensor.data)?;
+        front.shared_memory.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Triton's system shared memory extension: where in a region an input lies or an output is to be put, and what a caller says
+//! to register a region.
+
+use super::{Parameter, Parameters, bad_json, clipped, count};
+use crate::error::InferError;
+use serde::Deserialize;
+
+/// Which region a tensor lies in, or is to be put in.
+pub(crate) const REGION: &str = "shared_memory_region";
+/// Bytes of the region in front of the tensor; none if it is left out.
+pub(crate) const OFFSET: &str = "shared_memory_offset";
+/// Bytes of an input; the most that an output may have.
+pub(crate) const BYTE_SIZE: &str = "shared_memory_byte_size";
+
+/// Bytes of a region. Whether the region has them is for whoever knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The region's name.
+    pub region: String,
+    /// Bytes of the region in front of it.
+    pub offset: u64,
+    /// At least 1.
+    pub bytes: u64,
+}
+
+/// The place that the parameters of an input or an output (`of`) name, taken out of them.
+///
+/// # Errors
+/// 400 for a region without a size, a size without a region, and what is no name or no count.
+pub fn place(of: &str, parameters: &mut Parameters) -> Result<Option<Place>, InferError> {
+    let (offset, bytes) = (count(parameters, OFFSET)?, count(parameters, BYTE_SIZE)?);
+    parameters.remove(OFFSET);
+    parameters.remove(BYTE_SIZE);
+    match (parameters.remove(REGION), bytes) {
+        (None, None) if offset.is_none() => Ok(None),
+        (None, _) => Err(bad(format!("{of} has a place in shared memory, but no {REGION}"))),
+        (Some(Parameter::Text(region)), Some(bytes)) if bytes > 0 => {
+            Ok(Some(Place { region, offset: offset.unwrap_or(0), bytes }))
+        }
+        (Some(Parameter::Text(_)), Some(_)) => {
+            Err(bad(format!("{of} has {BYTE_SIZE} 0, expected 1 or more")))
+        }
+        (Some(Parameter::Text(_)), None) => Err(bad(format!("{of} has {REGION} without {BYTE_SIZE}"))),
+        (Some(other), _) => Err(bad(format!("{REGION} of {of} is {other}, expected the name of a region"))),
+    }
+}
+
+/// What a caller registers.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Registration {
+    /// The name that its processes open it by.
+    pub key: String,
+    /// Bytes of it in front of the region.
+    #[serde(default)]
+    pub offset: u64,
+    /// Bytes of the region.
+    pub byte_size: u64,
+}
+
+/// Reads a registration.
+///
+/// # Errors
+/// 400 saying which member is missing or is not what it must be.
+pub fn registration(body: &[u8]) -> Result<Registration, InferError> {
+    serde_json::from_slice(body).map_err(|error| bad_json("the registration", &error))
+}
+
+/// A region's name is of the caller's making, and is repeated to whoever asks.
+const NAME_BYTES_MAX: usize = 256;
+
+/// Checks a region's name.
+///
+/// # Errors
+/// 400 for an empty one and a long one.
+pub fn check_name(name: &str) -> Result<(), InferError> {
+    match name.len() {
+        0 => Err(bad("the region has no name".to_owned())),
+        bytes if bytes > NAME_BYTES_MAX => Err(bad(format!(
+            "the region's name {:?}… has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}",
+            clipped(name)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn bad(what: String) -> InferError {
+    InferError::BadRequest(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(parameters: &str) -> Result<(Option<Place>, Parameters), String> {
+        let mut parameters: Parameters = serde_json::from_str(parameters).unwrap();
+        let place = place("input \"x\"", &mut parameters).map_err(|error| error.to_string())?;
+        Ok((place, parameters))
+    }
+
+    #[test]
+    fn a_place_is_taken_out_of_the_parameters_and_the_rest_stays() {
+        let text =
+            r#"{"shared_memory_region":"r","shared_memory_offset":8,"shared_memory_byte_size":4,"knob":1}"#;
+        let (place, rest) = read(text).unwrap();
+        assert_eq!(place, Some(Place { region: "r".to_owned(), offset: 8, bytes: 4 }));
+        assert_eq!(rest.keys().collect::<Vec<_>>(), ["knob"]);
+        let (place, _) = read(r#"{"shared_memory_region":"r","shared_memory_byte_size":4}"#).unwrap();
+        assert_eq!(place.map(|place| place.offset), Some(0));
+        assert_eq!(read(r#"{"knob":1}"#).unwrap().0, None);
+    }
+
+    #[test]
+    fn half_a_place_is_refused_with_what_is_missing() {
+        let check = |text: &str, told: &str| {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(told), "{error} lacks {told}");
+        };
+        check(r#"{"shared_memory_region":"r"}"#, "without shared_memory_byte_size");
+        check(r#"{"shared_memory_byte_size":4}"#, "no shared_memory_region");
+        check(r#"{"shared_memory_offset":0}"#, "no shared_memory_region");
+        check(r#"{"shared_memory_region":7,"shared_memory_byte_size":4}"#, "is 7, expected the name");
+        check(r#"{"shared_memory_region":"r","shared_memory_byte_size":0}"#, "expected 1 or more");
+        check(r#"{"shared_memory_region":"r","shared_memory_byte_size":-4}"#, "integer of 0 or more");
+        check(
+            r#"{"shared_memory_region":"r","shared_memory_byte_size":4,"shared_memory_offset":1.5}"#,
+            "integer of 0 or more",
+        );
+    }
+
+    #[test]
+    fn a_registration_has_a_key_and_a_size() {
+        let read = |text: &str| registration(text.as_bytes());
+        let expected = Registration { key: "/k".to_owned(), offset: 0, byte_size: 9 };
+        assert_eq!(read(r#"{"key":"/k","byte_size":9}"#), Ok(expected));
+        for text in [
+            "",
+            "{}",
+            r#"{"key":"k"}"#,
+            r#"{"byte_size":9}"#,
+            r#"{"key":"k","byte_size":-1}"#,
+            r#"{"key":1}"#,
+        ] {
+            assert!(matches!(read(text), Err(InferError::BadRequest(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_neither_empty_nor_long() {
+        assert!(check_name("").is_err() && check_name(&"x".repeat(257)).is_err());
+        assert_eq!(check_name(&"x".repeat(256)), Ok(()));
+    }
+}
