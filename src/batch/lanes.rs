@@ -45,6 +45,11 @@ impl ItemShape {
     pub fn setting(&self) -> Option<&Setting> {
         self.setting.as_ref()
     }
+
+    /// Whether its jobs share no batch: whole frames are as many as a batch is to have.
+    fn is_for_one(&self) -> bool {
+        self.setting.as_ref().is_some_and(|setting| setting.finder().is_some())
+    }
 }
 
 /// Whether jobs that avoid this device (or none) may be taken by whoever asks.
@@ -292,7 +297,7 @@ impl Lanes {
             urgency,
             pushed: now,
             rows: std::iter::once(0..items).collect(),
-            alone: false,
+            alone: shape.is_for_one(),
             avoid: None,
             rank: urgency.rank(urgency.level(now), job),
         };
@@ -313,7 +318,7 @@ impl Lanes {
             urgency,
             pushed: now,
             rows: Vec::new(),
-            alone: false,
+            alone: shape.is_for_one(),
             avoid: None,
             rank: urgency.rank(LEVEL_AGAIN, job),
         });

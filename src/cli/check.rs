@@ -70,7 +70,7 @@ fn sizes(sizes: &[usize]) -> String {
 }
 
 /// What one instance holds: the model itself, and its batches by size, the smallest and the largest; of that, what they are
-/// copied into and out of.
+/// copied into and out of. Beside it, batches of whole frames.
 fn memory(footprint: &Footprint) -> String {
     let batches: Vec<String> = match footprint.buffers.as_slice() {
         [first, .., last] => vec![first, last],
@@ -80,7 +80,11 @@ fn memory(footprint: &Footprint) -> String {
     .map(|(size, bytes)| format!("{} at {size}", mib(*bytes)))
     .collect();
     let staging = footprint.staging.map_or(String::new(), |bytes| format!(" ({} staging)", mib(bytes)));
-    format!("{} + {}{staging}", mib(footprint.weights), batches.join(", "))
+    let frames = match footprint.frames {
+        0 => String::new(),
+        bytes => format!(" + {} for frames", mib(bytes)),
+    };
+    format!("{} + {}{staging}{frames}", mib(footprint.weights), batches.join(", "))
 }
 
 /// Such as `FP32[?,3,224,224]`.

@@ -87,12 +87,15 @@ struct State {
 pub(super) struct Book {
     state: Mutex<State>,
     learned: Mutex<Learned>,
+    /// Bytes of a GPU that are for something else than models.
+    beside: u64,
 }
 
 impl Book {
-    /// Empty, but for what an earlier run left of what it measured.
-    pub(super) fn new(state_folder: Option<&Path>) -> Book {
-        Book { state: Mutex::default(), learned: Mutex::new(Learned::read(state_folder)) }
+    /// Empty, but for what an earlier run left of what it measured. Each GPU is to have `beside` bytes for something else than
+    /// models.
+    pub(super) fn new(state_folder: Option<&Path>, beside: u64) -> Book {
+        Book { state: Mutex::default(), learned: Mutex::new(Learned::read(state_folder)), beside }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -257,7 +260,7 @@ impl Book {
         self.lock().waiting.retain(|found| found.name != name);
     }
 
-    /// Bytes that the models of a device need there.
+    /// Bytes that the models of a device need there, and what is beside them.
     pub(super) fn required(&self, index: usize, gpu: &str) -> u64 {
         let state = self.lock();
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
@@ -267,7 +270,8 @@ impl Book {
             served.chain(announced.map(|(name, bytes, _)| (name.clone(), *bytes))).collect();
         models.sort();
         models.dedup_by(|one, other| one.0 == other.0);
-        self.learned().required(gpu, models.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
+        let models = models.iter().map(|(name, bytes)| (name.as_str(), *bytes));
+        self.learned().required(gpu, models).saturating_add(self.beside)
     }
 
     /// Takes note of what a model took on a GPU.
@@ -354,4 +358,15 @@ fn name(source: &Source) -> String {
     let Source { name, version, bytes, manifest, .. } = source;
     let (instances, items) = (manifest.placement.instances, manifest.batch.largest());
     format!("{name}/{version}, {bytes} bytes, {instances} instances, batches of {items}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beside_models_is_required_with_them() {
+        let [plain, more] = [0, 7].map(|beside| Book::new(None, beside).required(0, "H100"));
+        assert_eq!(more, plain + 7);
+    }
 }

@@ -5,6 +5,7 @@ use super::{device::Refusal, health::Health, plan::Footprint};
 use crate::{
     engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
     models::{Model, Source},
+    tasks::localize::Settings,
 };
 use std::time::{Duration, Instant};
 
@@ -104,6 +105,15 @@ pub(super) fn prove(
             }
             buffers.push((size, engine.device_bytes().saturating_sub(weights)));
         }
+        let held = engine.device_bytes();
+        // Elsewhere than on a GPU, frames are looked at before.
+        if let (Some(fit), Some(_)) = (&model.fit, gpu) {
+            for _ in 0..engine.depth() {
+                let _busy = busy();
+                look(&mut **engine, fit).map_err(noted)?;
+            }
+        }
+        let frames = engine.device_bytes().saturating_sub(held);
         for asked in asked {
             let _busy = busy();
             asked.run(&mut **engine).map_err(noted)?;
@@ -115,7 +125,7 @@ pub(super) fn prove(
             let info = gpu_memory(gpu)?;
             let staging = engine.staging_bytes();
             let (free, total) = (info.free, info.total);
-            footprint = Some(Footprint { instances, weights, buffers, staging, free, total });
+            footprint = Some(Footprint { instances, weights, buffers, frames, staging, free, total });
         }
     }
     if let (Some((gpu, _)), Some(footprint)) = (gpu, &mut footprint) {
@@ -159,6 +169,32 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Durati
         }
         Err(error) => Err(failed(&format!("a forward pass with zeros at batch size {size}"), error)),
     }
+}
+
+/// One dark frame: has a fitter take the memory that whole frames need, however many, and proves that it looks for spots.
+fn look(engine: &mut dyn Engine, fit: &Settings) -> Result<(), EngineError> {
+    let mut fit = fit.clone();
+    let setting = fit.setting().map_err(EngineError::Input)?;
+    let (height, width) = setting.camera().sensor().unwrap_or((GUESS, GUESS));
+    let Ok(finder) = fit.finder(setting.camera(), width, height) else {
+        // Whoever sends frames is told why.
+        return Ok(());
+    };
+    let options = *finder.options();
+    let setting = setting.finding(options);
+    let (frame, corner) = (vec![0_f32; width * height], [0_u32; 2]);
+    let views = [
+        TensorView {
+            datatype: DataType::Fp32,
+            shape: vec![1, height, width],
+            data: bytemuck::cast_slice(&frame),
+        },
+        TensorView { datatype: DataType::Uint32, shape: vec![1, 2], data: bytemuck::cast_slice(&corner) },
+    ];
+    engine
+        .run(&views, Some(&setting))
+        .map_err(|error| failed("the search for spots in a dark frame", error))?;
+    Ok(())
 }
 
 /// The same error, with what failed.

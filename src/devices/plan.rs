@@ -11,6 +11,8 @@ pub struct Footprint {
     pub weights: u64,
     /// Bytes of one beside that, with all of its batches of a size on their way; by size, ascending.
     pub buffers: Vec<(usize, u64)>,
+    /// Bytes of one beside all that, with batches of whole frames on their way, where it takes such.
+    pub frames: u64,
     /// Of those of the largest size, what batches are copied into and out of, where it is told; the rest is what the engine works in.
     pub staging: Option<u64>,
     /// Free on the device with all of them loaded.
@@ -20,9 +22,9 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Bytes of one instance with batches of the largest size.
+    /// Bytes of one instance with the largest batches.
     pub fn instance(&self) -> u64 {
-        self.weights + self.buffers.last().map_or(0, |(_, bytes)| *bytes)
+        self.weights + self.buffers.last().map_or(0, |(_, bytes)| *bytes) + self.frames
     }
 
     /// What is to be left free.
@@ -42,11 +44,14 @@ impl Footprint {
     /// The arithmetic of a refusal.
     pub fn check(&self, bytes_max: Option<u64>) -> Result<(), String> {
         let (size, buffers) = self.buffers.last().copied().unwrap_or_default();
-        let sum = format!(
-            "{} bytes ({} for the model and {buffers} for batches of {size})",
-            self.instance(),
-            self.weights
-        );
+        let weights = self.weights;
+        let parts = match self.frames {
+            0 => format!("{weights} for the model and {buffers} for batches of {size}"),
+            frames => {
+                format!("{weights} for the model, {buffers} for batches of {size} and {frames} for frames")
+            }
+        };
+        let sum = format!("{} bytes ({parts})", self.instance());
         if let Some(max) = bytes_max
             && self.instance() > max
         {
@@ -120,6 +125,7 @@ mod tests {
             instances: 2,
             weights: 100 * MB,
             buffers: vec![(1, MB), (16, 20 * MB)],
+            frames: 0,
             staging: None,
             free: free * MB,
             total: total * MB,
@@ -165,6 +171,11 @@ mod tests {
             "one instance takes 125829120 bytes (104857600 for the model and 20971520 for batches of 16), more than \
              placement.memory_bytes_max = 125829119: lower batch.items_max, or raise the limit"
         );
+        let fitter = Footprint { frames: 30 * MB, ..footprint(256 + 150, 4096) };
+        assert_eq!((fitter.check(None), fitter.instances_max()), (Ok(()), 3));
+        let limited = fitter.check(Some(150 * MB - 1)).unwrap_err();
+        let parts = "104857600 for the model, 20971520 for batches of 16 and 31457280 for frames";
+        assert!(limited.contains(&format!("157286400 bytes ({parts})")), "{limited}");
         let full = footprint(255, 4096).check(None).unwrap_err();
         assert!(full.contains("leave 267386880 of 4294967296 bytes free, less than the 268435456"), "{full}");
     }

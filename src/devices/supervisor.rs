@@ -141,11 +141,12 @@ impl Devices {
         for cpu in devices.iter().filter(|device| device.kind == Kind::Cpu) {
             cpu.take(&parts).map_err(|not| not.refusal.to_string())?;
         }
+        let beside = parts.jpeg.as_ref().map_or(0, JpegOnGpu::device_bytes);
         let devices = Arc::new(Devices {
             parts,
             sharing: wanted.sharing.clone(),
             devices,
-            book: Book::new(wanted.sharing.state_folder.as_deref()),
+            book: Book::new(wanted.sharing.state_folder.as_deref(), beside),
             next_key: AtomicU64::new(1),
             leaving: Mutex::default(),
             turn: Mutex::default(),

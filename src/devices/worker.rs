@@ -274,9 +274,9 @@ impl Loaded {
     /// The inputs of a batch, each in one piece.
     fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
-        // Only the first input of a model can be an image.
-        let image = self.model.image.as_ref().zip(batch.parts.first());
-        let mut staging = image.and_then(|(image, part)| image.staging(part.inputs[0].datatype));
+        // Only the first input of a model can be images, or frames.
+        let first = batch.parts.first();
+        let mut staging = first.and_then(|part| self.model.staging(part.inputs[0].datatype));
         let inputs = 0..self.model.signature.inputs.len();
         inputs
             .map(|index| {

@@ -42,6 +42,7 @@ use crate::{
     batch::{ModelKey, Rules},
     engine::{
         Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
+        gauss_mle::frames::FrameMemory,
         staging::{Memory, Staging},
     },
     image::{Preprocess, Samples},
@@ -101,6 +102,8 @@ pub struct Model {
     pub image: Option<ImageInput>,
     /// What a fitter does for requests that do not say; `None` for other engines.
     pub fit: Option<Settings>,
+    /// Where a fitter's frames are gathered for devices that copy by themselves.
+    pub frames: Option<FrameMemory>,
     /// How its items are put together.
     pub rules: Rules,
     /// Of requests that do not say.
@@ -275,8 +278,8 @@ impl Model {
                 Some(_) => image.preprocess.pixels_shape().into_iter().product(),
                 None => image.preprocess.out_bytes(),
             };
-            let slab = |bytes, memory| Staging::new(bytes, slots, memory);
-            image.staging = Some(Slabs { low: slab(low, memory.clone())?, high: slab(2 * low, memory)? });
+            let slab = |bytes| Staging::new(bytes, slots, memory.clone());
+            image.staging = Some(Slabs { low: slab(low)?, high: slab(2 * low)? });
         }
         let mut takes = interface.signature.inputs.clone();
         if let (Some(image), [only]) = (&image, &interface.signature.inputs[..]) {
@@ -286,6 +289,8 @@ impl Model {
             pixels: image.as_ref().and_then(|image| image.pixels.clone()),
             reduction: task.reduction(&signature),
         };
+        let for_frames = manifest.engine != Engine::Onnx && memory.is_pinned();
+        let frames = for_frames.then(|| FrameMemory::new(&memory)).transpose()?;
         let fit = match &manifest.engine {
             Engine::Onnx => None,
             Engine::GaussMle(fit) => {
@@ -308,6 +313,7 @@ impl Model {
             labels: Arc::clone(&source.labels),
             image,
             fit,
+            frames,
             rules,
             priority: manifest.priority,
             priorities: manifest.queue.priorities,
@@ -320,6 +326,12 @@ impl Model {
 }
 
 impl Model {
+    /// The memory in which first inputs of a type lie as batches are read, if they were put there.
+    pub fn staging(&self, datatype: DataType) -> Option<&Staging> {
+        let images = self.image.as_ref().and_then(|image| image.staging(datatype));
+        images.or_else(|| self.frames.as_ref()?.of(datatype))
+    }
+
     /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.
     pub fn is_pixels(&self, tensor: &Tensor) -> bool {
         self.ends.pixels.is_some() && PixelInput::DATATYPES.contains(&tensor.datatype)

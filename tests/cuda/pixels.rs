@@ -122,6 +122,7 @@ fn pixels_become_the_numbers_that_the_cpu_makes_of_them_also_as_halves() {
         let (path, ends) = (network(folder.path(), element), ends(datatype));
         let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
         engine.equip(&ends).unwrap();
+        let mut allocated = None;
         for (seed, wide) in [(1, false), (2, true), (3, false)] {
             let (before, copied) = (kernels(&fake).len(), fake.books().devices[0].copied_in);
             let inputs = [4, 1, 4].map(|count| pictures(seed + count as u64, count, wide));
@@ -131,6 +132,12 @@ fn pixels_become_the_numbers_that_the_cpu_makes_of_them_also_as_halves() {
                 same(&what, &flight.land().unwrap(), &on_cpu(&path, &ends, inputs));
             }
             assert_eq!(kernels(&fake)[before..], ["preprocess"; 3]);
+            let calls = fake.books().calls("cuMemAllocAsync");
+            assert_eq!(
+                calls,
+                *allocated.get_or_insert(calls),
+                "the first batches take the memory of both depths"
+            );
             if seed == 3 {
                 let bytes = 9 * HEIGHT * WIDTH * 3;
                 let copied = fake.books().devices[0].copied_in - copied;

@@ -26,20 +26,21 @@ fn frames(seed: u64, count: usize, spots: usize, wide: bool) -> Vec<Tensor> {
             .map(|[x, y, light]| [3.0 + 33.0 * x, 3.0 + 33.0 * y, 1500.0 + 1500.0 * light])
             .collect()
     };
-    lit(random, count, wide, lights)
+    lit(random, [SIDE; 2], count, wide, lights)
 }
 
-/// Frames with these lights: x, y and photons of each.
+/// Frames of this width and height with these lights: x, y and photons of each.
 fn lit(
     random: &mut Random,
+    [width, height]: [usize; 2],
     count: usize,
     wide: bool,
     lights: impl Fn(&mut Random) -> Vec<[f32; 3]>,
 ) -> Vec<Tensor> {
-    let mut values: Vec<u16> = Vec::with_capacity(count * SIDE * SIDE);
+    let mut values: Vec<u16> = Vec::with_capacity(count * width * height);
     for _ in 0..count {
         let lights = lights(random);
-        for (y, x) in (0..SIDE).flat_map(|y| (0..SIDE).map(move |x| (y as f32, x as f32))) {
+        for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y as f32, x as f32))) {
             let light = |[at_x, at_y, photons]: &[f32; 3]| {
                 let squared = (x - at_x).powi(2) + (y - at_y).powi(2);
                 photons * (-squared / (2.0 * 1.69)).exp() / (std::f32::consts::TAU * 1.69)
@@ -51,7 +52,7 @@ fn lit(
     }
     let (datatype, data) = samples(&values, wide);
     vec![
-        Tensor { datatype, shape: vec![count, SIDE, SIDE], data: data.into() },
+        Tensor { datatype, shape: vec![count, height, width], data: data.into() },
         Tensor { datatype: DataType::Uint32, shape: vec![count, 2], data: vec![0; 8 * count].into() },
     ]
 }
@@ -174,13 +175,51 @@ fn batches_of_frames_follow_each_other_and_reuse_their_memory() {
 }
 
 #[test]
+fn the_first_frames_take_the_memory_of_all_that_follow() {
+    let fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = camera_with_maps();
+    let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Noise(6.0)), 1000));
+    for _ in 0..engine.depth() {
+        on_gpu(&mut engine, &frames(3, 1, 1, true), &asked);
+    }
+    let seen = |engine: &GaussMle| (fake.books().calls("cuMemAllocAsync"), engine.device_bytes());
+    let first = seen(&engine);
+    for (count, wide) in [(3, false), (40, true), (40, false)] {
+        let inputs = frames(count as u64, count, 2, wide);
+        check("more of them", &on_gpu(&mut engine, &inputs, &asked), &on_cpu(&inputs, &asked));
+    }
+    assert_eq!(seen(&engine), first, "calls to allocate, and bytes");
+}
+
+#[test]
+fn frames_of_several_sizes_take_turns_in_the_same_memory() {
+    let _fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
+    for (seed, [width, height]) in [[40, 40], [64, 24], [17, 50], [64, 24], [40, 40]].into_iter().enumerate()
+    {
+        let light = |random: &mut Random| {
+            let [x, y, light] = [(); 3].map(|()| random.next());
+            [3.0 + (width - 7) as f32 * x, 3.0 + (height - 7) as f32 * y, 1500.0 + 1500.0 * light]
+        };
+        let lights = |random: &mut Random| (0..3).map(|_| light(random)).collect();
+        let inputs = lit(&mut Random(seed as u64 + 21), [width, height], 4, false, lights);
+        let expected = on_cpu(&inputs, &asked);
+        assert!(expected.corners.len() > 5, "{} spots", expected.corners.len());
+        check(&format!("{width} x {height}"), &on_gpu(&mut engine, &inputs, &asked), &expected);
+    }
+}
+
+#[test]
 fn more_spots_than_places_are_found_by_the_host_and_then_have_places() {
     let fake = FakeCuda::start("");
     let mut engine = GaussMle::new(&open(0)).unwrap();
     let camera = Arc::new(Camera::ideal());
     let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
     // Side by side, more than the least places of a batch.
-    let inputs = lit(&mut Random(11), 100, false, |random| {
+    let inputs = lit(&mut Random(11), [SIDE; 2], 100, false, |random| {
         let place = |n: usize| 4.0 + 5.0 * n as f32;
         let light = |i: usize| [place(i % 7), place(i / 7), 3000.0 + 500.0 * random.next()];
         (0..49).map(light).collect()

@@ -8,7 +8,7 @@ import threading
 import time
 
 import machine
-from examples import ON_GPU
+from examples import ON_GPU, need_networks
 from registry import SKIPPED, Failed, Skipped, check, folder_of, need, reason
 from resnet import resnet
 from served import Server
@@ -120,6 +120,7 @@ def load(run, server, name, items, callers, seconds):
 
 
 def bench_network(run, name, half):
+    need_networks(run)
     small = {"blocks": (1, 1, 1, 1), "width": 8, "side": 32, "classes": 10} if run.rehearsal else {}
     folder = folder_of(run.out / "made" / name)
     (folder / "model.onnx").write_bytes(resnet(half, **small))
@@ -127,9 +128,8 @@ def bench_network(run, name, half):
     seconds = 0.3 if run.rehearsal else 4
     for items in (1, 2) if run.rehearsal else (1, 8, 32, 128):
         # No larger batches than those of the session.
-        lines = f"[batch]\nitems_max = {items}\n" + ("" if run.rehearsal else ON_GPU)
-        backend = "cpu" if run.rehearsal else "gpu"
-        server = Server(run, {name: (folder, lines)}, name=f"items-{items}", backend=backend)
+        lines = f"[batch]\nitems_max = {items}\n{ON_GPU}"
+        server = Server(run, {name: (folder, lines)}, name=f"items-{items}", backend="gpu")
         busy = Busy()
         answers, _ = load(run, server, name, items, CALLERS, seconds)
         part = busy.mean()

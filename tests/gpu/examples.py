@@ -4,7 +4,8 @@ import csv
 import json
 import math
 
-from registry import check, need
+import machine
+from registry import Skipped, check, need
 from served import Server
 
 ON_GPU = '\n[placement]\ndevices = "gpu"\nfallback = "never"\n'
@@ -62,8 +63,17 @@ def example_spots(run):
     need(found > 0.6 and off < 0.3, f"{100 * found:.0f} % were found, {off:.3f} px off")
 
 
-@check("example-digits", "pictures of digits through HTTP", where="gpu")
+def need_networks(run):
+    """Skips the check where no network can run on the GPU."""
+    if machine.onnx_runtime() is None:
+        raise Skipped("there is no ONNX Runtime: ORT_DYLIB_PATH names one")
+    if not run.rehearsal and "GPU_CHECKS_NETWORKS" not in run.machine.libraries:
+        raise Skipped(f"{machine.onnx_runtime()} is a build for the CPU: ORT_DYLIB_PATH names one for CUDA")
+
+
+@check("example-digits", "pictures of digits through HTTP")
 def example_digits(run):
+    need_networks(run)
     server = serve(run, "digits")
     right, pictures = 0, sorted((run.root() / "examples/images/digits").glob("*.png"))
     for picture in pictures:
@@ -85,8 +95,9 @@ def overlap(a, b):
     return both / area
 
 
-@check("example-digits-detector", "pictures with several digits through HTTP", where="gpu")
+@check("example-digits-detector", "pictures with several digits through HTTP")
 def example_detector(run):
+    need_networks(run)
     server = serve(run, "digits-detector")
     folder = run.root() / "examples/images/digits-detector"
     found = all_boxes = 0

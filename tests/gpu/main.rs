@@ -98,7 +98,10 @@ fn all_of_the_script_runs_on_the_fakes() {
         "memory",
         "fault-release",
         "fault-reset",
+        "fault-network",
         "example-spots",
+        "example-digits",
+        "example-digits-detector",
         "memory-taken",
         "illegal-address-thread",
         "illegal-address-process",
@@ -107,16 +110,9 @@ fn all_of_the_script_runs_on_the_fakes() {
     ] {
         assert!(row(passed).contains(" passed"), "{}", row(passed));
     }
-    for skipped in [
-        "memcheck",
-        "racecheck",
-        "network",
-        "example-digits",
-        "processors-busy",
-        "jpeg",
-        "bench-fit",
-        "bench-resnet50-fp16",
-    ] {
+    for skipped in
+        ["memcheck", "racecheck", "network", "processors-busy", "jpeg", "bench-fit", "bench-resnet50-fp16"]
+    {
         assert!(
             row(skipped).contains(" skipped") && row(skipped).contains("not on the fake driver"),
             "{}",

@@ -108,7 +108,7 @@ def fault_reset(run):
     run.program("fault-reset")
 
 
-@check("fault-network", "the same with a session of ONNX Runtime alive", where="gpu")
+@check("fault-network", "the same with a session of ONNX Runtime alive")
 def fault_network(run):
     run.program("fault-network", GPU_CHECKS_MODELS=machine.root() / "examples/models/digits")
 

@@ -41,6 +41,22 @@ fn the_context_lives_as_long_as_its_last_reference() {
 }
 
 #[test]
+fn what_others_in_the_process_keep_of_a_gpu_is_seen_after_all_of_ours_is_gone() {
+    let fake = FakeCuda::start("count=2");
+    let gpus = ocelli::engine::cuda::probe().unwrap().gpus;
+    let remains = || gpus.iter().map(ocelli::engine::cuda::remains).collect::<Vec<_>>();
+    assert_eq!(remains(), [false, false]);
+    // As CUDA's runtime does for a library, once.
+    let theirs = context(1);
+    let ours = ocelli::engine::cuda::Context::open(&gpus[1]).unwrap();
+    drop(ours);
+    assert_eq!(remains(), [false, true]);
+    drop(theirs);
+    assert_eq!(remains(), [false, false]);
+    fake.books().assert_empty();
+}
+
+#[test]
 fn what_is_left_when_a_context_ends_is_in_the_books() {
     let fake = FakeCuda::start("");
     let context = context(0);

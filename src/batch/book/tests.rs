@@ -6,7 +6,7 @@ use crate::{
     batch::{Batch, Fallback, Job, QueuePolicies, QueuePolicy, Ran, Then, Wait},
     engine::{
         DataType, EngineError, Setting,
-        kernels::{Camera, FitModel, Psf},
+        kernels::{Border, Camera, FinderOptions, FitModel, Method, Psf},
     },
 };
 
@@ -175,6 +175,22 @@ fn jobs_of_different_settings_are_not_run_together() {
     assert_eq!((jobs(&first), first.setting.as_ref()), (vec![a, c], Some(&setting(1.3))));
     let (second, _) = desk.take();
     assert_eq!((jobs(&second), second.setting.as_ref()), (vec![b], Some(&setting(1.5))));
+}
+
+#[test]
+fn jobs_of_whole_frames_share_no_batch() {
+    let mut desk = Desk::new(false);
+    let model = FitModel::new(Psf::Xynb { sigma_px: [1.3; 2] }, [1.0; 2]).unwrap();
+    let setting = Setting::new(model, Arc::new(Camera::ideal())).finding(FinderOptions {
+        method: Method::NetGradient { minimum: 400.0 },
+        box_side: 7,
+        border: Border::Shift,
+        spots_max: 10,
+    });
+    let jobs = [(); 2].map(|()| desk.push_with(setting.clone()));
+    let taken = jobs.map(|_| desk.take().0);
+    let alone = |batch: &Arc<Batch>| batch.parts.iter().map(|part| part.job).collect::<Vec<_>>();
+    assert_eq!(taken.each_ref().map(alone), jobs.map(|job| vec![job]));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A GPU that is ours: its primary context, streams and events, and what of its memory is taken.
 //!
-//! The primary context is the one that ONNX Runtime uses too. It is kept until the last thing made in it is dropped. cudarc's
+//! The primary context is the one that ONNX Runtime uses too. It is kept until the last thing made in it is dropped, and beyond
+//! that where CUDA's runtime has retained it for a library, which it does for good ([`remains`]). cudarc's
 //! own tracking of which stream uses which memory is off: one thread owns the streams of an engine and orders them by
 //! [`Event`]s.
 #![allow(unsafe_code)]
@@ -12,7 +13,7 @@ use super::{
 };
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, result,
-    sys::{CUevent_flags, CUmemPool_attribute, CUmemoryPool},
+    sys::{self, CUevent_flags, CUmemPool_attribute, CUmemoryPool},
 };
 use std::{
     path::Path,
@@ -34,6 +35,35 @@ pub struct Context {
     pub(super) held: AtomicU64,
     /// Host memory that the driver knows.
     pub(super) host: HostMemory,
+    /// The last to go.
+    _after: After,
+}
+
+/// Looks, when all that is ours is gone, whether the GPU's context is, too.
+#[derive(Debug)]
+struct After(Gpu);
+
+impl Drop for After {
+    fn drop(&mut self) {
+        if remains(&self.0) {
+            tracing::info!(
+                gpu = self.0.id,
+                "the GPU is given back but for its context, some hundred MB: CUDA's runtime keeps that for this process, once ONNX \
+                 Runtime or nvJPEG has used it there; isolation = \"process\" gives it back"
+            );
+        }
+    }
+}
+
+/// Whether anything in this process keeps the GPU's primary context. All that is ours lets go of it in the end; libraries that
+/// use CUDA's runtime do not, and to reset it under them would break what they still have.
+pub fn remains(gpu: &Gpu) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    let asked = result::device::get(i32::try_from(gpu.ordinal).unwrap_or(i32::MAX)).and_then(|device| {
+        // SAFETY: writes two numbers; the device was given to us by the driver.
+        unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }.result()
+    });
+    asked.is_ok() && active != 0
 }
 
 impl Drop for Context {
@@ -96,7 +126,8 @@ impl Context {
         let heap = cuda.new_stream().map_err(failed())?;
         let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
         host.open(&cuda, near.as_ref());
-        let context = Context { cuda, gpu: gpu.clone(), near, heap, held: AtomicU64::new(0), host };
+        let (held, after) = (AtomicU64::new(0), After(gpu.clone()));
+        let context = Context { cuda, gpu: gpu.clone(), near, heap, held, host, _after: after };
         // Memory that a batch gave back is kept for the next one; `trim` gives it up.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;

@@ -222,7 +222,7 @@ impl GaussMle {
         let psf = setting.model().psf();
         let wide = matches!(rois.adu(), Adu::F32(_));
         let launch = self.rounds.plan(psf, wide, maps.is_some(), rois.side());
-        let in_rounds = self.rounds.prepare(&launch, psf, rois.len(), &self.streams.compute)?;
+        let in_rounds = self.rounds.prepare(&launch, psf, (rois.len(), 0), &self.streams.compute)?;
         let Streams { upload, compute, download } = &self.streams;
         let roi_bytes: &[u8] = match rois.adu() {
             Adu::U16(values) => bytemuck::cast_slice(values),

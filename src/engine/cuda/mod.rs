@@ -25,7 +25,7 @@ pub mod numa;
 pub mod onnx;
 
 pub use canary::canary;
-pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes};
+pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes, remains};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};
 pub use memory::{Buffer, Heap, HostMemory};

@@ -1,7 +1,8 @@
 //! Camera frames as a batch of the fitter: spots are found in them, cut out and fitted where the engine is.
 //!
 //! A batch whose [`Setting`] has [`FinderOptions`] has these tensors instead of the ones of ROIs. Its items are frames, however
-//! many spots they have, so that it is cut and joined like any other.
+//! many spots they have, so that it is cut like any other. It is not joined with others: each holds frames enough for a device, and
+//! as many pixels as [`PIXELS_MAX`] at the most where one frame has not more, so that the memory of a batch is known beforehand.
 //!
 //! | tensor | type and shape | |
 //! |---|---|---|
@@ -15,8 +16,16 @@ use super::{Columns, Setting};
 use crate::engine::{
     DataType, EngineError, Tensor, TensorView,
     kernels::{Adu, FinderOptions, InstructionSet, Invalid, RoiBuffer, Spot, SpotFinder, fit_rows},
+    staging::{Memory, Slot, Staging},
 };
+use bytes::Bytes;
 use std::ops::Range;
+
+/// Pixels of a batch, if not of a single frame: about 10 ms of work for a CPU that looks at them.
+pub const PIXELS_MAX: usize = 1 << 22;
+
+/// Batches' memory that is kept while nobody uses it: one that is filled, one in the queue and one that is copied in.
+const FREE_MAX: usize = 3;
 
 /// Bytes of a spot as it is answered.
 const SPOT_BYTES: usize = 12;
@@ -58,6 +67,63 @@ impl<'a> Frames<'a> {
             Adu::U16(values) => Adu::U16(&values[range]),
             Adu::F32(values) => Adu::F32(&values[range]),
         }
+    }
+}
+
+/// Memory that devices copy from by themselves, for frames: they are gathered where a batch is copied from.
+#[derive(Clone)]
+pub struct FrameMemory {
+    low: Staging,
+    high: Staging,
+}
+
+impl FrameMemory {
+    /// Of this kind; none is taken before the first frame.
+    ///
+    /// # Errors
+    /// If a batch would not fit in the address space.
+    pub fn new(memory: &Memory) -> Result<FrameMemory, String> {
+        let of = |sample: usize| Staging::new(PIXELS_MAX * sample, 1, memory.clone());
+        let [low, high] = [size_of::<u16>(), size_of::<f32>()].map(of);
+        Ok(FrameMemory { low: low?.keeping(FREE_MAX), high: high?.keeping(FREE_MAX) })
+    }
+
+    /// That of frames of this type.
+    pub fn of(&self, datatype: DataType) -> Option<&Staging> {
+        match datatype {
+            DataType::Uint16 => Some(&self.low),
+            DataType::Fp32 => Some(&self.high),
+            _ => None,
+        }
+    }
+
+    /// Room for so many bytes of frames of a type; `None` where that is more than a batch has.
+    pub fn room(&self, datatype: DataType, bytes: usize) -> Option<FrameRoom> {
+        let staging = self.of(datatype).filter(|staging| bytes <= staging.slot_bytes())?;
+        Some(FrameRoom { slot: staging.slot(), filled: 0 })
+    }
+}
+
+/// Room for the frames of a batch.
+pub struct FrameRoom {
+    slot: Slot,
+    filled: usize,
+}
+
+impl FrameRoom {
+    /// Appends some.
+    ///
+    /// # Panics
+    /// If there is no room for them: our own fault.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.slot[self.filled..][..bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
+    }
+
+    /// Those that are there.
+    pub fn freeze(self) -> Bytes {
+        let filled = self.filled;
+        self.slot.freeze().slice(..filled)
     }
 }
 

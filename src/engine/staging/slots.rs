@@ -44,6 +44,7 @@ struct Pool {
     slot_bytes: usize,
     slots: usize,
     memory: Memory,
+    free_max: usize,
     state: Mutex<State>,
     /// Bytes of all blocks alive, free ones included.
     bytes: AtomicUsize,
@@ -64,9 +65,8 @@ impl Pool {
     }
 
     fn put_back(&self, block: Block) {
-        let most = if self.memory.is_pinned() { FREE_PINNED_SLABS_MAX } else { FREE_SLABS_MAX };
         let mut state = self.lock();
-        if state.free.len() < most {
+        if state.free.len() < self.free_max {
             state.free.push(block);
         } else {
             self.bytes.fetch_sub(block.bytes(), Ordering::Relaxed);
@@ -95,11 +95,19 @@ impl Staging {
         let pool = Pool {
             slot_bytes,
             slots: slots.max(1),
+            free_max: if memory.is_pinned() { FREE_PINNED_SLABS_MAX } else { FREE_SLABS_MAX },
             memory,
             state: Mutex::default(),
             bytes: AtomicUsize::new(0),
         };
         Ok(Staging { pool: Arc::new(pool) })
+    }
+
+    /// The same, which keeps no more slabs than these that nobody uses. For large ones. Before the first slot.
+    #[must_use]
+    pub fn keeping(mut self, slabs: usize) -> Staging {
+        Arc::get_mut(&mut self.pool).expect("nobody else has it yet").free_max = slabs;
+        self
     }
 
     /// Bytes per slot.
@@ -192,6 +200,12 @@ impl Staging {
         })?;
         let start = slab.start().addr();
         Some(Bytes::from_owner(Frozen { slab: Arc::clone(slab), range: first - start..end - start }))
+    }
+
+    /// Whether a tensor lies in one of its slabs.
+    #[cfg(test)]
+    pub(crate) fn has(&self, tensor: &Tensor) -> bool {
+        self.side_by_side(&[tensor]).is_some()
     }
 
     /// Whether a device copies from its slabs by itself.

@@ -60,7 +60,7 @@ pub(super) struct Finding {
 impl Finding {
     pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
-        let stager = stager.whole(front.queue.is_on_gpu(model.key));
+        let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
         let options = Options { name: model.name.to_string(), ..asked.options };
         Finding {
             front,

@@ -6,7 +6,10 @@
 
 use crate::{
     batch,
-    engine::{DataType, Dim, Setting, Signature, Tensor, TensorSpec, tensor::bytes_of},
+    engine::{
+        DataType, Dim, Setting, Signature, Tensor, TensorSpec, gauss_mle::frames::FrameMemory,
+        tensor::bytes_of,
+    },
     error::InferError,
     http::{
         Front,
@@ -115,8 +118,9 @@ pub(in crate::http) async fn fit(
         }
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
-            let whole = front.queue.is_on_gpu(model.key);
-            let found = front.decode.run(move || search(settings, &frames, options, whole)).await??;
+            let (whole, memory) = (front.queue.is_on_gpu(model.key), model.frames.clone());
+            let found =
+                front.decode.run(move || search(settings, &frames, options, (whole, memory))).await??;
             call.stage("decode", began.elapsed());
             found
         }
@@ -141,7 +145,7 @@ fn search(
     settings: Settings,
     frames: &Tensor,
     options: Options,
-    whole: bool,
+    (whole, memory): (bool, Option<FrameMemory>),
 ) -> Result<(Vec<Chunk>, Schema), InferError> {
     let sample = if frames.datatype == DataType::Uint16 { SampleType::U16 } else { SampleType::F32 };
     let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
@@ -151,7 +155,8 @@ fn search(
         sample,
         frames: Some(frames.shape[0] as u64),
     };
-    let mut stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options).whole(whole);
+    let stager = Stager::new(settings, Holds::Frames, Some(Format::Raw(raw)), options);
+    let mut stager = stager.whole(whole, memory);
     stager.push(frames.data.clone())?;
     stager.finish();
     let mut chunks = Vec::new();

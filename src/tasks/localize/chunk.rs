@@ -4,7 +4,10 @@ use super::{Schema, Table};
 use crate::{
     engine::{
         DataType, Setting, Tensor,
-        gauss_mle::{Columns, frames::Found},
+        gauss_mle::{
+            Columns,
+            frames::{Found, FrameMemory, FrameRoom},
+        },
         kernels::RoiBuffer,
         tensor::bytes_of,
     },
@@ -101,13 +104,17 @@ pub(super) struct Whole {
     frames_max: usize,
     /// How many there are.
     pub(super) count: usize,
+    /// Where a device copies from, if any does.
+    memory: Option<FrameMemory>,
+    room: Option<(DataType, FrameRoom)>,
+    /// Those that there is no such room for.
     values: Values,
 }
 
 impl Whole {
     /// None yet, of this many columns and rows; so many frames are a chunk.
-    pub(super) fn new(size: [usize; 2], frames_max: usize) -> Whole {
-        Whole { first: 0, size, frames_max, count: 0, values: Values::default() }
+    pub(super) fn new(size: [usize; 2], frames_max: usize, memory: Option<FrameMemory>) -> Whole {
+        Whole { first: 0, size, frames_max, count: 0, memory, room: None, values: Values::default() }
     }
 
     /// Frames that there is room for.
@@ -118,21 +125,37 @@ impl Whole {
     /// Appends some; all of one type and size.
     pub(super) fn add(&mut self, frames: &Frames<'_>) {
         let room = self.frames_max * self.size[0] * self.size[1];
+        let (datatype, bytes): (_, &[u8]) = match frames.samples {
+            Samples::U16(values) => (DataType::Uint16, bytemuck::cast_slice(values)),
+            Samples::F32(values) => (DataType::Fp32, bytemuck::cast_slice(values)),
+        };
         if self.count == 0 {
             self.first = frames.first;
+            let sample = datatype.size().unwrap_or(1);
+            self.room = self
+                .memory
+                .as_ref()
+                .and_then(|memory| memory.room(datatype, room * sample).map(|room| (datatype, room)));
+            let own = if self.room.is_some() { 0 } else { room };
             self.values = match frames.samples {
-                Samples::U16(_) => Values::U16(Vec::with_capacity(room)),
-                Samples::F32(_) => Values::F32(Vec::with_capacity(room)),
+                Samples::U16(_) => Values::U16(Vec::with_capacity(own)),
+                Samples::F32(_) => Values::F32(Vec::with_capacity(own)),
             };
         }
-        self.values.extend(frames.samples);
+        match &mut self.room {
+            Some((_, room)) => room.extend(bytes),
+            None => self.values.extend(frames.samples),
+        }
         self.count += frames.count;
     }
 
     /// All that are there. There are none afterwards.
     pub(super) fn chunk(&mut self, setting: &Setting) -> Chunk {
         let (items, [width, height]) = (std::mem::take(&mut self.count), self.size);
-        let (datatype, data) = std::mem::take(&mut self.values).into_bytes();
+        let (datatype, data) = match self.room.take() {
+            Some((datatype, room)) => (datatype, room.freeze()),
+            None => std::mem::take(&mut self.values).into_bytes(),
+        };
         let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
         let frames = (0..items).map(number).collect();
         Chunk {

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     engine::{
         Setting,
+        gauss_mle::frames::{FrameMemory, PIXELS_MAX},
         kernels::{Adu, RoiBuffer, SIDE, SpotFinder},
     },
     error::InferError,
@@ -17,8 +18,8 @@ use crate::{
 };
 use bytes::Bytes;
 
-/// Pixels looked at after which [`Stager::step`] returns, whatever it found: about 10 ms of work.
-const PIXELS: usize = 1 << 22;
+/// Pixels looked at after which [`Stager::step`] returns, whatever it found.
+const PIXELS: usize = PIXELS_MAX;
 
 /// Sides of frames that go whole to where they are fitted, px: what cameras have.
 const WHOLE_SIDE_MAX: usize = 8192;
@@ -80,6 +81,7 @@ pub struct Stager {
     settings: Settings,
     holds: Holds,
     whole: bool,
+    memory: Option<FrameMemory>,
     source: Source,
     setting: Option<Setting>,
     finished: bool,
@@ -99,16 +101,18 @@ impl Stager {
             settings,
             holds,
             whole: false,
+            memory: None,
             source: Source::Open,
             setting: None,
             finished: false,
         }
     }
 
-    /// Leaves it to the engine to look for spots: chunks of frames are whole ones, but for frames larger than any camera's.
+    /// Leaves it to the engine to look for spots: chunks of frames are whole ones, but for frames larger than any camera's. They
+    /// are gathered in this memory, as far as there is any for their size.
     #[must_use]
-    pub fn whole(self, whole: bool) -> Stager {
-        Stager { whole, ..self }
+    pub fn whole(self, whole: bool, memory: Option<FrameMemory>) -> Stager {
+        Stager { whole, memory, ..self }
     }
 
     /// Takes the next bytes of the stack.
@@ -225,8 +229,8 @@ impl Stager {
             let finder =
                 self.settings.finder(setting.camera(), width, height).map_err(InferError::BadRequest)?;
             if self.whole && width.max(height) <= WHOLE_SIDE_MAX {
-                let frames_max = (PIXELS / (width * height)).clamp(1, ROIS);
-                self.source = Source::Whole(Whole::new([width, height], frames_max));
+                let frames_max = (PIXELS_MAX / (width * height)).clamp(1, ROIS);
+                self.source = Source::Whole(Whole::new([width, height], frames_max, self.memory.take()));
                 self.setting = Some(setting.finding(*finder.options()));
                 return Ok(());
             }
@@ -326,4 +330,52 @@ fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
         cut.map_err(|error| InferError::BadRequest(error.to_string()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{DataType, staging::Memory},
+        image::stack::{Limits, Raw, SampleType},
+    };
+
+    #[test]
+    fn frames_are_gathered_where_a_device_copies_from_unless_one_is_too_large_for_that() {
+        let memory = FrameMemory::new(&Memory::Plain).unwrap();
+        let check = |[width, height]: [u32; 2], count: usize, pieces: &[usize], gathered: bool| {
+            let raw = Raw { width, height, sample: SampleType::U16, frames: Some(count as u64) };
+            let limits = Limits {
+                side_max: 4096,
+                frame_pixels_max: 1 << 24,
+                frames_max: 10,
+                memory_bytes_max: 1 << 26,
+                spill_bytes_max: 0,
+            };
+            let options = Options { limits, spill_folder: None, file_alone: true };
+            let stager = Stager::new(Settings::default(), Holds::Frames, Some(Format::Raw(raw)), options);
+            let mut stager = stager.whole(true, Some(memory.clone()));
+            let values: Vec<u16> = (0..width as usize * height as usize * count).map(|i| i as u16).collect();
+            stager.push(Bytes::from(bytemuck::cast_slice(&values).to_vec())).unwrap();
+            stager.finish();
+            let mut chunks = Vec::new();
+            loop {
+                match stager.step(false).unwrap() {
+                    Step::Chunk(chunk) => chunks.push(chunk),
+                    Step::Busy => {}
+                    Step::Wait | Step::End => break,
+                }
+            }
+            let counts: Vec<usize> = chunks.iter().map(|chunk| chunk.items).collect();
+            assert_eq!(counts, pieces);
+            let got: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.inputs[0].data.to_vec()).collect();
+            assert!(got == bytemuck::cast_slice::<_, u8>(&values), "the frames, in their order");
+            let low = memory.of(DataType::Uint16).unwrap();
+            for chunk in &chunks {
+                assert_eq!(low.has(&chunk.inputs[0]), gathered);
+            }
+        };
+        check([1024, 1024], 6, &[4, 2], true);
+        check([2048, 2049], 1, &[1], false);
+    }
 }

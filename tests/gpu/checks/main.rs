@@ -3,7 +3,7 @@
 //!
 //! `gpu_checks check NAME` runs one, on the first GPU of whatever driver is found; `gpu_checks list` names them. A check that fails
 //! panics. What it measured is printed as lines of `number NAME VALUE`; `run.py` knows the units and what each means. Anything else
-//! is the command line of `ocelli`.
+//! is the command line of `ocelli`, whose networks of GPUs run on the CPU where it is only rehearsed.
 #![allow(clippy::unwrap_used, reason = "a panic is how a check fails")]
 
 mod bench;
@@ -21,7 +21,8 @@ mod spots;
 #[allow(dead_code, reason = "the tests on the fake driver take more of it")]
 mod support;
 
-use std::process::ExitCode;
+use ocelli::engine::onnx::Runtime;
+use std::{path::Path, process::ExitCode};
 
 /// Every check by its name, and what runs it.
 const CHECKS: &[(&str, fn())] = &[
@@ -68,7 +69,13 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        _ => ocelli::cli::run(std::env::args_os()),
+        _ => {
+            if let (true, Some(library)) = (rehearsed(), given("ORT_DYLIB_PATH")) {
+                // The same library as the server's, which is loaded once: its networks run on the CPU, all else on the fake.
+                Runtime::load(Path::new(&library)).unwrap().stand_in(true);
+            }
+            ocelli::cli::run(std::env::args_os())
+        }
     }
 }
 

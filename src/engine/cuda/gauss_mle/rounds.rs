@@ -1,4 +1,15 @@
 //! The launches of a batch: one where the device takes all of its fits at once, else the rounds that put unfinished fits aside.
+//!
+//! What was weighed for the kernel and left out, each by what `ptxas` says of it (`make check-kernels`):
+//!
+//! - *Copying the next tile while this one is fitted.* `cp.async` begins with sm_80, so it takes a second set of all texts, and a second
+//!   tile of shared memory, which for 11 x 11 pixels leaves four blocks on a multiprocessor where there are six. To have the L2 cache
+//!   fetch it instead (`prefetch.global.L2`, on every GPU) is ten lines; but `fit_xynb_u16` then spills on sm_90, where it had 95
+//!   registers. Seven loads of 16 bytes by each thread bring in a tile of 7 x 7 pixels, and some 20,000 instructions of each fit it:
+//!   the blocks beside it on a multiprocessor hide the loads.
+//! - *A kernel for each box size.* The texts are 500 to 720 KiB for four kernels of a model, compiled as a whole when a model is first
+//!   loaded; three sizes more, their loops unrolled, are four times as much and more. What unrolling saves is the address and the
+//!   branch of a pixel, of the 50 instructions that it takes; registers are at 95 to 124, without room for the factors of an axis.
 
 use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module, module::Shape};
 use crate::engine::kernels::{
@@ -93,7 +104,7 @@ impl Rounds {
         Ok((kernel, resident))
     }
 
-    /// Makes room for what rounds of a batch put aside, and says whether it takes several.
+    /// Makes room for what rounds of `room` fits put aside, and says whether a batch of `count` takes several.
     ///
     /// # Errors
     /// Where there is too little memory.
@@ -101,14 +112,15 @@ impl Rounds {
         &mut self,
         launch: &FitLaunch,
         psf: &Psf,
-        count: usize,
+        (count, room): (usize, usize),
         stream: &CudaStream,
     ) -> Result<bool, CudaError> {
         let (_, resident) = self.kernel(launch)?;
-        if count as u64 <= u64::from(resident) * u64::from(launch.tile) {
+        let at_once = u64::from(resident) * u64::from(launch.tile);
+        if count.max(room) as u64 <= at_once {
             return Ok(false);
         }
-        let bytes = state_words(psf) * count * size_of::<u32>();
+        let bytes = state_words(psf) * count.max(room) * size_of::<u32>();
         if self.lists.iter().flatten().any(|list| list.bytes() < bytes) {
             // The batch before may still use them.
             stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
@@ -117,7 +129,7 @@ impl Rounds {
             super::room(&self.heap, list, bytes)?;
         }
         super::room(&self.heap, &mut self.counts, ROUNDS.len() * size_of::<u64>())?;
-        Ok(true)
+        Ok(count as u64 > at_once)
     }
 
     /// Begins to fit, in rounds if [`Rounds::prepare`] said so. `found` is where on the device it stands how many of `count` ROIs

@@ -3,14 +3,17 @@
 //! How many spots there are only the device knows, when it has found them. So a batch is begun with places for as many as are
 //! likely, the number is what lands first, and rows for as many are fetched then. A batch of more spots than that is done by the
 //! host, and the next ones have more places.
+//!
+//! The first batch takes the memory of a whole chunk ([`PIXELS_MAX`]) of either type, however few frames it has, so that the next ones
+//! take none. Only frames that are larger by themselves, or so small that the margins of their planes count, take more.
 
 use super::{
     super::{Buffer, Context, CudaError, Heap, Kernel, Module, Streams},
-    CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, address, row_bytes,
+    CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, address, room, row_bytes,
 };
 use crate::engine::{
     Airborne, EngineError, Flight, Setting, Tensor, TensorView,
-    gauss_mle::frames::{Fitted, Frames, answer},
+    gauss_mle::frames::{Fitted, Frames, PIXELS_MAX, answer},
     kernels::{
         Adu, FinderOptions, FitCall, InstructionSet, Spot, SpotFinder,
         fit::device::FitAddresses,
@@ -32,13 +35,19 @@ use std::{
 
 const KERNELS: &str = include_str!("../../../../kernels/generated/spots.ptx");
 
-/// Searches whose constants and planes stay on the device.
+/// Searches whose constants stay on the device.
 const KNOWN_MAX: usize = 2;
+/// Values of a plane, at the least: a third for the margins of frames of 448 px or more.
+const PLANE_VALUES_MIN: usize = PIXELS_MAX / 3 * 4;
 /// Places for spots of a batch, at the least, and pixels for each of more.
 const PLACES_MIN: usize = 4096;
 const PIXELS_PER_PLACE: usize = 128;
 /// What a grid has of blocks along y and z.
 const BLOCKS_MAX: usize = 65_535;
+/// Of a pixel, of the wider type.
+const SAMPLE_BYTES: usize = size_of::<f32>();
+/// Which of the planes has the contrast.
+const CONTRAST: usize = 3;
 /// Of the number of spots.
 const COUNT_BYTES: usize = size_of::<u64>();
 
@@ -54,24 +63,26 @@ pub(super) struct Search {
     kernels: HashMap<&'static str, Kernel>,
     /// The newest last.
     known: Vec<Arc<Known>>,
+    /// Planes to work in. Batches on one stream share them: they follow each other there.
+    work: [Option<Buffer>; 5],
+    /// The search whose margins are in them.
+    margins: Option<Arc<Known>>,
     /// The most spots that a batch had.
     most: Arc<AtomicUsize>,
 }
 
-/// A search on the device. Batches on one stream share its planes: they follow each other there.
+/// A search on the device.
 #[derive(Debug)]
 struct Known {
     setting: Setting,
     finder: SpotFinder,
-    /// That there are planes for.
-    frames: usize,
     constants: [Option<Buffer>; CONSTANTS],
-    work: [Option<Buffer>; 5],
 }
 
 impl Search {
     pub(super) fn rest(&mut self) {
         self.known.clear();
+        (self.work, self.margins) = ([const { None }; 5], None);
     }
 
     fn kernel(&mut self, context: &Context, name: &'static str) -> Result<Kernel, CudaError> {
@@ -87,7 +98,7 @@ impl Search {
         Ok(kernel)
     }
 
-    /// The search for spots in as many frames, brought to the device the first time.
+    /// The search for spots in such frames, brought to the device the first time.
     fn known(
         &mut self,
         heap: &Arc<Heap>,
@@ -97,30 +108,59 @@ impl Search {
         frames: &Frames<'_>,
     ) -> Result<Arc<Known>, EngineError> {
         let size = (frames.width, frames.height);
-        let same = |known: &Known| known.setting == *setting && known.finder.size() == size;
-        if let Some(at) = self.known.iter().position(|known| same(known) && known.frames >= frames.count) {
+        let same = |known: &Arc<Known>| known.setting == *setting && known.finder.size() == size;
+        if let Some(at) = self.known.iter().position(same) {
             let known = self.known.remove(at);
             self.known.push(Arc::clone(&known));
             return Ok(known);
         }
         // Who is on its way holds its own.
-        self.known.retain(|known| !same(known));
         if self.known.len() == KNOWN_MAX {
             self.known.remove(0);
         }
         let finder = SpotFinder::new(options, setting.camera(), frames.width, frames.height);
         let finder = finder.map_err(|error| EngineError::Input(error.to_string()))?;
-        let known = Known::new(heap, streams, setting, finder, frames.count)?;
+        let known = Known::new(heap, streams, setting, finder)?;
         self.known.push(Arc::clone(&known));
         Ok(known)
     }
 
-    /// Places for the spots of a batch.
-    fn places(&self, known: &Known, frames: &Frames<'_>) -> usize {
+    /// Makes room to work in so many frames.
+    fn make_room(
+        &mut self,
+        heap: &Arc<Heap>,
+        known: &Arc<Known>,
+        frames: usize,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let bytes = (known.finder.plane_values() * frames).max(PLANE_VALUES_MIN) * size_of::<f32>();
+        let wanted = known.finder.works_in().map(|works| if works { bytes } else { 0 });
+        let has = |plane: &Option<Buffer>| plane.as_ref().map_or(0, Buffer::bytes);
+        if self.work.iter().zip(wanted).any(|(plane, wanted)| has(plane) < wanted) {
+            // The batch before may still use them.
+            stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+            self.margins = None;
+            for (plane, wanted) in self.work.iter_mut().zip(wanted) {
+                room(heap, plane, wanted)?;
+            }
+        }
+        if self.margins.as_ref().is_none_or(|margins| !Arc::ptr_eq(margins, known)) {
+            self.margins = None;
+            if let Some(contrast) = &mut self.work[CONTRAST] {
+                contrast.fill(LOWEST, stream)?;
+            }
+            self.margins = Some(Arc::clone(known));
+        }
+        Ok(())
+    }
+
+    /// Places for the spots of a batch, and those that there is to be memory for.
+    fn places(&self, known: &Known, frames: &Frames<'_>) -> (usize, usize) {
         let pixels = frames.count * frames.width * frames.height;
         let most = self.most.load(Ordering::Relaxed);
-        let likely = PLACES_MIN.max(pixels / PIXELS_PER_PLACE).max(most + most / 4);
-        likely.min(frames.count * known.finder.spots_possible()).max(1)
+        let likely = |pixels: usize| PLACES_MIN.max(pixels / PIXELS_PER_PLACE).max(most + most / 4);
+        let places = likely(pixels).min(frames.count * known.finder.spots_possible()).max(1);
+        (places, likely(pixels.max(PIXELS_MAX)))
     }
 }
 
@@ -130,13 +170,7 @@ impl Known {
         streams: &Streams,
         setting: &Setting,
         finder: SpotFinder,
-        frames: usize,
     ) -> Result<Arc<Known>, CudaError> {
-        let mut work = [const { None }; 5];
-        let plane_bytes = finder.plane_values() * frames * size_of::<f32>();
-        for (plane, _) in work.iter_mut().zip(finder.works_in()).filter(|(_, works)| *works) {
-            *plane = Some(Buffer::new(heap, plane_bytes)?);
-        }
         let upload = |values: &[f32]| {
             let bytes: &[u8] = bytemuck::cast_slice(values);
             let mut buffer = Buffer::new(heap, bytes.len())?;
@@ -144,17 +178,15 @@ impl Known {
             unsafe { buffer.upload(bytes, &streams.upload) }?;
             Ok::<_, CudaError>(buffer)
         };
-        let filled = work[3].as_mut().map_or(Ok(()), |contrast| contrast.fill(LOWEST, &streams.upload));
         let uploads = finder.constants().map(|values| (!values.is_empty()).then(|| upload(values)));
         // Once for each search: this may wait, for copies alone, and does whatever became of them.
         let copied = streams.upload.synchronize();
         copied.map_err(CudaError::when("cannot copy what spots are found with to the GPU"))?;
-        filled?;
         let mut constants = [const { None }; CONSTANTS];
         for (constant, uploaded) in constants.iter_mut().zip(uploads) {
             *constant = uploaded.transpose()?;
         }
-        Ok(Arc::new(Known { setting: setting.clone(), finder, frames, constants, work }))
+        Ok(Arc::new(Known { setting: setting.clone(), finder, constants }))
     }
 }
 
@@ -180,15 +212,15 @@ impl GaussMle {
         }
         let known = self.search.known(&self.heap, &self.streams, setting, options, &frames)?;
         let maps = self.maps(setting.camera())?;
-        let places = self.search.places(&known, &frames);
-        let sample = if matches!(frames.adu, Adu::F32(_)) { 4 } else { 2 };
+        self.search.make_room(&self.heap, &known, frames.count, &self.streams.compute)?;
+        let (places, room) = self.search.places(&known, &frames);
         let mut place = self.place(&Room {
-            frames: views[0].data.len(),
-            spots: places * size_of::<Spot>(),
+            frames: views[0].data.len().max(PIXELS_MAX * SAMPLE_BYTES),
+            spots: room * size_of::<Spot>(),
             count: COUNT_BYTES,
-            rois: places * options.box_side.pow(2) * sample,
-            corners: if maps.is_some() { places * size_of::<[u32; 2]>() } else { 0 },
-            results: places * (row_bytes(setting) + CODE_BYTES),
+            rois: room * options.box_side.pow(2) * SAMPLE_BYTES,
+            corners: if maps.is_some() { room * size_of::<[u32; 2]>() } else { 0 },
+            results: room * (row_bytes(setting) + CODE_BYTES),
         })?;
         let mut counted = self.results.lend(COUNT_BYTES);
         let begun = self.begin_search(
@@ -197,7 +229,7 @@ impl GaussMle {
             views[0].data,
             &known,
             maps.as_ref(),
-            places,
+            (places, room),
             &mut counted,
         );
         if let Err(error) = begun {
@@ -230,14 +262,14 @@ impl GaussMle {
         bytes: &[u8],
         known: &Known,
         maps: Option<&Maps>,
-        places: usize,
+        (places, room): (usize, usize),
         counted: &mut Lent,
     ) -> Result<(), CudaError> {
         let (setting, finder) = (&known.setting, &known.finder);
         let (wide, side) = (matches!(frames.adu, Adu::F32(_)), finder.options().box_side);
         let psf = setting.model().psf();
         let launch = self.rounds.plan(psf, wide, maps.is_some(), side);
-        let in_rounds = self.rounds.prepare(&launch, psf, places, &self.streams.compute)?;
+        let in_rounds = self.rounds.prepare(&launch, psf, (places, room), &self.streams.compute)?;
         let names = finder.launches(wide).iter();
         let finding: Result<Vec<Kernel>, CudaError> =
             names.map(|name| self.search.kernel(&self.context, name)).collect();
@@ -257,7 +289,7 @@ impl GaussMle {
         let at = SpotAddresses {
             frame: address(&place.frames),
             constants: known.constants.each_ref().map(address),
-            work: known.work.each_ref().map(address),
+            work: self.search.work.each_ref().map(address),
             spots: address(&place.spots),
             spots_max: places as u64,
             count: address(&place.count),

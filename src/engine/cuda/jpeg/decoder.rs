@@ -22,6 +22,12 @@ const KERNELS: &str = include_str!("../../../../kernels/generated/preprocess.ptx
 /// What decoded images of one batch may take on the device; a larger one is a batch of its own.
 pub(super) const PIXEL_BYTES_MAX: usize = 256 << 20;
 
+/// What the library takes for itself, and items and descriptions beside it, as far as one can say: it allocates where it likes.
+const BESIDE_BYTES: u64 = 128 << 20;
+
+/// What a decoder may take of a GPU, bytes: what is asked for before one is taken. Who finds less decodes fewer files there.
+pub(super) const DEVICE_BYTES: u64 = PIXEL_BYTES_MAX as u64 + BESIDE_BYTES;
+
 /// Where rows and images begin on the device.
 const ALIGNED: usize = 256;
 

@@ -118,6 +118,11 @@ impl JpegOnGpu {
         Offer { number, shared: Arc::clone(shared) }
     }
 
+    /// Bytes of a GPU that the decoder may take.
+    pub fn device_bytes(&self) -> u64 {
+        decoder::DEVICE_BYTES
+    }
+
     /// Files that wait or are being decoded; none where no GPU can.
     pub fn waiting(&self) -> Option<usize> {
         let state = self.0.shared.lock();

@@ -151,7 +151,7 @@ impl Bucket {
         self.inputs.iter().map(bytes).sum()
     }
 
-    /// Makes memory for pixels of the first input, where there is none for such.
+    /// Makes memory for pixels of the first input, where there is none.
     ///
     /// # Errors
     /// Where too little is free.
@@ -161,14 +161,12 @@ impl Bucket {
         reading: &Reading,
         stream: &CudaStream,
     ) -> Result<(), EngineError> {
-        if self.pixels.as_ref().is_some_and(|pixels| pixels.wide() == reading.wide) {
+        if self.pixels.is_some() {
             return Ok(());
         }
         let Some(Input::Device(numbers)) = self.inputs.first() else {
             return Err(EngineError::Input("the GPU does not read the pixels".to_owned()));
         };
-        // First, so that there is never more than one.
-        self.pixels = None;
         self.pixels = Some(Normalizer::make(heap, reading, numbers.address(), stream)?);
         Ok(())
     }
@@ -190,12 +188,17 @@ impl Bucket {
         }
     }
 
-    /// Begins to make the first input's numbers of its pixels.
+    /// Begins to make the first input's numbers of its pixels, of 16 bits if they are `wide`.
     #[allow(unsafe_code, reason = "a kernel is launched")]
-    pub(super) fn normalize(&self, normalizer: &Normalizer, stream: &CudaStream) -> Result<(), CudaError> {
+    pub(super) fn normalize(
+        &self,
+        normalizer: &Normalizer,
+        wide: bool,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
         match &self.pixels {
             // SAFETY: the first input's buffer has room for them and goes with this; whoever drops it has waited for its runs.
-            Some(pixels) => unsafe { normalizer.launch(pixels, stream) },
+            Some(pixels) => unsafe { normalizer.launch(pixels, wide, stream) },
             None => Ok(()),
         }
     }

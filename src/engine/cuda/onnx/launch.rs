@@ -9,7 +9,7 @@ use super::{
     free,
     place::Place,
 };
-use crate::engine::{EngineError, Flight, Tensor, onnx::binding::Where, staging::Lent};
+use crate::engine::{DataType, EngineError, Flight, Tensor, onnx::binding::Where, staging::Lent};
 use ort::value::DynValue;
 use std::sync::Arc;
 
@@ -41,7 +41,8 @@ impl OnnxOnGpu {
         uploaded.record(upload)?;
         uploaded.before(compute)?;
         if let Some(normalizer) = normalizer {
-            bucket.normalize(normalizer, compute)?;
+            let wide = inputs.first().is_some_and(|pixels| pixels.datatype == DataType::Uint16);
+            bucket.normalize(normalizer, wide, compute)?;
         }
         if self.device == Where::Host {
             // Who computes is not on the stream.

@@ -24,14 +24,15 @@ pub(super) struct Normalizer {
     kernel: Kernel,
 }
 
-/// Memory for the pixels of one batch size.
+/// Memory for the pixels of one batch size, of either depth: a camera may send some of 16 bits among many of 8, which is to
+/// allocate nothing.
 #[derive(Debug)]
 pub(super) struct Pixels {
-    wide: bool,
     samples: Buffer,
     /// Where each image lies, and that none is resized: the same for every batch.
     _told: Buffer,
-    call: PreprocessCall,
+    /// For 8 bits and for 16.
+    calls: [PreprocessCall; 2],
     blocks: [u32; 3],
 }
 
@@ -51,7 +52,7 @@ impl Normalizer {
         self.input.reading(first.datatype, &first.shape)
     }
 
-    /// Memory for pixels that are read like this, of which the kernel makes what is at `numbers`.
+    /// Memory for pixels of either depth that are read like this, of which the kernel makes what is at `numbers`.
     ///
     /// # Errors
     /// Where too little is free.
@@ -61,37 +62,46 @@ impl Normalizer {
         numbers: u64,
         stream: &CudaStream,
     ) -> Result<Pixels, CudaError> {
-        let &Reading { ref to, items, wide, .. } = reading;
-        let item = to.pixels_shape().into_iter().product::<usize>() * if wide { 2 } else { 1 };
-        let samples = Buffer::new(heap, items * item)?;
-        let batch = Batch::finished(to, samples.address(), items, wide);
-        let (images, tables) = (bytemuck::cast_slice(batch.images()), bytemuck::cast_slice(batch.tables()));
-        let told: Vec<u8> = [images, tables].concat();
+        let &Reading { ref to, items, .. } = reading;
+        let values = items * to.pixels_shape().into_iter().product::<usize>();
+        let samples = Buffer::new(heap, values * size_of::<u16>())?;
+        let batches = [false, true].map(|wide| Batch::finished(to, samples.address(), items, wide));
+        let [low, high] = batches.each_ref().map(|batch| {
+            [bytemuck::cast_slice::<_, u8>(batch.images()), bytemuck::cast_slice(batch.tables())]
+        });
+        let told: Vec<u8> = [low, high].as_flattened().concat();
         let mut buffer = Buffer::new(heap, told.len())?;
         // SAFETY: it is waited for while they are there.
         unsafe { buffer.upload(&told, stream) }?;
         stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
-        let at = buffer.address();
-        let call = batch.call(at, at + images.len() as u64, numbers);
-        Ok(Pixels { wide, samples, _told: buffer, call, blocks: batch.blocks() })
+        let mut at = buffer.address();
+        let blocks = batches[0].blocks();
+        let calls = batches.map(|batch| {
+            let tables = at + size_of_val(batch.images()) as u64;
+            let call = batch.call(at, tables, numbers);
+            at = tables + size_of_val(batch.tables()) as u64;
+            call
+        });
+        Ok(Pixels { samples, _told: buffer, calls, blocks })
     }
 
-    /// Begins to make numbers of the pixels that were copied.
+    /// Begins to make numbers of the pixels that were copied, of 16 bits if they are `wide`.
     ///
     /// # Safety
     /// The numbers have room for them, where [`Normalizer::make`] was told, until the stream has come past this.
-    pub(super) unsafe fn launch(&self, pixels: &Pixels, stream: &CudaStream) -> Result<(), CudaError> {
+    pub(super) unsafe fn launch(
+        &self,
+        pixels: &Pixels,
+        wide: bool,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let call = &pixels.calls[usize::from(wide)];
         // SAFETY: what the kernel takes; descriptions and samples live as long as `pixels`, which goes when its runs have ended.
-        unsafe { self.kernel.launch_grid(stream, pixels.blocks, THREADS, &pixels.call) }
+        unsafe { self.kernel.launch_grid(stream, pixels.blocks, THREADS, call) }
     }
 }
 
 impl Pixels {
-    /// Whether these are of 16 bits.
-    pub(super) fn wide(&self) -> bool {
-        self.wide
-    }
-
     /// Begins to copy a batch's.
     ///
     /// # Safety
