@@ -25,7 +25,7 @@ pub mod roster;
 pub mod rows;
 pub mod shares;
 #[cfg(test)]
-mod sim;
+pub(crate) mod sim;
 pub mod urgency;
 
 use crate::engine::{EngineError, Setting, Tensor};

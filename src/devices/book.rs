@@ -303,15 +303,15 @@ impl Book {
         names
     }
 
-    /// The least that any of a device's models needs there with its context, by what was measured: 0 where one was not.
-    pub(super) fn least(&self, index: usize, gpu: &str) -> u64 {
+    /// The least that any of a device's models needs there with its context, by what was measured: none where one was not.
+    pub(super) fn least(&self, index: usize, gpu: &str) -> Option<u64> {
         let (state, learned) = (self.lock(), self.learned());
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
         let names =
             served.map(|entry| name(&entry.served.source)).chain(announced.map(|(name, ..)| name.clone()));
-        let least = names.map(|name| learned.measured(gpu, &name).unwrap_or(0)).min().unwrap_or(0);
-        if least == 0 { 0 } else { least.saturating_add(learned.measured_context(gpu)) }
+        let least = names.map(|name| learned.measured(gpu, &name)).min()??;
+        Some(least.saturating_add(learned.measured_context(gpu)))
     }
 
     /// Takes note of what we hold on a GPU in all, by the driver's count.

@@ -323,16 +323,16 @@ impl Hold {
         for Recalled { model, items, aftermath } in
             self.workers.iter().flat_map(|worker| worker.recall(reason))
         {
-            let (device, again) = (&self.health.device, aftermath.again);
+            let (device, requests_run_again) = (&self.health.device, aftermath.again);
             tracing::warn!(
                 model = &*model,
                 device = &**device,
                 items,
-                again,
+                requests_run_again,
                 reason,
-                "a batch is taken back"
+                "a batch that hangs on the device is run elsewhere"
             );
-            metrics.model(&model).device(device).failed(FailReason::Device, again);
+            metrics.model(&model).device(device).failed(FailReason::Device, requests_run_again);
         }
     }
 

@@ -9,7 +9,7 @@ use super::{
     },
 };
 use crate::engine::{
-    cuda::{self, Context, Gpu, driver::Version},
+    cuda::{self, Context, Gpu, driver::Version, headroom_bytes},
     kernels::InstructionSet,
     onnx::Runtime,
 };
@@ -66,7 +66,7 @@ fn look(gpu: Gpu, sample: Option<&Sample>, no_networks: Option<String>) -> Found
         free: told,
         utilization: utilization_percent,
     };
-    let contended = lease::contended(&seen, 0);
+    let contended = lease::contended(&seen, lease::needed(0, headroom_bytes(gpu.memory_bytes)));
     FoundGpu { gpu, free, others, utilization_percent, no_networks, contended }
 }
 

@@ -65,7 +65,6 @@ impl Outbound {
             }
             Err(error) => {
                 let (items, device, model) = (self.batch.items, &*health.device, &*self.model.name);
-                tracing::warn!(model, device, items, %error, "a batch failed");
                 let reason = match &error {
                     EngineError::Input(_) => FailReason::Input,
                     EngineError::OutOfMemory(_) => FailReason::OutOfMemory,
@@ -73,7 +72,10 @@ impl Outbound {
                 };
                 // First, so that nobody takes it on the same device again.
                 health.note(&error);
+                let text = error.to_string();
                 let Some(aftermath) = self.batch.finish(Err(error)) else { return late() };
+                let requests_run_again = aftermath.again;
+                tracing::warn!(model, device, items, error = text, requests_run_again, "a batch failed");
                 self.metrics.failed(reason, aftermath.again);
                 if let Some(items) = aftermath.ceiling {
                     tracing::warn!(

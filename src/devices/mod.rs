@@ -4,7 +4,8 @@
 //! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it;
 //!   [`plan`]: whether it fits.
 //! - `keeper`: who takes devices, gives them back and tries again; [`lease`]: when a shared GPU is taken; [`health`]: what
-//!   follows from what is seen of a device; `book`: what is to be served where.
+//!   follows from what is seen of a device; `claim`: both together; `book`: what is to be served where. `sim`: claims and the real
+//!   queue on machines that are none, through many seeds.
 //! - [`find`]: what there is, for people.
 //! - `worker`: one OS thread that owns engines, pulls batches for them, stages and begins them; `landing`: waits for what was
 //!   begun, and answers it.
@@ -13,6 +14,7 @@
 //! A machine's CPU is one device, and so is each GPU; each has as many workers as a model may have instances on it.
 
 mod book;
+mod claim;
 mod device;
 mod forward;
 mod found;
@@ -23,6 +25,8 @@ pub mod lease;
 mod place;
 pub mod plan;
 pub mod probe;
+#[cfg(test)]
+mod sim;
 pub mod supervisor;
 mod worker;
 

@@ -136,8 +136,10 @@ mod tests {
     fn instances_are_counted_with_the_largest_batch_and_the_headroom_left_alone() {
         assert_eq!(footprint(256 + 3 * 120, 4096).instances_max(), 5);
         assert_eq!(footprint(256 + 3 * 120 - 1, 4096).instances_max(), 4);
-        // A twentieth of a large GPU is more.
-        assert_eq!(footprint(4096 + 120, 81_920).instances_max(), 3);
+        // A sixteenth of a larger GPU is more, up to 3 GiB.
+        assert_eq!(footprint(2048 + 120, 32_768).instances_max(), 3);
+        assert_eq!(footprint(3072 + 120, 81_920).instances_max(), 3);
+        assert_eq!(footprint(3072 + 119, 81_920).instances_max(), 2);
         assert_eq!(footprint(10, 4096).instances_max(), 2, "less than the headroom is left");
     }
 

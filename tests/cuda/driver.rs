@@ -88,7 +88,18 @@ fn ocelli_devices_says_why_there_is_no_gpu() {
 fn a_server_that_must_have_a_gpu_ends_with_69_where_there_is_none() {
     let output = run(
         "devices count=0",
-        &["serve", "--backend", "gpu", "--listen", "127.0.0.1:0", "--models", "examples/models"],
+        // Another server of this machine may have the port that health is on.
+        &[
+            "serve",
+            "--backend",
+            "gpu",
+            "--listen",
+            "127.0.0.1:0",
+            "--admin-listen",
+            "",
+            "--models",
+            "examples/models",
+        ],
     );
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(69), "{text}");
@@ -129,10 +140,10 @@ fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit()
     let rows: Vec<&str> = text.lines().skip(1).collect();
     assert_eq!(rows.len(), 2, "the CPU and the GPU");
     assert!(rows[0].contains("  cpu  ") && rows[1].contains("  GPU-fa000000-"));
-    // Three batches of 1000 ROIs of 49 FP32 pixels, and results of 46 bytes; a twentieth of the memory is left alone.
+    // Three batches of 1000 ROIs of 49 FP32 pixels, and results of 46 bytes; a sixteenth of the memory is left alone.
     let held: u64 = 3 * 1000 * (49 * 4 + 46);
     assert!(rows[1].contains("  0.0 MiB + 0.0 MiB at 1, 0.7 MiB at 1000  "), "{}", rows[1]);
-    let fit = 1 + ((8 << 30) - held - (8 << 30) / 20) / held;
+    let fit = 1 + ((8 << 30) - held - (8 << 30) / 16) / held;
     assert!(rows[1].contains(&format!("  1 of {fit}  ")), "{} instead of {fit}", rows[1]);
 }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::{
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -26,6 +26,9 @@ pub(crate) const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
 pub(crate) fn id(gpu: usize) -> String {
     format!("GPU-fa000000-0000-0000-0000-{:012x}", gpu + 1)
 }
+
+/// What takes longer hangs, on however slow a machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How GPUs are kept apart from the server.
 pub(crate) const MODES: [&str; 2] = ["thread", "process"];
@@ -53,8 +56,10 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// Says a line to the fakes of a kind (`cuda` or `nvml`) in all processes, and waits until they have obeyed.
+    /// Says a line to the fakes of a kind (`cuda` or `nvml`) in all processes, and waits until they have obeyed; with `cuda@` and
+    /// a GPU's name to those that have this one.
     pub(crate) async fn tell(&self, fake: &str, line: &str) {
+        let (kind, _) = fake.split_once('@').unwrap_or((fake, ""));
         let mut told = std::fs::OpenOptions::new().append(true).open(self.path("told")).unwrap();
         told.write_all(format!("{fake} {line}\n").as_bytes()).unwrap();
         let bytes = told.metadata().unwrap().len();
@@ -62,7 +67,7 @@ impl Machine {
             let entries = std::fs::read_dir(self.folder.path()).unwrap().flatten();
             let mut acks = entries.filter_map(|entry| {
                 let name = entry.file_name().into_string().unwrap();
-                let id = name.strip_prefix("told.")?.strip_prefix(fake)?.strip_prefix('.')?;
+                let id = name.strip_prefix("told.")?.strip_prefix(kind)?.strip_prefix('.')?;
                 let (id, read) = (id.parse().ok()?, std::fs::read_to_string(entry.path()).ok()?);
                 Some((id, read.parse::<u64>().ok()?))
             });
@@ -106,11 +111,8 @@ impl Machine {
         options: &[(&str, &str)],
     ) -> Running {
         let folder = tempfile::tempdir().unwrap();
-        let manifest = std::fs::read_to_string(root().join("examples/models/spots/model.toml")).unwrap();
         for (name, tail) in models {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
-            std::fs::write(folder.path().join(name).join("model.toml"), format!("{manifest}\n{tail}\n"))
-                .unwrap();
+            put(folder.path(), name, tail);
         }
         let options = options.iter().flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]);
         let mut process = Command::new(env!("CARGO_BIN_EXE_ocelli"))
@@ -131,6 +133,8 @@ impl Machine {
             .env("FAKE_CUDA_SHARED", self.path("shared"))
             .env("FAKE_CUDA_BOOKS", self.path("books/"))
             .env("FAKE_TOLD", self.path("told"))
+            // No request of a test is late, on however slow a machine, but where the test says so.
+            .env("OCELLI_TIMEOUT_MS", PATIENCE.as_millis().to_string())
             .env_remove("CUDA_VISIBLE_DEVICES")
             .stderr(Stdio::piped())
             .spawn()
@@ -144,7 +148,7 @@ impl Machine {
             }
         });
         let nowhere = "127.0.0.1:0".parse().unwrap();
-        let mut running = Running { process, address: nowhere, log, _models: folder };
+        let mut running = Running { process, address: nowhere, log, models: folder };
         let line: Value = serde_json::from_str(&running.until_said("\"listening\"").await).unwrap();
         let address = line["fields"]["address"].as_str().or(line["address"].as_str()).unwrap();
         running.address = address.parse().unwrap();
@@ -183,6 +187,13 @@ impl Machine {
     }
 }
 
+/// A fitter in a folder of models: its name, and what stands in its manifest below the example's.
+fn put(folder: &Path, name: &str, tail: &str) {
+    let manifest = std::fs::read_to_string(root().join("examples/models/spots/model.toml")).unwrap();
+    std::fs::create_dir(folder.join(name)).unwrap();
+    std::fs::write(folder.join(name).join("model.toml"), format!("{manifest}\n{tail}\n")).unwrap();
+}
+
 fn books(path: PathBuf) -> Books {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
@@ -203,11 +214,11 @@ pub(crate) fn signal(which: &str, id: u32) {
     assert!(Command::new("kill").args([which, &id.to_string()]).status().unwrap().success());
 }
 
-/// Waits until something holds, for at most a minute: the bound is for a test that would hang.
+/// Waits until something holds: the bound is for a test that would hang.
 pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
+    let patience = Instant::now() + PATIENCE;
     while !holds().await {
-        assert!(Instant::now() < patience, "not within a minute: {what}");
+        assert!(Instant::now() < patience, "not within {PATIENCE:?}: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -215,9 +226,9 @@ pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
 /// A running server. Dropping it ends it, and its children with it.
 pub(crate) struct Running {
     process: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     log: Arc<Mutex<Vec<String>>>,
-    _models: tempfile::TempDir,
+    models: tempfile::TempDir,
 }
 
 impl Running {
@@ -267,6 +278,11 @@ impl Running {
         devices.find(|device| device["id"] == id).unwrap().clone()
     }
 
+    /// Puts another fitter into its folder of models.
+    pub(crate) fn add(&self, name: &str, tail: &str) {
+        put(self.models.path(), name, tail);
+    }
+
     /// Waits until the first GPU stands there, for this cause.
     pub(crate) async fn until_state(&self, state: &str, cause: &str) {
         let stands = async || {
@@ -283,8 +299,13 @@ impl Running {
 
     /// What is found in the example's movie: rows of numbers, and the reply.
     pub(crate) async fn localize_with(&self, headers: &[(&str, &str)]) -> (Vec<Vec<f64>>, Reply) {
+        self.localize_by("spots", headers).await
+    }
+
+    /// The same, by another model.
+    pub(crate) async fn localize_by(&self, model: &str, headers: &[(&str, &str)]) -> (Vec<Vec<f64>>, Reply) {
         let movie = std::fs::read(root().join("examples/images/spots.tif")).unwrap();
-        let reply = self.send("POST", "/predictions/spots?format=csv", headers, movie).await;
+        let reply = self.send("POST", &format!("/predictions/{model}?format=csv"), headers, movie).await;
         let text = String::from_utf8_lossy(&reply.body);
         let numbers = |line: &str| line.split(',').map(|cell| cell.parse().unwrap_or(f64::NAN)).collect();
         let rows = text.lines().filter(|line| !line.starts_with('#')).skip(1).map(numbers).collect();

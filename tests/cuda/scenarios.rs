@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 /// Small batches, so that a movie has many.
 const SMALL: &str = "[placement]\ndevices = \"gpu\"\n[batch]\nitems_max = 32\n";
-/// The watchdog bites soon.
-const WATCHED: [(&str, &str); 1] = [("gpu-stuck-ms", "500")];
+/// The watchdog bites soon, and nothing else takes so long on however slow a machine.
+const WATCHED: [(&str, &str); 1] = [("gpu-stuck-ms", "3000")];
+/// How long a GPU has to be calm, of which a slow machine may take more between two lines of a test.
+const CALM: Duration = Duration::from_secs(2);
 
 /// Sends movies while `befall` happens, and checks all answers.
 async fn answered(server: &Running, expected: &[Vec<f64>], befall: impl Future<Output = ()>) {
@@ -201,17 +203,23 @@ async fn use_that_swings_around_the_limit_does_not_let_a_gpu_change_hands() {
         server.until_state("waiting", "contended").await;
         server.until_ready().await;
         // Never below for the two seconds without a break that it takes: looks are half a second apart.
-        let mut looks = 0;
+        let mut below = Instant::now();
         for step in 0..12 {
             let percent = if step % 3 == 2 { 95 } else { 85 };
+            if step % 3 == 0 {
+                below = Instant::now();
+            }
             machine.tell("nvml", &format!("set gpu=0 utilization={percent}")).await;
             let told = async || server.device(GPU).await["utilization_percent"] == percent;
             until("the look has been taken", told).await;
-            looks += 1;
-            assert_eq!(machine.held(), [], "after {looks} looks");
-            assert_eq!(server.device(GPU).await["state"], "waiting");
+            let (held, state) = (machine.held(), server.device(GPU).await["state"].clone());
+            // On a machine so slow that it was calm for long enough, it has been taken rightly.
+            if below.elapsed() < CALM {
+                assert_eq!((&held[..], &state), (&[][..], &"waiting".into()), "after {step} steps");
+            } else if state != "waiting" {
+                break;
+            }
         }
-        on_the_cpu(&server, &expected).await;
         machine.tell("nvml", "set gpu=0 utilization=85").await;
         server.until_state("serving", "proved").await;
         // Once it is ours, noise takes it from nobody.
@@ -234,12 +242,14 @@ async fn nvml_that_hangs_holds_up_nobody_and_faults_are_seen_all_the_same() {
         machine.tell("nvml", "fault on=nvmlDeviceGetMemoryInfo_v2 hang times=always").await;
         answered(&server, &expected, async {}).await;
         let breaks = async {
-            machine.tell("cuda", "fault on=kernel code=700").await;
+            // A last look may still be young enough to take it again by.
+            machine.tell("cuda", "still fault on=kernel code=700 times=always").await;
             server.until_said("the GPU is taken out").await;
         };
         answered(&server, &expected, breaks).await;
         on_the_cpu(&server, &expected).await;
         assert_eq!(server.get("/v2/health/ready").await.0, 200);
+        machine.tell("cuda", "still clear").await;
         machine.tell("nvml", "clear").await;
         server.until_state("serving", "proved").await;
         on_gpu(&server, &expected).await;
@@ -356,6 +366,33 @@ async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had()
         let id = server.id();
         end(&machine, server);
         assert_eq!(machine.books_of(id).devices[0].contexts_made, 0);
+
+        // A larger one, of which others leave what the context and the model took, and half as much again, but not what is
+        // kept free beside them.
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        machine.occupy(0, "3596MiB").await;
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &remembers).await;
+        server.until_ready().await;
+        server.until_state("waiting", "contended").await;
+        let told = server.device(GPU).await;
+        let (why, needed) =
+            (told["reason"].as_str().unwrap(), told["memory"]["needed_bytes"].as_u64().unwrap());
+        let shown = format!("500 MiB are free of the {} MiB that must be", needed >> 20);
+        assert!(why.ends_with(&shown), "{why}");
+        assert!((556 << 20..600 << 20).contains(&needed), "context, model and headroom: {needed}");
+        on_the_cpu(&server, &expected).await;
+        assert_eq!(machine.held(), [], "no context is made to find out");
+        // With a little more it is taken, and is not too full when it is.
+        machine.occupy(0, "3490MiB").await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        let id = server.id();
+        let refused = format!(
+            "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"memory\",state=\"waiting\"}}"
+        );
+        assert!(!server.get("/metrics").await.1.lines().any(|line| line.starts_with(&refused)));
+        end(&machine, server);
+        assert_eq!(machine.books_of(id).devices[0].contexts_made, u64::from(isolation == "thread"));
 
         // It was measured to be larger than this GPU has room for beside its context.
         let mut grown = measured();

@@ -21,7 +21,12 @@ fn models(placement: &str) -> tempfile::TempDir {
 }
 
 async fn start(placement: &str, backend: Backend) -> Server {
-    Server::start_with(models(placement), Config { backend, ..config() }).await
+    // No request is late, on however slow a machine.
+    Server::start_with(
+        models(placement),
+        Config { backend, timeout_ms: Duration::from_secs(600), ..config() },
+    )
+    .await
 }
 
 /// What is found in the example's movie, as CSV.
@@ -79,7 +84,7 @@ async fn when_the_gpu_fails_in_the_middle_the_cpu_answers_and_the_gpu_comes_back
             assert_eq!(rows.len(), expected.len());
         }
         let metrics = server.get("/metrics").await.body;
-        if fake.books().devices[0].contexts_made == 2 && String::from_utf8_lossy(&metrics).contains(&back) {
+        if fake.books().devices[0].contexts_made >= 2 && String::from_utf8_lossy(&metrics).contains(&back) {
             break;
         }
     }

@@ -5,7 +5,8 @@ use crate::{
         cuda::FakeCuda,
         nvml::{self, FakeNvml},
     },
-    http::{Reply, Server, config, root},
+    http::{Server, config, root},
+    machine::{self, MODES, Machine, ON_GPU, Running},
 };
 use ocelli::{
     config::{Backend, Config},
@@ -36,19 +37,17 @@ impl Fakes {
 /// A folder with the example's fitter, placed as this says.
 fn models(placement: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    add(folder.path(), "spots", placement);
-    folder
-}
-
-fn add(folder: &std::path::Path, name: &str, placement: &str) {
-    let spots = folder.join(name);
+    let spots = folder.path().join("spots");
     std::fs::create_dir(&spots).unwrap();
     let manifest = std::fs::read_to_string(root().join("examples/models/spots/model.toml")).unwrap();
     std::fs::write(spots.join("model.toml"), format!("{manifest}\n[placement]\n{placement}\n")).unwrap();
+    folder
 }
 
+/// No request is late, on however slow a machine.
 fn sharing() -> Config {
-    Config { backend: Backend::Auto, nvml_library: Some(nvml::library()), ..config() }
+    let late = Duration::from_secs(600);
+    Config { backend: Backend::Auto, nvml_library: Some(nvml::library()), timeout_ms: late, ..config() }
 }
 
 async fn start(placement: &str, config: Config) -> Server {
@@ -75,10 +74,6 @@ async fn localize(server: &Server, model: &str) -> usize {
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
     assert_eq!(reply.status, 200, "{text}");
     text.lines().filter(|line| !line.starts_with('#')).count() - 1
-}
-
-async fn post(server: &Server, path: &str) -> Reply {
-    server.send("POST", path, &[], "").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -173,11 +168,12 @@ async fn nvml_that_hangs_holds_up_nobody() {
     fakes.nvml.tell("fault on=nvmlDeviceGetMemoryInfo_v2 hang times=always");
     let found = localize(&server, "spots").await;
     // A fault is seen all the same, and the GPU is given back.
-    fakes.cuda.tell("poison device=0 code=700");
+    fakes.cuda.tell("fault on=kernel code=700 times=always");
     assert_eq!(localize(&server, "spots").await, found);
     until(&server, DeviceState::Fenced, Cause::Fault).await;
     fakes.nvml.tell("release");
-    server.wait_until(|server| gpu(server).state == DeviceState::Serving && fakes.contexts_made() == 2).await;
+    fakes.cuda.tell("clear");
+    server.wait_until(|server| gpu(server).state == DeviceState::Serving && fakes.contexts_made() >= 2).await;
     assert_eq!(localize(&server, "spots").await, found);
     server.end().await;
     fakes.cuda.books().assert_empty();
@@ -187,7 +183,8 @@ async fn nvml_that_hangs_holds_up_nobody() {
 async fn what_hangs_in_a_call_is_answered_elsewhere_when_the_watchdog_sees_it_and_the_gpu_returns_with_the_call()
  {
     let fakes = Fakes::start("");
-    let config = Config { gpu_stuck_ms: Duration::from_millis(300), ..sharing() };
+    // Longer than anything takes that does not hang.
+    let config = Config { gpu_stuck_ms: Duration::from_secs(3), ..sharing() };
     // No deadline: only the watchdog ends this.
     let config =
         Config { timeout_ms: Duration::from_secs(3600), timeout_ms_max: Duration::from_secs(3600), ..config };
@@ -195,87 +192,22 @@ async fn what_hangs_in_a_call_is_answered_elsewhere_when_the_watchdog_sees_it_an
     until(&server, DeviceState::Serving, Cause::Proved).await;
     let found = localize(&server, "spots").await;
     // In the call that waits for a batch, and in the one that begins it.
-    for (call, contexts) in [("kernel", 2), ("cuLaunchKernel", 3)] {
+    for call in ["kernel", "cuLaunchKernel"] {
+        let contexts = fakes.contexts_made();
         fakes.cuda.tell(&format!("fault on={call} hang times=always"));
         assert_eq!(localize(&server, "spots").await, found, "the CPU answers what {call} has");
         until(&server, DeviceState::Fenced, Cause::Stuck).await;
         assert!(gpu(&server).reason.contains("has not come back"), "{}", gpu(&server).reason);
         assert_eq!(localize(&server, "spots").await, found);
-        assert_eq!(fakes.contexts_made(), contexts - 1, "not taken anew beside the call that hangs");
+        assert_eq!(fakes.contexts_made(), contexts, "not taken anew beside the call that hangs");
         fakes.cuda.tell("clear");
-        server.wait_until(|_| fakes.contexts_made() == contexts).await;
+        server.wait_until(|_| fakes.contexts_made() > contexts).await;
         until(&server, DeviceState::Serving, Cause::Proved).await;
         let before = fakes.cuda.books().devices[0].launches;
         assert_eq!(localize(&server, "spots").await, found);
         assert!(fakes.cuda.books().devices[0].launches > before, "on the GPU again");
     }
     assert_eq!(server.end().await.jobs, 0);
-    fakes.cuda.books().assert_empty();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_hangs_while_it_is_taken_holds_up_nobody() {
-    let fakes = Fakes::start("");
-    fakes.cuda.tell("fault on=kernel hang times=always");
-    let config = Config { gpu_stuck_ms: Duration::from_millis(300), ..sharing() };
-    let server = start("devices = \"gpu\"", config).await;
-    until(&server, DeviceState::Fenced, Cause::Stuck).await;
-    let found = localize(&server, "spots").await;
-    fakes.cuda.tell("clear");
-    until(&server, DeviceState::Serving, Cause::Proved).await;
-    assert_eq!(localize(&server, "spots").await, found);
-    server.end().await;
-    fakes.cuda.books().assert_empty();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
-    let fakes = Fakes::start("");
-    let control = Config { repository_mode: ocelli::config::RepositoryMode::Explicit, ..sharing() };
-    let folder = models("devices = \"gpu\"");
-    let path = folder.path().to_owned();
-    let server = Server::start_with(folder, control).await;
-    until(&server, DeviceState::Serving, Cause::Proved).await;
-    let found = localize(&server, "spots").await;
-
-    let reply = post(&server, &format!("/v2/devices/{GPU}/drain")).await;
-    assert_eq!((reply.status, &reply.json()["drained"]), (200, &serde_json::json!(true)));
-    until(&server, DeviceState::Fenced, Cause::Drain).await;
-    server.wait_until(|_| fakes.cuda.books().devices[0].contexts == 0).await;
-    fakes.cuda.books().assert_empty();
-    assert_eq!(localize(&server, "spots").await, found);
-
-    // One comes and one goes while the GPU is away.
-    add(&path, "more", "devices = \"gpu\"");
-    assert_eq!(post(&server, "/v2/repository/models/more/load").await.status, 200);
-    assert_eq!(post(&server, "/v2/repository/models/spots/unload").await.status, 200);
-    assert_eq!(post(&server, &format!("/v2/devices/{GPU}/resume")).await.status, 200);
-    until(&server, DeviceState::Serving, Cause::Proved).await;
-    let before = fakes.cuda.books().devices[0].launches;
-    assert_eq!(localize(&server, "more").await, found);
-    assert!(fakes.cuda.books().devices[0].launches > before);
-
-    assert_eq!(post(&server, "/v2/devices/GPU-7/drain").await.status, 404);
-    let listed = server.get("/v2/devices").await.json();
-    assert!(
-        listed["devices"].as_array().unwrap().iter().any(|device| device["state"] == "serving"),
-        "{listed}"
-    );
-    server.end().await;
-    fakes.cuda.books().assert_empty();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
-    let fakes = Fakes::start("");
-    let idle = Config { idle_release_ms: Duration::from_millis(300), ..sharing() };
-    let server = start("devices = \"gpu\"\nfallback = \"never\"", idle).await;
-    until(&server, DeviceState::Waiting, Cause::Idle).await;
-    server.wait_until(|_| fakes.cuda.books().devices[0].contexts == 0).await;
-    fakes.cuda.books().assert_empty();
-    assert!(localize(&server, "spots").await > 100, "the first request waits");
-    assert!(fakes.contexts_made() >= 2);
-    server.end().await;
     fakes.cuda.books().assert_empty();
 }
 
@@ -295,4 +227,77 @@ async fn two_servers_that_want_one_gpu_take_it_one_after_the_other() {
     assert!(localize(&other, "spots").await > 100);
     other.end().await;
     fakes.cuda.books().assert_empty();
+}
+
+/// From here on on servers of their own, with GPUs on threads and in processes.
+fn end(machine: &Machine, server: Running) {
+    server.end();
+    machine.assert_empty();
+}
+
+#[tokio::test]
+async fn a_gpu_that_hangs_while_it_is_taken_holds_up_nobody() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        machine.tell("cuda", "still fault on=kernel hang times=always").await;
+        let options = [("gpu-stuck-ms", "3000")];
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &options).await;
+        server.until_state("fenced", "stuck").await;
+        server.until_ready().await;
+        let (found, device) = server.localize_on().await;
+        assert_eq!((found.len() > 100, &*device), (true, "cpu"));
+        machine.tell("cuda", "still clear").await;
+        server.until_state("serving", "proved").await;
+        assert_eq!(server.localize_on().await.1, GPU);
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let explicit = [("repository-mode", "explicit")];
+        let server = machine.serving(isolation, ON_GPU, &explicit).await;
+        let found = server.localize().await.len();
+
+        let reply = server.send("POST", &format!("/v2/devices/{GPU}/drain"), &[], "").await;
+        assert_eq!((reply.status, &reply.json()["drained"]), (200, &serde_json::json!(true)));
+        server.until_state("fenced", "drain").await;
+        machine::until("it is given back", async || machine.held().is_empty()).await;
+        let (rows, device) = server.localize_on().await;
+        assert_eq!((rows.len(), &*device), (found, "cpu"));
+
+        // One comes and one goes while the GPU is away.
+        server.add("more", ON_GPU);
+        for path in [
+            "repository/models/more/load",
+            "repository/models/spots/unload",
+            &format!("devices/{GPU}/resume"),
+        ] {
+            assert_eq!(server.send("POST", &format!("/v2/{path}"), &[], "").await.status, 200, "{path}");
+        }
+        server.until_state("serving", "proved").await;
+        let (rows, reply) = server.localize_by("more", &[]).await;
+        assert_eq!((rows.len(), &reply.headers["ocelli-device"]), (found, &GPU.parse().unwrap()));
+
+        assert_eq!(server.send("POST", "/v2/devices/GPU-7/drain", &[], "").await.status, 404);
+        assert_eq!(server.device(GPU).await["state"], "serving");
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let alone = "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n";
+        let idle = [("idle-release-ms", "300")];
+        let server = machine.start(isolation, &[("spots", alone)], &idle).await;
+        server.until_state("waiting", "idle").await;
+        machine::until("it is given back", async || machine.held().is_empty()).await;
+        let (rows, device) = server.localize_on().await;
+        assert_eq!((rows.len() > 100, &*device), (true, GPU), "the first request waits");
+        end(&machine, server);
+    }
 }

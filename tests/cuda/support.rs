@@ -1,5 +1,6 @@
 //! ROIs to fit, and the engines that fit them.
 
+use crate::machine::PATIENCE;
 use ocelli::engine::{
     DataType, Engine, Setting, Tensor, TensorView,
     cuda::{self, Context},
@@ -7,10 +8,7 @@ use ocelli::engine::{
     kernels::{Astigmatism, Camera, CameraValue, FitModel, Psf, SensorMap},
     staging::Assembler,
 };
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 /// Side of the ROIs, px.
 pub(crate) const SIDE: usize = 7;
@@ -130,11 +128,11 @@ pub(crate) fn read(outputs: &[Tensor]) -> (Vec<f32>, Vec<u8>) {
     (outputs[0].to_f32().unwrap(), outputs[1].data.to_vec())
 }
 
-/// Waits until something holds, for at most a minute: the bound is for a test that would hang.
+/// Waits until something holds: the bound is for a test that would hang.
 pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
+    let patience = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < patience, "not within a minute: {what}");
+        assert!(Instant::now() < patience, "not within {PATIENCE:?}: {what}");
         std::thread::yield_now();
     }
 }

@@ -6,7 +6,12 @@ FAKE_TOLD names a file that all processes of a test read from. A line of it begi
     cuda fault on=kernel hang
     nvml xid gpu=0 code=79
 
-A process that starts later obeys, of what was said before, only what lasts: what a machine has and is, and not what befell a process.
+    cuda@GPU-fa000000-0000-0000-0000-000000000001 fault on=kernel code=700
+
+The second form is for processes that see this GPU alone, or that were not told what they see.
+
+A process that starts later obeys, of what was said before, only what lasts: what a machine has and is, and not what befell a process;
+and what has `still` before it (cuda still fault on=kernel hang), until `still clear`.
 How far each process has come is in a file of its own beside it, FAKE_TOLD.FAKE.PID: a number of bytes.
 */
 #pragma once
@@ -52,11 +57,17 @@ template <class Obey> void listen(const std::string& fake, std::vector<std::stri
     const char* path = getenv("FAKE_TOLD");
     if (!path) return;
     const std::string ack = std::string(path) + "." + fake + "." + std::to_string(getpid());
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    const std::string sees = visible ? visible : "";
     const auto hear = [=](const std::string& text, bool all) {
         for (const std::string& line : script::split(text, "\n")) {
-            const auto [who, words] = script::verb_of(line);
-            const std::string verb = script::verb_of(words).first;
-            if (who != fake || !(all || std::find(lasting.begin(), lasting.end(), verb) != lasting.end())) continue;
+            const auto [who, said] = script::verb_of(line);
+            const bool one = who.compare(0, fake.size() + 1, fake + "@") == 0;
+            if (who != fake && !(one && (sees.empty() || who.substr(fake.size() + 1) == sees))) continue;
+            const auto [verb, rest] = script::verb_of(said);
+            const bool still = verb == "still";
+            const std::string words = still ? rest : said;
+            if (!(all || still || std::find(lasting.begin(), lasting.end(), verb) != lasting.end())) continue;
             const std::string wrong = obey(words);
             if (wrong.empty()) continue;
             fprintf(stderr, "fake %s: FAKE_TOLD:%s: %s\n", fake.c_str(), words.c_str(), wrong.c_str());

@@ -19,10 +19,10 @@ const SEEDS: u64 = 20_000;
 const SEEDS_FAIRNESS: u64 = 1_000;
 
 /// Splitmix64: small, seedable, good enough to make worlds.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,25 +31,26 @@ impl Random {
     }
 
     /// From 0 to `n - 1`.
-    fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
     /// From `low` to `high`, both included.
-    fn between(&mut self, low: u64, high: u64) -> u64 {
+    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
-    fn percent(&mut self, chance: u64) -> bool {
+    pub(crate) fn percent(&mut self, chance: u64) -> bool {
         self.next() % 100 < chance
     }
 
-    fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+    pub(crate) fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }
 }
 
-fn run(seeds: u64, world: impl Fn(u64)) {
+/// Runs a world for each of so many seeds, or for the one that `OCELLI_SIM_SEED` names; says which one fails.
+pub(crate) fn run(seeds: u64, world: impl Fn(u64)) {
     let one = std::env::var("OCELLI_SIM_SEED").ok();
     let range = match one.map(|seed| seed.parse::<u64>().expect("OCELLI_SIM_SEED is a number")) {
         Some(seed) => seed..seed + 1,

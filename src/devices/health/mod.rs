@@ -150,17 +150,19 @@ mod tests {
 
     #[test]
     fn a_device_is_busy_since_the_oldest_thing_that_it_was_given() {
-        let health = health(true);
-        let now = Instant::now() + Duration::from_secs(10);
-        assert_eq!(health.busy_for(now), None);
+        let (health, s) = (health(true), Duration::from_secs);
+        let before = Instant::now();
+        assert_eq!(health.busy_for(before), None);
         let first = health.busy();
+        let between = Instant::now();
         let second = health.busy();
-        assert!(health.busy_for(now) >= Some(Duration::from_secs(9)));
-        assert_eq!(health.stuck_for(now), None);
-        assert!(health.stuck_for(now + Duration::from_secs(11)) >= Some(Duration::from_secs(20)));
+        assert!(health.busy_for(between + s(10)) >= Some(s(10)));
+        assert!(health.busy_for(before + s(10)) <= Some(s(10)));
+        assert_eq!(health.stuck_for(before + s(19)), None);
+        assert!(health.stuck_for(between + s(20)) >= Some(s(20)));
         drop(first);
-        assert!(health.busy_for(now).is_some());
+        assert!(health.busy_for(between + s(10)) <= Some(s(10)), "the second is younger");
         drop(second);
-        assert_eq!(health.busy_for(now), None);
+        assert_eq!(health.busy_for(between + s(10)), None);
     }
 }

@@ -15,6 +15,19 @@ pub enum Follows {
     Gone,
 }
 
+impl Follows {
+    /// In words, for the log.
+    pub fn words(self) -> &'static str {
+        match self {
+            Follows::Nothing => "an application's error, or a note: the GPU goes on",
+            Follows::Doubt => "the GPU goes on, and has to show that it works",
+            Follows::Fence => "the GPU is taken out until it has shown that it works",
+            Follows::Reset => "the GPU needs a reset by whoever runs the machine",
+            Follows::Gone => "the GPU has fallen off the bus",
+        }
+    }
+}
+
 /// Looks an Xid up.
 pub fn follows(xid: u64) -> Follows {
     match xid {

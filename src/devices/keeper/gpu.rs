@@ -8,15 +8,10 @@ use super::{
     super::{
         Devices,
         book::Presence,
+        claim::Claim,
         device::Hold,
-        health::{
-            Over,
-            states::{Evidence, States},
-        },
-        lease::{
-            Lease,
-            turns::{Ticket, Turns},
-        },
+        health::{Over, states::Evidence},
+        lease::turns::{Ticket, Turns},
         probe::{Sample, events::Happening, others::Ourselves},
         supervisor::NO_MODEL,
     },
@@ -42,8 +37,7 @@ pub(super) struct Keeper {
     gpu: Gpu,
     senses: Arc<Senses>,
     turns: Turns,
-    lease: Lease,
-    states: States,
+    claim: Claim,
     ourselves: Ourselves,
     hold: Option<Arc<Hold>>,
     ending: Ending,
@@ -80,8 +74,7 @@ impl Keeper {
             gpu,
             senses,
             turns,
-            lease: Lease::new(now),
-            states: States::default(),
+            claim: Claim::new(now),
             ourselves: Ourselves::before(std::process::id()),
             hold: None,
             ending: Ending::default(),
@@ -148,14 +141,20 @@ impl Keeper {
             evidence.extend(hold.health.stuck_for(now).map(Evidence::Stuck));
         }
         for evidence in evidence {
-            if self.states.note(now, &evidence) && self.hold.is_some() {
-                let (device, reason) = (&*self.gpu.id, self.states.reason());
-                tracing::error!(device, reason, "the GPU is taken out; it comes back when it works again");
+            if self.claim.note(now, &evidence) && self.hold.is_some() {
+                let (device, reason) = (&*self.gpu.id, self.claim.states.reason());
+                let pause = self.claim.states.retry_at().map(|at| at.saturating_duration_since(now));
+                tracing::error!(
+                    device,
+                    reason,
+                    tried_again_in = ?pause.unwrap_or_default(),
+                    "the GPU is taken out; its work goes elsewhere, and it comes back when it works again"
+                );
                 self.leave(now, Over::Failed(reason.to_owned()));
             }
         }
         self.ending.recall(now, &self.devices.parts.metrics);
-        self.states.tick(now);
+        self.claim.states.tick(now);
     }
 
     /// Does what somebody asked for.
@@ -163,11 +162,19 @@ impl Keeper {
         let drained = self.devices.parts.status.is_drained(&self.gpu.id);
         if drained != std::mem::replace(&mut self.drained, drained) {
             let device = &*self.gpu.id;
-            tracing::info!(device, drained, "asked to leave the GPU alone, or to use it again");
+            match drained {
+                true => tracing::info!(
+                    device,
+                    "drained by request: the GPU is given back, and left alone until it is resumed"
+                ),
+                false => {
+                    tracing::info!(device, "resumed by request: the GPU is taken again when others leave it")
+                }
+            }
             if drained {
                 self.leave(now, Over::Left);
             }
-            self.states.drained(drained);
+            self.claim.states.drained(drained);
             self.restart(now);
         }
     }
@@ -188,8 +195,7 @@ impl Keeper {
             self.ending.push(hold);
             // What is held from now on is others'.
             self.ourselves = Ourselves::before(std::process::id());
-            if self.lease.is_held() {
-                self.lease.given_back(now);
+            if self.claim.left(now) {
                 self.restart(now);
             }
         }
@@ -198,7 +204,7 @@ impl Keeper {
     /// Waiting begins now.
     fn restart(&mut self, now: Instant) {
         self.idle = false;
-        self.lease.restart(now);
+        self.claim.lease.restart(now);
         self.waiting_since = SystemTime::now();
         self.next_report = None;
         self.devices.book.set_presence(self.index, Presence::Awaited(now));
@@ -207,10 +213,10 @@ impl Keeper {
     /// Looks after a GPU that serves.
     fn tend(&mut self, now: Instant) {
         let Some(hold) = self.hold.clone() else { return };
-        if self.states.canary_due() {
+        if self.claim.states.canary_due() {
             let evidence = Evidence::Canary(hold.canary());
-            if self.states.note(now, &evidence) {
-                return self.leave(now, Over::Failed(self.states.reason().to_owned()));
+            if self.claim.note(now, &evidence) {
+                return self.leave(now, Over::Failed(self.claim.states.reason().to_owned()));
             }
         }
         if let Err(refusal) = self.devices.catch_up(self.index, &hold) {
@@ -223,7 +229,7 @@ impl Keeper {
         let unused = now.saturating_duration_since(self.activity.1);
         if !self.devices.book.needs(self.index) {
             self.leave(now, Over::Left);
-            self.states.waiting(Cause::Empty, NO_MODEL);
+            self.claim.states.waiting(Cause::Empty, NO_MODEL);
         } else if self.devices.sharing.idle_release.is_some_and(|limit| unused >= limit) {
             tracing::info!(device = &*self.gpu.id, ?unused, "an idle GPU is given back");
             // Requests that come meanwhile wait for it, or run elsewhere.
@@ -231,7 +237,7 @@ impl Keeper {
             self.leave(now, Over::Left);
             self.idle = true;
             self.devices.book.set_presence(self.index, Presence::Idle);
-            self.states.waiting(Cause::Idle, "nobody needed it; it is taken again when somebody does");
+            self.claim.states.waiting(Cause::Idle, "nobody needed it; it is taken again when somebody does");
         }
     }
 }

@@ -1,11 +1,14 @@
 //! What the keepers of all GPUs look at together: NVML's readings, and Xid errors as they happen. Both come from threads of their
 //! own, so that a driver that hangs holds up nobody; where there is no NVML, nothing is seen, and that is said once.
 
-use super::super::probe::{
-    Probe, Sample,
-    events::{Happening, Watch},
-    nvml::NvmlProbe,
-    sampler::Sampler,
+use super::super::{
+    health::xid,
+    probe::{
+        Probe, Sample,
+        events::{Happening, Watch},
+        nvml::NvmlProbe,
+        sampler::Sampler,
+    },
 };
 use crate::engine::cuda::Gpu;
 use std::{
@@ -100,7 +103,27 @@ impl Opening {
             .ok()?;
         let happenings = Arc::clone(&self.happenings);
         let watch = Watch::start(library, move |gpu, happening| {
-            tracing::warn!(gpu = gpu.uuid, ?happening, "the driver tells of an error");
+            let device = &*gpu.uuid;
+            match happening {
+                Happening::Xid(number) => {
+                    let follows = xid::follows(number).words();
+                    tracing::warn!(
+                        device,
+                        xid = number,
+                        follows,
+                        "the driver tells of an error (Xid) on the GPU"
+                    );
+                }
+                Happening::UnknownXid => {
+                    let follows = xid::Follows::Doubt.words();
+                    tracing::warn!(
+                        device,
+                        follows,
+                        "the driver tells of an error (Xid) on the GPU, without its number"
+                    );
+                }
+                Happening::Lost => tracing::warn!(device, "the driver cannot reach the GPU any more"),
+            }
             let mut happenings = happenings.lock().unwrap_or_else(PoisonError::into_inner);
             // A GPU that nobody keeps is heard by nobody.
             if happenings.len() < HAPPENINGS_MAX {

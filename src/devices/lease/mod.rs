@@ -1,7 +1,7 @@
 //! When to take a GPU that others use too. Pure: looks and the time come in, decisions come out; no clock, no lock, no NVML.
 //!
-//! A GPU is *contended* when other processes compute on it **and** less than 1.5 times of what our models need is free, or more
-//! than 90 % of its time is used. Whoever waits takes it when it is not. There is one loop for the three ways to fail: no memory
+//! A GPU is *contended* when other processes compute on it **and** less than 1.5 times of what our models need is free (or less
+//! than that and what loading leaves free), or more than 90 % of its time is used. Whoever waits takes it when it is not. There is one loop for the three ways to fail: no memory
 //! is free; a context or an allocation failed although the look was good (another process was faster); memory ran out in the
 //! middle of a run. After each it is polled again, not before a pause that grows, and not before it has been calm for a time that
 //! grows, so that two polite processes do not hand it to and fro.
@@ -74,14 +74,14 @@ impl fmt::Display for Contention {
     }
 }
 
-/// What must be free to take a GPU beside others, for models that need `required` bytes.
-pub fn needed(required: u64) -> u64 {
-    (required as f64 * MEMORY_FACTOR) as u64
+/// What must be free to take a GPU beside others, for models that need `required` bytes and are loaded only where they leave
+/// `headroom`: 1.5 times of the first, and both together.
+pub fn needed(required: u64, headroom: u64) -> u64 {
+    ((required as f64 * MEMORY_FACTOR) as u64).max(required.saturating_add(headroom))
 }
 
-/// Whether a GPU is left to others.
-pub fn contended(seen: &Seen, required: u64) -> Option<Contention> {
-    let needed = needed(required);
+/// Whether a GPU is left to others, of which so many bytes must be free.
+pub fn contended(seen: &Seen, needed: u64) -> Option<Contention> {
     match seen {
         Seen { others: false, .. } => None,
         Seen { free: Some(free), .. } if *free < needed => Some(Contention::Memory { free: *free, needed }),
@@ -131,12 +131,13 @@ impl Lease {
         }
     }
 
-    /// What to do, by the last look: `None` where nothing can be known of others. For a GPU that is not held.
-    pub fn look(&mut self, now: Instant, seen: Option<&Seen>, required: u64) -> Step {
+    /// What to do, by the last look: `None` where nothing can be known of others; so many bytes must be free. For a GPU that is
+    /// not held.
+    pub fn look(&mut self, now: Instant, seen: Option<&Seen>, needed: u64) -> Step {
         if let Some(until) = self.not_before.filter(|until| now < *until) {
             return Step::Pausing(until);
         }
-        if let Some(contention) = seen.and_then(|seen| contended(seen, required)) {
+        if let Some(contention) = seen.and_then(|seen| contended(seen, needed)) {
             self.troubled = true;
             self.calm_since = None;
             return Step::Contended(contention);
@@ -241,8 +242,16 @@ mod tests {
             (seen(true, 5, 100), memory(5)),
             (Seen { others: true, free: None, utilization: None }, None),
         ] {
-            assert_eq!(contended(&looked, 4 * GIB), expected, "{looked:?}");
+            assert_eq!(contended(&looked, needed(4 * GIB, GIB)), expected, "{looked:?}");
         }
+    }
+
+    #[test]
+    fn what_loading_leaves_free_must_be_free_as_well() {
+        assert_eq!(needed(4 * GIB, 0), 6 * GIB);
+        assert_eq!(needed(4 * GIB, 2 * GIB), 6 * GIB);
+        assert_eq!(needed(4 * GIB, 3 * GIB), 7 * GIB);
+        assert_eq!(needed(u64::MAX, GIB), u64::MAX);
     }
 
     #[test]
@@ -321,7 +330,7 @@ mod tests {
             // Both decide by the same moment's look, as samples are old.
             let looks = order.map(|me| seen(holds[1 - me], if holds[1 - me] { 1 } else { 10 }, 0));
             for (me, look) in order.into_iter().zip(looks) {
-                if !holds[me] && leases[me].look(now, Some(&look), 4 * GIB) == Step::Take {
+                if !holds[me] && leases[me].look(now, Some(&look), needed(4 * GIB, 0)) == Step::Take {
                     holds[me] = true;
                     changes += 1;
                     leases[me].taken(now);

@@ -83,7 +83,8 @@ impl Ticket {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         let path = folder.join(format!("{}{TAKING}", self.gpu));
         // The file of another user may be read only; that is enough to lock it.
-        let made = OpenOptions::new().create(true).append(true).open(&path).or_else(|_| File::open(&path));
+        let made = OpenOptions::new().create_new(true).write(true).open(&path);
+        let made = made.and_then(|file| for_all(&file).map(|()| file)).or_else(|_| File::open(&path));
         let locked = made.and_then(|file| match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -112,9 +113,16 @@ fn make(folder: &Path) -> io::Result<()> {
         // For servers of all users; each may remove its own only.
         fs::set_permissions(folder, fs::Permissions::from_mode(0o1777))?;
     }
+    // Whether files can be made and locked there: not every file system has locks.
     let probe = folder.join(format!("probe.{}{NEW}", std::process::id()));
-    File::create(&probe)?;
-    fs::remove_file(probe)
+    let locked = File::create(&probe).and_then(|file| file.try_lock().map_err(io::Error::from));
+    let removed = fs::remove_file(probe);
+    locked.and(removed)
+}
+
+/// Has servers of all users see it, whatever this one's mask is: who cannot open a file cannot see that it is locked.
+fn for_all(file: &File) -> io::Result<()> {
+    file.set_permissions(fs::Permissions::from_mode(0o644))
 }
 
 /// A file that is locked from the moment on at which others see it.
@@ -122,7 +130,8 @@ fn locked(path: &Path) -> io::Result<File> {
     let mut new = path.as_os_str().to_owned();
     new.push(NEW);
     let file = OpenOptions::new().write(true).create_new(true).open(&new)?;
-    let placed = file.try_lock().map_err(io::Error::from).and_then(|()| fs::rename(&new, path));
+    let locked = for_all(&file).and_then(|()| file.try_lock().map_err(io::Error::from));
+    let placed = locked.and_then(|()| fs::rename(&new, path));
     if placed.is_err() {
         // It would stay for ever.
         let _ = fs::remove_file(&new);
@@ -187,6 +196,19 @@ mod tests {
         drop(first);
         assert!(second.enter());
         assert!(turns.ticket("GPU-2", at(3)).unwrap().enter(), "another GPU");
+    }
+
+    #[test]
+    fn servers_of_all_users_can_see_each_others_places() {
+        let folder = tempfile::tempdir().unwrap();
+        let turns = Turns::new(Some(folder.path()));
+        let mut ticket = turns.ticket("GPU-1", at(1)).unwrap();
+        assert!(ticket.enter());
+        let files: Vec<_> = fs::read_dir(folder.path()).unwrap().flatten().collect();
+        assert_eq!(files.len(), 2, "{files:?}");
+        for file in files {
+            assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644, "{file:?}");
+        }
     }
 
     #[test]

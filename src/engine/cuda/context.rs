@@ -11,6 +11,7 @@ use super::{
     driver::Gpu,
     numa::{self, Near},
 };
+use crate::engine::staging::Memory;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, result,
     sys::{self, CUevent_flags, CUmemPool_attribute, CUmemoryPool},
@@ -18,7 +19,7 @@ use cudarc::driver::{
 use std::{
     path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -35,6 +36,8 @@ pub struct Context {
     pub(super) held: AtomicU64,
     /// Host memory that the driver knows.
     pub(super) host: HostMemory,
+    /// What results land in, where that is not host memory.
+    landing: OnceLock<Memory>,
     /// The last to go.
     _after: After,
 }
@@ -85,14 +88,16 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
-/// Of a GPU's memory, this part is left alone at least: for others, for what fragments, and for what libraries take later.
-const HEADROOM_PART: u64 = 20;
-/// And at least so many bytes.
+/// Of a GPU's memory, this part is left alone: for others, for what fragments, and for what libraries take later.
+const HEADROOM_PART: u64 = 16;
+/// And at least so many bytes,
 const HEADROOM_BYTES_MIN: u64 = 256 << 20;
+/// and at most so many: 2 to 3 GiB from 32 GiB on.
+const HEADROOM_BYTES_MAX: u64 = 3 << 30;
 
 /// What of so many bytes is to be left free.
 pub fn headroom_bytes(total: u64) -> u64 {
-    (total / HEADROOM_PART).max(HEADROOM_BYTES_MIN)
+    (total / HEADROOM_PART).clamp(HEADROOM_BYTES_MIN, HEADROOM_BYTES_MAX)
 }
 
 impl MemoryInfo {
@@ -126,8 +131,8 @@ impl Context {
         let heap = cuda.new_stream().map_err(failed())?;
         let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
         host.open(&cuda, near.as_ref());
-        let (held, after) = (AtomicU64::new(0), After(gpu.clone()));
-        let context = Context { cuda, gpu: gpu.clone(), near, heap, held, host, _after: after };
+        let (held, after, landing) = (AtomicU64::new(0), After(gpu.clone()), OnceLock::new());
+        let context = Context { cuda, gpu: gpu.clone(), near, heap, held, host, landing, _after: after };
         // Memory that a batch gave back is kept for the next one; `trim` gives it up.
         if let Some(pool) = context.pool().map_err(failed())? {
             let mut threshold = u64::MAX;
@@ -137,6 +142,17 @@ impl Context {
                 .map_err(failed())?;
         }
         Ok(Arc::new(context))
+    }
+
+    /// Has results of engines that are made from now on land in this memory, and not in the host's own. The first word counts.
+    pub fn land_in(&self, memory: Memory) {
+        // Where somebody has said so before, it is the same process, which says it once.
+        let _ = self.landing.set(memory);
+    }
+
+    /// What results of engines land in.
+    pub fn landing(&self) -> Memory {
+        self.landing.get().cloned().unwrap_or_else(|| Memory::Pinned(Arc::new(self.host.clone())))
     }
 
     /// Which GPU it is.
@@ -291,7 +307,8 @@ mod tests {
         assert_eq!(memory.part(2, None), 500 * MB);
         assert_eq!(memory.part(2, Some(100 * MB)), 100 * MB);
         assert_eq!(MemoryInfo { free: MB, ..memory }.part(1, None), 1);
-        // A twentieth of a large GPU is more.
-        assert_eq!(MemoryInfo { free: 8192 * MB, total: 81_920 * MB }.part(1, None), 4096 * MB);
+        // A sixteenth of a larger GPU is more, up to 3 GiB.
+        assert_eq!(MemoryInfo { free: 8192 * MB, total: 32_768 * MB }.part(1, None), 6144 * MB);
+        assert_eq!(MemoryInfo { free: 8192 * MB, total: 81_920 * MB }.part(1, None), 5120 * MB);
     }
 }

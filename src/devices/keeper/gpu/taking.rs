@@ -3,15 +3,16 @@
 use super::{
     super::super::{
         book::Presence,
+        claim::{Decision, Next, Want},
         device::Refusal,
         health::{Over, states::Evidence},
-        lease::{self, Step},
+        lease,
         probe::{Sample, others::Ourselves},
         supervisor::NO_MODEL,
     },
     Keeper, Known,
 };
-use crate::status::Cause;
+use crate::{engine::cuda::headroom_bytes, status::Cause};
 use std::{sync::Arc, time::Instant};
 
 impl Keeper {
@@ -29,12 +30,14 @@ impl Keeper {
 
     /// Whether to take it now; none where that is not known yet.
     fn consider(&mut self, now: Instant) -> Option<bool> {
+        // A place in the queue is for who may take it soon: whoever cannot keeps nobody else off.
+        let ticket = self.ticket.take();
         let ended = self.ending.is_done();
-        if self.drained || !ended || !self.states.may_take(now) {
+        if self.drained || !ended || !self.claim.states.may_take(now) {
             return Some(false);
         }
         if !self.devices.book.needs(self.index) {
-            self.states.waiting(Cause::Empty, NO_MODEL);
+            self.claim.states.waiting(Cause::Empty, NO_MODEL);
             return Some(false);
         }
         if self.idle {
@@ -45,42 +48,40 @@ impl Keeper {
             self.activity = (met, now);
             self.restart(now);
         }
-        let required = self.devices.book.required(self.index, &self.gpu.name);
-        self.seen.memory_needed_bytes = Some(lease::needed(required));
+        let want = self.want();
+        self.seen.memory_needed_bytes = Some(want.needed());
         let looked = match self.senses.look(&self.gpu, self.began, now) {
             Known::Nothing => None,
             Known::Silence => {
-                self.states.waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
+                self.claim
+                    .states
+                    .waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
                 return self.decided.then_some(false);
             }
             Known::Look(_, sample) => Some(self.others(&sample)),
         };
-        let step = self.lease.look(now, looked.as_ref(), required);
-        self.seen.verdict = verdict(&step, looked.as_ref());
-        let least = self.devices.book.least(self.index, &self.gpu.name);
-        match step {
-            Step::Take if looked.and_then(|looked| looked.free).is_some_and(|free| free < least) => {
-                self.ticket = None;
-                let (free, total) =
-                    (looked.and_then(|looked| looked.free).unwrap_or(0), self.gpu.memory_bytes);
-                let reason = format!(
-                    "its models need {least} bytes or more there, as measured before, and {free} of {total} are free"
-                );
-                self.states.waiting(Cause::Memory, reason);
-                Some(false)
-            }
-            Step::Take => Some(self.turn()),
-            Step::Contended(contention) => {
-                self.ticket = None;
-                self.states.waiting(Cause::Contended, contention.to_string());
-                Some(false)
-            }
-            Step::Calming(_) => {
+        let Decision { next, verdict, needed } = self.claim.decide(now, looked.as_ref(), &want);
+        self.seen.memory_needed_bytes = Some(needed);
+        self.seen.verdict = verdict.to_owned();
+        self.ticket = ticket.filter(|_| next != Next::Leave);
+        match next {
+            Next::Leave | Next::Stay => Some(false),
+            Next::QueueUp => {
                 self.queue_up();
-                self.states.waiting(Cause::Contended, "free again; it has to stay so for a moment");
                 Some(false)
             }
-            Step::Pausing(_) => Some(false),
+            Next::Take => Some(self.turn()),
+        }
+    }
+
+    /// What we want of its memory.
+    fn want(&self) -> Want {
+        let Keeper { devices, index, gpu, .. } = self;
+        Want {
+            required: devices.book.required(*index, &gpu.name),
+            least: devices.book.least(*index, &gpu.name),
+            headroom: headroom_bytes(gpu.memory_bytes),
+            total: gpu.memory_bytes,
         }
     }
 
@@ -109,17 +110,18 @@ impl Keeper {
         }
         let reason = match ahead {
             0 => "another server takes it just now".to_owned(),
-            ahead => format!("{ahead} servers waited for it before this one"),
+            1 => "another server has waited for it for longer".to_owned(),
+            ahead => format!("{ahead} other servers have waited for it for longer"),
         };
-        self.states.waiting(Cause::Turn, reason);
+        self.claim.states.waiting(Cause::Turn, reason);
         false
     }
 
     /// Takes it: context, models, and a forward pass with a known answer.
     fn take(&mut self, now: Instant) {
         let began = now;
-        let waited = self.lease.waited(now);
-        self.states.taking();
+        let waited = self.claim.lease.waited(now);
+        self.claim.states.taking();
         self.show(now);
         let device = &*self.gpu.id.clone();
         let before = self.sample.as_ref().map(|(_, sample)| sample.clone());
@@ -141,11 +143,10 @@ impl Keeper {
         }
         self.ticket = None;
         self.waited_before += waited;
-        self.lease.taken(now);
-        self.states.serving();
+        self.claim.taken(now);
         self.activity.1 = now;
         self.devices.book.set_presence(self.index, Presence::Here);
-        tracing::info!(device, ?waited, took = ?(now - began), "the GPU serves");
+        tracing::info!(device, ?waited, taking_took = ?(now - began), "the GPU serves: a forward pass works");
         self.devices.load_waiting();
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
             let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
@@ -165,29 +166,18 @@ impl Keeper {
             (Refusal::Memory(_), None) => {
                 tracing::warn!(device, reason, "the GPU has too little free memory; it is tried again");
                 self.leave(now, Over::Left);
-                self.states.refused(Cause::Memory, reason);
-                self.lease.failed(now, scatter(now));
+                self.claim.short_of_memory(now, &reason, scatter(now));
             }
             (_, failed) => {
                 let reason = failed.unwrap_or(reason);
                 tracing::error!(device, reason, "the GPU cannot be used; it is tried again");
                 let stuck = self.hold.as_ref().and_then(|hold| hold.health.stuck_for(now));
                 let failed = || Evidence::Failed(reason.clone());
-                self.states.note(now, &stuck.map_or_else(failed, Evidence::Stuck));
+                self.claim.note(now, &stuck.map_or_else(failed, Evidence::Stuck));
                 self.leave(now, Over::Failed(reason));
             }
         }
         self.ticket = None;
-    }
-}
-
-fn verdict(step: &Step, looked: Option<&lease::Seen>) -> String {
-    match (step, looked) {
-        (Step::Contended(_), _) => "contended".into(),
-        (Step::Calming(_), _) => "calming".into(),
-        (Step::Pausing(_), _) => "tried a moment ago".into(),
-        (Step::Take, None) => "unknown: no NVML".into(),
-        (Step::Take, Some(_)) => "free".into(),
     }
 }
 

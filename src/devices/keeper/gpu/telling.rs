@@ -23,7 +23,8 @@ const REPORT_MAX: Duration = Duration::from_secs(300);
 impl Keeper {
     /// Publishes where it stands.
     pub(super) fn show(&mut self, now: Instant) {
-        let (state, cause, reason) = (self.states.state(), self.states.cause(), self.states.reason());
+        let (state, cause, reason) =
+            (self.claim.states.state(), self.claim.states.cause(), self.claim.states.reason());
         let status = &self.devices.parts.status;
         if status.set_device(&self.gpu.id, state, cause, reason) {
             if self.hold.is_none() {
@@ -51,35 +52,35 @@ impl Keeper {
                 None => "ours".into(),
             };
         }
-        self.seen.waited = self.waited_before + self.lease.waited(now);
+        self.seen.waited = self.waited_before + self.claim.lease.waited(now);
         status.see_device(&self.gpu.id, self.seen.clone());
     }
 
     /// Tells the queue why the GPU is away, and when it should be back.
     pub(super) fn expect(&self, now: Instant) {
-        let back = match self.states.state() {
+        let back = match self.claim.states.state() {
             _ if self.drained => None,
             _ if self.idle => Some(now),
             DeviceState::Lost => None,
-            DeviceState::Fenced => self.states.retry_at().map(|at| at.max(now) + TAKING),
+            DeviceState::Fenced => self.claim.states.retry_at().map(|at| at.max(now) + TAKING),
             // Whoever is to wait for it does so for as long as there is hope.
             _ if self.devices.sharing.while_waiting == WhileWaiting::Wait => Some(now),
             DeviceState::Warming => Some(now + TAKING),
-            _ if self.states.cause() == Cause::Memory => Some(now + TAKING),
+            _ if self.claim.states.cause() == Cause::Memory => Some(now + TAKING),
             _ => None,
         };
-        let absence = Absence { reason: self.states.reason().into(), back };
+        let absence = Absence { reason: self.claim.states.reason().into(), back };
         self.devices.parts.queue.expect(&self.devices.devices[self.index].id, absence);
     }
 
     /// What waiting too long brings, and what is said of it meanwhile.
     pub(super) fn patience(&mut self, now: Instant) {
-        let waited = self.lease.waited(now);
+        let waited = self.claim.lease.waited(now);
         if self.hold.is_some() || self.idle || self.drained || !self.devices.book.needs(self.index) {
             return;
         }
         let available = self.seen.memory_free_bytes;
-        let (required, reason) = (self.seen.memory_needed_bytes, self.states.reason());
+        let (required, reason) = (self.seen.memory_needed_bytes, self.claim.states.reason());
         let device = &*self.gpu.id;
         let (due, pause) = *self.next_report.get_or_insert((now + REPORT, REPORT));
         if now >= due {
@@ -94,7 +95,7 @@ impl Keeper {
             let reason = format!(
                 "backend is gpu, and none could be had for {} s (gpu_timeout_ms): {device} is {} ({reason})",
                 waited.as_secs(),
-                self.states.state().name()
+                self.claim.states.state().name()
             );
             self.devices.parts.status.give_up(reason);
         }

@@ -1,0 +1,197 @@
+//! Several servers on one machine on a virtual clock, through many seeds: for each GPU of each the real claim (lease and health
+//! together), and for each server the real book of jobs, which takes and batches them.
+//!
+//! The machine ([`machine`]) is made of numbers: memory, use, faults. What the keeper of a GPU does to a real one a [`server`] does
+//! to it in the same order, and a take lasts as long as it likes, while others do what they like. For two minutes everything goes
+//! wrong; then nothing does for a long time. What must be true at each step is checked beside it in plain arithmetic:
+//!
+//! - every job is answered once and rightly, and only two devices that failed under it make it fail;
+//! - memory is never held twice, and who has lost a GPU has nothing of it;
+//! - no GPU is taken that others need by the rule, that was tried or failed a moment ago, that is drained or off the bus;
+//! - when all is quiet, GPUs are with those who have room there, they stay where they are, and nothing waits.
+//!
+//! A failing seed is printed; `OCELLI_SIM_SEED=n` runs that one alone.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod jobs;
+mod machine;
+mod server;
+
+use crate::batch::sim::{Random, run};
+use machine::Machine;
+use server::Server;
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
+
+const SEEDS: u64 = 200;
+/// How long things go wrong,
+const TROUBLE: Duration = Duration::from_secs(120);
+/// in steps of about so long;
+const STEP_MS: u64 = 100;
+/// then none does for so long, longer than all pauses together, in longer steps.
+const QUIET: Duration = Duration::from_secs(1200);
+const QUIET_STEP_MS: u64 = 500;
+/// At the end of which nothing may have changed for so long.
+const STILL: Duration = Duration::from_secs(60);
+
+/// What happened, to see that the worlds reach everything.
+#[derive(Debug, Default)]
+struct Tally {
+    taken: u64,
+    too_full: u64,
+    contended: u64,
+    raced: u64,
+    faults: u64,
+    lost: u64,
+    canaries: u64,
+    drained: u64,
+    turns: u64,
+    on_gpu: u64,
+    on_cpu: u64,
+    again: u64,
+    failed_twice: u64,
+}
+
+impl Tally {
+    fn fields(&mut self) -> [&mut u64; 13] {
+        let Tally { taken, too_full, contended, raced, faults, lost, .. } = self;
+        let Tally { canaries, drained, turns, on_gpu, on_cpu, again, failed_twice, .. } = self;
+        [
+            taken,
+            too_full,
+            contended,
+            raced,
+            faults,
+            lost,
+            canaries,
+            drained,
+            turns,
+            on_gpu,
+            on_cpu,
+            again,
+            failed_twice,
+        ]
+    }
+}
+
+struct World {
+    random: Random,
+    machine: Machine,
+    servers: Vec<Server>,
+    /// Servers queue for a GPU.
+    queue: bool,
+    now: Instant,
+    tally: Tally,
+}
+
+fn world(seed: u64) -> Tally {
+    let mut random = Random(seed);
+    let now = Instant::now();
+    let machine = Machine::new(&mut random);
+    let queue = random.percent(50);
+    let count = random.between(1, if queue { 3 } else { 2 });
+    let servers = (0..count).map(|_| Server::new(&mut random, machine.gpus.len(), now)).collect();
+    let mut world = World { random, machine, servers, queue, now, tally: Tally::default() };
+    let end = now + TROUBLE;
+    while world.now < end {
+        world.machine.trouble(&mut world.random);
+        world.drain_or_resume();
+        world.step(STEP_MS, true);
+    }
+    world.machine.quiet();
+    for server in &mut world.servers {
+        server.resume_all(world.now);
+    }
+    let end = world.now + QUIET;
+    while world.now < end {
+        world.step(QUIET_STEP_MS, false);
+    }
+    world.check_end();
+    world.tally
+}
+
+impl World {
+    /// Every server takes its turn, in a random order.
+    fn step(&mut self, millis: u64, busy: bool) {
+        self.now += Duration::from_millis(self.random.between(millis / 2, millis * 3 / 2));
+        let World { random, machine, servers, queue, now, tally } = self;
+        let start = random.below(servers.len());
+        for at in 0..servers.len() {
+            let index = (start + at) % servers.len();
+            let (before, rest) = servers.split_at_mut(index);
+            let (server, after) = rest.split_first_mut().unwrap();
+            // The oldest that others wait with for each GPU.
+            let first = |gpu: usize| {
+                let others = before.iter().chain(after.iter());
+                others.filter_map(|other| other.waits_since(gpu)).filter(|_| *queue).min()
+            };
+            let firsts: Vec<_> = (0..machine.gpus.len()).map(first).collect();
+            let taking =
+                |gpu: usize| *queue && before.iter().chain(after.iter()).any(|other| other.is_taking(gpu));
+            let takings: Vec<bool> = (0..machine.gpus.len()).map(taking).collect();
+            if busy {
+                server.arrive(random, *now);
+            }
+            server.turn(random, machine, index, &firsts, &takings, *now, tally);
+        }
+        machine.check();
+        for (index, server) in servers.iter().enumerate() {
+            server.check(machine, index);
+        }
+    }
+
+    fn drain_or_resume(&mut self) {
+        let World { random, servers, now, tally, .. } = self;
+        if random.next() % 1000 < 3 {
+            let (server, gpus) = (random.below(servers.len()), self.machine.gpus.len());
+            let gpu = random.below(gpus);
+            servers[server].drain(gpu, random.percent(50), &mut self.machine, server, *now);
+            tally.drained += 1;
+        }
+    }
+
+    fn check_end(&self) {
+        for server in &self.servers {
+            server.check_end(self.now);
+        }
+        for gpu in 0..self.machine.gpus.len() {
+            for (index, server) in self.servers.iter().enumerate() {
+                if server.has(gpu) {
+                    assert!(
+                        self.now >= server.changed(gpu) + STILL,
+                        "server {index} has just taken GPU {gpu}"
+                    );
+                    continue;
+                }
+                let room = self.machine.gpus[gpu].has_room(index, server.required);
+                assert!(
+                    !room,
+                    "server {index} does not have GPU {gpu}, where there is room: {:?} {:?}",
+                    self.machine.gpus[gpu],
+                    server.claim(gpu)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn servers_that_share_gpus_lose_no_job_and_hold_nothing_twice_whatever_happens() {
+    let total = RefCell::new(Tally::default());
+    run(SEEDS, |seed| {
+        let mut tally = world(seed);
+        let mut total = total.borrow_mut();
+        for (sum, term) in total.fields().into_iter().zip(tally.fields()) {
+            *sum += *term;
+        }
+    });
+    let mut total = total.into_inner();
+    println!("{total:?}");
+    if std::env::var_os("OCELLI_SIM_SEED").is_none() {
+        let text = format!("{total:?}");
+        assert!(total.fields().into_iter().all(|count| *count > 0), "a part never happened: {text}");
+    }
+}
