@@ -1,4 +1,4 @@
-"""What both training scripts share: the data, the pictures, an optimiser and the way to ONNX.
+"""What the training scripts share: the data, the pictures, an optimiser and the way to ONNX.
 
 The data are scikit-learn's bundled handwritten digits: 1797 pictures of 8x8 pixels with 17 grey levels, part of
 "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998, UCI Machine Learning Repository). Their
@@ -16,7 +16,9 @@ from sklearn.datasets import load_digits
 
 OPSET = 17
 IR_VERSION = 8
-HELD_OUT = 360  # of 1797 pictures, the same ones in both scripts
+POSTED = 64  # pixels: side of the PNG files of one digit, large enough to look at
+SIDE = 32  # pixels: side of the input of the networks for one digit
+HELD_OUT = 360  # of 1797 pictures, the same ones in all scripts
 
 
 def split(seed):
@@ -38,6 +40,48 @@ def png(array):
 def read_grey(data):
     """The bytes of an image file as a Pillow image of one 8-bit grey channel."""
     return Image.open(io.BytesIO(data)).convert("L")
+
+
+# --- Pictures of one digit ---------------------------------------------------------------------------------------------
+
+
+def posted(picture):
+    """An 8x8 picture as the file that a client would post."""
+    return png(np.asarray(Image.fromarray(picture).resize((POSTED, POSTED), Image.Resampling.BILINEAR)))
+
+
+def as_served(data):
+    """File bytes to network input `[SIDE, SIDE]`, as the server prepares it."""
+    grey = read_grey(data).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return np.asarray(grey, np.float32) / 255
+
+
+def vary(batch, rng):
+    """Turns, scales, shears and shifts each picture a little and changes its contrast: more hands than the data have."""
+    n, side = len(batch), SIDE
+    angle = rng.uniform(-0.2, 0.2, n)
+    scale_x, scale_y = rng.uniform(0.85, 1.25, (2, n))
+    shear = rng.uniform(-0.2, 0.2, n)
+    shift = rng.uniform(-2.5, 2.5, (2, n))
+    axis = np.arange(side) - (side - 1) / 2
+    y, x = np.meshgrid(axis, axis, indexing="ij")
+
+    def per_item(v):
+        return v[:, None, None]
+
+    cos, sin = per_item(np.cos(angle)), per_item(np.sin(angle))
+    from_x = (cos * x - sin * y) * per_item(scale_x) + per_item(shear) * y + per_item(shift[0]) + (side - 1) / 2
+    from_y = (sin * x + cos * y) * per_item(scale_y) + per_item(shift[1]) + (side - 1) / 2
+    x0, y0 = np.floor(from_x).astype(int), np.floor(from_y).astype(int)
+    item = per_item(np.arange(n))
+    out = np.zeros_like(batch)
+    for dy in (0, 1):
+        for dx in (0, 1):
+            xi, yi = x0 + dx, y0 + dy
+            inside = (xi >= 0) & (xi < side) & (yi >= 0) & (yi < side)
+            weight = (1 - np.abs(from_x - xi)) * (1 - np.abs(from_y - yi))
+            out += batch[item, yi.clip(0, side - 1), xi.clip(0, side - 1)] * (weight * inside).astype(np.float32)
+    return out * per_item(rng.uniform(0.6, 1.0, n)).astype(np.float32)
 
 
 # --- Training -------------------------------------------------------------------------------------------------------

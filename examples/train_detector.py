@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnxruntime
+from composed import compose, letterbox
 from digits import Graph, adam, adam_init, conv, conv_init, cosine, png, read_grey, split
 from PIL import Image
 
@@ -28,8 +29,6 @@ RATE = 1.5e-3
 SIDE = 128  # pixels: side of the network's input
 STRIDE = 8  # pixels of input per cell of the grid
 CELLS = SIDE // STRIDE
-PADDING = 114  # grey of the bars that letterboxing adds
-DIGITS_MAX = 6
 SCORE_MIN = 0.4
 IOU_MAX = 0.5
 HELD_OUT_PICTURES = 400
@@ -82,55 +81,7 @@ The true boxes of those pictures (also held out) are in `examples/images/digits-
 """
 
 
-# --- Pictures -------------------------------------------------------------------------------------------------------
-
-
-def draw_digit(picture, height, rng):
-    """One digit `[h, w]` in 0..1, about `height` pixels high, turned a little and cut to its ink."""
-    width = max(4, round(height * rng.uniform(0.85, 1.15)))
-    image = Image.fromarray(np.pad(picture, 1)).resize((width, round(height)), Image.Resampling.BICUBIC)
-    image = image.rotate(rng.uniform(-10, 10), Image.Resampling.BILINEAR)
-    ink = np.asarray(image, np.float32) / 255
-    rows, columns = np.flatnonzero(ink.max(1) > 0.25), np.flatnonzero(ink.max(0) > 0.25)
-    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-
-
-def compose(pictures, digits, rng):
-    """A grey picture `[h, w]` uint8, and its digits as rows of `x0, y0, x1, y1, digit`, in pixels."""
-    longer = int(rng.integers(96, 401))
-    shorter = longer if rng.random() < 0.4 else int(longer * rng.uniform(0.6, 1))
-    height, width = (longer, shorter) if rng.random() < 0.5 else (shorter, longer)
-    ground = rng.uniform(0, 70)
-    slope = rng.uniform(-25, 25, 2)
-    canvas = ground + slope[0] * np.linspace(-1, 1, height)[:, None] + slope[1] * np.linspace(-1, 1, width)[None]
-    truths = []
-    for _ in range(int(rng.integers(1, DIGITS_MAX + 1))):
-        chosen = int(rng.integers(len(pictures)))
-        ink = draw_digit(pictures[chosen], longer * rng.uniform(0.17, 0.45) * 1.25, rng)
-        h, w = ink.shape
-        if h >= height or w >= width:
-            continue
-        for _ in range(20):  # a free place, or none
-            x, y = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
-            gap = 0.02 * longer
-            if all(x > t[2] + gap or x + w + gap < t[0] or y > t[3] + gap or y + h + gap < t[1] for t in truths):
-                patch = canvas[y : y + h, x : x + w]
-                patch += ink * (rng.uniform(170, 255) - patch)
-                truths.append((x, y, x + w, y + h, int(digits[chosen])))
-                break
-    canvas = canvas + rng.standard_normal(canvas.shape, np.float32) * rng.uniform(0, 12)
-    return canvas.clip(0, 255).astype(np.uint8), np.array(truths, np.float32).reshape(-1, 5)
-
-
-def letterbox(image):
-    """A grey Pillow image to network input `[SIDE, SIDE]` in 0..1, with the scale and the offsets that were used."""
-    scale = min(SIDE / image.width, SIDE / image.height)
-    w, h = round(image.width * scale), round(image.height * scale)
-    left, top = (SIDE - w) // 2, (SIDE - h) // 2
-    out = np.full((SIDE, SIDE), PADDING, np.uint8)
-    out[top : top + h, left : left + w] = np.asarray(image.resize((w, h), Image.Resampling.BILINEAR))
-    return out.astype(np.float32) / 255, scale, left, top
-
+# --- Cells -------------------------------------------------------------------------------------------------------------
 
 CENTRES = (np.arange(CELLS) + 0.5) * STRIDE
 GRID_X = np.tile(CENTRES, CELLS).astype(np.float32)  # of each cell, row by row
@@ -310,7 +261,7 @@ def measure(session, held_out):
     """Precision and recall at `SCORE_MIN`, and the mean over the digits of the average precision at an IoU of 0.5."""
     found, hits, truths = [], [], []
     for file, true in held_out:
-        x, scale, left, top = letterbox(read_grey(file))
+        x, scale, left, top = letterbox(read_grey(file), SIDE)
         output = session.run(None, {"image": x[None, None]})[0][0]
         rows, hit = matches(detections(output, scale, left, top, 0.01), true)
         found.append(rows)
@@ -333,13 +284,13 @@ def main():
     x = np.zeros((PICTURES, SIDE, SIDE), np.float32)
     digit, box = np.zeros((PICTURES, CELLS * CELLS), np.int32), np.zeros((PICTURES, CELLS * CELLS, 4), np.float32)
     for i in range(PICTURES):
-        picture, truths = compose(pictures, digits, rng)
-        x[i], scale, left, top = letterbox(Image.fromarray(picture))
+        picture, truths, _ = compose(pictures, digits, rng)
+        x[i], scale, left, top = letterbox(Image.fromarray(picture), SIDE)
         truths[:, :4] = truths[:, :4] * scale + [left, top, left, top]
         digit[i], box[i] = targets(truths)
     held_out = [
         (png(picture), truths)
-        for picture, truths in (compose(held_out_pictures, held_out_digits, rng) for _ in range(HELD_OUT_PICTURES))
+        for picture, truths, _ in (compose(held_out_pictures, held_out_digits, rng) for _ in range(HELD_OUT_PICTURES))
     ]
     print(f"composed after {time.monotonic() - started:.0f} s", flush=True)
 
@@ -372,7 +323,7 @@ def main():
                 flush=True,
             )
 
-    sample = np.stack([letterbox(read_grey(f))[0] for f, _ in held_out[:16]])
+    sample = np.stack([letterbox(read_grey(f), SIDE)[0] for f, _ in held_out[:16]])
     got = session.run(None, {"image": sample[:, None]})[0]
     score, expected = forward(parameters, sample)
     expected = np.concatenate([expected, jax.nn.sigmoid(score)], -1).transpose(0, 2, 1)

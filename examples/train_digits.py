@@ -16,15 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnxruntime
-from digits import Graph, adam, adam_init, conv, conv_init, cosine, png, read_grey, split
-from PIL import Image
+from digits import SIDE, Graph, adam, adam_init, as_served, conv, conv_init, cosine, posted, split, vary
 
 SEED = 20
 EPOCHS = 40
 BATCH = 64
 RATE = 2e-3
-POSTED = 64  # pixels: side of the PNG files, large enough to look at
-SIDE = 32  # pixels: side of the network's input
 HERE = Path(__file__).parent
 FOLDER = HERE / "models" / "digits"
 IMAGES = HERE / "images" / "digits"
@@ -68,45 +65,6 @@ fill most of the picture.
 The number before the dash in a file name of `examples/images/digits` is the true digit. Those files are all held out,
 and chosen from the ones that are named correctly: they are there to try the server with, not to measure it.
 """
-
-
-def posted(picture):
-    """An 8x8 picture as the file that a client would post."""
-    return png(np.asarray(Image.fromarray(picture).resize((POSTED, POSTED), Image.Resampling.BILINEAR)))
-
-
-def as_served(data):
-    """File bytes to network input `[SIDE, SIDE]`, as the server prepares it."""
-    grey = read_grey(data).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    return np.asarray(grey, np.float32) / 255
-
-
-def vary(batch, rng):
-    """Turns, scales, shears and shifts each picture a little and changes its contrast: more hands than the data have."""
-    n, side = len(batch), SIDE
-    angle = rng.uniform(-0.2, 0.2, n)
-    scale_x, scale_y = rng.uniform(0.85, 1.25, (2, n))
-    shear = rng.uniform(-0.2, 0.2, n)
-    shift = rng.uniform(-2.5, 2.5, (2, n))
-    axis = np.arange(side) - (side - 1) / 2
-    y, x = np.meshgrid(axis, axis, indexing="ij")
-
-    def per_item(v):
-        return v[:, None, None]
-
-    cos, sin = per_item(np.cos(angle)), per_item(np.sin(angle))
-    from_x = (cos * x - sin * y) * per_item(scale_x) + per_item(shear) * y + per_item(shift[0]) + (side - 1) / 2
-    from_y = (sin * x + cos * y) * per_item(scale_y) + per_item(shift[1]) + (side - 1) / 2
-    x0, y0 = np.floor(from_x).astype(int), np.floor(from_y).astype(int)
-    item = per_item(np.arange(n))
-    out = np.zeros_like(batch)
-    for dy in (0, 1):
-        for dx in (0, 1):
-            xi, yi = x0 + dx, y0 + dy
-            inside = (xi >= 0) & (xi < side) & (yi >= 0) & (yi < side)
-            weight = (1 - np.abs(from_x - xi)) * (1 - np.abs(from_y - yi))
-            out += batch[item, yi.clip(0, side - 1), xi.clip(0, side - 1)] * (weight * inside).astype(np.float32)
-    return out * per_item(rng.uniform(0.6, 1.0, n)).astype(np.float32)
 
 
 LAYERS = [("c1", 3, 1, 16, 1, 1), ("c2", 3, 16, 32, 2, 1), ("c3", 3, 32, 48, 2, 1), ("c4", 3, 48, 64, 2, 1)]

@@ -168,18 +168,21 @@ def test_the_detectors_boxes_lie_where_the_api_says(visit, site):
     window.shot("detect")
 
 
-def test_a_mask_covers_what_its_classes_cover(visit, site):
+@pytest.mark.parametrize("model, picture", [("segment", "digits/3-0.png"), ("digits-segmenter", "digits-segmenter/0.png")])
+def test_a_mask_covers_what_its_classes_cover(visit, site, model, picture):
+    content = (IMAGES / picture).read_bytes()
     window = visit()
-    window.page.select_option("#model", "segment")
-    window.give("drop", ("three.png", THREE))
+    window.page.select_option("#model", model)
+    window.give("drop", ("picture.png", content))
     page = window.answered()
-    mask = predicted(site, "segment", THREE, mask="rle").json()["mask"]
+    mask = predicted(site, model, content, mask="rle").json()["mask"]
     covered = "() => { const c = document.querySelector('.mask'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"
     classes = {entry["index"]: entry["pixels"] for entry in mask["classes"] if entry["index"] > 0}
     assert classes and page.evaluate(covered) == sum(classes.values())
     page.locator(".found input:enabled").first.uncheck()
     assert page.evaluate(covered) == sum(classes.values()) - classes[min(classes)]
-    window.shot("segment")
+    page.locator(".found input:enabled").first.check()
+    window.shot(model)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +190,8 @@ def test_a_mask_covers_what_its_classes_cover(visit, site):
     [
         ("three.png", "digits", ".classes .fill"),
         ("digits.png", "digits-detector", ".box"),
-        ("parts.png", "segment", ".layer.mask"),
-        ("alike.png", "embed", ".plot .bars"),
+        ("parts.png", "digits-segmenter", ".layer.mask"),
+        ("alike.png", "digits-embedder", ".plot .bars"),
         ("movie.npy", "spots", ".rendered"),
     ],
 )
@@ -213,11 +216,11 @@ def test_what_no_model_here_answers_is_no_example(browser, start_server, only_di
 
 def test_vectors_and_tensors_are_drawn_and_listed(visit):
     window = visit()
-    for model in ("embed", "image-identity"):
+    for model in ("digits-embedder", "embed", "image-identity"):
         window.page.select_option("#model", model)
         window.give("drop", ("three.png", THREE))
         page = window.answered()
-        page.wait_for_selector(".plot .bars" if model == "embed" else ".result .says table", state="attached")
+        page.wait_for_selector(".plot .bars" if "embed" in model else ".result .says table", state="attached")
         window.shot(model)
 
 
@@ -493,6 +496,26 @@ def test_the_documents_show_every_operation_and_ask_this_server(visit):
     page.wait_for_selector("#operations-tensors-serverMetadata .live-responses-table .microlight")
     assert '"name": "ocelli"' in page.inner_text("#operations-tensors-serverMetadata .live-responses-table .microlight")
     window.shot("docs", whole=False)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_documents_need_no_mouse_and_can_be_read_aloud(visit, scheme):
+    window = visit("/docs", color_scheme=scheme)
+    page = window.page
+    page.wait_for_selector(".opblock-tag[aria-level='2']")
+    # What takes an image, and what takes tensors.
+    for which in ("#operations-images-predict", "#operations-tensors-infer"):
+        control = page.locator(f"{which} .opblock-summary-control")
+        control.focus()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Shift+Tab")
+        seen = control.evaluate("e => { const s = getComputedStyle(e); return [s.outlineStyle, parseFloat(s.outlineWidth)]; }")
+        assert seen == ["solid", 3], "the focus is seen"
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"{which} pre.microlight[tabindex='0']")
+    page.wait_for_selector("select[aria-label=mask]")
+    assert violations(page, "docs, open") == []
+    window.shot(f"docs-{scheme}", whole=False)
 
 
 def test_documents_are_fetched_and_their_parts_are_kept(site):

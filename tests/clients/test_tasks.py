@@ -97,6 +97,34 @@ def test_a_mask_comes_as_a_picture_or_as_runs(server):
     assert "png" not in mask and (np.maximum(got, 0) == classes).mean() > 0.97
 
 
+def test_the_example_segmenter_says_which_pixels_are_ink_and_of_which_digit(server):
+    folder = EXAMPLES / "images" / "digits-segmenter"
+    true, found = [], []
+    for truth in sorted(folder.glob("*-truth.png")):
+        data = (folder / truth.name.replace("-truth", "")).read_bytes()
+        mask, reply = wire.one(wire.post_image(server, "digits-segmenter", data, query={"mask": "rle"}), "segment")
+        classes = np.asarray(Image.open(truth))
+        assert reply["image"] == {"width": classes.shape[1], "height": classes.shape[0]}
+        assert all(c["label"] == ("ground" if c["index"] == 0 else str(c["index"] - 1)) for c in mask["classes"]), mask["classes"]
+        true.append(classes.ravel())
+        found.append(wire.class_map(mask).ravel())
+    true, found = np.concatenate(true), np.concatenate(found)
+    ink = ((true > 0) & (found > 0)).sum() / ((true > 0) | (found > 0)).sum()
+    print(f"{(true == found).mean():.2%} of the pixels right; IoU of ink {ink:.3f}")
+    assert len(np.unique(true)) > 4 and (true == found).mean() >= 0.94 and ink >= 0.75
+
+
+def test_the_example_embedder_puts_pictures_of_the_same_digit_side_by_side(server):
+    files = sorted((EXAMPLES / "images" / "digits-embedder").glob("*.png"))
+    response = wire.post_files(server, "digits-embedder", [(file.name, file.read_bytes()) for file in files])
+    vectors = np.array([entry["vector"] for entry in wire.many(response, "embed", len(files))])
+    assert vectors.shape == (20, 16) and np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5
+    alike = vectors @ vectors.T - 2 * np.eye(len(files))
+    right = sum(files[i].name[0] == files[j].name[0] for i, j in enumerate(alike.argmax(1)))
+    print(f"the nearest of {right} of {len(files)} pictures shows the same digit")
+    assert right >= 18
+
+
 def test_an_embedding_agrees_with_onnx_runtime(server, models):
     session = reference.session(models / "embed" / "model.onnx")
     data, _ = quarters(32, 32)

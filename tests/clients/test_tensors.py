@@ -50,6 +50,8 @@ def test_json_tensors_agree_with_onnx_runtime(server, models):
     for model, output, shape in (
         ("digits", "logits", (1, 32, 32)),
         ("digits-detector", "detections", (1, 128, 128)),
+        ("digits-embedder", "embedding", (1, 32, 32)),
+        ("digits-segmenter", "scores", (1, 96, 96)),
         ("embed", "embedding", (3, 32, 32)),
         ("segment-any", "scores", (3, 20, 33)),
     ):
