@@ -241,7 +241,7 @@ options! {
             "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. Each batch takes a little longer, for two hand-offs between processes. The CPU's models always run in the server.";
         isolation_bytes: u64, Bytes { min: MIB, max: TIB }, "256MiB",
             "Memory that is shared with the process of each GPU, for isolation = \"process\".",
-            "Half of it is for batches that are being put together, a quarter for what is copied on its way to the GPU, a quarter for results. The GPU's driver pins it: it counts as memory of the server, used or not. Images that find no room are copied once more; a model of which a batch does not fit is refused where it is loaded.";
+            "Three eighths of it are for batches that are being put together, a quarter for what is copied on its way to the GPU, an eighth for results that the GPU writes there, a quarter for those that are copied. The GPU's driver pins it: it counts as memory of the server, used or not. Images that find no room are copied once more; a model of which a batch does not fit is refused where it is loaded.";
         kernel_cache_folder: Option<PathBuf>, Path { empty: true }, "",
             "Where the GPU driver keeps our kernels, which it compiles for the GPU when they are first loaded.",
             "Empty means CUDA_CACHE_PATH, or else the driver's own place in the home folder. A folder that lasts spares a container the compiling at every start.";

@@ -80,6 +80,11 @@ fn every_model_gives_what_the_cpu_gives_and_nothing_is_left_behind() {
     let before = child.memory().unwrap();
     assert!(engine.device_bytes() > 0 && before.free < before.total);
     engine.rest();
+    let [landed, copied] = child.results_bytes();
+    assert!(
+        landed > 0 && copied == 0,
+        "results are written where they are read: {landed} and {copied} bytes"
+    );
     assert_eq!(engine.device_bytes(), 0);
     child.trim().unwrap();
     assert!(child.memory().unwrap().free > before.free);

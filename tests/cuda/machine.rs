@@ -324,6 +324,20 @@ impl Running {
         (rows, reply.headers["ocelli-device"].to_str().unwrap().to_owned())
     }
 
+    /// Sends movies until the GPU has answered one, and gives what was found in it. On a slow machine, a watchdog that bites soon
+    /// takes a GPU out that is only slow.
+    pub(crate) async fn until_on_gpu(&self) -> Vec<Vec<f64>> {
+        let patience = Instant::now() + PATIENCE;
+        loop {
+            let (rows, device) = self.localize_on().await;
+            if device == GPU {
+                return rows;
+            }
+            assert!(Instant::now() < patience, "not answered by the GPU within {PATIENCE:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// The processes that it has started and that are there, zombies aside.
     pub(crate) fn children(&self) -> Vec<u32> {
         let of = |entry: std::fs::DirEntry| {

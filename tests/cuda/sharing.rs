@@ -76,6 +76,14 @@ async fn localize(server: &Server, model: &str) -> usize {
     text.lines().filter(|line| !line.starts_with('#')).count() - 1
 }
 
+/// The device that finds spots now.
+async fn device_of(server: &Server) -> String {
+    let movie = std::fs::read(root().join("examples/images/spots.tif")).unwrap();
+    let reply = server.send("POST", "/predictions/spots?format=csv", &[], movie).await;
+    assert_eq!(reply.status, 200, "{:?}", reply.body);
+    reply.headers["ocelli-device"].to_str().unwrap().to_owned()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_process_that_has_the_gpu_is_waited_for_while_the_cpu_answers() {
     let fakes = Fakes::start("memory=2GiB");
@@ -202,10 +210,13 @@ async fn what_hangs_in_a_call_is_answered_elsewhere_when_the_watchdog_sees_it_an
         assert_eq!(fakes.contexts_made(), contexts, "not taken anew beside the call that hangs");
         fakes.cuda.tell("clear");
         server.wait_until(|_| fakes.contexts_made() > contexts).await;
-        until(&server, DeviceState::Serving, Cause::Proved).await;
-        let before = fakes.cuda.books().devices[0].launches;
-        assert_eq!(localize(&server, "spots").await, found);
-        assert!(fakes.cuda.books().devices[0].launches > before, "on the GPU again");
+        // On the GPU again: on a slow machine, the watchdog also takes it out for being slow.
+        loop {
+            until(&server, DeviceState::Serving, Cause::Proved).await;
+            if device_of(&server).await == GPU {
+                break;
+            }
+        }
     }
     assert_eq!(server.end().await.jobs, 0);
     fakes.cuda.books().assert_empty();
@@ -247,8 +258,7 @@ async fn a_gpu_that_hangs_while_it_is_taken_holds_up_nobody() {
         let (found, device) = server.localize_on().await;
         assert_eq!((found.len() > 100, &*device), (true, "cpu"));
         machine.tell("cuda", "still clear").await;
-        server.until_state("serving", "proved").await;
-        assert_eq!(server.localize_on().await.1, GPU);
+        assert_eq!(server.until_on_gpu().await.len(), found.len());
         end(&machine, server);
     }
 }

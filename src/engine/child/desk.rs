@@ -23,8 +23,8 @@ pub(super) struct Desk {
     link: Link,
     region: Region,
     results: Arena,
-    /// What the parent has not read yet.
-    out: Mutex<HashMap<u64, Part>>,
+    /// What the parent has not read yet: words with copies, and outputs that lie in the region.
+    out: Mutex<HashMap<u64, (Part, Vec<Tensor>)>>,
 }
 
 impl Desk {
@@ -41,23 +41,23 @@ impl Desk {
         &self.region
     }
 
-    fn out(&self) -> MutexGuard<'_, HashMap<u64, Part>> {
+    fn out(&self) -> MutexGuard<'_, HashMap<u64, (Part, Vec<Tensor>)>> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The parent has read the answer to `id`.
     pub(super) fn taken(&self, id: u64) {
-        let part = self.out().remove(&id);
-        drop(part);
+        let read = self.out().remove(&id);
+        drop(read);
     }
 
     /// Answers without tensors. After a fault of the device, that was the last.
     pub(super) fn answer(&self, id: u64, answer: Result<Answer, EngineError>) {
         match answer {
-            Ok(answer) => self.send(id, &answer, &Copies::default()),
+            Ok(answer) => self.send(id, &answer, &Copies::default(), Vec::new()),
             Err(error) => {
                 let fault = matches!(error, EngineError::Device(_));
-                self.send(id, &Answer::from(shortened(error)), &Copies::default());
+                self.send(id, &Answer::from(shortened(error)), &Copies::default(), Vec::new());
                 if fault {
                     leave();
                 }
@@ -65,19 +65,21 @@ impl Desk {
         }
     }
 
-    /// Answers with the outputs of a batch.
+    /// Answers with the outputs of a batch: those that lie in the region stay where they are until the parent has read them, the
+    /// others are copied there.
     pub(super) fn land(&self, id: u64, landed: Result<Vec<Tensor>, EngineError>, device_bytes: u64) {
         match landed {
             Ok(outputs) => {
-                let (copies, outputs) = Copies::of(outputs.iter().map(parts), |_| None);
-                self.send(id, &Answer::Landed { outputs, device_bytes }, &copies);
+                let (copies, told) = Copies::of(outputs.iter().map(parts), |data| self.region.place(data));
+                let held = outputs.clone();
+                self.send(id, &Answer::Landed { outputs: told, device_bytes }, &copies, held);
             }
             Err(error) => self.answer(id, Err(error)),
         }
     }
 
     /// Waits where the parent has still to read what fills the memory.
-    fn send(&self, id: u64, answer: &Answer, copies: &Copies<'_>) {
+    fn send(&self, id: u64, answer: &Answer, copies: &Copies<'_>, held: Vec<Tensor>) {
         let words = serde_json::to_vec(answer).expect("answers are plain data");
         let Some(span) = self.results.take_waiting(copies.bytes() + words.len()) else {
             let text = format!(
@@ -86,12 +88,12 @@ impl Desk {
                 copies.bytes(),
                 self.results.bytes()
             );
-            return self.send(id, &Answer::OutOfMemory(text), &Copies::default());
+            return self.send(id, &Answer::OutOfMemory(text), &Copies::default(), Vec::new());
         };
         let mut part = self.region.part(span);
         copies.write(&words, &mut part);
         let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
-        self.out().insert(id, part);
+        self.out().insert(id, (part, held));
         if let Err(error) = self.link.send(&Message { kind: Kind::Answer, id, offset, bytes }) {
             // The thread that reads sees that the parent is gone.
             tracing::debug!(%error, "the parent does not listen any more");

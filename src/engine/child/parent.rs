@@ -7,7 +7,7 @@ use super::{
     link::{Kind, Link, Message},
     process::{End, Program, Running},
     region::{Part, Region, Traffic},
-    wire::{Answer, Ask, Copies, Open, build},
+    wire::{Answer, Ask, Copies, Open, Place, build},
 };
 use crate::engine::{
     EngineError, Tensor,
@@ -76,8 +76,10 @@ impl Child {
         let asks = starting.recv().map_err(|_| EngineError::Device("the thread of a child ended".into()))?;
         let asks = asks.map_err(|error| failed("cannot start a process", error))?;
         let child = Child { asks: Arc::clone(&asks), thread: Mutex::new(Some((thread, end))) };
-        let results = asks.traffic().map_err(EngineError::Device)?.results.clone();
-        let open = Open { build: build(), results, gpu, onnx_runtime };
+        let traffic = asks.traffic().map_err(EngineError::Device)?;
+        let (results, landing) = (traffic.results.clone(), traffic.landing.clone());
+        drop(traffic);
+        let open = Open { build: build(), results, landing, gpu, onnx_runtime };
         let opened = asks.send(&Ask::Open(open), &Copies::default(), Held::default(), Some(&region));
         opened.and_then(Ticket::wait)?;
         Ok(Arc::new(child))
@@ -86,6 +88,11 @@ impl Child {
     /// The process's number.
     pub fn id(&self) -> u32 {
         self.asks.id
+    }
+
+    /// Bytes of results that the device wrote where this process reads them, and of those that the child copied there first.
+    pub fn results_bytes(&self) -> [u64; 2] {
+        [&self.asks.landed_bytes, &self.asks.copied_bytes].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
     /// Why it is gone, once it is.
@@ -171,6 +178,8 @@ fn begin(post: &Post, started: &mpsc::Sender<std::io::Result<Arc<Asks>>>) -> Opt
                 traffic: Mutex::new(Some(traffic)),
                 book: Mutex::default(),
                 results: Blocks::new(Memory::Plain),
+                landed_bytes: AtomicU64::new(0),
+                copied_bytes: AtomicU64::new(0),
                 numbers: AtomicU64::new(1),
             });
             (Ok(Arc::clone(&asks)), Some(asks))
@@ -195,6 +204,9 @@ pub(super) struct Asks {
     book: Mutex<Book>,
     /// What outputs are copied into.
     results: Blocks,
+    /// Bytes of outputs that lay in the region already, and of those that the child copied there.
+    landed_bytes: AtomicU64,
+    copied_bytes: AtomicU64,
     numbers: AtomicU64,
 }
 
@@ -371,6 +383,11 @@ impl Asks {
             Answer::Landed { outputs, .. } => {
                 let output = |at: &super::wire::TensorAt| {
                     let place = at.place.offset(offset)?;
+                    let count = match at.place {
+                        Place::At(_) => &self.landed_bytes,
+                        Place::Before(_) => &self.copied_bytes,
+                    };
+                    count.fetch_add(at.bytes as u64, Ordering::Relaxed);
                     // Before memory is taken for it.
                     self.region.checked(place, at.bytes)?;
                     let mut data = self.results.lend(at.bytes);

@@ -2,10 +2,14 @@
 //!
 //! ```text
 //! | pool: what images are decoded into and batches are put together in | traffic of one child | of the next |
+//!
+//! traffic: | inputs that lay elsewhere | results that are copied | results that the device writes |
 //! ```
 //!
-//! All of it is lent by the parent but the results' half of a child's traffic, which that child lends itself. Parts do not
-//! overlap, and are written by one side: whoever was told of a part reads it until it has said that it is done with it.
+//! All of it is lent by the parent but the results of a child's traffic, which that child lends itself. Parts do not overlap, and
+//! are written by one side: whoever was told of a part reads it until it has said that it is done with it. What a device is to
+//! write is lent when its batch begins, and never waited for; so it has a place of its own, that copies which wait for room need
+//! wait for nothing but the parent.
 #![allow(unsafe_code)]
 
 use super::arena::{ALIGN, Arena, Span};
@@ -21,6 +25,9 @@ use std::{
     ptr::NonNull,
     sync::Arc,
 };
+
+/// Eighths of it that are the pool.
+const POOL: usize = 3;
 
 /// The file as this process sees it.
 #[derive(Debug)]
@@ -72,23 +79,26 @@ pub struct Region {
 }
 
 impl Region {
-    /// Memory for `children` children, `bytes` for each of them: half for batches that are being put together, a quarter each
-    /// for what is copied on its way to a child, and for results.
+    /// Memory for `children` children, `bytes` for each of them: three eighths for batches that are being put together, a quarter
+    /// each for what is copied on its way to a child, and for results that are copied; an eighth for those that its device writes.
     ///
     /// # Errors
     /// Where the system refuses.
     pub fn new(bytes: usize, children: usize) -> io::Result<Region> {
         const PAGE: usize = 4096;
         let too_much = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let share = (bytes / 2).checked_next_multiple_of(2 * PAGE).ok_or_else(too_much)?.max(2 * PAGE);
-        let half = share.checked_mul(children).ok_or_else(too_much)?;
-        let all = half.checked_mul(2).filter(|all| *all <= isize::MAX as usize).ok_or_else(too_much)?;
+        let eighth = (bytes / 8).checked_next_multiple_of(PAGE).ok_or_else(too_much)?.max(PAGE);
+        let times =
+            |eighths: usize| eighth.checked_mul(eighths).and_then(|bytes| bytes.checked_mul(children));
+        let pool = times(POOL).ok_or_else(too_much)?;
+        let all = times(8).filter(|all| *all <= isize::MAX as usize).ok_or_else(too_much)?;
         let file = memfd_create("ocelli-tensors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, all as u64)?;
         // A file that shrinks would end whoever reads beyond its end.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Arc::new(Mapping::new(file, all)?);
-        Ok(Region { mapping, pool: Arena::new(0..half), traffic: Arena::new(half..all), share })
+        let (pool, traffic) = (Arena::new(0..pool), Arena::new(pool..all));
+        Ok(Region { mapping, pool, traffic, share: eighth * (8 - POOL) })
     }
 
     /// The memory that a parent made, as a child sees it: nothing of it is the child's to lend but what it is told.
@@ -99,6 +109,15 @@ impl Region {
         let bytes = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
         let mapping = Arc::new(Mapping::new(file, bytes)?);
         Ok(Region { mapping, pool: Arena::new(0..0), traffic: Arena::new(0..0), share: 0 })
+    }
+
+    /// The same memory, of which this is lent as its pool: where a child's device writes results.
+    ///
+    /// # Errors
+    /// Where it is not a part of the region.
+    pub(super) fn lending(&self, pool: Range<usize>) -> Result<Region, String> {
+        let pool = self.checked(pool.start, pool.len())?;
+        Ok(Region { pool: Arena::new(pool), ..self.clone() })
     }
 
     /// What to hand to a child.
@@ -125,11 +144,13 @@ impl Region {
     pub(super) fn traffic(&self) -> Traffic {
         let span = self.traffic.take_waiting(self.share).expect("shares are whole");
         let Range { start, end } = span.range();
-        let middle = start + (end - start) / 2;
+        let eighth = self.share / (8 - POOL);
+        let [results, landing] = [start + 2 * eighth, start + 4 * eighth];
         Traffic {
             region: self.clone(),
-            inputs: Arena::new(start..middle),
-            results: middle..end,
+            inputs: Arena::new(start..results),
+            results: results..landing,
+            landing: landing..end,
             share: Arc::new(span),
         }
     }
@@ -198,8 +219,10 @@ impl Region {
 pub(super) struct Traffic {
     region: Region,
     inputs: Arena,
-    /// What the child lends.
+    /// What the child lends to what it copies,
     pub(super) results: Range<usize>,
+    /// and to what its device writes.
+    pub(super) landing: Range<usize>,
     share: Arc<Span>,
 }
 

@@ -17,7 +17,7 @@ use crate::engine::{
     EngineError,
     cuda::{self, Context, HostMemory},
     onnx::Runtime,
-    staging::Pinner,
+    staging::{Memory, Pinner},
 };
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 use std::{collections::HashMap, os::fd::OwnedFd, sync::Arc};
@@ -96,6 +96,8 @@ fn take(open: &Open, region: &Region) -> Result<Taken, EngineError> {
     let gpu = driver.gpus.iter().find(|gpu| gpu.id == *id);
     let gpu = gpu.ok_or_else(|| refused(format!("the driver does not show {id} to a process of its own")))?;
     let context = Context::open(gpu)?;
+    let landing = region.lending(open.landing.clone()).map_err(refused)?;
+    context.land_in(Memory::Landing(landing, Arc::new(HostMemory::of(&context))));
     let (start, bytes) = region.memory();
     // SAFETY: the caller holds the region for longer than this.
     let pin = unsafe { HostMemory::of(&context).pin(start, bytes) };

@@ -46,8 +46,10 @@ pub(super) enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Open {
     pub(super) build: String,
-    /// What it lends of the region for results.
+    /// What it lends of the region for results that it copies,
     pub(super) results: Range<usize>,
+    /// and for those that its device writes there.
+    pub(super) landing: Range<usize>,
     /// The UUID of a GPU; the CPU otherwise.
     pub(super) gpu: Option<String>,
     /// Where ONNX Runtime is.

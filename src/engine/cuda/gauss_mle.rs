@@ -128,7 +128,7 @@ impl GaussMle {
             streams: context.streams()?,
             search: Search::default(),
             cameras: Vec::new(),
-            results: Blocks::new(memory.clone()),
+            results: Blocks::new(context.landing()),
             inputs: Blocks::new(memory),
             free,
             back,

@@ -171,7 +171,7 @@ impl OnnxOnGpu {
             normalizer: None,
             reducer: None,
             ends: Ends::default(),
-            results: Blocks::new(memory.clone()),
+            results: Blocks::new(context.landing()),
             inputs: Blocks::new(memory),
             free,
             back,

@@ -45,6 +45,9 @@ pub enum Memory {
     Pinned(Arc<dyn Pinner>),
     /// That is shared with processes whose devices copy from and to it; the host's own where that is full.
     Shared(Region),
+    /// That is shared with the process which reads what a device writes there; where that is full, what the device copies to by
+    /// itself and is copied on from.
+    Landing(Region, Arc<dyn Pinner>),
 }
 
 impl Memory {
@@ -57,17 +60,14 @@ impl Memory {
     pub(super) fn block(&self, bytes: usize) -> Block {
         match self {
             Memory::Plain => Block::new(bytes, ALIGN),
-            Memory::Pinned(pinner) => {
-                let mut block = Block::new(bytes, PAGE);
-                // SAFETY: the block drops its pin before its memory.
-                block.pin = unsafe { pinner.pin(block.start, block.bytes()) };
-                block
-            }
-            Memory::Shared(region) => match region.lend(bytes) {
-                Some(part) => Block { start: part.start(), of: Of::Region(part), pin: None },
+            Memory::Pinned(pinner) => Block::pinned(bytes, &**pinner),
+            Memory::Shared(region) => {
                 // Its engine copies it: slower, and as right.
-                None => Block::new(bytes, ALIGN),
-            },
+                Block::shared(bytes, region).unwrap_or_else(|| Block::new(bytes, ALIGN))
+            }
+            Memory::Landing(region, pinner) => {
+                Block::shared(bytes, region).unwrap_or_else(|| Block::pinned(bytes, &**pinner))
+            }
         }
     }
 }
@@ -99,6 +99,20 @@ impl Block {
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
         Block { start, of: Of::Heap(layout), pin: None }
+    }
+
+    /// The same, known to a device.
+    fn pinned(bytes: usize, pinner: &dyn Pinner) -> Block {
+        let mut block = Block::new(bytes, PAGE);
+        // SAFETY: the block drops its pin before its memory.
+        block.pin = unsafe { pinner.pin(block.start, block.bytes()) };
+        block
+    }
+
+    /// A part of a region, if there is room.
+    fn shared(bytes: usize, region: &Region) -> Option<Block> {
+        let part = region.lend(bytes)?;
+        Some(Block { start: part.start(), of: Of::Region(part), pin: None })
     }
 
     pub(super) fn start(&self) -> *mut u8 {
@@ -153,6 +167,12 @@ impl Blocks {
 
     /// So many bytes, aligned to 64. Their content is whatever their last user left.
     pub fn lend(&self, bytes: usize) -> Lent {
+        // What comes and goes for nothing is not kept, so that all of its users have their part of it.
+        if let Memory::Landing(region, _) = &self.store.memory
+            && let Some(block) = Block::shared(bytes, region)
+        {
+            return Lent { block: Some(block), bytes, store: Arc::clone(&self.store) };
+        }
         let mut free = self.store.lock();
         let best = free.iter().enumerate().filter(|(_, block)| block.bytes() >= bytes);
         let best = best.min_by_key(|(_, block)| block.bytes()).map(|(index, _)| index);
@@ -225,6 +245,9 @@ impl AsRef<[u8]> for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
+        if matches!((&block.of, &self.store.memory), (Of::Region(_), Memory::Landing(..))) {
+            return;
+        }
         let mut free = self.store.lock();
         free.push(block);
         // The smallest are the easiest to get again.
