@@ -194,6 +194,8 @@ pub struct Seen {
     pub temperature_c: Option<u32>,
     /// Watts.
     pub power_w: Option<f64>,
+    /// Watts that it is held to.
+    pub power_limit_w: Option<f64>,
     /// Joules since the driver was loaded.
     pub energy_j: Option<f64>,
     /// Memory errors that could not be put right, since the driver was loaded.

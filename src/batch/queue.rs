@@ -22,7 +22,7 @@ use super::{
     book::{Book, Receipt, WorkerKey},
     entry::Pieces,
 };
-use crate::error::InferError;
+use crate::{engine::Tensor, error::InferError};
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -216,11 +216,22 @@ impl Queue {
         recalled
     }
 
-    fn finish(&self, batch: &Batch, receipt: &Receipt, result: RunResult) -> Option<Aftermath> {
+    /// `counted` is called before the answers are sent, so that whoever has one finds it counted.
+    fn finish(
+        &self,
+        batch: &Batch,
+        receipt: &Receipt,
+        result: RunResult,
+        counted: impl FnOnce(),
+    ) -> Option<Aftermath> {
         let mut state = self.lock();
         let now = Instant::now();
         let aftermath = state.book.finish(batch, receipt, result, now);
-        self.leave(state, None);
+        let answers = Queue::release(state, None);
+        if aftermath.is_some() {
+            counted();
+        }
+        answers.send();
         aftermath
     }
 
@@ -230,7 +241,12 @@ impl Queue {
 
     /// Releases the lock, then does what came of the calls under it. `changed` is the only model that work was added for,
     /// if that is known.
-    fn leave(&self, mut state: MutexGuard<'_, State>, changed: Option<ModelKey>) {
+    fn leave(&self, state: MutexGuard<'_, State>, changed: Option<ModelKey>) {
+        Queue::release(state, changed).send();
+    }
+
+    /// The same, but for the answers, which are to be sent.
+    fn release(mut state: MutexGuard<'_, State>, changed: Option<ModelKey>) -> Answers {
         let settled = state.book.settle();
         if !settled.forgotten.is_empty() {
             let State { bells, woken, .. } = &mut *state;
@@ -248,7 +264,20 @@ impl Queue {
         };
         drop(state);
         bells.iter().for_each(|bell| bell.notify_one());
-        for (sender, result) in answers {
+        Answers { answers, _inputs: settled.inputs }
+    }
+}
+
+/// What is to be said and given back without the lock.
+#[must_use = "callers wait for it"]
+struct Answers {
+    answers: Vec<(oneshot::Sender<Reply>, Result<Pieces, InferError>)>,
+    _inputs: Vec<Vec<Tensor>>,
+}
+
+impl Answers {
+    fn send(self) {
+        for (sender, result) in self.answers {
             // Whoever dropped the ticket meanwhile does not want it.
             let _ = sender.send(result.and_then(Pieces::join));
         }

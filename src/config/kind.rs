@@ -50,6 +50,8 @@ pub enum Kind {
     Names,
     /// An address such as `http://HOST:PORT/PATH`, without TLS; empty for none.
     Url,
+    /// The path that an address begins with, such as `/vision`; empty for none.
+    BasePath,
     /// A number from 0 to 1.
     Ratio,
     /// A text that is shown nowhere; empty for none.
@@ -87,6 +89,11 @@ impl Kind {
             }
             Kind::Names => "names with commas between them, * for all, or empty for none".into(),
             Kind::Url => "http://HOST:PORT or http://HOST:PORT/PATH, or empty for none".into(),
+            Kind::BasePath => {
+                "a path such as /vision or /teams/vision (letters, digits, -, ., _ and ~, without a slash at the end), or \
+                 empty for none"
+                    .into()
+            }
             Kind::Ratio => "a number from 0 to 1".into(),
             Kind::Secret => {
                 format!("{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters, or empty for none")
@@ -119,7 +126,7 @@ impl Kind {
             Kind::Secret => "TOKEN",
             Kind::Url => "URL",
             Kind::Ratio => "RATIO",
-            Kind::Path { .. } => "PATH",
+            Kind::Path { .. } | Kind::BasePath => "PATH",
             Kind::Choice(_) => "WORD",
             Kind::Count { .. } | Kind::Threads { .. } => "N",
             Kind::Bytes { .. } => "BYTES",
@@ -162,6 +169,13 @@ impl Kind {
                 let fine =
                     uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty());
                 if fine { Ok(Value::Text(text.into())) } else { Err(refused()) }
+            }
+            Kind::BasePath if text.is_empty() => Ok(Value::Text(String::new())),
+            Kind::BasePath => {
+                let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+                let fine = |part: &str| !matches!(part, "" | "." | "..") && part.bytes().all(plain);
+                let parts = text.strip_prefix('/').filter(|parts| parts.split('/').all(fine));
+                parts.map(|_| Value::Text(text.into())).ok_or_else(refused)
             }
             Kind::Ratio => {
                 let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
@@ -328,6 +342,13 @@ mod tests {
         }
         for text in ["https://a", "collector:4318", "http://", "/v1/traces"] {
             check(Kind::Url, text, None);
+        }
+        for text in ["", "/vision", "/teams/eye-2/v1.0"] {
+            check(Kind::BasePath, text, Some(Value::Text(text.into())));
+        }
+        for text in ["vision", "/", "/vision/", "//vision", "/a/../b", "/a b", "/a%20b", "/a?b", "http://a/b"]
+        {
+            check(Kind::BasePath, text, None);
         }
         check(Kind::Ratio, "0.25", Some(Value::Real(0.25)));
         check(Kind::Ratio, "1", Some(Value::Real(1.0)));

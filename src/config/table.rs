@@ -184,8 +184,8 @@ macro_rules! options {
 }
 
 use Kind::{
-    Address, Addresses, Bytes, Choice, Count, Filter, Millis, Names, Path, Ratio, Secret as SecretKind,
-    Threads, Url,
+    Address, Addresses, BasePath, Bytes, Choice, Count, Filter, Millis, Names, Path, Ratio,
+    Secret as SecretKind, Threads, Url,
 };
 
 const KIB: u64 = 1 << 10;
@@ -198,6 +198,9 @@ options! {
         listen: Vec<SocketAddr>, Addresses, "127.0.0.1:8000",
             "Where the API listens: one address or several, with commas between them.",
             "0.0.0.0:8000 or [::]:8000 listens on every interface. Port 0 takes any free port, which the log then names. Clients of Triton look for port 8000, those of KServe and TorchServe for 8080: 0.0.0.0:8000,0.0.0.0:8080 serves both.";
+        base_path: String, BasePath, "",
+            "What paths of the API may begin with, such as /vision; empty for nothing.",
+            "For proxies that pass on a path as it is, and clients that are given host:port/vision: /vision/v2/models and /v2/models are then the same, so that probes and scrapers need not know of it. On listen alone.";
         grpc_listen: Option<SocketAddr>, Address { off: true }, "",
             "Where the same API is served over gRPC; empty for not at all.",
             "Triton's port is 8001. Limits, deadlines and the drain are those of the HTTP API.";

@@ -144,6 +144,8 @@ impl Book {
         tracing::debug!(device = &*hold.health.device, %refusal, "a model is not served here");
         if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.served.model.key == key) {
             entry.refused.push((index, hold.number, refusal.to_string()));
+            // What an earlier hold had of it is gone.
+            entry.served.model.statistics.holds(&hold.health.device, None);
         }
     }
 
@@ -276,8 +278,7 @@ impl Book {
 
     /// Takes note of what a model took on a GPU.
     pub(super) fn learn(&self, gpu: &str, source: &Source, footprint: &Footprint) {
-        let bytes = footprint.instance().saturating_mul(footprint.instances);
-        self.learned().model(gpu, &name(source), bytes);
+        self.learned().model(gpu, &name(source), footprint.all());
     }
 
     /// What a model needs on a device, where that was measured.

@@ -46,12 +46,14 @@ impl Outbound {
             Ok(outputs) => {
                 let (items, size, statistics) = (self.batch.items, self.batch.size, &self.model.statistics);
                 let began = Instant::now();
-                let finished = self.batch.finish(Ok(Ran { outputs, stage: self.stage, compute }));
-                let Some(aftermath) = finished else { return late() };
-                self.metrics.stage_seconds.observe(self.stage.as_secs_f64());
-                self.metrics.compute_seconds.observe(compute.as_secs_f64());
-                self.metrics.batch(items, size);
-                statistics.ran(items, self.stage, compute);
+                let counted = || {
+                    self.metrics.stage_seconds.observe(self.stage.as_secs_f64());
+                    self.metrics.compute_seconds.observe(compute.as_secs_f64());
+                    self.metrics.batch(items, size);
+                    statistics.ran(items, self.stage, compute);
+                };
+                let ran = Ran { outputs, stage: self.stage, compute };
+                let Some(aftermath) = self.batch.finish_counted(Ok(ran), counted) else { return late() };
                 statistics.handed_out(items, began.elapsed());
                 if let Some(items) = aftermath.ceiling {
                     tracing::info!(

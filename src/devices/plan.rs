@@ -27,6 +27,11 @@ impl Footprint {
         self.weights + self.buffers.last().map_or(0, |(_, bytes)| *bytes) + self.frames
     }
 
+    /// Bytes of all instances that are loaded, likewise.
+    pub fn all(&self) -> u64 {
+        self.instance().saturating_mul(self.instances)
+    }
+
     /// What is to be left free.
     pub fn headroom(&self) -> u64 {
         headroom_bytes(self.total)

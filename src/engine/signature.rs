@@ -40,6 +40,13 @@ pub struct TensorSpec {
     pub shape: Vec<Dim>,
 }
 
+impl TensorSpec {
+    /// Whether a shape fits.
+    pub fn takes(&self, shape: &[usize]) -> bool {
+        self.shape.len() == shape.len() && self.shape.iter().zip(shape).all(|(dim, n)| dim.takes(*n))
+    }
+}
+
 /// How a model treats its first axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batching {

@@ -330,7 +330,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         } else {
             catalog::counted(&self.front, &target(name, version)).map_err(|error| status::of(&error))?
         };
-        let statistics = catalog::statistics_value(&models);
+        let statistics = catalog::statistics_value(&self.front, &models);
         Ok(Response::new(self.message("inference.ModelStatisticsResponse", statistics)?))
     }
 

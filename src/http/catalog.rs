@@ -10,10 +10,11 @@ use crate::{
     engine::{Dim, Signature, TensorSpec},
     error::InferError,
     models::{Model, State as ModelState},
+    telemetry::statistics::Held,
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 /// The protocol's extensions that are built, no more.
 const EXTENSIONS: [&str; 7] = [
@@ -123,7 +124,7 @@ pub(crate) fn versions(front: &Front, model: &Model) -> Vec<String> {
 /// `GET /v2/models/stats`, and of one model `GET /v2/models/{model}[/versions/{version}]/stats`: all versions that take
 /// requests, or the one that is named.
 pub(super) async fn all_statistics(State(front): State<Arc<Front>>) -> Json<Value> {
-    statistics_of(&front.catalog.ready())
+    statistics_of(&front, &front.catalog.ready())
 }
 
 /// See [`all_statistics`].
@@ -131,7 +132,7 @@ pub(super) async fn statistics(
     State(front): State<Arc<Front>>,
     target: Target,
 ) -> Result<Json<Value>, InferError> {
-    Ok(statistics_of(&counted(&front, &target)?))
+    Ok(statistics_of(&front, &counted(&front, &target)?))
 }
 
 /// The versions whose statistics are meant: the one that is named, or all of the model that take requests.
@@ -143,14 +144,21 @@ pub(crate) fn counted(front: &Front, target: &Target) -> Result<Vec<Arc<Model>>,
     Ok(models)
 }
 
-fn statistics_of(models: &[Arc<Model>]) -> Json<Value> {
-    Json(statistics_value(models))
+fn statistics_of(front: &Front, models: &[Arc<Model>]) -> Json<Value> {
+    Json(statistics_value(front, models))
 }
 
 /// The statistics of these versions, as Triton's clients read them.
-pub(crate) fn statistics_value(models: &[Arc<Model>]) -> Value {
-    let entry =
-        |model: &Arc<Model>| statistics::entry(&model.name, &model.version, &model.statistics.snapshot());
+pub(crate) fn statistics_value(front: &Front, models: &[Arc<Model>]) -> Value {
+    // Memory on a GPU that was given back is nobody's.
+    let devices = front.status.devices().into_iter();
+    let ours: BTreeSet<String> =
+        devices.filter(|device| device.state.runs()).map(|device| device.id).collect();
+    let entry = |model: &Arc<Model>| {
+        let held = model.statistics.held().into_iter().filter(|(device, _)| ours.contains(&**device));
+        let held: Vec<Held> = held.map(|(_, held)| held).collect();
+        statistics::entry(&model.name, &model.version, &model.statistics.snapshot(), &held)
+    };
     json!({ "model_stats": models.iter().map(entry).collect::<Vec<_>>() })
 }
 

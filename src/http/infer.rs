@@ -97,7 +97,10 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     // Numbers as text take milliseconds per megabyte: not on the async threads.
     let signature = Arc::clone(model);
     let read = move || match length {
-        Some(0) => raw::read(body, &signature.interface.signature.inputs, signature.image.is_some()),
+        Some(0) => {
+            let own = &signature.interface.signature.inputs;
+            raw::read(body, own, &signature.takes[own.len()..], signature.image.is_some())
+        }
         // A fitter takes its inputs in several types, and looks at them itself.
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
         length => oip::read(&body, length, &signature.takes),

@@ -6,7 +6,7 @@ use super::{
     call::{Call, Spent},
     infer, predict,
     target::Target,
-    wire::v1::{self, Asked, Form},
+    wire::v1::{self, Asked, Form, Taken},
 };
 use crate::{
     error::InferError,
@@ -87,7 +87,11 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
     // Numbers and base64 as text take milliseconds per megabyte.
-    let read = move || v1::read(&body, &of.interface.signature.inputs, of.image.is_some(), parts_max);
+    let read = move || {
+        let inputs = &of.interface.signature.inputs;
+        let taken = Taken { inputs, pixels: &of.takes[inputs.len()..], images: of.image.is_some() };
+        v1::read(&body, taken, parts_max)
+    };
     let (form, asked) = front.decode.run(read).await??;
     let (json, spent) = match asked {
         Asked::Images { files, parameters } => {

@@ -1,6 +1,7 @@
 //! The front: from a socket to a request with a permit, and from an answer or an error to a reply.
 //!
 //! - [`accept`]: connections, their clocks and their end; [`threads`]: where they are served.
+//! - `base`: what paths may begin with.
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request.
@@ -16,6 +17,7 @@
 
 pub mod accept;
 pub mod admission;
+mod base;
 pub mod body;
 pub(crate) mod call;
 pub(crate) mod catalog;
@@ -149,6 +151,8 @@ pub struct Front {
     pub(crate) shared_memory: SharedMemory,
     repository_mode: RepositoryMode,
     admin_token: Option<Secret>,
+    /// What paths may begin with; empty for nothing.
+    base_path: Arc<str>,
     /// Whether Triton's metrics are written beside our own.
     triton_metrics: bool,
     /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
@@ -230,6 +234,7 @@ impl Front {
             shared_memory: SharedMemory::new(config.shared_memory_regions_max),
             repository_mode: config.repository_mode,
             admin_token: config.admin_token.clone(),
+            base_path: config.base_path.as_str().into(),
             triton_metrics: config.triton_metrics,
             torchserve_answers: config.torchserve_answers,
             page: page::page(config.page),
@@ -330,7 +335,8 @@ pub fn routes(front: Arc<Front>) -> Router {
         .merge(control())
         .merge(page::router(&front))
         .merge(router(health::routes()));
-    finish(api, head, front)
+    let base = Arc::clone(&front.base_path);
+    base::below(&base, finish(api, head, front))
 }
 
 /// What the admin listener serves: health, metrics and control.

@@ -104,6 +104,7 @@ fn gpu(device: &Device) -> triton::Gpu<'_> {
         memory_bytes: seen.memory_bytes,
         memory_used_bytes: used,
         power_w: seen.power_w,
+        power_limit_w: seen.power_limit_w,
         energy_j: seen.energy_j,
     }
 }

@@ -1,7 +1,10 @@
 //! What an author says that a model takes and gives, held against what its file says; and the shapes that requests have where
 //! the author gave them another form than the model has inside.
 
-use crate::engine::{DataType, Dim, Signature, Tensor, TensorSpec};
+use crate::{
+    engine::{DataType, Dim, Signature, Tensor, TensorSpec},
+    image::Layout,
+};
 
 /// An author's word on inputs and outputs. A list that is empty says nothing.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -26,6 +29,8 @@ pub struct DeclaredTensor {
     pub dims: Vec<Dim>,
     /// As the model has it, where that differs.
     pub reshape: Option<Vec<Dim>>,
+    /// The order of an image's axes, for clients that make one; it changes nothing here.
+    pub format: Option<Layout>,
 }
 
 /// What requests see of a model: the names, types and shapes that they use, and how these become the model's own.
@@ -191,6 +196,7 @@ mod tests {
             datatype: DataType::Fp32,
             dims: dims.to_vec(),
             reshape: reshape.map(<[Dim]>::to_vec),
+            format: None,
         }
     }
 

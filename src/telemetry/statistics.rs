@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -102,6 +102,16 @@ pub struct Statistics {
     batches: Mutex<BTreeMap<usize, Batches>>,
     last_ms: AtomicU64,
     load_ns: AtomicU64,
+    held: Mutex<BTreeMap<Arc<str>, Held>>,
+}
+
+/// What a version holds on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// The GPU's number in this process.
+    pub ordinal: usize,
+    /// As measured when it was loaded there: all of its instances with their largest batches.
+    pub bytes: u64,
 }
 
 /// All counts at one time.
@@ -180,6 +190,20 @@ impl Statistics {
     /// Loading the model took so long.
     pub fn loaded(&self, took: Duration) {
         self.load_ns.store(ns(took), Ordering::Relaxed);
+    }
+
+    /// It was loaded onto a GPU, or could not be, as `held` is.
+    pub fn holds(&self, device: &Arc<str>, held: Option<Held>) {
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match held {
+            Some(held) => all.insert(Arc::clone(device), held),
+            None => all.remove(device),
+        };
+    }
+
+    /// What it holds on GPUs, by their names; on those that were given back since, what it held.
+    pub fn held(&self) -> BTreeMap<Arc<str>, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn batches(&self) -> MutexGuard<'_, BTreeMap<usize, Batches>> {

@@ -59,7 +59,7 @@ pub(super) const ROWS: [Row; 14] = [
 ];
 
 /// Those of GPUs, likewise; left out where there is none.
-pub(super) const GPU_ROWS: [Row; 5] = [
+pub(super) const GPU_ROWS: [Row; 6] = [
     (
         "nv_gpu_utilization",
         "gauge",
@@ -69,6 +69,7 @@ pub(super) const GPU_ROWS: [Row; 5] = [
     ("nv_gpu_memory_total_bytes", "gauge", "gpu_uuid", "Memory of a GPU."),
     ("nv_gpu_memory_used_bytes", "gauge", "gpu_uuid", "Memory of a GPU that is not free."),
     ("nv_gpu_power_usage", "gauge", "gpu_uuid", "Power that a GPU draws, in watts."),
+    ("nv_gpu_power_limit", "gauge", "gpu_uuid", "Power that its driver holds a GPU to, in watts."),
     (
         "nv_energy_consumption",
         "counter",
@@ -90,6 +91,8 @@ pub struct Gpu<'a> {
     pub memory_used_bytes: Option<u64>,
     /// Watts.
     pub power_w: Option<f64>,
+    /// Watts that it is held to.
+    pub power_limit_w: Option<f64>,
     /// Joules since the driver was loaded.
     pub energy_j: Option<f64>,
 }
@@ -108,6 +111,7 @@ pub fn write(out: &mut String, versions: &[Version<'_>], host: Option<Load>, gpu
                 "nv_gpu_memory_total_bytes" => gpu.memory_bytes.as_ref().map(|value| value as _),
                 "nv_gpu_memory_used_bytes" => gpu.memory_used_bytes.as_ref().map(|value| value as _),
                 "nv_gpu_power_usage" => gpu.power_w.as_ref().map(|value| value as _),
+                "nv_gpu_power_limit" => gpu.power_limit_w.as_ref().map(|value| value as _),
                 _ => gpu.energy_j.as_ref().map(|value| value as _),
             };
             if let Some(value) = value {
@@ -193,6 +197,7 @@ mod tests {
             memory_bytes: Some(80),
             memory_used_bytes: None,
             power_w: Some(300.5),
+            power_limit_w: Some(700.0),
             energy_j: Some(7.0),
         };
         write(&mut out, &[version], host, &[gpu]);
@@ -220,6 +225,7 @@ mod tests {
             "nv_gpu_utilization{gpu_uuid=\"GPU-1\"} 0.5",
             "nv_gpu_memory_total_bytes{gpu_uuid=\"GPU-1\"} 80",
             "nv_gpu_power_usage{gpu_uuid=\"GPU-1\"} 300.5",
+            "nv_gpu_power_limit{gpu_uuid=\"GPU-1\"} 700",
             "nv_energy_consumption{gpu_uuid=\"GPU-1\"} 7",
         ] {
             assert!(out.lines().any(|got| got == line), "{line} is not in\n{out}");

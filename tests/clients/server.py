@@ -1,6 +1,7 @@
 """Runs the server under test: starts it on free ports, waits until it is ready, ends it, keeps its log."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,11 +27,26 @@ def until(holds, seconds_max, what):
 
 
 def free_ports(count):
-    """Ports that nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Ports that nobody has now. They are below those that the system hands out, which any connection may take meanwhile."""
+    try:
+        end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        end = 0
+    candidates = list(range(10_000, end)) if end > 12_000 else [0] * 100
+    # Of its own, so that whoever seeds the common one does not choose the same.
+    random.Random().shuffle(candidates)
+    sockets = []
+    for port in candidates:
+        try:
+            sockets.append(socket.create_server(("127.0.0.1", port)))
+        except OSError:
+            continue
+        if len(sockets) == count:
+            break
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
         s.close()
+    assert len(ports) == count, "no free ports"
     return ports
 
 

@@ -38,7 +38,7 @@ def analyze():
 
     def run(*arguments):
         command = [BINARY, *WINDOWS, *arguments]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 TOKEN = "a-token-of-sixteen-or-more"
 X = np.ones((1, 16), np.float32)
+SECONDS_MAX = 300  # only bounds a test that hangs
 
 
 def given(x=X):
@@ -139,7 +140,7 @@ def test_no_request_fails_while_a_model_is_loaded_anew(client, server, folder):
     for _ in range(15):
         before = len(answered)
         client.load_model("identity")
-        until(lambda: len(answered) > before or failures, 60, "requests are answered between two loads")
+        until(lambda: len(answered) > before or failures, SECONDS_MAX, "requests are answered between two loads")
     stop.set()
     for thread in threads:
         thread.join()
@@ -212,7 +213,7 @@ def test_a_model_may_come_with_its_load(start_server, folder, tmp_path, monkeypa
     client.load_model("identity")
     assert config_of("identity")["input"][0]["dims"] in ([16], ["16"])
     client.unload_model("brought")
-    until(lambda: not list(kept.glob("ocelli-model-*")), 60, "files of models that are gone are removed")
+    until(lambda: not list(kept.glob("ocelli-model-*")), SECONDS_MAX, "files of models that are gone are removed")
     # What is no model to be loaded.
     refuses(lambda: client.load_model("brought", files=FILES), "need the parameter config")
     refuses(lambda: client.load_model("a b", config="{}", files=FILES), "must be 1 to 64")
@@ -266,9 +267,9 @@ def test_models_follow_their_folder(start_server, folder, models):
 
     assert ready("identity") and not ready("embed")
     shutil.copytree(models / "embed", folder / "embed")
-    until(lambda: ready("embed"), 60, "a new model is served")
+    until(lambda: ready("embed"), SECONDS_MAX, "a new model is served")
     shutil.rmtree(folder / "add")
-    until(lambda: not ready("add"), 60, "a model that is gone is not served")
+    until(lambda: not ready("add"), SECONDS_MAX, "a model that is gone is not served")
     good = (folder / "identity" / "model.onnx").read_bytes()
     (folder / "identity" / "model.onnx").write_bytes(b"no model")
 
@@ -276,10 +277,10 @@ def test_models_follow_their_folder(start_server, folder, models):
         reply = requests.post(f"{server.url}/v2/repository/index", timeout=wire.TIMEOUT).json()
         return next(e["reason"] for e in reply if e["name"] == "identity")
 
-    until(lambda: "the last load failed" in reason(), 60, "the failure is listed")
+    until(lambda: "the last load failed" in reason(), SECONDS_MAX, "the failure is listed")
     assert ready("identity")
     (folder / "identity" / "model.onnx").write_bytes(good)
-    until(lambda: reason() == "", 60, "the model is loaded again")
+    until(lambda: reason() == "", SECONDS_MAX, "the model is loaded again")
     server.kill()
 
 

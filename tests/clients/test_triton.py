@@ -316,6 +316,31 @@ def test_a_raw_request_may_be_an_image_or_a_tensor(server, digits):
             assert str(values[0].argmax()) == digit, name
 
 
+@pytest.mark.parametrize(("datatype", "bits"), [("UINT8", 8), ("UINT16", 16)])
+def test_a_raw_request_may_be_the_pixels_of_an_image(server, client, datatype, bits):
+    pixels = np.random.default_rng(bits).integers(0, 2**bits, (1, 32, 32, 1)).astype(datatype.lower())
+    expected = client.infer("digits", [tensor("image", pixels, datatype)]).as_numpy("logits")
+    headers = {"Inference-Header-Content-Length": "0"}
+    url = f"{server.url}/v2/models/digits/infer"
+    reply = requests.post(url, data=pixels.tobytes(), headers=headers, timeout=wire.TIMEOUT)
+    assert reply.status_code == 200, reply.text
+    length = int(reply.headers["Inference-Header-Content-Length"])
+    assert (np.frombuffer(reply.content[length:], np.float32) == expected[0]).all()
+    reply = requests.post(url, data=pixels.tobytes()[1:], headers=headers, timeout=wire.TIMEOUT)
+    assert reply.status_code == 400 and "1024 for UINT8, or 2048 for UINT16" in reply.json()["error"], reply.text
+
+
+def test_a_client_may_be_given_a_path(start_server, only_digits, digits):
+    server = start_server(only_digits, base_path="/teams/vision")
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}/teams/vision") as client:
+        assert client.is_server_ready() and client.is_model_ready("digits")
+        image = np.array([digits[0][1]], dtype=np.object_)
+        assert str(client.infer("digits", [tensor("image", image, "BYTES")]).as_numpy("logits")[0].argmax()) == digits[0][2]
+        (entry,) = client.get_inference_statistics("digits")["model_stats"]
+        assert entry["inference_stats"]["success"]["count"] == 1 and entry["memory_usage"] == [], entry
+    assert server.stop() == 0
+
+
 def test_encoded_images_that_cannot_be_are_refused(client, digits):
     image = digits[0][1]
 

@@ -34,6 +34,13 @@ fn specs() -> Vec<TensorSpec> {
     vec![spec("x", DataType::Fp32, &[Dim::Free, Dim::Fixed(4)]), spec("c", DataType::Bytes, &[Dim::Free])]
 }
 
+/// The forms in which an input may be pixels.
+fn pixels() -> Vec<TensorSpec> {
+    let shape = [Dim::Free, Dim::Fixed(2), Dim::Fixed(2), Dim::Fixed(1)];
+    let form = |datatype| TensorSpec { name: "x".into(), datatype, shape: shape.to_vec() };
+    vec![form(DataType::Uint8), form(DataType::Uint16)]
+}
+
 /// The bytes of a tensor are those of its shape.
 fn holds_together(tensor: &Tensor) {
     binary::check("it", tensor).expect("what was read is what it says");
@@ -54,7 +61,7 @@ fn oip_binary(file: &[u8]) {
     let body = Bytes::copy_from_slice(&file[line..]);
     let body = body.slice(body.len().min(1)..);
     let read = match length {
-        Some(0) => raw::read(body, &specs()[..1], true),
+        Some(0) => raw::read(body, &specs()[..1], &pixels(), true),
         length => request::read(&body, length, &specs()),
     };
     if let Ok(request) = read {
@@ -79,8 +86,10 @@ fn base64(body: &[u8]) {
 
 /// A prediction by KServe's first protocol.
 fn rows_and_columns(body: &[u8]) {
-    for takes_images in [false, true] {
-        if let Ok((_, v1::Asked::Tensors(inputs))) = v1::read(body, &specs(), takes_images, 8) {
+    let (inputs, pixels) = (specs(), pixels());
+    for (inputs, images) in [(&inputs[..], false), (&inputs[..1], true)] {
+        let taken = v1::Taken { inputs, pixels: &pixels, images };
+        if let Ok((_, v1::Asked::Tensors(inputs))) = v1::read(body, taken, 8) {
             inputs.iter().for_each(|input| holds_together(&input.tensor));
         }
     }

@@ -38,7 +38,7 @@ fn a_machine_without_nvml_says_so() {
 #[test]
 fn all_readings_of_all_gpus_are_taken() {
     let fake = FakeNvml::start("count=2 name=Large memory=80GiB reserved=1GiB");
-    fake.tell("set gpu=1 used=9GiB utilization=97 temperature=91 throttle=0x60 power_mw=650000 energy_mj=77 replays=3");
+    fake.tell("set gpu=1 used=9GiB utilization=97 temperature=91 throttle=0x60 power_mw=650000 power_limit_mw=500000 energy_mj=77 replays=3");
     fake.tell(
         "set gpu=1 ecc_corrected=5 ecc_uncorrected=1 pages_pending=1 rows_pending=1 rows_failed=1 recovery=2",
     );
@@ -58,6 +58,7 @@ fn all_readings_of_all_gpus_are_taken() {
     assert_eq!((sick.slowdown_c, sick.shutdown_c), (Some(89), Some(92)));
     assert_eq!(sick.throttled, Some(Throttled { thermal: true, power_brake: false, power_cap: false }));
     assert_eq!((sick.power_mw, sick.energy_mj, sick.pcie_replays), (Some(650_000), Some(77), Some(3)));
+    assert_eq!(sick.power_limit_mw, Some(500_000));
     assert_eq!((sick.ecc_corrected, sick.ecc_uncorrected), (Some(5), Some(1)));
     assert_eq!(
         (sick.pages_pending, sick.rows_pending, sick.rows_failed),

@@ -412,3 +412,27 @@ async fn a_caller_that_goes_away_takes_its_job_with_it() {
     until_metrics(server.address, &lines).await;
     server.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_are_the_same_below_the_base_path_and_without_it() {
+    let server = Server::start(Config { base_path: "/teams/eye".into(), ..config() }).await;
+    for path in ["/v2/models/digits", "/v2/models/digits/", "/openapi.yaml"] {
+        let (plain, below) = (server.get(path).await, server.get(&format!("/teams/eye{path}")).await);
+        assert_eq!((plain.status, below.status), (200, 200), "{path}");
+        assert_eq!(plain.body, below.body, "{path}");
+    }
+    let posted = server.send("POST", "/teams/eye/predictions/digits?top=1", &[], three()).await;
+    assert_eq!((posted.status, &posted.json()["classes"][0]["label"]), (200, &"3".into()), "{posted:?}");
+    for path in ["/teams/eyes/v2", "/teams/v2", "/eye/v2", "/teams/eye/teams/eye/v2"] {
+        assert_eq!(server.get(path).await.status, 404, "{path}");
+    }
+    let page = server.get("/teams/eye/").await;
+    assert_eq!((page.status, page.body), (200, server.get("/").await.body));
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(server.get("/teams/eye/v2").await.json()["version"] == version);
+    // Counted by the route, which has no base.
+    let text = server.get("/teams/eye/metrics").await.body;
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.contains("route=\"/predictions/{model}\"") && !text.contains("/teams"), "{text}");
+    server.end().await;
+}

@@ -166,6 +166,8 @@ impl Server {
         let manifest = format!("{DIGITS}[batch]\nitems_max = 8\nwait_ms_max = 10000\n");
         let server = Server::start_with(digits_with(&[("slow", &manifest)]), config).await;
         assert_eq!(server.send("POST", "/predictions/slow", &[], three()).await.status, 200);
+        // A place is given back after the reply went out.
+        until_metrics(server.address, &["ocelli_requests_in_flight 0"]).await;
         server
     }
 

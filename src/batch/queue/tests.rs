@@ -7,6 +7,7 @@ use crate::{
     engine::{DataType, Tensor},
 };
 use bytes::Bytes;
+use futures_util::FutureExt;
 use std::thread;
 
 const A: ModelKey = ModelKey(1);
@@ -45,6 +46,18 @@ fn job(model: ModelKey, items: usize, first: u8) -> Job {
         wait: None,
         arrived: Instant::now(),
     }
+}
+
+#[test]
+fn a_batch_is_counted_before_its_answers_are_there() {
+    let queue = queue(Duration::ZERO);
+    let worker = queue.attach(&device("cpu"));
+    let mut ticket = queue.push(job(A, 2, 7)).unwrap();
+    let running = worker.try_take(&[A]).unwrap();
+    let (result, mut answered) = (echo(&running), None);
+    let _ = running.finish_counted(result, || answered = Some((&mut ticket).now_or_never().is_some()));
+    assert_eq!(answered, Some(false));
+    assert!((&mut ticket).now_or_never().is_some());
 }
 
 /// The engine: gives back its input.
@@ -147,7 +160,7 @@ fn what_a_hung_worker_has_is_run_elsewhere_at_once_and_its_late_results_are_thro
         |batch: &Batch| echo(batch).map(|ran| Ran { outputs: vec![ran.outputs[0].clone(); 2], ..ran });
     let [first, second] = begun;
     let result = nonsense(&first);
-    assert!(first.finish(result).is_none());
+    assert!(first.finish_counted(result, || panic!("others have its jobs")).is_none());
     while let Some(running) = other.try_take(&[A]) {
         let result = echo(&running);
         assert!(running.finish(result).is_some());

@@ -142,8 +142,13 @@ pub struct Running {
 impl Running {
     /// Hands the batch back: answers the jobs that are complete, and lets those that failed run again where the kind of
     /// error allows it. Says what else came of it; none where it was [recalled](Queue::recall), and others have its jobs.
-    pub fn finish(mut self, result: RunResult) -> Option<Aftermath> {
-        self.queue.finish(&self.batch, &self.receipt.take()?, result)
+    pub fn finish(self, result: RunResult) -> Option<Aftermath> {
+        self.finish_counted(result, || ())
+    }
+
+    /// The same; `counted` is called before the answers are sent, unless the batch was recalled.
+    pub fn finish_counted(mut self, result: RunResult, counted: impl FnOnce()) -> Option<Aftermath> {
+        self.queue.finish(&self.batch, &self.receipt.take()?, result, counted)
     }
 }
 
@@ -160,7 +165,7 @@ impl Drop for Running {
         if let Some(receipt) = self.receipt.take() {
             let error = format!("the worker on {} stopped in the middle of it", self.device);
             let result = Err(EngineError::Device(error));
-            self.queue.finish(&self.batch, &receipt, result);
+            self.queue.finish(&self.batch, &receipt, result, || ());
         }
     }
 }

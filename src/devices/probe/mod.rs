@@ -54,6 +54,8 @@ pub struct Sample {
     pub throttled: Option<Throttled>,
     /// Draw, mW.
     pub power_mw: Option<u32>,
+    /// The draw that the driver holds it to, mW.
+    pub power_limit_mw: Option<u32>,
     /// Since the driver was loaded, mJ.
     pub energy_mj: Option<u64>,
     /// Memory errors that were put right, since the driver was loaded.
@@ -97,6 +99,7 @@ impl Sample {
             shutdown_c: None,
             throttled: None,
             power_mw: None,
+            power_limit_mw: None,
             energy_mj: None,
             ecc_corrected: None,
             ecc_uncorrected: None,

@@ -139,6 +139,7 @@ impl Look {
             self.read("shutdown_c", device.temperature_threshold(TemperatureThreshold::Shutdown));
         self.sample.throttled = self.read("throttled", device.current_throttle_reasons()).map(throttled);
         self.sample.power_mw = self.read("power_mw", device.power_usage());
+        self.sample.power_limit_mw = self.read("power_limit_mw", device.enforced_power_limit());
         self.sample.energy_mj = self.read("energy_mj", device.total_energy_consumption());
         let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile);
         self.sample.ecc_corrected = self.read("ecc_corrected", ecc(MemoryError::Corrected));

@@ -15,6 +15,7 @@ use crate::{
     engine::staging::Memory,
     models::{Model, Source},
     status::{Cause, DeviceState},
+    telemetry::statistics::Held,
 };
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -139,6 +140,8 @@ impl Devices {
         let device = &self.devices[index];
         if let (Some(gpu), Some(footprint)) = (&device.gpu, &proof.footprint) {
             self.book.learn(&gpu.name, &served.source, footprint);
+            let held = Held { ordinal: gpu.ordinal, bytes: footprint.all() };
+            served.model.statistics.holds(&device.id, Some(held));
         }
         let smallest = served.model.rules.sizes.first().copied().unwrap_or(1);
         self.parts.queue.measured(served.model.key, &device.id, smallest, proof.canary);

@@ -33,7 +33,8 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     };
     let input = |spec: &TensorSpec| {
         let mut value = tensor(spec, declared.map(|declared| &declared.inputs[..]));
-        value["format"] = format(model, item(spec, batches)).into();
+        let own = declared.and_then(|declared| declared.inputs.iter().find(|own| own.name == spec.name));
+        value["format"] = format(model, own, item(spec, batches)).into();
         value["allow_ragged_batch"] = false.into();
         value["optional"] = false.into();
         value
@@ -92,9 +93,10 @@ fn numbers(dims: &[Dim]) -> Vec<i64> {
     dims.iter().copied().map(Dim::number).collect()
 }
 
-/// The order of the axes of an input that is an image.
-fn format(model: &Model, item: &[Dim]) -> &'static str {
-    match model.image.as_ref().map(|image| image.preprocess.layout) {
+/// The order of the axes of an input that is an image: as its author says, or as its images are made.
+fn format(model: &Model, declared: Option<&DeclaredTensor>, item: &[Dim]) -> &'static str {
+    let made = || model.image.as_ref().map(|image| image.preprocess.layout);
+    match declared.and_then(|declared| declared.format).or_else(made) {
         Some(Layout::Nchw) if item.len() == 3 => "FORMAT_NCHW",
         Some(Layout::Nhwc) if item.len() == 3 => "FORMAT_NHWC",
         _ => "FORMAT_NONE",
@@ -239,6 +241,17 @@ mod tests {
         let timeout = Duration::from_secs(1);
         let model = Model::resolve(ModelKey(1), &source, signature, timeout, Memory::Plain).unwrap();
         of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)
+    }
+
+    #[test]
+    fn the_order_of_axes_is_as_it_was_declared() {
+        let format = |format: &str| {
+            let input = format!("input {{ name: \"x\" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] {format} }}");
+            config(&format!("max_batch_size: 4 {input}"))["input"][0]["format"].clone()
+        };
+        assert_eq!(format("format: FORMAT_NCHW"), "FORMAT_NCHW");
+        assert_eq!(format("format: FORMAT_NHWC"), "FORMAT_NHWC");
+        assert_eq!(format(""), "FORMAT_NONE");
     }
 
     const TEXT: &str = "max_batch_size: 4

@@ -13,11 +13,18 @@ use axum::body::Bytes;
 
 /// Reads a raw request. At most one extent may be free, and is then
 /// whatever the body's length makes it, except that a free first extent is 1 if there is another. For BYTES the body
-/// is one element, such as an encoded image; and so it is for a model that `takes_images`, if it begins as an image does.
+/// is one element, such as an encoded image; and so it is for a model that takes images, if it begins as an image does.
+/// `pixels` are the other forms in which that model takes one: a body that is not of the input's own length, but of
+/// one item of such a form, is that item.
 ///
 /// # Errors
 /// 400 if the model has several inputs, or the length does not fit.
-pub fn read(body: Bytes, inputs: &[TensorSpec], takes_images: bool) -> Result<InferRequest, InferError> {
+pub fn read(
+    body: Bytes,
+    inputs: &[TensorSpec],
+    pixels: &[TensorSpec],
+    takes_images: bool,
+) -> Result<InferRequest, InferError> {
     let [spec] = inputs else {
         return Err(bad(format!(
             "a raw request is for models with one input; this one has {}",
@@ -49,10 +56,15 @@ pub fn read(body: Bytes, inputs: &[TensorSpec], takes_images: bool) -> Result<In
                     _ => !body.is_empty() && body.len().is_multiple_of(row),
                 };
             if !fits {
+                if let Some((datatype, shape)) = pixels.iter().find_map(|form| item(form, body.len())) {
+                    return one(spec, datatype, shape, body);
+                }
+                let own = if free(&dims) == 0 { "" } else { "a multiple of " };
+                let sizes = pixels.iter().filter_map(|form| Some((item_bytes(form)?.1, form.datatype)));
+                let sizes: String = sizes.map(|(bytes, of)| format!(", or {bytes} for {of}")).collect();
                 return Err(bad(format!(
-                    "the body has {} bytes, expected {}{row} for {}",
+                    "the body has {} bytes, expected {own}{row} for {}{sizes}",
                     body.len(),
-                    if free(&dims) == 0 { "" } else { "a multiple of " },
                     spec.datatype
                 )));
             }
@@ -63,6 +75,24 @@ pub fn read(body: Bytes, inputs: &[TensorSpec], takes_images: bool) -> Result<In
         }
     };
     one(spec, tensor.datatype, tensor.shape, tensor.data)
+}
+
+/// Shape and bytes of one image in a form of pixels (`[height, width, channels]`, or with a batch axis before these); `None` where
+/// images are not all of one size.
+fn item_bytes(form: &TensorSpec) -> Option<(Vec<usize>, usize)> {
+    let extent = |(axis, dim): (usize, &Dim)| match dim {
+        Dim::Fixed(n) => Some(*n),
+        Dim::Free => (axis == 0 && form.shape.len() == 4).then_some(1),
+    };
+    let shape: Vec<usize> = form.shape.iter().enumerate().map(extent).collect::<Option<_>>()?;
+    let bytes = shape.iter().product::<usize>() * form.datatype.size()?;
+    Some((shape, bytes))
+}
+
+/// Type and shape of one item of a form, if it has so many bytes.
+fn item(form: &TensorSpec, bytes: usize) -> Option<(DataType, Vec<usize>)> {
+    let (shape, expected) = item_bytes(form)?;
+    (bytes == expected).then_some((form.datatype, shape))
 }
 
 /// The request of one input.
@@ -104,23 +134,50 @@ mod tests {
             |datatype, shape: &[Dim]| TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() };
         use Dim::{Fixed, Free};
         let shape = |bytes: usize, spec: &TensorSpec| {
-            read(Bytes::from(vec![0; bytes]), std::slice::from_ref(spec), false)
+            read(Bytes::from(vec![0; bytes]), std::slice::from_ref(spec), &[], false)
                 .map(|r| r.inputs[0].tensor.shape.clone())
         };
         assert_eq!(shape(24, &spec(DataType::Fp32, &[Free, Fixed(3)])), Ok(vec![2, 3]));
         assert_eq!(shape(24, &spec(DataType::Fp32, &[Free, Fixed(3), Free])), Ok(vec![1, 3, 2]));
         assert!(shape(25, &spec(DataType::Fp32, &[Free, Fixed(3)])).is_err());
         assert!(shape(25, &spec(DataType::Fp32, &[Fixed(2), Free, Free])).is_err());
-        let image = read(Bytes::from_static(b"jpeg"), &[spec(DataType::Bytes, &[Free])], false).unwrap();
+        let image = read(Bytes::from_static(b"jpeg"), &[spec(DataType::Bytes, &[Free])], &[], false).unwrap();
         assert_eq!(strings(&image.inputs[0].tensor.data).unwrap(), ["jpeg"]);
         assert!(image.binary_default);
-        assert!(read(Bytes::new(), &[], false).is_err());
+        assert!(read(Bytes::new(), &[], &[], false).is_err());
         let gif = Bytes::from_static(b"GIF89a..");
         let numbers = [spec(DataType::Uint8, &[Free])];
         let tensor =
-            |takes_images| read(gif.clone(), &numbers, takes_images).unwrap().inputs.remove(0).tensor;
+            |takes_images| read(gif.clone(), &numbers, &[], takes_images).unwrap().inputs.remove(0).tensor;
         assert_eq!((tensor(false).datatype, tensor(false).shape), (DataType::Uint8, vec![8]));
         assert_eq!((tensor(true).datatype, tensor(true).shape), (DataType::Bytes, vec![1]));
         assert_eq!(strings(&tensor(true).data).unwrap(), ["GIF89a.."]);
+    }
+
+    #[test]
+    fn a_raw_body_may_be_the_pixels_of_one_image() {
+        use Dim::{Fixed, Free};
+        let spec =
+            |datatype, shape: &[Dim]| TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() };
+        let own = [spec(DataType::Fp32, &[Free, Fixed(3), Fixed(2), Fixed(2)])];
+        let pixels = |height| {
+            let shape = [Free, height, Fixed(2), Fixed(3)];
+            [spec(DataType::Uint8, &shape), spec(DataType::Uint16, &shape)]
+        };
+        let read = |bytes: usize, height| {
+            let tensor =
+                read(Bytes::from(vec![0; bytes]), &own, &pixels(height), true)?.inputs.remove(0).tensor;
+            Ok::<_, InferError>((tensor.datatype, tensor.shape))
+        };
+        assert_eq!(read(12, Fixed(2)), Ok((DataType::Uint8, vec![1, 2, 2, 3])));
+        assert_eq!(read(24, Fixed(2)), Ok((DataType::Uint16, vec![1, 2, 2, 3])));
+        // As long as four images are in pixels: the input's own type goes first, and pixels are of one image.
+        assert_eq!(read(48, Fixed(2)), Ok((DataType::Fp32, vec![1, 3, 2, 2])));
+        let told =
+            "the body has 36 bytes, expected a multiple of 48 for FP32, or 12 for UINT8, or 24 for UINT16";
+        assert_eq!(read(36, Fixed(2)).unwrap_err().to_string(), told);
+        // How high an image is, its length alone does not say.
+        let told = "the body has 12 bytes, expected a multiple of 48 for FP32";
+        assert_eq!(read(12, Free).unwrap_err().to_string(), told);
     }
 }

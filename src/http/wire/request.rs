@@ -286,7 +286,7 @@ pub fn fits(specs: &[TensorSpec], name: &str, datatype: DataType, shape: &[usize
     let Some(spec) = forms.find(|spec| spec.datatype == datatype) else {
         return Err(bad(format!("input {name:?} is {datatype}, expected {}", types.join(", "))));
     };
-    if spec.shape.len() != shape.len() || !spec.shape.iter().zip(shape).all(|(dim, n)| dim.takes(*n)) {
+    if !spec.takes(shape) {
         let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
         return Err(bad(format!(
             "input {name:?} has shape {shape:?}, expected {expected:?} (-1 is any){}",

@@ -1,11 +1,11 @@
 //! A model's statistics as Triton's clients read them: every member is always there, since `perf_analyzer` looks at none
 //! before it uses it.
 
-use crate::telemetry::statistics::{Snapshot, Sum};
+use crate::telemetry::statistics::{Held, Snapshot, Sum};
 use serde_json::{Value, json};
 
-/// One entry of `model_stats`.
-pub fn entry(name: &str, version: &str, counts: &Snapshot) -> Value {
+/// One entry of `model_stats`. `held` is what there is of it on GPUs now; what it takes of the host is not measured.
+pub fn entry(name: &str, version: &str, counts: &Snapshot, held: &[Held]) -> Value {
     let sum = |Sum { count, ns }: Sum| json!({ "count": count, "ns": ns });
     let batches: Vec<Value> = counts
         .batches
@@ -20,6 +20,7 @@ pub fn entry(name: &str, version: &str, counts: &Snapshot) -> Value {
             })
         })
         .collect();
+    let usage = |Held { ordinal, bytes }: &Held| json!({ "type": "GPU", "id": ordinal, "byte_size": bytes });
     json!({
         "name": name,
         "version": version,
@@ -39,7 +40,7 @@ pub fn entry(name: &str, version: &str, counts: &Snapshot) -> Value {
         },
         "response_stats": {},
         "batch_stats": batches,
-        "memory_usage": [],
+        "memory_usage": held.iter().map(usage).collect::<Vec<_>>(),
     })
 }
 
@@ -53,7 +54,7 @@ mod tests {
     fn all_members_are_there_before_the_first_request_and_after() {
         let statistics = Statistics::default();
         for expected in [0, 1] {
-            let entry = entry("m", "3", &statistics.snapshot());
+            let entry = entry("m", "3", &statistics.snapshot(), &[]);
             let durations = entry["inference_stats"].as_object().expect("an object");
             assert_eq!(durations.len(), 8);
             assert!(durations.values().all(|sum| sum["count"].is_u64() && sum["ns"].is_u64()), "{entry}");
@@ -64,7 +65,8 @@ mod tests {
             statistics.ran(4, zero, Duration::from_nanos(9));
             statistics.answered(zero, zero, zero, zero);
         }
-        let entry = entry("m", "3", &statistics.snapshot());
+        let entry = entry("m", "3", &statistics.snapshot(), &[Held { ordinal: 2, bytes: 700 }]);
+        assert_eq!(entry["memory_usage"], json!([{ "type": "GPU", "id": 2, "byte_size": 700 }]));
         assert_eq!(entry["batch_stats"][0]["batch_size"], 4);
         assert_eq!(entry["batch_stats"][0]["compute_infer"], json!({ "count": 2, "ns": 18 }));
     }

@@ -1,8 +1,9 @@
 //! Predictions by KServe's first protocol: rows (`{"instances": […]}`, answered by `predictions`) or columns
 //! (`{"inputs": …}`, answered by `outputs`), of numbers, of text, or of images as `{"b64": "…"}`.
 //!
-//! `NaN`, `Infinity` and `-Infinity` are taken bare, as TensorFlow Serving takes them. Numbers say their shape by how they are nested. With several inputs a row is an object with a member for each, and so are
-//! the columns.
+//! `NaN`, `Infinity` and `-Infinity` are taken bare, as TensorFlow Serving takes them. Numbers say their shape by how they are nested,
+//! and nothing says their type: it is the input's own, unless they are nested as only pixels of 8 bits are. With several inputs a
+//! row is an object with a member for each, and so are the columns.
 
 use super::{
     Parameters, bad_json, clipped, data,
@@ -53,16 +54,22 @@ struct Wire<'a> {
     parameters: Parameters,
 }
 
-/// Reads a request for a model with these inputs. Members that are not known, such as `signature_name`, are ignored.
+/// What a model takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken<'a> {
+    /// Its inputs.
+    pub inputs: &'a [TensorSpec],
+    /// The forms in which its only input may be pixels; empty if it may not.
+    pub pixels: &'a [TensorSpec],
+    /// Whether it takes encoded images.
+    pub images: bool,
+}
+
+/// Reads a request for a model that takes such inputs. Members that are not known, such as `signature_name`, are ignored.
 ///
 /// # Errors
 /// 400 saying what was expected; 413 for more than `images_max` images.
-pub fn read(
-    body: &[u8],
-    specs: &[TensorSpec],
-    takes_images: bool,
-    images_max: usize,
-) -> Result<(Form, Asked), InferError> {
+pub fn read(body: &[u8], taken: Taken<'_>, images_max: usize) -> Result<(Form, Asked), InferError> {
     let quoted;
     let wire: Wire<'_> = match serde_json::from_slice(body) {
         Ok(wire) => wire,
@@ -78,13 +85,13 @@ pub fn read(
         _ => return Err(bad("the body must have either instances (rows) or inputs (columns)".into())),
     };
     let parameters = wire.parameters;
-    if takes_images && !holds_numbers(given) {
-        let files = images(form, given, specs, images_max)?;
+    if taken.images && !holds_numbers(given, taken.inputs.first()) {
+        let files = images(form, given, taken.inputs, images_max)?;
         return Ok((form, Asked::Images { files, parameters }));
     }
     let inputs = match form {
-        Form::Rows => row_tensors(given, specs)?,
-        Form::Columns => column_tensors(given, specs)?,
+        Form::Rows => row_tensors(given, taken)?,
+        Form::Columns => column_tensors(given, taken)?,
     };
     Ok((form, Asked::Tensors(inputs)))
 }
@@ -109,10 +116,18 @@ fn words_quoted(body: &[u8]) -> Option<Vec<u8>> {
     found.then_some(out)
 }
 
-/// Whether the innermost first element is a number.
-fn holds_numbers(given: &RawValue) -> bool {
-    let first = given.get().bytes().find(|byte| !byte.is_ascii_whitespace() && *byte != b'[');
-    first.is_some_and(|byte| byte.is_ascii_digit() || byte == b'-')
+/// Whether the innermost first element is a number, also where it is within an object, as what the input is given.
+fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
+    let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
+    match (first.as_bytes().first(), input) {
+        (Some(b'{'), Some(input)) => {
+            let mut objects = serde_json::Deserializer::from_str(first).into_iter();
+            let members: Option<Result<BTreeMap<Cow<'_, str>, &RawValue>, _>> = objects.next();
+            let members = members.and_then(Result::ok).unwrap_or_default();
+            members.get(input.name.as_str()).is_some_and(|value| holds_numbers(value, None))
+        }
+        (first, _) => first.is_some_and(|byte| byte.is_ascii_digit() || *byte == b'-'),
+    }
 }
 
 fn images(
@@ -136,16 +151,16 @@ fn images(
     Ok(read.images.into_iter().map(|image| image.map(Bytes::from)).collect())
 }
 
-fn row_tensors(given: &RawValue, specs: &[TensorSpec]) -> Result<Vec<Input>, InferError> {
+fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
     let rows: Vec<&RawValue> =
         serde_json::from_str(given.get()).map_err(|error| bad_json("instances", &error))?;
     if rows.is_empty() {
         return Err(bad("instances is empty, expected 1 or more".into()));
     }
-    if let [only] = specs
+    if let [only] = taken.inputs
         && !names(rows[0], only)
     {
-        return Ok(vec![input(only, given)?]);
+        return Ok(vec![input(only, taken.pixels, given)?]);
     }
     let mut columns: BTreeMap<String, String> = BTreeMap::new();
     for (index, row) in rows.iter().enumerate() {
@@ -161,20 +176,22 @@ fn row_tensors(given: &RawValue, specs: &[TensorSpec]) -> Result<Vec<Input>, Inf
         .into_iter()
         .map(|(name, text)| {
             let text = RawValue::from_string(text + "]").map_err(|error| bad_json("instances", &error))?;
-            input(spec(specs, &name)?, &text)
+            input(spec(taken.inputs, &name)?, taken.pixels, &text)
         })
         .collect()
 }
 
-fn column_tensors(given: &RawValue, specs: &[TensorSpec]) -> Result<Vec<Input>, InferError> {
-    if let [only] = specs
+fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
+    if let [only] = taken.inputs
         && !names(given, only)
     {
-        return Ok(vec![input(only, given)?]);
+        return Ok(vec![input(only, taken.pixels, given)?]);
     }
     let columns: BTreeMap<Cow<'_, str>, &RawValue> =
         serde_json::from_str(given.get()).map_err(|error| bad_json("inputs", &error))?;
-    columns.into_iter().map(|(name, value)| input(spec(specs, &name)?, value)).collect()
+    let column =
+        |(name, value): (Cow<'_, str>, &RawValue)| input(spec(taken.inputs, &name)?, taken.pixels, value);
+    columns.into_iter().map(column).collect()
 }
 
 /// Whether a value is an object with a member for an input.
@@ -190,12 +207,21 @@ fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, Infer
     })
 }
 
-fn input(spec: &TensorSpec, value: &RawValue) -> Result<Input, InferError> {
+fn input(spec: &TensorSpec, pixels: &[TensorSpec], value: &RawValue) -> Result<Input, InferError> {
     let tensor = match spec.datatype {
         DataType::Bytes => text(spec, value)?,
-        datatype => data::tensor(&spec.name, datatype, shape(value)?, value)?,
+        own => {
+            let shape = shape(value)?;
+            let datatype = if are_pixels(spec, pixels, &shape) { DataType::Uint8 } else { own };
+            data::tensor(&spec.name, datatype, shape, value)?
+        }
     };
     Ok(Input::whole(spec.name.clone(), tensor, Parameters::new()))
+}
+
+/// Whether numbers of this shape, which is not the input's own, are pixels: of 8 bits, since more cannot be told from these.
+fn are_pixels(own: &TensorSpec, pixels: &[TensorSpec], shape: &[usize]) -> bool {
+    !own.takes(shape) && pixels.iter().any(|form| form.datatype == DataType::Uint8 && form.takes(shape))
 }
 
 /// How deep lists may be within each other: as deep as a shape may be long.
@@ -364,10 +390,14 @@ mod tests {
         TensorSpec { name: name.to_owned(), datatype, shape: vec![Free, Fixed(2)] }
     }
 
+    fn taken(inputs: &[TensorSpec], images: bool) -> Taken<'_> {
+        Taken { inputs, pixels: &[], images }
+    }
+
     type Numbers = (String, Vec<usize>, Vec<f32>);
 
     fn tensors(body: &str, specs: &[TensorSpec]) -> Result<Vec<Numbers>, InferError> {
-        match read(body.as_bytes(), specs, false, 4)? {
+        match read(body.as_bytes(), taken(specs, false), 4)? {
             (_, Asked::Tensors(inputs)) => Ok(inputs
                 .into_iter()
                 .map(|input| {
@@ -419,7 +449,7 @@ mod tests {
             r#"{"inputs":{"t":["ab","c"]}}"#,
             r#"{"instances":[{"t":"ab"},{"t":{"b64":"Yw"}}]}"#,
         ] {
-            let (_, Asked::Tensors(inputs)) = read(body.as_bytes(), &spec, false, 4).unwrap() else {
+            let (_, Asked::Tensors(inputs)) = read(body.as_bytes(), taken(&spec, false), 4).unwrap() else {
                 panic!()
             };
             assert_eq!(inputs[0].tensor.data[..], *b"\x02\0\0\0ab\x01\0\0\0c", "{body}");
@@ -434,7 +464,8 @@ mod tests {
             (r#"{"inputs":[{"b64":"YWI="},"Yw"]}"#, Form::Columns),
             (r#"{"inputs":{"image":[{"b64":"YWI="},{"b64":"Yw"}]}}"#, Form::Columns),
         ] {
-            let (got, Asked::Images { files, .. }) = read(body.as_bytes(), &specs, true, 4).unwrap() else {
+            let (got, Asked::Images { files, .. }) = read(body.as_bytes(), taken(&specs, true), 4).unwrap()
+            else {
                 panic!("{body}")
             };
             let files: Vec<_> = files.into_iter().map(Result::unwrap).collect();
@@ -442,9 +473,50 @@ mod tests {
         }
         let one = br#"{"inputs":{"b64":"YWI="}}"#;
         assert!(
-            matches!(read(one, &specs, true, 4), Ok((_, Asked::Images { files, .. })) if files.len() == 1)
+            matches!(read(one, taken(&specs, true), 4), Ok((_, Asked::Images { files, .. })) if files.len() == 1)
         );
-        assert!(matches!(read(br#"{"instances":[[1,2]]}"#, &specs, true, 4), Ok((_, Asked::Tensors(_)))));
+        assert!(matches!(
+            read(br#"{"instances":[[1,2]]}"#, taken(&specs, true), 4),
+            Ok((_, Asked::Tensors(_)))
+        ));
+    }
+
+    #[test]
+    fn numbers_nested_as_only_pixels_are_have_8_bits() {
+        let form = |datatype, shape: [i64; 4]| TensorSpec {
+            shape: shape.map(|n| usize::try_from(n).map_or(Free, Fixed)).to_vec(),
+            ..spec_of("x", datatype)
+        };
+        let own = [form(DataType::Fp32, [-1, 3, 2, 2])];
+        let pixels = [form(DataType::Uint8, [-1, 2, 2, 3]), form(DataType::Uint16, [-1, 2, 2, 3])];
+        let tensor = |body: &str, own: &[TensorSpec]| {
+            let taken = Taken { inputs: own, pixels: &pixels, images: true };
+            match read(body.as_bytes(), taken, 4)? {
+                (_, Asked::Tensors(mut inputs)) => Ok::<_, InferError>(inputs.remove(0).tensor),
+                other => panic!("{other:?}"),
+            }
+        };
+        let (row, channel) = ("[[1,2,3],[4,5,255]]", "[[1,2],[3,4]]");
+        for body in [
+            format!(r#"{{"instances":[[{row},{row}]]}}"#),
+            format!(r#"{{"inputs":{{"x":[[{row},{row}]]}}}}"#),
+            format!(r#"{{"instances":[{{"x":[{row},{row}]}}]}}"#),
+        ] {
+            let of = tensor(&body, &own).unwrap();
+            assert_eq!((of.datatype, &of.shape[..]), (DataType::Uint8, &[1, 2, 2, 3][..]), "{body}");
+            assert_eq!(of.data[..], [1, 2, 3, 4, 5, 255, 1, 2, 3, 4, 5, 255]);
+        }
+        let planes = format!(r#"{{"instances":[[{channel},{channel},{channel}]]}}"#);
+        assert_eq!(tensor(&planes, &own).unwrap().datatype, DataType::Fp32);
+        // Where the network itself has the channels last, nothing tells the two apart.
+        let last = [form(DataType::Fp32, [-1, 2, 2, 3])];
+        assert_eq!(
+            tensor(&format!(r#"{{"instances":[[{row},{row}]]}}"#), &last).unwrap().datatype,
+            DataType::Fp32
+        );
+        let bright = row.replace("255", "256");
+        let told = tensor(&format!(r#"{{"instances":[[{row},{bright}]]}}"#), &own).unwrap_err().to_string();
+        assert!(told.contains("255"), "{told}");
     }
 
     #[test]

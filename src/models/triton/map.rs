@@ -3,6 +3,7 @@
 use super::{Described, queue};
 use crate::{
     engine::{DataType, Dim, onnx::OnGpu},
+    image::Layout,
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
         manifest::{BatchLimits, ITEMS_MAX, Placing, Versions, Waiting, file_name},
@@ -135,7 +136,13 @@ fn declared(told: &mut Told, config: &ModelConfig, items_max: usize) -> Option<D
         if input.format() != Format::None && input.dims.len() != 3 {
             told.wrong(format!("{at}.format is {}, which needs 3 dims", input.format().as_str_name()));
         }
-        tensor(told, &at, &input.name, input.data_type(), &input.dims, input.reshape.as_ref())
+        let format = match input.format() {
+            Format::None => None,
+            Format::Nchw => Some(Layout::Nchw),
+            Format::Nhwc => Some(Layout::Nhwc),
+        };
+        let reshape = input.reshape.as_ref();
+        DeclaredTensor { format, ..tensor(told, &at, &input.name, input.data_type(), &input.dims, reshape) }
     });
     let inputs = inputs.collect();
     let outputs = config.output.iter().map(|output| {
@@ -172,7 +179,7 @@ fn tensor(
             told.wrong(format!("{at}.reshape has not as many elements, and extents of -1, as dims has"));
         }
     }
-    DeclaredTensor { name: name.to_owned(), datatype, dims: shape, reshape }
+    DeclaredTensor { name: name.to_owned(), datatype, dims: shape, reshape, format: None }
 }
 
 fn datatype(told: &mut Told, at: &str, datatype: WireType) -> DataType {
@@ -214,6 +221,12 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
             dynamic.max_queue_delay_microseconds,
             WAIT_MAX.as_micros()
         ));
+    }
+    if items_max == 0 && limits.wait_max > Duration::ZERO {
+        told.note(
+            "dynamic_batching.max_queue_delay_microseconds: nothing is waited for, since max_batch_size is 0"
+                .to_owned(),
+        );
     }
     let (queue, priority) = queue::waiting(told, dynamic);
     (limits, queue, priority)

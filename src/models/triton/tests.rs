@@ -4,6 +4,7 @@ use super::{verdict::Verdict, *};
 use crate::{
     batch::{QueuePolicies, QueuePolicy, Then},
     engine::{DataType, Dim},
+    image::Layout,
     models::{Fill, Warmup, WarmupInput, manifest::Versions},
 };
 use proptest::prelude::*;
@@ -79,7 +80,7 @@ fn every_field_that_is_read_reaches_the_manifest() {
         (image.datatype, &image.dims[..]),
         (DataType::Fp32, &[Dim::Fixed(3), Dim::Fixed(224), Dim::Free][..])
     );
-    assert_eq!(image.reshape, None);
+    assert_eq!((&image.reshape, image.format, text.format), (&None, Some(Layout::Nchw), None));
     assert_eq!(
         (text.datatype, &text.dims[..], &text.reshape),
         (DataType::Bytes, &[Dim::Fixed(1)][..], &Some(vec![]))
@@ -253,6 +254,10 @@ fn what_has_no_effect_is_told_by_name() {
         ("optimization { gather_kernel_buffer_threshold: 1 }", "optimization.gather_kernel_buffer_threshold"),
         ("optimization { eager_batching: true }", "optimization.eager_batching"),
         ("dynamic_batching { preserve_ordering: true }", "dynamic_batching.preserve_ordering"),
+        (
+            "dynamic_batching { max_queue_delay_microseconds: 100 }",
+            "dynamic_batching.max_queue_delay_microseconds",
+        ),
         ("instance_group { rate_limiter { priority: 2 } }", "instance_group[0].rate_limiter"),
         ("instance_group { secondary_devices { } }", "instance_group[0].secondary_devices[0]"),
         ("instance_group { profile: \"1\" }", "instance_group[0].profile"),

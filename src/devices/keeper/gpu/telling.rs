@@ -114,7 +114,9 @@ fn fill(seen: &mut Seen, sample: &Sample, ourselves: &Ourselves) {
     };
     seen.utilization_percent = sample.utilization_percent;
     seen.temperature_c = sample.temperature_c;
-    seen.power_w = sample.power_mw.map(|power| f64::from(power) / 1000.0);
+    let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
+    seen.power_w = sample.power_mw.map(watts);
+    seen.power_limit_w = sample.power_limit_mw.map(watts);
     seen.energy_j = sample.energy_mj.map(|energy| energy as f64 / 1000.0);
     seen.ecc_uncorrected = sample.ecc_uncorrected;
 }

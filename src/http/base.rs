@@ -1,0 +1,62 @@
+//! What paths may begin with (option `base_path`), for proxies that pass them on as they are.
+//!
+//! It is taken off before anything looks at the path, so that routes, metrics and traces do not know of it. A path that does not begin
+//! with it stays as it is: probes and scrapers come to the server itself.
+
+use axum::{Router, extract::Request};
+use http::{Uri, uri::PathAndQuery};
+use std::sync::Arc;
+use tower::util::MapRequest;
+
+/// The same, below `base` as well.
+pub(super) fn below(base: &Arc<str>, api: Router) -> Router {
+    if base.is_empty() {
+        return api;
+    }
+    let base = Arc::clone(base);
+    let strip = move |mut request: Request| {
+        if let Some(shorter) = without(&base, request.uri()) {
+            *request.uri_mut() = shorter;
+        }
+        request
+    };
+    Router::new().fallback_service(MapRequest::new(api, strip))
+}
+
+/// The address without the beginning of its path; `None` if it does not begin so.
+fn without(base: &str, uri: &Uri) -> Option<Uri> {
+    let whole = uri.path_and_query()?;
+    let rest = whole.as_str().strip_prefix(base)?;
+    let rest: PathAndQuery = match rest.as_bytes().first() {
+        Some(b'/') => rest.try_into().ok()?,
+        None | Some(b'?') => format!("/{rest}").try_into().ok()?,
+        // Another name that begins alike.
+        Some(_) => return None,
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(rest);
+    Uri::from_parts(parts).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_base_is_taken_off_whole_and_once() {
+        for (uri, expected) in [
+            ("/eye/v2/models?ready=1", Some("/v2/models?ready=1")),
+            ("http://host:1/eye/v2", Some("http://host:1/v2")),
+            ("/eye/eye/v2", Some("/eye/v2")),
+            ("/eye", Some("/")),
+            ("/eye?a=/b", Some("/?a=/b")),
+            ("/eyes/v2", None),
+            ("/v2/eye", None),
+            ("/v2", None),
+            ("/", None),
+        ] {
+            let got = without("/eye", &uri.parse().expect("an address")).map(|uri| uri.to_string());
+            assert_eq!(got.as_deref(), expected, "{uri}");
+        }
+    }
+}
