@@ -106,7 +106,10 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         V estimate[COUNT];
         start.estimate(setup, pixels, estimate);
         for (int k = 0; k < COUNT; ++k) {
-            trial[k] = vsel(fresh, estimate[k], trial[k]);
+            float low, high;
+            bounds(setup, k, low, high);
+            // A fit that never finds a better place ends here.
+            trial[k] = vsel(fresh, vclamp(estimate[k], low, high), trial[k]);
             theta[k] = vsel(fresh, trial[k], theta[k]);
         }
         restart(fresh);

@@ -89,7 +89,8 @@ DEV FitRow<MODEL>& put(const FitCall& call, u64 i, const float* theta, const flo
         row.error[k] = bad ? nothing : error[k];
     }
     for (int k = 0; k < FitRow<MODEL>::COVARIANCES; ++k) row.covariance[k] = bad ? nothing : covariance[k];
-    row.log_likelihood_ratio = bad ? nothing : -deviance;
+    // Of a perfect fit rounding may leave less than nothing.
+    row.log_likelihood_ratio = bad ? nothing : deviance > 0.f ? -deviance : 0.f;
     call.codes[2 * i] = (u8)(evaluations < 255 ? evaluations : 255);
     call.codes[2 * i + 1] = (u8)status;
     return row;

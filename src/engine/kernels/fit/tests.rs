@@ -1,5 +1,7 @@
 //! Spots of known truth, alone and among others, and everything that is no spot.
 
+mod extremes;
+
 use super::{
     super::{tests::erf, *},
     *,

@@ -1,0 +1,146 @@
+//! Light, widths and places far from what a camera shows and from where fits begin: each has numbers or a flag, and the flag is true.
+
+use super::*;
+
+const PHOTONS: [f64; 8] = [0.0, 1.0, 30.0, 300.0, 1e4, 1e6, 1e7, 9e8];
+const BACKGROUND: [f64; 7] = [0.0, 0.01, 1.0, 50.0, 1e4, 1e6, 9e8];
+
+/// ROIs over all of these, each with a spot anywhere, in the ROI or a little beyond it, of any width.
+fn anywhere(seed: u64, side: usize) -> Vec<f32> {
+    let random = &mut Random(seed);
+    let last = (side - 1) as f64;
+    let mut rois = Vec::new();
+    for (photons, background) in PHOTONS.into_iter().flat_map(|photons| BACKGROUND.map(|b| (photons, b))) {
+        for _ in 0..4 {
+            let spot = Spot {
+                x: random.between(-3.0, last + 3.0),
+                y: random.between(-3.0, last + 3.0),
+                photons,
+                background,
+                sigma: [0; 2].map(|_| (random.between(0.2f64.ln(), 6f64.ln())).exp()),
+            };
+            let expected = spot.expected(side);
+            rois.extend(expected.into_iter().map(|mean| {
+                // Whole photons: few of them are not normal, and most pixels have none.
+                let noisy = mean + random.normal() * mean.sqrt();
+                let whole =
+                    if mean < 1.0 { f64::from(u8::from(random.even() < mean)) } else { noisy.round() };
+                whole.clamp(0.0, 1e9) as f32
+            }));
+        }
+    }
+    rois
+}
+
+/// Models that begin where few spots are, beside those that begin in the middle.
+fn models() -> Vec<FitModel> {
+    let deep = Astigmatism { z_um: [-5.0, 5.0], ..astigmatism() };
+    // One focal line for both axes: nothing says at which side of it a spot is.
+    let round = Astigmatism { gamma_um: 0.0, a: [0.0; 2], b: [0.0; 2], ..astigmatism() };
+    let psfs = [
+        Psf::Xynb { sigma_px: [0.3, 5.0] },
+        Psf::Xynb { sigma_px: [1.3; 2] },
+        Psf::Xynbs { sigma_start_px: 0.3 },
+        Psf::Xynbs { sigma_start_px: 5.0 },
+        Psf::Xynbsxsy { sigma_start_px: [5.0, 0.3] },
+        Psf::Xyznb(astigmatism()),
+        Psf::Xyznb(deep),
+        Psf::Xyznb(round),
+    ];
+    psfs.into_iter().map(model).collect()
+}
+
+/// Fails unless the status of a fit is what it is said to be.
+fn check_status(model: &FitModel, side: usize, fit: &SpotFit, what: &str) {
+    check_defined(fit, what);
+    let bounds = model.psf().parameter_names().iter().map(|name| match *name {
+        "x" | "y" => [-1.0, side as f32],
+        "z" => match model.psf() {
+            Psf::Xyznb(astigmatism) => astigmatism.z_um,
+            _ => unreachable!("no other model has a depth"),
+        },
+        "photons" => [1.0, 1e9],
+        "background" => [0.01, 1e9],
+        _ => [*SIGMA_PX.start(), *SIGMA_PX.end()],
+    });
+    let mut at_bound = false;
+    for ([low, high], theta) in bounds.zip(fit.theta) {
+        assert!(fit.status() == FitStatus::BadInput || (low..=high).contains(&theta), "{what}: {fit:?}");
+        at_bound |= theta <= low || theta >= high;
+    }
+    let starts = if matches!(model.psf(), Psf::Xyznb(_)) { 3 } else { 1 };
+    assert!(u32::from(fit.iterations) <= starts * model.iterations_max(), "{what}: {fit:?}");
+    let count = model.psf().parameter_names().len();
+    match fit.status() {
+        FitStatus::Converged | FitStatus::IterationLimit => {
+            assert!(fit.errors[..count].iter().all(|error| *error > 0.0), "{what}: {fit:?}");
+        }
+        FitStatus::AtBound => assert!(at_bound, "{what}: {fit:?}"),
+        FitStatus::Singular => {
+            assert!(fit.errors[..count].iter().all(|error| error.is_nan()), "{what}: {fit:?}");
+        }
+        FitStatus::BadInput => assert_eq!(fit.iterations, 0, "{what}: {fit:?}"),
+    }
+    assert!(fit.status() == FitStatus::BadInput || fit.log_likelihood_ratio <= 0.0, "{what}: {fit:?}");
+}
+
+#[test]
+fn fits_of_any_light_at_any_place_have_numbers_or_a_flag() {
+    for side in [3, 7, 11, 21] {
+        let values = anywhere(31 + side as u64, side);
+        let rois = Rois::new(Adu::F32(&values), side, None).unwrap();
+        for model in models() {
+            let mut seen = [0; FitStatus::ALL.len()];
+            for set in InstructionSet::supported() {
+                for (roi, fit) in run(set, &model, &Camera::ideal(), rois).iter().enumerate() {
+                    check_status(&model, side, fit, &format!("{set} {:?} {side}: ROI {roi}", model.psf()));
+                    seen[fit.status() as usize] += 1;
+                }
+            }
+            println!("{:?} {side}: {seen:?} of each status", model.psf());
+            assert_eq!(seen[FitStatus::BadInput as usize], 0, "all of it is light");
+        }
+    }
+}
+
+/// The same on a sensor with pixels that hardly count and such as drown everything.
+#[test]
+fn fits_on_any_sensor_have_numbers_or_a_flag() {
+    let side = 7;
+    let values = anywhere(41, side);
+    let count = values.len() / (side * side);
+    let random = &mut Random(43);
+    let corners: Vec<[u32; 2]> =
+        (0..count).map(|_| [random.between(0.0, 32.99) as u32, random.between(0.0, 22.99) as u32]).collect();
+    let mut any = |low: f64, high: f64| {
+        let values = (0..30 * 40).map(|_| random.between(low, high).exp() as f32).collect();
+        CameraValue::Map(SensorMap { height: 30, width: 40, values })
+    };
+    let (gain, noise) = (any(-5.0, 3.0), any(-9.0, 9.0));
+    let camera = Camera::new(&CameraValue::Scalar(0.0), &gain, &noise).unwrap();
+    let rois = Rois::new(Adu::F32(&values), side, Some(&corners)).unwrap();
+    for model in models() {
+        for set in InstructionSet::supported() {
+            for (roi, fit) in run(set, &model, &camera, rois).iter().enumerate() {
+                check_status(&model, side, fit, &format!("{set} {:?}: ROI {roi}", model.psf()));
+            }
+        }
+    }
+}
+
+#[test]
+fn fits_that_are_cut_short_say_so() {
+    let side = 9;
+    let values = anywhere(47, side);
+    let rois = Rois::new(Adu::F32(&values), side, None).unwrap();
+    for model in models() {
+        let model = model.with_iterations_max(1).unwrap();
+        let fits = run(InstructionSet::detect(), &model, &Camera::ideal(), rois);
+        for (roi, fit) in fits.iter().enumerate() {
+            check_status(&model, side, fit, &format!("{:?}: ROI {roi}", model.psf()));
+        }
+        let cut = fits.iter().filter(|fit| fit.status() == FitStatus::IterationLimit).count();
+        println!("{:?}: {cut} of {}", model.psf(), fits.len());
+        assert!(4 * cut > fits.len(), "{:?}: {cut} of {}", model.psf(), fits.len());
+    }
+}
