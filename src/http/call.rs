@@ -355,7 +355,7 @@ mod tests {
 
     fn model(queue: &str) -> Model {
         let source = source("m", "1", &format!("[queue]\n{queue}"));
-        Model::resolve(ModelKey(1), &source, signature(&[("y", &[-1, 2])]), MS * 900, Memory::Plain).unwrap()
+        Model::resolve(ModelKey(1), &source, signature(&[("y", &[-1, 2])]), MS * 900, &Memory::Plain).unwrap()
     }
 
     fn call(model: &Model, headers: &[(&'static str, &'static str)]) -> Result<Call, InferError> {

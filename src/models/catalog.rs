@@ -218,7 +218,7 @@ mod tests {
     fn ready(name: &str, version: &str, key: u64) -> State {
         let signature = signature(&[("out", &[-1, 2])]);
         let (source, timeout) = (source(name, version, ""), Duration::from_secs(30));
-        let model = Model::resolve(ModelKey(key), &source, signature, timeout, Memory::Plain).unwrap();
+        let model = Model::resolve(ModelKey(key), &source, signature, timeout, &Memory::Plain).unwrap();
         State::Ready(Arc::new(model))
     }
 

@@ -247,7 +247,7 @@ impl Model {
         source: &Source,
         signature: Signature,
         timeout: Duration,
-        memory: Memory,
+        memory: &Memory,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
         let (signature, interface) = match &manifest.declared {
@@ -290,7 +290,7 @@ impl Model {
             reduction: task.reduction(&signature),
         };
         let for_frames = manifest.engine != Engine::Onnx && memory.is_pinned();
-        let frames = for_frames.then(|| FrameMemory::new(&memory)).transpose()?;
+        let frames = for_frames.then(|| FrameMemory::new(memory)).transpose()?;
         let fit = match &manifest.engine {
             Engine::Onnx => None,
             Engine::GaussMle(fit) => {
@@ -454,7 +454,7 @@ mod tests {
             &source("m", "1", manifest),
             signature,
             Duration::from_secs(30),
-            Memory::Plain,
+            &Memory::Plain,
         )
     }
 
@@ -507,7 +507,7 @@ mod tests {
         assert_eq!(signature.batching(), Batching::Dynamic);
         let source = source("m", "1", "task = \"detect\"");
         let model =
-            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), Memory::Plain).unwrap();
+            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain).unwrap();
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
         assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
@@ -543,7 +543,7 @@ mod tests {
             let mut signature = signature(&[("y", &[-1, 10])]);
             signature.inputs = vec![spec("x", datatype, &[-1, 4])];
             let model =
-                Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), Memory::Plain)
+                Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
                     .unwrap();
             (model.rules.sizes, model.rules.whole)
         };
@@ -559,7 +559,7 @@ mod tests {
         source.manifest.declared = Some(Declared { items_max: Some(6), ..Declared::default() });
         source.manifest.batch.items_max = Some(6);
         let signature = signature(&[("y", &[10])]);
-        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), Memory::Plain)
+        let error = Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(30), &Memory::Plain)
             .err()
             .unwrap();
         assert!(error.starts_with("max_batch_size asks for up to 6 items"), "{error}");

@@ -172,7 +172,7 @@ mod tests {
         signature.inputs = vec![spec("x", DataType::Fp32, &[-1, 3])];
         let mut source = source("m", "1", "");
         source.manifest.declared = Some(Declared { items_max: Some(4), ..Declared::default() });
-        Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), Memory::Plain).unwrap()
+        Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), &Memory::Plain).unwrap()
     }
 
     fn warmup(dims: &[usize], fill: Fill) -> Warmup {

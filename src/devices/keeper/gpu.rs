@@ -168,7 +168,7 @@ impl Keeper {
                     "drained by request: the GPU is given back, and left alone until it is resumed"
                 ),
                 false => {
-                    tracing::info!(device, "resumed by request: the GPU is taken again when others leave it")
+                    tracing::info!(device, "resumed by request: the GPU is taken again when others leave it");
                 }
             }
             if drained {

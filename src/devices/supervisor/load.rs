@@ -74,7 +74,7 @@ impl Devices {
         let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
-        let model = Model::resolve(key, &source, signature, self.parts.timeout, memory).map_err(failed)?;
+        let model = Model::resolve(key, &source, signature, self.parts.timeout, &memory).map_err(failed)?;
         let model = Arc::new(model);
 
         let asked = Asked::of(&source, &model).map_err(failed)?;

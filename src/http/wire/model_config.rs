@@ -239,7 +239,7 @@ mod tests {
         source.manifest = triton::read(text, "m").unwrap().manifest;
         source.labels = Arc::new(Labels::parse(labels).unwrap());
         let timeout = Duration::from_secs(1);
-        let model = Model::resolve(ModelKey(1), &source, signature, timeout, Memory::Plain).unwrap();
+        let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain).unwrap();
         of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)
     }
 
