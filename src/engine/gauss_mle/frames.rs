@@ -82,10 +82,10 @@ impl FrameMemory {
     ///
     /// # Errors
     /// If a batch would not fit in the address space.
-    pub fn new(memory: &Memory) -> Result<FrameMemory, String> {
-        let of = |sample: usize| Staging::new(PIXELS_MAX * sample, 1, memory.clone());
-        let [low, high] = [size_of::<u16>(), size_of::<f32>()].map(of);
-        Ok(FrameMemory { low: low?.keeping(FREE_MAX), high: high?.keeping(FREE_MAX) })
+    pub fn new(memory: Memory) -> Result<FrameMemory, String> {
+        let low = Staging::new(PIXELS_MAX * size_of::<u16>(), 1, memory.clone())?;
+        let high = Staging::new(PIXELS_MAX * size_of::<f32>(), 1, memory)?;
+        Ok(FrameMemory { low: low.keeping(FREE_MAX), high: high.keeping(FREE_MAX) })
     }
 
     /// That of frames of this type.

@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn frames_are_gathered_where_a_device_copies_from_unless_one_is_too_large_for_that() {
-        let memory = FrameMemory::new(&Memory::Plain).unwrap();
+        let memory = FrameMemory::new(Memory::Plain).unwrap();
         let check = |[width, height]: [u32; 2], count: usize, pieces: &[usize], gathered: bool| {
             let raw = Raw { width, height, sample: SampleType::U16, frames: Some(count as u64) };
             let limits = Limits {
