@@ -5,6 +5,7 @@ use crate::{
     batch::{
         Batch, Job, JobKey, ModelKey, QueuePolicies, Ran, Rules,
         book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
+        entry::Pieces,
         roster::{Absence, CPU},
         rows,
         sim::Random,
@@ -191,7 +192,7 @@ impl Jobs {
         for done in self.book.settle().done {
             let job = self.truth.get_mut(&done.job).unwrap();
             assert!(!std::mem::replace(&mut job.answered, true), "answered twice");
-            match done.result.and_then(|pieces| pieces.join()) {
+            match done.result.and_then(Pieces::join) {
                 Ok(answer) => assert_eq!(answer.outputs[0].data, job.input.data, "somebody else's rows"),
                 Err(InferError::Late(_)) => {
                     assert!(job.deadline.is_some_and(|deadline| deadline <= now), "it was not late");
