@@ -1,6 +1,5 @@
 //! ROIs to fit, and the engines that fit them.
 
-use crate::machine::PATIENCE;
 use ocelli::engine::{
     DataType, Engine, Setting, Tensor, TensorView,
     cuda::{self, Context},
@@ -8,7 +7,10 @@ use ocelli::engine::{
     kernels::{Astigmatism, Camera, CameraValue, FitModel, Psf, SensorMap},
     staging::Assembler,
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Side of the ROIs, px.
 pub(crate) const SIDE: usize = 7;
@@ -130,6 +132,7 @@ pub(crate) fn read(outputs: &[Tensor]) -> (Vec<f32>, Vec<u8>) {
 
 /// Waits until something holds: the bound is for a test that would hang.
 pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
+    const PATIENCE: Duration = Duration::from_secs(300);
     let patience = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < patience, "not within {PATIENCE:?}: {what}");

@@ -162,14 +162,13 @@ impl Keeper {
         let drained = self.devices.parts.status.is_drained(&self.gpu.id);
         if drained != std::mem::replace(&mut self.drained, drained) {
             let device = &*self.gpu.id;
-            match drained {
-                true => tracing::info!(
+            if drained {
+                tracing::info!(
                     device,
                     "drained by request: the GPU is given back, and left alone until it is resumed"
-                ),
-                false => {
-                    tracing::info!(device, "resumed by request: the GPU is taken again when others leave it");
-                }
+                );
+            } else {
+                tracing::info!(device, "resumed by request: the GPU is taken again when others leave it");
             }
             if drained {
                 self.leave(now, Over::Left);

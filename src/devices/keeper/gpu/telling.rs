@@ -30,8 +30,9 @@ impl Keeper {
             if self.hold.is_none() {
                 self.expect(now);
             }
-            let level_is_bad = matches!(state, DeviceState::Fenced | DeviceState::Lost);
-            if !level_is_bad {
+            // What is taken out, and what serves when it was taken, has been told by whoever did it.
+            let told = matches!(state, DeviceState::Fenced | DeviceState::Lost) || cause == Cause::Proved;
+            if !told {
                 tracing::info!(
                     device = &*self.gpu.id,
                     state = state.name(),
@@ -84,7 +85,14 @@ impl Keeper {
         let device = &*self.gpu.id;
         let (due, pause) = *self.next_report.get_or_insert((now + REPORT, REPORT));
         if now >= due {
-            tracing::info!(device, elapsed = ?waited, available, required, reason, "waiting for the GPU");
+            tracing::info!(
+                device,
+                elapsed_s = waited.as_secs(),
+                available_bytes = available,
+                required_bytes = required,
+                reason,
+                "waiting for the GPU"
+            );
             let pause = (pause * 2).min(REPORT_MAX);
             self.next_report = Some((now + pause, pause));
         }
