@@ -421,7 +421,7 @@ async fn paths_are_the_same_below_the_base_path_and_without_it() {
         assert_eq!((plain.status, below.status), (200, 200), "{path}");
         assert_eq!(plain.body, below.body, "{path}");
     }
-    let posted = server.send("POST", "/teams/eye/predictions/digits?top=1", &[], three()).await;
+    let posted = server.send("POST", "/teams/eye/predictions/digits?top_k=1", &[], three()).await;
     assert_eq!((posted.status, &posted.json()["classes"][0]["label"]), (200, &"3".into()), "{posted:?}");
     for path in ["/teams/eyes/v2", "/teams/v2", "/eye/v2", "/teams/eye/teams/eye/v2"] {
         assert_eq!(server.get(path).await.status, 404, "{path}");
