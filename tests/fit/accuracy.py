@@ -32,15 +32,20 @@ def scmos(random, size=(64, 96)):
     )
 
 
-def compare(rois, found):
-    """How the kernels' fits differ from the float64 maximum likelihood estimates of the same ROIs."""
-    model = rois.model
+def estimate(rois):
+    """The float64 maximum likelihood estimates, half their deviance, and their Fisher matrices."""
     starts = [rois.theta]
-    if model.name == "xyznb":
+    if rois.model.name == "xyznb":
         for z in (-rois.theta[:, 2], 0.0, 0.4, -0.4):
             starts.append(rois.theta.copy())
             starts[-1][:, 2] = z
-    theta, deviance, fisher = reference.fit_from(model, rois.electrons, rois.variance, starts)
+    return reference.fit_from(rois.model, rois.electrons, rois.variance, starts)
+
+
+def compare(rois, found):
+    """How the kernels' fits differ from the float64 maximum likelihood estimates of the same ROIs."""
+    model = rois.model
+    theta, deviance, fisher = estimate(rois)
     errors, covariance = reference.errors(fisher)
     off = np.abs(found["theta"] - theta)
     allowed = 0.01 * errors

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import reference
 import simulate
-from accuracy import MODELS, compare, model_of, preset, scmos, spread
+from accuracy import MODELS, compare, estimate, model_of, preset, scmos, spread
 from reference import Model
 from simulate import IDEAL, Camera
 
@@ -35,7 +35,9 @@ def test_fits_are_the_maximum_likelihood_estimates(name, side, camera_name):
     random = np.random.default_rng(side)
     camera = IDEAL if camera_name == "ideal" else scmos(random)
     model = model_of(name)
-    rois = simulate.simulate(model, simulate.draw(model, 300, side, random), side, random, camera)
+    # More where more are off, so that none of the bounds is a matter of the seed.
+    count = 600 if side == 7 and name != "xynb" else 300
+    rois = simulate.simulate(model, simulate.draw(model, count, side, random), side, random, camera)
     found, _ = simulate.fit(rois)
     row = compare(rois, found)
     print({key: float(f"{value:.3g}") for key, value in row.items()})
@@ -43,6 +45,35 @@ def test_fits_are_the_maximum_likelihood_estimates(name, side, camera_name):
     assert row["errors_within"] >= 0.985, row
     assert row["covariance_p98"] < (2e-3 if name == "xyznb" else 2e-4), row
     assert row["ratio_p99"] < 0.01, row
+
+
+@pytest.mark.parametrize("camera_name", ["ideal", "scmos"])
+@pytest.mark.parametrize("name", MODELS)
+def test_spots_far_from_where_fits_begin_are_found_or_flagged(name, camera_name):
+    random = np.random.default_rng(26)
+    camera = IDEAL if camera_name == "ideal" else scmos(random)
+    model, side, count = model_of(name), 9, 150 if name == "xyznb" else 300
+
+    def spread_over(low, high):
+        return np.exp(random.uniform(np.log(low), np.log(high), count))
+
+    # Anywhere in the ROI, of widths of half to more than twice the one that fits begin at, from hardly seen to dazzling.
+    given = {axis: random.uniform(-0.5, side - 0.5, count) for axis in ("x", "y")}
+    given |= {width: spread_over(0.6, 3) for width in ("sigma", "sigma_x", "sigma_y")}
+    given |= {"photons": spread_over(300, 1e5), "background": spread_over(0.1, 1e3)}
+    given |= {"z": random.uniform(-0.8, 0.8, count)}
+    rois = simulate.simulate(model, simulate.draw(model, count, side, random, **given), side, random, camera)
+    found, _ = simulate.fit(rois)
+    _, best, _ = estimate(rois)
+    low, high = reference.bounds(model, side)
+    assert ((found["theta"] >= low - 1e-5) & (found["theta"] <= high + 1e-5)).all()
+    mean = model.expect(found["theta"], side, derivatives=False) + rois.variance
+    worse = reference.half_deviance(np.maximum(rois.electrons + rois.variance, 0), mean) - best > 0.05
+    converged, lit = found["status"] == 0, given["photons"] > 60 * np.sqrt(given["background"])
+    missed, missed_lit = (converged & worse).sum(), (converged & worse & lit).sum()
+    print(f"status {np.bincount(found['status'])}; in a lesser maximum without a flag {missed}, {missed_lit} of {lit.sum()} lit")
+    # Noise may look like another spot. Of 9,000 spots 0.3 % ended so, and 0.03 % of those that can be seen.
+    assert missed <= 0.03 * count and missed_lit <= 0.015 * count
 
 
 @pytest.mark.parametrize("instructions", SETS)
@@ -76,7 +107,9 @@ def test_estimates_spread_as_their_standard_errors_say(name, most):
 def test_a_perfect_fit_is_rejected_as_often_as_its_p_value_says(read_noise, photons, background, side):
     random = np.random.default_rng(21)
     model = Model("xynb")
-    theta = simulate.draw(model, 10_000, side, random, photons=photons, background=background)
+    # Where shares are nearest to their bounds, enough to know on which side they are, whatever the seed.
+    count = 40_000 if background < 0.3 else 10_000
+    theta = simulate.draw(model, count, side, random, photons=photons, background=background)
     # Finely digitised and never cut off, so that neither is a noise of its own.
     camera = Camera(1000.0, 0.05 if background < 50 else 0.2, read_noise) if read_noise else IDEAL
     rois = simulate.simulate(model, theta, side, random, camera)
