@@ -290,7 +290,7 @@ impl Model {
             reduction: task.reduction(&signature),
         };
         let for_frames = manifest.engine != Engine::Onnx && memory.is_pinned();
-        let frames = for_frames.then(|| FrameMemory::new(memory)).transpose()?;
+        let frames = for_frames.then(|| FrameMemory::new(memory.clone())).transpose()?;
         let fit = match &manifest.engine {
             Engine::Onnx => None,
             Engine::GaussMle(fit) => {
