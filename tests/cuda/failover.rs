@@ -267,10 +267,10 @@ async fn the_time_from_a_fault_to_the_first_answer_of_the_cpu() {
         let server = start(&machine, isolation, &models, GPUS).await;
         let (mut plain, mut faulty) = (Vec::new(), Vec::new());
         for round in 0..FAULTS / GPUS {
-            for gpu in 0..GPUS {
+            for (gpu, name) in names.iter().enumerate() {
                 let on_gpu = async || {
                     let began = Instant::now();
-                    let reply = fit(server.address, &names[gpu], 4).await;
+                    let reply = fit(server.address, name, 4).await;
                     (began.elapsed(), by(&reply))
                 };
                 let on = || if isolation == "thread" { gpu } else { 0 };
