@@ -7,7 +7,7 @@ use crate::{
         Parameter, Parameters, binary, data, flag,
         reply::Output,
         request::{InferRequest, Input, Requested, fits},
-        shared_memory::{self, BYTE_SIZE, OFFSET, Place, REGION},
+        shared_memory::{self, REGION},
     },
     models::Model,
     protocol::inference::{
@@ -185,26 +185,14 @@ fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Param
     given.into_iter().map(value).collect()
 }
 
-/// Where an output has been put.
-fn placed(place: &Place, tensor: &Tensor) -> BTreeMap<String, InferParameter> {
-    let count = |count: u64| ParameterChoice::Int64Param(i64::try_from(count).unwrap_or(i64::MAX));
-    let given = [
-        Some((REGION, ParameterChoice::StringParam(place.region.clone()))),
-        (place.offset > 0).then(|| (OFFSET, count(place.offset))),
-        Some((BYTE_SIZE, count(tensor.data.len() as u64))),
-    ];
-    let parameter =
-        |(name, value): (&str, _)| (name.to_owned(), InferParameter { parameter_choice: Some(value) });
-    given.into_iter().flatten().map(parameter).collect()
-}
-
-/// The reply to a request: raw contents, or typed ones where none of the outputs was asked for as binary.
+/// The reply to a request: raw contents, or typed ones where none of the outputs was asked for as binary or in shared
+/// memory.
 pub(super) fn reply(
     model: &Model,
     id: Option<String>,
     outputs: Vec<Output>,
 ) -> Result<ModelInferResponse, InferError> {
-    let raw = outputs.iter().any(|output| output.binary && output.place.is_none());
+    let raw = outputs.iter().any(|output| output.binary || output.place.is_some());
     let mut reply = ModelInferResponse {
         model_name: model.name.to_string(),
         model_version: model.version.to_string(),
@@ -215,12 +203,12 @@ pub(super) fn reply(
         reply.outputs.push(InferOutputTensor {
             datatype: tensor.datatype.name().to_owned(),
             shape: tensor.shape.iter().map(|extent| *extent as i64).collect(),
-            parameters: place.as_ref().map(|place| placed(place, &tensor)).unwrap_or_default(),
-            contents: if raw || place.is_some() { None } else { Some(contents(&name, &tensor)?) },
+            parameters: BTreeMap::new(),
+            contents: if raw { None } else { Some(contents(&name, &tensor)?) },
             name,
         });
         if raw {
-            // One for each output, since clients count them.
+            // One for each output, since clients count them: an empty one for what was put elsewhere.
             reply.raw_output_contents.push(if place.is_some() { Bytes::new() } else { tensor.data });
         }
     }

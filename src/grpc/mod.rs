@@ -3,11 +3,12 @@
 //!
 //! - `around`: what every call passes: name, span, admission, counts.
 //! - `incoming`: the bytes of a call, within their limits.
-//! - `service`: the calls; `convert`: tensors in messages, there and back.
+//! - `service`: the calls; `change`: what those say that load and unload models; `convert`: tensors in messages, there and back.
 //! - `health`: gRPC's own health checks.
 //! - `status`: the table from error to code.
 
 mod around;
+mod change;
 mod convert;
 mod health;
 mod incoming;

@@ -2,6 +2,7 @@
 
 use super::{
     around::Arrived,
+    change::{load, one_repository, unload_body},
     convert::{self, EMPTY_FINAL},
     status,
 };
@@ -18,7 +19,7 @@ use crate::{
         repository,
         shared_memory::{self, Caller, Region},
         target::Target,
-        wire::{repository::Load, shared_memory::Registration},
+        wire::shared_memory::Registration,
     },
     models::Model,
     protocol::{DESCRIPTORS, inference::*},
@@ -28,7 +29,6 @@ use axum::http::{HeaderMap, Uri};
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use std::{
-    collections::BTreeMap,
     pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -432,43 +432,6 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         self.may_share(&request)?;
         Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
     }
-}
-
-fn one_repository(name: &str) -> Result<(), Status> {
-    if name.is_empty() {
-        return Ok(());
-    }
-    Err(status::of(&InferError::NotOffered(
-        "there is one repository, without a name: leave repository_name out".into(),
-    )))
-}
-
-/// The parameters of a load.
-fn load(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Result<Load, InferError> {
-    use model_repository_parameter::ParameterChoice::{BytesParam, StringParam};
-    let mut load = Load::default();
-    for (name, parameter) in parameters {
-        match parameter.parameter_choice {
-            Some(BytesParam(bytes)) => load.file(&name, bytes)?,
-            Some(StringParam(text)) => load.config(&name, Some(text))?,
-            _ => load.config(&name, None)?,
-        }
-    }
-    Ok(load)
-}
-
-/// The parameters of an unload, as HTTP has them in a body.
-fn unload_body(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Vec<u8> {
-    use model_repository_parameter::ParameterChoice;
-    let value = |parameter: ModelRepositoryParameter| match parameter.parameter_choice {
-        Some(ParameterChoice::BoolParam(value)) => value.into(),
-        Some(ParameterChoice::Int64Param(value)) => value.into(),
-        Some(ParameterChoice::StringParam(value)) => value.into(),
-        Some(ParameterChoice::BytesParam(_)) | None => serde_json::Value::Null,
-    };
-    let parameters = parameters.into_iter().map(|(name, parameter)| (name, value(parameter)));
-    let parameters: serde_json::Map<String, serde_json::Value> = parameters.collect();
-    serde_json::json!({ "parameters": parameters }).to_string().into_bytes()
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use serde::Deserialize;
 /// Which region a tensor lies in, or is to be put in.
 pub(crate) const REGION: &str = "shared_memory_region";
 /// Bytes of the region in front of the tensor; none if it is left out.
-pub(crate) const OFFSET: &str = "shared_memory_offset";
+const OFFSET: &str = "shared_memory_offset";
 /// Bytes of an input; the most that an output may have.
-pub(crate) const BYTE_SIZE: &str = "shared_memory_byte_size";
+const BYTE_SIZE: &str = "shared_memory_byte_size";
 
 /// Bytes of a region. Whether the region has them is for whoever knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,48 @@
+//! What a call says that loads or unloads a model.
+
+use super::status;
+use crate::{
+    error::InferError,
+    http::wire::repository::Load,
+    protocol::inference::{ModelRepositoryParameter, model_repository_parameter},
+};
+use std::collections::BTreeMap;
+use tonic::Status;
+
+/// There is no other repository than the one without a name.
+pub(super) fn one_repository(name: &str) -> Result<(), Status> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    Err(status::of(&InferError::NotOffered(
+        "there is one repository, without a name: leave repository_name out".into(),
+    )))
+}
+
+/// The parameters of a load.
+pub(super) fn load(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Result<Load, InferError> {
+    use model_repository_parameter::ParameterChoice::{BytesParam, StringParam};
+    let mut load = Load::default();
+    for (name, parameter) in parameters {
+        match parameter.parameter_choice {
+            Some(BytesParam(bytes)) => load.file(&name, bytes)?,
+            Some(StringParam(text)) => load.config(&name, Some(text))?,
+            _ => load.config(&name, None)?,
+        }
+    }
+    Ok(load)
+}
+
+/// The parameters of an unload, as HTTP has them in a body.
+pub(super) fn unload_body(parameters: BTreeMap<String, ModelRepositoryParameter>) -> Vec<u8> {
+    use model_repository_parameter::ParameterChoice;
+    let value = |parameter: ModelRepositoryParameter| match parameter.parameter_choice {
+        Some(ParameterChoice::BoolParam(value)) => value.into(),
+        Some(ParameterChoice::Int64Param(value)) => value.into(),
+        Some(ParameterChoice::StringParam(value)) => value.into(),
+        Some(ParameterChoice::BytesParam(_)) | None => serde_json::Value::Null,
+    };
+    let parameters = parameters.into_iter().map(|(name, parameter)| (name, value(parameter)));
+    let parameters: serde_json::Map<String, serde_json::Value> = parameters.collect();
+    serde_json::json!({ "parameters": parameters }).to_string().into_bytes()
+}
