@@ -641,6 +641,6 @@ def test_a_drain_finishes_what_was_accepted_and_ends_streams(start_server, model
 
 def test_the_example_of_the_documents_works(server, capsys):
     page = (ROOT / "docs" / "api.md").read_text()
-    (example,) = re.findall(r"```python\n(import numpy.*?)```", page, re.DOTALL)
+    (example,) = re.findall(r"```python\n(import numpy as np\nimport tritonclient\.grpc.*?)```", page, re.DOTALL)
     exec(example.replace("127.0.0.1:8001", f"127.0.0.1:{server.grpc_port}"), {})
     assert capsys.readouterr().out.strip() == re.search(r"# (\(.*\))$", example.strip())[1]

@@ -15,6 +15,7 @@ import tritonclient.utils.shared_memory as shm
 import wire
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+ROOT = Path(__file__).resolve().parents[2]
 REGIONS_MAX = 4
 TOKEN = "a-token-of-sixteen-or-more"
 KEYS = (f"ocelli-test-{os.getpid()}-{number}" for number in itertools.count())
@@ -319,3 +320,15 @@ def test_with_a_token_only_who_has_it_may_register_and_use_regions(start_server,
             refuses(lambda client=client: client.unregister_system_shared_memory(), "admin_token")
             client.unregister_system_shared_memory(headers=headers)
     assert server.stop() == 0
+
+
+def test_the_example_of_the_documents_works(sharing, capsys):
+    page = (ROOT / "docs" / "api.md").read_text()
+    (example,) = re.findall(r"```python\n(import numpy as np\nimport tritonclient\.http.*?)```", page, re.DOTALL)
+    example = example.replace("127.0.0.1:8000", f"127.0.0.1:{sharing.port}").replace("my-images", next(KEYS))
+    image = np.zeros((1, 1, 32, 32), np.float32)
+    client = triton_http.InferenceServerClient(f"127.0.0.1:{sharing.port}")
+    plain = triton_http.InferInput("image", image.shape, "FP32")
+    plain.set_data_from_numpy(image)
+    exec(example, {})
+    assert capsys.readouterr().out.strip() == str(client.infer("digits", [plain]).as_numpy("logits"))
