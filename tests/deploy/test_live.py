@@ -232,6 +232,10 @@ def test_rules_run_and_nothing_fires_on_a_server_that_is_well(prometheus):
     for group in groups:
         for rule in group["rules"]:
             assert rule["health"] == "ok", f"{rule['name']}: {rule.get('lastError')}"
-    # Images that are none are their senders' fault. How fast this machine is, nobody is asked here.
+    # Images that are none are their senders' fault. That requests took longer than they have is a fault only of a server that had a
+    # machine to itself; here others may want it too.
+    routes = re.search(r'route=~"[^"]+"', (DEPLOY / "prometheus" / "ocelli.rules.yml").read_text())[0]
+    took = "ocelli_http_request_duration_seconds"
+    slow = prometheus.get("query", query=f'sum({took}_count{{{routes}}}) - sum({took}_bucket{{{routes},le="1"}}) > 0')["result"]
     alerts = [(alert["labels"]["alertname"], alert["state"]) for alert in prometheus.get("alerts")["alerts"]]
-    assert [alert for alert in alerts if not alert[0].startswith(("OcelliLatency", "OcelliQueue"))] == []
+    assert [alert for alert in alerts if not (slow and alert[0].startswith("OcelliLatency"))] == []
