@@ -32,6 +32,7 @@ struct FitSetup {
     float z_max;
     Defocus defocus_x;     // xyznb
     Defocus defocus_y;
+    u32 unused;            // fills a word; 0
 };
 
 // The widths along x and y at theta, and with XYZNB their derivatives by z.

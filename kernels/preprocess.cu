@@ -63,6 +63,7 @@ struct PreprocessCall {
     float pad;         // around the image, 0 to 255
     float scale;
     float mean[3], std[3];
+    u32 unused;        // fills a word; 0
 };
 
 constexpr int TILE_WIDTH = 32, TILE_HEIGHT = 8, COLUMNS = 64;

@@ -86,6 +86,7 @@ struct SpotCall {
     float* power;     // square of the unit of the threshold; null where it is uniform
     i64 plane_values; // on the device, from a plane to work in to that of the next frame
     int noise;        // whether that unit is the noise: then `power` is written before it is read
+    u32 unused;       // fills a word; 0
     u32* above;       // on the host: where lanes are above the threshold, in steps of LANES along rows of steps
     Spot* spots;
     u64 spots_max;

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{Context, CudaError};
+use bytemuck::NoUninit;
 use cudarc::{
     driver::{
         CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
@@ -22,6 +23,14 @@ pub struct Module {
 /// One kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel(CudaFunction);
+
+/// What a kernel takes by value. All its bytes are set: who looks at arguments as words, as the fake driver does for addresses of
+/// freed memory, would find in padding what was there before.
+#[repr(transparent)]
+struct ByValue<A>(A);
+
+// SAFETY: plain data; that it is what the kernel takes is promised by who launches it.
+unsafe impl<A: NoUninit> DeviceRepr for ByValue<A> {}
 
 impl Module {
     /// Loads PTX; `name` is its source's, for messages.
@@ -97,7 +106,7 @@ impl Kernel {
     ///
     /// # Safety
     /// As [`Kernel::launch`].
-    pub(super) unsafe fn launch_grid<A: DeviceRepr>(
+    pub(super) unsafe fn launch_grid<A: NoUninit>(
         &self,
         stream: &CudaStream,
         blocks: [u32; 3],
@@ -106,7 +115,7 @@ impl Kernel {
     ) -> Result<(), CudaError> {
         let config = LaunchConfig { grid_dim: blocks.into(), block_dim: threads.into(), shared_mem_bytes: 0 };
         // SAFETY: the caller's promise.
-        let launched = unsafe { stream.launch_builder(&self.0).arg(argument).launch(config) };
+        let launched = unsafe { stream.launch_builder(&self.0).arg(&ByValue(*argument)).launch(config) };
         launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
     }
 
@@ -114,7 +123,7 @@ impl Kernel {
     ///
     /// # Safety
     /// The arguments are what the kernel takes, and all that they lead to is there until the stream has come past this.
-    pub(super) unsafe fn launch<A: DeviceRepr, B: DeviceRepr>(
+    pub(super) unsafe fn launch<A: NoUninit, B: NoUninit>(
         &self,
         stream: &CudaStream,
         shape: Shape,
@@ -127,7 +136,9 @@ impl Kernel {
             shared_mem_bytes: shape.shared_bytes,
         };
         // SAFETY: the caller's promise.
-        let launched = unsafe { stream.launch_builder(&self.0).arg(first).arg(second).launch(config) };
+        let launched = unsafe {
+            stream.launch_builder(&self.0).arg(&ByValue(*first)).arg(&ByValue(*second)).launch(config)
+        };
         launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
     }
 }

@@ -3,11 +3,7 @@
 
 pub mod device;
 
-use std::{
-    ffi::c_void,
-    ops::{Range, RangeInclusive},
-    ptr,
-};
+use std::ops::{Range, RangeInclusive};
 
 use super::{Camera, FitModel, InstructionSet, Invalid, Psf, SIGMA_PX, entry};
 
@@ -211,7 +207,7 @@ impl SpotFit {
 }
 
 /// `Defocus` of `kernels/psf.cuh`.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, bytemuck::NoUninit)]
 #[repr(C)]
 struct Defocus {
     focus: f32,
@@ -222,7 +218,7 @@ struct Defocus {
 }
 
 /// `FitSetup` of `kernels/likelihood.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 struct FitSetup {
     side: i32,
@@ -238,22 +234,23 @@ struct FitSetup {
     z_max: f32,
     defocus_x: Defocus,
     defocus_y: Defocus,
+    unused: u32,
 }
 
-/// `FitCall` of `kernels/gauss_mle.cu`. Its addresses are of the machine that it is for.
-#[derive(Debug, Clone, Copy)]
+/// `FitCall` of `kernels/gauss_mle.cu`. Its addresses are of the machine that it is for, 0 for none.
+#[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct FitCall {
     setup: FitSetup,
-    rois: *const c_void,
-    corners: *const [u32; 2],
-    gain_map: *const f32,
-    bias_map: *const f32,
-    variance_map: *const f32,
+    rois: u64,
+    corners: u64,
+    gain_map: u64,
+    bias_map: u64,
+    variance_map: u64,
     map_width: u64,
     count: u64,
-    fits: *mut f32,
-    codes: *mut [u8; 2],
+    fits: u64,
+    codes: u64,
 }
 
 entry!(
@@ -307,23 +304,22 @@ pub fn fit_rows(
     assert_eq!(rows.len(), rois.len() * Columns::of(model.psf()).count(), "a row for each ROI");
     on_sensor(camera, rois)?;
     let maps = camera.maps.as_ref();
-    let corners = maps.and(rois.corners).map_or(ptr::null(), <[[u32; 2]]>::as_ptr);
-    let map = |of: fn(&super::camera::Maps) -> &Vec<f32>| maps.map_or(ptr::null(), |maps| of(maps).as_ptr());
+    let map = |of: fn(&super::camera::Maps) -> &Vec<f32>| maps.map_or(0, |maps| of(maps).as_ptr() as u64);
     let (pixels, wide) = match rois.adu {
-        Adu::U16(values) => (values.as_ptr().cast::<c_void>(), 0),
-        Adu::F32(values) => (values.as_ptr().cast::<c_void>(), 1),
+        Adu::U16(values) => (values.as_ptr() as u64, 0),
+        Adu::F32(values) => (values.as_ptr() as u64, 1),
     };
     let call = FitCall {
         setup: setup(model, camera, rois.side),
         rois: pixels,
-        corners,
+        corners: maps.and(rois.corners).map_or(0, |corners| corners.as_ptr() as u64),
         gain_map: map(|maps| &maps.gain),
         bias_map: map(|maps| &maps.bias),
         variance_map: map(|maps| &maps.variance),
         map_width: maps.map_or(0, |maps| maps.width as u64),
         count: codes.len() as u64,
-        fits: rows.as_mut_ptr(),
-        codes: codes.as_mut_ptr(),
+        fits: rows.as_mut_ptr() as u64,
+        codes: codes.as_mut_ptr() as u64,
     };
     // SAFETY: `rois` holds count * side * side values of the kind that `wide` says, rows and codes are count (asserted);
     // side is within what the kernel's arrays hold; maps have one size, and every ROI lies on it, or there is neither
@@ -378,6 +374,7 @@ fn setup(model: &FitModel, camera: &Camera, side: usize) -> FitSetup {
         z_max: 0.0,
         defocus_x: Defocus::default(),
         defocus_y: Defocus::default(),
+        unused: 0,
     };
     if let Psf::Xyznb(astigmatism) = psf {
         [setup.z_min, setup.z_max] = astigmatism.z_um;

@@ -40,7 +40,7 @@ impl Postprocess {
 }
 
 /// What a tensor's elements are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
 #[repr(u32)]
 pub enum NumberType {
     /// IEEE single.
@@ -54,7 +54,7 @@ pub enum NumberType {
 }
 
 /// A tensor on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct Numbers {
     address: u64,
@@ -73,7 +73,7 @@ impl Numbers {
 }
 
 /// What becomes of scores before they are compared and answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
 #[repr(u32)]
 pub enum ScoreActivation {
     /// Exponentials over their sum.
@@ -85,7 +85,7 @@ pub enum ScoreActivation {
 }
 
 /// `ClassifyCall` of `kernels/postprocess.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct ClassifyCall {
     /// `[items, classes]`.
@@ -107,7 +107,7 @@ pub struct ClassifyCall {
 }
 
 /// What the four numbers of a box are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::NoUninit)]
 #[repr(u32)]
 pub enum BoxNumbers {
     /// Left, top, right, bottom.
@@ -121,7 +121,7 @@ pub enum BoxNumbers {
 }
 
 /// Elements from one item, anchor or channel to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct Strides {
     /// Of the batch.
@@ -166,7 +166,7 @@ pub struct DeviceDetection {
 pub const CANDIDATE_BYTES: usize = 32;
 
 /// `DetectCall` of `kernels/postprocess.cu`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct DetectCall {
     /// Four numbers for each anchor.
@@ -220,7 +220,7 @@ pub struct DetectCall {
 }
 
 /// `SegmentCall` of `kernels/postprocess.cu`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct SegmentCall {
     /// `[items, classes, pixels]`, or `[items, pixels, classes]`.

@@ -87,7 +87,7 @@ pub struct PreprocessImage {
 }
 
 /// `PreprocessCall` of `kernels/preprocess.cu`: the launch's only argument.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct PreprocessCall {
     images: u64,
@@ -104,6 +104,7 @@ pub struct PreprocessCall {
     scale: f32,
     mean: [f32; 3],
     std: [f32; 3],
+    unused: u32,
 }
 
 /// The images of one launch. Keeps its memory from batch to batch.
@@ -239,6 +240,7 @@ impl Batch {
             scale: to.scale,
             mean: to.mean,
             std: to.std,
+            unused: 0,
         }
     }
 }

@@ -208,10 +208,10 @@ impl SpotFinder {
             return Err(Invalid::new("frame", why));
         }
         let (pixels, wide) = match frame {
-            Adu::U16(values) => (values.as_ptr().cast(), 0),
-            Adu::F32(values) => (values.as_ptr().cast(), 1),
+            Adu::U16(values) => (values.as_ptr() as u64, 0),
+            Adu::F32(values) => (values.as_ptr() as u64, 1),
         };
-        let mut count = 0;
+        let mut count = 0_u64;
         let mut call = self.plan.call();
         call.frame = pixels;
         let work = Work {
@@ -222,10 +222,10 @@ impl SpotFinder {
             noise: self.noise.as_mut_ptr() as u64,
         };
         call.work(&work, self.plan.by_noise());
-        call.above = self.above.as_mut_ptr();
-        call.spots = self.spots.as_mut_ptr();
+        call.above = self.above.as_mut_ptr() as u64;
+        call.spots = self.spots.as_mut_ptr() as u64;
         call.spots_max = self.spots.len() as u64;
-        call.count = &raw mut count;
+        call.count = &raw mut count as u64;
         // SAFETY: the frame holds width * height values of the kind that `wide` says (checked); planes are of that
         // size with a margin wider than any reach, and null only where the kernel does not look; `above` has a
         // place for every step; no more than `spots_max` spots are written; the structs are the kernel's own; the

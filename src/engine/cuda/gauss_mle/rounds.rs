@@ -16,7 +16,7 @@ use crate::engine::kernels::{
     FitCall, Psf,
     fit::device::{FitLaunch, FitRound, ROUNDS, SharedMemory, state_words},
 };
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::CudaStream;
 use std::{collections::HashMap, sync::Arc};
 
 /// The kernels of each model, as [`FitLaunch`] names them.
@@ -26,13 +26,6 @@ const MODULES: [(&str, &str); 4] = [
     ("gauss_mle_xynbsxsy", include_str!("../../../../kernels/generated/gauss_mle_xynbsxsy.ptx")),
     ("gauss_mle_xyznb", include_str!("../../../../kernels/generated/gauss_mle_xyznb.ptx")),
 ];
-
-// SAFETY: the structs that the kernels take by value, their addresses being the device's.
-#[allow(unsafe_code, reason = "what kernels take")]
-unsafe impl DeviceRepr for FitCall {}
-// SAFETY: as above.
-#[allow(unsafe_code, reason = "what kernels take")]
-unsafe impl DeviceRepr for FitRound {}
 
 /// The kernels, and what rounds put aside. Batches on one stream share it: they follow each other there.
 #[derive(Debug)]

@@ -17,14 +17,11 @@ use crate::engine::{
     kernels::{
         Adu, FinderOptions, FitCall, InstructionSet, Spot, SpotFinder,
         fit::device::FitAddresses,
-        spots::{
-            SpotCall,
-            device::{CONSTANTS, CUT_THREADS, LOWEST, SpotAddresses, SpotCut, THREADS},
-        },
+        spots::device::{CONSTANTS, CUT_THREADS, LOWEST, SpotAddresses, THREADS},
     },
     staging::{Blocks, Lent},
 };
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::CudaStream;
 use std::{
     collections::HashMap,
     sync::{
@@ -50,11 +47,6 @@ const SAMPLE_BYTES: usize = size_of::<f32>();
 const CONTRAST: usize = 3;
 /// Of the number of spots.
 const COUNT_BYTES: usize = size_of::<u64>();
-
-// SAFETY: the structs that the kernels take by value, their addresses being the device's.
-unsafe impl DeviceRepr for SpotCall {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for SpotCut {}
 
 /// What looking for spots takes beside what a batch has.
 #[derive(Debug, Default)]

@@ -8,14 +8,11 @@ use crate::engine::{
     ends::Reading,
     kernels::preprocess::{Batch, KERNEL, PreprocessCall, THREADS},
 };
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
 /// The kernel, as [`KERNEL`] names it.
 const KERNELS: &str = include_str!("../../../../kernels/generated/preprocess.ptx");
-
-// SAFETY: the struct that the kernel takes by value, its addresses being the device's.
-unsafe impl DeviceRepr for PreprocessCall {}
 
 /// The kernel, and what it does.
 #[derive(Debug)]

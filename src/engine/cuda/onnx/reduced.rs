@@ -11,15 +11,10 @@ use crate::engine::{
     reduction::CANDIDATE_WORDS,
     staging::{Blocks, Lent},
 };
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
 const KERNELS: &str = include_str!("../../../../kernels/generated/postprocess.ptx");
-
-// SAFETY: the structs that the kernels take by value, their addresses being the device's.
-unsafe impl DeviceRepr for SegmentCall {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for DetectCall {}
 
 /// The kernel, and what it does.
 #[derive(Debug)]

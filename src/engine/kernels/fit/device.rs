@@ -4,7 +4,6 @@ use super::{
     super::{Camera, FitModel, Psf},
     FitCall, setup,
 };
-use std::ptr;
 
 /// Where things lie on the device.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +32,7 @@ pub struct MapAddresses {
 }
 
 /// `FitRound` of `kernels/gauss_mle.cu`: addresses on the device, 0 for none.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct FitRound {
     /// Fits that go on, `[state_words, places]` of `u32`; none in the first round.
@@ -143,20 +142,18 @@ impl FitCall {
         count: u64,
         addresses: &FitAddresses,
     ) -> FitCall {
-        let map = |of: fn(&MapAddresses) -> u64| {
-            addresses.maps.as_ref().map_or(ptr::null(), |maps| of(maps) as *const f32)
-        };
+        let map = |of: fn(&MapAddresses) -> u64| addresses.maps.as_ref().map_or(0, of);
         FitCall {
             setup: setup(model, camera, side),
-            rois: addresses.rois as *const _,
-            corners: addresses.maps.map_or(ptr::null(), |maps| maps.corners as *const _),
+            rois: addresses.rois,
+            corners: map(|maps| maps.corners),
             gain_map: map(|maps| maps.gain),
             bias_map: map(|maps| maps.bias),
             variance_map: map(|maps| maps.variance),
             map_width: camera.sensor().map_or(0, |(_, width)| width as u64),
             count,
-            fits: addresses.fits as *mut _,
-            codes: addresses.codes as *mut _,
+            fits: addresses.fits,
+            codes: addresses.codes,
         }
     }
 }

@@ -38,7 +38,7 @@ pub struct SpotAddresses {
 }
 
 /// `SpotCut` of `kernels/spots.cu`: addresses on the device.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct SpotCut {
     /// As in [`SpotAddresses`].
@@ -96,12 +96,12 @@ impl SpotFinder {
         let [electrons, narrow, wide, contrast, noise] =
             addresses.work.map(|address| address + (layout.first * size_of::<f32>()) as u64);
         let mut call = self.plan.call_with(constants);
-        call.frame = addresses.frame as *const _;
+        call.frame = addresses.frame;
         call.work(&Work { electrons, narrow, wide, contrast, noise }, self.plan.by_noise());
-        call.spots = addresses.spots as *mut _;
+        call.spots = addresses.spots;
         call.spots_max = addresses.spots_max;
         call.plane_values = layout.values as i64;
-        call.count = addresses.count as *mut _;
+        call.count = addresses.count;
         call
     }
 

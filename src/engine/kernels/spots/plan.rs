@@ -1,16 +1,14 @@
 //! What a finder prepares once: the weights of its means, and what the contrast amounts to at each pixel of the camera.
 
-use std::{ffi::c_void, ptr};
-
 use super::{
-    Border, FinderOptions, Method, Spot, Threshold,
+    Border, FinderOptions, Method, Threshold,
     plane::{Plane, pitch},
     weights::{Kernel, REACH_MAX, net_weights},
 };
 use crate::engine::kernels::Camera;
 
 /// `Taps` of `kernels/filter.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 struct Taps {
     narrow_reach: i32,
@@ -20,7 +18,7 @@ struct Taps {
 }
 
 /// `SpotSetup` of `kernels/spots.cu`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 struct SpotSetup {
     width: i32,
@@ -41,30 +39,31 @@ struct SpotSetup {
     along_y: Taps,
 }
 
-/// `SpotCall` of `kernels/spots.cu`. Its addresses are of the machine that it is for.
-#[derive(Debug, Clone, Copy)]
+/// `SpotCall` of `kernels/spots.cu`. Its addresses are of the machine that it is for, 0 for none.
+#[derive(Debug, Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct SpotCall {
     setup: SpotSetup,
-    pub(super) frame: *const c_void,
-    gain: *const f32,
-    bias: *const f32,
-    narrow_scale: *const f32,
-    wide_scale: *const f32,
-    shot: *const f32,
-    readout: *const f32,
-    net_weights: *const f32,
-    pub(super) electrons: *mut f32,
-    pub(super) narrow: *mut f32,
-    pub(super) wide: *mut f32,
-    pub(super) contrast: *mut f32,
-    pub(super) power: *mut f32,
+    pub(super) frame: u64,
+    gain: u64,
+    bias: u64,
+    narrow_scale: u64,
+    wide_scale: u64,
+    shot: u64,
+    readout: u64,
+    net_weights: u64,
+    pub(super) electrons: u64,
+    pub(super) narrow: u64,
+    pub(super) wide: u64,
+    pub(super) contrast: u64,
+    pub(super) power: u64,
     pub(super) plane_values: i64,
     pub(super) noise: i32,
-    pub(super) above: *mut u32,
-    pub(super) spots: *mut Spot,
+    unused: u32,
+    pub(super) above: u64,
+    pub(super) spots: u64,
     pub(super) spots_max: u64,
-    pub(super) count: *mut u64,
+    pub(super) count: u64,
 }
 
 /// What is ready before the first frame.
@@ -255,11 +254,10 @@ impl Plan {
 
     /// The same with constants at these addresses, 0 for none.
     pub(super) fn call_with(&self, constants: [u64; 8]) -> SpotCall {
-        let [gain, bias, narrow_scale, wide_scale, shot, readout, power, net_weights] =
-            constants.map(|address| address as *const f32);
+        let [gain, bias, narrow_scale, wide_scale, shot, readout, power, net_weights] = constants;
         SpotCall {
             setup: self.setup,
-            frame: ptr::null(),
+            frame: 0,
             gain,
             bias,
             narrow_scale,
@@ -267,18 +265,19 @@ impl Plan {
             shot,
             readout,
             net_weights,
-            electrons: ptr::null_mut(),
-            narrow: ptr::null_mut(),
-            wide: ptr::null_mut(),
-            contrast: ptr::null_mut(),
+            electrons: 0,
+            narrow: 0,
+            wide: 0,
+            contrast: 0,
             // Only read where it is no noise.
-            power: power.cast_mut(),
+            power,
             plane_values: 0,
             noise: 0,
-            above: ptr::null_mut(),
-            spots: ptr::null_mut(),
+            unused: 0,
+            above: 0,
+            spots: 0,
             spots_max: 0,
-            count: ptr::null_mut(),
+            count: 0,
         }
     }
 }
@@ -295,12 +294,12 @@ pub(super) struct Work {
 
 impl SpotCall {
     pub(super) fn work(&mut self, work: &Work, by_noise: bool) {
-        self.electrons = work.electrons as *mut f32;
-        self.narrow = work.narrow as *mut f32;
-        self.wide = work.wide as *mut f32;
-        self.contrast = work.contrast as *mut f32;
+        self.electrons = work.electrons;
+        self.narrow = work.narrow;
+        self.wide = work.wide;
+        self.contrast = work.contrast;
         if by_noise {
-            self.power = work.noise as *mut f32;
+            self.power = work.noise;
             self.noise = 1;
         }
     }
