@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     batch::{self, ModelKey, Queue, Recalled, Running, Taken, WorkerKey, queue::Absence},
-    engine::{Engine, EngineError, Flight, Tensor, staging::Assembler},
+    engine::{DataType, Engine, EngineError, Flight, Tensor, staging::Assembler},
     models::Model,
     telemetry::metrics::{DeviceMetrics, Metrics},
 };
@@ -212,7 +212,11 @@ impl Work {
     }
 
     fn accept(&mut self, model: Arc<Model>, engine: Box<dyn Engine + Send>) {
-        let assembler = Assembler::new(engine.memory());
+        let assembler = Assembler::for_inputs(engine.memory(), model.signature.inputs.len());
+        if let Some(slabs) = model.staging(DataType::Uint8) {
+            // Images that do not lie side by side are gathered, on a device as many batches as there may be at once.
+            assembler.ready(slabs.slab_bytes(), engine.depth());
+        }
         let metrics = self.metrics.model(&model.name).device(&self.health.device);
         self.served.push(model.key);
         self.engines.insert(model.key, Loaded { model, engine, assembler, metrics });

@@ -135,13 +135,16 @@ pub struct ImageInput {
     channel_axis: bool,
 }
 
-/// Memory that images are written to: one slot per image, one slab per largest batch. None is taken before the first image.
+/// Memory that images are written to: one slot per image, one slab per largest batch. It is taken when it is asked for.
 struct Slabs {
     /// For images of 8 bits, and for those that the model takes as they are.
     low: Staging,
     /// For pixels of 16 bits.
     high: Staging,
 }
+
+/// Slabs that are there when a model is served: of three batches on their way, and the one that images are put in.
+const SLABS_READY: usize = 4;
 
 /// What an image is staged as.
 pub struct Form<'a> {
@@ -330,6 +333,14 @@ impl Model {
     pub fn staging(&self, datatype: DataType) -> Option<&Staging> {
         let images = self.image.as_ref().and_then(|image| image.staging(datatype));
         images.or_else(|| self.frames.as_ref()?.of(datatype))
+    }
+
+    /// Takes the memory that images of 8 bits and frames of 16 are put in, where devices must know it: requests are not to wait for
+    /// that. What comes in another form has its own when the first of it comes.
+    pub fn ready(&self) {
+        let frames = self.frames.as_ref().and_then(|frames| frames.of(DataType::Uint16));
+        let staging = self.staging(DataType::Uint8).into_iter().chain(frames);
+        staging.for_each(|staging| staging.ready(SLABS_READY));
     }
 
     /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.

@@ -22,4 +22,5 @@ mod scenarios;
 mod search;
 mod server;
 mod sharing;
+mod staging;
 mod support;

@@ -252,6 +252,8 @@ extern Handles<Capture>&graphs, &executables;
 
 // What a call must return that is not allowed while this thread captures, and 0 where it does not. The capture is broken then.
 int refuse_in_capture(const Context& context);
+// The same for what only captures of other threads forbid.
+int refuse_beside_capture(const Context& context);
 
 // ---- memory ------------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,28 @@ Handles<Capture>& executables = *new Handles<Capture>{"executable graph", 0x6E, 
 
 static auto& under_way = *new std::vector<std::shared_ptr<Capture>>;
 
-int refuse_in_capture(const Context& context) {
+// How this thread's calls and captures meet: with the default, captures of others in the same mode count as well.
+static thread_local int thread_mode = CAPTURE_GLOBAL;
+
+static int refuse(const Context& context, bool own) {
+    const auto me = std::this_thread::get_id();
     for (auto& capture : under_way) {
         if (capture->context.get() != &context) continue;
-        if (capture->mode != CAPTURE_GLOBAL && capture->thread != std::this_thread::get_id()) continue;
+        if (capture->thread == me ? !own : capture->mode != CAPTURE_GLOBAL || thread_mode != CAPTURE_GLOBAL) continue;
         capture->broken = CAPTURE_INVALIDATED;
         return CAPTURE_UNSUPPORTED;
     }
+    return SUCCESS;
+}
+
+int refuse_in_capture(const Context& context) { return refuse(context, true); }
+
+int refuse_beside_capture(const Context& context) { return refuse(context, false); }
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
+    ENTER(Init)
+    if (*mode < 0 || *mode > 2) return INVALID_VALUE;
+    std::swap(*mode, thread_mode);
     return SUCCESS;
 }
 

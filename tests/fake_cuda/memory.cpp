@@ -257,6 +257,7 @@ EXPORT int cuMemFreeHost(void* pointer) {
 EXPORT int cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
     ENTER(Context)
     const Locked locked(lock);
+    if (const int refused = refuse_in_capture(*context)) return refused;
     if (!pointer || !bytes) return INVALID_VALUE;
     const auto before = range_at(host_memory, (u64)pointer + bytes - 1);
     if (before != host_memory.end() && before->first + before->second.bytes > (u64)pointer)
@@ -268,6 +269,7 @@ EXPORT int cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
 EXPORT int cuMemHostUnregister(void* pointer) {
     ENTER(Context)
     const Locked locked(lock);
+    if (const int refused = refuse_in_capture(*context)) return refused;
     const auto at = host_memory.find((u64)pointer);
     if (at == host_memory.end() || !at->second.registered) return HOST_MEMORY_NOT_REGISTERED;
     host_memory.erase(at);

@@ -328,6 +328,7 @@ EXPORT int cuEventSynchronize(Handle handle) {
     const auto event = events.find(handle, __func__);
     if (!event) return INVALID_HANDLE;
     if (event->capture) return CAPTURED_EVENT;
+    if (const int refused = refuse_beside_capture(*context)) return refused;
     const std::shared_ptr<Mark> mark = event->mark;
     if (!mark) return SUCCESS;
     changed.wait(locked, [&] { return mark->reached || mark->context->sticky || mark->context->ended; });
@@ -342,6 +343,7 @@ EXPORT int cuEventQuery(Handle handle) {
     const auto event = events.find(handle, __func__);
     if (!event) return INVALID_HANDLE;
     if (event->capture) return CAPTURED_EVENT;
+    if (const int refused = refuse_beside_capture(*context)) return refused;
     return !event->mark || event->mark->reached ? SUCCESS : NOT_READY;
 }
 

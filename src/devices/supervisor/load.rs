@@ -89,6 +89,7 @@ impl Devices {
         if proved.iter().all(Result::is_err) {
             return Err(failed(reasons(&names, proved.iter().map(|proved| proved.as_ref().err()))));
         }
+        model.ready();
         self.parts.queue.register(key, &model.name, model.rules.clone());
         let instead = placed.on.iter().filter(|_| placed.instead);
         for index in instead.chain(&placed.stands_in) {

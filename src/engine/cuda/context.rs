@@ -17,6 +17,7 @@ use cudarc::driver::{
     sys::{self, CUevent_flags, CUmemPool_attribute, CUmemoryPool},
 };
 use std::{
+    cell::Cell,
     path::Path,
     sync::{
         Arc, OnceLock,
@@ -75,7 +76,23 @@ impl Drop for Context {
         if let Err(error) = self.trim() {
             tracing::debug!(%error, "a GPU that is given back keeps memory");
         }
-        self.host.close();
+        self.host.close(&self.cuda);
+    }
+}
+
+/// Has what this thread asks of the driver go on beside graphs that other threads record. ONNX Runtime records in the mode in which,
+/// meanwhile, the driver refuses to all others what may wait, such as to pin memory or to wait for an event, and breaks the
+/// recording: a model that is loaded would fail batches of those that serve. Nothing that one thread does here is part of what
+/// another records.
+pub(super) fn beside_captures() {
+    thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
+    if ASKED.replace(true) {
+        return;
+    }
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: exchanges a number that the driver has for this thread.
+    if let Err(error) = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result() {
+        tracing::debug!(?error, "a thread may be in the way of graphs that others record");
     }
 }
 
@@ -118,13 +135,14 @@ impl Context {
         Context::open_with(gpu, HostMemory::default())
     }
 
-    /// Like [`Context::open`], with host memory that was made for this GPU before and is registered again from now on.
+    /// Like [`Context::open`], with host memory that was made for this GPU before, all of which is registered now.
     ///
     /// # Errors
     /// As [`Context::open`].
     pub fn open_with(gpu: &Gpu, host: HostMemory) -> Result<Arc<Context>, CudaError> {
         let failed = || CudaError::when(format!("cannot take {} ({})", gpu.id, gpu.name));
         let cuda = CudaContext::new(gpu.ordinal).map_err(failed())?;
+        beside_captures();
         // SAFETY: whoever uses a buffer on several streams orders them by events, and drops it only when all work on it is done
         // (`memory`).
         unsafe { cuda.disable_event_tracking() };
@@ -171,6 +189,7 @@ impl Context {
     /// # Errors
     /// Where the context is broken.
     pub fn bind(&self) -> Result<(), CudaError> {
+        beside_captures();
         if let Some(near) = self.near()
             && let Err(error) = near.bind()
         {
@@ -201,6 +220,7 @@ impl Context {
     /// Where the context is broken.
     pub fn trim(&self) -> Result<(), CudaError> {
         let failed = || CudaError::when(format!("cannot give memory of {} back", self.gpu.id));
+        beside_captures();
         // What went wrong where things were dropped is kept for whoever calls next: that is no batch's fault.
         if let Err(error) = self.cuda.check_err() {
             tracing::debug!(?error, "something could not be given back");
@@ -292,6 +312,7 @@ impl Event {
     /// # Errors
     /// What became of the work before it.
     pub fn wait(&self) -> Result<(), CudaError> {
+        beside_captures();
         self.0.synchronize().map_err(CudaError::when("work on the GPU failed"))
     }
 }

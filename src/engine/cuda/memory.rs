@@ -5,11 +5,11 @@
 //! itself, and which is slow to read where a batch runs on the CPU or is padded.
 #![allow(unsafe_code)]
 
-use super::{Context, CudaError, numa::Near};
+use super::{Context, CudaError, context::beside_captures, numa::Near};
 use crate::engine::staging::{Pin, Pinner};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     ptr::NonNull,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -165,7 +165,8 @@ fn shortage(context: &Context, bytes: usize) -> String {
 }
 
 /// Registers host memory with a device's driver, while this process has the device. Memory that is taken when it has not is
-/// plain; what is registered when the context goes is unregistered then, so that nobody who still reads it keeps the context.
+/// registered when it has; when the context goes, all is unregistered, so that nobody who still reads it keeps the context, and
+/// registered again with the next one.
 #[derive(Debug, Clone, Default)]
 pub struct HostMemory(Arc<Mutex<Pins>>);
 
@@ -175,8 +176,16 @@ struct Pins {
     cuda: Option<Arc<CudaContext>>,
     /// The processors near it, where there is a choice.
     near: Option<Near>,
-    /// Where registered memory begins.
-    starts: BTreeSet<usize>,
+    /// Memory that is there, by where it begins.
+    memory: BTreeMap<usize, Known>,
+}
+
+/// Memory that the driver is to know.
+#[derive(Debug)]
+struct Known {
+    bytes: usize,
+    /// Whether it does.
+    registered: bool,
 }
 
 impl HostMemory {
@@ -185,20 +194,27 @@ impl HostMemory {
         context.host.clone()
     }
 
+    /// Registers everything: the device is ours from now on.
     pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
         let mut pins = self.lock();
-        pins.starts.clear();
+        // Where a context that hung is not gone yet.
+        pins.unregister_all();
         pins.cuda = Some(Arc::clone(cuda));
         pins.near = near.cloned();
+        let mut memory = std::mem::take(&mut pins.memory);
+        for (start, known) in &mut memory {
+            known.registered = pins.register(*start, known.bytes);
+        }
+        pins.memory = memory;
     }
 
-    /// Unregisters everything: the context goes.
-    pub(super) fn close(&self) {
+    /// Unregisters everything: this context goes.
+    pub(super) fn close(&self, cuda: &Arc<CudaContext>) {
         let mut pins = self.lock();
-        for start in std::mem::take(&mut pins.starts) {
-            pins.unregister(start);
+        if pins.cuda.as_ref().is_some_and(|open| Arc::ptr_eq(open, cuda)) {
+            pins.unregister_all();
+            pins.cuda = None;
         }
-        pins.cuda = None;
     }
 
     fn lock(&self) -> MutexGuard<'_, Pins> {
@@ -207,11 +223,34 @@ impl HostMemory {
 }
 
 impl Pins {
+    /// False where the driver refuses, or there is none now.
+    fn register(&self, start: usize, bytes: usize) -> bool {
+        let Some(cuda) = &self.cuda else { return false };
+        let register = || {
+            beside_captures();
+            cuda.bind_to_thread()?;
+            let (start, flags) =
+                (std::ptr::with_exposed_provenance_mut(start), sys::CU_MEMHOSTREGISTER_PORTABLE);
+            // SAFETY: the memory is there until its pin is dropped, which waits for the lock that is held here.
+            unsafe { sys::cuMemHostRegister_v2(start, bytes, flags) }.result()
+        };
+        let registered = match &self.near {
+            Some(near) => near.within(register),
+            None => register(),
+        };
+        if let Err(error) = registered {
+            let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
+            tracing::warn!(%error, "copies of this memory will wait for each other");
+        }
+        registered.is_ok()
+    }
+
     fn unregister(&self, start: usize) {
         let Some(cuda) = &self.cuda else { return };
+        beside_captures();
         let released = cuda.bind_to_thread().and_then(|()| {
-            // SAFETY: registered when its start was noted, and not unregistered since: it is taken out of the notes under the
-            // lock that is held here. Its memory is there until its pin is dropped, which waits for that lock.
+            // SAFETY: registered, and not unregistered since, as the notes say under the lock that is held here. Its memory is there
+            // until its pin is dropped, which waits for that lock.
             unsafe { sys::cuMemHostUnregister(std::ptr::with_exposed_provenance_mut(start)) }.result()
         });
         if let Err(error) = released {
@@ -219,48 +258,41 @@ impl Pins {
             tracing::debug!(?error, "host memory could not be unregistered");
         }
     }
+
+    fn unregister_all(&mut self) {
+        let mut memory = std::mem::take(&mut self.memory);
+        for (start, known) in &mut memory {
+            if std::mem::take(&mut known.registered) {
+                self.unregister(*start);
+            }
+        }
+        self.memory = memory;
+    }
 }
 
 impl Pinner for HostMemory {
     unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
+        let start = start.as_ptr().expose_provenance();
         let mut pins = self.lock();
-        // Plain memory, where the device is not ours.
-        let cuda = pins.cuda.as_ref()?;
-        let register = || {
-            cuda.bind_to_thread()?;
-            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
-            // SAFETY: the memory is there until the pin is dropped: the caller's promise.
-            unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags) }.result()
-        };
-        let registered = match &pins.near {
-            Some(near) => near.within(register),
-            None => register(),
-        };
-        match registered {
-            Ok(()) => {
-                let start = start.as_ptr().expose_provenance();
-                pins.starts.insert(start);
-                Some(Box::new(Registered { start, host: self.clone() }))
-            }
-            Err(error) => {
-                let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
-                tracing::warn!(%error, "copies of this memory will wait for each other");
-                None
-            }
-        }
+        let registered = pins.register(start, bytes);
+        // What the driver refused is plain memory; what it was not asked for yet, it is when it is there.
+        (registered || pins.cuda.is_none()).then(|| {
+            pins.memory.insert(start, Known { bytes, registered });
+            Box::new(Pinned { start, host: self.clone() }) as Pin
+        })
     }
 }
 
-/// Memory that the driver knows, or knew while its context was there.
-struct Registered {
+/// Memory that the driver knows while there is one.
+struct Pinned {
     start: usize,
     host: HostMemory,
 }
 
-impl Drop for Registered {
+impl Drop for Pinned {
     fn drop(&mut self) {
         let mut pins = self.host.lock();
-        if pins.starts.remove(&self.start) {
+        if pins.memory.remove(&self.start).is_some_and(|known| known.registered) {
             pins.unregister(self.start);
         }
     }

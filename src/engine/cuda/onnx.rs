@@ -154,6 +154,7 @@ impl OnnxOnGpu {
             return Err("it takes or gives strings, which only the CPU can have".to_owned());
         }
         let memory = Memory::Pinned(Arc::new(HostMemory::of(context)));
+        let (inputs, outputs) = (signature.inputs.len(), signature.outputs.len());
         let (back, free) = channel();
         let mut engine = OnnxOnGpu {
             places: Vec::new(),
@@ -171,8 +172,9 @@ impl OnnxOnGpu {
             normalizer: None,
             reducer: None,
             ends: Ends::default(),
-            results: Blocks::new(context.landing()),
-            inputs: Blocks::new(memory),
+            // With what says which items could not be reduced.
+            results: Blocks::for_batches(context.landing(), outputs + 1),
+            inputs: Blocks::for_batches(memory, inputs),
             free,
             back,
             in_use: 0,

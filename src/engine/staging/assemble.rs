@@ -12,7 +12,17 @@ pub struct Assembler {
 impl Assembler {
     /// Gathers into this kind of memory: pinned for an engine that copies it to a device.
     pub fn new(memory: Memory) -> Assembler {
-        Assembler { blocks: Blocks::new(memory) }
+        Assembler::for_inputs(memory, 0)
+    }
+
+    /// The same for batches of so many inputs, whose memory it keeps.
+    pub fn for_inputs(memory: Memory, inputs: usize) -> Assembler {
+        Assembler { blocks: Blocks::for_batches(memory, inputs) }
+    }
+
+    /// Takes memory for so many batches of so many bytes now, as [`Blocks::ready`].
+    pub fn ready(&self, bytes: usize, batches: usize) {
+        self.blocks.ready(bytes, batches);
     }
 
     /// The parts of one input as one tensor, aligned for its type and padded to `size` rows.

@@ -20,7 +20,9 @@ const ALIGN: usize = 64;
 /// What a device is told of are whole pages, so that no other memory shares them.
 const PAGE: usize = 4096;
 
-/// Free blocks that a store keeps: what three batches of two inputs take.
+/// Batches whose blocks a store keeps: three on their way, and one that is put together or answered.
+const BATCHES: usize = 4;
+/// Free blocks that a store keeps at least: what three batches of two inputs take.
 const FREE_BLOCKS_MAX: usize = 6;
 
 /// Holds memory known to a device; dropping it ends that.
@@ -145,6 +147,7 @@ pub struct Blocks {
 
 struct Store {
     memory: Memory,
+    free_max: usize,
     free: Mutex<Vec<Block>>,
 }
 
@@ -157,7 +160,21 @@ impl Store {
 impl Blocks {
     /// An empty store of this kind of memory.
     pub fn new(memory: Memory) -> Blocks {
-        Blocks { store: Arc::new(Store { memory, free: Mutex::default() }) }
+        Blocks::for_batches(memory, 0)
+    }
+
+    /// The same for batches that take so many blocks each: it keeps what as many of them take as are on their way at once.
+    pub fn for_batches(memory: Memory, blocks: usize) -> Blocks {
+        let free_max = FREE_BLOCKS_MAX.max(BATCHES * blocks);
+        Blocks { store: Arc::new(Store { memory, free_max, free: Mutex::default() }) }
+    }
+
+    /// Takes so many blocks of so many bytes now, where they must be made known to a device, so that no batch waits for that.
+    pub fn ready(&self, bytes: usize, blocks: usize) {
+        if matches!(self.store.memory, Memory::Pinned(_)) {
+            let lent: Vec<Lent> = (0..blocks.min(self.store.free_max)).map(|_| self.lend(bytes)).collect();
+            drop(lent);
+        }
     }
 
     /// Whether a device copies from and to these blocks by itself.
@@ -251,7 +268,7 @@ impl Drop for Lent {
         let mut free = self.store.lock();
         free.push(block);
         // The smallest are the easiest to get again.
-        let spare = (free.len() > FREE_BLOCKS_MAX)
+        let spare = (free.len() > self.store.free_max)
             .then(|| (0..free.len()).min_by_key(|index| free[*index].bytes()))
             .flatten()
             .map(|index| free.swap_remove(index));
@@ -263,7 +280,10 @@ impl Drop for Lent {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::{
+        collections::BTreeSet,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
 
     /// Counts what it was told of.
     #[derive(Debug, Default)]
@@ -300,6 +320,21 @@ pub(super) mod tests {
         drop(part);
         assert_eq!(blocks.lend(60).as_ptr(), place, "a block of the same store");
         drop(other);
+    }
+
+    #[test]
+    fn blocks_for_batches_of_many_tensors_are_all_kept_and_made_once() {
+        let pinned = Arc::new(AtomicUsize::new(0));
+        let blocks = Blocks::for_batches(Memory::Pinned(Arc::new(Counter(Arc::clone(&pinned)))), 5);
+        blocks.ready(PAGE, 100);
+        assert_eq!(pinned.load(Ordering::SeqCst), 20 * PAGE, "no more than are kept");
+        let places = |lent: &[Lent]| lent.iter().map(|lent| lent.as_ptr().addr()).collect::<BTreeSet<_>>();
+        let first: Vec<Lent> = (0..20).map(|_| blocks.lend(PAGE)).collect();
+        let known = places(&first);
+        drop(first);
+        let second: Vec<Lent> = (0..20).map(|_| blocks.lend(PAGE)).collect();
+        assert_eq!((places(&second), pinned.load(Ordering::SeqCst)), (known, 20 * PAGE));
+        Blocks::new(Memory::Plain).ready(usize::MAX, 1);
     }
 
     #[test]

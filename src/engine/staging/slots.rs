@@ -64,6 +64,13 @@ impl Pool {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// One more.
+    fn block(&self) -> Block {
+        let block = self.memory.block(self.slot_bytes * self.slots);
+        self.bytes.fetch_add(block.bytes(), Ordering::Relaxed);
+        block
+    }
+
     fn put_back(&self, block: Block) {
         let mut state = self.lock();
         if state.free.len() < self.free_max {
@@ -115,9 +122,24 @@ impl Staging {
         self.pool.slot_bytes
     }
 
+    /// Bytes of all slots of a slab.
+    pub fn slab_bytes(&self) -> usize {
+        self.pool.slot_bytes * self.pool.slots
+    }
+
     /// Bytes held now, free slabs included.
     pub fn bytes(&self) -> usize {
         self.pool.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Takes memory for so many slabs now, where it must be made known to a device, so that no request waits for that.
+    pub fn ready(&self, slabs: usize) {
+        if !matches!(self.pool.memory, Memory::Pinned(_)) {
+            return;
+        }
+        let held = self.bytes() / self.slab_bytes().max(1);
+        let made: Vec<Block> = (held..slabs.min(self.pool.free_max)).map(|_| self.pool.block()).collect();
+        self.pool.lock().free.extend(made);
     }
 
     /// The next slot. Its content is whatever its last user left.
@@ -126,11 +148,7 @@ impl Staging {
         let (slab, index) = match state.current.take() {
             Some(current) => current,
             None => {
-                let block = state.free.pop().unwrap_or_else(|| {
-                    let block = self.pool.memory.block(self.pool.slot_bytes * self.pool.slots);
-                    self.pool.bytes.fetch_add(block.bytes(), Ordering::Relaxed);
-                    block
-                });
+                let block = state.free.pop().unwrap_or_else(|| self.pool.block());
                 let slab = Arc::new(Slab { block: Some(block), pool: Arc::downgrade(&self.pool) });
                 state.slabs.retain(|slab| slab.strong_count() > 0);
                 state.slabs.push(Arc::downgrade(&slab));

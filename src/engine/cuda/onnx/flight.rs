@@ -37,18 +37,39 @@ impl Arrival {
         reduced: Option<&Reduced>,
         blocks: &Blocks,
     ) -> Vec<Arrival> {
-        let arrival = |(index, (output, spec)): (usize, (&Output, &TensorSpec))| {
-            let Output::Ours { shape, .. } = output else { return Arrival::Open };
-            let (datatype, shape) = match reduced {
+        let arrival = |form: Option<(DataType, Vec<usize>)>| {
+            let Some((datatype, shape)) = form else { return Arrival::Open };
+            Arrival::Copied { result: blocks.lend(bytes(datatype, &shape)), datatype, shape }
+        };
+        Arrival::forms(outputs, signature, reduced).map(arrival).collect()
+    }
+
+    /// Bytes of each that is copied.
+    pub(super) fn sizes(outputs: &[Output], signature: &Signature, reduced: Option<&Reduced>) -> Vec<usize> {
+        let forms = Arrival::forms(outputs, signature, reduced).flatten();
+        forms.map(|(datatype, shape)| bytes(datatype, &shape)).filter(|bytes| *bytes > 0).collect()
+    }
+
+    /// Type and shape of each that is copied.
+    fn forms<'a>(
+        outputs: &'a [Output],
+        signature: &'a Signature,
+        reduced: Option<&'a Reduced>,
+    ) -> impl Iterator<Item = Option<(DataType, Vec<usize>)>> + 'a {
+        let form = move |(index, (output, spec)): (usize, (&'a Output, &'a TensorSpec))| {
+            let Output::Ours { shape, .. } = output else { return None };
+            Some(match reduced {
                 None => (spec.datatype, shape.clone()),
                 Some(reduced) if reduced.output == index => (reduced.datatype, reduced.shape.clone()),
                 Some(_) => (spec.datatype, shape.first().copied().into_iter().chain([0]).collect()),
-            };
-            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
-            Arrival::Copied { result: blocks.lend(bytes), datatype, shape }
+            })
         };
-        outputs.iter().zip(&signature.outputs).enumerate().map(arrival).collect()
+        outputs.iter().zip(&signature.outputs).enumerate().map(form)
     }
+}
+
+fn bytes(datatype: DataType, shape: &[usize]) -> usize {
+    shape.iter().product::<usize>() * datatype.size().unwrap_or(0)
 }
 
 /// An output in memory of ours, its element type and its shape.
@@ -79,7 +100,7 @@ impl Whole {
         }
         let fetch = |output: &Option<Kept>| {
             let Some((buffer, datatype, shape)) = output else { return Ok(Arrival::Open) };
-            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(0);
+            let bytes = bytes(*datatype, shape);
             let mut result = self.blocks.lend(bytes);
             if bytes > 0 {
                 // SAFETY: it is waited for before anybody looks.

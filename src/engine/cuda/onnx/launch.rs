@@ -83,6 +83,16 @@ impl OnnxOnGpu {
         Ok(values)
     }
 
+    /// Takes the memory that outputs of a bucket land in, for as many batches as there may be at once: as they are, or of an output
+    /// that is reduced what is left of it, which is what most want.
+    fn ready(&self, (place, bucket): (usize, usize)) {
+        let bucket = &self.places[place].buckets[bucket];
+        let (outputs, reduced) = (&bucket.outputs, bucket.reduced.as_ref());
+        for bytes in Arrival::sizes(outputs, self.session.signature(), reduced) {
+            self.results.ready(bytes, self.in_use);
+        }
+    }
+
     /// Begins a batch in memory that is ours; only what is left of its outputs comes back, where they can be reduced and may.
     fn launch(&mut self, inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
         let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
@@ -115,6 +125,7 @@ impl OnnxOnGpu {
         if let Some(before) = before {
             // Once for each size: what ONNX Runtime took for it is seen when it is done.
             self.streams.settle();
+            self.ready((place, bucket));
             self.arena += before.saturating_sub(free(&self.context).unwrap_or(before));
         }
         Ok(Flight::Airborne(Box::new(Running {

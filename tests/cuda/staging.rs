@@ -1,0 +1,99 @@
+//! Host memory that a GPU copies from by itself: there before the first request, and known to whichever context there is.
+
+use crate::{
+    fakes::cuda::FakeCuda,
+    support::{batch, open, plain},
+};
+use cudarc::driver::{CudaContext, DriverError, sys};
+use ocelli::engine::{
+    Engine, TensorView,
+    cuda::{Context, HostMemory, gauss_mle::GaussMle, probe},
+    staging::{Memory, Staging},
+};
+use std::sync::Arc;
+
+const SLOT: usize = 4096;
+
+#[test]
+fn memory_that_was_taken_without_the_gpu_or_before_it_was_given_back_is_registered_when_it_is_taken() {
+    let fake = FakeCuda::start("");
+    let gpu = probe().unwrap().gpus.remove(0);
+    let host = HostMemory::default();
+    let staging = Staging::new(SLOT, 4, Memory::Pinned(Arc::new(host.clone()))).unwrap();
+    staging.ready(2);
+    staging.ready(2);
+    let slab = 4 * SLOT as u64;
+    assert_eq!(staging.bytes() as u64, 2 * slab);
+    let registered = || fake.books().devices[0].registered;
+    for slabs in [2, 3, 3] {
+        assert_eq!(registered(), 0);
+        let context = Context::open_with(&gpu, host.clone()).unwrap();
+        assert_eq!(registered(), slabs * slab);
+        let calls = fake.books().calls("cuMemHostRegister_v2");
+        let slots: Vec<_> = (0..8).map(|_| staging.slot()).collect();
+        assert_eq!(
+            fake.books().calls("cuMemHostRegister_v2"),
+            calls,
+            "what there is suffices for two batches"
+        );
+        let more = staging.slot();
+        assert_eq!(registered(), 3 * slab);
+        // Whoever still reads a slot keeps no context.
+        drop(context);
+        drop((slots, more));
+    }
+    drop(staging);
+    fake.books().assert_empty();
+}
+
+#[test]
+fn a_context_that_goes_late_leaves_the_next_ones_memory_registered() {
+    let fake = FakeCuda::start("");
+    let gpu = probe().unwrap().gpus.remove(0);
+    let host = HostMemory::default();
+    let staging = Staging::new(SLOT, 1, Memory::Pinned(Arc::new(host.clone()))).unwrap();
+    let first = Context::open_with(&gpu, host.clone()).unwrap();
+    let slot = staging.slot();
+    let second = Context::open_with(&gpu, host.clone()).unwrap();
+    drop(first);
+    assert_eq!(fake.books().devices[0].registered, SLOT as u64);
+    drop(second);
+    assert_eq!(fake.books().devices[0].registered, 0);
+    drop((slot, staging));
+    fake.books().assert_empty();
+}
+
+#[test]
+fn a_graph_that_one_thread_records_and_what_others_do_are_not_in_each_others_way() {
+    let fake = FakeCuda::start("");
+    let ours = open(0);
+    let theirs = CudaContext::new(0).unwrap();
+    let stream = theirs.new_stream().unwrap();
+    // As ONNX Runtime records.
+    let recorded = |meanwhile: &(dyn Fn() + Sync)| {
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+        std::thread::scope(|scope| scope.spawn(meanwhile).join().unwrap());
+        stream.end_capture(sys::CUgraphInstantiate_flags(0)).map(|_| ())
+    };
+    let staging = Staging::new(SLOT, 1, Memory::Pinned(Arc::new(HostMemory::of(&ours)))).unwrap();
+    let fitted = recorded(&|| {
+        drop(staging.slot());
+        let inputs = batch(1, 3, false);
+        let views: Vec<TensorView<'_>> = inputs.iter().map(ocelli::engine::Tensor::view).collect();
+        let mut engine = GaussMle::new(&ours).unwrap();
+        engine.run(&views, Some(&plain())).unwrap();
+        engine.rest();
+    });
+    assert_eq!(fitted, Ok(()));
+    assert!(fake.books().devices[0].registered > 0);
+    // A thread that has not asked for it is refused, and breaks the graph.
+    let broken = recorded(&|| {
+        theirs.bind_to_thread().unwrap();
+        let refused = theirs.new_event(None).and_then(|event| event.synchronize());
+        let unsupported = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        assert_eq!(refused, Err(DriverError(unsupported)));
+    });
+    assert_eq!(broken, Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)));
+    drop((staging, ours, stream, theirs));
+    fake.books().assert_empty();
+}
