@@ -61,15 +61,19 @@ DEV u64 rank_of(float score, u32 number) {
 
 enum Activation { SOFTMAX = 0, SIGMOID = 1, NOTHING = 2 };
 
+struct Scored {
+    u32 number;  // of the class; beyond `classes` all ones
+    float score;
+};
+
 struct ClassifyCall {
     Numbers scores;  // [items, classes]
     u32 classes;
     u32 activation;
     u32 top;         // at least 1
     u32 unused;
-    u32* classes_out;  // [items, top], best first; beyond `classes` all ones
-    float* scores_out;
-    u32* faults;       // [items]
+    Scored* best;    // [items, top], best first
+    u32* faults;     // [items]
 };
 
 constexpr u32 CLASSIFY_THREADS = 128;
@@ -132,17 +136,16 @@ KERNEL(classify, (const __grid_constant__ ClassifyCall call)) {
         }
         last = reduced<Largest>(ranks, best);
         if (threadIdx.x == 0) {
-            const u64 at = item * call.top + place;
-            const u32 number = ~(u32)last;
-            call.classes_out[at] = last == 0 ? 0xffffffff : number;
-            call.scores_out[at] =
-                last == 0 ? 0.f : activated(call.activation, call.scores[first + number], largest, per_sum);
+            Scored best = {0xffffffff, 0.f};
+            if (last != 0) {
+                best.number = ~(u32)last;
+                best.score = activated(call.activation, call.scores[first + best.number], largest, per_sum);
+            }
+            call.best[item * call.top + place] = best;
         }
         if (last == 0) {
-            for (u32 rest = place + 1 + threadIdx.x; rest < call.top; rest += blockDim.x) {
-                call.classes_out[item * call.top + rest] = 0xffffffff;
-                call.scores_out[item * call.top + rest] = 0.f;
-            }
+            for (u32 rest = place + 1 + threadIdx.x; rest < call.top; rest += blockDim.x)
+                call.best[item * call.top + rest] = {0xffffffff, 0.f};
             break;
         }
     }

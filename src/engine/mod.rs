@@ -23,7 +23,7 @@ pub mod tensor;
 
 pub use ends::{Ends, PixelInput};
 pub use gauss_mle::Setting;
-pub use reduction::{Anchors, ClassMap, Reduction};
+pub use reduction::{Anchors, Best, ClassMap, Reduction};
 pub use signature::{Batching, Dim, Signature, TensorSpec};
 pub use tensor::{DataType, Tensor, TensorView};
 

@@ -2,13 +2,16 @@
 //! this leaves it.
 //!
 //! What is left comes in the output's place and is again something that its task reads, so an engine may reduce and need not: one on
-//! the host copies nothing, and the task does the same on the threads that answer. Both give the same answer, to the bit.
+//! the host copies nothing, and the task does the same on the threads that answer. Both give the same answer: masks and boxes to the
+//! bit, scores of classes to 2e-6, since a device's exponentials and sums round otherwise.
 
-use super::kernels::postprocess::{BoxNumbers, ITEMS_MAX};
+use super::kernels::postprocess::{BoxNumbers, ITEMS_MAX, ScoreActivation};
 
 /// What of an output a task needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Reduction {
+    /// The best classes with their scores.
+    Classify(Best),
     /// The class of each pixel.
     Segment(ClassMap),
     /// The boxes of the score that is asked for.
@@ -19,11 +22,55 @@ impl Reduction {
     /// The output that is read: its place in the signature.
     pub fn output(&self) -> usize {
         match self {
+            Reduction::Classify(best) => best.output,
             Reduction::Segment(map) => map.output,
             Reduction::Detect(anchors) => anchors.output,
         }
     }
 }
+
+/// From scores of classes, `[n, classes]` and axes of one, to UINT32 of `[n, top, 2]`: the best, best first, each a [`Scored`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Best {
+    /// The output's place in the signature.
+    pub output: usize,
+    /// What becomes of scores before they are compared.
+    pub activation: ScoreActivation,
+    /// How many are left.
+    pub top: usize,
+}
+
+/// Classes that are left of an item at most: the kernel looks at all of them once for each.
+const TOP_MAX: usize = 32;
+/// Numbers that an output has for each class that is left of it, at least: less is not worth a launch.
+const CLASSES_EACH: usize = 8;
+
+impl Best {
+    /// Items and classes of an output; `None` where it has not such a shape, or as it is it is little.
+    pub(super) fn extents(&self, shape: &[usize]) -> Option<[usize; 2]> {
+        let (&items, axes) = shape.split_first()?;
+        let classes = *axes.iter().max()?;
+        let one = axes.iter().filter(|extent| **extent != 1).count() == 1;
+        let taken = (1..=ITEMS_MAX as usize).contains(&items) && u32::try_from(classes).is_ok();
+        let fewer = (1..=TOP_MAX).contains(&self.top) && CLASSES_EACH * self.top <= classes;
+        (taken && one && fewer).then_some([items, classes])
+    }
+}
+
+/// Words of a [`Scored`].
+pub const SCORED_WORDS: usize = 2;
+
+/// `Scored` of `kernels/postprocess.cu`: a class and its score.
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Scored {
+    /// Its number; all ones for none.
+    pub class: u32,
+    /// After the activation.
+    pub score: f32,
+}
+
+const _: () = assert!(size_of::<Scored>() == SCORED_WORDS * size_of::<u32>());
 
 /// From scores to classes: `[n, classes, height, width]`, or with classes last, to UINT16 of `[n, height, width]`. The class with the
 /// highest score, the first of equals.
@@ -111,6 +158,20 @@ const _: () = assert!(size_of::<Candidate>() == CANDIDATE_WORDS * size_of::<u32>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_best_classes_are_left_only_where_that_is_much_less() {
+        let best = |top| Best { output: 0, activation: ScoreActivation::Softmax, top };
+        assert_eq!(best(5).extents(&[3, 1000]), Some([3, 1000]));
+        assert_eq!(best(5).extents(&[3, 40, 1, 1]), Some([3, 40]));
+        assert_eq!(best(5).extents(&[3, 1, 40]), Some([3, 40]));
+        for shape in [&[3, 39][..], &[1000], &[3, 40, 2], &[0, 1000], &[70_000, 1000], &[3, 1], &[3, 0], &[]]
+        {
+            assert_eq!(best(5).extents(shape), None, "{shape:?}");
+        }
+        assert_eq!(best(32).extents(&[1, 256]), Some([1, 256]));
+        assert_eq!(best(33).extents(&[1, 10_000]), None, "as many passes");
+    }
 
     #[test]
     fn a_class_map_is_told_by_where_the_classes_are() {

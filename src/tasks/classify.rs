@@ -1,7 +1,11 @@
 //! Classify: one score per class to the best classes.
 
 use super::{Labels, Output, Outputs, choose, is_one, wrong_shape};
-use crate::engine::{Dim, Signature};
+use crate::engine::{
+    Best, DataType, Dim, Signature,
+    kernels::postprocess::ScoreActivation,
+    reduction::{SCORED_WORDS, Scored},
+};
 use std::sync::Arc;
 
 /// What turns a model's scores into the scores of an answer.
@@ -55,9 +59,38 @@ impl Classify {
         Ok(self)
     }
 
+    /// How an engine may find the best classes, for a resolved task.
+    pub(super) fn best(&self, signature: &Signature) -> Option<Best> {
+        let output =
+            signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
+        let activation = match self.activation {
+            Activation::Softmax => ScoreActivation::Softmax,
+            Activation::Sigmoid => ScoreActivation::Sigmoid,
+            Activation::None => ScoreActivation::None,
+        };
+        let numbers = matches!(signature.outputs[output].datatype, DataType::Fp32 | DataType::Fp16);
+        numbers.then_some(Best { output, activation, top: self.top_k })
+    }
+
+    /// The best classes in what an engine has left of the output; `None` where it is the output.
+    fn left(&self, output: &Output<'_>, signature: &Signature, labels: &Labels) -> Option<Vec<Class>> {
+        let tensor = output.tensor;
+        let left = tensor.datatype == DataType::Uint32 && tensor.shape == [1, self.top_k, SCORED_WORDS];
+        self.best(signature).filter(|_| left)?;
+        let found: Vec<Scored> = bytemuck::pod_collect_to_vec(&tensor.data);
+        let class = |Scored { class, score }: Scored| {
+            let index = class as usize;
+            Class { index, label: labels.get(index), score }
+        };
+        Some(found.into_iter().map(class).collect())
+    }
+
     /// The best classes, best first; equal scores in the order of their index.
     pub(super) fn answer(&self, outputs: &Outputs<'_>, labels: &Labels) -> Result<Vec<Class>, String> {
         let output = outputs.get(self.output.as_deref())?;
+        if let Some(classes) = self.left(&output, outputs.signature, labels) {
+            return Ok(classes);
+        }
         classes(output.name, &output.shape())?;
         let mut scores = output.numbers()?;
         self.activate(&output, &mut scores)?;

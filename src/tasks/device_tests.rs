@@ -11,6 +11,7 @@ use super::{
 use crate::engine::{
     DataType, Reduction, Signature, Tensor,
     kernels::postprocess::{emulated, *},
+    reduction::Scored,
 };
 use bytes::Bytes;
 use half::f16;
@@ -101,7 +102,17 @@ fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
         };
         assert!(!fault, "{scores:?}");
         assert_eq!(expected.len(), top.min(scores.len()));
-        for (place, (class, score)) in best.iter().enumerate() {
+        if top <= scores.len() {
+            // What an engine would leave of the output is answered as the kernel found it.
+            let data = Bytes::copy_from_slice(bytemuck::cast_slice(best));
+            let left = Tensor { datatype: DataType::Uint32, shape: vec![1, top, 2], data };
+            let answer = task.answer(&[left], &signature, &Labels::default(), None).unwrap();
+            let Answer::Classes(classes) = answer else { panic!("{answer:?}") };
+            let classes: Vec<Scored> =
+                classes.iter().map(|c| Scored { class: c.index as u32, score: c.score }).collect();
+            assert_eq!(&classes, best);
+        }
+        for (place, Scored { class, score }) in best.iter().enumerate() {
             let Some(expected) = expected.get(place) else {
                 assert_eq!((*class, *score), (u32::MAX, 0.0), "beyond all classes");
                 continue;
@@ -159,9 +170,10 @@ fn items_of_a_batch_do_not_mix() {
     let scores: Vec<f32> = vec![1.0, 2.0, 3.0, 9.0, f32::NAN, 1.0, 5.0, 4.0, 3.0];
     let found =
         emulated::classify((bytemuck::cast_slice(&scores), 3), NumberType::F32, 3, ScoreActivation::None, 2);
-    assert_eq!(found[0], (vec![(2, 3.0), (1, 2.0)], false));
+    let best = |classes: [(u32, f32); 2]| classes.map(|(class, score)| Scored { class, score }).to_vec();
+    assert_eq!(found[0], (best([(2, 3.0), (1, 2.0)]), false));
     assert!(found[1].1);
-    assert_eq!(found[2], (vec![(0, 5.0), (1, 4.0)], false));
+    assert_eq!(found[2], (best([(0, 5.0), (1, 4.0)]), false));
 }
 
 // ---- segment ----------------------------------------------------------------------------------------------------------

@@ -112,11 +112,12 @@ impl Task {
 
     /// What of the outputs a resolved task needs, where that is much less than they are. [`Task::answer`] takes what is left as well.
     ///
-    /// A mask's classes, and of YOLO's boxes those of the score asked for: both are the same to the bit wherever they are found. A
-    /// classifier's scores are few, and a softmax on another machine differs in its last digit; boxes in outputs of their own are few
-    /// as well. What overlaps is sorted out here, since the posted image's edges count and an engine does not know them.
+    /// A classifier's best classes, a mask's classes, and of YOLO's boxes those of the score asked for; boxes in outputs of their own
+    /// are few. What overlaps is sorted out here, where it is known where in the model's input the posted image lay: a box beside the
+    /// image is none, and must cover none before that is seen.
     pub fn reduction(&self, signature: &Signature) -> Option<Reduction> {
         match self {
+            Task::Classify(task) => task.best(signature).map(Reduction::Classify),
             Task::Segment(task) => task.class_map(signature).map(Reduction::Segment),
             Task::Detect(task) => task.anchors(signature).map(Reduction::Detect),
             _ => None,

@@ -11,12 +11,13 @@ use futures_util::future::join_all;
 use ocelli::{
     config::{Backend, Config},
     engine::{
-        Anchors, ClassMap, DataType, Ends, Engine, EngineError, PixelInput, Reduction, Tensor, TensorView,
+        Anchors, Best, ClassMap, DataType, Ends, Engine, EngineError, PixelInput, Reduction, Tensor,
+        TensorView,
         child::{Child, Post, Program, Recipe, Region},
         cuda::onnx::{Load, OnnxOnGpu},
-        kernels::postprocess::BoxNumbers,
+        kernels::postprocess::{BoxNumbers, ScoreActivation},
         onnx::{OnGpu, Runtime},
-        reduction::Candidate,
+        reduction::{Candidate, Scored},
     },
     image::{self, Color, Preprocess},
 };
@@ -190,6 +191,77 @@ fn of_scores_only_classes_leave_the_device_and_all_of_it_where_one_is_no_number(
     fake.books().assert_empty();
 }
 
+/// A network that has a class for every number of its input.
+fn classifier(folder: &Path, element: u64) -> std::path::PathBuf {
+    let image = [Named("batch"), Fixed(3), Fixed(HEIGHT as u64), Fixed(WIDTH as u64)];
+    let scores = [Named("batch"), Fixed((3 * HEIGHT * WIDTH) as u64)];
+    let file = model(
+        &[("Flatten", &["image"], "scores")],
+        &[("image", element, &image)],
+        &[("scores", element, &scores)],
+    );
+    written(folder, &file)
+}
+
+/// How many classes are left of it.
+const TOP: usize = 5;
+
+fn best(datatype: image::DataType) -> Ends {
+    let best = Best { output: 0, activation: ScoreActivation::Softmax, top: TOP };
+    Ends { reduction: Some(Reduction::Classify(best)), ..ends(datatype) }
+}
+
+/// Holds what is left of each item against its scores, in double precision.
+fn check_best(left: &Tensor, scores: &Tensor) {
+    let count = scores.shape[0];
+    assert_eq!((left.datatype, &left.shape[..]), (DataType::Uint32, &[count, TOP, 2][..]));
+    let (left, scores): (Vec<Scored>, _) =
+        (bytemuck::pod_collect_to_vec(&left.data), scores.to_f32().unwrap());
+    for (left, scores) in left.chunks(TOP).zip(scores.chunks(scores.len() / count)) {
+        let sum: f64 = scores.iter().map(|score| f64::from(*score).exp()).sum();
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        for (Scored { class, score }, expected) in left.iter().zip(order) {
+            assert_eq!(*class as usize, expected);
+            let apart = (f64::from(*score) - f64::from(scores[expected]).exp() / sum).abs();
+            assert!(apart < 2e-6, "class {class}: {score} is {apart} off");
+        }
+    }
+}
+
+#[test]
+fn of_scores_of_classes_only_the_best_leave_the_device_and_all_where_one_is_no_number() {
+    let fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    for (element, datatype) in [(FLOAT, image::DataType::Fp32), (FLOAT16, image::DataType::Fp16)] {
+        let (path, ends) = (classifier(folder.path(), element), best(datatype));
+        let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
+        engine.equip(&ends).unwrap();
+        for (seed, count) in [(1, 3), (2, 1), (3, 3)] {
+            let inputs = pictures(seed, count, false);
+            let scores = on_cpu(&path, &ends, &inputs);
+            let (before, copied) = (kernels(&fake).len(), fake.books().devices[0].copied_out);
+            let left = engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap();
+            let copied = fake.books().devices[0].copied_out - copied;
+            assert_eq!(copied as usize, count * (TOP * 8 + 4), "and which items have a fault");
+            assert_eq!(kernels(&fake)[before..], ["preprocess", "classify"]);
+            check_best(&left[0], &scores[0]);
+            let whole = engine.start(staged(&engine, &inputs), None).unwrap().land().unwrap();
+            same("scores", &whole, &scores);
+        }
+        let mut numbers = on_cpu(&path, &Ends { reduction: None, ..ends }, &pictures(4, 2, false));
+        let numbers = &mut numbers[0];
+        let mut data = numbers.data.to_vec();
+        let last = data.len() - 2;
+        data[last..].fill(0xff);
+        (numbers.data, numbers.shape) = (data.into(), vec![2, 3, HEIGHT, WIDTH]);
+        let numbers = std::slice::from_ref(numbers);
+        let landed = engine.start_reduced(staged(&engine, numbers)).unwrap().land().unwrap();
+        same("a NaN", &landed, &on_cpu(&path, &Ends::default(), numbers));
+    }
+    fake.books().assert_empty();
+}
+
 /// A network that hands grey pictures on as they are: rows as boxes of an output with channels first, four numbers and eight classes.
 fn boxes(folder: &Path, element: u64) -> std::path::PathBuf {
     let extents = [Named("batch"), Fixed(12), Fixed(40)];
@@ -285,8 +357,8 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         onnx_runtime: Some(config().onnx_runtime),
     };
     let child = Child::start(post).unwrap();
-    let load = Load {
-        path: path.clone(),
+    let load = |path: &Path| Load {
+        path: path.to_owned(),
         asked: OnGpu::default(),
         items_max: 4,
         memory_bytes_max: None,
@@ -295,8 +367,12 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         on_host: true,
         cache: None,
     };
-    let mut engine = child.load(&Recipe::OnnxOnGpu(load)).unwrap();
+    let mut engine = child.load(&Recipe::OnnxOnGpu(load(&path))).unwrap();
     engine.equip(&ends).unwrap();
+    let others = tempfile::tempdir().unwrap();
+    let others = classifier(others.path(), FLOAT);
+    let mut other = child.load(&Recipe::OnnxOnGpu(load(&others))).unwrap();
+    other.equip(&best(image::DataType::Fp32)).unwrap();
     for (seed, wide) in [(1, false), (2, true)] {
         let inputs = pictures(seed, 3, wide);
         let scores = on_cpu(&path, &ends, &inputs);
@@ -304,6 +380,8 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         same("scores", &whole, &scores);
         let reduced = engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap();
         same("classes", &reduced, &[classes(&scores[0])]);
+        let left = other.start_reduced(staged(&other, &inputs)).unwrap().land().unwrap();
+        check_best(&left[0], &on_cpu(&others, &ends, &inputs)[0]);
     }
 }
 
@@ -358,16 +436,30 @@ async fn serve(backend: Backend, devices: &str) -> Server {
     let rest = format!("[batch]\nwait_ms_max = 20\n[placement]\ndevices = \"{devices}\"\n");
     let detect = "task = \"detect\"\n[input]\nresize = \"stretch\"\n[detect]\nscore_min = 0.5\niou_max = 1.0\n\
                   objectness = false\norientation = \"channels_first\"\n";
-    for (name, manifest) in [("map", "task = \"segment\"\n"), ("boxes", detect)] {
+    let classify = "task = \"classify\"\n";
+    for (name, manifest) in [("map", "task = \"segment\"\n"), ("boxes", detect), ("classes", classify)] {
         let folder = models.path().join(name);
         std::fs::create_dir(&folder).unwrap();
         match name {
             "map" => network(&folder, FLOAT),
+            "classes" => classifier(&folder, FLOAT),
             _ => boxes(&folder, FLOAT),
         };
         std::fs::write(folder.join("model.toml"), format!("{manifest}{rest}")).unwrap();
     }
     Server::start_with(models, Config { backend, ..config() }).await
+}
+
+/// The classes of pictures with their scores, as a server with that classifier answers them.
+async fn classified(server: &Server) -> Vec<(u64, f64)> {
+    let classes = join_all((0..6).map(async |seed| {
+        let reply = server.send("POST", "/predictions/classes", &[], png(seed, 30, 20)).await;
+        assert_eq!(reply.status, 200, "{}", reply.json());
+        reply.json()["classes"].clone()
+    }));
+    let classes = classes.await;
+    let classes = classes.iter().flat_map(|classes| classes.as_array().unwrap());
+    classes.map(|class| (class["index"].as_u64().unwrap(), class["score"].as_f64().unwrap())).collect()
 }
 
 /// Networks of GPUs run on the CPU, until it is dropped.
@@ -391,7 +483,16 @@ async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by
     let fake = FakeCuda::start("");
     let stands_in = StandIn::new();
     let server = serve(Backend::Auto, "gpu").await;
+    let known = fake.books().calls("cuMemHostRegister_v2");
+    for name in ["map", "boxes", "classes"] {
+        let reply = server.send("POST", &format!("/predictions/{name}"), &[], png(1, 80, 120)).await;
+        assert_eq!(reply.status, 200, "{}", reply.json());
+    }
+    assert_eq!(fake.books().calls("cuMemHostRegister_v2"), known, "what batches are put in is there at load");
     let on_gpu = answers(&server).await;
+    let before = kernels(&fake).len();
+    let classes_on_gpu = classified(&server).await;
+    assert!(kernels(&fake)[before..].iter().any(|kernel| kernel == "classify"));
     // Alone, so that no tensor is in its batch.
     let before = kernels(&fake).len();
     let alone = server.send("POST", "/predictions/map?mask=rle", &[], png(0, 20, 31)).await;
@@ -408,5 +509,10 @@ async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by
 
     let server = serve(Backend::Cpu, "cpu").await;
     assert_eq!(answers(&server).await, on_gpu);
+    let classes = classified(&server).await;
+    assert_eq!(classes.len(), 6 * TOP);
+    for ((class, score), (expected, on_gpu)) in classes.into_iter().zip(classes_on_gpu) {
+        assert!(class == expected && (score - on_gpu).abs() < 2e-6, "{class} {score}, {expected} {on_gpu}");
+    }
     server.end().await;
 }

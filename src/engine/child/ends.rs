@@ -1,7 +1,10 @@
 //! What an engine does at the ends of its network, as messages have it: numbers go as their bits.
 
 use crate::{
-    engine::{Anchors, ClassMap, Ends, PixelInput, Reduction, kernels::postprocess::BoxNumbers},
+    engine::{
+        Anchors, Best, ClassMap, Ends, PixelInput, Reduction,
+        kernels::postprocess::{BoxNumbers, ScoreActivation},
+    },
     image::{Color, DataType, Layout, Preprocess},
 };
 use serde::{Deserialize, Serialize};
@@ -16,6 +19,11 @@ pub(super) struct EndsText {
 /// [`Reduction`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum ReductionText {
+    Classify {
+        output: usize,
+        activation: u32,
+        top: usize,
+    },
     Segment {
         output: usize,
         last: bool,
@@ -34,6 +42,9 @@ enum ReductionText {
 impl From<Reduction> for ReductionText {
     fn from(reduction: Reduction) -> ReductionText {
         match reduction {
+            Reduction::Classify(Best { output, activation, top }) => {
+                ReductionText::Classify { output, activation: activation as u32, top }
+            }
             Reduction::Segment(ClassMap { output, last, threshold }) => {
                 ReductionText::Segment { output, last, threshold: threshold.to_bits() }
             }
@@ -48,6 +59,11 @@ impl From<Reduction> for ReductionText {
 impl ReductionText {
     fn read(&self) -> Result<Reduction, String> {
         Ok(match *self {
+            ReductionText::Classify { output, activation, top } => {
+                let known = ACTIVATIONS.into_iter().find(|known| *known as u32 == activation);
+                let unknown = || format!("nothing that becomes of scores has the number {activation}");
+                Reduction::Classify(Best { output, activation: known.ok_or_else(unknown)?, top })
+            }
             ReductionText::Segment { output, last, threshold } => {
                 Reduction::Segment(ClassMap { output, last, threshold: f32::from_bits(threshold) })
             }
@@ -60,6 +76,9 @@ impl ReductionText {
         })
     }
 }
+
+const ACTIVATIONS: [ScoreActivation; 3] =
+    [ScoreActivation::Softmax, ScoreActivation::Sigmoid, ScoreActivation::None];
 
 const BOXES: [BoxNumbers; 4] = [BoxNumbers::Xyxy, BoxNumbers::Yxyx, BoxNumbers::Cxcywh, BoxNumbers::Xywh];
 
@@ -152,7 +171,16 @@ mod tests {
                     size: axes[0].then_some([640, 480]),
                     score_min: 0.1 + 0.2,
                 };
-                let reduction = [Reduction::Segment(map), Reduction::Detect(anchors)][usize::from(axes[1])];
+                let [best, map, anchors] = [
+                    Reduction::Classify(Best { output: 2, activation: ScoreActivation::Sigmoid, top: 7 }),
+                    Reduction::Segment(map),
+                    Reduction::Detect(anchors),
+                ];
+                let reduction = match axes {
+                    [true, true] => best,
+                    [true, false] => map,
+                    _ => anchors,
+                };
                 let reduction = (datatype == DataType::Fp32).then_some(reduction);
                 let ends = Ends { pixels: PixelInput::new(&to, axes[0], axes[1]), reduction };
                 let json = serde_json::to_vec(&EndsText::from(&ends)).expect("JSON");

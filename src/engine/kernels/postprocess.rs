@@ -98,10 +98,8 @@ pub struct ClassifyCall {
     pub top: u32,
     /// 0.
     pub unused: u32,
-    /// `[items, top]` of `u32`, the best first, of equal ones the first; `u32::MAX` where there are no more classes.
-    pub classes_out: u64,
-    /// `[items, top]` of `f32`.
-    pub scores_out: u64,
+    /// `[items, top]` of [`Scored`](crate::engine::reduction::Scored), the best first, of equal ones the first.
+    pub best: u64,
     /// `[items]` of `u32`: 1 where a score is not finite.
     pub faults: u64,
 }

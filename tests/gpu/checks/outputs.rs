@@ -43,27 +43,26 @@ fn classify(device: &Device, random: &mut Random) -> f64 {
     for classes in [3, 10, 1000] {
         let values = scores(random, ITEMS * classes, 12.0);
         let (input, faults) = (device.with(&values), device.garbage(4 * ITEMS));
-        let (best, best_scores) = (device.garbage(4 * ITEMS * TOP), device.garbage(4 * ITEMS * TOP));
+        let best = device.garbage(8 * ITEMS * TOP);
         let call = ClassifyCall {
             scores: numbers(&input),
             classes: classes as u32,
             activation: ScoreActivation::Softmax,
             top: TOP as u32,
             unused: 0,
-            classes_out: best.address(),
-            scores_out: best_scores.address(),
+            best: best.address(),
             faults: faults.address(),
         };
         run(device, CLASSIFY, classes, &call);
         assert_eq!(device.read::<u32>(&faults, ITEMS), [0; ITEMS]);
-        let (best, best_scores) =
-            (device.read::<u32>(&best, ITEMS * TOP), device.read::<f32>(&best_scores, ITEMS * TOP));
+        let best = device.read::<[u32; 2]>(&best, ITEMS * TOP);
         for (item, values) in values.chunks(classes).enumerate() {
             let sum: f64 = values.iter().map(|value| f64::from(*value).exp()).sum();
             let mut order: Vec<usize> = (0..classes).collect();
             order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
             for place in 0..TOP {
-                let (class, score) = (best[item * TOP + place], best_scores[item * TOP + place]);
+                let [class, score] = best[item * TOP + place];
+                let score = f32::from_bits(score);
                 let Some(&expected) = order.get(place) else {
                     assert_eq!(class, u32::MAX, "there are {classes} classes only");
                     continue;

@@ -3,12 +3,12 @@
 
 use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module};
 use crate::engine::{
-    Anchors, ClassMap, DataType, EngineError, Reduction,
+    Anchors, Best, ClassMap, DataType, EngineError, Reduction,
     kernels::postprocess::{
-        DETECT_CANDIDATES, DetectCall, DetectPlacement, NumberType, Numbers, Postprocess, SEGMENT,
-        SegmentCall, Strides,
+        CLASSIFY, ClassifyCall, DETECT_CANDIDATES, DetectCall, DetectPlacement, NumberType, Numbers,
+        Postprocess, SEGMENT, SegmentCall, Strides,
     },
-    reduction::CANDIDATE_WORDS,
+    reduction::{CANDIDATE_WORDS, SCORED_WORDS},
     staging::{Blocks, Lent},
 };
 use cudarc::driver::CudaStream;
@@ -40,6 +40,7 @@ pub(super) struct Reduced {
 /// What the kernel is launched with.
 #[derive(Debug)]
 enum Call {
+    Classify(ClassifyCall),
     Segment(SegmentCall),
     Detect {
         call: Box<DetectCall>,
@@ -94,6 +95,7 @@ impl Reducer {
         stream: &CudaStream,
     ) -> Result<Option<Reduced>, EngineError> {
         match &self.reduction {
+            Reduction::Classify(best) => classify(best, heap, scores),
             Reduction::Segment(map) => segment(map, heap, scores),
             Reduction::Detect(anchors) => detect(anchors, heap, scores, stream),
         }
@@ -109,6 +111,8 @@ impl Reducer {
         faults.clear(stream)?;
         match call {
             // SAFETY: what the kernel takes; its results live as long as `reduced`, which goes when its runs have ended.
+            Call::Classify(call) => unsafe { self.kernel.launch_grid(stream, *blocks, threads, call) },
+            // SAFETY: as above.
             Call::Segment(call) => unsafe { self.kernel.launch_grid(stream, *blocks, threads, call) },
             Call::Detect { call, counts, .. } => {
                 counts.clear(stream)?;
@@ -123,9 +127,30 @@ impl Reducer {
 
 fn launched(reduction: &Reduction) -> Postprocess {
     match reduction {
+        Reduction::Classify(_) => CLASSIFY,
         Reduction::Segment(_) => SEGMENT,
         Reduction::Detect(_) => DETECT_CANDIDATES,
     }
+}
+
+fn classify(best: &Best, heap: &Arc<Heap>, scores: Scores<'_>) -> Result<Option<Reduced>, EngineError> {
+    let (Some([items, classes]), Some(numbers)) = (best.extents(scores.shape), scores.numbers(0)) else {
+        return Ok(None);
+    };
+    let shape = vec![items, best.top, SCORED_WORDS];
+    let left = Buffer::new(heap, shape.iter().product::<usize>() * size_of::<u32>())?;
+    let faults = Buffer::new(heap, items * size_of::<u32>())?;
+    let call = Call::Classify(ClassifyCall {
+        scores: numbers,
+        classes: classes as u32,
+        activation: best.activation,
+        top: best.top as u32,
+        unused: 0,
+        best: left.address(),
+        faults: faults.address(),
+    });
+    let blocks = CLASSIFY.blocks(items as u32, classes as u64);
+    Ok(Some(Reduced { output: best.output, datatype: DataType::Uint32, shape, left, faults, call, blocks }))
 }
 
 fn segment(map: &ClassMap, heap: &Arc<Heap>, scores: Scores<'_>) -> Result<Option<Reduced>, EngineError> {

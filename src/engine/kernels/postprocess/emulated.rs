@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "the kernels are C++")]
 
 use super::{super::emulated, *};
+use crate::engine::reduction::Scored;
 
 fn run<A>(what: Postprocess, items: usize, parts: usize, call: &A) {
     let blocks = what.blocks(items as u32, parts as u64);
@@ -18,23 +19,19 @@ pub(crate) fn classify(
     classes: usize,
     activation: ScoreActivation,
     top: usize,
-) -> Vec<(Vec<(u32, f32)>, bool)> {
-    let mut out = vec![(0u32, 0f32); 0];
-    let (mut numbers, mut best, mut faults) =
-        (vec![7u32; items * top], vec![7f32; items * top], vec![7u32; items]);
+) -> Vec<(Vec<Scored>, bool)> {
+    let (mut best, mut faults) = (vec![Scored { class: 7, score: 7.0 }; items * top], vec![7u32; items]);
     let call = ClassifyCall {
         scores: Numbers::new(scores.as_ptr() as u64, number_type),
         classes: classes as u32,
         activation,
         top: top as u32,
         unused: 0,
-        classes_out: numbers.as_mut_ptr() as u64,
-        scores_out: best.as_mut_ptr() as u64,
+        best: best.as_mut_ptr() as u64,
         faults: faults.as_mut_ptr() as u64,
     };
     run(CLASSIFY, items, classes, &call);
-    out.extend(numbers.into_iter().zip(best));
-    out.chunks(top).zip(faults).map(|(best, fault)| (best.to_vec(), fault != 0)).collect()
+    best.chunks(top).zip(faults).map(|(best, fault)| (best.to_vec(), fault != 0)).collect()
 }
 
 /// The detections of each item, or `None` where its outputs are at fault. Places and results of `call` are filled in here.
