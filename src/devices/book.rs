@@ -1,4 +1,6 @@
 //! Which models are served, where each is to be, and where it is: what devices that come and go are held against.
+//!
+//! - [`refused`]: which devices cannot have a model, and when that is tried again; [`claims`]: which no other model may have.
 
 mod claims;
 mod refused;

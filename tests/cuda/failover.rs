@@ -294,9 +294,13 @@ async fn the_time_from_a_fault_to_the_first_answer_of_the_cpu() {
                 let (took, by) = on_gpu().await;
                 assert_eq!(by, because("cpu", "device_failed"), "round {round}, GPU {gpu}");
                 faulty.push(took);
-                for what in ["drain", "resume"] {
+            }
+            for what in ["drain", "resume"] {
+                for gpu in 0..GPUS {
                     let path = format!("/v2/devices/{}/{what}", id(gpu));
                     assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
+                }
+                for gpu in 0..GPUS {
                     // The keeper has heard of it.
                     let heard =
                         async || (server.device(&id(gpu)).await["cause"] == "drain") == (what == "drain");

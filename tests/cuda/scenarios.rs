@@ -107,6 +107,36 @@ async fn xids_fence_suspect_or_do_nothing_as_they_should() {
 }
 
 #[tokio::test]
+async fn memory_that_fails_fences_and_rows_that_wait_for_a_reset_are_suspicious() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, SMALL, &[]).await;
+        let seen = |state: &str| {
+            format!("ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"ecc\",state=\"{state}\"}}")
+        };
+        let happens = async {
+            machine.tell("nvml", "set gpu=0 ecc_uncorrected=1").await;
+            server.until_metric(&seen("fenced")).await;
+        };
+        answered(&server, &expected, happens).await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        machine.tell("nvml", "set gpu=0 rows_pending=1").await;
+        server.until_metric(&seen("suspect")).await;
+        on_gpu(&server, &expected).await;
+        let happens = async {
+            machine.tell("nvml", "set gpu=0 rows_failed=1").await;
+            server.until_state("fenced", "ecc").await;
+            let said = server.device(GPU).await["reason"].as_str().unwrap().to_owned();
+            assert!(said.contains("needs service"), "{said}");
+        };
+        answered(&server, &expected, happens).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
 async fn a_gpu_that_falls_off_the_bus_is_lost_and_given_back() {
     let expected = on_cpu().await;
     for isolation in MODES {
