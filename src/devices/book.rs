@@ -1,4 +1,9 @@
 //! Which models are served, where each is to be, and where it is: what devices that come and go are held against.
+//!
+//! - [`refused`]: which devices cannot have a model, and when that is tried again; [`claims`]: which no other model may have.
+
+mod claims;
+mod refused;
 
 use super::{
     device::{Engines, Hold, Refusal},
@@ -14,6 +19,8 @@ use crate::{
     config::WhileWaiting,
     models::{Found, Model, Source},
 };
+use claims::Claims;
+use refused::Refused;
 use std::{
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -52,8 +59,10 @@ pub(super) enum Presence {
 struct Entry {
     served: Arc<Served>,
     on: Vec<On>,
-    /// Devices that cannot have it, with the number of the hold that was tried, and why.
-    refused: Vec<(usize, u64, String)>,
+    /// Devices that somebody loads it onto just now, with the numbers of the holds.
+    coming: Vec<(usize, u64)>,
+    /// Devices that cannot have it.
+    refused: Refused,
 }
 
 /// Engines of a model on a device.
@@ -78,6 +87,8 @@ struct State {
     announced: Vec<(String, u64, Vec<usize>)>,
     /// Models whose devices were all away.
     waiting: Vec<Found>,
+    /// GPUs that models have for themselves.
+    claims: Claims,
     /// By the index of a device; those that are not in it are the CPU.
     presence: Vec<(usize, Presence)>,
 }
@@ -116,11 +127,16 @@ impl Book {
         self.lock().announced.clear();
     }
 
-    /// Adds a model; it is on no device yet.
-    pub(super) fn enter(&self, served: Served) -> Arc<Served> {
+    /// Adds a model; it is on no device yet, and whoever adds it tells soon whether it can be on those of `coming`: their
+    /// indices, and the numbers of their holds.
+    pub(super) fn enter(&self, served: Served, coming: Vec<(usize, u64)>) -> Arc<Served> {
         let served = Arc::new(served);
-        let entry = Entry { served: Arc::clone(&served), on: Vec::new(), refused: Vec::new() };
-        self.lock().entries.push(entry);
+        let entry =
+            Entry { served: Arc::clone(&served), on: Vec::new(), coming, refused: Refused::default() };
+        let mut state = self.lock();
+        state.claims.set(&entry.served.source, &entry.served.placed.on);
+        state.entries.push(entry);
+        drop(state);
         served
     }
 
@@ -135,27 +151,29 @@ impl Book {
         let count = engines.len();
         hold.serve(&served.model, engines);
         entry.on.retain(|on| on.index != index);
+        entry.coming.retain(|coming| coming.0 != index);
+        entry.refused.forget(index);
         let health = hold.health.clone();
         entry.on.push(On { index, hold: hold.number, health, engines: count, paused: false });
     }
 
-    /// A device cannot have a model, as long as it is held.
+    /// A device cannot have a model, as long as it is held or until there is room.
     pub(super) fn refuse(&self, index: usize, hold: &Hold, key: ModelKey, refusal: &Refusal) {
         tracing::debug!(device = &*hold.health.device, %refusal, "a model is not served here");
         if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.served.model.key == key) {
-            entry.refused.push((index, hold.number, refusal.to_string()));
+            entry.coming.retain(|coming| coming.0 != index);
+            entry.refused.note(index, hold.number, refusal.to_string(), refusal.may_pass(), Instant::now());
             // What an earlier hold had of it is gone.
             entry.served.model.statistics.holds(&hold.health.device, None);
         }
     }
 
-    /// Models that a device cannot have, as long as it is held, and why.
+    /// Models that a device cannot have, as long as it is held or until there is room, and why.
     pub(super) fn refused(&self, index: usize, hold: &Hold) -> Vec<(String, String)> {
         let state = self.lock();
         let of = |entry: &Entry| {
-            let mut refused = entry.refused.iter();
-            let found = refused.find(|(device, number, _)| (*device, *number) == (index, hold.number));
-            found.map(|(.., why)| (entry.served.model.name.to_string(), why.clone()))
+            let why = entry.refused.why(index, hold.number)?;
+            Some((entry.served.model.name.to_string(), why.to_owned()))
         };
         state.entries.iter().filter_map(of).collect()
     }
@@ -165,15 +183,20 @@ impl Book {
         let mut state = self.lock();
         let at = state.entries.iter().position(|entry| entry.served.model.key == key);
         let entry = at.map(|at| state.entries.swap_remove(at));
+        if let Some(entry) = &entry {
+            state.let_go_of(&entry.served.source.name);
+        }
         entry.into_iter().flat_map(|entry| entry.on).map(|on| (on.health, on.engines)).collect()
     }
 
-    /// A model that is to be served on a device, and is not.
+    /// A model that is to be served on a device, and is not; what somebody loads there is not meant, nor what had no room a
+    /// moment ago.
     pub(super) fn missing(&self, index: usize, hold: &Hold, sharing: &Sharing) -> Option<Arc<Served>> {
-        let state = self.lock();
+        let (state, now) = (self.lock(), Instant::now());
         let missing = state.entries.iter().find(|entry| {
             !entry.is_on(index, hold.number)
-                && !entry.refused.iter().any(|(device, number, _)| (*device, *number) == (index, hold.number))
+                && !entry.coming.contains(&(index, hold.number))
+                && !entry.refused.bars(index, hold.number, now)
                 && state.wanted(index, &entry.served.placed, Some(entry), sharing)
         });
         missing.map(|entry| Arc::clone(&entry.served))
@@ -259,11 +282,44 @@ impl Book {
 
     /// Nobody wants a model any more that waits.
     pub(super) fn stop_waiting(&self, name: &str) {
-        self.lock().waiting.retain(|found| found.name != name);
+        let mut state = self.lock();
+        state.waiting.retain(|found| found.name != name);
+        state.let_go_of(name);
     }
 
-    /// Bytes that the models of a device need there, and what is beside them.
-    pub(super) fn required(&self, index: usize, gpu: &str) -> u64 {
+    /// A model is to have the GPUs among these devices for itself, if its manifest says so: from before it is loaded.
+    pub(super) fn claim(&self, source: &Source, on: &[usize]) {
+        self.lock().claims.set(source, on);
+    }
+
+    /// A model could not be loaded: where no version of it is served, others may have its GPUs.
+    pub(super) fn disclaim(&self, name: &str) {
+        self.lock().let_go_of(name);
+    }
+
+    /// Why a model cannot be on a device that others have.
+    pub(super) fn taken(&self, index: usize, device: &str, source: &Source) -> Option<String> {
+        let state = self.lock();
+        if let Some(owner) = state.claims.owner(index, &source.name) {
+            return Some(format!("{device} is for the model {owner} alone (placement.exclusive)"));
+        }
+        if !source.manifest.placement.exclusive || state.claims.has(index, &source.name) {
+            return None;
+        }
+        let there =
+            |entry: &&Entry| entry.served.placed.has(index) && entry.served.source.name != source.name;
+        let mut others: Vec<&str> =
+            state.entries.iter().filter(there).map(|entry| entry.served.source.name.as_str()).collect();
+        others.sort_unstable();
+        others.dedup();
+        let list = others.join(", ");
+        (!others.is_empty())
+            .then(|| format!("{device} has other models ({list}), and placement.exclusive wants none there"))
+    }
+
+    /// Bytes that the models of a device need there, and what is beside them. One that was measured to take more than there is
+    /// of it, `total`, does not count: it is not loaded.
+    pub(super) fn required(&self, index: usize, gpu: &str, total: u64) -> u64 {
         let state = self.lock();
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let served = served.map(|entry| (name(&entry.served.source), entry.served.source.bytes));
@@ -272,8 +328,15 @@ impl Book {
             served.chain(announced.map(|(name, bytes, _)| (name.clone(), *bytes))).collect();
         models.sort();
         models.dedup_by(|one, other| one.0 == other.0);
-        let models = models.iter().map(|(name, bytes)| (name.as_str(), *bytes));
-        self.learned().required(gpu, models).saturating_add(self.beside)
+        let learned = self.learned();
+        let beside = learned.measured_context(gpu);
+        let fits = |name: &str| {
+            let need = learned.measured(gpu, name).map(|model| Need { model, beside });
+            need.is_none_or(|need| need.check_total(total).is_ok())
+        };
+        let models =
+            models.iter().map(|(name, bytes)| (name.as_str(), *bytes)).filter(|(name, _)| fits(name));
+        learned.required(gpu, models).saturating_add(self.beside)
     }
 
     /// Takes note of what a model took on a GPU.
@@ -327,6 +390,14 @@ impl Book {
 }
 
 impl State {
+    /// Ends a model's claim, where no version of it is served or waits.
+    fn let_go_of(&mut self, name: &str) {
+        let served = self.entries.iter().any(|entry| entry.served.source.name == name);
+        if !served && self.waiting.iter().all(|found| found.name != name) {
+            self.claims.end(name);
+        }
+    }
+
     /// Whether a model is to be served on a device now.
     fn wanted(&self, index: usize, placed: &Placed, entry: Option<&Entry>, sharing: &Sharing) -> bool {
         let presence = |index: usize| {
@@ -358,7 +429,10 @@ impl State {
 fn name(source: &Source) -> String {
     let Source { name, version, bytes, manifest, .. } = source;
     let (instances, items) = (manifest.placement.instances, manifest.batch.largest());
-    format!("{name}/{version}, {bytes} bytes, {instances} instances, batches of {items}")
+    // A network's arena is held to its limit.
+    let limit = manifest.placement.memory_bytes_max.map(|max| format!(", at most {max} bytes each"));
+    let limit = limit.unwrap_or_default();
+    format!("{name}/{version}, {bytes} bytes, {instances} instances, batches of {items}{limit}")
 }
 
 #[cfg(test)]
@@ -367,7 +441,19 @@ mod tests {
 
     #[test]
     fn what_is_beside_models_is_required_with_them() {
-        let [plain, more] = [0, 7].map(|beside| Book::new(None, beside).required(0, "H100"));
+        let [plain, more] = [0, 7].map(|beside| Book::new(None, beside).required(0, "H100", 1 << 30));
         assert_eq!(more, plain + 7);
+    }
+
+    #[test]
+    fn what_cannot_be_there_is_not_required() {
+        let book = Book::new(None, 0);
+        let required = || book.required(0, "H100", 4 << 30);
+        let nothing = required();
+        for (name, bytes) in [("small", 1 << 30), ("large", 4 << 30)] {
+            book.lock().announced.push((name.into(), 0, vec![0]));
+            book.learned().model("H100", name, bytes);
+        }
+        assert_eq!(required(), nothing + (1 << 30));
     }
 }

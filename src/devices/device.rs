@@ -39,8 +39,17 @@ pub(super) type Engines = Vec<Box<dyn Engine + Send>>;
 pub(super) enum Refusal {
     /// Too little memory is free; another time there may be more.
     Memory(String),
+    /// It was loaded, and left too little memory free; another time there may be more.
+    Room(String),
     /// Anything else.
     Failed(String),
+}
+
+impl Refusal {
+    /// Whether it may be otherwise another time, on the same hold.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, Refusal::Memory(_) | Refusal::Room(_))
+    }
 }
 
 impl From<EngineError> for Refusal {
@@ -60,7 +69,7 @@ impl From<String> for Refusal {
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Refusal::Memory(reason) | Refusal::Failed(reason)) = self;
+        let (Refusal::Memory(reason) | Refusal::Room(reason) | Refusal::Failed(reason)) = self;
         f.write_str(reason)
     }
 }
@@ -201,12 +210,17 @@ pub(super) struct Hold {
 }
 
 impl Hold {
+    /// How many instances of a model it has.
+    pub(super) fn instances(&self, source: &Source) -> usize {
+        source.manifest.placement.instances.clamp(1, self.workers.len())
+    }
+
     /// Makes a model's engines.
     ///
     /// # Errors
     /// Why it cannot be loaded here.
     pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, Refusal> {
-        let instances = source.manifest.placement.instances.clamp(1, self.workers.len());
+        let instances = self.instances(source);
         match &self.executor {
             None => {
                 let recipe = recipe(source, parts, false, (parts.compute_threads / instances).max(1));
@@ -252,15 +266,14 @@ impl Hold {
         mut engines: Engines,
         model: &Arc<Model>,
         asked: &[Asked],
-        memory_bytes_max: Option<u64>,
     ) -> Result<(Engines, Proof), Refusal> {
         match &self.executor {
-            None => forward::prove(&mut engines, model, asked, None, None).map(|proof| (engines, proof)),
+            None => forward::prove(&mut engines, model, asked, None).map(|proof| (engines, proof)),
             Some(executor) => {
                 let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
                 let health = self.health.clone();
                 self.workers[0].call(move || {
-                    forward::prove(&mut engines, &model, &asked, memory_bytes_max, Some((&executor, &health)))
+                    forward::prove(&mut engines, &model, &asked, Some((&executor, &health)))
                         .map(|proof| (engines, proof))
                 })?
             }
@@ -283,6 +296,17 @@ impl Hold {
     pub(super) fn drop_engines(&self, engines: Engines) {
         // Where the thread has ended, they are dropped with the message.
         let _ = self.workers[0].call(move || drop(engines));
+    }
+
+    /// Gives back to the driver what nothing holds, after engines that could not stay; where that fails, what comes next does.
+    pub(super) fn trim(&self) {
+        let Some(executor) = &self.executor else { return };
+        let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
+        let _ = self.workers[0].call(move || {
+            let _busy = busy;
+            let trimmed = executor.trim();
+            trimmed.inspect_err(|error| health.note(error))
+        });
     }
 
     /// Whether the device answers as it should: a small fit, whose result is known. Nothing to ask of the CPU.

@@ -84,20 +84,22 @@ impl Placed {
     }
 }
 
-/// Places a model on some of `devices`. `no_onnx` says of each why ONNX models cannot run there.
+/// Places a model on some of `devices`. `taken` says of each why other models leave no place for it, and `no_onnx` why ONNX models
+/// cannot run there.
 ///
 /// # Errors
 /// Why it can run on none.
 pub(super) fn place(
     manifest: &Manifest,
     devices: &[Kind],
+    taken: &[Option<String>],
     no_onnx: &[Option<String>],
 ) -> Result<Placed, String> {
-    let Placing { devices: asked, fallback, memory_bytes_max, .. } = &manifest.placement;
+    let Placing { devices: asked, fallback, memory_bytes_max, exclusive, .. } = &manifest.placement;
     let mut notes = Vec::new();
     let refused = |index: usize| match manifest.engine {
-        Engine::Onnx => no_onnx[index].as_deref(),
-        Engine::GaussMle(_) => None,
+        Engine::Onnx => no_onnx[index].as_deref().or(taken[index].as_deref()),
+        Engine::GaussMle(_) => taken[index].as_deref(),
     };
     let wanted = |kind: &Kind| asked.is_empty() || asked.iter().any(|word| kind.is_meant_by(word));
     let meant = (0..devices.len()).filter(|index| wanted(&devices[*index]));
@@ -148,6 +150,10 @@ pub(super) fn place(
             "placement.memory_bytes_max limits memory of GPUs only, and the model runs on the CPU".into(),
         );
     }
+    if *exclusive && on.iter().all(on_cpu) {
+        notes
+            .push("placement.exclusive is about GPUs, and the model runs on the CPU, which all share".into());
+    }
     if *fallback == Some(Fallback::OtherGpu) && stands_in.is_none() && !instead {
         notes.push("placement.fallback = \"other-gpu\", but there is no other GPU that can run it".into());
     }
@@ -187,6 +193,8 @@ mod tests {
     fn all() -> [Kind; 3] {
         [Kind::Cpu, gpu(0), gpu(1)]
     }
+    /// No model has a GPU for itself.
+    const NOBODY: [Option<String>; 3] = [const { None }; 3];
     const FITTER: &str = "engine = \"gauss-mle\"\n";
 
     fn check(manifest: &str, devices: &[Kind], on: Result<&[usize], &str>) -> Vec<String> {
@@ -194,7 +202,7 @@ mod tests {
         let on_gpu =
             |kind: &Kind| matches!(kind, Kind::Gpu { .. }).then(|| "it is the CPU's build".to_owned());
         let no_onnx: Vec<Option<String>> = devices.iter().map(on_gpu).collect();
-        let placed = place(&manifest, devices, &no_onnx);
+        let placed = place(&manifest, devices, &NOBODY[..devices.len()], &no_onnx);
         match (&placed, on) {
             (Ok(placed), Ok(on)) => assert_eq!(placed.on, on, "{placed:?}"),
             (Err(got), Err(expected)) => assert_eq!(got, expected),
@@ -228,7 +236,7 @@ mod tests {
     fn what_serves_while_the_devices_are_away_is_what_fallback_says() {
         let placed = |placement: &str| {
             let manifest = Manifest::parse(&format!("{FITTER}[placement]\n{placement}\n")).unwrap();
-            let placed = place(&manifest, &all(), &[const { None }; 3]).unwrap();
+            let placed = place(&manifest, &all(), &NOBODY, &[const { None }; 3]).unwrap();
             (placed.on, placed.stands_in, placed.instead)
         };
         assert_eq!(placed("devices = \"0\""), (vec![1], Some(0), false));
@@ -266,8 +274,32 @@ mod tests {
         );
         let why = "it is the CPU's build, but backend is gpu, which takes no CPU: use backend auto";
         check("", &[gpu(0)], Err(why));
-        let placed = place(&Manifest::default(), &all(), &[None, None, None]).unwrap();
+        let placed = place(&Manifest::default(), &all(), &NOBODY, &[None, None, None]).unwrap();
         assert_eq!((placed.on, placed.notes.len()), (vec![0, 1, 2], 0));
+    }
+
+    #[test]
+    fn a_gpu_that_another_model_has_for_itself_is_left_out() {
+        let taken = [None, Some("gpu:0 is large's alone (placement.exclusive)".to_owned()), None];
+        let placed = |placement: &str| {
+            let manifest = Manifest::parse(&format!("{FITTER}[placement]\n{placement}\n")).unwrap();
+            place(&manifest, &all(), &taken, &NOBODY)
+                .map(|placed| (placed.on, placed.stands_in, placed.notes.len()))
+        };
+        assert_eq!(
+            placed("devices = \"gpu\""),
+            Ok((vec![2], Some(0), 1)),
+            "the other GPU has it, and it is said"
+        );
+        assert_eq!(placed("devices = \"gpu:0\""), Ok((vec![0], None, 1)), "the CPU instead");
+        assert_eq!(placed("devices = \"1\"\nfallback = \"other-gpu\""), Ok((vec![2], None, 1)));
+        assert_eq!(
+            placed("devices = \"gpu:0\"\nfallback = \"never\""),
+            Err("placement.devices = [\"gpu:0\"] and fallback = \"never\", but gpu:0 is large's alone (placement.exclusive)"
+                .to_owned())
+        );
+        let alone = format!("{FITTER}[placement]\ndevices = \"cpu\"\nexclusive = true\n");
+        assert_eq!(check(&alone, &all(), Ok(&[0])).len(), 1, "nobody has the CPU for itself");
     }
 
     #[test]

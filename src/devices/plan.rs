@@ -46,8 +46,8 @@ impl Footprint {
     /// Checks it against what the manifest allows (bytes of one instance) and against the headroom.
     ///
     /// # Errors
-    /// The arithmetic of a refusal.
-    pub fn check(&self, bytes_max: Option<u64>) -> Result<(), String> {
+    /// The arithmetic of a refusal: for ever of what is not allowed, for now of what leaves too little free.
+    pub fn check(&self, bytes_max: Option<u64>) -> Result<(), NoRoom> {
         let (size, buffers) = self.buffers.last().copied().unwrap_or_default();
         let weights = self.weights;
         let parts = match self.frames {
@@ -60,18 +60,18 @@ impl Footprint {
         if let Some(max) = bytes_max
             && self.instance() > max
         {
-            return Err(format!(
+            return Err(NoRoom::Ever(format!(
                 "one instance takes {sum}, more than placement.memory_bytes_max = {max}: lower batch.items_max, or raise \
                  the limit"
-            ));
+            )));
         }
         let headroom = self.headroom();
         if self.free < headroom {
-            return Err(format!(
+            return Err(NoRoom::Now(format!(
                 "{} instances of {sum} leave {} of {} bytes free, less than the {headroom} that are kept free: lower \
                  placement.instances or batch.items_max",
                 self.instances, self.free, self.total
-            ));
+            )));
         }
         Ok(())
     }
@@ -101,14 +101,8 @@ impl Need {
     /// # Errors
     /// The arithmetic of a refusal.
     pub fn check(&self, free: u64, total: u64) -> Result<(), NoRoom> {
-        let (Need { model, beside }, headroom) = (*self, headroom_bytes(total));
-        if model.saturating_add(beside).saturating_add(headroom) > total {
-            return Err(NoRoom::Ever(format!(
-                "it takes {model} bytes there, as measured before; with {beside} bytes for the context and other models, and \
-                 {headroom} that are kept free, that is more than the {total} of this GPU: lower batch.items_max or \
-                 placement.instances, or place a model elsewhere"
-            )));
-        }
+        self.check_total(total).map_err(NoRoom::Ever)?;
+        let (model, headroom) = (self.model, headroom_bytes(total));
         if model.saturating_add(headroom) > free {
             return Err(NoRoom::Now(format!(
                 "a model takes {model} bytes there, as measured before; {free} of {total} bytes are free, of which {headroom} \
@@ -116,6 +110,37 @@ impl Need {
             )));
         }
         Ok(())
+    }
+
+    /// Checks it against all of a GPU's memory.
+    ///
+    /// # Errors
+    /// The arithmetic of a refusal.
+    pub fn check_total(&self, total: u64) -> Result<(), String> {
+        let (Need { model, beside }, headroom) = (*self, headroom_bytes(total));
+        if model.saturating_add(beside).saturating_add(headroom) > total {
+            return Err(format!(
+                "it takes {model} bytes there, as measured before; with {beside} bytes for the context and other models, and \
+                 {headroom} that are kept free, that is more than the {total} of this GPU: lower batch.items_max or \
+                 placement.instances, or place a model elsewhere"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks it against what the manifest allows one of so many instances, bytes.
+    ///
+    /// # Errors
+    /// The arithmetic of a refusal.
+    pub fn check_limit(&self, instances: u64, bytes_max: Option<u64>) -> Result<(), NoRoom> {
+        let instance = self.model / instances.max(1);
+        match bytes_max {
+            Some(max) if instance > max => Err(NoRoom::Ever(format!(
+                "one instance takes {instance} bytes there, as measured before, more than placement.memory_bytes_max = {max}: \
+                 lower batch.items_max, or raise the limit"
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -169,10 +194,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_to_take_more_than_it_may_is_refused_before_it_is_tried() {
+        let need = Need { model: 240 * MB, beside: 0 };
+        assert_eq!(need.check_limit(2, None), Ok(()));
+        assert_eq!(need.check_limit(2, Some(120 * MB)), Ok(()));
+        let Err(NoRoom::Ever(why)) = need.check_limit(2, Some(120 * MB - 1)) else { panic!() };
+        assert_eq!(
+            why,
+            "one instance takes 125829120 bytes there, as measured before, more than placement.memory_bytes_max = \
+             125829119: lower batch.items_max, or raise the limit"
+        );
+    }
+
+    #[test]
     fn a_refusal_tells_the_arithmetic() {
         assert_eq!(footprint(300, 4096).check(None), Ok(()));
         assert_eq!(footprint(300, 4096).check(Some(120 * MB)), Ok(()));
-        let limited = footprint(300, 4096).check(Some(120 * MB - 1)).unwrap_err();
+        let Err(NoRoom::Ever(limited)) = footprint(300, 4096).check(Some(120 * MB - 1)) else { panic!() };
         assert_eq!(
             limited,
             "one instance takes 125829120 bytes (104857600 for the model and 20971520 for batches of 16), more than \
@@ -180,10 +218,10 @@ mod tests {
         );
         let fitter = Footprint { frames: 30 * MB, ..footprint(256 + 150, 4096) };
         assert_eq!((fitter.check(None), fitter.instances_max()), (Ok(()), 3));
-        let limited = fitter.check(Some(150 * MB - 1)).unwrap_err();
+        let Err(NoRoom::Ever(limited)) = fitter.check(Some(150 * MB - 1)) else { panic!() };
         let parts = "104857600 for the model, 20971520 for batches of 16 and 31457280 for frames";
         assert!(limited.contains(&format!("157286400 bytes ({parts})")), "{limited}");
-        let full = footprint(255, 4096).check(None).unwrap_err();
+        let Err(NoRoom::Now(full)) = footprint(255, 4096).check(None) else { panic!() };
         assert!(full.contains("leave 267386880 of 4294967296 bytes free, less than the 268435456"), "{full}");
     }
 }

@@ -166,6 +166,13 @@ impl Devices {
         {
             self.parts.status.set_device(&cpu.id, DeviceState::Warming, Cause::Taken, "loading models");
         }
+        // First who wants GPUs for itself: the first by name has them, and others go elsewhere.
+        let sources = || found.iter().filter_map(|found| found.source.as_ref().ok());
+        for source in sources().filter(|source| source.manifest.placement.exclusive) {
+            if let Ok(placed) = self.place(source) {
+                self.book.claim(source, &placed.on);
+            }
+        }
         for found in found {
             if let Ok(source) = &found.source {
                 self.book.announce(
@@ -249,6 +256,7 @@ impl Devices {
             Err(NotLoaded::Failed(reason)) => {
                 tracing::error!(model = name, version, reason, "model is unavailable");
                 self.publish(found, State::Unavailable(reason.clone()));
+                self.book.disclaim(name);
             }
         }
         loaded.map_err(NotLoaded::into_reason)

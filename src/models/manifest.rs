@@ -73,6 +73,7 @@
 //! instances = 1                # per device: 1 to 64
 //! memory_bytes_max = 2000000000   # default: no limit
 //! fallback = "cpu"             # what serves while none of these devices can: cpu | other-gpu | never
+//! exclusive = false            # whether no other model may be on its GPUs
 //!
 //! [gpu]                        # how a model runs on GPUs
 //! provider = "cuda"            # cuda | tensorrt (where its libraries are), which may take half precision: fp16 = true
@@ -253,6 +254,8 @@ pub struct Placing {
     pub memory_bytes_max: Option<u64>,
     /// What serves while none of the devices can, if set.
     pub fallback: Option<Fallback>,
+    /// Whether no other model may be on the GPUs among its devices.
+    pub exclusive: bool,
 }
 
 /// `placement.fallback`: what serves a model while none of its devices can.
@@ -492,6 +495,7 @@ mod tests {
         check("[placement]\ninstances = 65", "placement.instances is 65");
         check("[placement]\ndevices = [\"gpu:x\"]", "placement.devices is");
         check("[placement]\ndevices = \"A100\"", "placement.devices is");
+        check("[placement]\nexclusive = 1", "placement.exclusive is 1");
         check("[placement]\nfallback = true", "placement.fallback is true, allowed: cpu, other-gpu, never");
         check("task = \"classify\"\n[classify]\ntop_k = 0", "classify.top_k is 0");
         check("task = \"detect\"\n[detect]\nscore_min = 1.5", "detect.score_min is 1.5");

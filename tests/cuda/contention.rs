@@ -1,13 +1,16 @@
-//! Servers that want one GPU, as processes: who gets it when, and how long that takes. The two measurements are run by hand:
+//! Servers that want one GPU, as processes: who gets it when, and how long that takes, and what it costs to look. The
+//! measurements are run by hand:
 //!
 //! ```text
 //! cargo test --test cuda -- --ignored --nocapture contention::timeline
 //! cargo test --test cuda -- --ignored --nocapture contention::from_free_to_serving
+//! cargo test --test cuda -- --ignored --nocapture contention::what_looking_costs
 //! ```
 
 use crate::machine::{GPU, Machine, ON_GPU, Running, id, until};
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
@@ -232,5 +235,44 @@ async fn from_free_to_serving() {
         times.sort();
         let at = |percent: usize| times[(times.len() - 1) * percent / 100];
         println!("{isolation}: {} times, least {:?}, p50 {:?}, p99 {:?}", times.len(), at(0), at(50), at(99));
+    }
+}
+
+/// CPU time of a process's threads so far, by their names, as the kernel counts it: in hundredths of a second.
+fn thread_times(process: u32) -> BTreeMap<String, u64> {
+    let mut times = BTreeMap::new();
+    for thread in std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten() {
+        let read = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        let (name, stat) = (read("comm").trim().to_owned(), read("stat"));
+        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+        // After the state: ten more, then user and system time.
+        let ticks: u64 = rest.split(' ').skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum();
+        *times.entry(name).or_default() += ticks;
+    }
+    times
+}
+
+/// CPU time of the threads that look at a GPU and keep it, while it serves and nobody asks for anything.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn what_looking_costs() {
+    const LENGTH: Duration = Duration::from_secs(120);
+    for isolation in crate::machine::MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ON_GPU, &[]).await;
+        let (before, began) = (thread_times(server.id()), Instant::now());
+        tokio::time::sleep(LENGTH).await;
+        let (after, took) = (thread_times(server.id()), began.elapsed().as_secs_f64());
+        let mut all = 0.0;
+        for (name, ticks) in &after {
+            let seconds = (ticks - before.get(name).unwrap_or(&0)) as f64 / 100.0;
+            if name.starts_with("ocelli-keep") || name.starts_with("gpu-") {
+                all += seconds;
+                println!("{isolation}: {name} {seconds:.2} s");
+            }
+        }
+        println!("{isolation}: {all:.2} s of {took:.0} s, {:.2} % of a core", 100.0 * all / took);
+        server.end();
+        machine.assert_empty();
     }
 }

@@ -33,6 +33,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 /// How GPUs are kept apart from the server.
 pub(crate) const MODES: [&str; 2] = ["thread", "process"];
 
+/// No NVML: GPUs are taken without looking, and nobody sees what others hold.
+pub(crate) const BLIND: (&str, &str) = ("nvml-library", "/nowhere/libnvidia-ml.so");
+
 /// A model that is on GPUs, and may be on the CPU while these are away.
 pub(crate) const ON_GPU: &str = "[placement]\ndevices = \"gpu\"\n";
 
@@ -114,7 +117,11 @@ impl Machine {
         for (name, tail) in models {
             put(folder.path(), name, tail);
         }
-        let options = options.iter().flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]);
+        let nvml = nvml::library();
+        let looks = [("nvml-library", nvml.to_str().unwrap())];
+        let looks = looks.iter().filter(|(name, _)| options.iter().all(|(given, _)| given != name));
+        let options =
+            looks.chain(options).flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]);
         let mut process = Command::new(env!("CARGO_BIN_EXE_ocelli"))
             .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "", "--isolation", isolation])
             .args(["--isolation-bytes", "16MiB", "--drain-delay-ms", "0"])
@@ -122,8 +129,6 @@ impl Machine {
             .arg(folder.path())
             .arg("--onnx-runtime")
             .arg(config().onnx_runtime)
-            .arg("--nvml-library")
-            .arg(nvml::library())
             .arg("--gpu-queue-folder")
             .arg(self.path("queue"))
             .args(options)

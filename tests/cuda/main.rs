@@ -18,6 +18,7 @@ mod machine;
 mod onnx;
 mod pixels;
 mod process;
+mod room;
 mod scenarios;
 mod search;
 mod server;

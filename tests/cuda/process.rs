@@ -58,7 +58,13 @@ async fn check(isolation: &str, script: &str, end: impl AsyncFn(&Running), told:
         until("another process", async || matches!(server.children()[..], [id] if before != [id])).await;
     }
     server.until_state("serving", "proved").await;
-    near(&server.localize().await, &expected);
+    // And it does its part again, of what is more than the CPU has time for.
+    let part = async || {
+        let answers = join_all((0..4).map(|_| server.localize_on())).await;
+        answers.iter().for_each(|(rows, _)| near(rows, &expected));
+        answers.iter().any(|(_, devices)| devices.contains(GPU))
+    };
+    until("the GPU answers", part).await;
     server.end();
     machine.assert_empty();
 }

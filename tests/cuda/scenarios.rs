@@ -6,7 +6,6 @@ use crate::{
     process::on_cpu,
 };
 use futures_util::future::join_all;
-use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Small batches, so that a movie has many.
@@ -26,19 +25,19 @@ async fn answered(server: &Running, expected: &[Vec<f64>], befall: impl Future<O
     tokio::join!(requests, befall);
 }
 
-async fn on_gpu(server: &Running, expected: &[Vec<f64>]) {
+pub(crate) async fn on_gpu(server: &Running, expected: &[Vec<f64>]) {
     let (rows, device) = server.localize_on().await;
     near(&rows, expected);
     assert_eq!(device, GPU);
 }
 
-async fn on_the_cpu(server: &Running, expected: &[Vec<f64>]) {
+pub(crate) async fn on_the_cpu(server: &Running, expected: &[Vec<f64>]) {
     let (rows, device) = server.localize_on().await;
     near(&rows, expected);
     assert_eq!(device, "cpu");
 }
 
-fn end(machine: &Machine, server: Running) {
+pub(crate) fn end(machine: &Machine, server: Running) {
     server.end();
     machine.assert_empty();
 }
@@ -77,14 +76,15 @@ async fn xids_fence_suspect_or_do_nothing_as_they_should() {
             let happens = async {
                 machine.tell("nvml", &format!("xid gpu=0 code={xid}")).await;
                 server.until_metric(&counted).await;
+                // A minute later it is trusted again: on a slow machine, the answers take longer.
+                if state == "suspect" {
+                    server.until_state("suspect", "xid").await;
+                }
             };
             answered(&server, &expected, happens).await;
-            let gpu = server.device(GPU).await;
             match state {
-                "serving" => assert_eq!(gpu["state"], "serving", "{xid}"),
-                "suspect" => {
-                    assert_eq!((&gpu["state"], &gpu["reason"]), (&"suspect".into(), &"Xid 63".into()));
-                }
+                "serving" => assert_eq!(server.device(GPU).await["state"], "serving", "{xid}"),
+                "suspect" => {}
                 // It may be back already.
                 _ => {
                     let seen = format!(
@@ -102,6 +102,36 @@ async fn xids_fence_suspect_or_do_nothing_as_they_should() {
                 on_gpu(&server, &expected).await;
             }
         }
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn memory_that_fails_fences_and_rows_that_wait_for_a_reset_are_suspicious() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, SMALL, &[]).await;
+        let seen = |state: &str| {
+            format!("ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"ecc\",state=\"{state}\"}}")
+        };
+        let happens = async {
+            machine.tell("nvml", "set gpu=0 ecc_uncorrected=1").await;
+            server.until_metric(&seen("fenced")).await;
+        };
+        answered(&server, &expected, happens).await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        machine.tell("nvml", "set gpu=0 rows_pending=1").await;
+        server.until_metric(&seen("suspect")).await;
+        on_gpu(&server, &expected).await;
+        let happens = async {
+            machine.tell("nvml", "set gpu=0 rows_failed=1").await;
+            server.until_state("fenced", "ecc").await;
+            let said = server.device(GPU).await["reason"].as_str().unwrap().to_owned();
+            assert!(said.contains("needs service"), "{said}");
+        };
+        answered(&server, &expected, happens).await;
         end(&machine, server);
     }
 }
@@ -152,7 +182,9 @@ async fn memory_that_runs_out_in_mid_batch_halves_the_batch_on_the_same_gpu() {
 async fn memory_that_another_grabs_between_the_look_and_the_context_is_waited_for() {
     let expected = on_cpu().await;
     for isolation in MODES {
-        let machine = Machine::new(";fault on=cuDevicePrimaryCtxRetain code=2 times=1");
+        let machine = Machine::new("");
+        // The look shows a free GPU; the context does not come.
+        machine.tell("cuda", "still fault on=cuDevicePrimaryCtxRetain code=2 times=always").await;
         let server = machine.start(isolation, &[("spots", ON_GPU)], &[]).await;
         let seen = format!(
             "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"memory\",state=\"waiting\"}}"
@@ -160,11 +192,7 @@ async fn memory_that_another_grabs_between_the_look_and_the_context_is_waited_fo
         server.until_metric(&seen).await;
         server.until_ready().await;
         on_the_cpu(&server, &expected).await;
-        if isolation == "process" {
-            // Its next process begins with the same script.
-            end(&machine, server);
-            continue;
-        }
+        machine.tell("cuda", "still clear").await;
         server.until_state("serving", "proved").await;
         on_gpu(&server, &expected).await;
         end(&machine, server);
@@ -184,6 +212,10 @@ async fn a_gpu_that_others_fill_is_waited_for_and_taken_when_they_leave() {
         assert_eq!(machine.held(), [], "no context beside somebody who needs the memory");
         let gpu = server.device(GPU).await;
         assert_eq!(gpu["verdict"], "contended", "{gpu}");
+        assert!(gpu["reason"].as_str().unwrap().contains("other processes compute on it"), "{gpu}");
+        let others = gpu["other_processes"].as_array().unwrap();
+        assert_eq!(others.len(), 1, "{gpu}");
+        assert_eq!((&others[0]["pid"], &others[0]["memory_bytes"]), (&4242.into(), &(1800_u64 << 20).into()));
         answered(&server, &expected, machine.vacate(0)).await;
         server.until_state("serving", "proved").await;
         on_gpu(&server, &expected).await;
@@ -263,7 +295,7 @@ async fn requests_wait_for_the_gpu_where_that_is_wanted_and_the_cpu_answers_when
         // It comes back in time.
         let machine = Machine::new("memory=2GiB");
         machine.occupy(0, "1800MiB").await;
-        let wait = [("while-waiting", "wait"), ("timeout-ms", "60000")];
+        let wait = [("while-waiting", "wait")];
         let server = machine.start(isolation, &[("spots", ON_GPU)], &wait).await;
         server.until_state("waiting", "contended").await;
         machine.vacate(0).await;
@@ -275,7 +307,7 @@ async fn requests_wait_for_the_gpu_where_that_is_wanted_and_the_cpu_answers_when
         // It does not.
         let machine = Machine::new("memory=2GiB");
         machine.occupy(0, "1800MiB").await;
-        let wait = [("while-waiting", "wait"), ("auto-timeout-ms", "1500"), ("timeout-ms", "60000")];
+        let wait = [("while-waiting", "wait"), ("auto-timeout-ms", "1500")];
         let began = Instant::now();
         let server = machine.start(isolation, &[("spots", ON_GPU)], &wait).await;
         server.until_metric("ocelli_device_state{device=\"cpu\",state=\"serving\"} 1").await;
@@ -294,7 +326,7 @@ async fn where_nothing_else_may_answer_requests_wait_until_the_gpu_works_again()
     for isolation in MODES {
         let machine = Machine::new("");
         let alone = "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n";
-        let server = machine.serving(isolation, alone, &[("timeout-ms", "60000")]).await;
+        let server = machine.serving(isolation, alone, &[]).await;
         machine.tell("cuda", "fault on=kernel code=700").await;
         on_gpu(&server, &expected).await;
         let seen = format!(
@@ -317,106 +349,6 @@ async fn a_server_for_gpus_alone_ends_when_none_can_be_had_in_time() {
         assert!(line.contains(GPU) && line.contains("other processes"), "{line}");
         assert_eq!(server.wait(), Some(69));
         machine.assert_empty();
-    }
-}
-
-#[tokio::test]
-async fn a_model_that_may_not_be_so_large_is_not_on_the_gpu_and_the_arithmetic_is_shown() {
-    let expected = on_cpu().await;
-    for isolation in MODES {
-        let machine = Machine::new("");
-        let small = "[placement]\ndevices = \"gpu\"\nmemory_bytes_max = 1000\n";
-        let server = machine.start(isolation, &[("large", small), ("spots", ON_GPU)], &[]).await;
-        server.until_ready().await;
-        server.until_state("serving", "proved").await;
-        let told = server.device(GPU).await["refused_models"].clone();
-        let why = told[0]["reason"].as_str().unwrap_or_default().to_owned();
-        assert_eq!((&told[0]["model"], told.as_array().unwrap().len()), (&"large".into(), 1), "{told}");
-        assert!(why.contains("more than placement.memory_bytes_max = 1000"), "{why}");
-        on_gpu(&server, &expected).await;
-        end(&machine, server);
-    }
-}
-
-#[tokio::test]
-async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had() {
-    let expected = on_cpu().await;
-    for isolation in MODES {
-        let state = tempfile::tempdir().unwrap();
-        let remembers = [("gpu-state-folder", state.path().to_str().unwrap())];
-        let machine = Machine::new("memory=4GiB context=300MiB");
-        let server = machine.serving(isolation, ON_GPU, &remembers).await;
-        let file = state.path().join("gpu-memory.json");
-        let measured =
-            || serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap_or_default()).unwrap_or_default();
-        let context = || measured()["Fake-GPU"][""].as_u64();
-        until("the context is measured", async || context() >= Some(300 << 20)).await;
-        end(&machine, server);
-
-        // A smaller one of the same name has less than the context and the model took.
-        let machine = Machine::new("memory=305MiB context=300MiB");
-        let server = machine.start(isolation, &[("spots", ON_GPU)], &remembers).await;
-        server.until_ready().await;
-        server.until_state("waiting", "memory").await;
-        let why = server.device(GPU).await["reason"].as_str().unwrap().to_owned();
-        assert!(why.contains("as measured before, and 319815680 of 319815680 are free"), "{why}");
-        on_the_cpu(&server, &expected).await;
-        assert_eq!(machine.held(), [], "no context is made to find out");
-        let id = server.id();
-        end(&machine, server);
-        assert_eq!(machine.books_of(id).devices[0].contexts_made, 0);
-
-        // A larger one, of which others leave what the context and the model took, and half as much again, but not what is
-        // kept free beside them.
-        let machine = Machine::new("memory=4GiB context=300MiB");
-        machine.occupy(0, "3368MiB").await;
-        let server = machine.start(isolation, &[("spots", ON_GPU)], &remembers).await;
-        server.until_ready().await;
-        server.until_state("waiting", "contended").await;
-        let told = server.device(GPU).await;
-        let (why, needed) =
-            (told["reason"].as_str().unwrap(), told["memory"]["needed_bytes"].as_u64().unwrap());
-        let shown = format!("728 MiB are free of the {} MiB that must be", needed >> 20);
-        assert!(why.ends_with(&shown), "{why}");
-        assert!((729 << 20..772 << 20).contains(&needed), "context, model and headroom: {needed}");
-        on_the_cpu(&server, &expected).await;
-        assert_eq!(machine.held(), [], "no context is made to find out");
-        // With a little more it is taken, and is not too full when it is.
-        machine.occupy(0, "3300MiB").await;
-        server.until_state("serving", "proved").await;
-        on_gpu(&server, &expected).await;
-        let id = server.id();
-        let refused = format!(
-            "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"memory\",state=\"waiting\"}}"
-        );
-        assert!(!server.get("/metrics").await.1.lines().any(|line| line.starts_with(&refused)));
-        end(&machine, server);
-        assert_eq!(machine.books_of(id).devices[0].contexts_made, u64::from(isolation == "thread"));
-
-        // It was measured to be larger than this GPU has room for beside its context.
-        let mut grown = measured();
-        let models = grown["Fake-GPU"].as_object_mut().unwrap();
-        models
-            .iter_mut()
-            .filter(|(name, _)| name.starts_with("large/"))
-            .for_each(|(_, bytes)| *bytes = (3700_u64 << 20).into());
-        let known =
-            models.keys().find(|name| name.starts_with("spots/")).unwrap().replace("spots/", "large/");
-        models.insert(known, (3700_u64 << 20).into());
-        std::fs::write(&file, grown.to_string()).unwrap();
-        let machine = Machine::new("memory=4GiB context=300MiB");
-        let server = machine.start(isolation, &[("large", ON_GPU), ("spots", ON_GPU)], &remembers).await;
-        server.until_ready().await;
-        server.until_state("serving", "proved").await;
-        let told = server.device(GPU).await["refused_models"].clone();
-        let why = told[0]["reason"].as_str().unwrap_or_default().to_owned();
-        assert_eq!(told[0]["model"], "large", "{told}");
-        assert!(
-            why.starts_with("it takes 3879731200 bytes there") && why.contains("more than the 4294967296"),
-            "{why}"
-        );
-        on_gpu(&server, &expected).await;
-        end(&machine, server);
     }
 }
 

@@ -5,6 +5,7 @@ use super::{
         book::Served,
         device::{Device, Engines, Hold, Refusal},
         forward::{Asked, Proof},
+        health::Over,
         place::{self, Kind, Placed},
         plan::NoRoom,
     },
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     batch::ModelKey,
-    engine::staging::Memory,
+    engine::{cuda::headroom_bytes, staging::Memory},
     models::{Model, Source},
     status::{Cause, DeviceState},
     telemetry::statistics::Held,
@@ -26,7 +27,12 @@ impl Devices {
     pub(super) fn place(&self, source: &Source) -> Result<Placed, String> {
         let kinds: Vec<Kind> = self.devices.iter().map(|device| device.kind.clone()).collect();
         let no_onnx: Vec<Option<String>> = self.devices.iter().map(|device| self.no_onnx(device)).collect();
-        place::place(&source.manifest, &kinds, &no_onnx)
+        let taken = |(index, device): (usize, &Device)| {
+            let gpu = device.gpu.as_ref()?;
+            self.book.taken(index, &format!("gpu:{}", gpu.ordinal), source)
+        };
+        let taken: Vec<Option<String>> = self.devices.iter().enumerate().map(taken).collect();
+        place::place(&source.manifest, &kinds, &taken, &no_onnx)
     }
 
     /// Why ONNX models cannot run on a device, where they cannot.
@@ -55,17 +61,12 @@ impl Devices {
             return Err(NotLoaded::Away(self.away(&placed)));
         }
         let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
-        let loaded = side_by_side(holds.iter().map(|(index, hold)| {
-            || {
-                let started = Instant::now();
-                self.check_room(*index, hold, &source)?;
-                hold.load(&source, &self.parts).map(|engines| (engines, started.elapsed()))
-            }
-        }));
+        let loaded = side_by_side(holds.iter().map(|(index, hold)| || self.load_here(*index, hold, &source)));
 
         let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
         let Some(first) = engines.next() else {
-            return Err(failed(reasons(&names, loaded.iter().map(|loaded| loaded.as_ref().err()))));
+            let why = reasons(&names, loaded.iter().map(|loaded| loaded.as_ref().err()));
+            return Err(NotLoaded::by(&holds, why));
         };
         // Images are decoded into what the most demanding device likes, which may be away.
         let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
@@ -78,16 +79,17 @@ impl Devices {
         let model = Arc::new(model);
 
         let asked = Asked::of(&source, &model).map_err(failed)?;
-        let bytes_max = source.manifest.placement.memory_bytes_max;
-        let proved = side_by_side(holds.iter().zip(loaded).map(|((_, hold), loaded)| {
-            let (model, asked) = (&model, &asked);
+        let proved = side_by_side(holds.iter().zip(loaded).map(|((index, hold), loaded)| {
+            let (source, model, asked) = (&source, &model, &asked);
             move || {
                 let (engines, load) = loaded?;
-                hold.prove(engines, model, asked, bytes_max).map(|(engines, proof)| (engines, proof, load))
+                let proved = self.prove_here(*index, hold, source, model, asked, engines);
+                proved.map(|(engines, proof)| (engines, proof, load))
             }
         }));
         if proved.iter().all(Result::is_err) {
-            return Err(failed(reasons(&names, proved.iter().map(|proved| proved.as_ref().err()))));
+            let why = reasons(&names, proved.iter().map(|proved| proved.as_ref().err()));
+            return Err(NotLoaded::by(&holds, why));
         }
         model.ready();
         self.parts.queue.register(key, &model.name, model.rules.clone());
@@ -96,7 +98,8 @@ impl Devices {
             self.parts.queue.stand_by(key, &self.devices[*index].id);
         }
         let served = Served::new(&model, source, asked, placed);
-        let served = self.book.enter(served);
+        let coming = holds.iter().map(|(index, hold)| (*index, hold.number)).collect();
+        let served = self.book.enter(served, coming);
         let on = holds.iter().zip(proved).map(|((index, hold), proved)| {
             let on =
                 proved.map(|(engines, proof, load)| self.put(*index, hold, &served, engines, proof, load));
@@ -108,15 +111,52 @@ impl Devices {
         Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
     }
 
+    /// Makes a model's engines on a device that has room for them, and tells how long that took.
+    fn load_here(&self, index: usize, hold: &Hold, source: &Source) -> Result<(Engines, Duration), Refusal> {
+        let started = Instant::now();
+        self.check_room(index, hold, source)?;
+        let loaded = hold.load(source, &self.parts).map_err(|refusal| fell_short(hold, refusal));
+        loaded.map(|engines| (engines, started.elapsed()))
+    }
+
     /// Checks by what a model took before whether a device has room for it, which is cheaper than to try.
     fn check_room(&self, index: usize, hold: &Hold, source: &Source) -> Result<(), Refusal> {
         let Some(gpu) = &self.devices[index].gpu else { return Ok(()) };
         let Some(need) = self.book.need(index, &gpu.name, source) else { return Ok(()) };
         let Some((free, total)) = hold.memory()? else { return Ok(()) };
-        need.check(free, total).map_err(|no| match no {
+        let allowed =
+            need.check_limit(hold.instances(source) as u64, source.manifest.placement.memory_bytes_max);
+        allowed.and_then(|()| need.check(free, total)).map_err(|no| match no {
             NoRoom::Now(reason) => Refusal::Memory(reason),
             NoRoom::Ever(reason) => Refusal::Failed(reason),
         })
+    }
+
+    /// Runs a model's engines at every batch size, takes note of what they hold, and hands them back if they may stay.
+    fn prove_here(
+        &self,
+        index: usize,
+        hold: &Hold,
+        source: &Source,
+        model: &Arc<Model>,
+        asked: &[Asked],
+        engines: Engines,
+    ) -> Result<(Engines, Proof), Refusal> {
+        let proved = hold.prove(engines, model, asked);
+        let (engines, proof) = proved.map_err(|refusal| fell_short(hold, refusal))?;
+        if let (Some(gpu), Some(footprint)) = (&self.devices[index].gpu, &proof.footprint) {
+            // Of what cannot stay as well, so that it need not be tried to find that out.
+            self.book.learn(&gpu.name, source, footprint);
+            if let Err(no) = footprint.check(source.manifest.placement.memory_bytes_max) {
+                hold.drop_engines(engines);
+                hold.trim();
+                return Err(match no {
+                    NoRoom::Now(reason) => Refusal::Room(reason),
+                    NoRoom::Ever(reason) => Refusal::Failed(reason),
+                });
+            }
+        }
+        Ok((engines, proof))
     }
 
     /// Why a model's devices cannot take it.
@@ -140,7 +180,6 @@ impl Devices {
     ) -> LoadedOn {
         let device = &self.devices[index];
         if let (Some(gpu), Some(footprint)) = (&device.gpu, &proof.footprint) {
-            self.book.learn(&gpu.name, &served.source, footprint);
             let held = Held { ordinal: gpu.ordinal, bytes: footprint.all() };
             served.model.statistics.holds(&device.id, Some(held));
         }
@@ -154,22 +193,21 @@ impl Devices {
         LoadedOn { load, canary: proof.canary, footprint: proof.footprint }
     }
 
-    /// Loads onto a device what is to be served there and is not yet.
+    /// Loads onto a device what is to be served there and is not yet. What has no room beside models that are served there is
+    /// left out for a while, and these are left alone.
     ///
     /// # Errors
-    /// Where it has too little memory, or the hold is over: then it has to be given back.
+    /// Where it has too little memory for any model, or the hold is over: then it has to be given back.
     pub(in super::super) fn catch_up(&self, index: usize, hold: &Arc<Hold>) -> Result<(), Refusal> {
+        let mut short = None;
         while let Some(served) = self.book.missing(index, hold, &self.sharing) {
             if self.keepers.have_ended() {
                 return Ok(());
             }
-            let started = Instant::now();
             let (model, version) = (&*served.model.name, &*served.model.version);
-            let room = self.check_room(index, hold, &served.source);
-            let loaded = room.and_then(|()| hold.load(&served.source, &self.parts)).and_then(|engines| {
-                let load = started.elapsed();
-                let bytes_max = served.source.manifest.placement.memory_bytes_max;
-                let proved = hold.prove(engines, &served.model, &served.asked, bytes_max);
+            let loaded = self.load_here(index, hold, &served.source).and_then(|(engines, load)| {
+                let proved =
+                    self.prove_here(index, hold, &served.source, &served.model, &served.asked, engines);
                 proved.map(|(engines, proof)| (engines, proof, load))
             });
             let device = &*self.devices[index].id;
@@ -178,19 +216,31 @@ impl Devices {
                     tracing::info!(model, version, device, ?load, "model is ready here as well");
                     self.put(index, hold, &served, engines, proof, load);
                 }
-                Err(refusal)
-                    if hold.health.is_over()
-                        || (self.devices[index].gpu.is_some() && matches!(refusal, Refusal::Memory(_))) =>
-                {
-                    return Err(refusal);
-                }
+                Err(refusal) if hold.health.is_over() => return Err(refusal),
                 Err(refusal) => {
                     tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
                     self.book.refuse(index, hold, served.model.key, &refusal);
+                    short = short.or(Some(refusal).filter(|refusal| matches!(refusal, Refusal::Memory(_))));
                 }
             }
         }
-        Ok(())
+        let in_vain = self.devices[index].gpu.is_some() && self.book.is_empty_on(index);
+        short.filter(|_| in_vain).map_or(Ok(()), Err)
+    }
+}
+
+/// Gives back what a model took that could not be loaded. Where too little memory was the reason, it tells how much there is.
+fn fell_short(hold: &Hold, refusal: Refusal) -> Refusal {
+    if hold.health.is_over() {
+        return refusal;
+    }
+    hold.trim();
+    match (refusal, hold.memory()) {
+        (Refusal::Memory(reason), Ok(Some((free, total)))) => Refusal::Memory(format!(
+            "{reason}; without it, {free} of {total} bytes are free, of which {} are kept free",
+            headroom_bytes(total)
+        )),
+        (refusal, _) => refusal,
     }
 }
 
@@ -203,6 +253,14 @@ pub(super) enum NotLoaded {
 }
 
 impl NotLoaded {
+    /// That none of these could; one that was given back meanwhile, as nobody had needed it, is another time's matter.
+    fn by(holds: &[(usize, Arc<Hold>)], reason: String) -> NotLoaded {
+        match holds.iter().any(|(_, hold)| hold.health.over() == Some(&Over::Left)) {
+            true => NotLoaded::Away(reason),
+            false => NotLoaded::Failed(reason),
+        }
+    }
+
     /// In words.
     pub(super) fn into_reason(self) -> String {
         match self {

@@ -49,6 +49,7 @@ impl Devices {
                 Err(NotLoaded::Failed(reason)) => {
                     tracing::error!(model = name, version, reason, "model is unavailable");
                     self.publish(found, State::Unavailable(reason.clone()));
+                    self.book.disclaim(name);
                     reasons.push(reason);
                 }
             }

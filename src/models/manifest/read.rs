@@ -267,6 +267,7 @@ pub(super) fn placement(table: &Table<'_, '_>) -> Placing {
         instances: table.integer("instances", 1..=64).unwrap_or(1),
         memory_bytes_max: table.integer("memory_bytes_max", 1..=1_u64 << 50),
         fallback: table.choice("fallback", &Fallback::ALL),
+        exclusive: table.flag("exclusive").unwrap_or(false),
     };
     table.finish();
     placing

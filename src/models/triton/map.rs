@@ -256,7 +256,13 @@ fn sizes(told: &mut Told, preferred: &[i32], items_max: usize) -> Option<Vec<usi
 
 /// Where instances run: the devices of all groups, and the instances of the largest.
 fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
-    let mut placing = Placing { devices: Vec::new(), instances: 1, memory_bytes_max: None, fallback: None };
+    let mut placing = Placing {
+        devices: Vec::new(),
+        instances: 1,
+        memory_bytes_max: None,
+        fallback: None,
+        exclusive: false,
+    };
     let mut anywhere = groups.is_empty();
     for (index, group) in groups.iter().enumerate() {
         let at = format!("instance_group[{index}]");

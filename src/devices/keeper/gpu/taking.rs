@@ -78,7 +78,7 @@ impl Keeper {
     fn want(&self) -> Want {
         let Keeper { devices, index, gpu, .. } = self;
         Want {
-            required: devices.book.required(*index, &gpu.name),
+            required: devices.book.required(*index, &gpu.name, gpu.memory_bytes),
             least: devices.book.least(*index, &gpu.name),
             headroom: headroom_bytes(gpu.memory_bytes),
             total: gpu.memory_bytes,

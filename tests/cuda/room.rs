@@ -1,0 +1,308 @@
+//! Whether models have room on a GPU: what was measured decides, what has none is refused with the arithmetic, and the others
+//! serve on; with GPUs on threads of the server and in processes of their own.
+
+use crate::{
+    machine::{BLIND, GPU, MODES, Machine, ON_GPU, PATIENCE, Running, id, until},
+    process::on_cpu,
+    scenarios::{end, on_gpu, on_the_cpu},
+};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// What keeps models from the disk unless they are asked for.
+const EXPLICIT: (&str, &str) = ("repository-mode", "explicit");
+
+/// How often the first GPU has begun to serve.
+async fn times_taken(server: &Running) -> String {
+    let line =
+        format!("ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"proved\",state=\"serving\"}} ");
+    let (_, text) = server.get("/metrics").await;
+    text.lines().find_map(|found| found.strip_prefix(&line)).unwrap().to_owned()
+}
+
+/// Why the first GPU does not have a model.
+async fn refused(server: &Running, model: &str) -> Option<String> {
+    let told = server.device(GPU).await["refused_models"].clone();
+    let one = told.as_array().unwrap().iter().find(|one| one["model"] == model)?;
+    Some(one["reason"].as_str().unwrap().to_owned())
+}
+
+/// Waits until it says so: what keeps the GPU tells it with its next turn.
+async fn until_refused(server: &Running, model: &str, says: impl Fn(&str) -> bool) {
+    let what = format!("{model} is refused");
+    until(&what, async || refused(server, model).await.is_some_and(|why| says(&why))).await;
+}
+
+/// What was measured, as it is kept.
+fn measured(state: &tempfile::TempDir) -> Value {
+    let file = std::fs::read(state.path().join("gpu-memory.json"));
+    serde_json::from_slice(&file.unwrap_or_default()).unwrap_or_default()
+}
+
+/// The name of a model in it, and its bytes.
+fn entry(state: &tempfile::TempDir, model: &str) -> Option<(String, u64)> {
+    let models = measured(state)["Fake-GPU"].as_object().cloned().unwrap_or_default();
+    let mut found = models.into_iter().filter(|(name, _)| name.starts_with(&format!("{model}/")));
+    found.next().map(|(name, bytes)| (name, bytes.as_u64().unwrap()))
+}
+
+/// Waits until a GPU answers for a model.
+async fn until_answered_by_gpu(server: &Running, model: &str) {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        let (rows, reply) = server.localize_by(model, &[]).await;
+        assert_eq!((reply.status, rows.len() > 100), (200, true));
+        if reply.headers["ocelli-device"] == GPU {
+            return;
+        }
+        assert!(Instant::now() < patience, "{model} is not answered by the GPU within {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_finds_no_room_while_others_serve_is_refused_with_the_arithmetic_and_they_serve_on() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let state = tempfile::tempdir().unwrap();
+        let machine = Machine::new("memory=16GiB context=300MiB");
+        let options = [EXPLICIT, ("gpu-state-folder", state.path().to_str().unwrap())];
+        let server = machine.serving(isolation, ON_GPU, &options).await;
+        let load = async |model: &str| {
+            let reply = server.send("POST", &format!("/v2/repository/models/{model}/load"), &[], "").await;
+            (reply.status, String::from_utf8_lossy(&reply.body).into_owned())
+        };
+        // 800 MiB are left to models, of which 1024 are to be kept free: what a fitter takes can be had twice.
+        machine.tell("cuda", "foreign device=0 bytes=15284MiB").await;
+        server.add("alone", "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n");
+        let (status, why) = load("alone").await;
+        let kept = "less than the 1073741824 that are kept free";
+        let arithmetic = |why: &str| why.contains("of 17179869184 bytes") && why.contains(" free");
+        assert!(status >= 400 && arithmetic(&why) && why.contains(kept), "{status} {why}");
+
+        // What it took is remembered all the same, and it is not loaded to find that out once more.
+        assert!(entry(&state, "alone").is_some_and(|(_, bytes)| bytes > 0), "{}", measured(&state));
+        let (status, why) = load("alone").await;
+        let known = "bytes there, as measured before; ";
+        assert!(status >= 400 && arithmetic(&why) && why.contains(known), "{status} {why}");
+
+        // One that the CPU can have is there meanwhile.
+        server.add("more", ON_GPU);
+        assert_eq!(load("more").await.0, 200);
+        until_refused(&server, "more", |why| why.contains(kept) || why.contains(known)).await;
+        let (rows, reply) = server.localize_by("more", &[]).await;
+        assert_eq!((rows.len(), &reply.headers["ocelli-device"]), (expected.len(), &"cpu".parse().unwrap()));
+        // It is looked at again, by what it took.
+        until_refused(&server, "more", |why| arithmetic(why) && why.contains(known)).await;
+
+        // Another is faster while it is loaded.
+        machine.tell("cuda", "fault on=cuMemAlloc* times=always code=2").await;
+        server.add("most", ON_GPU);
+        assert_eq!(load("most").await.0, 200);
+        until_refused(&server, "most", |why| arithmetic(why) && why.contains("; without it, ")).await;
+        machine.tell("cuda", "clear").await;
+
+        // Whoever served before has not noticed.
+        assert_eq!(server.device(GPU).await["state"], "serving");
+        on_gpu(&server, &expected).await;
+        machine.tell("cuda", "foreign device=0 bytes=0").await;
+        for model in ["more", "most"] {
+            until_answered_by_gpu(&server, model).await;
+            until("it is refused no more", async || refused(&server, model).await.is_none()).await;
+        }
+        assert_eq!(load("alone").await.0, 200);
+        until_answered_by_gpu(&server, "alone").await;
+        assert_eq!(times_taken(&server).await, "1", "the GPU was never given back");
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_taken_serves_the_models_that_have_room_and_the_others_when_they_have() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let state = tempfile::tempdir().unwrap();
+        let remembers = [("gpu-state-folder", state.path().to_str().unwrap())];
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        let server = machine.serving(isolation, ON_GPU, &remembers).await;
+        until("the context is measured", async || {
+            measured(&state)["Fake-GPU"][""].as_u64() >= Some(300 << 20)
+        })
+        .await;
+        end(&machine, server);
+
+        // Another was measured to take most of the GPU, of which others have a part, whom nobody sees.
+        let mut grown = measured(&state);
+        let (known, _) = entry(&state, "spots").unwrap();
+        let large = known.replacen("spots/", "large/", 1);
+        grown["Fake-GPU"][large] = (3000_u64 << 20).into();
+        std::fs::write(state.path().join("gpu-memory.json"), grown.to_string()).unwrap();
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        machine.tell("cuda", "foreign device=0 bytes=2000MiB").await;
+        let options = [BLIND, remembers[0]];
+        let server = machine.start(isolation, &[("large", ON_GPU), ("spots", ON_GPU)], &options).await;
+        server.until_ready().await;
+        // When the models are loaded onto a GPU that is there, and when the GPU comes to models that are.
+        for again in [false, true] {
+            if again {
+                for (what, state, cause) in [("drain", "fenced", "drain"), ("resume", "serving", "proved")] {
+                    let path = format!("/v2/devices/{GPU}/{what}");
+                    assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
+                    server.until_state(state, cause).await;
+                }
+            }
+            server.until_state("serving", "proved").await;
+            let why = "a model takes 3145728000 bytes there, as measured before";
+            until_refused(&server, "large", |said| said.starts_with(why)).await;
+            on_gpu(&server, &expected).await;
+        }
+        machine.tell("cuda", "foreign device=0 bytes=0").await;
+        until_answered_by_gpu(&server, "large").await;
+        assert_eq!(times_taken(&server).await, "2", "it was given back when that was asked for");
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_may_not_be_so_large_is_not_on_the_gpu_and_the_arithmetic_is_shown() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let small = "[placement]\ndevices = \"gpu\"\nmemory_bytes_max = 1000\n";
+        let server = machine.start(isolation, &[("large", small), ("spots", ON_GPU)], &[]).await;
+        server.until_ready().await;
+        server.until_state("serving", "proved").await;
+        let told = server.device(GPU).await["refused_models"].clone();
+        let why = told[0]["reason"].as_str().unwrap_or_default().to_owned();
+        assert_eq!((&told[0]["model"], told.as_array().unwrap().len()), (&"large".into(), 1), "{told}");
+        assert!(why.contains("more than placement.memory_bytes_max = 1000"), "{why}");
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let state = tempfile::tempdir().unwrap();
+        let remembers = [("gpu-state-folder", state.path().to_str().unwrap())];
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        let server = machine.serving(isolation, ON_GPU, &remembers).await;
+        let file = state.path().join("gpu-memory.json");
+        let measured =
+            || serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap_or_default()).unwrap_or_default();
+        let context = || measured()["Fake-GPU"][""].as_u64();
+        until("the context is measured", async || context() >= Some(300 << 20)).await;
+        end(&machine, server);
+
+        // A smaller one of the same name has less than the context and the model took.
+        let machine = Machine::new("memory=305MiB context=300MiB");
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &remembers).await;
+        server.until_ready().await;
+        server.until_state("waiting", "memory").await;
+        let why = server.device(GPU).await["reason"].as_str().unwrap().to_owned();
+        assert!(why.contains("as measured before, and 319815680 of 319815680 are free"), "{why}");
+        on_the_cpu(&server, &expected).await;
+        assert_eq!(machine.held(), [], "no context is made to find out");
+        let id = server.id();
+        end(&machine, server);
+        assert_eq!(machine.books_of(id).devices[0].contexts_made, 0);
+
+        // A larger one, of which others leave what the context and the model took, and half as much again, but not what is
+        // kept free beside them.
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        machine.occupy(0, "3368MiB").await;
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &remembers).await;
+        server.until_ready().await;
+        server.until_state("waiting", "contended").await;
+        let told = server.device(GPU).await;
+        let (why, needed) =
+            (told["reason"].as_str().unwrap(), told["memory"]["needed_bytes"].as_u64().unwrap());
+        let shown = format!("728 MiB are free of the {} MiB that must be", needed >> 20);
+        assert!(why.ends_with(&shown), "{why}");
+        assert!((729 << 20..772 << 20).contains(&needed), "context, model and headroom: {needed}");
+        on_the_cpu(&server, &expected).await;
+        assert_eq!(machine.held(), [], "no context is made to find out");
+        // With a little more it is taken, and is not too full when it is.
+        machine.occupy(0, "3300MiB").await;
+        server.until_state("serving", "proved").await;
+        on_gpu(&server, &expected).await;
+        let id = server.id();
+        let refused = format!(
+            "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"memory\",state=\"waiting\"}}"
+        );
+        assert!(!server.get("/metrics").await.1.lines().any(|line| line.starts_with(&refused)));
+        end(&machine, server);
+        assert_eq!(machine.books_of(id).devices[0].contexts_made, u64::from(isolation == "thread"));
+
+        // It was measured to be larger than this GPU has room for beside its context.
+        let mut grown = measured();
+        let models = grown["Fake-GPU"].as_object_mut().unwrap();
+        models
+            .iter_mut()
+            .filter(|(name, _)| name.starts_with("large/"))
+            .for_each(|(_, bytes)| *bytes = (3700_u64 << 20).into());
+        let known =
+            models.keys().find(|name| name.starts_with("spots/")).unwrap().replace("spots/", "large/");
+        models.insert(known, (3700_u64 << 20).into());
+        std::fs::write(&file, grown.to_string()).unwrap();
+        let machine = Machine::new("memory=4GiB context=300MiB");
+        let server = machine.start(isolation, &[("large", ON_GPU), ("spots", ON_GPU)], &remembers).await;
+        server.until_ready().await;
+        server.until_state("serving", "proved").await;
+        let told = server.device(GPU).await["refused_models"].clone();
+        let why = told[0]["reason"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(told[0]["model"], "large", "{told}");
+        assert!(
+            why.starts_with("it takes 3879731200 bytes there") && why.contains("more than the 4294967296"),
+            "{why}"
+        );
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_a_model_has_for_itself_is_no_other_models() {
+    for isolation in MODES {
+        let machine = Machine::new("count=2");
+        let only = |gpu: usize, more: &str| {
+            format!("[placement]\ndevices = \"{gpu}\"\nfallback = \"never\"\n{more}")
+        };
+        let alone = only(0, "exclusive = true\n");
+        let server = machine.start(isolation, &[("spots", ON_GPU), ("zero", &alone)], &[EXPLICIT]).await;
+        server.until_ready().await;
+        let load = async |model: &str, what: &str| {
+            let reply = server.send("POST", &format!("/v2/repository/models/{model}/{what}"), &[], "").await;
+            (reply.status, String::from_utf8_lossy(&reply.body).into_owned())
+        };
+        let answers = async |model: &str, gpu: usize| {
+            // A GPU that had no model was given back, and is taken for this one.
+            let by = async || {
+                let (_, reply) = server.localize_by(model, &[]).await;
+                (reply.status == 200).then(|| reply.headers["ocelli-device"].to_str().unwrap().to_owned())
+            };
+            until(&format!("GPU {gpu} answers for {model}"), async || by().await == Some(id(gpu))).await;
+        };
+        // Though the one that may be on both is loaded first.
+        answers("spots", 1).await;
+        answers("zero", 0).await;
+
+        server.add("late", &only(0, ""));
+        let (status, why) = load("late", "load").await;
+        assert!(status >= 400 && why.contains("gpu:0 is for the model zero alone"), "{status} {why}");
+        server.add("greedy", &only(1, "exclusive = true\n"));
+        let (status, why) = load("greedy", "load").await;
+        assert!(status >= 400 && why.contains("gpu:1 has other models (spots)"), "{status} {why}");
+
+        // Whoever goes leaves it to others.
+        assert_eq!(load("zero", "unload").await.0, 200);
+        load("late", "load").await;
+        answers("late", 0).await;
+        assert_eq!(load("spots", "unload").await.0, 200);
+        load("greedy", "load").await;
+        answers("greedy", 1).await;
+        end(&machine, server);
+    }
+}
