@@ -252,7 +252,8 @@ def rows():
         lines(
             "Energy per item", "Of a GPU, idle time included: per image, or per spot that is fitted.", "joule",
             target(
-                f"sum by (device) ({rate('ocelli_device_energy_joules_total', DEVICE)})"
+                # Replicas that share a GPU all tell of the same energy, each of items of its own.
+                f"max by (device) ({rate('ocelli_device_energy_joules_total', DEVICE)})"
                 f" / (sum by (device) ({rate('ocelli_items_total', DEVICE)}) > 0)",
                 "{{device}}",
             ),

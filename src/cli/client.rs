@@ -72,7 +72,7 @@ impl Server {
                     .request(request)
                     .await
                     .map(|reply| reply.map(Body::new))
-                    .map_err(|error| causes(&error))
+                    .map_err(|error| format!("http://{authority}: {}", causes(&error)))
             }
             Server::Here(router) => {
                 let Ok(reply) = router.clone().oneshot(request).await;

@@ -79,7 +79,8 @@ fn formats() -> String {
     Format::ALL.map(Format::name).join(", ")
 }
 
-fn begins(first: &[u8]) -> String {
+/// What a body or file whose first bytes are these does: `begins with 4d 4d 00 2a`, or `is empty`.
+pub(super) fn begins(first: &[u8]) -> String {
     if first.is_empty() {
         return "is empty".to_owned();
     }

@@ -1,10 +1,12 @@
 """Runs the server under test: starts it on free ports, waits until it is ready, ends it, keeps its log."""
 
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,6 +28,24 @@ def until(holds, seconds_max, what):
     return result
 
 
+# Open until this process ends: ports that it has chosen, and that other runs of these tests leave to it.
+CHOSEN = []
+
+
+def chosen(port):
+    """Whether a port is ours from now on, and not that of other tests that have chosen it and will soon listen on it."""
+    folder = Path(tempfile.gettempdir()) / f"ocelli-tests-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    file = open(folder / str(port), "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return False
+    CHOSEN.append(file)
+    return True
+
+
 def free_ports(count):
     """Ports that nobody has now. They are below those that the system hands out, which any connection may take meanwhile."""
     try:
@@ -38,9 +58,13 @@ def free_ports(count):
     sockets = []
     for port in candidates:
         try:
-            sockets.append(socket.create_server(("127.0.0.1", port)))
+            found = socket.create_server(("127.0.0.1", port))
         except OSError:
             continue
+        if chosen(found.getsockname()[1]):
+            sockets.append(found)
+        else:
+            found.close()
         if len(sockets) == count:
             break
     ports = [s.getsockname()[1] for s in sockets]

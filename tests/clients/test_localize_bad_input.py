@@ -117,7 +117,7 @@ def test_arrays_that_are_no_stack_are_refused(server, array, query, says):
 
 def test_what_is_no_stack_is_told_so(server):
     wire.problem(localize.post(server, b"what is this"), 400, "neither TIFF nor .npy")
-    wire.problem(localize.post(server, b""), 400, "not a stack")
+    wire.problem(localize.post(server, b""), 400, "it is empty; send the bytes of a TIFF or .npy file")
     files = [("a", ("a.npy", localize.npy(flat()))), ("b", ("b.npy", localize.npy(flat())))]
     two = requests.post(f"{server.url}/predictions/spots", files=files, timeout=wire.TIMEOUT)
     wire.problem(two, 400, "2 files, expected one stack")

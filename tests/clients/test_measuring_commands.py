@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 import pytest
 from server import BINARY, LIBRARY, ROOT
 
-QUICK = ["--seconds", "0.3", "--warm-up-seconds", "0.1", "--slo-ms", "60000"]
+QUICK = ["--seconds", "0.3", "--warm-up-seconds", "0.1", "--slo-ms", "60000", "--timeout-ms", "120000"]
 
 
 def command(*arguments, models=None):

@@ -1,6 +1,7 @@
 """SIGTERM: readiness goes first, requests are answered until the end, and the exit code is 0."""
 
 import threading
+import time
 
 import make_models
 import numpy as np
@@ -10,29 +11,40 @@ from server import until
 
 
 def test_a_drained_server_says_so_first_and_loses_no_request(start_server, only_digits, digits):
-    server = start_server(only_digits, drain_delay_ms=3000, drain_timeout_ms=20_000)
     _, data, digit = digits[5]
-    kept_alive = requests.Session()
-    classes, _ = wire.one(wire.post_image(server, "digits", data, session=kept_alive), "classify")
-    server.terminate()
-    until(lambda: server.status("/v2/health/ready") == 503, 20, "ready is 503")
-    # The listener stays open for the delay: neither the live probe nor a caller that has not looked yet is refused.
-    assert server.status("/v2/health/live") == 200
-    for session in (kept_alive, requests):
-        classes, _ = wire.one(wire.post_image(server, "digits", data, session=session), "classify")
-        assert wire.best(classes) == digit
-    # Until the listener closes, every answer is a full one.
-    answered = 0
-    while server.process.poll() is None:
+
+    def drained(delay_ms):
+        """Whether all of it happened before the listener closed."""
+        server = start_server(only_digits, drain_delay_ms=delay_ms, drain_timeout_ms=20_000)
+        kept_alive = requests.Session()
+        wire.one(wire.post_image(server, "digits", data, session=kept_alive), "classify")
+        began, answered = time.monotonic(), 0
+        server.terminate()
         try:
-            response = wire.post_image(server, "digits", data, headers={"Connection": "close"})
-        except requests.ConnectionError:
-            break
-        wire.one(response, "classify")
-        answered += 1
-    print(f"{answered} more requests were answered before the listener closed")
-    assert answered > 0
-    assert server.wait_exit() == 0, server.log_text()
+            until(lambda: server.status("/v2/health/ready") == 503, 20, "ready is 503")
+            # The listener stays open for the delay: neither the live probe nor a caller that has not looked yet is refused.
+            assert server.status("/v2/health/live") == 200
+            for session in (kept_alive, requests):
+                classes, _ = wire.one(wire.post_image(server, "digits", data, session=session), "classify")
+                assert wire.best(classes) == digit
+        except (AssertionError, requests.ConnectionError):
+            # Where this process is held up for so long, the delay is over: it begins again, with a longer one.
+            if time.monotonic() - began < delay_ms / 1000:
+                raise
+            return False
+        # Until the listener closes, every answer is a full one.
+        while server.process.poll() is None:
+            try:
+                response = wire.post_image(server, "digits", data, headers={"Connection": "close"})
+            except requests.ConnectionError:
+                break
+            wire.one(response, "classify")
+            answered += 1
+        print(f"{answered} more requests were answered before the listener closed")
+        assert server.wait_exit() == 0, server.log_text()
+        return answered > 0
+
+    assert any(map(drained, (3000, 12_000, 48_000)))
 
 
 def test_an_idle_connection_does_not_hold_the_server_up(start_server, only_digits):

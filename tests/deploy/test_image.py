@@ -5,6 +5,7 @@ Base images and the libraries of CUDA are not part of it: the first cannot be fe
 """
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -15,12 +16,14 @@ from fakes import libraries
 from server import BINARY, LIBRARY
 from test_container import instructions
 
-# Starts the image's command, asks as its health check does, and ends it as `docker stop` does.
+# Starts the image's command, asks as its health check does until the device that is waited for serves, and ends it as `docker stop`
+# does.
 LIFE = """
 ocelli serve &
 server=$!
-until ocelli health ready; do kill -0 $server || exit 1; sleep 0.2; done
-ocelli devices --url http://127.0.0.1:8000
+until ocelli health ready && ocelli devices --url http://127.0.0.1:8000 > /tmp/devices && grep -q "^$DEVICE.* serving " /tmp/devices
+do kill -0 $server || exit 1; sleep 0.2; done
+cat /tmp/devices
 touch /usr/local/bin/new /models/new 2>/dev/null && exit 2
 id -u
 kill -TERM $server
@@ -40,11 +43,11 @@ def stage(target):
     return found
 
 
-def life(target, tmp_path, more=(), environment=()):
-    """What an image prints while it lives."""
+def life(target, device, tmp_path, more=(), environment=()):
+    """What an image prints while it lives, once that device serves."""
     bwrap = common.tool("bwrap")
     (user,) = {entry.split(":")[0] for entry in instructions("USER")}
-    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "OCELLI_DRAIN_DELAY_MS": "0", **stage(target), **dict(environment)}
+    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "DEVICE": device, "OCELLI_DRAIN_DELAY_MS": "0", **stage(target), **dict(environment)}
     library = variables["ORT_DYLIB_PATH"]
     command = [
         *(bwrap, "--unshare-all", "--die-with-parent", "--uid", user, "--gid", user, "--clearenv"),
@@ -69,8 +72,8 @@ def life(target, tmp_path, more=(), environment=()):
 
 
 def test_the_image_for_the_cpu_serves_its_models_and_ends_in_order(tmp_path):
-    devices, log = life("cpu", tmp_path)
-    assert "cpu" in devices and "serving" in devices
+    devices, log = life("cpu", "cpu", tmp_path)
+    assert re.search("^cpu .* serving ", devices, re.MULTILINE), devices
     said = [line["message"] for line in log]
     assert said.count("model is ready") == len(list((ROOT / "examples" / "models").iterdir())), said
     # "answered" is the health check before the models are loaded.
@@ -86,9 +89,9 @@ def test_the_image_for_gpus_takes_the_gpu_that_the_host_puts_in(tmp_path):
     path = f"{variables['LD_LIBRARY_PATH']}:/driver"
     devices, _ = life(
         "cuda",
+        "GPU-fa000000",
         tmp_path,
         more=("--ro-bind", driver, "/driver"),
         environment={"LD_LIBRARY_PATH": path, "FAKE_CUDA": "devices", "FAKE_NVML": "gpus follow"}.items(),
     )
-    gpu = next(line for line in devices.splitlines() if "GPU-fa000000" in line)
-    assert "serving" in gpu or "warming" in gpu, devices
+    assert re.search("^GPU-fa000000.* serving ", devices, re.MULTILINE), devices

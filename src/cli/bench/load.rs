@@ -107,30 +107,39 @@ impl Load {
         places
     }
 
-    /// Measures a closed loop of so many callers. Returns when all have ended.
+    /// Measures a closed loop of so many callers. Returns when all have ended. Where no request ends in time, it goes on until one
+    /// does: what takes longer than the span has a latency, too.
     pub(in crate::cli) async fn closed(&self, callers: usize, span: Span) -> Point {
-        let tally = Arc::new(Mutex::new(Tally::new(self.bound)));
+        let tally = Arc::new(Mutex::new((Tally::new(self.bound), span.measured)));
+        let end = span.warm_up + span.measured;
         let (began, turn) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
         let mut tasks = JoinSet::new();
         for _ in 0..callers {
             let (load, tally, turn) = (self.clone(), Arc::clone(&tally), Arc::clone(&turn));
             tasks.spawn(async move {
                 loop {
-                    let at = began.elapsed();
-                    if at >= span.warm_up + span.measured {
+                    let counted = |tally: &Tally| tally.count() > 0;
+                    if began.elapsed() >= end
+                        && counted(&tally.lock().unwrap_or_else(PoisonError::into_inner).0)
+                    {
                         return;
                     }
                     let ended = load.once(turn.fetch_add(1, Ordering::Relaxed), Instant::now()).await;
                     // By its end, so that a second of load is a second of answers.
-                    if (span.warm_up..span.warm_up + span.measured).contains(&began.elapsed()) {
-                        tally.lock().unwrap_or_else(PoisonError::into_inner).add(&ended);
+                    let at = began.elapsed();
+                    let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+                    if at >= span.warm_up && at < end {
+                        tally.0.add(&ended);
+                    } else if at >= end && !counted(&tally.0) {
+                        tally.0.add(&ended);
+                        tally.1 = at - span.warm_up;
                     }
                 }
             });
         }
         while tasks.join_next().await.is_some() {}
         let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
-        tally.point(callers as f64, span.measured.as_secs_f64())
+        tally.0.point(callers as f64, tally.1.as_secs_f64())
     }
 
     /// Sends one request that was due at `due`.
@@ -260,5 +269,15 @@ mod tests {
         let span = Span { warm_up: Duration::ZERO, measured: Duration::from_millis(50) };
         let point = load(Router::new().route("/", get(answer)), 1).closed(3, span).await;
         assert!(point.answered > 0 && most.load(Ordering::SeqCst) <= 3, "{point:?}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_takes_longer_than_is_measured_has_a_latency() {
+        let answer = async || tokio::time::sleep(Duration::from_millis(30)).await;
+        let span = Span { warm_up: Duration::from_millis(1), measured: Duration::from_millis(1) };
+        let point = load(Router::new().route("/", get(answer)), 1).closed(1, span).await;
+        assert_eq!((point.answered, point.failed), (1, 0));
+        // A rate is over the time that it took, not over a thousandth of a second.
+        assert!(point.p50 >= 30.0 && point.answered_per_second < 40.0, "{point:?}");
     }
 }

@@ -87,6 +87,9 @@ impl Streams<'_> {
         if io::stderr().is_terminal() {
             let _ = write!(self.err, "\r{:40}\r", "");
         }
+        if matches!(plan, Plan::Sweep { .. }) {
+            points.sort_by(|a, b| a.load.total_cmp(&b.load));
+        }
         self.report(wanted, &plan, &load, &points)
     }
 
@@ -98,7 +101,12 @@ impl Streams<'_> {
             (&wanted.json, json(wanted, plan, load, points, &of).to_string() + "\n"),
             (
                 &wanted.picture,
-                picture::draw(&format!("{of}: latency over load"), axis(plan), points, wanted.bound_ms),
+                picture::draw(
+                    [&format!("{of}: latency over load"), &how(wanted, plan)],
+                    axis(plan),
+                    points,
+                    wanted.bound_ms,
+                ),
             ),
         ];
         for (path, text) in files {
@@ -161,6 +169,20 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
         bound: Duration::from_secs_f64(wanted.bound_ms / 1e3),
         in_flight_max: wanted.in_flight_max,
     })
+}
+
+/// How was measured, for whoever looks at the picture later.
+fn how(wanted: &Wanted, plan: &Plan) -> String {
+    let who = match (plan, wanted.arrivals) {
+        (Plan::Callers(_), _) => "callers that wait for their answers",
+        (_, load::Arrivals::Constant) => "requests at equal distances",
+        (_, load::Arrivals::Poisson(_)) => "requests of independent callers",
+    };
+    format!(
+        "{who}, {} s of each load, http://{}",
+        wanted.span.measured.as_secs_f64(),
+        wanted.target.authority()
+    )
 }
 
 fn axis(plan: &Plan) -> &'static str {

@@ -6,7 +6,9 @@ use std::fmt::Write;
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 440.0;
 /// Around the curves: left, top, right, bottom.
-const MARGIN: [f64; 4] = [70.0, 50.0, 90.0, 60.0];
+const MARGIN: [f64; 4] = [70.0, 70.0, 90.0, 60.0];
+/// More lines across than these, and only whole decades have a name.
+const NAMED_MAX: usize = 10;
 
 /// A percentile: its name, its colour and its value.
 type Curve = (&'static str, &'static str, fn(&Point) -> f64);
@@ -19,16 +21,29 @@ const CURVES: [Curve; 4] = [
     ("p99.9", "#762a83", |point| point.p99_9),
 ];
 
-/// Draws the measurements in the order of their load. `axis` says what the load is, `bound_ms` is a line across.
-pub(super) fn draw(title: &str, axis: &str, points: &[Point], bound_ms: f64) -> String {
-    let drawn: Vec<&Point> = points.iter().filter(|point| point.answered > 0).collect();
+/// 1, 2 and 5 of each decade from the last that is not above `low` to the first that is not below `high`.
+fn ticks(low: f64, high: f64) -> Vec<f64> {
+    let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
+    let all: Vec<f64> =
+        decades.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power))).collect();
+    let first = all.iter().rposition(|ms| *ms <= low).unwrap_or(0);
+    // At least one step, where all is the same.
+    let last = all.iter().position(|ms| *ms >= high && *ms > all[first]).unwrap_or(all.len() - 1);
+    all[first..=last].to_vec()
+}
+
+/// Draws the measurements over their load. `what` is a title and a line that says how was measured, `axis` says what the load is,
+/// and `bound_ms` is a line across.
+pub(super) fn draw(what: [&str; 2], axis: &str, points: &[Point], bound_ms: f64) -> String {
+    let mut drawn: Vec<&Point> = points.iter().filter(|point| point.answered > 0).collect();
+    drawn.sort_by(|a, b| a.load.total_cmp(&b.load));
     let latencies =
         drawn.iter().flat_map(|point| CURVES.map(|(_, _, value)| value(point))).filter(|ms| *ms > 0.0);
     let (low, high) =
         latencies.chain([bound_ms]).fold((f64::MAX, 0.0_f64), |(low, high), ms| (low.min(ms), high.max(ms)));
-    // Whole decades: latencies under load span several.
-    let (low, high) = (low.log10().floor(), high.log10().ceil());
-    let high = if high > low { high } else { low + 1.0 };
+    // In equal factors: latencies under load span several decades.
+    let ticks = ticks(low, high);
+    let (lowest, low, high) = (ticks[0], ticks[0].log10(), ticks[ticks.len() - 1].log10());
     let load_max = drawn.iter().map(|point| point.load).fold(0.0, f64::max).max(1.0);
     let [left, top, right, bottom] = MARGIN;
     let x = |load: f64| left + load / load_max * (WIDTH - left - right);
@@ -37,8 +52,10 @@ pub(super) fn draw(title: &str, axis: &str, points: &[Point], bound_ms: f64) -> 
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<title>{0}</title>\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{left}\" y=\"28\" font-size=\"15\">{0}</text>\n",
-        escaped(title)
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{left}\" y=\"28\" font-size=\"15\">{0}</text>\n\
+         <text x=\"{left}\" y=\"46\" fill=\"#444444\">{1}</text>\n",
+        escaped(what[0]),
+        escaped(what[1])
     );
     let mut line = |from: (f64, f64), to: (f64, f64), style: &str| {
         let ((x1, y1), (x2, y2)) = (from, to);
@@ -46,8 +63,7 @@ pub(super) fn draw(title: &str, axis: &str, points: &[Point], bound_ms: f64) -> 
             .expect("text takes all");
     };
     const GRID: &str = "stroke=\"#dddddd\"";
-    let decades: Vec<f64> = (low as i32..=high as i32).map(|power| 10_f64.powi(power)).collect();
-    for ms in &decades {
+    for ms in &ticks {
         line((left, y(*ms)), (WIDTH - right, y(*ms)), GRID);
     }
     for point in &drawn {
@@ -64,10 +80,12 @@ pub(super) fn draw(title: &str, axis: &str, points: &[Point], bound_ms: f64) -> 
         )
         .expect("text takes all");
     };
-    for ms in &decades {
-        text((left - 8.0, y(*ms) + 4.0), "end", "black", &format!("{ms} ms"));
+    for ms in &ticks {
+        if ticks.len() <= NAMED_MAX || ms.log10().fract() == 0.0 {
+            text((left - 8.0, y(*ms) + 4.0), "end", "black", &format!("{ms} ms"));
+        }
     }
-    // Loads grow by factors: those on the left would lie on each other.
+    // Some would lie on each other: loads grow by factors, and are close where the bound breaks.
     let mut last = f64::MIN;
     for point in &drawn {
         if x(point.load) - last >= 40.0 {
@@ -80,14 +98,13 @@ pub(super) fn draw(title: &str, axis: &str, points: &[Point], bound_ms: f64) -> 
     // Each name at the end of its curve, from below, and none on another.
     let mut below = f64::MAX;
     for (name, colour, value) in CURVES {
-        let end = drawn.last().map_or(top, |point| y(value(point).max(10_f64.powf(low))));
+        let end = drawn.last().map_or(top, |point| y(value(point).max(lowest)));
         below = end.min(below - 14.0);
         text((WIDTH - right + 6.0, below + 4.0), "start", colour, name);
     }
     for (name, colour, value) in CURVES {
-        let places = drawn
-            .iter()
-            .map(|point| format!("{:.1},{:.1}", x(point.load), y(value(point).max(10_f64.powf(low)))));
+        let places =
+            drawn.iter().map(|point| format!("{:.1},{:.1}", x(point.load), y(value(point).max(lowest))));
         let places = places.collect::<Vec<_>>();
         writeln!(
             svg,
@@ -127,7 +144,8 @@ mod tests {
 
     #[test]
     fn each_percentile_is_a_curve_that_rises_with_latency() {
-        let svg = draw("a < b & c", "requests per second", &[point(10.0, 2.0), point(100.0, 50.0)], 100.0);
+        let svg =
+            draw(["a < b & c", "so"], "requests per second", &[point(10.0, 2.0), point(100.0, 50.0)], 100.0);
         assert!(svg.contains("<title>a &lt; b &amp; c</title>"));
         assert_eq!(svg.matches("<polyline").count(), CURVES.len());
         let (_, rest) = svg.split_once("class=\"p50\"").expect("a curve");
@@ -148,6 +166,13 @@ mod tests {
 
     #[test]
     fn a_picture_of_nothing_is_one_all_the_same() {
-        assert!(draw("none", "callers", &[], 100.0).ends_with("</svg>\n"));
+        assert!(draw(["none", ""], "callers", &[], 100.0).ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn lines_across_enclose_what_was_measured() {
+        assert_eq!(ticks(1.4, 38.7), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0]);
+        assert_eq!(ticks(0.03, 0.05), [0.02, 0.05]);
+        assert_eq!(ticks(100.0, 100.0), [100.0, 200.0]);
     }
 }

@@ -7,7 +7,7 @@ use super::tally::Point;
 pub(super) enum Plan {
     /// These rates, in requests per second, whatever comes of them.
     Rates(Vec<f64>),
-    /// From this rate on, each so many times the last, until one is not borne.
+    /// From this rate on, each so many times the last, until one is not borne; then some between that and the last that was.
     Sweep { from: f64, step: f64 },
     /// So many callers at once, each number in turn.
     Callers(Vec<usize>),
@@ -15,6 +15,8 @@ pub(super) enum Plan {
 
 /// A sweep ends here, whatever the server bears.
 const POINTS_MAX: usize = 30;
+/// Rates between the highest that was borne and the lowest that was not.
+const CLOSER: usize = 2;
 
 impl Plan {
     /// The next load after these measurements, if there is one.
@@ -22,11 +24,14 @@ impl Plan {
         match self {
             Plan::Rates(rates) => rates.get(done.len()).copied(),
             Plan::Callers(callers) => callers.get(done.len()).map(|callers| *callers as f64),
-            Plan::Sweep { from, step } => match done.last() {
-                None => Some(*from),
-                Some(_) if done.len() == POINTS_MAX => None,
-                Some(last) => last.verdict(bound_ms).is_ok().then_some(last.load * step),
-            },
+            Plan::Sweep { from, step } => {
+                let Some(last) = done.last() else { return Some(*from) };
+                match done.iter().position(|point| point.verdict(bound_ms).is_err()) {
+                    None => (done.len() < POINTS_MAX).then_some(last.load * step),
+                    Some(broke) if done.len() - broke <= CLOSER => between(done, bound_ms),
+                    Some(_) => None,
+                }
+            }
         }
     }
 
@@ -37,6 +42,13 @@ impl Plan {
             Plan::Callers(_) => "concurrency",
         }
     }
+}
+
+/// The load in the middle, as factors go, of the highest that was borne and the lowest that was not.
+fn between(done: &[Point], bound_ms: f64) -> Option<f64> {
+    let borne = best(done, bound_ms)?.load;
+    let broken = done.iter().filter(|point| point.verdict(bound_ms).is_err()).map(|point| point.load);
+    Some((borne * broken.fold(f64::MAX, f64::min)).sqrt())
 }
 
 /// The highest load that was borne, and none below it was not.
@@ -63,14 +75,20 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_goes_up_until_the_bound_breaks() {
-        let plan = Plan::Sweep { from: 10.0, step: 2.0 };
-        let mut done = Vec::new();
-        while let Some(rate) = plan.next(&done, 100.0) {
-            done.push(point(rate, if rate < 70.0 { 20 } else { 200 }));
-        }
-        assert_eq!(done.iter().map(|point| point.load).collect::<Vec<_>>(), [10.0, 20.0, 40.0, 80.0]);
-        assert_eq!(best(&done, 100.0).map(|point| point.load), Some(40.0));
+    fn a_sweep_goes_up_until_the_bound_breaks_and_then_looks_where() {
+        let plan = Plan::Sweep { from: 10.0, step: 16.0 };
+        let check = |bears: f64, expected: &[f64], highest: Option<f64>| {
+            let mut done = Vec::new();
+            while let Some(rate) = plan.next(&done, 100.0) {
+                done.push(point(rate, if rate <= bears { 20 } else { 200 }));
+            }
+            assert_eq!(done.iter().map(|point| point.load.round()).collect::<Vec<_>>(), expected);
+            assert_eq!(best(&done, 100.0).map(|point| point.load.round()), highest);
+        };
+        check(200.0, &[10.0, 160.0, 2560.0, 640.0, 320.0], Some(160.0));
+        check(700.0, &[10.0, 160.0, 2560.0, 640.0, 1280.0], Some(640.0));
+        check(2000.0, &[10.0, 160.0, 2560.0, 640.0, 1280.0], Some(1280.0));
+        check(1.0, &[10.0], None);
     }
 
     #[test]

@@ -75,6 +75,11 @@ impl Tally {
         }
     }
 
+    /// Requests that were taken.
+    pub(super) fn count(&self) -> u64 {
+        self.answered + self.failed
+    }
+
     /// What it comes to over so many seconds, at this rate or number of callers.
     pub(in crate::cli) fn point(&self, load: f64, seconds: f64) -> Point {
         let [p50, p95, p99, p99_9] = [0.5, 0.95, 0.99, 0.999].map(|quantile| ms(&self.latency, quantile));

@@ -1,7 +1,7 @@
 //! Why a stack, or the rest of one, did not become frames, in words for whoever posted it.
 
 use super::Format;
-use crate::error::InferError;
+use crate::{error::InferError, image::error::begins};
 use std::{io, sync::Arc};
 
 /// How many of the first bytes an error shows.
@@ -11,11 +11,9 @@ const SHOWN_BYTES: usize = 12;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StackError {
     /// Neither a TIFF nor a `.npy`.
-    #[error(
-        "not a stack: it begins with {first:02x?}, and neither TIFF nor .npy does; raw samples need their width, height and type stated"
-    )]
+    #[error("not a stack: it {}", unknown(first))]
     Unknown {
-        /// The first bytes, at most twelve.
+        /// The first bytes, at most twelve; none where there are none.
         first: Vec<u8>,
     },
     /// A kind of stack that we know but do not read.
@@ -107,6 +105,20 @@ impl StackError {
 
     pub(super) fn corrupt(format: Format, frame: u64, reason: impl Into<String>) -> StackError {
         StackError::Corrupt { format: format.name(), frame, reason: reason.into() }
+    }
+}
+
+/// What is wrong with a stack of no format that we know, and what to do.
+fn unknown(first: &[u8]) -> String {
+    let begins = begins(first);
+    if first.is_empty() {
+        format!(
+            "{begins}; send the bytes of a TIFF or .npy file, or raw samples with their width, height and type stated"
+        )
+    } else {
+        format!(
+            "{begins}, and neither TIFF nor .npy does; raw samples need their width, height and type stated"
+        )
     }
 }
 

@@ -262,8 +262,11 @@ fn what_is_no_stack_of_grey_frames_is_refused_with_what_to_do() {
     ] {
         assert_says(&refusal(fixture(name)), parts);
     }
-    assert_says(&refusal(&b"\x89PNG\r\n\x1a\n"[..]), &["not a stack", "89, 50"]);
-    assert_says(&refusal(&b""[..]), &["not a stack"]);
+    assert_says(
+        &refusal(&b"\x89PNG\r\n\x1a\n"[..]),
+        &["not a stack: it begins with 89 50 4e 47", "neither TIFF nor .npy"],
+    );
+    assert_says(&refusal(&b""[..]), &["not a stack: it is empty; send the bytes of a TIFF or .npy file"]);
     assert_says(&refusal(&b"II*\0\0\0\0\0"[..]), &["TIFF holds no pixels"]);
 }
 

@@ -104,7 +104,9 @@ function mask(found, picture) {
       else hidden.add(entry.index);
       draw();
     });
-    return el("li", {}, el("label", {}, box, key(entry.index), el("span", { class: "name", text: nameOf(entry) })), el("span", { class: "score", text: percent(entry.pixels / whole) }));
+    // What is not meant is not painted, and so has no colour.
+    const swatch = entry.index === 0 ? el("span", { class: "swatch", "aria-hidden": "true" }) : key(entry.index);
+    return el("li", {}, el("label", {}, box, swatch, el("span", { class: "name", text: nameOf(entry) })), el("span", { class: "score", text: percent(entry.pixels / whole) }));
   });
   return el("ul", { class: "found", "aria-label": "Classes of the mask" }, rows);
 }
