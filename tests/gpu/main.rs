@@ -132,7 +132,7 @@ fn a_check_that_fails_or_hangs_stops_no_other_and_fails_the_script() {
         let (cuda, program) = (fakes::cuda::library(), program());
         let out = folder.path().join("out");
         run(
-            &["spots", "preprocess", "math", "--seconds", "5"],
+            &["spots", "preprocess", "math", "--seconds", "spots=5"],
             &[
                 ("LD_LIBRARY_PATH", cuda.parent().unwrap()),
                 ("GPU_CHECKS_PROGRAM", &program),
@@ -208,4 +208,7 @@ fn a_name_that_is_no_check_is_refused_with_those_there_are() {
     let (code, said) = run(&["spots", "no-such-check"], &[]);
     assert_eq!(code, Some(64));
     assert!(said.contains("no-such-check") && said.contains("example-spots"), "{said}");
+    let (code, said) = run(&["spots", "--seconds", "spots=soon"], &[]);
+    assert_eq!(code, Some(64));
+    assert!(said.contains("--seconds") && said.contains("spots=soon"), "{said}");
 }

@@ -22,7 +22,7 @@ class Failed(Exception):
     """A check failed; the words say how."""
 
 
-def check(name, about, seconds=120, where="any"):
+def check(name, about, seconds=300, where="any"):
     """Makes a check of a function that takes a `Run`."""
 
     def add(act):

@@ -38,11 +38,31 @@ NO_GPU = 77
 USAGE = 64
 
 
+def limit(text):
+    """The checks that a limit is for, and its seconds."""
+    name, _, seconds = text.rpartition("=")
+    return name or "*", float(seconds)
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+
+    def wrong(why):
+        parser.print_usage(sys.stderr)
+        print(why, file=sys.stderr)
+        sys.exit(USAGE)
+
+    parser.error = wrong
     parser.add_argument("names", nargs="*", metavar="NAME", help="checks to run; patterns such as 'bench-*' are taken")
     parser.add_argument("--list", action="store_true", help="print the checks with what each is about, and end")
-    parser.add_argument("--seconds", type=float, help="the time that each check may take, instead of its own limit")
+    parser.add_argument(
+        "--seconds",
+        type=limit,
+        action="append",
+        default=[],
+        metavar="[NAME=]SECONDS",
+        help="the time that each check may take, or those of a name or pattern, instead of its own limit; the last that fits counts",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to a file")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a check in a process of its own
     return parser.parse_args()
@@ -143,7 +163,8 @@ def main():
             result, took = {"result": "skipped", "why": "not on the fake driver", "numbers": {}}, 0.0
         else:
             print(f"{check.name} ...", file=sys.stderr, flush=True)
-            result, took = in_a_process(check, given.seconds or check.seconds, out / check.name)
+            seconds = [limit for name, limit in given.seconds if fnmatch.fnmatch(check.name, name)] or [check.seconds]
+            result, took = in_a_process(check, seconds[-1], out / check.name)
         results[check.name] = {**result, "seconds": took}
         figures = [numbers_meant.written(name, value) for name, value in result["numbers"].items()]
         figures = figures or ["-"]

@@ -14,8 +14,9 @@ import machine
 from registry import Failed, folder_of
 
 
-def until(holds, what, seconds=60):
-    """Asks again and again until it gives something other than None or False, and returns that."""
+def until(holds, what, seconds=300):
+    """Asks again and again until it gives something other than None or False, and returns that. The limit is for what would hang:
+    no machine is to be too slow for it."""
     deadline = time.monotonic() + seconds
     while (got := holds()) is None or got is False:
         if time.monotonic() > deadline:
@@ -69,7 +70,7 @@ class Server:
                 stderr=log,
             )
         run.at_end(self.kill)
-        self.address = until(lambda: self.said("listening", began), "the server listens", 120)
+        self.address = until(lambda: self.said("listening", began), "the server listens", 300)
         until(lambda: self.get("/v2/health/ready").status == 200 or None, "the server is ready", 300)
 
     def said(self, what, began):
@@ -96,7 +97,7 @@ class Server:
     def url(self):
         return f"http://{self.address[0]}:{self.address[1]}"
 
-    def ask(self, method, path, body=None, headers=None, seconds=120):
+    def ask(self, method, path, body=None, headers=None, seconds=300):
         connection = http.client.HTTPConnection(*self.address, timeout=seconds)
         try:
             connection.request(method, path, body, headers or {})
@@ -113,7 +114,7 @@ class Server:
         devices = self.get("/v2/devices").json()["devices"]
         return next((device for device in devices if device["id"].startswith(("GPU-", "MIG-"))), None)
 
-    def until_gpu(self, state, seconds=120):
+    def until_gpu(self, state, seconds=300):
         def holds():
             gpu = self.gpu()
             return gpu is not None and gpu["state"] == state
@@ -123,7 +124,7 @@ class Server:
     def stop(self):
         """Ends it in the orderly way."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(60)
+        code = self.process.wait(300)
         if code != 0:
             raise Failed(f"the server ended with {code}: {self.last_words()}")
 
@@ -199,7 +200,7 @@ def holder(run, name, environment=None):
 
 def release(process):
     process.stdin.close()
-    process.wait(60)
+    process.wait(300)
 
 
 def environment_of_own(run):

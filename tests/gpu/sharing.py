@@ -28,7 +28,7 @@ def answer(run, server, expected):
     return reply.device()
 
 
-@check("memory-taken", "another process fills the memory: the CPU answers until it goes", seconds=240)
+@check("memory-taken", "another process fills the memory: the CPU answers until it goes", seconds=900)
 def memory_taken(run):
     other = holder(run, "hold-memory", environment_of_own(run))
     server = serve(run)
@@ -47,7 +47,7 @@ def memory_taken(run):
     server.stop()
 
 
-@check("processors-busy", "another process keeps the processors busy: the CPU answers until it goes", seconds=240, where="gpu")
+@check("processors-busy", "another process keeps the processors busy: the CPU answers until it goes", seconds=900, where="gpu")
 def processors_busy(run):
     if machine.nvml() is None:
         raise Skipped("without NVML nobody knows how busy a GPU is")
@@ -107,12 +107,12 @@ def illegal_address(run, isolation):
     server.kill()
 
 
-@check("illegal-address-thread", "a kernel breaks the context of a server: no request is lost", seconds=240)
+@check("illegal-address-thread", "a kernel breaks the context of a server: no request is lost", seconds=900)
 def illegal_address_thread(run):
     illegal_address(run, "thread")
 
 
-@check("illegal-address-process", "the same with the GPU in a process of its own, which is started anew", seconds=240)
+@check("illegal-address-process", "the same with the GPU in a process of its own, which is started anew", seconds=900)
 def illegal_address_process(run):
     illegal_address(run, "process")
 
@@ -121,7 +121,7 @@ def in_use(run):
     return machine.nvml().memory().used if machine.nvml() and not run.rehearsal else None
 
 
-@check("kill", "kill -9 of a busy server: nothing stays on the GPU, and its successor serves", seconds=240)
+@check("kill", "kill -9 of a busy server: nothing stays on the GPU, and its successor serves", seconds=900)
 def kill(run):
     before = in_use(run)
     for isolation in ("thread", "process"):

@@ -30,14 +30,17 @@ fn a_stream_keeps_its_order_and_waits_for_events_of_others() {
     let double = kernel(&context, "fake_scale");
     let (mut a, mut b) = (allocate(&first, 8).unwrap(), allocate(&first, 8).unwrap());
     first.synchronize().unwrap();
-    // Without the wait, the second would read what nobody wrote.
-    fake.tell("fault on=copy_in sleep_us=20000");
+    // The copy ends when it is told to, on however slow a machine.
+    fake.tell("fault on=copy_in hang");
     let from = pinned(&context, &[3.0; 8]);
     first.memcpy_htod(&from, &mut a).unwrap();
     let copied = first.record_event(None).unwrap();
     assert!(!copied.try_is_complete().unwrap());
     second.wait(&copied).unwrap();
     scale(&second, &double, &a, &mut b, 2.0);
+    let scaled = second.record_event(None).unwrap();
+    assert!(!scaled.try_is_complete().unwrap(), "without the wait, it would read what nobody wrote");
+    fake.tell("release");
     assert_eq!(second.clone_dtoh(&b).unwrap(), [6.0; 8]);
     assert!(copied.try_is_complete().unwrap());
 }

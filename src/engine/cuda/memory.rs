@@ -194,16 +194,15 @@ impl HostMemory {
         context.host.clone()
     }
 
-    /// Registers everything: the device is ours from now on.
+    /// Registers everything: the device is ours from now on. What is registered already is so by a hold on the same context that
+    /// has not ended yet, and stays so.
     pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
         let mut pins = self.lock();
-        // Where a context that hung is not gone yet.
-        pins.unregister_all();
         pins.cuda = Some(Arc::clone(cuda));
         pins.near = near.cloned();
         let mut memory = std::mem::take(&mut pins.memory);
         for (start, known) in &mut memory {
-            known.registered = pins.register(*start, known.bytes);
+            known.registered = known.registered || pins.register(*start, known.bytes);
         }
         pins.memory = memory;
     }
@@ -212,8 +211,13 @@ impl HostMemory {
     pub(super) fn close(&self, cuda: &Arc<CudaContext>) {
         let mut pins = self.lock();
         if pins.cuda.as_ref().is_some_and(|open| Arc::ptr_eq(open, cuda)) {
-            pins.unregister_all();
-            pins.cuda = None;
+            let mut memory = std::mem::take(&mut pins.memory);
+            for (start, known) in &mut memory {
+                if std::mem::take(&mut known.registered) {
+                    pins.unregister(*start);
+                }
+            }
+            (pins.memory, pins.cuda) = (memory, None);
         }
     }
 
@@ -257,16 +261,6 @@ impl Pins {
             // A broken context has forgotten it, and the memory is ours.
             tracing::debug!(?error, "host memory could not be unregistered");
         }
-    }
-
-    fn unregister_all(&mut self) {
-        let mut memory = std::mem::take(&mut self.memory);
-        for (start, known) in &mut memory {
-            if std::mem::take(&mut known.registered) {
-                self.unregister(*start);
-            }
-        }
-        self.memory = memory;
     }
 }
 

@@ -426,6 +426,6 @@ fn what_cannot_be_fitted_is_named() {
 
 #[test]
 fn calls_are_laid_out_as_the_kernels_have_them() {
-    assert_eq!(size_of::<FitSetup>(), 11 * 4 + 2 * 5 * 4);
+    assert_eq!(size_of::<FitSetup>(), 11 * 4 + 2 * 5 * 4 + 4, "and a number that nobody uses");
     assert_eq!(size_of::<FitCall>(), 88 + 9 * 8);
 }
