@@ -49,7 +49,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// When the listener closes: how long the backlog may be silent before it counts as empty.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(20);
-/// How long taking it may last in all, however many keep coming.
+/// How long taking it may last where newcomers cannot be turned away, however many keep coming.
 const BACKLOG_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// What a listener allows.
@@ -61,6 +61,9 @@ pub struct Settings {
     pub clocks: Clocks,
     /// From [`Stages::close`] until what is left is dropped.
     pub close_timeout: Duration,
+    /// From [`Stages::close`], how long a connection that has not sent its first request yet may still do so: it cannot know
+    /// that we are closing.
+    pub first_request_grace: Duration,
     /// Requests at once on one HTTP/2 connection.
     pub http2_streams_max: u32,
     /// HTTP/2 requests that the client may cancel before we have looked at them, before the connection is ended.
@@ -83,6 +86,7 @@ impl Default for Settings {
                 write_stall: Duration::from_secs(30),
             },
             close_timeout: Duration::from_secs(25),
+            first_request_grace: Duration::from_millis(500),
             http2_streams_max: 256,
             http2_resets_pending_max: 100,
             http2_resets_local_max: 4096,
@@ -232,10 +236,11 @@ impl Acceptor {
                 }
             }
         }
-        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request. Bounded as a whole,
-        // for systems that cannot turn newcomers away: callers that do not look at readiness keep coming.
+        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request. Where newcomers cannot be
+        // turned away, callers that do not look at readiness keep coming.
+        let mut backlog_time_max = BACKLOG_TIME_MAX;
         match turn_newcomers_away(&listener) {
-            Ok(()) => (),
+            Ok(()) => backlog_time_max = shared.settings.close_timeout,
             // Containers mostly lack the right to (CAP_NET_ADMIN), and whoever looks at readiness has long gone elsewhere.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 tracing::debug!(%error, "a connection that comes while the listener closes may be reset");
@@ -254,7 +259,7 @@ impl Acceptor {
         tokio::select! {
             () = rest => (),
             () = shared.stages.aborting.cancelled() => (),
-            () = tokio::time::sleep(BACKLOG_TIME_MAX) => (),
+            () = tokio::time::sleep(backlog_time_max) => (),
         }
         drop(listener);
         let answered = async { while open.join_next().await.is_some() {} };

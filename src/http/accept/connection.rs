@@ -27,9 +27,6 @@ const LINGER: Duration = Duration::from_secs(2);
 /// And how much.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// And how long a connection that has not sent its first request yet may still do so: it cannot know that we are closing.
-const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
-
 /// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
 /// one piece, which is read where it lies. A frame of this size is still in the core's cache when it is put with the rest of its
 /// body; hyper's own bound (408 KiB) was 11 % slower with bodies of 602 kB.
@@ -121,7 +118,8 @@ impl Shared {
                         if watch.is_http2() || watch.requests() > 0 {
                             connection.as_mut().graceful_shutdown();
                         } else {
-                            first_request_until = Some(tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
+                            let grace = self.settings.first_request_grace;
+                            first_request_until = Some(tokio::time::Instant::now() + grace);
                         }
                     }
                     () = until(first_request_until), if first_request_until.is_some() => {
