@@ -127,6 +127,11 @@ impl Book {
         self.lock().announced.clear();
     }
 
+    /// Whether any of what was announced may still be loaded.
+    pub(super) fn has_announced(&self) -> bool {
+        !self.lock().announced.is_empty()
+    }
+
     /// Adds a model; it is on no device yet, and whoever adds it tells soon whether it can be on those of `coming`: their
     /// indices, and the numbers of their holds.
     pub(super) fn enter(&self, served: Served, coming: Vec<(usize, u64)>) -> Arc<Served> {

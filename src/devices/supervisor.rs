@@ -30,7 +30,7 @@ use load::NotLoaded;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -284,6 +284,11 @@ impl Devices {
 
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody loads a model just now, or is about to: what a device has then is not all that it will have.
+    fn is_loading(&self) -> bool {
+        self.book.has_announced() || matches!(self.turn.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// Loads one model and publishes nothing.

@@ -238,18 +238,21 @@ async fn from_free_to_serving() {
     }
 }
 
-/// CPU time of a process's threads so far, by their names, as the kernel counts it: in hundredths of a second.
+/// CPU time of a process's threads so far, by their names, as the kernel counts it: in hundredths of a second. Of several of one
+/// name it is the first: threads have the name of who started them, as the fake NVML's that reads what it is told.
 fn thread_times(process: u32) -> BTreeMap<String, u64> {
-    let mut times = BTreeMap::new();
+    let mut times: BTreeMap<String, (u32, u64)> = BTreeMap::new();
     for thread in std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten() {
         let read = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
         let (name, stat) = (read("comm").trim().to_owned(), read("stat"));
         let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
         // After the state: ten more, then user and system time.
         let ticks: u64 = rest.split(' ').skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum();
-        *times.entry(name).or_default() += ticks;
+        let number = thread.file_name().to_str().unwrap().parse().unwrap();
+        let first = times.entry(name).or_insert((number, ticks));
+        *first = (*first).min((number, ticks));
     }
-    times
+    times.into_iter().map(|(name, (_, ticks))| (name, ticks)).collect()
 }
 
 /// CPU time of the threads that look at a GPU and keep it, while it serves and nobody asks for anything.

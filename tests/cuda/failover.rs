@@ -256,68 +256,70 @@ async fn the_time_from_a_fault_to_the_first_good_answer_elsewhere() {
     }
 }
 
-/// One GPU of several after the other breaks under a request for its own model, and the CPU answers it; in both ways. By
-/// `cargo test --test cuda -- --ignored --nocapture first_answer_of_the_cpu`.
+/// In both ways, by `cargo test --test cuda -- --ignored --nocapture first_answer_of_the_cpu`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
-async fn the_time_from_a_fault_to_the_first_answer_of_the_cpu() {
+async fn the_time_from_a_fault_to_the_first_answer_of_the_cpu_on_threads() {
+    first_answer_of_the_cpu("thread").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn the_time_from_a_fault_to_the_first_answer_of_the_cpu_in_processes() {
+    first_answer_of_the_cpu("process").await;
+}
+
+/// One GPU of several after the other breaks under a request for its own model, and the CPU answers it.
+async fn first_answer_of_the_cpu(isolation: &str) {
     const FAULTS: usize = 1000;
     const GPUS: usize = 4;
-    for isolation in MODES {
-        let machine = Machine::new(&format!("count={GPUS} memory=4GiB"));
-        let names: Vec<String> = (0..GPUS).map(|gpu| format!("spots{gpu}")).collect();
-        let placed: Vec<String> = (0..GPUS).map(|gpu| format!("devices = \"{gpu}\"")).collect();
-        let models: Vec<(&str, &str)> =
-            names.iter().zip(&placed).map(|(name, placed)| (name.as_str(), placed.as_str())).collect();
-        let server = start(&machine, isolation, &models, GPUS).await;
-        let (mut plain, mut faulty) = (Vec::new(), Vec::new());
-        for round in 0..FAULTS / GPUS {
-            for (gpu, name) in names.iter().enumerate() {
-                let on_gpu = async || {
-                    let began = Instant::now();
-                    let reply = fit(server.address, name, 4).await;
-                    (began.elapsed(), by(&reply))
-                };
-                let on = || if isolation == "thread" { gpu } else { 0 };
-                // It serves again, as its next answer shows: after a drain that forgets its faults.
-                let (took, _) = loop {
-                    let (took, by) = on_gpu().await;
-                    if by == (id(gpu), None) {
-                        break (took, by);
-                    }
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-                };
-                plain.push(took);
-                machine
-                    .tell(&format!("cuda@{}", id(gpu)), &format!("fault on=kernel code=700 device={}", on()))
-                    .await;
+    let machine = Machine::new(&format!("count={GPUS} memory=4GiB"));
+    let names: Vec<String> = (0..GPUS).map(|gpu| format!("spots{gpu}")).collect();
+    let placed: Vec<String> = (0..GPUS).map(|gpu| format!("devices = \"{gpu}\"")).collect();
+    let models: Vec<(&str, &str)> =
+        names.iter().zip(&placed).map(|(name, placed)| (name.as_str(), placed.as_str())).collect();
+    let server = start(&machine, isolation, &models, GPUS).await;
+    let (mut plain, mut faulty) = (Vec::new(), Vec::new());
+    for round in 0..FAULTS / GPUS {
+        for (gpu, name) in names.iter().enumerate() {
+            let on_gpu = async || {
+                let began = Instant::now();
+                let reply = fit(server.address, name, 4).await;
+                (began.elapsed(), by(&reply))
+            };
+            let on = || if isolation == "thread" { gpu } else { 0 };
+            // It serves again, as its next answer shows: after a drain that forgets its faults.
+            let (took, _) = loop {
                 let (took, by) = on_gpu().await;
-                assert_eq!(by, because("cpu", "device_failed"), "round {round}, GPU {gpu}");
-                faulty.push(took);
+                if by == (id(gpu), None) {
+                    break (took, by);
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            };
+            plain.push(took);
+            machine
+                .tell(&format!("cuda@{}", id(gpu)), &format!("fault on=kernel code=700 device={}", on()))
+                .await;
+            let (took, by) = on_gpu().await;
+            assert_eq!(by, because("cpu", "device_failed"), "round {round}, GPU {gpu}");
+            faulty.push(took);
+        }
+        for what in ["drain", "resume"] {
+            for gpu in 0..GPUS {
+                let path = format!("/v2/devices/{}/{what}", id(gpu));
+                assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
             }
-            for what in ["drain", "resume"] {
-                for gpu in 0..GPUS {
-                    let path = format!("/v2/devices/{}/{what}", id(gpu));
-                    assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
-                }
-                for gpu in 0..GPUS {
-                    // The keeper has heard of it.
-                    let heard =
-                        async || (server.device(&id(gpu)).await["cause"] == "drain") == (what == "drain");
-                    until(what, heard).await;
-                }
+            for gpu in 0..GPUS {
+                // The keeper has heard of it.
+                let heard = async || (server.device(&id(gpu)).await["cause"] == "drain") == (what == "drain");
+                until(what, heard).await;
             }
         }
-        for (what, mut times) in [("without a fault", plain), ("with a fault on its way", faulty)] {
-            times.sort();
-            let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-            println!(
-                "{isolation}, {what}: {} requests, p50 {:?}, p99 {:?}, lost 0",
-                times.len(),
-                at(50),
-                at(99)
-            );
-        }
-        end(&machine, server);
     }
+    for (what, mut times) in [("without a fault", plain), ("with a fault on its way", faulty)] {
+        times.sort();
+        let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+        println!("{isolation}, {what}: {} requests, p50 {:?}, p99 {:?}, lost 0", times.len(), at(50), at(99));
+    }
+    end(&machine, server);
 }

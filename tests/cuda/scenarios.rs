@@ -15,14 +15,20 @@ const WATCHED: [(&str, &str); 1] = [("gpu-stuck-ms", "5000")];
 /// How long a GPU has to be calm, of which a slow machine may take more between two lines of a test.
 const CALM: Duration = Duration::from_secs(2);
 
-/// Sends movies while `befall` happens, and checks all answers.
+/// Sends movies while `befall` happens, and checks all answers. Tells how long the first and the last took from when it began
+/// to: how long work takes to be done elsewhere.
 async fn answered(server: &Running, expected: &[Vec<f64>], befall: impl Future<Output = ()>) {
-    let requests = async {
-        for rows in join_all((0..4).map(|_| server.localize())).await {
-            near(&rows, expected);
-        }
+    let began = Instant::now();
+    let request = async || {
+        let rows = server.localize().await;
+        (rows, began.elapsed())
     };
-    tokio::join!(requests, befall);
+    let (answers, ()) = tokio::join!(join_all((0..4).map(|_| request())), befall);
+    let times = answers.iter().map(|(_, took)| *took);
+    println!("answered after {:?} to {:?}", times.clone().min().unwrap(), times.max().unwrap());
+    for (rows, _) in &answers {
+        near(rows, expected);
+    }
 }
 
 pub(crate) async fn on_gpu(server: &Running, expected: &[Vec<f64>]) {

@@ -224,7 +224,7 @@ impl Devices {
                 }
             }
         }
-        let in_vain = self.devices[index].gpu.is_some() && self.book.is_empty_on(index);
+        let in_vain = self.devices[index].gpu.is_some() && self.book.is_empty_on(index) && !self.is_loading();
         short.filter(|_| in_vain).map_or(Ok(()), Err)
     }
 }
