@@ -1,4 +1,4 @@
-"""What the training scripts share: the data, the pictures, an optimiser and the way to ONNX.
+"""What the training scripts share: the data, the pictures, layers and the way to ONNX.
 
 The data are scikit-learn's bundled handwritten digits: 1797 pictures of 8x8 pixels with 17 grey levels, part of
 "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998, UCI Machine Learning Repository). Their
@@ -84,7 +84,7 @@ def vary(batch, rng):
     return out * per_item(rng.uniform(0.6, 1.0, n)).astype(np.float32)
 
 
-# --- Training -------------------------------------------------------------------------------------------------------
+# --- Layers ---------------------------------------------------------------------------------------------------------
 
 
 def conv_init(key, size, channels_in, channels_out, gain=2.0):
@@ -102,32 +102,6 @@ def conv(x, layer, stride=1, pad=1):
         x, layer["w"], (stride, stride), [(pad, pad), (pad, pad)], dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     return y + layer["b"]
-
-
-def adam_init(parameters):
-    """The state of `adam`: first and second moments, all zero."""
-    zeros = jax.tree.map(jnp.zeros_like, parameters)
-    return zeros, zeros
-
-
-def adam(parameters, gradients, state, step, rate, decay=1e-4):
-    """One step of Adam with decoupled weight decay (Kingma and Ba 2015; Loshchilov and Hutter 2019); `step` from 1."""
-    first, second = state
-    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
-    second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, gradients)
-
-    def update(p, m, v):
-        m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
-        return p - rate * (m_hat / (jnp.sqrt(v_hat) + 1e-8) + decay * p)
-
-    return jax.tree.map(update, parameters, first, second), (first, second)
-
-
-def cosine(step, steps, peak, warm_up):
-    """Learning rate: a linear start over `warm_up` steps, then half a cosine down to zero."""
-    rising = step / warm_up
-    falling = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((step - warm_up) / (steps - warm_up), 0, 1)))
-    return peak * jnp.where(step < warm_up, rising, falling)
 
 
 # --- ONNX -----------------------------------------------------------------------------------------------------------

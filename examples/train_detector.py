@@ -9,16 +9,14 @@ with ONNX Runtime on pictures of many sizes, letterboxed by Pillow as `model.tom
 """
 
 import json
-import time
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnxruntime
+import training
 from composed import compose, letterbox
-from digits import Graph, adam, adam_init, conv, conv_init, cosine, png, read_grey, split
+from digits import Graph, conv, conv_init, png, read_grey, split
 from PIL import Image
 
 SEED = 20
@@ -41,14 +39,7 @@ MANIFEST = f"""\
 task = "detect"
 labels = "labels.txt"
 
-[input]
-resize = "letterbox"
-filter = "bilinear"
-color = "gray"
-scale = 0.00392156862745098 # 1/255
-mean = [0.0]
-std = [1.0]
-
+{training.INPUT.format(resize="letterbox")}
 [detect]
 format = "yolo"
 score_min = {SCORE_MIN}
@@ -185,26 +176,19 @@ def giou(a, b):
     return area(inner) / (union + 1e-6) - (hull - union) / hull
 
 
-@partial(jax.jit, static_argnums=(6,))
-def train_step(parameters, state, step, x, digit, box, steps):
-    def loss(p):
-        score, predicted = forward(p, x)
-        found = digit >= 0
-        count = found.sum().clip(1)
-        truth = jax.nn.one_hot(digit, 10)  # all zero where there is none
-        probability = jax.nn.sigmoid(score)
-        entropy = -(truth * jax.nn.log_sigmoid(score) + (1 - truth) * jax.nn.log_sigmoid(-score))
-        focal = (entropy * jnp.abs(truth - probability) ** 1.5).sum() / count  # Lin et al. 2017
-        half = predicted[..., 2:] / 2
-        corners = jnp.concatenate([predicted[..., :2] - half, predicted[..., :2] + half], -1)
-        boxes = jnp.where(found, 1 - giou(corners, box), 0).sum() / count
-        return focal + 1.5 * boxes, (focal, boxes)
-
-    (_, parts), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
-    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
-    gradients = jax.tree.map(lambda g: g * jnp.minimum(1.0, 5.0 / (norm + 1e-6)), gradients)
-    parameters, state = adam(parameters, gradients, state, step, cosine(step, steps, RATE, 100))
-    return parameters, state, parts
+def loss(p, x, digit, box):
+    """Of each cell which digit it answers for, if any, and of those that do where its box is."""
+    score, predicted = forward(p, x)
+    found = digit >= 0
+    count = found.sum().clip(1)
+    truth = jax.nn.one_hot(digit, 10)  # all zero where there is none
+    probability = jax.nn.sigmoid(score)
+    entropy = -(truth * jax.nn.log_sigmoid(score) + (1 - truth) * jax.nn.log_sigmoid(-score))
+    focal = (entropy * jnp.abs(truth - probability) ** 1.5).sum() / count  # Lin et al. 2017
+    half = predicted[..., 2:] / 2
+    corners = jnp.concatenate([predicted[..., :2] - half, predicted[..., :2] + half], -1)
+    boxes = jnp.where(found, 1 - giou(corners, box), 0).sum() / count
+    return focal + 1.5 * boxes
 
 
 # --- Measuring ------------------------------------------------------------------------------------------------------
@@ -277,10 +261,8 @@ def measure(session, held_out):
 
 
 def main():
-    started = time.monotonic()
     pictures, digits, held_out_pictures, held_out_digits = split(SEED)
     rng = np.random.default_rng(SEED)
-    print(f"composing {PICTURES} pictures", flush=True)
     x = np.zeros((PICTURES, SIDE, SIDE), np.float32)
     digit, box = np.zeros((PICTURES, CELLS * CELLS), np.int32), np.zeros((PICTURES, CELLS * CELLS, 4), np.float32)
     for i in range(PICTURES):
@@ -292,50 +274,29 @@ def main():
         (png(picture), truths)
         for picture, truths, _ in (compose(held_out_pictures, held_out_digits, rng) for _ in range(HELD_OUT_PICTURES))
     ]
-    print(f"composed after {time.monotonic() - started:.0f} s", flush=True)
+    training.say(f"composed {PICTURES} pictures")
 
-    parameters = init(jax.random.key(SEED))
-    state, step, steps = adam_init(parameters), 0, EPOCHS * (PICTURES // BATCH)
-    for epoch in range(EPOCHS):
-        order, parts = rng.permutation(PICTURES), []
-        for i in range(PICTURES // BATCH):
-            chosen = order[i * BATCH : (i + 1) * BATCH]
-            step += 1
-            parameters, state, part = train_step(
-                parameters, state, step, x[chosen], digit[chosen], box[chosen], steps
-            )
-            parts.append([float(v) for v in part])
-            if step % 50 == 0:
-                focal, boxes = np.mean(parts[-50:], 0)
-                print(
-                    f"step {step}/{steps}: focal {focal:.3f}, boxes {boxes:.3f}, {time.monotonic() - started:.0f} s",
-                    flush=True,
-                )
+    batches = ((x[chosen], digit[chosen], box[chosen]) for chosen in training.shuffled(PICTURES, BATCH, rng))
+    steps = EPOCHS * (PICTURES // BATCH)
+    parameters = training.train(init(jax.random.key(SEED)), loss, batches, steps, RATE, norm_max=5.0)
 
-        if epoch == EPOCHS - 1 or epoch % 2 == 1:
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            export(parameters, FOLDER / "model.onnx")
-            session = onnxruntime.InferenceSession(FOLDER / "model.onnx", providers=["CPUExecutionProvider"])
-            precision, recall, map50, truths = measure(session, held_out)
-            print(
-                f"epoch {epoch + 1}: precision {precision:.3f}, recall {recall:.3f}, mAP@0.5 {map50:.3f}, "
-                f"{truths} held-out digits",
-                flush=True,
-            )
-
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    export(parameters, FOLDER / "model.onnx")
+    session = training.session(FOLDER)
     sample = np.stack([letterbox(read_grey(f), SIDE)[0] for f, _ in held_out[:16]])
     got = session.run(None, {"image": sample[:, None]})[0]
     score, expected = forward(parameters, sample)
     expected = np.concatenate([expected, jax.nn.sigmoid(score)], -1).transpose(0, 2, 1)
-    largest = np.abs(got - expected).max()
-    print(f"ONNX against JAX: largest difference {largest:.2e} (pixels and scores)")
-    assert largest < 1e-2, "the exported graph is not the trained network"
+    largest = training.agreement(got, expected, 1e-2)  # of pixels and scores
+    precision, recall, map50, truths = measure(session, held_out)
+    training.say(f"{truths} held-out digits: precision {precision:.3f}, recall {recall:.3f}, mAP@0.5 {map50:.3f}")
     assert precision >= 0.9 and recall >= 0.9, "not good enough to ship"
 
-    (FOLDER / "model.toml").write_text(MANIFEST)
-    (FOLDER / "labels.txt").write_text("".join(f"{d}\n" for d in range(10)))
-    training = {
-        "script": "examples/train_detector.py",
+    readme = README.format(
+        seed=SEED, pictures=PICTURES, held_out=len(held_out), truths=truths, precision=precision, recall=recall,
+        map50=map50, score_min=SCORE_MIN, iou_max=IOU_MAX,
+    )  # fmt: skip
+    report = {
         "seed": SEED,
         "epochs": EPOCHS,
         "train_pictures": PICTURES,
@@ -346,22 +307,10 @@ def main():
         "precision": round(float(precision), 4),
         "recall": round(float(recall), 4),
         "map_at_iou_0.5": round(map50, 4),
-        "onnx_against_jax_largest_difference": float(f"{largest:.2e}"),
-        "seconds": round(time.monotonic() - started),
     }
-    (FOLDER / "training.json").write_text(json.dumps(training, indent=2) + "\n")
-    (FOLDER / "README.md").write_text(
-        README.format(
-            seed=SEED, pictures=PICTURES, held_out=len(held_out), truths=truths, precision=precision, recall=recall,
-            map50=map50, score_min=SCORE_MIN, iou_max=IOU_MAX,
-        )
-    )
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    for old in IMAGES.glob("*.png"):
-        old.unlink()
+    training.write(FOLDER, "train_detector.py", MANIFEST, range(10), readme, report, largest)
     several = [(file, true) for file, true in held_out if len(true) >= 3][:4]
-    for i, (file, _) in enumerate(several):
-        (IMAGES / f"{i}.png").write_bytes(file)
+    training.write_pictures(IMAGES, {f"{i}.png": file for i, (file, _) in enumerate(several)})
     boxes = {
         f"{i}.png": [{"box": [int(v) for v in row[:4]], "label": str(int(row[4]))} for row in true]
         for i, (_, true) in enumerate(several)

@@ -7,16 +7,13 @@ The network sees what the server will give it: the accuracy is measured with ONN
 decoded and resized by Pillow as `model.toml` says.
 """
 
-import json
-import time
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnxruntime
-from digits import SIDE, Graph, adam, adam_init, as_served, conv, conv_init, cosine, posted, split, vary
+import training
+from digits import SIDE, Graph, as_served, conv, conv_init, posted, split, vary
 
 SEED = 20
 EPOCHS = 40
@@ -26,19 +23,12 @@ HERE = Path(__file__).parent
 FOLDER = HERE / "models" / "digits"
 IMAGES = HERE / "images" / "digits"
 
-MANIFEST = """\
+MANIFEST = f"""\
 # Handwritten digits, bright ink on black. Trained by examples/train_digits.py; how well: training.json.
 task = "classify"
 labels = "labels.txt"
 
-[input]
-resize = "stretch"
-filter = "bilinear"
-color = "gray"
-scale = 0.00392156862745098 # 1/255
-mean = [0.0]
-std = [1.0]
-
+{training.INPUT.format(resize="stretch")}
 [classify]
 activation = "softmax"
 top_k = 3
@@ -89,15 +79,9 @@ def forward(parameters, x, dropout_key=None):
     return conv(x, parameters["head"], 1, 0)[:, 0, 0, :]
 
 
-@partial(jax.jit, static_argnums=(6,))
-def train_step(parameters, state, step, x, y, key, steps):
-    def loss(p):
-        target = jax.nn.one_hot(y, 10) * 0.95 + 0.005
-        return -(target * jax.nn.log_softmax(forward(p, x, key))).sum(-1).mean()
-
-    value, gradients = jax.value_and_grad(loss)(parameters)
-    parameters, state = adam(parameters, gradients, state, step, cosine(step, steps, RATE, 50), decay=1e-3)
-    return parameters, state, value
+def loss(p, x, y, dropout_key):
+    target = jax.nn.one_hot(y, 10) * 0.95 + 0.005
+    return -(target * jax.nn.log_softmax(forward(p, x, dropout_key))).sum(-1).mean()
 
 
 def export(parameters, path):
@@ -113,63 +97,43 @@ def export(parameters, path):
 
 
 def main():
-    started = time.monotonic()
     pictures, digits, held_out, held_out_digits = split(SEED)
     train = np.stack([as_served(posted(p)) for p in pictures])
     rng, key = np.random.default_rng(SEED), jax.random.key(SEED)
     key, init_key = jax.random.split(key)
-    parameters = init(init_key)
-    state, step = adam_init(parameters), 0
-    steps = EPOCHS * (len(train) // BATCH)
-    for epoch in range(EPOCHS):
-        order = rng.permutation(len(train))
-        losses = []
-        for i in range(len(train) // BATCH):
-            chosen = order[i * BATCH : (i + 1) * BATCH]
-            step += 1
+
+    def batches(key):
+        for chosen in training.shuffled(len(train), BATCH, rng):
             key, dropout_key = jax.random.split(key)
-            parameters, state, value = train_step(
-                parameters, state, step, vary(train[chosen], rng), digits[chosen], dropout_key, steps
-            )
-            losses.append(float(value))
-        print(f"epoch {epoch + 1:2}/{EPOCHS}: loss {np.mean(losses):.4f}", flush=True)
+            yield vary(train[chosen], rng), digits[chosen], dropout_key
+
+    steps = EPOCHS * (len(train) // BATCH)
+    parameters = training.train(init(init_key), loss, batches(key), steps, RATE, warm_up=50, decay=1e-3)
 
     FOLDER.mkdir(parents=True, exist_ok=True)
     export(parameters, FOLDER / "model.onnx")
-    session = onnxruntime.InferenceSession(FOLDER / "model.onnx", providers=["CPUExecutionProvider"])
     files = [posted(p) for p in held_out]
-    x = np.stack([as_served(f) for f in files])[:, None]
-    logits = session.run(None, {"image": x})[0]
-    largest = np.abs(logits - np.asarray(forward(parameters, x[:, 0]))).max()
+    x = np.stack([as_served(f) for f in files])
+    logits = training.session(FOLDER).run(None, {"image": x[:, None]})[0]
+    largest = training.agreement(logits, forward(parameters, x), 1e-3)
     right = int((logits.argmax(1) == held_out_digits).sum())
     accuracy = right / len(files)
-    print(f"held out: {right} of {len(files)} right, {accuracy:.2%}; ONNX against JAX: largest difference {largest:.2e}")
-    assert largest < 1e-3, "the exported graph is not the trained network"
+    training.say(f"held out: {right} of {len(files)} right, {accuracy:.2%}")
     assert accuracy >= 0.97, "not good enough to ship"
 
-    (FOLDER / "model.toml").write_text(MANIFEST)
-    (FOLDER / "labels.txt").write_text("".join(f"{d}\n" for d in range(10)))
-    training = {
-        "script": "examples/train_digits.py",
+    readme = README.format(seed=SEED, train=len(train), held_out=len(files), accuracy=accuracy, right=right)
+    report = {
         "seed": SEED,
         "epochs": EPOCHS,
         "train_images": len(train),
         "held_out_images": len(files),
         "held_out_right": right,
         "held_out_accuracy": round(accuracy, 4),
-        "onnx_against_jax_largest_difference": float(f"{largest:.2e}"),
-        "seconds": round(time.monotonic() - started),
     }
-    (FOLDER / "training.json").write_text(json.dumps(training, indent=2) + "\n")
-    (FOLDER / "README.md").write_text(
-        README.format(seed=SEED, train=len(train), held_out=len(files), accuracy=accuracy, right=right)
-    )
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    for old in IMAGES.glob("*.png"):
-        old.unlink()
-    for digit in range(10):  # the first of each kind that is named correctly: pictures to try the server with
-        first = int(np.flatnonzero((held_out_digits == digit) & (logits.argmax(1) == digit))[0])
-        (IMAGES / f"{digit}-0.png").write_bytes(files[first])
+    training.write(FOLDER, "train_digits.py", MANIFEST, range(10), readme, report, largest)
+    # The first of each kind that is named correctly: pictures to try the server with.
+    named = [np.flatnonzero((held_out_digits == d) & (logits.argmax(1) == d))[0] for d in range(10)]
+    training.write_pictures(IMAGES, {f"{digit}-0.png": files[first] for digit, first in enumerate(named)})
 
 
 if __name__ == "__main__":

@@ -97,6 +97,15 @@ def test_runs_as_a_user_without_rights():
     assert instructions("USER") == ["10001:10001"]
 
 
+def test_images_say_what_they_are_and_under_which_licences():
+    """What lists of the parts of an image are made from."""
+    of_both, of_cuda = instructions("LABEL")
+    names = ("title", "description", "licenses", "version", "revision")
+    assert re.findall(r"org\.opencontainers\.image\.(\w+)=", of_both) == list(names)
+    licence = re.search(r'^license = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+    assert f'licenses="{licence}"' in of_both and f'licenses="{licence} AND LicenseRef-NVIDIA' in of_cuda
+
+
 def test_versions_are_those_of_the_repository():
     cargo = (ROOT / "Cargo.toml").read_text()
     version = re.search(r'^version = "(.+)"', cargo, re.MULTILINE)[1]
