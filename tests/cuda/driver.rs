@@ -1,6 +1,9 @@
 //! What there is, and why there is nothing, in one line.
 
-use crate::fakes::cuda::{FakeCuda, library};
+use crate::{
+    fakes::cuda::{FakeCuda, library},
+    http::config,
+};
 use ocelli::engine::cuda::{self, NoGpu};
 use std::process::{Command, Output};
 
@@ -109,7 +112,9 @@ fn a_server_that_must_have_a_gpu_ends_with_69_where_there_is_none() {
 #[test]
 fn networks_that_must_run_on_a_gpu_end_a_server_whose_onnx_runtime_is_for_the_cpu_and_auto_says_why() {
     let models = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/models");
-    let run = |backend| run("devices count=1", &["check", "--models", models, "--backend", backend]);
+    let library = onnx_runtime();
+    let options = ["check", "--models", models, "--onnx-runtime", &library, "--backend"];
+    let run = |backend| run("devices count=1", &[&options[..], &[backend]].concat());
     for (backend, code) in [("gpu", 69), ("auto", 0)] {
         let output = run(backend);
         let text = String::from_utf8(output.stderr).unwrap();
@@ -118,14 +123,18 @@ fn networks_that_must_run_on_a_gpu_end_a_server_whose_onnx_runtime_is_for_the_cp
     }
 }
 
+/// The library that networks run in.
+fn onnx_runtime() -> String {
+    config().onnx_runtime.to_str().unwrap().to_owned()
+}
+
 /// Checks a folder with one fitter, with these lines below its manifest: what is printed, and the exit code.
 fn check(script: &str, manifest: &str) -> (String, Option<i32>) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("spots")).unwrap();
     let text = format!("engine = \"gauss-mle\"\n{manifest}");
     std::fs::write(folder.path().join("spots/model.toml"), text).unwrap();
-    let library = std::env::var("ORT_DYLIB_PATH")
-        .unwrap_or_else(|_| format!("{}/.lib/libonnxruntime.so.1.31.1", env!("CARGO_MANIFEST_DIR")));
+    let library = onnx_runtime();
     let models = folder.path().to_str().unwrap();
     let output = run(script, &["check", "--models", models, "--onnx-runtime", &library]);
     let text = String::from_utf8(output.stdout).unwrap();

@@ -304,8 +304,9 @@ impl Worker {
             }
             Failed::Broken(reason) => {
                 tracing::warn!(gpu, reason, "JPEGs are decoded on the CPU until this GPU is taken anew");
+                // It is left when nothing here has the context any more.
+                self.decoder = None;
                 self.shared.lock().fenced.push(number);
-                self.leave();
             }
         }
     }
