@@ -186,6 +186,8 @@ pub struct Seen {
     pub no_networks: Option<String>,
     /// Models that are meant for it and cannot be there now: their names, and why.
     pub refused: Vec<(String, String)>,
+    /// Models that are there, by name and version.
+    pub models: Vec<HeldModel>,
     /// Whether it is shared, and how, in a few words.
     pub verdict: String,
     /// Share of its time in use, %.
@@ -204,6 +206,26 @@ pub struct Seen {
     pub xids: BTreeMap<u64, u64>,
     /// How long it has been waited for in all.
     pub waited: Duration,
+}
+
+/// What a model holds on a device, as measured when it was loaded there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldModel {
+    /// Its name.
+    pub name: String,
+    /// Which version.
+    pub version: String,
+    /// Instances loaded.
+    pub instances: u64,
+    /// Instances that fit now, with these, and what is kept free left alone.
+    pub instances_max: u64,
+    /// Bytes of one instance before its first batch.
+    pub weights_bytes: u64,
+    /// What one holds beside that, by the size of batches, ascending: items, bytes, and of these what batches are copied into
+    /// and out of, where that is told.
+    pub batches: Vec<(usize, u64, Option<u64>)>,
+    /// Bytes of one for batches of whole camera frames, where it takes such.
+    pub frames_bytes: u64,
 }
 
 impl Device {

@@ -1,9 +1,9 @@
 //! `ocelli check`: a row for every model and device, loaded and run once.
 
-use super::table::{mib, table};
+use super::{held, table::table};
 use crate::{
     app::Checked,
-    devices::{LoadedOn, plan::Footprint},
+    devices::LoadedOn,
     engine::{Dim, Signature},
 };
 use std::sync::Arc;
@@ -49,10 +49,9 @@ fn lines_of(checked: &Checked) -> Vec<Vec<String>> {
     };
     let of_device = |(device, on): &(Arc<str>, Result<LoadedOn, String>)| match on {
         Ok(LoadedOn { load, canary, footprint }) => {
-            let memory = footprint.as_ref().map_or(dash(), memory);
-            let fits = footprint.as_ref().map_or(dash(), |footprint| {
-                format!("{} of {}", footprint.instances, footprint.instances_max())
-            });
+            let held = footprint.as_ref().map(|footprint| footprint.of(&checked.name, &checked.version));
+            let memory = held.as_ref().map_or(dash(), held::memory);
+            let fits = held.as_ref().map_or(dash(), held::fits);
             line(device, [ms(*load), ms(*canary), memory, fits, "ok".into()])
         }
         Err(reason) => line(device, [dash(), dash(), dash(), dash(), format!("not here: {reason}")]),
@@ -67,24 +66,6 @@ fn sizes(sizes: &[usize]) -> String {
         [first @ .., last] if first.len() > 7 => format!("{},...,{last}", list(&first[..3])),
         few => list(few),
     }
-}
-
-/// What one instance holds: the model itself, and its batches by size, the smallest and the largest; of that, what they are
-/// copied into and out of. Beside it, batches of whole frames.
-fn memory(footprint: &Footprint) -> String {
-    let batches: Vec<String> = match footprint.buffers.as_slice() {
-        [first, .., last] => vec![first, last],
-        few => few.iter().collect(),
-    }
-    .into_iter()
-    .map(|(size, bytes)| format!("{} at {size}", mib(*bytes)))
-    .collect();
-    let staging = footprint.staging.map_or(String::new(), |bytes| format!(" ({} staging)", mib(bytes)));
-    let frames = match footprint.frames {
-        0 => String::new(),
-        bytes => format!(" + {} for frames", mib(bytes)),
-    };
-    format!("{} + {}{staging}{frames}", mib(footprint.weights), batches.join(", "))
 }
 
 /// Such as `FP32[?,3,224,224]`.

@@ -3,20 +3,28 @@
 use super::{
     Exit, Streams,
     health::{self, Target},
+    held,
     table::{mib, table},
 };
 use crate::{
-    app,
-    devices::{Found, FoundGpu, probe::others::Others},
+    app::{self, AppError},
+    config::Config,
+    devices::{Found, FoundGpu, LoadedOn, probe::others::Others},
+    status::HeldModel,
 };
-use clap::{Arg, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::Value;
 
 /// What the command takes beside the options.
-pub(super) fn arguments() -> [Arg; 1] {
-    [Arg::new("url").long("url").value_name("http://HOST[:PORT]").help(
-        "A running server, whose devices are shown: their states, reasons, memory and who else is there",
-    )]
+pub(super) fn arguments() -> [Arg; 2] {
+    [
+        Arg::new("url").long("url").value_name("http://HOST[:PORT]").help(
+            "A running server, whose devices are shown: their states, reasons, memory, who else is there, and what its models hold",
+        ),
+        Arg::new("measure").long("measure").action(ArgAction::SetTrue).conflicts_with("url").help(
+            "Load the models as `ocelli check` does, and show what each holds on each GPU and how many instances of it fit",
+        ),
+    ]
 }
 
 impl Streams<'_> {
@@ -24,7 +32,14 @@ impl Streams<'_> {
     pub(super) fn devices(&mut self, matches: &ArgMatches) -> Exit {
         match matches.get_one::<String>("url") {
             None => self.with_config(matches, |streams, loaded| {
-                streams.print(&here(&app::find_devices(&loaded.config)))
+                let found = here(&app::find_devices(&loaded.config));
+                if !matches.get_flag("measure") {
+                    return streams.print(&found);
+                }
+                match measured(&loaded.config) {
+                    Ok(held) => streams.print(&format!("{found}\n{held}")),
+                    Err(error) => streams.complain(&error, Exit::from(&error)),
+                }
             }),
             Some(url) => match Target::parse(url) {
                 Err(reason) => self.complain(&reason, Exit::Usage),
@@ -35,6 +50,33 @@ impl Streams<'_> {
             },
         }
     }
+}
+
+/// What models hold on this machine's GPUs, and which cannot be there.
+fn measured(config: &Config) -> Result<String, AppError> {
+    let (mut held, mut reasons) = (Vec::new(), String::new());
+    for checked in app::check(config)? {
+        match &checked.result {
+            Ok(loading) => {
+                for (device, on) in &loading.on {
+                    match on {
+                        Ok(LoadedOn { footprint: Some(footprint), .. }) => {
+                            held.push((device.to_string(), footprint.of(&checked.name, &checked.version)));
+                        }
+                        Ok(_) => {}
+                        Err(reason) => {
+                            reasons.push_str(&format!("{device} cannot have {}: {reason}\n", checked.name));
+                        }
+                    }
+                }
+            }
+            Err(reason) => reasons.push_str(&format!("{} is unavailable: {reason}\n", checked.name)),
+        }
+    }
+    if held.is_empty() {
+        reasons.insert_str(0, "no model holds anything on a GPU\n");
+    }
+    Ok(held::rows(&held) + &reasons)
 }
 
 /// The table of this machine's devices.
@@ -144,7 +186,39 @@ fn there(devices: &[Value]) -> String {
         });
         networks.into_iter().chain(refused)
     });
-    table(&lines) + &reasons.collect::<String>()
+    let held: Vec<(String, HeldModel)> = devices
+        .iter()
+        .flat_map(|device| {
+            let id = text(&device["id"]);
+            device["models"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(move |model| (id.clone(), held_model(model)))
+        })
+        .collect();
+    let held = match held::rows(&held) {
+        none if none.is_empty() => none,
+        rows => format!("\n{rows}"),
+    };
+    table(&lines) + &reasons.collect::<String>() + &held
+}
+
+/// What a server tells of a model on one of its devices.
+fn held_model(told: &Value) -> HeldModel {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let batch = |batch: &Value| {
+        (number(&batch["items"]) as usize, number(&batch["bytes"]), batch["staging_bytes"].as_u64())
+    };
+    HeldModel {
+        name: told["model"].as_str().unwrap_or("-").to_owned(),
+        version: told["version"].as_str().unwrap_or("-").to_owned(),
+        instances: number(&told["instances"]),
+        instances_max: number(&told["instances_max"]),
+        weights_bytes: number(&told["weights_bytes"]),
+        batches: told["batches"].as_array().into_iter().flatten().map(batch).collect(),
+        frames_bytes: number(&told["frames_bytes"]),
+    }
 }
 
 #[cfg(test)]
@@ -169,6 +243,9 @@ mod tests {
         let devices = [
             json!({"id": "GPU-1", "name": "H200", "state": "waiting", "since_s": 12.4, "reason": "others use it",
                 "verdict": "contended", "utilization_percent": 97, "other_processes": [{"pid": 7, "memory_bytes": 1}],
+                "models": [{"model": "spots", "version": "2", "instances": 1, "instances_max": 7, "weights_bytes": 0, "batches": [
+                    {"items": 1, "bytes": 1 << 20, "staging_bytes": null}, {"items": 8, "bytes": 5 << 20, "staging_bytes": 3 << 20}],
+                    "frames_bytes": 4 << 20}],
                 "no_networks": "it is too old", "refused_models": [{"model": "large", "reason": "no room"}],
                 "memory": {"free_bytes": 1 << 20, "own_bytes": 0, "others_bytes": 3 << 20, "needed_bytes": 2 << 20}}),
             json!({"id": "cpu", "name": null, "state": "serving", "since_s": 3.0, "reason": "", "verdict": "",
@@ -180,7 +257,11 @@ mod tests {
              GPU-1  H200  waiting  12 s  1.0 MiB  0.0 MiB  1 processes, 3.0 MiB  2.0 MiB  97 %  contended  others use it\n\
              cpu    -     serving  3 s   -        -        -                     -        -     -          -\n\
              GPU-1 takes no networks: it is too old\n\
-             GPU-1 cannot have large: no room\n"
+             GPU-1 cannot have large: no room\n\
+             \n\
+             MODEL  VERSION  DEVICE  FITS    WEIGHTS  FRAMES   BATCH  BUFFERS  STAGING\n\
+             spots  2        GPU-1   1 of 7  0.0 MiB  4.0 MiB  1      1.0 MiB  -\n\
+             \u{20}                                                 8      5.0 MiB  3.0 MiB\n"
         );
     }
 }

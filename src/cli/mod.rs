@@ -13,6 +13,7 @@ mod check;
 mod client;
 mod devices;
 mod health;
+mod held;
 mod options;
 mod predict;
 #[cfg(test)]

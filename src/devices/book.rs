@@ -1,8 +1,10 @@
 //! Which models are served, where each is to be, and where it is: what devices that come and go are held against.
 //!
 //! - [`refused`]: which devices cannot have a model, and when that is tried again; [`claims`]: which no other model may have.
+//! - [`memory`]: what models need and hold of a GPU's memory.
 
 mod claims;
+mod memory;
 mod refused;
 
 use super::{
@@ -12,7 +14,7 @@ use super::{
     keeper::Sharing,
     lease::memory::Learned,
     place::Placed,
-    plan::{Footprint, Need},
+    plan::Footprint,
 };
 use crate::{
     batch::{ModelKey, Queue},
@@ -20,6 +22,7 @@ use crate::{
     models::{Found, Model, Source},
 };
 use claims::Claims;
+use memory::name;
 use refused::Refused;
 use std::{
     path::Path,
@@ -71,6 +74,8 @@ struct On {
     hold: u64,
     health: Health,
     engines: usize,
+    /// What they hold, where that is told.
+    footprint: Option<Footprint>,
     paused: bool,
 }
 
@@ -146,7 +151,14 @@ impl Book {
     }
 
     /// Has a device serve a model, unless that is not served any more.
-    pub(super) fn put(&self, index: usize, hold: &Hold, served: &Arc<Served>, engines: Engines) {
+    pub(super) fn put(
+        &self,
+        index: usize,
+        hold: &Hold,
+        served: &Arc<Served>,
+        engines: Engines,
+        footprint: Option<Footprint>,
+    ) {
         let mut state = self.lock();
         let entry = state.entries.iter_mut().find(|entry| Arc::ptr_eq(&entry.served, served));
         let Some(entry) = entry.filter(|entry| !entry.is_on(index, hold.number)) else {
@@ -159,7 +171,7 @@ impl Book {
         entry.coming.retain(|coming| coming.0 != index);
         entry.refused.forget(index);
         let health = hold.health.clone();
-        entry.on.push(On { index, hold: hold.number, health, engines: count, paused: false });
+        entry.on.push(On { index, hold: hold.number, health, engines: count, footprint, paused: false });
     }
 
     /// A device cannot have a model, as long as it is held or until there is room.
@@ -321,77 +333,6 @@ impl Book {
         (!others.is_empty())
             .then(|| format!("{device} has other models ({list}), and placement.exclusive wants none there"))
     }
-
-    /// Bytes that the models of a device need there, and what is beside them. One that was measured to take more than there is
-    /// of it, `total`, does not count: it is not loaded.
-    pub(super) fn required(&self, index: usize, gpu: &str, total: u64) -> u64 {
-        let state = self.lock();
-        let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
-        let served = served.map(|entry| (name(&entry.served.source), entry.served.source.bytes));
-        let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
-        let mut models: Vec<(String, u64)> =
-            served.chain(announced.map(|(name, bytes, _)| (name.clone(), *bytes))).collect();
-        models.sort();
-        models.dedup_by(|one, other| one.0 == other.0);
-        let learned = self.learned();
-        let beside = learned.measured_context(gpu);
-        let fits = |name: &str| {
-            let need = learned.measured(gpu, name).map(|model| Need { model, beside });
-            need.is_none_or(|need| need.check_total(total).is_ok())
-        };
-        let models =
-            models.iter().map(|(name, bytes)| (name.as_str(), *bytes)).filter(|(name, _)| fits(name));
-        learned.required(gpu, models).saturating_add(self.beside)
-    }
-
-    /// Takes note of what a model took on a GPU.
-    pub(super) fn learn(&self, gpu: &str, source: &Source, footprint: &Footprint) {
-        self.learned().model(gpu, &name(source), footprint.all());
-    }
-
-    /// What a model needs on a device, where that was measured.
-    pub(super) fn need(&self, index: usize, gpu: &str, source: &Source) -> Option<Need> {
-        let own = name(source);
-        let others = self.names_on(index).into_iter().filter(|name| *name != own);
-        let learned = self.learned();
-        let model = learned.measured(gpu, &own)?;
-        let others = others.filter_map(|name| learned.measured(gpu, &name));
-        let beside = others.fold(learned.measured_context(gpu), u64::saturating_add);
-        Some(Need { model, beside })
-    }
-
-    /// The models that are on a device, each once.
-    fn names_on(&self, index: usize) -> Vec<String> {
-        let state = self.lock();
-        let entries = state.entries.iter();
-        let there =
-            entries.filter(|entry| entry.on.iter().any(|on| on.index == index && !on.health.is_over()));
-        let mut names: Vec<String> = there.map(|entry| name(&entry.served.source)).collect();
-        names.sort();
-        names.dedup();
-        names
-    }
-
-    /// The least that any of a device's models needs there with its context, by what was measured: none where one was not.
-    pub(super) fn least(&self, index: usize, gpu: &str) -> Option<u64> {
-        let (state, learned) = (self.lock(), self.learned());
-        let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
-        let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
-        let names =
-            served.map(|entry| name(&entry.served.source)).chain(announced.map(|(name, ..)| name.clone()));
-        let least = names.map(|name| learned.measured(gpu, &name)).min()??;
-        Some(least.saturating_add(learned.measured_context(gpu)))
-    }
-
-    /// Takes note of what we hold on a GPU in all, by the driver's count.
-    pub(super) fn learn_all(&self, index: usize, gpu: &str, held: u64) {
-        let names = self.names_on(index);
-        let mut learned = self.learned();
-        let models = names.iter().filter_map(|name| learned.measured(gpu, name)).sum();
-        if held > models {
-            learned.context(gpu, held - models);
-        }
-    }
 }
 
 impl State {
@@ -427,38 +368,5 @@ impl State {
             Presence::Awaited(since) => since.elapsed() >= sharing.auto_timeout,
         };
         meant && (gpus.iter().any(serves) || gpus.iter().all(hopeless))
-    }
-}
-
-/// As what it takes is remembered: with all that decides on it.
-fn name(source: &Source) -> String {
-    let Source { name, version, bytes, manifest, .. } = source;
-    let (instances, items) = (manifest.placement.instances, manifest.batch.largest());
-    // A network's arena is held to its limit.
-    let limit = manifest.placement.memory_bytes_max.map(|max| format!(", at most {max} bytes each"));
-    let limit = limit.unwrap_or_default();
-    format!("{name}/{version}, {bytes} bytes, {instances} instances, batches of {items}{limit}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_beside_models_is_required_with_them() {
-        let [plain, more] = [0, 7].map(|beside| Book::new(None, beside).required(0, "H100", 1 << 30));
-        assert_eq!(more, plain + 7);
-    }
-
-    #[test]
-    fn what_cannot_be_there_is_not_required() {
-        let book = Book::new(None, 0);
-        let required = || book.required(0, "H100", 4 << 30);
-        let nothing = required();
-        for (name, bytes) in [("small", 1 << 30), ("large", 4 << 30)] {
-            book.lock().announced.push((name.into(), 0, vec![0]));
-            book.learned().model("H100", name, bytes);
-        }
-        assert_eq!(required(), nothing + (1 << 30));
     }
 }

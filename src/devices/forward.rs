@@ -1,7 +1,11 @@
 //! Forward passes, with zeros and with what the model's author asks for: a model is served when one has worked at every batch size on its device, which also allocates
 //! what that size needs, and tells what it holds.
 
-use super::{device::Refusal, health::Health, plan::Footprint};
+use super::{
+    device::Refusal,
+    health::Health,
+    plan::{Buffers, Footprint},
+};
 use crate::{
     engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
     models::{Model, Source},
@@ -102,7 +106,8 @@ pub(super) fn prove(
                 let _busy = busy();
                 forward(&mut **engine, model, size).map_err(noted)?;
             }
-            buffers.push((size, engine.device_bytes().saturating_sub(weights)));
+            let bytes = engine.device_bytes().saturating_sub(weights);
+            buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
         }
         let held = engine.device_bytes();
         // Elsewhere than on a GPU, frames are looked at before.
@@ -122,9 +127,8 @@ pub(super) fn prove(
         canary = forward(&mut **engine, model, smallest).map_err(noted)?;
         if let (Some((gpu, _)), None) = (gpu, &footprint) {
             let info = gpu_memory(gpu)?;
-            let staging = engine.staging_bytes();
             let (free, total) = (info.free, info.total);
-            footprint = Some(Footprint { instances, weights, buffers, frames, staging, free, total });
+            footprint = Some(Footprint { instances, weights, buffers, frames, free, total });
         }
     }
     if let (Some((gpu, _)), Some(footprint)) = (gpu, &mut footprint) {

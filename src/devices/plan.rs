@@ -1,6 +1,6 @@
 //! Whether a model fits on a device, from what was measured when it was loaded. Pure.
 
-use crate::engine::cuda::headroom_bytes;
+use crate::{engine::cuda::headroom_bytes, status::HeldModel};
 
 /// What instances of a model hold on a device, measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,22 +9,31 @@ pub struct Footprint {
     pub instances: u64,
     /// Bytes of one before its first batch.
     pub weights: u64,
-    /// Bytes of one beside that, with all of its batches of a size on their way; by size, ascending.
-    pub buffers: Vec<(usize, u64)>,
+    /// What one holds beside that, by the size of batches, ascending.
+    pub buffers: Vec<Buffers>,
     /// Bytes of one beside all that, with batches of whole frames on their way, where it takes such.
     pub frames: u64,
-    /// Of those of the largest size, what batches are copied into and out of, where it is told; the rest is what the engine works in.
-    pub staging: Option<u64>,
     /// Free on the device with all of them loaded.
     pub free: u64,
     /// Of so many.
     pub total: u64,
 }
 
+/// What one instance holds for batches of a size, beside the model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// Items of a batch.
+    pub items: usize,
+    /// Bytes, with all batches of this size on their way, and what those of smaller sizes have left.
+    pub bytes: u64,
+    /// Of these, what batches are copied into and out of, where it is told; the rest is what the engine works in.
+    pub staging: Option<u64>,
+}
+
 impl Footprint {
     /// Bytes of one instance with the largest batches.
     pub fn instance(&self) -> u64 {
-        self.weights + self.buffers.last().map_or(0, |(_, bytes)| *bytes) + self.frames
+        self.weights + self.buffers.last().map_or(0, |last| last.bytes) + self.frames
     }
 
     /// Bytes of all instances that are loaded, likewise.
@@ -43,17 +52,30 @@ impl Footprint {
         self.instances + more
     }
 
+    /// The same, as it is shown.
+    pub fn of(&self, name: &str, version: &str) -> HeldModel {
+        HeldModel {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            instances: self.instances,
+            instances_max: self.instances_max(),
+            weights_bytes: self.weights,
+            batches: self.buffers.iter().map(|of| (of.items, of.bytes, of.staging)).collect(),
+            frames_bytes: self.frames,
+        }
+    }
+
     /// Checks it against what the manifest allows (bytes of one instance) and against the headroom.
     ///
     /// # Errors
     /// The arithmetic of a refusal: for ever of what is not allowed, for now of what leaves too little free.
     pub fn check(&self, bytes_max: Option<u64>) -> Result<(), NoRoom> {
-        let (size, buffers) = self.buffers.last().copied().unwrap_or_default();
+        let Buffers { items, bytes: buffers, .. } = self.buffers.last().copied().unwrap_or_default();
         let weights = self.weights;
         let parts = match self.frames {
-            0 => format!("{weights} for the model and {buffers} for batches of {size}"),
+            0 => format!("{weights} for the model and {buffers} for batches of {items}"),
             frames => {
-                format!("{weights} for the model, {buffers} for batches of {size} and {frames} for frames")
+                format!("{weights} for the model, {buffers} for batches of {items} and {frames} for frames")
             }
         };
         let sum = format!("{} bytes ({parts})", self.instance());
@@ -154,9 +176,10 @@ mod tests {
         Footprint {
             instances: 2,
             weights: 100 * MB,
-            buffers: vec![(1, MB), (16, 20 * MB)],
+            buffers: [(1, MB), (16, 20 * MB)]
+                .map(|(items, bytes)| Buffers { items, bytes, staging: None })
+                .to_vec(),
             frames: 0,
-            staging: None,
             free: free * MB,
             total: total * MB,
         }

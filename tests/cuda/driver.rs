@@ -130,13 +130,18 @@ fn onnx_runtime() -> String {
 
 /// Checks a folder with one fitter, with these lines below its manifest: what is printed, and the exit code.
 fn check(script: &str, manifest: &str) -> (String, Option<i32>) {
+    with_fitter(&["check"], script, manifest)
+}
+
+/// Runs a command on such a folder.
+fn with_fitter(command: &[&str], script: &str, manifest: &str) -> (String, Option<i32>) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("spots")).unwrap();
     let text = format!("engine = \"gauss-mle\"\n{manifest}");
     std::fs::write(folder.path().join("spots/model.toml"), text).unwrap();
     let library = onnx_runtime();
     let models = folder.path().to_str().unwrap();
-    let output = run(script, &["check", "--models", models, "--onnx-runtime", &library]);
+    let output = run(script, &[command, &["--models", models, "--onnx-runtime", &library]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
     println!("{text}{}", String::from_utf8_lossy(&output.stderr));
     (text, output.status.code())
@@ -159,6 +164,30 @@ fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit()
     assert!(rows[1].contains(memory), "{}", rows[1]);
     let fit = 1 + ((8 << 30) - held - (8 << 30) / 16) / held;
     assert!(rows[1].contains(&format!("  1 of {fit}  ")), "{} instead of {fit}", rows[1]);
+}
+
+#[test]
+fn ocelli_devices_says_how_many_instances_of_each_model_fit_when_it_may_measure() {
+    let measured =
+        with_fitter(&["devices", "--measure"], "devices memory=8GiB", "[batch]\nitems_max = 1000\n");
+    let (checked, _) = check("devices memory=8GiB", "[batch]\nitems_max = 1000\n");
+    let (text, code) = measured;
+    assert_eq!(code, Some(0));
+    let row = |text: &str, begins: &str| -> Vec<String> {
+        let found = text.lines().find(|line| line.starts_with(begins) && line.contains("GPU-fa000000-"));
+        let cells = found.unwrap_or_default().split("  ").map(str::trim).filter(|cell| !cell.is_empty());
+        cells.map(str::to_owned).collect()
+    };
+    assert!(row(&text, "gpu:0").contains(&"8192.0 MiB".to_owned()), "{text}");
+    let [held, checked] = [&text, &checked].map(|text| row(text, "spots"));
+    assert_eq!(held[..2], ["spots", "1"], "{text}");
+    let fits = &checked[checked.len() - 2];
+    assert!(held.contains(fits) && fits.starts_with("1 of "), "as a check says: {fits}; {text}");
+    let last = text.lines().last().unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(last, ["1000", "0.7", "MiB", "-"], "its largest batches");
+    // Without GPUs nothing is measured, and that is said.
+    let (text, code) = with_fitter(&["devices", "--measure"], "devices count=0", "");
+    assert_eq!((code, text.contains("no model holds anything on a GPU")), (Some(0), true), "{text}");
 }
 
 #[test]

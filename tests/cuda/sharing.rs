@@ -145,6 +145,8 @@ async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
         until("it is given back", async || machine.held().is_empty()).await;
         let (rows, device) = server.localize_on().await;
         assert_eq!((rows.len(), &*device), (found, "cpu"));
+        let models = async || server.device(GPU).await["models"].as_array().unwrap().clone();
+        until("no model is told to be there", async || models().await.is_empty()).await;
 
         // One comes and one goes while the GPU is away.
         server.add("more", ON_GPU);
@@ -158,6 +160,20 @@ async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
         server.until_state("serving", "proved").await;
         let (rows, reply) = server.localize_by("more", &[]).await;
         assert_eq!((rows.len(), &reply.headers["ocelli-device"]), (found, &GPU.parse().unwrap()));
+        until("what is there is told", async || !models().await.is_empty()).await;
+        let [more] = &models().await[..] else { panic!("one model") };
+        assert_eq!(
+            (&more["model"], &more["version"], &more["instances"]),
+            (&"more".into(), &"1".into(), &1.into())
+        );
+        assert!(
+            more["instances_max"].as_u64() > Some(1) && more["frames_bytes"].as_u64() > Some(1 << 20),
+            "{more}"
+        );
+        let bytes: Vec<_> =
+            more["batches"].as_array().unwrap().iter().map(|batch| batch["bytes"].as_u64()).collect();
+        assert!(bytes.is_sorted() && bytes.last() > bytes.first(), "{more}");
+        assert!(server.devices().lines().any(|line| line.starts_with("more") && line.contains(GPU)));
 
         assert_eq!(server.send("POST", "/v2/devices/GPU-7/drain", &[], "").await.status, 404);
         assert_eq!(server.device(GPU).await["state"], "serving");

@@ -1,6 +1,6 @@
 //! Devices as JSON.
 
-use crate::status::Device;
+use crate::status::{Device, HeldModel};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -11,6 +11,18 @@ pub fn device(device: &Device, now: Instant) -> Value {
         list.iter().map(|(pid, bytes)| json!({ "pid": pid, "memory_bytes": bytes })).collect::<Vec<_>>()
     });
     let refused = |(model, reason): &(String, String)| json!({ "model": model, "reason": reason });
+    let model = |model: &HeldModel| {
+        let batch = |(items, bytes, staging): &(usize, u64, Option<u64>)| json!({ "items": items, "bytes": bytes, "staging_bytes": staging });
+        json!({
+            "model": model.name,
+            "version": model.version,
+            "instances": model.instances,
+            "instances_max": model.instances_max,
+            "weights_bytes": model.weights_bytes,
+            "batches": model.batches.iter().map(batch).collect::<Vec<_>>(),
+            "frames_bytes": model.frames_bytes,
+        })
+    };
     json!({
         "id": device.id,
         "name": seen.name,
@@ -21,6 +33,7 @@ pub fn device(device: &Device, now: Instant) -> Value {
         "drained": device.drained,
         "verdict": seen.verdict,
         "no_networks": seen.no_networks,
+        "models": seen.models.iter().map(model).collect::<Vec<_>>(),
         "refused_models": seen.refused.iter().map(refused).collect::<Vec<_>>(),
         "waited_s": seen.waited.as_secs_f64(),
         "memory": {

@@ -46,6 +46,9 @@ impl Keeper {
         }
         let refused = self.hold.as_ref().map(|hold| self.devices.book.refused(self.index, hold));
         self.seen.refused = refused.unwrap_or_default();
+        let free = self.seen.memory_free_bytes;
+        let held = self.hold.as_ref().map(|hold| self.devices.book.held(self.index, hold, free));
+        self.seen.models = held.unwrap_or_default();
         if self.hold.is_some() {
             self.seen.verdict = match &self.seen.processes {
                 Some(others) if others.is_empty() => "ours".into(),

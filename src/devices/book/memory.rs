@@ -1,0 +1,130 @@
+//! What models need of a GPU's memory, by what was measured, and what they hold.
+
+use super::{
+    super::{
+        device::Hold,
+        plan::{Footprint, Need},
+    },
+    Book, Entry,
+};
+use crate::{models::Source, status::HeldModel};
+
+impl Book {
+    /// What models hold of a device of which so many bytes are free now, where that is known, by name and version.
+    pub(in crate::devices) fn held(&self, index: usize, hold: &Hold, free: Option<u64>) -> Vec<HeldModel> {
+        let state = self.lock();
+        let of = |entry: &Entry| {
+            let on = entry.on.iter().find(|on| (on.index, on.hold) == (index, hold.number))?;
+            let mut footprint = on.footprint.clone()?;
+            footprint.free = free.unwrap_or(footprint.free);
+            Some(footprint.of(&entry.served.source.name, &entry.served.model.version))
+        };
+        let mut held: Vec<HeldModel> = state.entries.iter().filter_map(of).collect();
+        held.sort_by(|one, other| (&one.name, &one.version).cmp(&(&other.name, &other.version)));
+        held
+    }
+
+    /// Bytes that the models of a device need there, and what is beside them. One that was measured to take more than there is
+    /// of it, `total`, does not count: it is not loaded.
+    pub(in crate::devices) fn required(&self, index: usize, gpu: &str, total: u64) -> u64 {
+        let state = self.lock();
+        let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
+        let served = served.map(|entry| (name(&entry.served.source), entry.served.source.bytes));
+        let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
+        let mut models: Vec<(String, u64)> =
+            served.chain(announced.map(|(name, bytes, _)| (name.clone(), *bytes))).collect();
+        models.sort();
+        models.dedup_by(|one, other| one.0 == other.0);
+        let learned = self.learned();
+        let beside = learned.measured_context(gpu);
+        let fits = |name: &str| {
+            let need = learned.measured(gpu, name).map(|model| Need { model, beside });
+            need.is_none_or(|need| need.check_total(total).is_ok())
+        };
+        let models =
+            models.iter().map(|(name, bytes)| (name.as_str(), *bytes)).filter(|(name, _)| fits(name));
+        learned.required(gpu, models).saturating_add(self.beside)
+    }
+
+    /// Takes note of what a model took on a GPU.
+    pub(in crate::devices) fn learn(&self, gpu: &str, source: &Source, footprint: &Footprint) {
+        self.learned().model(gpu, &name(source), footprint.all());
+    }
+
+    /// What a model needs on a device, where that was measured.
+    pub(in crate::devices) fn need(&self, index: usize, gpu: &str, source: &Source) -> Option<Need> {
+        let own = name(source);
+        let others = self.names_on(index).into_iter().filter(|name| *name != own);
+        let learned = self.learned();
+        let model = learned.measured(gpu, &own)?;
+        let others = others.filter_map(|name| learned.measured(gpu, &name));
+        let beside = others.fold(learned.measured_context(gpu), u64::saturating_add);
+        Some(Need { model, beside })
+    }
+
+    /// The models that are on a device, each once.
+    fn names_on(&self, index: usize) -> Vec<String> {
+        let state = self.lock();
+        let entries = state.entries.iter();
+        let there =
+            entries.filter(|entry| entry.on.iter().any(|on| on.index == index && !on.health.is_over()));
+        let mut names: Vec<String> = there.map(|entry| name(&entry.served.source)).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The least that any of a device's models needs there with its context, by what was measured: none where one was not.
+    pub(in crate::devices) fn least(&self, index: usize, gpu: &str) -> Option<u64> {
+        let (state, learned) = (self.lock(), self.learned());
+        let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
+        let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
+        let names =
+            served.map(|entry| name(&entry.served.source)).chain(announced.map(|(name, ..)| name.clone()));
+        let least = names.map(|name| learned.measured(gpu, &name)).min()??;
+        Some(least.saturating_add(learned.measured_context(gpu)))
+    }
+
+    /// Takes note of what we hold on a GPU in all, by the driver's count.
+    pub(in crate::devices) fn learn_all(&self, index: usize, gpu: &str, held: u64) {
+        let names = self.names_on(index);
+        let mut learned = self.learned();
+        let models = names.iter().filter_map(|name| learned.measured(gpu, name)).sum();
+        if held > models {
+            learned.context(gpu, held - models);
+        }
+    }
+}
+
+/// As what it takes is remembered: with all that decides on it.
+pub(super) fn name(source: &Source) -> String {
+    let Source { name, version, bytes, manifest, .. } = source;
+    let (instances, items) = (manifest.placement.instances, manifest.batch.largest());
+    // A network's arena is held to its limit.
+    let limit = manifest.placement.memory_bytes_max.map(|max| format!(", at most {max} bytes each"));
+    let limit = limit.unwrap_or_default();
+    format!("{name}/{version}, {bytes} bytes, {instances} instances, batches of {items}{limit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beside_models_is_required_with_them() {
+        let [plain, more] = [0, 7].map(|beside| Book::new(None, beside).required(0, "H100", 1 << 30));
+        assert_eq!(more, plain + 7);
+    }
+
+    #[test]
+    fn what_cannot_be_there_is_not_required() {
+        let book = Book::new(None, 0);
+        let required = || book.required(0, "H100", 4 << 30);
+        let nothing = required();
+        for (name, bytes) in [("small", 1 << 30), ("large", 4 << 30)] {
+            book.lock().announced.push((name.into(), 0, vec![0]));
+            book.learned().model("H100", name, bytes);
+        }
+        assert_eq!(required(), nothing + (1 << 30));
+    }
+}
