@@ -51,6 +51,8 @@ class Machine:
             "LD_LIBRARY_PATH": ":".join(libraries()),
             "FAKE_CUDA": script,
             "FAKE_CUDA_SHARED": str(shared),
+            # Turns are taken with those on the same machine.
+            "OCELLI_GPU_QUEUE_FOLDER": f"{shared}.queue",
             "FAKE_NVML": f"gpus follow;{readings}",
         }
 

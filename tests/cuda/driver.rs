@@ -54,6 +54,8 @@ fn run(script: &str, arguments: &[&str]) -> Output {
         .args(arguments)
         .env("LD_LIBRARY_PATH", library().parent().unwrap())
         .env("FAKE_CUDA", script)
+        // Each has a machine of its own: no turns are taken with those that run beside it.
+        .env("OCELLI_GPU_QUEUE_FOLDER", "")
         .env_remove("CUDA_VISIBLE_DEVICES")
         .output()
         .unwrap()
