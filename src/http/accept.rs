@@ -9,6 +9,7 @@
 //! 2. [`Stages::close`]: the listener is closed, idle connections end, requests are answered.
 //! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped and counted.
 
+mod backlog;
 mod clocks;
 mod connection;
 mod io;
@@ -24,7 +25,6 @@ use axum::{
 };
 use connection::Shared;
 use seats::Seats;
-use socket2::{SockFilter, SockRef};
 use std::{
     convert::Infallible,
     io::ErrorKind,
@@ -47,11 +47,6 @@ const BACKOFF_MIN: Duration = Duration::from_millis(5);
 /// Longest pause after a failed accept.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// When the listener closes: how long the backlog may be silent before it counts as empty.
-const BACKLOG_PAUSE: Duration = Duration::from_millis(20);
-/// How long taking it may last where newcomers cannot be turned away, however many keep coming.
-const BACKLOG_TIME_MAX: Duration = Duration::from_millis(100);
-
 /// What a listener allows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -61,9 +56,6 @@ pub struct Settings {
     pub clocks: Clocks,
     /// From [`Stages::close`] until what is left is dropped.
     pub close_timeout: Duration,
-    /// From [`Stages::close`], how long a connection that has not sent its first request yet may still do so: it cannot know
-    /// that we are closing.
-    pub first_request_grace: Duration,
     /// Requests at once on one HTTP/2 connection.
     pub http2_streams_max: u32,
     /// HTTP/2 requests that the client may cancel before we have looked at them, before the connection is ended.
@@ -86,7 +78,6 @@ impl Default for Settings {
                 write_stall: Duration::from_secs(30),
             },
             close_timeout: Duration::from_secs(25),
-            first_request_grace: Duration::from_millis(500),
             http2_streams_max: 256,
             http2_resets_pending_max: 100,
             http2_resets_local_max: 4096,
@@ -190,11 +181,9 @@ impl Acceptor {
         let mut seats = Seats::new(threads);
         let mut open = JoinSet::new();
         let mut backoff = BACKOFF_MIN;
-        let mut serve = |open: &mut JoinSet<()>, stream: TcpStream, peer: SocketAddr| {
+        let mut serve = |open: &mut JoinSet<()>, stream: std::net::TcpStream, peer: SocketAddr| {
             let counts = &shared.connections;
             counts.accepted.fetch_add(1, Ordering::Relaxed);
-            // The socket leaves this thread's event queue for the other's.
-            let Ok(stream) = stream.into_std() else { return };
             let (thread, seat) = seats.take(Arc::clone(counts));
             let (server, service) = (Arc::clone(&shared), service.clone());
             let serve = async move {
@@ -221,7 +210,10 @@ impl Acceptor {
             match accepted {
                 Ok((stream, peer)) => {
                     backoff = BACKOFF_MIN;
-                    serve(&mut open, stream, peer);
+                    // The socket leaves this thread's event queue for the other's.
+                    if let Ok(stream) = stream.into_std() {
+                        serve(&mut open, stream, peer);
+                    }
                 }
                 Err(error) => {
                     counts.accept_errors.fetch_add(1, Ordering::Relaxed);
@@ -236,32 +228,19 @@ impl Acceptor {
                 }
             }
         }
-        // Whoever is in the backlog has a connection, for all it knows, and may have sent its request. Where newcomers cannot be
-        // turned away, callers that do not look at readiness keep coming.
-        let mut backlog_time_max = BACKLOG_TIME_MAX;
-        match turn_newcomers_away(&listener) {
-            Ok(()) => backlog_time_max = shared.settings.close_timeout,
-            // Containers mostly lack the right to (CAP_NET_ADMIN), and whoever looks at readiness has long gone elsewhere.
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                tracing::debug!(%error, "a connection that comes while the listener closes may be reset");
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection that comes while the listener closes may be reset");
+        // Done with before the listener is closed.
+        if let Ok(listener) = listener.into_std() {
+            let take = |stream: std::net::TcpStream, peer| {
+                if stream.set_nonblocking(true).is_ok() {
+                    serve(&mut open, stream, peer);
+                }
+                open.len() < shared.settings.connections_max
+            };
+            tokio::select! {
+                () = backlog::empty(&listener, take) => (),
+                () = shared.stages.aborting.cancelled() => (),
             }
         }
-        let rest = async {
-            while open.len() < shared.settings.connections_max
-                && let Ok(Ok((stream, peer))) = tokio::time::timeout(BACKLOG_PAUSE, listener.accept()).await
-            {
-                serve(&mut open, stream, peer);
-            }
-        };
-        tokio::select! {
-            () = rest => (),
-            () = shared.stages.aborting.cancelled() => (),
-            () = tokio::time::sleep(backlog_time_max) => (),
-        }
-        drop(listener);
         let answered = async { while open.join_next().await.is_some() {} };
         tokio::select! {
             () = answered => (),
@@ -276,27 +255,6 @@ impl Acceptor {
         open.shutdown().await;
         Ended { connections_dropped }
     }
-}
-
-/// From now on the kernel drops whatever asks for a new connection, as if it had not arrived; handshakes under way are finished.
-/// The backlog can then be emptied: closing a listener resets those who are in it. Who asked in vain asks again
-/// after a second, and is refused by then.
-fn turn_newcomers_away(listener: &TcpListener) -> std::io::Result<()> {
-    const FLAGS: u32 = 13; // offset of the flags in a TCP header
-    const SYN: u32 = 0x02;
-    const ACK: u32 = 0x10;
-    // Classic BPF: load a byte, and, jump if equal, return how many bytes to keep.
-    const LOAD_BYTE: u16 = 0x30;
-    const AND: u16 = 0x54;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    SockRef::from(listener).attach_filter(&[
-        SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
-        SockFilter::new(AND, 0, 0, SYN | ACK),
-        SockFilter::new(JUMP_IF_EQUAL, 0, 1, SYN),
-        SockFilter::new(RETURN, 0, 0, 0),
-        SockFilter::new(RETURN, 0, 0, u32::MAX),
-    ])
 }
 
 /// Whether a failed accept says nothing about the next one.

@@ -84,7 +84,11 @@ async fn xids_fence_suspect_or_do_nothing_as_they_should() {
                 server.until_metric(&counted).await;
                 // A minute later it is trusted again: on a slow machine, the answers take longer.
                 if state == "suspect" {
-                    server.until_state("suspect", "xid").await;
+                    let suspect = async || {
+                        let gpu = server.device(GPU).await;
+                        gpu["state"] == "suspect" && gpu["cause"] == "xid" && gpu["reason"] == "Xid 63"
+                    };
+                    until("it is suspect, and says why", suspect).await;
                 }
             };
             answered(&server, &expected, happens).await;

@@ -36,18 +36,21 @@ async fn a_gpu_of_the_server_itself_is_not_taken_anew_beside_a_call_that_hangs()
         let movie = std::fs::read(root().join("examples/images/spots.tif")).unwrap();
         let reply = server.send("POST", "/predictions/spots?format=csv", &[], movie).await;
         assert_eq!(reply.status, 200, "{:?}", reply.body);
-        reply.body
+        // Rows, and lines that are none.
+        reply.body.iter().filter(|byte| **byte == b'\n').count()
     };
+    let found = localize().await;
+    assert!(found > 100);
     // In the call that waits for a batch, and in the one that begins it.
     for call in ["kernel", "cuLaunchKernel"] {
         until(DeviceState::Serving, Cause::Proved).await;
         let contexts = contexts_made();
         fake.tell(&format!("fault on={call} hang times=always"));
         // The GPU has it or, where the watchdog has just taken it for stuck on a slow machine, the CPU.
-        assert!(!localize().await.is_empty(), "the CPU answers what {call} has");
+        assert_eq!(localize().await, found, "the CPU answers what {call} has");
         until(DeviceState::Fenced, Cause::Stuck).await;
         assert!(gpu(&server).reason.contains("has not come back"), "{}", gpu(&server).reason);
-        assert!(!localize().await.is_empty());
+        assert_eq!(localize().await, found);
         assert_eq!(contexts_made(), contexts, "not taken anew beside the call that hangs");
         fake.tell("clear");
         server.wait_until(|_| contexts_made() > contexts).await;

@@ -219,8 +219,7 @@ async fn a_client_that_ends_its_side_still_gets_its_answer() {
 /// Callers that connect without end are answered or refused, and none is reset in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_connection_that_was_made_is_lost_when_the_listener_closes() {
-    // However slow the machine is: each of these callers sends its request.
-    let server = start(Settings { first_request_grace: LONG, ..settings() }).await;
+    let server = start(settings()).await;
     let address = server.address;
     let (answered, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let callers: Vec<_> = (0..400)

@@ -1,7 +1,7 @@
 //! One connection: served to its end, which is the client's, a clock's or a stage's.
 
 use super::{
-    Connections, Peer, Reason, Settings, Stages, Verdict, Watch,
+    Connections, Peer, Phase, Reason, Settings, Stages, Verdict, Watch,
     io::{Io, LeftAt},
     service::Observed,
 };
@@ -26,6 +26,10 @@ use tokio::{io::AsyncReadExt, net::TcpStream, sync::Notify};
 const LINGER: Duration = Duration::from_secs(2);
 /// And how much.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// When the listener closes: how long a connection that has not begun its first request yet may still do so. It cannot know that we are
+/// closing.
+const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
 /// What is read from an HTTP/1 connection at once, and the longest header. An image of 224 × 224 in bytes (151 kB) comes in
 /// one piece, which is read where it lies. A frame of this size is still in the core's cache when it is put with the rest of its
@@ -85,6 +89,8 @@ impl Shared {
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
             loop {
                 tokio::select! {
+                    // What has come is read before a time counts as over: where cores are short, both are found at once.
+                    biased;
                     ended = connection.as_mut() => break ended.is_ok(),
                     () = look.as_mut() => match watch.verdict(&self.settings.clocks, Instant::now()) {
                         Verdict::LookAt(at) => look.as_mut().reset(at.into()),
@@ -118,13 +124,16 @@ impl Shared {
                         if watch.is_http2() || watch.requests() > 0 {
                             connection.as_mut().graceful_shutdown();
                         } else {
-                            let grace = self.settings.first_request_grace;
-                            first_request_until = Some(tokio::time::Instant::now() + grace);
+                            first_request_until = Some(tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
                         }
                     }
                     () = until(first_request_until), if first_request_until.is_some() => {
-                        first_request_until = None;
-                        connection.as_mut().graceful_shutdown();
+                        let begun = matches!(watch.phase(), Phase::Header(_));
+                        first_request_until = begun.then(|| tokio::time::Instant::now() + FIRST_REQUEST_GRACE);
+                        // Of one that has begun, the header's clock says when it is over.
+                        if !begun {
+                            connection.as_mut().graceful_shutdown();
+                        }
                     }
                 }
             }

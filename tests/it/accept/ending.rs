@@ -38,6 +38,21 @@ async fn closing_answers_what_was_asked_and_lets_idle_connections_go() {
 }
 
 #[tokio::test]
+async fn a_first_request_that_has_begun_may_be_sent_to_its_end() {
+    let server = start(settings()).await;
+    let mut half = server.send(HALF).await;
+    let silent = server.send("").await;
+    until(|| server.connections.accepted.load(Relaxed) == 2).await;
+    server.stages.close();
+    // The time of those that have sent nothing is over.
+    assert_eq!(rest(silent).await, "");
+    half.write_all(b"t: a\r\n\r\n").await.unwrap();
+    let reply = rest(half).await;
+    assert!(reply.contains("connection: close") && reply.ends_with("hello"), "{reply}");
+    assert_eq!(server.ended().await, Ended { connections_dropped: 0 });
+}
+
+#[tokio::test]
 async fn a_half_sent_header_holds_up_the_end_no_longer_than_its_deadline() {
     let server = start(Settings { close_timeout: 4 * SHORT, ..settings() }).await;
     let half = server.send(HALF).await;

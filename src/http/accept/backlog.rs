@@ -1,0 +1,140 @@
+//! Those who are in a listener's backlog when it is to close. Each has a connection, for all it knows, and may have sent its request:
+//! closing resets them, so they are taken first, and those whose handshake is under way are waited for.
+
+use socket2::{SockFilter, SockRef};
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// How long handshakes may take from when nobody new is let in, and how long newcomers who cannot be turned away are served. It is also
+/// the time after which a peer that has lost a segment of its handshake sends it again (RFC 6298, section 2).
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Between two looks at the handshakes.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Hands on everybody who is in the backlog, until nobody is. `serve` says whether there is room for one more.
+pub(super) async fn empty(listener: &TcpListener, mut serve: impl FnMut(TcpStream, SocketAddr) -> bool) {
+    let turned_away = turn_newcomers_away(listener);
+    match &turned_away {
+        Ok(()) => (),
+        // Containers mostly lack the right to (CAP_NET_ADMIN), and whoever looks at readiness has long gone elsewhere.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            tracing::debug!(%error, "a connection that comes while the listener closes may be reset");
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a connection that comes while the listener closes may be reset");
+        }
+    }
+    let port = listener.local_addr().map(|address| address.port()).unwrap_or_default();
+    let until = Instant::now() + HANDSHAKE_TIME_MAX;
+    loop {
+        // Looked at first: whose handshake has ended by then is in the backlog.
+        let under_way = handshakes_under_way(port);
+        while let Ok((stream, peer)) = listener.accept() {
+            let endless = turned_away.is_err() && Instant::now() >= until;
+            if !serve(stream, peer) || endless {
+                return;
+            }
+        }
+        if !under_way || Instant::now() >= until {
+            return;
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// From now on the kernel drops whatever asks for a new connection, as if it had not arrived; handshakes under way are finished.
+/// Who asked in vain asks again after a second, and is refused by then.
+fn turn_newcomers_away(listener: &TcpListener) -> io::Result<()> {
+    const FLAGS: u32 = 13; // offset of the flags in a TCP header
+    const SYN: u32 = 0x02;
+    const ACK: u32 = 0x10;
+    // Classic BPF: load a byte, and, jump if equal, return how many bytes to keep.
+    const LOAD_BYTE: u16 = 0x30;
+    const AND: u16 = 0x54;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    SockRef::from(listener).attach_filter(&[
+        SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
+        SockFilter::new(AND, 0, 0, SYN | ACK),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, SYN),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ])
+}
+
+/// Whether somebody has asked for a connection to this port and does not have it yet. One who has our answer has one, for all it knows,
+/// even if we do not know that yet: for a round trip, or as long as this machine has no core for it.
+fn handshakes_under_way(port: u16) -> bool {
+    let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
+        .map(|table| fs::read_to_string(table).unwrap_or_default());
+    tables.iter().flat_map(|table| table.lines()).any(|line| is_handshake(line, port))
+}
+
+/// Whether a line of the kernel's table is a handshake on this port (proc_net_tcp of the kernel's documentation).
+fn is_handshake(line: &str, port: u16) -> bool {
+    const SYN_RECEIVED: &str = "03";
+    let mut cells = line.split_ascii_whitespace().skip(1);
+    let (local, _remote, state) = (cells.next(), cells.next(), cells.next());
+    let local = local.and_then(|local| u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok());
+    state == Some(SYN_RECEIVED) && local == Some(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[tokio::test]
+    async fn one_whose_handshake_is_under_way_is_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        // What is not the first segment of a handshake is lost, so that the peer has our answer and we do not have its own.
+        let of_first = SockRef::from(&listener).attach_filter(&[
+            SockFilter::new(0x30, 0, 0, 13),
+            SockFilter::new(0x15, 0, 1, 0x02),
+            SockFilter::new(0x06, 0, 0, u32::MAX),
+            SockFilter::new(0x06, 0, 0, 0),
+        ]);
+        if let Err(error) = of_first {
+            println!("not tested where sockets may not be filtered: {error}");
+            return;
+        }
+        let port = listener.local_addr().unwrap().port();
+        assert!(!handshakes_under_way(port));
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(handshakes_under_way(port));
+        // It is sent again, to a listener that lets it through from then on.
+        peer.write_all(b"hello").unwrap();
+        let mut taken = Vec::new();
+        empty(&listener, |stream, _| {
+            taken.push(stream);
+            true
+        })
+        .await;
+        assert_eq!(taken.len(), 1);
+        assert_eq!(taken[0].peer_addr().unwrap(), peer.local_addr().unwrap());
+        assert!(!handshakes_under_way(port));
+    }
+
+    #[test]
+    fn handshakes_are_told_from_what_else_is_in_the_table() {
+        let handshake = "  17: 0100007F:1F40 0100007F:CF2A 03 00000000:00000000 01:00000064 00000000  0  0 0 1 0000000000000000";
+        let wide = "   3: 00000000000000000000000001000000:1F40 00000000000000000000000001000000:CF2A 03 00000000:00000000";
+        for (line, port, expected) in [
+            (handshake, 8000, true),
+            (wide, 8000, true),
+            (handshake, 8001, false),
+            (&*handshake.replace(" 03 ", " 01 "), 8000, false),
+            ("  sl  local_address rem_address   st tx_queue rx_queue", 8000, false),
+            ("", 0, false),
+        ] {
+            assert_eq!(is_handshake(line, port), expected, "{line}");
+        }
+    }
+}
