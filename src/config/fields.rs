@@ -2,7 +2,7 @@
 
 use super::{
     kind::Value,
-    table::{Backend, Chosen, Isolation, LogFormat, RepositoryMode, Secret, WhileWaiting},
+    table::{Backend, Chosen, Isolation, LogFormat, RepositoryMode, Secret, TritonMetrics, WhileWaiting},
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -99,6 +99,17 @@ impl FromValue for WhileWaiting {
             Value::Text(word) if word == "cpu" => WhileWaiting::Cpu,
             Value::Text(word) if word == "wait" => WhileWaiting::Wait,
             other => unreachable!("the table's words are cpu and wait, not {other:?}"),
+        }
+    }
+}
+
+impl FromValue for TritonMetrics {
+    fn from_value(value: Value) -> Self {
+        match value {
+            Value::Text(word) if word == "apart" => TritonMetrics::Apart,
+            Value::Text(word) if word == "on" => TritonMetrics::On,
+            Value::Text(word) if word == "off" => TritonMetrics::Off,
+            other => unreachable!("the table's words are apart, on and off, not {other:?}"),
         }
     }
 }

@@ -67,6 +67,18 @@ pub enum WhileWaiting {
     Wait,
 }
 
+/// Where metrics have Triton's names beside our own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TritonMetrics {
+    /// At `admin_listen` and `metrics_listen`.
+    #[default]
+    Apart,
+    /// Wherever there are metrics.
+    On,
+    /// Nowhere.
+    Off,
+}
+
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -370,9 +382,10 @@ options! {
         metrics_listen: Option<SocketAddr>, Address { off: true }, "",
             "Where /metrics is served alone, on a thread of its own; empty for not apart.",
             "For scrapers that look for it elsewhere than on the API and on admin_listen, such as Triton's on port 8002.";
-        triton_metrics: bool, Choice(&["on", "off"]), "on",
-            "Whether /metrics also has the names of Triton's metrics.",
-            "nv_inference_* for each model and nv_cpu_*, in the form that dashboards, autoscalers and perf_analyzer read.";
+        triton_metrics: TritonMetrics, Choice(&["apart", "on", "off"]), "apart",
+            "Where /metrics also has the names of Triton's metrics: at admin_listen and metrics_listen, everywhere, or nowhere.",
+            "nv_inference_* for each model, nv_gpu_* and nv_cpu_*, in the form that dashboards, autoscalers and perf_analyzer read. \
+             Apart from the API, as Triton has them (on port 8002, too): promtool's lint is not content with such names.";
     }
     section "Shutdown" {
         drain_delay_ms: Duration, Millis { min: 0, max: 3_600_000 }, "5000",

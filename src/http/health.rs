@@ -1,7 +1,7 @@
 //! Health and metrics: outside the layers of the API, so that they answer when everything else is refused, and again on
 //! the admin listener, whose thread shares nothing with the data path.
 
-use super::{Front, Route, coding, reject::Problem};
+use super::{Front, Route, coding, reject::Problem, scrape::Listener};
 use axum::{
     Json,
     extract::State,
@@ -19,9 +19,26 @@ pub(super) fn routes() -> Vec<Route> {
         ("/v2/health/live", get(live)),
         ("/v2/health/ready", get(ready)),
         ("/ping", get(ping)),
-        // Text of which most repeats itself: scrapers and the page ask for it packed.
-        ("/metrics", get(metrics).layer(middleware::from_fn(coding::pack))),
+        metrics(Listener::Api),
     ]
+}
+
+/// The same apart from the API.
+pub(super) fn routes_apart() -> Vec<Route> {
+    let mut routes = routes();
+    routes.retain(|(path, _)| *path != METRICS);
+    routes.push(metrics(Listener::Apart));
+    routes
+}
+
+const METRICS: &str = "/metrics";
+
+/// All metrics, as a listener has them. Text of which most repeats itself: scrapers and the page ask for it packed.
+pub(super) fn metrics(listener: Listener) -> Route {
+    let text = async move |State(front): State<Arc<Front>>| {
+        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.scrape(listener))
+    };
+    (METRICS, get(text).layer(middleware::from_fn(coding::pack)))
 }
 
 /// Alive means that the data path's runtime turns over: false only if a restart would help, whatever the load, the
@@ -46,8 +63,4 @@ async fn ping(State(front): State<Arc<Front>>) -> Response {
         Ok(()) => Json(json!({ "status": "Healthy" })).into_response(),
         Err(reason) => Problem::not_ready(&reason).into_response(),
     }
-}
-
-async fn metrics(State(front): State<Arc<Front>>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.scrape()).into_response()
 }

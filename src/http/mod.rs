@@ -47,12 +47,12 @@ pub mod wire;
 
 use crate::{
     batch::Queue,
-    config::{Config, RepositoryMode, Secret},
+    config::{Config, RepositoryMode, Secret, TritonMetrics},
     image::stack,
     models::{Catalog, Control},
     status::Status,
     telemetry::{
-        host::Host,
+        host::{self, Host},
         logging::LinesLost,
         metrics::{Bounds, Metrics},
         traces::Traces,
@@ -153,8 +153,8 @@ pub struct Front {
     admin_token: Option<Secret>,
     /// What paths may begin with; empty for nothing.
     base_path: Arc<str>,
-    /// Whether Triton's metrics are written beside our own.
-    triton_metrics: bool,
+    /// Where Triton's metrics are written beside our own.
+    triton_metrics: TritonMetrics,
     /// Whether predictions of classifiers have TorchServe's form where a request asks for none.
     torchserve_answers: bool,
     /// Unless it is switched off.
@@ -200,6 +200,7 @@ impl Front {
             queue_items: config.queue_items_max as u64,
             queue_bytes: config.queue_bytes_max,
             decode_bytes: config.decode_bytes_max,
+            memory_bytes: host::memory_limit().unwrap_or(0),
         });
         let body = BodyLimits {
             bytes_max: config.body_bytes_max,
@@ -343,14 +344,13 @@ pub fn routes(front: Arc<Front>) -> Router {
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    finish(router(health::routes()).merge(control()), head, front)
+    finish(router(health::routes_apart()).merge(control()), head, front)
 }
 
 /// What the listener for metrics serves: nothing else.
 pub fn metrics_routes(front: Arc<Front>) -> Router {
     let head = HeadLimits { body_bytes_max: 0, option: "body_bytes_max", uri_bytes_max: URI_BYTES_MAX };
-    let only = health::routes().into_iter().filter(|(path, _)| *path == "/metrics").collect();
-    finish(router(only), head, front)
+    finish(router(vec![health::metrics(scrape::Listener::Apart)]), head, front)
 }
 
 /// The layers of every listener.

@@ -2,6 +2,7 @@
 
 use super::Front;
 use crate::{
+    config::TritonMetrics,
     models::Model,
     status::{Device, DeviceState, Seen},
     telemetry::{
@@ -15,12 +16,26 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
+/// Where metrics are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listener {
+    /// Beside the API.
+    Api,
+    /// On the admin listener, or on the one for metrics.
+    Apart,
+}
+
 impl Front {
     /// All metrics, in Prometheus' text format.
-    pub(super) fn scrape(&self) -> String {
+    pub(super) fn scrape(&self, listener: Listener) -> String {
         self.gauge();
         let mut text = self.metrics.render();
-        if self.triton_metrics {
+        let tritons = match self.triton_metrics {
+            TritonMetrics::On => true,
+            TritonMetrics::Apart => listener == Listener::Apart,
+            TritonMetrics::Off => false,
+        };
+        if tritons {
             let (models, load) = (self.catalog.ready(), self.queue.load());
             let pending =
                 |key| load.models.iter().find(|load| load.key == key).map_or(0, |load| load.waiting);

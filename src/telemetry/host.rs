@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    path::Path,
     sync::{Mutex, PoisonError},
 };
 
@@ -39,6 +40,41 @@ impl Host {
         *last = now;
         Some(Load { utilization, memory_bytes, memory_used_bytes: memory_bytes.saturating_sub(available) })
     }
+}
+
+/// Bytes of memory that this process may have: the least that its control groups leave to it, or all of the machine. `None` where the
+/// system does not tell.
+pub fn memory_limit() -> Option<u64> {
+    let (machine, _) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = limit_files(&groups)
+        .into_iter()
+        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    // Without a limit, version 2 says `max` and version 1 a number beyond any machine.
+    Some(limits.fold(machine, u64::min))
+}
+
+/// Where limits of the control groups stand that `/proc/self/cgroup` names, from each up to the root: in a container, the root is
+/// the container's own (cgroups(7)).
+fn limit_files(groups: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|one| one == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let folders = Path::new(path).ancestors();
+        files
+            .extend(folders.map(|folder| {
+                format!("{root}{}/{file}", folder.display().to_string().trim_end_matches('/'))
+            }));
+    }
+    files
 }
 
 /// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of user.
@@ -85,6 +121,26 @@ mod tests {
         let text = "MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    400 kB\n";
         assert_eq!(memory(text), Some((1_024_000, 409_600)));
         assert_eq!(memory("MemTotal: 5 kB"), None);
+    }
+
+    #[test]
+    fn limits_are_looked_for_in_all_groups_up_to_the_root_of_both_versions() {
+        let v2 = limit_files("0::/system.slice/ocelli.service\n");
+        let root = "/sys/fs/cgroup";
+        let expected = ["/system.slice/ocelli.service/memory.max", "/system.slice/memory.max", "/memory.max"];
+        assert_eq!(v2, expected.map(|file| format!("{root}{file}")));
+        let v1 = limit_files("12:cpu,cpuacct:/a\n4:memory:/docker/7\n1:name=systemd:/b\n");
+        let expected =
+            ["/docker/7", "/docker", ""].map(|at| format!("{root}/memory{at}/memory.limit_in_bytes"));
+        assert_eq!(v1, expected);
+        assert_eq!(limit_files("nothing of the kind"), [""; 0]);
+    }
+
+    #[test]
+    fn a_process_may_have_no_more_than_the_machine_has() {
+        let all = Host::default().look().expect("Linux tells").memory_bytes;
+        let limit = memory_limit().expect("Linux tells");
+        assert!(0 < limit && limit <= all, "{limit} of {all}");
     }
 
     #[test]

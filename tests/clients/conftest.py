@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from server import BINARY, ROOT, Server
+from server import BINARY, ROOT, Server, free_ports
 
 sys.path.insert(0, str(ROOT / "tools"))
 import make_models  # noqa: E402
@@ -56,8 +56,10 @@ def start_server(models, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(start_server):
-    """The server that tests share as long as they do not change it."""
-    server = start_server()
+    """The server that tests share as long as they do not change it. Its metrics are apart, too, as Triton's are."""
+    (port,) = free_ports(1)
+    server = start_server(metrics_listen=f"127.0.0.1:{port}")
+    server.metrics_url = f"http://127.0.0.1:{port}/metrics"
     yield server
     assert server.stop() == 0, "the server did not end in order"
 

@@ -94,7 +94,7 @@ def test_it_hands_tensors_over_in_shared_memory(start_server, analyze, protocol)
 
 
 def test_it_reads_our_metrics(server, analyze):
-    metrics = ["--collect-metrics", "--metrics-url", f"127.0.0.1:{server.port}/metrics"]
+    metrics = ["--collect-metrics", "--metrics-url", server.metrics_url.removeprefix("http://")]
     printed = analyze("-m", "identity", "-u", f"127.0.0.1:{server.port}", *metrics)
     # A machine without a GPU has none of these, and it says so.
     assert "nv_gpu_utilization" in printed or "GPU Utilization" in printed, printed

@@ -128,7 +128,7 @@ def test_a_caller_who_does_not_read_is_not_worked_for(server, digits):
         assert done() - before < count, "everything was run although nobody reads"
     # Whoever goes away ends the work.
     pending = 'nv_inference_pending_request_count{model="image-identity",version="1"} 0'
-    until(lambda: pending in requests.get(server.url + "/metrics", timeout=10).text, 60, "nothing waits any more")
+    until(lambda: pending in requests.get(server.metrics_url, timeout=10).text, 60, "nothing waits any more")
     assert done() - before < count
 
 

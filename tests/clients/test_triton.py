@@ -10,6 +10,7 @@ import requests
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 import wire
+from server import free_ports
 from tritonclient.utils import InferenceServerException
 
 DURATIONS = "success fail queue compute_input compute_infer compute_output cache_hit cache_miss".split()
@@ -205,8 +206,12 @@ def test_reserved_parameters_are_refused_by_name(server):
 
 def test_metrics_have_tritons_names_in_the_form_that_scrapers_read(server, client):
     client.infer("identity", [tensor("x", np.ones((2, 16), np.float32))])
-    text = requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("nv_"))
+    def named(url):
+        text = requests.get(url, timeout=wire.TIMEOUT).text
+        assert "ocelli_build_info" in text, "beside our own"
+        return dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("nv_"))
+
+    lines = named(server.metrics_url)
     of = '{model="identity",version="1"}'
     assert int(lines["nv_inference_request_success" + of]) >= 1
     assert int(lines["nv_inference_count" + of]) >= int(lines["nv_inference_exec_count" + of]) >= 1
@@ -217,6 +222,18 @@ def test_metrics_have_tritons_names_in_the_form_that_scrapers_read(server, clien
     assert float(lines["nv_cpu_memory_used_bytes"]) < float(lines["nv_cpu_memory_total_bytes"])
     assert not any("e" in value.lower() for value in lines.values()), lines
     assert not any(name.startswith("nv_gpu") for name in lines), "there is no GPU here"
+    assert named(f"http://127.0.0.1:{server.admin_port}/metrics").keys() == lines.keys()
+    assert named(server.url + "/metrics") == {}
+
+
+def test_tritons_metrics_are_where_they_are_asked_for(start_server, only_digits):
+    for where, expected in (("on", (True, True)), ("off", (False, False))):
+        (port,) = free_ports(1)
+        server = start_server(only_digits, metrics_listen=f"127.0.0.1:{port}", triton_metrics=where)
+        urls = (server.url, f"http://127.0.0.1:{port}")
+        texts = [requests.get(f"{url}/metrics", timeout=wire.TIMEOUT).text for url in urls]
+        assert tuple("\nnv_inference_count{" in text for text in texts) == expected, where
+        assert server.stop() == 0
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

@@ -101,7 +101,7 @@ def queued(start_server, tmp_path_factory):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1" / "model.onnx").write_bytes(ONNX)
         (folder / name / "config.pbtxt").write_text(f"max_batch_size: 8 dynamic_batching {{ {policy} }}")
-    server = start_server(folder)
+    server = start_server(folder, triton_metrics="on")
     yield server
     server.kill()
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from pathlib import Path
 
 import common
@@ -11,6 +12,9 @@ import kubernetes_validate
 # Oldest, in between, newest: preStop.sleep is in the API from 1.29 on.
 VERSIONS = ("1.29", "1.34", "1.37")
 SCHEMAS = Path(__file__).with_name("schemas")
+# A folder with the custom resource definitions of KEDA, KServe and the Prometheus operator as they publish them: objects are held
+# against them as well.
+CRDS = os.environ.get("OCELLI_CRDS")
 
 
 @functools.cache
@@ -28,6 +32,37 @@ def only(objects, kind):
     return found
 
 
+@functools.cache
+def definitions():
+    """The schemas of `CRDS`, by version and kind."""
+    found = {}
+    for path in Path(CRDS).glob("*.yaml"):
+        for definition in common.documents(path.read_text()):
+            spec = definition["spec"]
+            for version in spec["versions"]:
+                name = f"{spec['group']}/{version['name']}", spec["names"]["kind"]
+                found[name] = version["schema"]["openAPIV3Schema"]
+    return found
+
+
+def strict(schema):
+    """A schema that takes no keys but those it names, as the API server drops them."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: strict(part) for key, part in schema.items()}
+    # `metadata` is checked by the API server's own rules.
+    open_ended = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and not open_ended:
+        schema["additionalProperties"] = False
+    if schema.get("x-kubernetes-int-or-string"):
+        schema.pop("type", None)
+    if schema.pop("nullable", False) and "type" in schema:
+        schema["type"] = [schema["type"], "null"]
+    return schema
+
+
 def validate(found):
     """Fails where the API server would refuse the object, or a key would have no effect."""
     group = found["apiVersion"].split("/")[0]
@@ -36,6 +71,9 @@ def validate(found):
         schema = json.loads(own.read_text())
         assert found["apiVersion"] == schema["properties"]["apiVersion"]["const"]
         jsonschema.Draft202012Validator(schema).validate(found)
+        if CRDS:
+            schema = strict(definitions()[found["apiVersion"], found["kind"]])
+            jsonschema.Draft202012Validator(schema).validate(found)
         return
     assert "." not in group or group.endswith(".k8s.io"), f"no schema for {found['apiVersion']} {found['kind']}"
     for version in VERSIONS:

@@ -14,8 +14,8 @@ RULES = yaml.safe_load((FOLDER / "ocelli.rules.yml").read_text())
 TESTS = yaml.safe_load((FOLDER / "ocelli.rules.test.yml").read_text())["tests"]
 ALL = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = {rule["alert"]: rule for rule in ALL if "alert" in rule}
-# Of others: Prometheus itself, and kube-state-metrics.
-FOREIGN = {"up", "kube_pod_container_resource_limits"}
+# Of Prometheus itself.
+FOREIGN = {"up"}
 
 
 def metrics():

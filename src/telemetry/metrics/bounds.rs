@@ -3,7 +3,7 @@
 use super::register::Register;
 use prometheus::IntGauge;
 
-/// A bound in units of the gauge that has its name without `_max`.
+/// A bound in units of the gauge that has its name without `_max`, where its own words name no other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bounds {
     /// `requests_in_flight_max`.
@@ -16,6 +16,8 @@ pub struct Bounds {
     pub queue_bytes: u64,
     /// `decode_bytes_max`.
     pub decode_bytes: u64,
+    /// [`memory_limit`](crate::telemetry::host::memory_limit), which bounds the process's resident memory.
+    pub memory_bytes: u64,
 }
 
 /// The gauges of [`Bounds`].
@@ -26,6 +28,7 @@ pub(super) struct BoundMetrics {
     queue_items: IntGauge,
     queue_bytes: IntGauge,
     decode_bytes: IntGauge,
+    memory_bytes: IntGauge,
 }
 
 impl BoundMetrics {
@@ -37,17 +40,29 @@ impl BoundMetrics {
             queue_items: bound("ocelli_queue_items_max", "More items, of all models together, are refused."),
             queue_bytes: bound("ocelli_queue_bytes_max", "More bytes of model input are refused."),
             decode_bytes: bound("ocelli_decode_bytes_max", "Decodes wait for their share of this."),
+            memory_bytes: bound(
+                "ocelli_memory_bytes_max",
+                "Memory that the process may have: the limit of its control group, or all of the machine.",
+            ),
         }
     }
 
     pub(super) fn set(&self, bounds: Bounds) {
-        let Bounds { requests_in_flight, in_flight_bytes, queue_items, queue_bytes, decode_bytes } = bounds;
+        let Bounds {
+            requests_in_flight,
+            in_flight_bytes,
+            queue_items,
+            queue_bytes,
+            decode_bytes,
+            memory_bytes,
+        } = bounds;
         for (gauge, bound) in [
             (&self.requests_in_flight, requests_in_flight),
             (&self.in_flight_bytes, in_flight_bytes),
             (&self.queue_items, queue_items),
             (&self.queue_bytes, queue_bytes),
             (&self.decode_bytes, decode_bytes),
+            (&self.memory_bytes, memory_bytes),
         ] {
             gauge.set(i64::try_from(bound).unwrap_or(i64::MAX));
         }

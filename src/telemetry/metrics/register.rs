@@ -179,8 +179,8 @@ pub fn metrics_md() -> String {
     }
     out.push_str(
         "\n## Triton's names\n\n\
-         With `triton_metrics = \"on\"` (the default), so that dashboards, autoscalers and `perf_analyzer` find what they look\n\
-         for. Of each loaded version, since it was loaded; a request is an inference request, or an image of a prediction.\n\n\
+         On the admin listener and at `metrics_listen`, or as `triton_metrics` says, so that dashboards, autoscalers and\n\
+         `perf_analyzer` find what they look for. Of each loaded version, since it was loaded; a request is an inference request, or an image of a prediction.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for (name, kind, labels, help) in triton::ROWS.into_iter().chain(triton::GPU_ROWS) {
