@@ -46,6 +46,23 @@ fn entry(state: &tempfile::TempDir, model: &str) -> Option<(String, u64)> {
     found.next().map(|(name, bytes)| (name, bytes.as_u64().unwrap()))
 }
 
+/// Has a server find out what the context and the fitter take.
+async fn measure(isolation: &str, state: &tempfile::TempDir, remembers: (&str, &str)) {
+    let machine = Machine::new("memory=4GiB context=300MiB");
+    let server = machine.serving(isolation, ON_GPU, &[remembers]).await;
+    let context = || measured(state)["Fake-GPU"][""].as_u64();
+    until("the context is measured", async || context() >= Some(300 << 20)).await;
+    end(&machine, server);
+}
+
+/// Has what was found out say that a fitter of this name takes so many bytes.
+fn pretend(state: &tempfile::TempDir, model: &str, bytes: u64) {
+    let mut grown = measured(state);
+    let (known, _) = entry(state, "spots").unwrap();
+    grown["Fake-GPU"][known.replacen("spots/", &format!("{model}/"), 1)] = bytes.into();
+    std::fs::write(state.path().join("gpu-memory.json"), grown.to_string()).unwrap();
+}
+
 /// Waits until a GPU answers for a model.
 async fn until_answered_by_gpu(server: &Running, model: &str) {
     let patience = Instant::now() + PATIENCE;
@@ -123,20 +140,10 @@ async fn a_gpu_that_is_taken_serves_the_models_that_have_room_and_the_others_whe
     for isolation in MODES {
         let state = tempfile::tempdir().unwrap();
         let remembers = [("gpu-state-folder", state.path().to_str().unwrap())];
-        let machine = Machine::new("memory=4GiB context=300MiB");
-        let server = machine.serving(isolation, ON_GPU, &remembers).await;
-        until("the context is measured", async || {
-            measured(&state)["Fake-GPU"][""].as_u64() >= Some(300 << 20)
-        })
-        .await;
-        end(&machine, server);
+        measure(isolation, &state, remembers[0]).await;
 
         // Another was measured to take most of the GPU, of which others have a part, whom nobody sees.
-        let mut grown = measured(&state);
-        let (known, _) = entry(&state, "spots").unwrap();
-        let large = known.replacen("spots/", "large/", 1);
-        grown["Fake-GPU"][large] = (3000_u64 << 20).into();
-        std::fs::write(state.path().join("gpu-memory.json"), grown.to_string()).unwrap();
+        pretend(&state, "large", 3000 << 20);
         let machine = Machine::new("memory=4GiB context=300MiB");
         machine.tell("cuda", "foreign device=0 bytes=2000MiB").await;
         let options = [BLIND, remembers[0]];
@@ -187,14 +194,7 @@ async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had()
     for isolation in MODES {
         let state = tempfile::tempdir().unwrap();
         let remembers = [("gpu-state-folder", state.path().to_str().unwrap())];
-        let machine = Machine::new("memory=4GiB context=300MiB");
-        let server = machine.serving(isolation, ON_GPU, &remembers).await;
-        let file = state.path().join("gpu-memory.json");
-        let measured =
-            || serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap_or_default()).unwrap_or_default();
-        let context = || measured()["Fake-GPU"][""].as_u64();
-        until("the context is measured", async || context() >= Some(300 << 20)).await;
-        end(&machine, server);
+        measure(isolation, &state, remembers[0]).await;
 
         // A smaller one of the same name has less than the context and the model took.
         let machine = Machine::new("memory=305MiB context=300MiB");
@@ -237,16 +237,7 @@ async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had()
         assert_eq!(machine.books_of(id).devices[0].contexts_made, u64::from(isolation == "thread"));
 
         // It was measured to be larger than this GPU has room for beside its context.
-        let mut grown = measured();
-        let models = grown["Fake-GPU"].as_object_mut().unwrap();
-        models
-            .iter_mut()
-            .filter(|(name, _)| name.starts_with("large/"))
-            .for_each(|(_, bytes)| *bytes = (3700_u64 << 20).into());
-        let known =
-            models.keys().find(|name| name.starts_with("spots/")).unwrap().replace("spots/", "large/");
-        models.insert(known, (3700_u64 << 20).into());
-        std::fs::write(&file, grown.to_string()).unwrap();
+        pretend(&state, "large", 3700 << 20);
         let machine = Machine::new("memory=4GiB context=300MiB");
         let server = machine.start(isolation, &[("large", ON_GPU), ("spots", ON_GPU)], &remembers).await;
         server.until_ready().await;
