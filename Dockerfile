@@ -28,8 +28,7 @@ COPY examples/images examples/images
 # The commit, for `ocelli --version` and the metric ocelli_build_info.
 ARG REVISION=
 # Names of functions stay, for backtraces; tables of lines would be most of the image.
-RUN OCELLI_COMMIT="${REVISION}" cargo build --release --locked --bin ocelli \
-    && strip --strip-debug target/release/ocelli
+RUN OCELLI_COMMIT="${REVISION}" cargo build --profile dist --locked --bin ocelli
 
 # ONNX Runtime, pinned by checksum.
 FROM ${PYTHON} AS libraries
@@ -54,7 +53,7 @@ RUN pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: --
 FROM ${DEBIAN} AS base
 COPY LICENSE /usr/share/doc/ocelli/LICENSE
 COPY examples/models /models
-COPY --from=build /build/target/release/ocelli /usr/local/bin/ocelli
+COPY --from=build /build/target/dist/ocelli /usr/local/bin/ocelli
 # The admin listener stays on 127.0.0.1, where the health check asks: whoever reaches it controls devices and models.
 ENV OCELLI_LISTEN=0.0.0.0:8000 \
     OCELLI_MODELS=/models \

@@ -28,12 +28,13 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
 	@echo "make test         all checks: format, lints, kernels, Rust tests, spots and fits, licences, Python client tests, deploy/"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
+	@echo "make dist         the same as images have it, $(TARGET)/dist/ocelli: a longer build, less work on each request"
 	@echo "make kernels      the kernels' PTX, kernels/generated, after a change of their sources"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
@@ -55,6 +56,10 @@ serve: $(ORT) build
 build: tools
 	$(call say,building in release mode (the first time takes minutes))
 	$(CARGO) build --release --locked
+
+dist: tools
+	$(call say,building as the images have it (minutes))
+	$(CARGO) build --profile dist --locked --bin ocelli
 
 test: format lint check-kernels test-rust test-fit test-licences test-clients test-deploy
 	$(call say,all checks passed)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import common
@@ -91,6 +92,12 @@ def test_stages_copy_from_earlier_ones_on_pinned_bases():
     for name in re.findall(r"--from=(\S+)", DOCKERFILE):
         assert name in known
     assert known[-1] == "cpu" and "cuda" in known, "the CPU image is what is built when no target is named"
+
+
+def test_the_binary_is_the_one_that_is_built():
+    (profile,) = re.findall(r"cargo build .*--profile (\w+)", "\n".join(instructions("RUN")))
+    tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"][profile]
+    assert f"--from=build /build/target/{profile}/ocelli /usr/local/bin/ocelli" in instructions("COPY")
 
 
 def test_runs_as_a_user_without_rights():
