@@ -1,6 +1,7 @@
 //! Those who are in a listener's backlog when it is to close. Each has a connection, for all it knows, and may have sent its request:
 //! closing resets them, so they are taken first, and those whose handshake is under way are waited for.
 
+use super::is_about_one_client;
 use socket2::{SockFilter, SockRef};
 use std::{
     fs,
@@ -15,6 +16,16 @@ use tokio::time::Instant;
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(1);
 /// Between two looks at the handshakes.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Offset of the flags in a TCP header.
+const FLAGS: u32 = 13;
+const SYN: u32 = 0x02;
+const ACK: u32 = 0x10;
+// Classic BPF: load a byte, and, jump if equal, return how many bytes to keep.
+const LOAD_BYTE: u16 = 0x30;
+const AND: u16 = 0x54;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const RETURN: u16 = 0x06;
 
 /// Hands on everybody who is in the backlog, until nobody is. `serve` says whether there is room for one more.
 pub(super) async fn empty(listener: &TcpListener, mut serve: impl FnMut(TcpStream, SocketAddr) -> bool) {
@@ -34,7 +45,12 @@ pub(super) async fn empty(listener: &TcpListener, mut serve: impl FnMut(TcpStrea
     loop {
         // Looked at first: whose handshake has ended by then is in the backlog.
         let under_way = handshakes_under_way(port);
-        while let Ok((stream, peer)) = listener.accept() {
+        loop {
+            let (stream, peer) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if is_about_one_client(error.kind()) => continue,
+                Err(_) => break,
+            };
             let endless = turned_away.is_err() && Instant::now() >= until;
             if !serve(stream, peer) || endless {
                 return;
@@ -50,14 +66,6 @@ pub(super) async fn empty(listener: &TcpListener, mut serve: impl FnMut(TcpStrea
 /// From now on the kernel drops whatever asks for a new connection, as if it had not arrived; handshakes under way are finished.
 /// Who asked in vain asks again after a second, and is refused by then.
 fn turn_newcomers_away(listener: &TcpListener) -> io::Result<()> {
-    const FLAGS: u32 = 13; // offset of the flags in a TCP header
-    const SYN: u32 = 0x02;
-    const ACK: u32 = 0x10;
-    // Classic BPF: load a byte, and, jump if equal, return how many bytes to keep.
-    const LOAD_BYTE: u16 = 0x30;
-    const AND: u16 = 0x54;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
     SockRef::from(listener).attach_filter(&[
         SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
         SockFilter::new(AND, 0, 0, SYN | ACK),
@@ -95,10 +103,10 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         // What is not the first segment of a handshake is lost, so that the peer has our answer and we do not have its own.
         let of_first = SockRef::from(&listener).attach_filter(&[
-            SockFilter::new(0x30, 0, 0, 13),
-            SockFilter::new(0x15, 0, 1, 0x02),
-            SockFilter::new(0x06, 0, 0, u32::MAX),
-            SockFilter::new(0x06, 0, 0, 0),
+            SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
+            SockFilter::new(JUMP_IF_EQUAL, 0, 1, SYN),
+            SockFilter::new(RETURN, 0, 0, u32::MAX),
+            SockFilter::new(RETURN, 0, 0, 0),
         ]);
         if let Err(error) = of_first {
             println!("not tested where sockets may not be filtered: {error}");
