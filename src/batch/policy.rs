@@ -42,7 +42,7 @@ pub fn decide(rules: &Rules, sizes: &[usize], front: Option<&Front>, costs: &Cos
             return Next::SleepUntil(until);
         }
     }
-    let items = if rules.wait_max.is_zero() { without_waste(sizes, items, costs) } else { items };
+    let items = if rules.wait_max.is_zero() { without_waste(sizes, items, costs, now) } else { items };
     Next::Run { items, size: padded(sizes, items) }
 }
 
@@ -107,8 +107,8 @@ fn company_until(rules: &Rules, sizes: &[usize], front: &Front, costs: &Costs) -
 }
 
 /// How many of `items` to take: all of them, padded up, unless filling the next lower size and running the rest after it
-/// was measured to take less device time in all. Then the first jobs end sooner and the last ones no later.
-fn without_waste(sizes: &[usize], items: usize, costs: &Costs) -> usize {
+/// was measured lately to take less device time in all. Then the first jobs end sooner and the last ones no later.
+fn without_waste(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> usize {
     let upper = padded(sizes, items);
     let Some(&lower) = sizes.iter().rfind(|&&size| size < items) else {
         return items;
@@ -117,9 +117,8 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs) -> usize {
         return items;
     }
     let rest = padded(sizes, items - lower);
-    let (Some(one), Some(first), Some(second)) =
-        (costs.measured(upper), costs.measured(lower), costs.measured(rest))
-    else {
+    let cost = |size| costs.undisturbed(size, now);
+    let (Some(one), Some(first), Some(second)) = (cost(upper), cost(lower), cost(rest)) else {
         return items;
     };
     if first + second <= SPLIT_GAIN * one { lower } else { items }
@@ -161,7 +160,9 @@ mod tests {
         change(&mut front);
         let mut measured = Costs::default();
         for &(size, seconds) in costs {
-            measured.record(size, seconds, oldest);
+            for _ in 0..8 {
+                measured.record(size, seconds, oldest);
+            }
         }
         match decide(&rules, &rules.sizes, Some(&front), &measured, oldest + 10 * MS) {
             Next::Run { items, size } => Ok((items, size)),
@@ -215,6 +216,30 @@ mod tests {
         assert_eq!(check(5, 0, |_| {}, &flat), Ok((5, 8)));
         assert_eq!(check(5, 0, |_| {}, &linear[1..]), Ok((5, 8)), "rest not measured");
         assert_eq!(check(7, 0, |_| {}, &linear), Ok((7, 8)), "the rest is 3, padded to 4");
+    }
+
+    #[test]
+    fn a_size_that_was_held_up_is_not_avoided_for_it_and_one_that_was_avoided_is_tried_again() {
+        let (start, sizes) = (Instant::now(), [1, 2, 4]);
+        let front = pushed_at(start, 3);
+        let take = |costs: &Costs, now| without_waste(&sizes, front.items, costs, now);
+        let mut costs = Costs::default();
+        for _ in 0..8 {
+            sizes.into_iter().for_each(|size| costs.record(size, 0.01, start));
+        }
+        for held_up in 1..4 {
+            costs.record(4, 1.0, start);
+            assert_eq!(take(&costs, start), 3, "held up {held_up} times");
+        }
+        costs.record(4, 1.0, start);
+        assert_eq!(take(&costs, start), 2, "it is slow");
+        let later = start + Duration::from_secs(60);
+        [1, 2].into_iter().for_each(|size| costs.record(size, 0.01, later));
+        assert_eq!(take(&costs, later), 3, "it was slow");
+        costs.record(4, 1.0, later);
+        assert_eq!(take(&costs, later), 2, "it is slow still");
+        costs.record(4, 0.01, later);
+        assert_eq!(take(&costs, later), 3, "it is no longer");
     }
 
     /// A lane of items that came together.

@@ -11,42 +11,79 @@ const SECONDS_UNMEASURED: f64 = 0.01;
 /// A device whose last batch of a model is longer ago than this is measured anew before it is compared with others.
 pub const STALE_AFTER: Duration = Duration::from_secs(60);
 
+/// A size is compared with others by the least of so many of its last measurements: one batch that something else held up says
+/// nothing about the size.
+const COMPARED: usize = 4;
+
+/// A size whose last batch is longer ago than this is not avoided for what it took then: what is never run is never measured
+/// again.
+const AVOIDED_FOR: Duration = Duration::from_secs(10);
+
+/// What batches of one size took.
+#[derive(Debug)]
+struct Cost {
+    size: usize,
+    /// Exponentially weighted.
+    mean: f64,
+    /// Each of the last; more than any batch takes where there were fewer.
+    last: [f64; COMPARED],
+    at: Instant,
+}
+
 /// Measured seconds of compute per padded batch size of one model on one device.
 #[derive(Debug, Default)]
 pub struct Costs {
-    /// Ascending by size: exponentially weighted means.
-    by_size: Vec<(usize, f64)>,
-    /// The last measurement.
-    at: Option<Instant>,
+    /// Ascending by size.
+    by_size: Vec<Cost>,
 }
 
 impl Costs {
     /// Takes in a measurement.
     pub fn record(&mut self, size: usize, seconds: f64, now: Instant) {
-        self.at = Some(now);
-        match self.by_size.binary_search_by_key(&size, |&(size, _)| size) {
-            Ok(i) => self.by_size[i].1 += NEW_WEIGHT * (seconds - self.by_size[i].1),
-            Err(i) => self.by_size.insert(i, (size, seconds)),
+        match self.by_size.binary_search_by_key(&size, |cost| cost.size) {
+            Ok(i) => {
+                let cost = &mut self.by_size[i];
+                cost.mean += NEW_WEIGHT * (seconds - cost.mean);
+                cost.last.rotate_right(1);
+                (cost.last[0], cost.at) = (seconds, now);
+            }
+            Err(i) => {
+                let mut last = [f64::INFINITY; COMPARED];
+                last[0] = seconds;
+                self.by_size.insert(i, Cost { size, mean: seconds, last, at: now });
+            }
         }
+    }
+
+    fn of(&self, size: usize) -> Option<&Cost> {
+        let i = self.by_size.binary_search_by_key(&size, |cost| cost.size);
+        i.ok().map(|i| &self.by_size[i])
     }
 
     /// Seconds for a batch of this size; `None` if none was measured.
     pub fn measured(&self, size: usize) -> Option<f64> {
-        let i = self.by_size.binary_search_by_key(&size, |&(size, _)| size);
-        i.ok().map(|i| self.by_size[i].1)
+        self.of(size).map(|cost| cost.mean)
+    }
+
+    /// Seconds that a batch of this size takes if nothing holds it up; `None` if too few were measured, or none lately.
+    pub fn undisturbed(&self, size: usize, now: Instant) -> Option<f64> {
+        let cost = self.of(size)?;
+        let lately = now.saturating_duration_since(cost.at) < AVOIDED_FOR;
+        (lately && cost.last.iter().all(|seconds| seconds.is_finite()))
+            .then(|| cost.last.iter().copied().fold(f64::INFINITY, f64::min))
     }
 
     /// Seconds for a batch of this size, scaled from the nearest measured size if need be.
     pub fn estimate(&self, size: usize) -> f64 {
         self.by_size
             .iter()
-            .min_by_key(|(measured, _)| measured.abs_diff(size))
-            .map_or(SECONDS_UNMEASURED, |&(measured, seconds)| seconds * size as f64 / measured as f64)
+            .min_by_key(|cost| cost.size.abs_diff(size))
+            .map_or(SECONDS_UNMEASURED, |cost| cost.mean * size as f64 / cost.size as f64)
     }
 
     /// Whether something was measured not long ago.
     pub fn is_fresh(&self, now: Instant) -> bool {
-        self.at.is_some_and(|at| now.saturating_duration_since(at) < STALE_AFTER)
+        self.by_size.iter().any(|cost| now.saturating_duration_since(cost.at) < STALE_AFTER)
     }
 
     /// Seconds for so many items, in batches of the largest of `sizes` and one for the rest.
@@ -60,10 +97,10 @@ impl Costs {
     /// The fewest seconds in which one device could run so many items, in batches up to `size_max`; `None` if nothing
     /// was measured. A size above all measured ones is taken to cost no more than the largest of those.
     pub fn fewest_seconds(&self, items: usize, size_max: usize) -> Option<f64> {
-        let &(largest, seconds) = self.by_size.last()?;
-        let unmeasured = seconds / size_max.max(largest) as f64;
+        let largest = self.by_size.last()?;
+        let unmeasured = largest.mean / size_max.max(largest.size) as f64;
         let per_item =
-            self.by_size.iter().map(|&(size, seconds)| seconds / size as f64).fold(unmeasured, f64::min);
+            self.by_size.iter().map(|cost| cost.mean / cost.size as f64).fold(unmeasured, f64::min);
         Some(per_item * items as f64)
     }
 }
@@ -154,6 +191,26 @@ mod tests {
         }
         let seconds = costs.measured(4).unwrap_or_default();
         assert!((0.78..0.8).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn a_size_is_compared_by_what_it_takes_undisturbed_and_only_if_that_was_seen_lately() {
+        let (mut costs, start) = (Costs::default(), Instant::now());
+        for (i, seconds) in [0.9, 0.2, 0.3].into_iter().enumerate() {
+            costs.record(4, seconds, start);
+            assert_eq!(costs.undisturbed(4, start), None, "{} measurements", i + 1);
+        }
+        costs.record(4, 0.9, start);
+        assert_eq!(costs.undisturbed(4, start), Some(0.2));
+        let later = start + AVOIDED_FOR;
+        assert_eq!(costs.undisturbed(4, later), None);
+        // One more is enough; what was long ago is forgotten in turn.
+        for expected in [0.2, 0.2, 0.3] {
+            assert_eq!(costs.undisturbed(4, later - Duration::from_nanos(1)), Some(expected));
+            costs.record(4, 0.8, later - Duration::from_nanos(1));
+        }
+        assert_eq!(costs.undisturbed(4, later), Some(0.8));
+        assert_eq!(costs.undisturbed(2, later), None);
     }
 
     #[test]
