@@ -1,7 +1,7 @@
 //! Pixels of 8 and 16 bits: what is behind transparency, and colour as grey.
 
 use bytemuck::Pod;
-use fast_image_resize::PixelType;
+use fast_image_resize::{PixelTrait, pixels};
 
 /// Puts the background behind transparent pixels, and turns colour into grey where grey is wanted.
 ///
@@ -56,7 +56,10 @@ pub(super) fn flatten<'a, T: Sample>(
 /// A sample of 8 or 16 bits.
 pub(super) trait Sample: Pod + Default + PartialEq + Into<u32> {
     const WHITE: u32;
-    fn pixel_type(channels: usize) -> PixelType;
+    /// A pixel of one channel, as the library for resizing has it.
+    type Gray: PixelTrait;
+    /// And one of three.
+    type Color: PixelTrait;
     fn from_u8(value: u8) -> Self;
     /// From a number that fits.
     fn from_u32(value: u32) -> Self;
@@ -64,10 +67,8 @@ pub(super) trait Sample: Pod + Default + PartialEq + Into<u32> {
 
 impl Sample for u8 {
     const WHITE: u32 = u8::MAX as u32;
-
-    fn pixel_type(channels: usize) -> PixelType {
-        if channels == 1 { PixelType::U8 } else { PixelType::U8x3 }
-    }
+    type Gray = pixels::U8;
+    type Color = pixels::U8x3;
 
     fn from_u8(value: u8) -> u8 {
         value
@@ -80,10 +81,8 @@ impl Sample for u8 {
 
 impl Sample for u16 {
     const WHITE: u32 = u16::MAX as u32;
-
-    fn pixel_type(channels: usize) -> PixelType {
-        if channels == 1 { PixelType::U16 } else { PixelType::U16x3 }
-    }
+    type Gray = pixels::U16;
+    type Color = pixels::U16x3;
 
     fn from_u8(value: u8) -> u16 {
         u16::from(value) * 257

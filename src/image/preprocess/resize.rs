@@ -8,8 +8,8 @@
 use super::{Filter, pixels::Sample};
 use crate::image::Region;
 use fast_image_resize::{
-    FilterType, ResizeAlg, ResizeOptions, Resizer,
-    images::{Image, ImageRef},
+    FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer,
+    images::{TypedImage, TypedImageRef},
 };
 
 /// Pixels, row by row.
@@ -67,15 +67,31 @@ fn pass<T: Sample>(
     resizer: &mut Resizer,
     picture: &Picture<'_, T>,
     region: &Region,
+    size: [u32; 2],
+    filter: Filter,
+    into: &mut Vec<T>,
+) -> Result<(), String> {
+    if picture.channels == 1 {
+        pass_of::<T, T::Gray>(resizer, picture, region, size, filter, into)
+    } else {
+        pass_of::<T, T::Color>(resizer, picture, region, size, filter, into)
+    }
+}
+
+/// Of pixels that are known here: where the library has to ask for their type, its code for all of them is compiled in.
+fn pass_of<T: Sample, P: PixelTrait>(
+    resizer: &mut Resizer,
+    picture: &Picture<'_, T>,
+    region: &Region,
     [width, height]: [u32; 2],
     filter: Filter,
     into: &mut Vec<T>,
 ) -> Result<(), String> {
-    let kind = T::pixel_type(picture.channels);
     into.resize(width as usize * height as usize * picture.channels, T::default());
-    let from = ImageRef::new(picture.width, picture.height, bytemuck::cast_slice(picture.samples), kind);
+    let samples = bytemuck::cast_slice(picture.samples);
+    let from = TypedImageRef::<P>::from_buffer(picture.width, picture.height, samples);
     let from = from.map_err(|error| error.to_string())?;
-    let to = Image::from_slice_u8(width, height, bytemuck::cast_slice_mut(into), kind);
+    let to = TypedImage::<P>::from_buffer(width, height, bytemuck::cast_slice_mut(into));
     let mut to = to.map_err(|error| error.to_string())?;
     let options = ResizeOptions::new().resize_alg(filter.algorithm()).crop(
         region.left,
@@ -83,7 +99,7 @@ fn pass<T: Sample>(
         region.width,
         region.height,
     );
-    resizer.resize(&from, &mut to, &options).map_err(|error| error.to_string())
+    resizer.resize_typed(&from, &mut to, &options).map_err(|error| error.to_string())
 }
 
 impl Filter {
