@@ -1,4 +1,4 @@
-//! What the commands `serve` and `check` do, from a configuration to the end.
+//! What the commands `serve`, `check` and `devices` do, from a configuration to the end.
 
 use super::{App, AppError, Core, Undone, failed};
 use crate::{

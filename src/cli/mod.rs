@@ -1,12 +1,13 @@
 //! The command line: `serve`, `check`, `devices`, `predict`, `bench`, `tune`, `health`, `config`, `completions`.
 //!
 //! - `options`: the table of options as flags.
-//! - `check`: the table of models; `devices`: that of devices; `table`: how they look.
+//! - `check`: the table of models; `devices`: that of devices; `held`: what models hold there; `table`: how all look.
 //! - `bench`: what a server bears; `tune`: the batches that suit a model.
 //! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
 //! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
+//! - `reference`: holds `docs/cli.md` equal to all this.
 
 mod bench;
 mod check;

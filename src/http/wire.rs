@@ -11,6 +11,7 @@
 //! - [`v1`]: predictions by KServe's first protocol.
 //! - [`shared_memory`]: where tensors lie that are not in the request.
 //! - [`statistics`], [`model_config`]: what Triton's clients ask about a model.
+//! - [`devices`]: where each device stands.
 
 pub mod answer;
 pub mod binary;

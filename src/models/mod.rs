@@ -1,6 +1,6 @@
 //! The model folder: what can be served, and what a request needs to know of a model.
 //!
-//! - [`manifest`]: `model.toml`, read strictly.
+//! - [`manifest`]: `model.toml`, read by `strict`.
 //! - [`scan`]: from a folder to [`Source`]s; one bad model never hides the others.
 //! - [`catalog`]: the models that are being served, by name and version.
 //! - [`triton`]: `config.pbtxt`, which stands for a manifest in repositories made for Triton.
