@@ -11,7 +11,7 @@ use cudarc::{
     nvrtc::Ptx,
 };
 
-/// Declares the kernels of `tests/fake_cuda/kernels/fake.cpp` as a compiler would; their bodies are not looked at.
+/// Declares the kernels of `tests/machine/kernels/fake.cpp` as a compiler would; their bodies are not looked at.
 pub const PTX: &str = "
 .version 8.0
 .target sm_75
