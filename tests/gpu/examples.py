@@ -112,3 +112,61 @@ def example_detector(run):
     run.number("boxes_found", found / all_boxes)
     need(found >= 0.9 * all_boxes, f"{found} of {all_boxes} digits were found")
     server.stop()
+
+
+def answers(run, model, query="", gpu=True):
+    """What a model answers on its example's pictures, by their names, on the GPU or on the CPU."""
+    source = run.root() / "examples/models" / model
+    server = serve(run, model) if gpu else Server(run, {model: (source, "")}, name="on-cpu", backend="cpu")
+    found = {}
+    for picture in sorted((run.root() / "examples/images" / model).glob("*.png")):
+        if picture.stem.endswith("truth"):
+            continue
+        reply = server.ask("POST", f"/predictions/{model}{query}", picture.read_bytes())
+        need(reply.status == 200, f"{picture.name}: status {reply.status}: {reply.body[:200]!r}")
+        need(reply.device().startswith(("GPU-", "MIG-")) == gpu, f"answered by {reply.device()!r}")
+        found[picture.name] = reply.json()
+    server.stop()
+    return found
+
+
+def classes_of(mask):
+    """The class of each pixel, column by column, by the run lengths of each class."""
+    pixels = bytearray(mask["width"] * mask["height"])
+    for runs in mask["rle"]:
+        at = 0
+        for number, length in enumerate(runs["counts"]):
+            if number % 2:
+                pixels[at : at + length] = bytes([runs["index"]]) * length
+            at += length
+    return pixels
+
+
+@check("example-digits-segmenter", "the classes of pixels through HTTP, against those that the CPU finds")
+def example_segmenter(run):
+    need_networks(run)
+    on_cpu = answers(run, "digits-segmenter", "?mask=rle", gpu=False)
+    same = pixels = 0
+    for name, reply in answers(run, "digits-segmenter", "?mask=rle").items():
+        found, expected = classes_of(reply["mask"]), classes_of(on_cpu[name]["mask"])
+        need(len(found) == len(expected) and any(expected), f"{name}: {len(found)} pixels, and {len(expected)} on the CPU")
+        same += sum(a == b for a, b in zip(found, expected))
+        pixels += len(expected)
+    run.number("pixels_same", same / pixels)
+    # Where two classes are as likely, rounding decides.
+    need(same >= 0.999 * pixels, f"{pixels - same} of {pixels} pixels have another class than on the CPU")
+
+
+@check("example-digits-embedder", "vectors of digits through HTTP, against those of the CPU")
+def example_embedder(run):
+    need_networks(run)
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b))  # noqa: E731
+    on_cpu = {name: reply["vector"] for name, reply in answers(run, "digits-embedder", gpu=False).items()}
+    found = {name: reply["vector"] for name, reply in answers(run, "digits-embedder").items()}
+    least = min(dot(vector, on_cpu[name]) for name, vector in found.items())
+    run.number("cosine_least", least)
+    # TF32 has 10 bits of mantissa.
+    need(least > 0.999, f"a vector and the CPU's have a cosine of {least}")
+    nearest = {a: max((b for b in found if b != a), key=lambda b: dot(found[a], found[b])) for a in found}
+    right = sum(a[0] == b[0] for a, b in nearest.items())
+    need(right >= 0.9 * len(found), f"{right} of {len(found)} pictures are nearest to one of the same digit")

@@ -102,6 +102,8 @@ fn all_of_the_script_runs_on_the_fakes() {
         "example-spots",
         "example-digits",
         "example-digits-detector",
+        "example-digits-segmenter",
+        "example-digits-embedder",
         "memory-taken",
         "illegal-address-thread",
         "illegal-address-process",

@@ -23,6 +23,8 @@ MEANT = {
     "spots_found": (RATIO, "true spots with a found one within 1 px"),
     "digits_right": (RATIO, "pictures of digits that are read rightly"),
     "boxes_found": (RATIO, "true boxes with a detection of the same label that overlaps by half or more"),
+    "pixels_same": (RATIO, "pixels with the class that they have on the CPU"),
+    "cosine_least": (PLAIN, "cosine of a picture's vector and the CPU's, the least of all pictures"),
     "free_to_serving_s": (SECONDS, "from the end of the other process to the GPU serving"),
     "fault_to_elsewhere_s": (SECONDS, "from the illegal address to the first answer of a request that was sent after it"),
     "fault_to_serving_s": (SECONDS, "from the illegal address to the GPU serving again"),
