@@ -220,7 +220,18 @@ impl Hold {
     /// # Errors
     /// Why it cannot be loaded here.
     pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, Refusal> {
-        let instances = self.instances(source);
+        let (instances, asked) = (self.instances(source), source.manifest.placement.instances);
+        if instances < asked {
+            let (model, device) = (&*source.name, &*self.health.device);
+            tracing::warn!(
+                model,
+                device,
+                asked,
+                instances,
+                "fewer instances than the model asks for: no more than any model of the folder asked for when the server started; a \
+                 restart gives it all"
+            );
+        }
         match &self.executor {
             None => {
                 let recipe = recipe(source, parts, false, (parts.compute_threads / instances).max(1));

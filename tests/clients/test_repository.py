@@ -164,6 +164,13 @@ def test_a_load_may_change_the_configuration(client):
     assert client.get_model_config("identity")["max_batch_size"] == 16
 
 
+def test_more_instances_than_a_model_had_at_the_start_are_told_in_the_log(server, client):
+    client.load_model("identity", config=json.dumps({"max_batch_size": 4, "instance_group": [{"count": 3}]}))
+    assert (client.infer("identity", given()).as_numpy("y") == X).all()
+    (line,) = [line for line in server.log_text().splitlines() if "fewer instances than the model asks for" in line]
+    assert "identity" in line and "3" in line, line
+
+
 CONFIG = {
     "backend": "onnxruntime",
     "max_batch_size": 4,
