@@ -90,6 +90,7 @@ fn main() {
         program: Program { path: env!("CARGO_BIN_EXE_ocelli").into(), ..Program::own() },
         region: region.clone(),
         onnx_runtime: Some(library.clone()),
+        patience: None,
     };
     let runtime = Runtime::load(&library).expect("ONNX Runtime");
     let mut here = recipe.make(&Place::Cpu(Ok(runtime))).expect("an engine");

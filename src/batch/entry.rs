@@ -25,8 +25,6 @@ pub struct Entry {
     pub over: bool,
     /// Came back once from a device that failed.
     pub failure: Option<Failure>,
-    /// Batches that it was in and that were halved for want of memory.
-    pub halvings: u8,
     /// Was in a batch that the engine refused: shares no batch from then on.
     pub alone: bool,
     pushed: Instant,
@@ -72,7 +70,6 @@ impl Entry {
             running: 0,
             over: false,
             failure: None,
-            halvings: 0,
             alone: false,
             pushed,
             taken: false,

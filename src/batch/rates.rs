@@ -75,10 +75,18 @@ impl Costs {
 
     /// Seconds for a batch of this size, scaled from the nearest measured size if need be.
     pub fn estimate(&self, size: usize) -> f64 {
-        self.by_size
-            .iter()
-            .min_by_key(|cost| cost.size.abs_diff(size))
-            .map_or(SECONDS_UNMEASURED, |cost| cost.mean * size as f64 / cost.size as f64)
+        self.scaled(size, |cost| cost.mean)
+    }
+
+    /// The same if nothing holds it up, as far as that was seen: what devices are compared by. One that was held up once would be
+    /// given less to do, and so less to be measured by.
+    pub fn at_best(&self, size: usize) -> f64 {
+        self.scaled(size, |cost| cost.last.iter().copied().fold(f64::INFINITY, f64::min))
+    }
+
+    fn scaled(&self, size: usize, seconds: impl Fn(&Cost) -> f64) -> f64 {
+        let nearest = self.by_size.iter().min_by_key(|cost| cost.size.abs_diff(size));
+        nearest.map_or(SECONDS_UNMEASURED, |cost| seconds(cost) * size as f64 / cost.size as f64)
     }
 
     /// Whether something was measured not long ago.
@@ -191,6 +199,10 @@ mod tests {
         }
         let seconds = costs.measured(4).unwrap_or_default();
         assert!((0.78..0.8).contains(&seconds), "{seconds}");
+        assert_eq!((costs.at_best(4), costs.at_best(2)), (0.8, 0.4), "the last ones count");
+        costs.record(4, 0.6, now);
+        costs.record(4, 9.0, now);
+        assert_eq!(costs.at_best(4), 0.6);
     }
 
     #[test]

@@ -292,9 +292,11 @@ impl Book {
         self.lock().waiting.clone()
     }
 
-    /// Takes those that wait.
-    pub(super) fn waiting(&self) -> Vec<Found> {
-        std::mem::take(&mut self.lock().waiting)
+    /// Takes one that waits; none where it does no more, or another has taken it.
+    pub(super) fn take_waiting(&self, name: &str, version: &str) -> Option<Found> {
+        let waiting = &mut self.lock().waiting;
+        let at = waiting.iter().position(|found| (&*found.name, &*found.version) == (name, version))?;
+        Some(waiting.remove(at))
     }
 
     /// Nobody wants a model any more that waits.

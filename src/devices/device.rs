@@ -141,11 +141,11 @@ impl Device {
         let workers = start(parts, &health, &thread, self.workers)
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
-            let (host, isolation) = (self.host.clone(), parts.isolation.clone());
+            let (host, isolation, patience) = (self.host.clone(), parts.isolation.clone(), self.stuck_after);
             let busy = health.busy();
             let opened = workers[0].call(move || {
                 let _busy = busy;
-                isolation.open(&gpu, host)
+                isolation.open(&gpu, host, patience)
             });
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });

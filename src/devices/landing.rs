@@ -3,7 +3,10 @@
 //! So one batch is computed and the next one staged while replies go out for a third. How many there may be is the engines'
 //! business; the channel here holds the worker back before there are more than any engine takes.
 
-use super::{health::Health, worker::words};
+use super::{
+    health::{Health, Over},
+    worker::words,
+};
 use crate::{
     batch::{Ran, Running},
     engine::{Airborne, EngineError, Tensor},
@@ -132,10 +135,17 @@ impl Landing {
         let (messages, coming) = mpsc::sync_channel(AHEAD);
         let health = self.health.clone();
         let thread = std::thread::Builder::new().name(self.name.clone());
-        match thread.spawn(move || land_all(&coming, &health)) {
+        let land = move || {
+            // Without it nothing lands any more.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| land_all(&coming, &health))) {
+                health.end(Over::Failed(format!("the thread that lands batches panicked: {}", words(&panic))));
+            }
+        };
+        match thread.spawn(land) {
             Ok(thread) => Some((messages, thread)),
             Err(error) => {
                 tracing::error!(%error, "no thread to land batches on");
+                self.health.end(Over::Failed(format!("no thread to land batches on: {error}")));
                 None
             }
         }

@@ -6,6 +6,8 @@
 
 mod load;
 mod swap;
+#[cfg(test)]
+mod tests;
 
 use super::{
     book::Book,
@@ -244,6 +246,11 @@ impl Devices {
     /// The reason.
     pub fn load(&self, found: &Found) -> Result<Loading, String> {
         let _turn = self.turn();
+        self.load_now(found)
+    }
+
+    /// The same, for whoever has the turn.
+    fn load_now(&self, found: &Found) -> Result<Loading, String> {
         let (name, version) = (&found.name, &found.version);
         let loaded = self.try_load(found);
         match &loaded {
@@ -264,10 +271,18 @@ impl Devices {
 
     /// Loads the models that waited for a device.
     pub(super) fn load_waiting(&self) {
-        for found in self.book.waiting() {
-            // The result is in the catalog and in the log; what has to wait still is on the list again.
-            let _ = self.load(&found);
-            self.count();
+        self.load_of(&self.book.who_waits());
+    }
+
+    /// Of these, those that wait still: one that was unloaded meanwhile, or loaded anew from other files, does not.
+    fn load_of(&self, found: &[Found]) {
+        for Found { name, version, .. } in found {
+            let _turn = self.turn();
+            if let Some(found) = self.book.take_waiting(name, version) {
+                // The result is in the catalog and in the log; what has to wait still is on the list again.
+                let _ = self.load_now(&found);
+                self.count();
+            }
         }
     }
 

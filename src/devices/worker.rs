@@ -69,9 +69,9 @@ impl Worker {
         let (mail, mailbox) = mpsc::channel();
         let landing = Landing::new(&name, health.clone());
         let place = queue.attach(&health.device);
-        let (key, known) = (place.key(), health.clone());
+        let key = place.key();
         let work = Work {
-            health,
+            health: health.clone(),
             place,
             metrics,
             queue: Arc::clone(&queue),
@@ -81,8 +81,14 @@ impl Worker {
             landing,
             rested: false,
         };
-        let thread = std::thread::Builder::new().name(name).spawn(move || work.run())?;
-        Ok(Worker { mail, queue, health: known, place: key, thread })
+        let end = health.clone();
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            // Whoever keeps the device is to know that nobody works there any more.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work.run())) {
+                end.end(Over::Failed(format!("a worker's thread panicked: {}", words(&panic))));
+            }
+        })?;
+        Ok(Worker { mail, queue, health, place: key, thread })
     }
 
     /// Has the worker serve a model from now on.
@@ -278,9 +284,9 @@ impl Loaded {
     /// The inputs of a batch, each in one piece.
     fn assemble(&self, batch: &batch::Batch) -> Vec<Tensor> {
         let whole = self.model.rules.whole;
-        // Only the first input of a model can be images, or frames.
-        let first = batch.parts.first();
-        let mut staging = first.and_then(|part| self.model.staging(part.inputs[0].datatype));
+        // Only the first input of a model can be images, or frames; there are models without any.
+        let first = batch.parts.first().and_then(|part| part.inputs.first());
+        let mut staging = first.and_then(|input| self.model.staging(input.datatype));
         let inputs = 0..self.model.signature.inputs.len();
         inputs
             .map(|index| {
@@ -298,4 +304,86 @@ pub(super) fn words(panic: &Box<dyn Any + Send>) -> String {
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without words".into())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+
+    use super::*;
+    use crate::{
+        batch::{Job, QueueLimits},
+        engine::{Setting, Signature, TensorView, staging::Memory},
+        models::testing::source,
+        tasks::testing::{floats, signature},
+    };
+
+    /// An engine without inputs, which works unless it breaks where batches are put together.
+    struct Constant {
+        signature: Signature,
+        breaks: bool,
+    }
+
+    impl Engine for Constant {
+        fn signature(&self) -> &Signature {
+            &self.signature
+        }
+
+        fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
+            Ok(vec![floats(&[2], &[1.0, 2.0])])
+        }
+
+        fn memory(&self) -> Memory {
+            assert!(!self.breaks, "no memory for anybody");
+            Memory::Plain
+        }
+    }
+
+    /// A worker of the CPU that has such an engine, and its queue.
+    fn worker(breaks: bool) -> (Worker, Arc<Queue>, Health) {
+        let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 10 });
+        let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
+        let mut signature = signature(&[("y", &[2])]);
+        signature.inputs.clear();
+        let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
+        let model =
+            Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        queue.register(model.key, "m", model.rules.clone());
+        let metrics = Arc::new(Metrics::new(&[], "0", "none"));
+        let (name, queue_of, health_of) = ("test".into(), Arc::clone(&queue), health.clone());
+        let post = Post { name, health: health_of, queue: queue_of, metrics };
+        let worker = Worker::start(post).unwrap();
+        worker.serve(Arc::new(model), Box::new(Constant { signature, breaks }));
+        (worker, queue, health)
+    }
+
+    #[test]
+    fn a_model_without_inputs_is_answered() {
+        let (worker, queue, health) = worker(false);
+        let job = Job {
+            model: ModelKey(1),
+            inputs: Vec::new(),
+            setting: None,
+            items: 1,
+            reduced: false,
+            priority: 0,
+            deadline: None,
+            wait: None,
+            arrived: Instant::now(),
+        };
+        let ticket = queue.push(job).unwrap();
+        let answer = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(ticket);
+        assert_eq!(answer.unwrap().outputs[0].shape, [2]);
+        queue.close();
+        worker.join();
+        assert_eq!(health.over(), None);
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_its_hold_on_the_device() {
+        let (worker, _, health) = worker(true);
+        worker.join();
+        let why = "a worker's thread panicked: no memory for anybody";
+        assert_eq!(health.over(), Some(&Over::Failed(why.into())));
+    }
 }

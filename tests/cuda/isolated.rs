@@ -10,7 +10,10 @@ use ocelli::engine::{
     child::{Child, ChildEngine, Post, Program, Recipe, Region},
     kernels::Camera,
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
 
@@ -29,6 +32,7 @@ fn child(region: &Region, script: &str, books: Option<&tempfile::NamedTempFile>)
         program,
         region: region.clone(),
         onnx_runtime: None,
+        patience: None,
     })
     .unwrap()
 }
@@ -218,9 +222,34 @@ fn a_gpu_that_cannot_be_had_is_an_error_at_the_start() {
     let path = env!("CARGO_BIN_EXE_ocelli").into();
     let program = Program { path, environment, ..Program::own() };
     let (gpu, region) = (Some(GPU.into()), region());
-    let post = Post { device: GPU.into(), gpu, program, region: region.clone(), onnx_runtime: None };
+    let (device, onnx_runtime, patience) = (GPU.into(), None, None);
+    let post = Post { device, gpu, program, region: region.clone(), onnx_runtime, patience };
     let why = Child::start(post.clone()).unwrap_err().to_string();
     assert!(why.starts_with("cannot take GPU-fa000000-"), "{why}");
     let why = Child::start(Post { gpu: Some("GPU-0".into()), ..post }).unwrap_err().to_string();
     assert!(why.contains("CUDA_VISIBLE_DEVICES is \"GPU-0\""), "{why}");
+}
+
+#[test]
+fn a_child_that_hangs_while_it_takes_its_gpu_is_ended_and_another_may_take_it() {
+    let region = region();
+    for call in ["cuInit", "cuDevicePrimaryCtxRetain"] {
+        let environment = vec![
+            ("LD_LIBRARY_PATH".into(), library().parent().unwrap().into()),
+            ("FAKE_CUDA".into(), format!("devices;fault on={call} times=always hang").into()),
+        ];
+        let program = Program { path: env!("CARGO_BIN_EXE_ocelli").into(), environment, ..Program::own() };
+        let why = Child::start(Post {
+            device: GPU.into(),
+            gpu: Some(GPU.into()),
+            program,
+            region: region.clone(),
+            onnx_runtime: None,
+            patience: Some(Duration::from_millis(500)),
+        });
+        let why = why.unwrap_err().to_string();
+        assert!(why.contains("was ended by the server: it has not taken its device within 500 ms"), "{why}");
+    }
+    // Its share of the memory is back, too.
+    child(&region, "", None).canary().unwrap();
 }

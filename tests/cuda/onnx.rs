@@ -125,6 +125,28 @@ fn where_three_batches_do_not_fit_there_are_fewer_at_once() {
 }
 
 #[test]
+fn where_there_were_fewer_at_once_there_are_as_many_again_after_a_rest() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    let inputs = pictures(5, 8);
+    let in_all_places = |engine: &mut OnnxOnGpu| {
+        for _ in 0..3 {
+            start(engine, &inputs).unwrap().land().unwrap();
+        }
+        engine.device_bytes()
+    };
+    let before = in_all_places(&mut engine);
+    engine.rest();
+    fake.tell("fault on=cuMemAllocAsync times=1000 code=2");
+    let refused = start(&mut engine, &inputs).map(|_| ());
+    assert!(matches!(refused, Err(EngineError::OutOfMemory(_))), "{refused:?}");
+    fake.tell("clear");
+    assert!(in_all_places(&mut engine) < before, "one place is left while there is work");
+    engine.rest();
+    assert_eq!(in_all_places(&mut engine), before);
+}
+
+#[test]
 fn a_copy_that_fails_is_the_devices_fault_and_leaves_nothing_behind() {
     let fake = FakeCuda::start("");
     let mut engine = load(&open(0), &digits());

@@ -355,6 +355,7 @@ fn an_engine_in_a_process_of_its_own_does_the_same() {
         program: Program { path: env!("CARGO_BIN_EXE_ocelli").into(), ..program },
         region: Region::new(64 << 20, 1).unwrap(),
         onnx_runtime: Some(config().onnx_runtime),
+        patience: None,
     };
     let child = Child::start(post).unwrap();
     let load = |path: &Path| Load {

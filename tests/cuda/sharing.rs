@@ -135,6 +135,21 @@ async fn a_gpu_that_hangs_while_it_is_taken_holds_up_nobody() {
 }
 
 #[tokio::test]
+async fn a_process_that_hangs_while_it_takes_its_gpu_is_ended_and_the_gpu_is_tried_again() {
+    let machine = Machine::new("");
+    machine.tell("cuda", "still fault on=cuDevicePrimaryCtxRetain hang times=always").await;
+    let server = machine.start("process", &[("spots", ON_GPU)], &[("gpu-stuck-ms", "8000")]).await;
+    server.until_state("fenced", "stuck").await;
+    until("its process is ended", async || server.children().is_empty()).await;
+    server.until_ready().await;
+    let (found, device) = server.localize_on().await;
+    assert_eq!((found.len() > 100, &*device), (true, "cpu"));
+    machine.tell("cuda", "still clear").await;
+    assert_eq!(server.until_on_gpu().await.len(), found.len());
+    end(&machine, server);
+}
+
+#[tokio::test]
 async fn a_drained_gpu_is_given_back_and_has_all_models_when_it_is_resumed() {
     for isolation in MODES {
         let machine = Machine::new("");

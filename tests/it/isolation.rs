@@ -22,6 +22,7 @@ fn post(region: &Region) -> Post {
         program: Program { path: env!("CARGO_BIN_EXE_ocelli").into(), ..Program::own() },
         region: region.clone(),
         onnx_runtime: Some(config().onnx_runtime),
+        patience: None,
     }
 }
 

@@ -13,9 +13,6 @@ use crate::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// Smaller and smaller batches that a job is tried in, at most: more than there are halves of the largest batch.
-const HALVINGS_MAX: u8 = 16;
-
 impl Book {
     /// The engine refused the batch: whoever was alone in it is at fault, the others run alone once.
     pub(super) fn run_alone(&mut self, batch: &Batch, error: String, now: Instant) -> Aftermath {
@@ -37,6 +34,9 @@ impl Book {
 
     /// The device's memory is too small for the batch: the jobs run in smaller ones, of which the device gets no larger
     /// ones for a while. Where nothing is smaller, the device has failed them.
+    ///
+    /// That ends: a batch is no larger than the ceiling when it is begun, so each that fails makes it fall, or was on its way when
+    /// it fell. How often a job was in such a one says nothing: a long one has many on their way at once.
     pub(super) fn halve(&mut self, batch: &Batch, receipt: &Receipt, error: &str, now: Instant) -> Aftermath {
         let Some(model) = self.models.get_mut(&batch.model) else {
             return Aftermath::default();
@@ -51,14 +51,10 @@ impl Book {
         let mut aftermath = Aftermath { halved: true, ..Aftermath::default() };
         aftermath.ceiling = (before != Some(after)).then_some(after.items());
         for (part, new) in each_job(batch) {
-            let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
+            if self.jobs.get(&part.job).is_none_or(|entry| entry.over) {
                 continue;
-            };
-            entry.halvings += u8::from(new);
-            if entry.halvings > HALVINGS_MAX {
-                let error = format!("{}: too little memory: {error}", self.roster.name(receipt.device));
-                self.end(part.job, Some(Err(InferError::Device(error))), now);
-            } else if !self.ended_late(part.job, error, now) {
+            }
+            if !self.ended_late(part.job, error, now) {
                 aftermath.again += usize::from(new);
                 self.put_back(part, now);
             }

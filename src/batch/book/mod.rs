@@ -130,6 +130,8 @@ pub struct Settled {
     pub inputs: Vec<Vec<Tensor>>,
     /// Retired models that are empty now: workers may unload them.
     pub forgotten: Vec<ModelKey>,
+    /// A worker serves other models than before: what it leaves is others' to take.
+    pub moved: bool,
 }
 
 /// What waits and runs, for metrics.
@@ -392,8 +394,8 @@ impl Book {
 
     /// Whether nothing came of the calls since the last [`Book::settle`].
     pub fn is_settled(&self) -> bool {
-        let Settled { done, inputs, forgotten } = &self.settled;
-        done.is_empty() && inputs.is_empty() && forgotten.is_empty()
+        let Settled { done, inputs, forgotten, moved } = &self.settled;
+        done.is_empty() && inputs.is_empty() && forgotten.is_empty() && !moved
     }
 
     /// Models that something waits for.

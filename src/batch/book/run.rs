@@ -108,7 +108,7 @@ impl Book {
                 && !hurry
                 && let Some(rival) = self.rival(device, key, &pool, size, now)
             {
-                let own = |size: usize| ready_in + costs.estimate(size);
+                let own = |size: usize| ready_in + costs.at_best(size);
                 next = policy::help(&sizes, items, &front, Rival { own: &own, rival }, now);
             }
             match next {

@@ -68,7 +68,7 @@ impl Book {
 
     fn speed(&self, device: DeviceKey, model: &Model, size: usize, now: Instant) -> Speed {
         match model.costs.get(&device).filter(|costs| costs.is_fresh(now)) {
-            Some(costs) => (1, costs.estimate(size)),
+            Some(costs) => (1, costs.at_best(size)),
             None if self.roster.is_cpu(device) => (2, 0.0),
             None => (0, 0.0),
         }
@@ -132,6 +132,7 @@ impl Book {
     /// Notes what a worker serves; true if that is news.
     pub(super) fn note_serves(&mut self, worker: WorkerKey, serves: &[ModelKey]) -> bool {
         let news = self.roster.note_serves(worker, serves);
+        self.settled.moved |= news;
         if let (true, Some(device)) = (news, self.roster.device_of(worker)) {
             for key in serves {
                 if let Some(model) = self.models.get_mut(key).filter(|model| !model.homes.contains(&device)) {

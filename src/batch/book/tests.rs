@@ -333,6 +333,26 @@ fn too_little_memory_halves_a_batch_and_what_comes_after_it() {
 }
 
 #[test]
+fn a_long_job_with_many_batches_on_their_way_is_halved_as_often_as_a_short_one() {
+    let mut desk = Desk::new(false);
+    desk.book.limits = QueueLimits { items_max: 40, bytes_max: 40 };
+    let key = desk.push(40, 0);
+    for size in [4, 2] {
+        let together: Vec<_> = (0..40 / size).map(|_| desk.take()).collect();
+        for taken in &together {
+            assert_eq!(taken.0.items, size);
+            desk.end(taken, 1, Err(EngineError::OutOfMemory("no room".into())));
+        }
+        assert_eq!(desk.answers(), [], "there is a smaller size");
+    }
+    for _ in 0..40 {
+        desk.run(1);
+    }
+    assert_eq!(desk.answers(), [(key, Ok((0..40).collect()))]);
+    assert_eq!(desk.held(), (0, 0));
+}
+
+#[test]
 fn too_little_memory_for_a_single_item_is_an_error_that_says_so() {
     let mut desk = Desk::new(false);
     let key = desk.push(2, 1);
@@ -404,6 +424,26 @@ fn a_slower_device_leaves_single_jobs_to_a_faster_one_and_helps_with_a_long_queu
     // 15 items take the GPU 75 ms.
     desk.push(14, 1);
     assert_eq!(desk.run(50).len(), 1);
+}
+
+#[test]
+fn a_device_that_was_held_up_once_has_work_again_when_it_is_measured_anew() {
+    let mut desk = Desk::new(false);
+    let devices = ["gpu-0", "gpu-1"].map(|name| desk.book.attach(&name.into()));
+    let run_on = |desk: &mut Desk, device: usize, ms: u64| {
+        desk.push(1, 1);
+        let picked = desk.book.pick(devices[device], &[MODEL], desk.now);
+        let Pick::Run(batch, receipt) = picked else { panic!("gpu-{device}: {picked:?}") };
+        desk.end(&(batch, receipt), ms, Ok(bytes(1, 1)));
+    };
+    // Something else had the first one for a while.
+    run_on(&mut desk, 0, 5000);
+    run_on(&mut desk, 1, 5);
+    desk.pass(60_000);
+    for _ in 0..3 {
+        run_on(&mut desk, 0, 5);
+        run_on(&mut desk, 1, 5);
+    }
 }
 
 #[test]

@@ -124,6 +124,28 @@ fn a_job_is_split_over_devices_and_put_together_whichever_ends_first() {
 }
 
 #[test]
+fn what_a_worker_serves_no_more_wakes_one_that_stands_by() {
+    let queue = queue(Duration::ZERO);
+    queue.stand_by(A, &device("cpu"));
+    let (gpu, cpu) = (queue.attach(&device("gpu")), queue.attach(&device("cpu")));
+    assert!(gpu.try_take(&[A]).is_none());
+    let ticket = queue.push(job(A, 1, 7)).unwrap();
+    let stands_by = thread::spawn(move || match cpu.take(&[A]) {
+        Taken::Batch(running) => {
+            let result = echo(&running);
+            running.finish(result);
+        }
+        other => panic!("{other:?}"),
+    });
+    until_parked(&queue, 1);
+    let serves_nothing = thread::spawn(move || gpu.take(&[]));
+    assert_eq!(bytes(wait(ticket)), [7]);
+    stands_by.join().unwrap();
+    queue.close();
+    assert!(matches!(serves_nothing.join().unwrap(), Taken::Closed));
+}
+
+#[test]
 fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
     let queue = queue(Duration::ZERO);
     let ticket = queue.push(job(A, 100, 0)).unwrap();

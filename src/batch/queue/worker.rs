@@ -78,7 +78,7 @@ impl Worker {
             if state.book.is_settled() {
                 self.sleep(state, until.map(|until| until.saturating_duration_since(now)));
             } else {
-                // Late jobs are answered before anybody sleeps.
+                // Late jobs are answered before anybody sleeps, and others woken for what this worker serves no more.
                 self.queue.leave(state, None);
             }
         }

@@ -271,7 +271,8 @@ impl States {
         let mut reason = reason.into();
         let pause = if self.faults.len() > FAULTS_MAX {
             reason = format!("{reason}; {} faults in ten minutes: it has a long pause", self.faults.len());
-            self.faults.truncate(FAULTS_MAX + 1);
+            // The oldest goes: as long as it keeps failing, there are so many within the time.
+            self.faults.pop_front();
             LONG_PAUSE
         } else {
             doubled(PAUSE, self.faults.len() as u32 - 1, PAUSE_MAX)
@@ -413,6 +414,22 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 60, 60, 60]);
         states.note(now + MEMORY + s(1), &Evidence::Failed("once more".into()));
         assert_eq!(states.retry_at(), Some(now + MEMORY + s(2)), "what is long past is forgotten");
+    }
+
+    #[test]
+    fn what_fails_after_each_long_pause_never_has_short_ones_again() {
+        let (mut now, mut states) = (Instant::now(), serving());
+        let mut pauses = Vec::new();
+        for _ in 0..60 {
+            states.note(now, &Evidence::Failed("again".into()));
+            let at = states.retry_at().unwrap();
+            pauses.push((at - now).as_secs());
+            // It takes a while to find out.
+            now = at + s(5);
+            states.taking();
+        }
+        assert_eq!(pauses[..5], [1, 2, 4, 8, 16]);
+        assert_eq!(pauses[5..], [60; 55], "an hour later, it is still given up between its tries");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The keeper of the CPU: it serves beside GPUs, or stands in for those that are away; and it is drained like any device.
+//! The keeper of the CPU: it serves beside GPUs, or stands in for those that are away; and it is drained like any device. Where
+//! a thread of it has ended by itself, it is taken anew.
 
 use super::{
     super::{Devices, device::Hold, health::Over, supervisor::NO_MODEL},
@@ -11,8 +12,18 @@ use std::sync::Arc;
 pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
     let (device, status) = (&devices.devices[index], &devices.parts.status);
     let mut ending = Ending::default();
-    let mut drained = false;
+    let (mut drained, mut failed) = (false, false);
     while devices.keepers.pause() {
+        if device.hold().is_none()
+            && let Some(hold) = device.let_go()
+        {
+            if let Some(Over::Failed(reason)) = hold.health.over() {
+                tracing::error!(device = &*device.id, reason, "the CPU is taken anew");
+                status.set_device(&device.id, DeviceState::Fenced, Cause::Fault, reason);
+            }
+            ending.push(hold);
+            failed = true;
+        }
         let asked = status.is_drained(&device.id);
         match (asked, device.hold()) {
             (true, _) if !drained => {
@@ -26,7 +37,11 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
             (true, _) => {}
             (false, Some(hold)) => serve(devices, index, &hold),
             (false, None) if ending.is_done() => {
-                status.set_device(&device.id, DeviceState::Warming, Cause::Resume, "resumed by request");
+                let (cause, reason) = match std::mem::take(&mut failed) {
+                    true => (Cause::Taken, "taking it anew, and loading models"),
+                    false => (Cause::Resume, "resumed by request"),
+                };
+                status.set_device(&device.id, DeviceState::Warming, cause, reason);
                 match device.take(&devices.parts) {
                     Ok(hold) => {
                         serve(devices, index, &hold);

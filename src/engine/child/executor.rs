@@ -7,7 +7,7 @@ use crate::engine::{
     onnx::Runtime,
     staging::Memory,
 };
-use std::{io, path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 /// How GPUs are kept apart from the server.
 #[derive(Debug, Clone, Default)]
@@ -45,11 +45,17 @@ impl Isolation {
         }
     }
 
-    /// Takes a GPU; in this process, with host memory that was made for it before.
+    /// Takes a GPU; in this process, with host memory that was made for it before. A process of its own that takes longer for it
+    /// than `patience` is ended, if that is given: threads cannot be.
     ///
     /// # Errors
     /// Why it cannot be had now.
-    pub fn open(&self, gpu: &Gpu, host: HostMemory) -> Result<Executor, EngineError> {
+    pub fn open(
+        &self,
+        gpu: &Gpu,
+        host: HostMemory,
+        patience: Option<Duration>,
+    ) -> Result<Executor, EngineError> {
         match self {
             Isolation::Thread => Ok(Executor::Thread(Context::open_with(gpu, host)?)),
             Isolation::Process(apart) => Ok(Executor::Process(Child::start(Post {
@@ -58,6 +64,7 @@ impl Isolation {
                 program: apart.program.clone(),
                 region: apart.region.clone(),
                 onnx_runtime: apart.onnx_runtime.clone(),
+                patience,
             })?)),
         }
     }

@@ -45,6 +45,8 @@ pub struct Post {
     pub region: Region,
     /// Where ONNX Runtime is.
     pub onnx_runtime: Option<PathBuf>,
+    /// How long it may take to take its device; one that takes longer is ended. None: for ever.
+    pub patience: Option<Duration>,
 }
 
 /// A running child. When the last hold on it is dropped, it gives its device back and ends.
@@ -64,6 +66,7 @@ impl Child {
         let (started, starting) = mpsc::channel();
         let (gone, end) = mpsc::channel();
         let (region, onnx_runtime, gpu) = (post.region.clone(), post.onnx_runtime.clone(), post.gpu.clone());
+        let patience = post.patience;
         let thread = std::thread::Builder::new().name("ocelli-child".into()).spawn(move || {
             let Some(asks) = begin(&post, &started) else { return };
             asks.read();
@@ -80,8 +83,14 @@ impl Child {
         let (results, landing) = (traffic.results.clone(), traffic.landing.clone());
         drop(traffic);
         let open = Open { build: build(), results, landing, gpu, onnx_runtime };
-        let opened = asks.send(&Ask::Open(open), &Copies::default(), Held::default(), Some(&region));
-        opened.and_then(Ticket::wait)?;
+        let mut opened = asks.send(&Ask::Open(open), &Copies::default(), Held::default(), Some(&region))?;
+        if let Some(patience) = patience
+            && !opened.comes_within(patience)
+        {
+            // Nobody else has it yet who could end it.
+            child.kill(&format!("it has not taken its device within {} ms", patience.as_millis()));
+        }
+        opened.wait()?;
         Ok(Arc::new(child))
     }
 
@@ -257,12 +266,27 @@ pub(super) struct Reply {
 }
 
 /// An answer that is to come.
-pub(super) struct Ticket(mpsc::Receiver<Result<Reply, EngineError>>);
+pub(super) struct Ticket {
+    coming: mpsc::Receiver<Result<Reply, EngineError>>,
+    /// It was waited for, and has come.
+    come: Option<Result<Reply, EngineError>>,
+}
 
 impl Ticket {
     pub(super) fn wait(self) -> Result<Reply, EngineError> {
         let gone = |_| EngineError::Device("the device's process is gone".to_owned());
-        self.0.recv().map_err(gone)?
+        self.come.map_or_else(|| self.coming.recv().map_err(gone)?, |come| come)
+    }
+
+    /// Waits so long; false where it has not come by then.
+    fn comes_within(&mut self, patience: Duration) -> bool {
+        match self.coming.recv_timeout(patience) {
+            Ok(come) => self.come = Some(come),
+            Err(mpsc::RecvTimeoutError::Timeout) => return false,
+            // `wait` says so.
+            Err(mpsc::RecvTimeoutError::Disconnected) => {}
+        }
+        true
     }
 }
 
@@ -331,7 +355,7 @@ impl Asks {
             // The thread that reads sees the same end, and says so.
             tracing::debug!(%error, "a child does not listen any more");
         }
-        Ok(Ticket(told))
+        Ok(Ticket { coming: told, come: None })
     }
 
     /// Hands answers on, until the child is gone.

@@ -78,6 +78,8 @@ pub struct OnnxOnGpu {
     free: Receiver<usize>,
     back: Sender<usize>,
     in_use: usize,
+    /// Those that are not in use, for want of memory: until the engine has nothing to do.
+    given_up: Vec<usize>,
     batches: u64,
 }
 
@@ -178,6 +180,7 @@ impl OnnxOnGpu {
             free,
             back,
             in_use: 0,
+            given_up: Vec::new(),
             batches: 0,
         };
         for index in 0..DEPTH {
@@ -205,6 +208,7 @@ impl OnnxOnGpu {
                 Ok((bucket, first)) => return Ok((index, bucket, first)),
                 Err(EngineError::OutOfMemory(error)) if self.in_use > 1 => {
                     self.in_use -= 1;
+                    self.given_up.push(index);
                     self.places[index].buckets.clear();
                     tracing::warn!(places = self.in_use, error, "fewer batches at once from now on");
                 }

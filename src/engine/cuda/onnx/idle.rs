@@ -6,6 +6,11 @@ use crate::engine::{EngineError, onnx::binding::Where};
 impl OnnxOnGpu {
     /// What can be had again goes. No batch is on its way.
     pub(super) fn let_go(&mut self) {
+        // There may be memory for them by now: the next batches find out.
+        for place in std::mem::take(&mut self.given_up) {
+            self.put_back(place);
+            self.in_use += 1;
+        }
         // Graphs have the addresses of all of this in them.
         if self.cuda_graph {
             return;

@@ -1,0 +1,78 @@
+//! What becomes of models and of the CPU while callers, keepers and the loader meet.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use super::{super::health::Over, *};
+use crate::{batch::QueueLimits, models::testing::source};
+use std::time::Instant;
+
+/// The CPU alone, without ONNX Runtime.
+fn devices() -> Arc<Devices> {
+    let parts = Parts {
+        runtime: Err("there is none here".into()),
+        queue: Queue::new(QueueLimits { items_max: 100, bytes_max: 10_000 }),
+        catalog: Arc::new(Catalog::new()),
+        status: Arc::new(Status::new(Instant::now())),
+        metrics: Arc::new(Metrics::new(&[], "0", "none")),
+        compute_threads: 1,
+        isolation: Isolation::Thread,
+        timeout: Duration::from_secs(60),
+        kernel_cache_folder: None,
+        jpeg: None,
+    };
+    let wanted = Wanted { cpu: true, workers: 1, ..Wanted::default() };
+    Devices::start(parts, &wanted).unwrap()
+}
+
+fn found(name: &str, source: Result<crate::models::Source, String>) -> Found {
+    Found { name: name.into(), version: "1".into(), source }
+}
+
+fn end(devices: &Devices) {
+    devices.parts.queue.close();
+    devices.join();
+}
+
+/// Waits until something holds: the bound is for a test that would hang.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_model_that_was_unloaded_while_it_waited_for_a_device_is_not_loaded_after_all() {
+    let devices = devices();
+    for name in ["stays", "goes"] {
+        devices.book.wait_for_device(found(name, Err("it cannot be read".into())));
+    }
+    // Whoever loads what waits has looked, and then it is the other one's turn.
+    let waiting = devices.book.who_waits();
+    devices.unload("goes");
+    devices.load_of(&waiting);
+    assert_eq!([devices.parts.catalog.has("stays"), devices.parts.catalog.has("goes")], [true, false]);
+    assert!(devices.book.who_waits().is_empty());
+    end(&devices);
+}
+
+#[test]
+fn a_cpu_whose_thread_has_panicked_serves_all_its_models_again() {
+    let devices = devices();
+    let models = [found("spots", Ok(source("spots", "1", "engine = \"gauss-mle\"\n")))];
+    devices.announce(&models);
+    devices.load_all(&models, &|| false);
+    let [cpu] = &devices.devices[..] else { panic!("the CPU alone") };
+    let first = cpu.hold().unwrap();
+    assert!(!devices.book.is_empty_on(CPU_INDEX));
+    first.health.end(Over::Failed("a worker's thread panicked".into()));
+    drop(first);
+    until("it is taken anew", || cpu.hold().is_some_and(|hold| hold.number == 2));
+    until("its model is back", || !devices.book.is_empty_on(CPU_INDEX));
+    let serves = || {
+        let states = devices.parts.status.devices();
+        states.iter().any(|device| device.id == CPU && device.state == DeviceState::Serving)
+    };
+    until("that is told", serves);
+    end(&devices);
+}
