@@ -2,7 +2,7 @@
 //! inference, admission on the head, before anything of the body is read.
 
 use super::{
-    INFER, LOAD, STREAM,
+    INFER, LOAD, REFLECTION, SMALL_BYTES_MAX, STREAM,
     incoming::{self, Messages},
     status,
 };
@@ -11,6 +11,7 @@ use crate::{
     http::{
         Front,
         admission::{self, Permit},
+        body::BodyLimits,
         guard::X_REQUEST_ID,
         reject::Problem,
     },
@@ -118,20 +119,24 @@ fn not_grpc(request: &Request) -> Problem {
     })
 }
 
-/// Lets an inference or a model in, or refuses it before its body is read; other calls cost nothing.
+/// Lets an inference or a model in, or refuses it before its body is read; other calls are small, and cost nothing.
 async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) -> Response {
+    let limits = front.limits.body;
     let messages = match call {
         INFER | LOAD => Messages::One,
         STREAM => Messages::Many,
-        _ => return next.run(request).await,
+        _ => {
+            let limits = BodyLimits { bytes_max: SMALL_BYTES_MAX as u64, ..limits };
+            let messages = if call == REFLECTION { Messages::Many } else { Messages::One };
+            return next.run(request.map(|body| incoming::limited(body, limits, messages, None))).await;
+        }
     };
     // Messages are charged as their lengths become known.
     let permit: Arc<Permit> = match front.admission.admit(Some(0)) {
         Ok(permit) => Arc::new(permit),
         Err(full) => return status::of(&full).into_http(),
     };
-    let limits = front.limits.body;
-    let mut request = request.map(|body| incoming::limited(body, limits, messages, &permit));
+    let mut request = request.map(|body| incoming::limited(body, limits, messages, Some(&permit)));
     request.extensions_mut().insert(Arc::clone(&permit));
     admission::hold(next.run(request).await.into_response(), permit)
 }

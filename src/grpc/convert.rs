@@ -6,7 +6,7 @@ use crate::{
     http::wire::{
         Parameter, Parameters, binary, data, flag,
         reply::Output,
-        request::{InferRequest, Input, Requested, fits},
+        request::{InferRequest, Input, Requested, check_head, fits},
         shared_memory::{self, REGION},
     },
     models::Model,
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What clients send that read a stream's end out of its answers.
 pub(super) const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
@@ -45,8 +45,9 @@ pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Resul
     }
     let binary_default = flag(&parameters, "binary_data_output")?.unwrap_or(true);
     let mut outputs: Vec<Requested> = Vec::with_capacity(message.outputs.len());
+    let mut names = HashSet::new();
     for output in message.outputs {
-        if outputs.iter().any(|other| other.name == output.name) {
+        if !names.insert(output.name.clone()) {
             return Err(bad(format!("output {:?} is asked for twice", output.name)));
         }
         let parameters = self::parameters(&output.name, output.parameters)?;
@@ -63,6 +64,14 @@ fn input(
     specs: &[TensorSpec],
 ) -> Result<Input, InferError> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
+    let extent = |extent: &i64| {
+        usize::try_from(*extent).map_err(|_| {
+            let name: String = name.chars().take(60).collect();
+            bad(format!("input {name:?} has an extent of {extent}: extents are 0 or more"))
+        })
+    };
+    let shape = shape.iter().map(extent).collect::<Result<Vec<usize>, _>>()?;
+    check_head(&name, &shape)?;
     let Some(datatype) = DataType::from_name(&datatype) else {
         let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
         let got: String = datatype.chars().take(60).collect();
@@ -71,9 +80,6 @@ fn input(
             names.join(", ")
         )));
     };
-    let extents: Result<Vec<usize>, _> = shape.iter().map(|extent| usize::try_from(*extent)).collect();
-    let shape =
-        extents.map_err(|_| bad(format!("input {name:?} has shape {shape:?}: extents are 0 or more")))?;
     // Before the data: that it is not of the type which was said is the smaller mistake.
     // What BYTES are is for whoever knows whether the model takes encoded images.
     let encoded = |spec: &TensorSpec| {
@@ -256,6 +262,7 @@ fn bad(what: String) -> InferError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::inference::model_infer_request::InferRequestedOutputTensor;
     use proptest::prelude::*;
     use prost::Message;
 
@@ -312,6 +319,27 @@ mod tests {
         assert!(!read.parameters.contains_key(EMPTY_FINAL) && !read.binary_default);
         asked.parameters.insert("triton_other".into(), flag(true));
         assert!(request(asked, &[]).unwrap_err().to_string().contains("triton_other"));
+    }
+
+    #[test]
+    fn a_great_many_outputs_take_no_more_time_than_their_bytes() {
+        // Compared each with each, these are minutes: whoever waits for this test sees it.
+        let output = |name: String| InferRequestedOutputTensor { name, ..Default::default() };
+        let mut asked = message(&[1]);
+        asked.outputs = (0..100_000).map(|i| output(format!("output{i:09}"))).collect();
+        assert_eq!(request(asked.clone(), &[]).unwrap().outputs.len(), 100_000);
+        asked.outputs.push(asked.outputs[0].clone());
+        assert!(request(asked, &[]).unwrap_err().to_string().ends_with("is asked for twice"));
+    }
+
+    #[test]
+    fn what_is_refused_is_not_repeated_at_any_length() {
+        for (name, shape) in [("n".repeat(1 << 20), vec![1]), ("x".into(), vec![-1; 1 << 20]), ("x".into(), vec![1; 1 << 20])] {
+            let mut sent = message(&[1]);
+            (sent.inputs[0].name, sent.inputs[0].shape) = (name, shape);
+            let told = request(sent, &[]).unwrap_err().to_string();
+            assert!(told.len() < 300, "{}", told.len());
+        }
     }
 
     proptest! {

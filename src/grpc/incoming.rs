@@ -25,8 +25,14 @@ pub(super) enum Messages {
     Many,
 }
 
-/// The body of a call, which ends with an error where it leaves its limits.
-pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, permit: &Arc<Permit>) -> Body {
+/// The body of a call, which ends with an error where it leaves its limits. Without a permit it is charged to nobody, and is to be
+/// small.
+pub(super) fn limited(
+    body: Body,
+    limits: BodyLimits,
+    messages: Messages,
+    permit: Option<&Arc<Permit>>,
+) -> Body {
     // A caller may be silent between two messages for as long as it likes, and within none.
     let between = BodyLimits { bytes_max: u64::MAX, deadline: STACK_DEADLINE, rate_min: 0, ..limits };
     let within = BodyLimits { bytes_max: u64::MAX, ..limits };
@@ -34,7 +40,11 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, permit
         // Trimmed to what came at the end.
         Messages::One => {
             let bytes_max = limits.bytes_max.saturating_add(PREFIX_BYTES as u64);
-            Reader::new(body, BodyLimits { bytes_max, ..limits }).charged_to(Arc::clone(permit))
+            let reader = Reader::new(body, BodyLimits { bytes_max, ..limits });
+            match permit {
+                Some(permit) => reader.charged_to(Arc::clone(permit)),
+                None => reader,
+            }
         }
         Messages::Many => Reader::new(body, between),
     };
@@ -64,7 +74,7 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, permit
 /// Where in a message the bytes are.
 struct Framing {
     limits: BodyLimits,
-    permit: Arc<Permit>,
+    permit: Option<Arc<Permit>>,
     prefix: Vec<u8>,
     /// Of the message that is coming.
     left: u64,
@@ -73,9 +83,9 @@ struct Framing {
 }
 
 impl Framing {
-    fn new(limits: BodyLimits, permit: &Arc<Permit>) -> Framing {
+    fn new(limits: BodyLimits, permit: Option<&Arc<Permit>>) -> Framing {
         let prefix = Vec::with_capacity(PREFIX_BYTES);
-        Framing { limits, permit: Arc::clone(permit), prefix, left: 0, begun: 0 }
+        Framing { limits, permit: permit.cloned(), prefix, left: 0, begun: 0 }
     }
 
     /// Whether no message is half there.
@@ -101,15 +111,20 @@ impl Framing {
             {
                 self.left = u64::from(u32::from_be_bytes(length));
                 self.prefix.clear();
-                if self.left > self.limits.bytes_max {
-                    return Err(InferError::TooLarge {
-                        what: "the message in bytes",
-                        got: self.left,
-                        limit: self.limits.bytes_max,
-                        option: self.limits.option,
-                    });
+                let (got, limit) = (self.left, self.limits.bytes_max);
+                match &self.permit {
+                    Some(permit) if got <= limit => permit.cover(got + PREFIX_BYTES as u64)?,
+                    None if got <= limit => (),
+                    Some(_) => {
+                        let (what, option) = ("the message in bytes", self.limits.option);
+                        return Err(InferError::TooLarge { what, got, limit, option });
+                    }
+                    None => {
+                        return Err(InferError::BadRequest(format!(
+                            "the message has {got} bytes, more than the {limit} of a call that brings no data"
+                        )));
+                    }
                 }
-                self.permit.cover(self.left + PREFIX_BYTES as u64)?;
             }
         }
         Ok(())
@@ -138,7 +153,7 @@ mod tests {
             rate_min: 0,
             option: "body_bytes_max",
         };
-        Framing::new(limits, &Arc::new(admission.admit(Some(0)).unwrap()))
+        Framing::new(limits, Some(&Arc::new(admission.admit(Some(0)).unwrap())))
     }
 
     fn message(bytes: u32) -> Vec<u8> {
@@ -154,7 +169,7 @@ mod tests {
                 framing.see(&Bytes::copy_from_slice(piece)).unwrap();
             }
             assert!(framing.is_between() && framing.begun == 4, "in pieces of {size}");
-            assert!(framing.permit.bytes() >= 705);
+            assert!(framing.permit.unwrap().bytes() >= 705);
         }
     }
 
@@ -163,7 +178,7 @@ mod tests {
         let framing = framing(700, 10_000);
         let sent =
             stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(sent))]).chain(stream::pending());
-        let mut body = limited(Body::from_stream(sent), framing.limits, messages, &framing.permit);
+        let mut body = limited(Body::from_stream(sent), framing.limits, messages, framing.permit.as_ref());
         loop {
             match tokio::time::timeout(Duration::from_secs(3600), body.frame()).await {
                 Err(_) => return None,
@@ -194,6 +209,11 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "the message in bytes is 701, more than the limit of 700; raise it with body_bytes_max"
+        );
+        let uncharged = Framing { permit: None, ..framing(700, 10_000) }.see(&head).unwrap_err();
+        assert_eq!(
+            uncharged.to_string(),
+            "the message has 701 bytes, more than the 700 of a call that brings no data"
         );
         let error = framing(700, 600).see(&Bytes::from(message(650)).slice(..5)).unwrap_err();
         assert!(matches!(error, InferError::Full { .. }), "{error}");

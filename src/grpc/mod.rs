@@ -30,7 +30,7 @@ use tonic::{Code, Status, codec::CompressionEncoding};
 const CALLS: [&str; 20] = [
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
-    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    REFLECTION,
     "/inference.GRPCInferenceService/CudaSharedMemoryStatus",
     "/inference.GRPCInferenceService/CudaSharedMemoryUnregister",
     INFER,
@@ -49,12 +49,17 @@ const CALLS: [&str; 20] = [
     "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
     "/inference.GRPCInferenceService/SystemSharedMemoryUnregister",
 ];
+/// Questions about the calls, one after the other.
+const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 /// One inference.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// A load, which may bring a model's files.
 const LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
 /// Inferences one after the other.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+/// Bytes of a message that brings no data, packed or not: nothing is set aside for it, so it must not be more than a header may be.
+const SMALL_BYTES_MAX: usize = 64 * 1024;
 
 /// The calls, for the metrics.
 pub fn paths() -> Vec<&'static str> {
@@ -68,16 +73,19 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         // What is sent back is numbers: whoever wants them packed asks a proxy.
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
-        .max_decoding_message_size(body_bytes_max)
         .max_encoding_message_size(usize::MAX);
+    let large = inference.clone().max_decoding_message_size(body_bytes_max);
+    let small = inference.max_decoding_message_size(SMALL_BYTES_MAX);
     let health = HealthServer::new(health::Health::new(front, stages));
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(protocol::DESCRIPTORS)
         .build_v1()
         .expect("the build wrote the definitions");
     let router = CALLS.into_iter().fold(Router::new(), |router, path| {
-        if path.starts_with("/inference.") {
-            router.route_service(path, inference.clone())
+        if matches!(path, INFER | LOAD | STREAM) {
+            router.route_service(path, large.clone())
+        } else if path.starts_with("/inference.") {
+            router.route_service(path, small.clone())
         } else if path.starts_with("/grpc.health.") {
             router.route_service(path, health.clone())
         } else {

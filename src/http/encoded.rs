@@ -38,19 +38,19 @@ pub(super) async fn run(
     tensor: &Tensor,
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
     let files = files(front, model, tensor, model.batching == Batching::Whole)?;
-    let decoding = files.into_iter().enumerate().map(|file| decode(front, model, call, file));
-    let mut spent = Spent::default();
-    let mut queued = Vec::new();
-    for Image { input, took, share } in try_join_all(decoding).await? {
-        spent.decode = spent.decode.max(took);
-        queued.push(call.push(front, model, vec![input], 1, None)?);
+    // Queued one by one, each as soon as it is decoded: those that waited for the others with their share of the memory for decoding
+    // would leave the others none.
+    let answers = files.into_iter().enumerate().map(async |file| {
+        let Image { input, took, share } = decode(front, model, call, file).await?;
+        let ticket = call.push(front, model, vec![input], 1, None);
         // From here on the queue accounts for its memory.
         drop(share);
-    }
-    let answers = queued.into_iter().map(|ticket| call.answer(front, model, ticket));
+        Ok::<_, InferError>((took, call.answer(front, model, ticket?).await?))
+    });
+    let mut spent = Spent::default();
     let mut outputs: Vec<Vec<Tensor>> = Vec::new();
-    for ran in try_join_all(answers).await? {
-        spent.include(&Spent::on(Duration::ZERO, &ran));
+    for (took, ran) in try_join_all(answers).await? {
+        spent.include(&Spent::on(took, &ran));
         outputs.push(ran.outputs);
     }
     let joined = (0..model.signature.outputs.len()).map(|output| {

@@ -33,10 +33,16 @@ impl Form {
     pub(super) fn accepted(headers: &HeaderMap) -> Option<Form> {
         let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let mut media = accepts.flat_map(|accept| accept.split(','));
-        media.find_map(|media| match media.split(';').next().unwrap_or_default().trim() {
-            "application/x-ndjson" | "application/ndjson" => Some(Form::Lines),
-            "text/event-stream" => Some(Form::Events),
-            _ => None,
+        media.find_map(|media| {
+            let mut parts = media.split(';').map(|part| part.trim().to_ascii_lowercase());
+            let form = match parts.next()?.as_str() {
+                "application/x-ndjson" | "application/ndjson" => Form::Lines,
+                "text/event-stream" => Form::Events,
+                _ => return None,
+            };
+            // A weight of 0 says what is not wanted (RFC 9110, 12.4.2).
+            let weight = parts.find_map(|part| part.strip_prefix("q=").map(str::parse::<f32>));
+            (weight != Some(Ok(0.0))).then_some(form)
         })
     }
 
@@ -104,7 +110,9 @@ mod tests {
         };
         assert_eq!(of("application/x-ndjson"), Some(Form::Lines));
         assert_eq!(of("text/html, text/event-stream;q=0.9"), Some(Form::Events));
+        assert_eq!(of("Text/Event-Stream; Q=1"), Some(Form::Events));
         assert_eq!(of("application/json, */*"), None);
+        assert_eq!(of("application/json, text/event-stream;q=0, application/x-ndjson; q=0.0"), None);
         assert_eq!(Form::accepted(&HeaderMap::new()), None);
     }
 

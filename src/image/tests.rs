@@ -435,6 +435,28 @@ fn streams_inside_a_container_may_not_be_larger_than_it_says() {
     assert!(error.contains("larger than its place"), "{error}");
 }
 
+/// Each page would have the stream read from its beginning: as often as a file may have pages.
+#[test]
+fn pages_may_not_share_a_jpeg_stream() {
+    let one = corpus::fixture("jpeg.tif");
+    assert!(one.starts_with(b"II*\0"));
+    let number = |at: usize| u32::from_le_bytes(one[at..at + 4].try_into().unwrap()) as usize;
+    let first = number(4);
+    let next = first + 2 + 12 * usize::from(u16::from_le_bytes([one[first], one[first + 1]]));
+    assert_eq!(number(next), 0, "one page");
+    let (mut many, mut link) = (one.clone(), next);
+    for _ in 0..10 {
+        let at = many.len().next_multiple_of(2);
+        many.resize(at, 0);
+        many.extend_from_slice(&one[first..next + 4]);
+        many[link..link + 4].copy_from_slice(&(at as u32).to_le_bytes());
+        link = at + next - first;
+    }
+    decode(&one, &LIMITS, &whole).unwrap();
+    let error = decode(&many, &LIMITS, &whole).unwrap_err().to_string();
+    assert!(error.contains("streams overlap"), "{error}");
+}
+
 #[test]
 fn frames_are_counted_and_their_pixels_added_up() {
     use tiff::encoder::{Compression, colortype::Gray8};

@@ -69,6 +69,8 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     let mut pages = Vec::new();
     let mut pixels = 0;
     let mut orientation = Orientation::UPRIGHT;
+    // Pages that share a stream would have it read for each of them.
+    let mut jpeg_bytes = 0;
     for index in 0.. {
         // Copies and masks are bounded too: a page may have several.
         limits.check_frames(index / 8)?;
@@ -83,7 +85,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
                 let number = find::<u64>(&mut decoder, Tag::Orientation)?.unwrap_or(1);
                 orientation = Orientation::new(number);
             }
-            pages.push((index, page(bytes, &mut decoder, (width, height))?));
+            pages.push((index, page(bytes, &mut decoder, (width, height), &mut jpeg_bytes)?));
         }
         if !decoder.more_images() {
             break;
@@ -110,6 +112,7 @@ fn page(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
     (width, height): (u32, u32),
+    jpeg_bytes: &mut u64,
 ) -> Result<Page, DecodeError> {
     let photometric: u16 = find(decoder, Tag::PhotometricInterpretation)?.unwrap_or(1);
     let bits: u8 = find_all(decoder, Tag::BitsPerSample)?.first().copied().unwrap_or(1);
@@ -163,7 +166,7 @@ fn page(
         }
         _ => None,
     };
-    check_chunks(bytes, decoder)?;
+    check_chunks(bytes, decoder, jpeg_bytes)?;
     Ok(Page {
         width,
         height,
@@ -176,8 +179,13 @@ fn page(
     })
 }
 
-/// Strips or tiles must lie inside the file; JPEG streams must not be larger than the strip or tile that they are for.
-fn check_chunks(bytes: &[u8], decoder: &mut Decoder<Source<'_>>) -> Result<(), DecodeError> {
+/// Strips or tiles must lie inside the file; JPEG streams must not be larger than the strip or tile that they are for, nor all of
+/// them together than the file: `jpeg_bytes` counts those so far.
+fn check_chunks(
+    bytes: &[u8],
+    decoder: &mut Decoder<Source<'_>>,
+    jpeg_bytes: &mut u64,
+) -> Result<(), DecodeError> {
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
     let (offsets, counts) = if tiled {
         (Tag::TileOffsets, Tag::TileByteCounts)
@@ -187,7 +195,6 @@ fn check_chunks(bytes: &[u8], decoder: &mut Decoder<Source<'_>>) -> Result<(), D
     let offsets: Vec<u64> = find_all(decoder, offsets)?;
     let counts: Vec<u64> = find_all(decoder, counts)?;
     let jpeg = find::<u16>(decoder, Tag::Compression)? == Some(COMPRESSION_JPEG);
-    let mut total = 0u64;
     for (&offset, &count) in offsets.iter().zip(&counts) {
         let chunk = usize::try_from(offset)
             .ok()
@@ -198,8 +205,8 @@ fn check_chunks(bytes: &[u8], decoder: &mut Decoder<Source<'_>>) -> Result<(), D
             continue;
         }
         // These streams are read whole and by their own word on their size.
-        total += count;
-        if total > bytes.len() as u64 {
+        *jpeg_bytes += count;
+        if *jpeg_bytes > bytes.len() as u64 {
             return Err(corrupt("its JPEG streams overlap"));
         }
         let markers = jpeg::markers(chunk)?;

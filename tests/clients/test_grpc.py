@@ -584,6 +584,16 @@ def test_limits_are_those_of_the_rest_api(start_server, only_digits):
     assert server.stop() == 0
 
 
+def test_calls_that_bring_no_data_are_small_packed_or_not(stub):
+    # Nothing is set aside for them, so that they are answered when everything else is refused.
+    assert not stub.ModelReady(service_pb2.ModelReadyRequest(name="n" * 60_000), timeout=SECONDS).ready
+    for name, packing in [("n" * 70_000, grpc.Compression.NoCompression), ("n" * 10_000_000, grpc.Compression.Gzip)]:
+        request = service_pb2.ModelReadyRequest(name=name)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelReady(request, compression=packing, timeout=SECONDS)
+        assert "65536" in refused.value.details(), refused.value.details()
+
+
 def test_ids_and_times_are_told_beside_the_answer(stub):
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     sent = [("x-request-id", "mine.1"), ("traceparent", parent), ("priority", "0")]

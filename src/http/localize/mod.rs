@@ -25,13 +25,15 @@ use axum::{
     http::{HeaderName, HeaderValue, header},
     response::Response,
 };
+use bytes::Bytes;
 use drive::Drive;
 use finding::Posted;
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use outgoing::{Event, Outgoing};
 use std::sync::Arc;
+use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Units, pixel origin and frame base of the reply, whatever its format can say of them.
@@ -79,16 +81,7 @@ pub(super) async fn predict(
             return Err(InferError::Internal("a stack was given up without a reason".into()));
         }
     };
-    // Dropping the body, as when the caller goes away, ends the task.
-    let pieces = stream::unfold((coming, task), |(mut coming, task)| async move {
-        let frame = match coming.recv().await? {
-            Event::Bytes(bytes) => Frame::data(bytes),
-            Event::End(trailers) => Frame::trailers(trailers),
-            Event::Begin(..) | Event::Failed(_) => return None,
-        };
-        Some((Ok::<_, std::convert::Infallible>(frame), (coming, task)))
-    });
-    let mut response = Response::new(Body::new(StreamBody::new(pieces)));
+    let mut response = Response::new(Body::new(StreamBody::new(frames(coming, task))));
     let headers = response.headers_mut();
     let trailers = "ocelli-counts, server-timing, ocelli-device, ocelli-fallback";
     headers.insert(header::TRAILER, HeaderValue::from_static(trailers));
@@ -102,4 +95,43 @@ pub(super) async fn predict(
         headers.insert(header::CONTENT_DISPOSITION, value);
     }
     Ok(response)
+}
+
+/// The reply's body, of what comes after its beginning. Dropping it, as when the caller goes away, ends the task.
+fn frames(
+    coming: mpsc::Receiver<Event>,
+    task: AbortOnDropHandle<()>,
+) -> impl Stream<Item = Result<Frame<Bytes>, InferError>> {
+    stream::unfold((coming, task), |(mut coming, task)| async move {
+        let frame = match coming.recv().await? {
+            Event::Bytes(bytes) => Ok(Frame::data(bytes)),
+            Event::End(trailers) => Ok(Frame::trailers(trailers)),
+            // Too late for a reply that says so: one that is cut off is not taken for a whole one.
+            Event::Failed(error) => {
+                tracing::warn!(%error, "a reply is cut off");
+                Err(error)
+            }
+            Event::Begin(..) => return None,
+        };
+        Some((frame, (coming, task)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::StreamExt;
+
+    #[tokio::test]
+    async fn a_reply_that_fails_after_its_beginning_is_cut_off() {
+        let (mut reply, coming) = Outgoing::new(1000);
+        let task = tokio::spawn(async move {
+            let _ = reply.bytes(b"a row".to_vec()).await;
+            let _ = reply.send(Event::Failed(InferError::Internal("planted".into()))).await;
+        });
+        let mut frames = std::pin::pin!(frames(coming, AbortOnDropHandle::new(task)));
+        let first = frames.next().await.expect("a frame").expect("it came before");
+        assert_eq!(first.into_data().expect("bytes"), "a row");
+        assert!(matches!(frames.next().await, Some(Err(InferError::Internal(_)))), "it does not end in order");
+    }
 }

@@ -7,7 +7,7 @@
 use crate::{
     batch,
     engine::{
-        DataType, Dim, Setting, Signature, Tensor, TensorSpec, gauss_mle::frames::FrameMemory,
+        DataType, Dim, Setting, Signature, Tensor, TensorSpec, gauss_mle::frames::FrameMemory, kernels::SIDE,
         tensor::bytes_of,
     },
     error::InferError,
@@ -227,6 +227,12 @@ impl Rois {
         if items == 0 {
             return Ok(None);
         }
+        // Of smaller ones, a body has so many that what is set aside for each would outgrow it.
+        if !SIDE.contains(&rois.shape[1]) {
+            let (low, high) = (SIDE.start(), SIDE.end());
+            let shape = &rois.shape;
+            return Err(bad(format!("input \"rois\" has shape {shape:?}, expected a side from {low} to {high}")));
+        }
         if corners.is_none() && setting.camera().sensor().is_some() {
             return Err(bad(CORNERS_NEEDED.into()));
         }
@@ -242,6 +248,12 @@ impl Rois {
 /// Checks a tensor of pixels; says how many planes it has.
 fn pixels(name: &str, tensor: &Tensor) -> Result<usize, InferError> {
     match (tensor.datatype, &tensor.shape[..]) {
+        // A shape without elements may say any number of planes, which nothing that was sent bounds.
+        (DataType::Uint16 | DataType::Fp32, [count, height, width])
+            if *count > 0 && (*height == 0 || *width == 0) =>
+        {
+            Err(bad(format!("input {name:?} has shape {:?}: its planes have no pixels", tensor.shape)))
+        }
         (DataType::Uint16 | DataType::Fp32, [count, _, _]) => Ok(*count),
         (datatype, shape) => Err(bad(format!(
             "input {name:?} is {datatype} of shape {shape:?}, expected UINT16 or FP32 of three axes"
@@ -272,4 +284,27 @@ fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, Infer
 
 fn bad(why: String) -> InferError {
     InferError::BadRequest(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(name: &str, shape: &[usize]) -> Result<Given, InferError> {
+        let tensor = Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Vec::new().into() };
+        Given::of(vec![Input::whole(name.to_owned(), tensor, Default::default())])
+    }
+
+    #[test]
+    fn planes_without_a_pixel_are_refused_however_many_there_are_said_to_be() {
+        for name in ["rois", "frames"] {
+            for shape in [[1 << 62, 0, 0], [1 << 40, 0, 7], [1, 7, 0]] {
+                let told = given(name, &shape).err().expect("refused").to_string();
+                assert!(told.ends_with("its planes have no pixels"), "{told}");
+            }
+        }
+        let Ok(Given::Rois(none)) = given("rois", &[0, 7, 7]) else { panic!("no ROIs are taken") };
+        let setting = Settings::default().setting().expect("the defaults go together");
+        assert!(none.chunk(setting).expect("nothing to fit").is_none());
+    }
 }

@@ -18,7 +18,7 @@ use crate::{
 use axum::{body::Bytes, http::HeaderMap};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, collections::HashSet, time::Duration};
 
 /// A request for inference, checked in itself; whether it fits the model is for whoever knows the model.
 #[derive(Debug, Clone)]
@@ -198,8 +198,9 @@ pub fn read(
     }
     let mut behind = body.slice(length..);
     let mut inputs: Vec<Input> = Vec::with_capacity(wire.inputs.len().min(64));
+    let mut names = HashSet::new();
     for wire in wire.inputs {
-        if inputs.iter().any(|input| input.name == wire.name) {
+        if !names.insert(wire.name.clone()) {
             return Err(bad(format!("input {:?} is given twice", clipped(&wire.name))));
         }
         inputs.push(input(wire, &mut behind, specs)?);
@@ -212,8 +213,9 @@ pub fn read(
     }
     let binary_default = flag(&wire.parameters, "binary_data_output")?.unwrap_or(false);
     let mut outputs: Vec<Requested> = Vec::with_capacity(wire.outputs.len().min(64));
+    names.clear();
     for wire in wire.outputs {
-        if outputs.iter().any(|output| output.name == wire.name) {
+        if !names.insert(wire.name.clone()) {
             return Err(bad(format!("output {:?} is asked for twice", clipped(&wire.name))));
         }
         outputs.push(Requested::of(wire.name, wire.parameters, binary_default)?);
@@ -224,6 +226,7 @@ pub fn read(
 /// One input; takes its binary data, if it has some, from the front of `behind`.
 fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Result<Input, InferError> {
     let WireInput { name, shape, datatype, mut parameters, data } = wire;
+    check_head(&name, &shape)?;
     let Some(datatype) = DataType::from_name(&datatype) else {
         let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
         return Err(bad(format!(
@@ -270,6 +273,24 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
         }
     };
     Ok(Input::whole(name, tensor, parameters))
+}
+
+/// Bytes of an input's name, which errors repeat: far more than any model has.
+const NAME_BYTES_MAX: usize = 4096;
+
+/// Refuses what no input is called or shaped like, before any other error repeats it.
+///
+/// # Errors
+/// 400 with the limit.
+pub(crate) fn check_head(name: &str, shape: &[usize]) -> Result<(), InferError> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(bad(format!(
+            "an input has a name of {} bytes, more than the limit of {NAME_BYTES_MAX}: it begins with {:?}",
+            name.len(),
+            clipped(name)
+        )));
+    }
+    data::elements(name, shape).map(drop)
 }
 
 /// Whether an input is of a type and shape that the model takes; `specs` has all of its inputs, some in several forms. One that
@@ -423,6 +444,30 @@ mod tests {
         refuses(&format!(r#"{{"inputs":[],{twice}}}"#), &[], "\"y\" is asked for twice");
         refuses(r#"{"inputs":[],"parameters":{"triton_x":1}}"#, &[], "reserved");
         refuses("{}", &[], "missing field `inputs`");
+    }
+
+    #[test]
+    fn what_is_refused_is_not_repeated_at_any_length() {
+        let spec = TensorSpec { name: "a".into(), datatype: DataType::Uint8, shape: vec![Dim::Free] };
+        let (long, deep) = ("n".repeat(1 << 20), "1,".repeat(1 << 20));
+        for json in [
+            format!(r#"{{"inputs":[{{"name":"{long}","shape":[1],"datatype":"FP9","data":[1]}}]}}"#),
+            format!(r#"{{"inputs":[{{"name":"a","shape":[{deep}1],"datatype":"UINT8","data":[1]}}]}}"#),
+        ] {
+            let told = read(&Bytes::from(json), None, std::slice::from_ref(&spec)).unwrap_err().to_string();
+            assert!(told.len() < 300 && told.contains("more than the limit of"), "{}", told.len());
+        }
+    }
+
+    #[test]
+    fn a_great_many_names_take_no_more_time_than_their_bytes() {
+        // Compared each with each, these are minutes: whoever waits for this test sees it.
+        let each = |form: fn(u32) -> String| (0..100_000).map(form).collect::<Vec<_>>().join(",");
+        let inputs = each(|i| format!(r#"{{"name":"input{i:09}","shape":[1],"datatype":"BOOL","data":[1]}}"#));
+        let outputs = each(|i| format!(r#"{{"name":"output{i:09}"}}"#));
+        let json = format!(r#"{{"inputs":[{inputs}],"outputs":[{outputs}]}}"#);
+        let request = read(&Bytes::from(json), None, &[]).unwrap();
+        assert_eq!((request.inputs.len(), request.outputs.len()), (100_000, 100_000));
     }
 
     #[test]
