@@ -181,6 +181,22 @@ def test_a_large_image_is_413_before_it_is_decoded(small):
     wire.problem(wire.post_image(small, "digits", data), 413, "160000", "100000", "image_pixels_max")
 
 
+def test_images_of_one_tensor_that_need_more_memory_than_there_is_are_decoded_in_turn(start_server, only_digits):
+    # Each takes nearly half of it: those that are decoded must not wait for the others before they let go of theirs.
+    server = start_server(only_digits, image_pixels_max=40_000, decode_bytes_max=256_000)
+    file = reference.png(np.zeros((200, 200, 3), np.uint8))
+    data = (len(file).to_bytes(4, "little") + file) * 8
+    given = {"name": "image", "shape": [8], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [given]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    response = requests.post(
+        f"{server.url}/v2/models/digits/infer", data=head + data, headers=headers, timeout=wire.TIMEOUT
+    )
+    assert response.status_code == 200, response.text
+    assert response.json()["outputs"][0]["shape"] == [8, 10]
+    assert server.stop() == 0
+
+
 def test_too_many_parts_are_413(small, digits):
     response = wire.post_files(small, "digits", [(name, data) for name, data, _ in digits])
     wire.problem(response, 413, "parts_max")

@@ -281,3 +281,11 @@ def test_a_stack_of_60000_pages_is_read_to_its_end(server):
     assert response.status_code == 200, response.text[:500]
     tail = json.loads(response.text.splitlines()[-1])
     assert tail.get("end") and tail["frames"] == 60_000, tail
+
+
+@pytest.mark.parametrize("name", ["rois", "frames"])
+@pytest.mark.parametrize("shape", [[1 << 40, 0, 0], [1 << 62, 0, 7], [3, 7, 0]])
+def test_planes_without_a_pixel_are_refused_however_many_they_are_said_to_be(server, name, shape):
+    inputs = [{"name": name, "shape": shape, "datatype": "FP32", "data": []}]
+    response = requests.post(f"{server.url}/v2/models/spots/infer", json={"inputs": inputs}, timeout=wire.TIMEOUT)
+    wire.problem(response, 400, name, str(shape[0]), "no pixels")
