@@ -334,7 +334,9 @@ mod tests {
 
     #[test]
     fn what_is_refused_is_not_repeated_at_any_length() {
-        for (name, shape) in [("n".repeat(1 << 20), vec![1]), ("x".into(), vec![-1; 1 << 20]), ("x".into(), vec![1; 1 << 20])] {
+        for (name, shape) in
+            [("n".repeat(1 << 20), vec![1]), ("x".into(), vec![-1; 1 << 20]), ("x".into(), vec![1; 1 << 20])]
+        {
             let mut sent = message(&[1]);
             (sent.inputs[0].name, sent.inputs[0].shape) = (name, shape);
             let told = request(sent, &[]).unwrap_err().to_string();

@@ -40,7 +40,26 @@ pub(super) fn of(error: &InferError) -> Status {
         // What gRPC's own clients look at where retries are switched on; in milliseconds.
         headers.insert("grpc-retry-pushback-ms", HeaderValue::from(seconds.saturating_mul(1000)));
     }
-    Status::with_metadata(code(error), error.to_string(), MetadataMap::from_headers(headers))
+    Status::with_metadata(code(error), words(error), MetadataMap::from_headers(headers))
+}
+
+/// Bytes of a message as it travels, in a header: clients end a call whose headers are over 8 KiB without telling what they say.
+const WORDS_BYTES_MAX: usize = 6000;
+
+/// What happened, cut off where it is longer than a header may be.
+fn words(error: &InferError) -> String {
+    let words = error.to_string();
+    let mut left = WORDS_BYTES_MAX;
+    let over = words.char_indices().find(|(_, character)| {
+        // The rest is percent-encoded.
+        let plain = matches!(character, ' '..='~') && *character != '%';
+        let bytes = if plain { 1 } else { 3 * character.len_utf8() };
+        left.checked_sub(bytes).map(|rest| left = rest).is_none()
+    });
+    match over {
+        None => words,
+        Some((end, _)) => format!("{}…", &words[..end]),
+    }
 }
 
 /// The status of HTTP that says the same as a code: under these, metrics count calls.
@@ -75,5 +94,15 @@ mod tests {
         assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "3000");
         let bad = of(&InferError::BadRequest("no".into()));
         assert_eq!((bad.code(), bad.metadata().len()), (Code::InvalidArgument, 0));
+    }
+
+    #[test]
+    fn words_are_no_longer_than_a_header_may_be() {
+        for (character, fit) in [("a", 6000), ("%", 2000), ("µ", 1000)] {
+            let told =
+                |count: usize| of(&InferError::BadRequest(character.repeat(count))).message().to_owned();
+            assert_eq!(told(fit), character.repeat(fit));
+            assert_eq!(told(fit + 1_000_000), character.repeat(fit) + "…");
+        }
     }
 }

@@ -91,9 +91,19 @@ impl std::fmt::Display for Parameter {
     }
 }
 
-/// A 400 for JSON that cannot be read. Says where, and repeats nothing of the content but names.
+/// Characters of a parser's own words, which may repeat a text of any length that it did not expect.
+const WORDS_MAX: usize = 300;
+
+/// A 400 for JSON that cannot be read. Says where, and repeats little of the content.
 fn bad_json(what: &str, error: &serde_json::Error) -> InferError {
-    InferError::BadRequest(format!("{what} cannot be read: {error}"))
+    let words = error.to_string();
+    InferError::BadRequest(match words.char_indices().nth(WORDS_MAX) {
+        None => format!("{what} cannot be read: {words}"),
+        Some((end, _)) => {
+            let (line, column) = (error.line(), error.column());
+            format!("{what} cannot be read: {}… at line {line} column {column}", &words[..end])
+        }
+    })
 }
 
 /// At most the first 60 characters, for messages.

@@ -132,6 +132,9 @@ mod tests {
         let mut frames = std::pin::pin!(frames(coming, AbortOnDropHandle::new(task)));
         let first = frames.next().await.expect("a frame").expect("it came before");
         assert_eq!(first.into_data().expect("bytes"), "a row");
-        assert!(matches!(frames.next().await, Some(Err(InferError::Internal(_)))), "it does not end in order");
+        assert!(
+            matches!(frames.next().await, Some(Err(InferError::Internal(_)))),
+            "it does not end in order"
+        );
     }
 }

@@ -231,7 +231,9 @@ impl Rois {
         if !SIDE.contains(&rois.shape[1]) {
             let (low, high) = (SIDE.start(), SIDE.end());
             let shape = &rois.shape;
-            return Err(bad(format!("input \"rois\" has shape {shape:?}, expected a side from {low} to {high}")));
+            return Err(bad(format!(
+                "input \"rois\" has shape {shape:?}, expected a side from {low} to {high}"
+            )));
         }
         if corners.is_none() && setting.camera().sensor().is_some() {
             return Err(bad(CORNERS_NEEDED.into()));

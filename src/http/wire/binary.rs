@@ -33,11 +33,10 @@ pub fn check(name: &str, tensor: &Tensor) -> Result<(), InferError> {
             Err(bad(format!("input {name:?} is BOOL and holds a byte other than 0 and 1")))
         }
         Some(_) => Ok(()),
-        None => match strings(&tensor.data) {
-            Some(got) if got.len() == elements => Ok(()),
+        None => match count(&tensor.data) {
+            Some(got) if got == elements => Ok(()),
             Some(got) => Err(bad(format!(
-                "input {name:?} has {} elements, expected {elements} for shape {:?}",
-                got.len(),
+                "input {name:?} has {got} elements, expected {elements} for shape {:?}",
                 tensor.shape
             ))),
             None => Err(bad(format!(
@@ -45,6 +44,17 @@ pub fn check(name: &str, tensor: &Tensor) -> Result<(), InferError> {
             ))),
         },
     }
+}
+
+/// How many elements a [`DataType::Bytes`] tensor has; `None` if the lengths do not add up. Takes no memory: elements may be
+/// empty, and then what says where one lies is many times as large as the element.
+fn count(mut data: &[u8]) -> Option<usize> {
+    let mut count = 0;
+    while let Some((length, rest)) = data.split_first_chunk() {
+        data = rest.get(u32::from_le_bytes(*length) as usize..)?;
+        count += 1;
+    }
+    data.is_empty().then_some(count)
 }
 
 /// The elements of a [`DataType::Bytes`] tensor, in its memory; `None` if the lengths do not add up.
@@ -61,4 +71,37 @@ pub fn strings(data: &Bytes) -> Option<Vec<Bytes>> {
 
 fn bad(what: String) -> InferError {
     InferError::BadRequest(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn elements_are_counted_as_they_are_read() {
+        for (data, expected) in [
+            (&b""[..], Some(0)),
+            (b"\0\0\0\0\0\0\0\0", Some(2)),
+            (b"\x01\0\0\0a", Some(1)),
+            (b"\x02\0\0\0a", None),
+            (b"\0\0\0", None),
+            (b"\xff\xff\xff\xffa", None),
+        ] {
+            assert_eq!(count(data), expected, "{data:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_counted_is_what_there_is(
+            elements in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..5), 0..5),
+            cut in 0..40usize,
+        ) {
+            let one = |element: &Vec<u8>| [&(element.len() as u32).to_le_bytes()[..], element].concat();
+            let data = Bytes::from(elements.iter().flat_map(one).collect::<Vec<u8>>());
+            let data = data.slice(..cut.min(data.len()));
+            prop_assert_eq!(count(&data), strings(&data).map(|strings| strings.len()));
+        }
+    }
 }

@@ -457,13 +457,17 @@ mod tests {
             let told = read(&Bytes::from(json), None, std::slice::from_ref(&spec)).unwrap_err().to_string();
             assert!(told.len() < 300 && told.contains("more than the limit of"), "{}", told.len());
         }
+        let told =
+            read(&Bytes::from(format!("{{\"inputs\":\"{long}\"}}")), None, &[]).unwrap_err().to_string();
+        assert!(told.len() < 500 && told.ends_with("at line 1 column 1048588"), "{told:.600}");
     }
 
     #[test]
     fn a_great_many_names_take_no_more_time_than_their_bytes() {
         // Compared each with each, these are minutes: whoever waits for this test sees it.
         let each = |form: fn(u32) -> String| (0..100_000).map(form).collect::<Vec<_>>().join(",");
-        let inputs = each(|i| format!(r#"{{"name":"input{i:09}","shape":[1],"datatype":"BOOL","data":[1]}}"#));
+        let inputs =
+            each(|i| format!(r#"{{"name":"input{i:09}","shape":[1],"datatype":"BOOL","data":[1]}}"#));
         let outputs = each(|i| format!(r#"{{"name":"output{i:09}"}}"#));
         let json = format!(r#"{{"inputs":[{inputs}],"outputs":[{outputs}]}}"#);
         let request = read(&Bytes::from(json), None, &[]).unwrap();
