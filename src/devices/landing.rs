@@ -138,7 +138,8 @@ impl Landing {
         let land = move || {
             // Without it nothing lands any more.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| land_all(&coming, &health))) {
-                health.end(Over::Failed(format!("the thread that lands batches panicked: {}", words(&panic))));
+                health
+                    .end(Over::Failed(format!("the thread that lands batches panicked: {}", words(&panic))));
             }
         };
         match thread.spawn(land) {

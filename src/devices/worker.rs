@@ -346,8 +346,7 @@ mod tests {
         let mut signature = signature(&[("y", &[2])]);
         signature.inputs.clear();
         let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
-        let model =
-            Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
         queue.register(model.key, "m", model.rules.clone());
         let metrics = Arc::new(Metrics::new(&[], "0", "none"));
         let (name, queue_of, health_of) = ("test".into(), Arc::clone(&queue), health.clone());

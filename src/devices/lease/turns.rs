@@ -113,9 +113,12 @@ fn make(folder: &Path) -> io::Result<()> {
         // For servers of all users; each may remove its own only.
         fs::set_permissions(folder, fs::Permissions::from_mode(0o1777))?;
     }
-    // Whether files can be made and locked there: not every file system has locks.
-    let probe = folder.join(format!("probe.{}{NEW}", std::process::id()));
-    let locked = File::create(&probe).and_then(|file| file.try_lock().map_err(io::Error::from));
+    // Whether files can be made and locked there: not every file system has locks. Servers in containers have the same number, and
+    // one that is killed here leaves its file: another's is no word on the folder.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let probe = folder.join(format!("probe.{}.{now}{NEW}", std::process::id()));
+    let made = OpenOptions::new().write(true).create_new(true).open(&probe);
+    let locked = made.and_then(|file| file.try_lock().map_err(io::Error::from));
     let removed = fs::remove_file(probe);
     locked.and(removed)
 }
@@ -209,6 +212,14 @@ mod tests {
         for file in files {
             assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644, "{file:?}");
         }
+    }
+
+    #[test]
+    fn what_a_server_of_the_same_number_has_there_is_no_word_on_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let theirs = File::create(folder.path().join(format!("probe.{}{NEW}", std::process::id()))).unwrap();
+        theirs.lock().unwrap();
+        assert!(Turns::new(Some(folder.path())).ticket("GPU-1", at(1)).is_some());
     }
 
     #[test]

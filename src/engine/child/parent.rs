@@ -275,7 +275,7 @@ pub(super) struct Ticket {
 impl Ticket {
     pub(super) fn wait(self) -> Result<Reply, EngineError> {
         let gone = |_| EngineError::Device("the device's process is gone".to_owned());
-        self.come.map_or_else(|| self.coming.recv().map_err(gone)?, |come| come)
+        self.come.unwrap_or_else(|| self.coming.recv().map_err(gone)?)
     }
 
     /// Waits so long; false where it has not come by then.

@@ -17,6 +17,7 @@ use library::Library;
 use std::{
     collections::VecDeque,
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::Duration,
@@ -74,11 +75,21 @@ struct State {
 impl State {
     /// The context that is to be used.
     fn usable(&self) -> Option<&(u64, Arc<Context>)> {
-        self.offered.iter().find(|(number, _)| !self.fenced.contains(number))
+        self.offered.iter().find(|(number, _)| !self.ended && !self.fenced.contains(number))
     }
 }
 
 impl Shared {
+    /// Nobody decodes any more: files that wait are the CPU's, and contexts are in nobody's use.
+    fn end(&self) {
+        let mut state = self.lock();
+        (state.ended, state.in_use, state.running) = (true, None, 0);
+        let jobs = std::mem::take(&mut state.jobs);
+        drop(state);
+        self.changed.notify_all();
+        give_up(jobs);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,13 +109,9 @@ impl JpegOnGpu {
     /// Why JPEGs are decoded on the CPU alone, in one line.
     pub fn start(driver: Version) -> Result<JpegOnGpu, String> {
         let library = Library::find(driver)?;
-        let shared = Arc::new(Shared::default());
-        let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("ocelli-jpeg".into())
-            .spawn(move || Worker { library, shared: theirs, decoder: None }.work())
-            .map_err(|error: io::Error| format!("no thread to decode JPEGs on a GPU: {error}"))?;
-        Ok(JpegOnGpu(Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) })))
+        let owner = Owner::start(|shared| Worker { library, shared, decoder: None }.work());
+        let owner = owner.map_err(|error| format!("no thread to decode JPEGs on a GPU: {error}"))?;
+        Ok(JpegOnGpu(Arc::new(owner)))
     }
 
     /// Lets a context be used. Of several, the first is.
@@ -131,7 +138,12 @@ impl JpegOnGpu {
 
     /// Has a file decoded.
     pub fn decode(&self, job: Job) {
-        self.0.shared.lock().jobs.push_back(job);
+        let mut state = self.0.shared.lock();
+        if state.ended {
+            drop(state);
+            return give_up([job]);
+        }
+        state.jobs.push_back(job);
         self.0.shared.changed.notify_all();
     }
 }
@@ -147,12 +159,29 @@ impl Drop for Offer {
     }
 }
 
+impl Owner {
+    /// Starts the thread, which does this until it is told to end.
+    fn start(work: impl FnOnce(Arc<Shared>) + Send + 'static) -> io::Result<Owner> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("ocelli-jpeg".into()).spawn(move || {
+            if catch_unwind(AssertUnwindSafe(|| work(Arc::clone(&theirs)))).is_err() {
+                tracing::error!(
+                    "the thread that decodes JPEGs on a GPU panicked: the CPU decodes them from now on"
+                );
+                theirs.end();
+            }
+        })?;
+        Ok(Owner { shared, thread: Mutex::new(Some(thread)) })
+    }
+}
+
 impl Drop for Owner {
     fn drop(&mut self) {
         self.shared.lock().ended = true;
         self.shared.changed.notify_all();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // One that panicked has said so.
+        // It catches its panics.
         let _ = thread.map(JoinHandle::join);
     }
 }
@@ -195,8 +224,7 @@ impl Worker {
                 }
                 Next::End => {
                     self.leave();
-                    let jobs = std::mem::take(&mut self.shared.lock().jobs);
-                    return give_up(jobs);
+                    return self.shared.end();
                 }
             }
         }
@@ -331,6 +359,41 @@ fn give_up(jobs: impl IntoIterator<Item = Job>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::plain_jpeg;
+
+    /// A file of the commonest kind, as far as its segments go.
+    const FILE: [u8; 39] = [
+        0xff, 0xd8, 0xff, 0xc0, 0, 17, 8, 0, 20, 0, 33, 3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1, 0xff, 0xda, 0,
+        12, 3, 1, 0, 2, 0x11, 3, 0x11, 0, 63, 0, 7, 8, 0xff, 0xd9,
+    ];
+
+    #[test]
+    fn where_the_thread_has_panicked_files_that_wait_and_that_come_are_the_cpus() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let job = |number: u32| Job {
+            bytes: Bytes::from_static(&FILE),
+            jpeg: plain_jpeg(&FILE).expect("one of the commonest kind"),
+            to: Preprocess::new(8, 8),
+            answer: {
+                let tell = tell.clone();
+                Box::new(move |item| tell.send((number, item)).expect("somebody listens"))
+            },
+        };
+        let (breaks, broken) = std::sync::mpsc::channel::<()>();
+        let owner = Owner::start(move |_| {
+            let _ = broken.recv();
+            panic!("in the decoder");
+        });
+        let decoder = JpegOnGpu(Arc::new(owner.expect("a thread")));
+        decoder.decode(job(1));
+        drop(breaks);
+        // The bound is for a test that would hang.
+        let patience = Duration::from_secs(60);
+        assert_eq!(told.recv_timeout(patience), Ok((1, None)));
+        decoder.decode(job(2));
+        assert_eq!(told.recv_timeout(patience), Ok((2, None)));
+        assert_eq!(decoder.waiting(), None);
+    }
 
     #[test]
     fn a_batch_is_bounded_in_files_and_bytes_and_takes_one_file_of_any_size() {
