@@ -168,7 +168,8 @@ fn part(header: &[u8], bytes: Bytes, index: usize, limits: &MultipartLimits) -> 
         return Err(malformed("is not form-data"));
     }
     let name = parameter(parameters, "name").ok_or_else(|| malformed("has no name"))?;
-    let file_name = parameter(parameters, "filename");
+    // Some clients send a name that is not ASCII in this form only, which forms are not to have (RFC 7578, 4.2).
+    let file_name = parameter(parameters, "filename").or_else(|| parameter(parameters, "filename*"));
     let longest = name.len().max(file_name.as_ref().map_or(0, String::len));
     if longest > limits.name_bytes_max {
         return Err(malformed(&format!(
@@ -292,6 +293,13 @@ mod tests {
              name=\"x\"\r\n\r\n\r\n--B--",
             Ok(&[("data", Some("a \"b\".jpg"), "one\r\ntwo"), ("x", Some(""), "")]),
         );
+    }
+
+    #[test]
+    fn a_file_name_in_the_form_of_headers_says_that_it_is_a_file() {
+        let name = "UTF-8''%C3%A4.jpg";
+        let header = format!("Content-Disposition: form-data; name=\"photo\"; filename*={name}");
+        check(&one(&header, "x"), Ok(&[("photo", Some(name), "x")]));
     }
 
     #[test]

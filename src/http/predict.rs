@@ -7,7 +7,7 @@
 use super::{
     Front,
     call::{Call, Spent},
-    decode::{Decoded, Staged},
+    decode::{Decoded, Share, Staged},
     localize, posted,
     streamed::{self, Form},
     target::Target,
@@ -17,7 +17,7 @@ use super::{
     },
 };
 use crate::{
-    batch,
+    batch::{self, Ticket},
     error::InferError,
     image::Placement,
     models::Model,
@@ -128,33 +128,34 @@ fn one_by_one(
     let decoded = stream::iter(files).map(move |file| {
         let (front, model, call, _) = decoding.clone();
         async move {
-            let call = call.again();
-            call.in_time(front.decode.stage(file?, Arc::clone(&model))).await.inspect(|decoded| {
-                front.metrics.model(&model.name).decode_seconds.observe(decoded.took.as_secs_f64());
-                call.stage("decode", decoded.took);
+            let (began, decode) = (call.again(), front.decode.stage(file?, Arc::clone(&model)));
+            let Decoded { frames, took, share } = began.in_time(decode).await?;
+            front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
+            began.stage("decode", took);
+            Ok(match <[Staged; 1]>::try_from(frames) {
+                // Not in its turn: a file that is ahead would keep its share of the memory for decoding from those before it.
+                Ok([only]) => vec![queue(&front, &model, &call, only, took).map(Ahead::Queued)],
+                Err(frames) => {
+                    // Until the last of its frames is queued.
+                    let share = Arc::new(share);
+                    let waits = |frame| Ok(Ahead::Waits(frame, took, Arc::clone(&share)));
+                    frames.into_iter().map(waits).collect()
+                }
             })
         }
     });
-    let frames = decoded.buffered(streamed::FILES_AHEAD).flat_map(|decoded| {
-        let frames = match decoded {
-            Ok(Decoded { frames, took, share }) => {
-                // Until the last of its frames is queued.
-                let share = Arc::new(share);
-                let frame = |frame| Ok((frame, took, Arc::clone(&share)));
-                frames.into_iter().map(frame).collect::<Vec<_>>()
-            }
-            Err(error) => vec![Err(error)],
-        };
-        stream::iter(frames)
-    });
+    let frames = decoded
+        .buffered(streamed::FILES_AHEAD)
+        .flat_map(|frames| stream::iter(frames.unwrap_or_else(|error| vec![Err(error)])));
     let answers = frames.map(move |frame| {
         let (front, model, call, asked) = common.clone();
         async move {
-            let (Staged { tensor, placement }, took, share) = frame?;
-            let call = call.again();
-            let ticket = call.push_image(&front, &model, tensor);
-            drop(share);
-            let ran = call.answer(&front, &model, ticket?).await?;
+            let queued = match frame? {
+                Ahead::Queued(queued) => Ok(queued),
+                Ahead::Waits(frame, took, _share) => queue(&front, &model, &call, frame, took),
+            };
+            let Queued { call, ticket, placement, took } = queued?;
+            let ran = call.answer(&front, &model, ticket).await?;
             let answered = Instant::now();
             let (entry, _) = entry(&front, &model, &asked, ran, placement, took).await?;
             call.stage("encode", answered.elapsed());
@@ -162,6 +163,35 @@ fn one_by_one(
         }
     });
     answers.buffered(ahead)
+}
+
+/// A frame of a stream that was decoded ahead.
+enum Ahead {
+    /// The only one of its file.
+    Queued(Queued),
+    /// One of several, with how long all of them took and what they take.
+    Waits(Staged, Duration, Arc<Share>),
+}
+
+/// A frame in the queue, under terms of its own.
+struct Queued {
+    call: Call,
+    ticket: Ticket,
+    placement: Placement,
+    took: Duration,
+}
+
+/// Queues a frame of a stream: from now on it has the time that a request has.
+fn queue(
+    front: &Front,
+    model: &Model,
+    call: &Call,
+    Staged { tensor, placement }: Staged,
+    took: Duration,
+) -> Result<Queued, InferError> {
+    let call = call.again();
+    let ticket = call.push_image(front, model, tensor)?;
+    Ok(Queued { call, ticket, placement, took })
 }
 
 /// The answers for files, in their order, one for each frame. One that has none is an error in its place.

@@ -1,9 +1,12 @@
 """Replies that come item by item: lines of JSON and events."""
 
 import json
+import struct
+import zlib
 
 import numpy as np
 import pytest
+import reference
 import requests
 import wire
 from server import ROOT, until
@@ -138,3 +141,27 @@ def test_what_is_refused_at_once_is_an_error_as_ever(server, digits):
     url = f"{server.url}/predictions/digits?top_k=x"
     reply = requests.post(url, data=digits[0][1], headers={"Accept": "text/event-stream"}, timeout=wire.TIMEOUT)
     assert reply.status_code == 400 and reply.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["predictions", "infer"])
+def test_images_that_are_decoded_ahead_keep_no_memory_from_those_before_them(start_server, only_digits, path):
+    # The first has a header that takes long to read; those behind it would have taken what there is by then.
+    server = start_server(only_digits, image_pixels_max=40_000, decode_bytes_max=256_000, decode_threads=4)
+    file = reference.png(np.zeros((200, 200, 3), np.uint8))
+    filler = struct.pack(">I", 1 << 20) + b"prIv" + bytes(1 << 20)
+    filler += struct.pack(">I", zlib.crc32(filler[4:]))
+    files = [file[:33] + 40 * filler + file[33:], *[file] * 4]
+    headers = {"Accept": "application/x-ndjson"}
+    if path == "predictions":
+        parts = [("data", (f"{index}.png", data)) for index, data in enumerate(files)]
+        response = requests.post(f"{server.url}/predictions/digits", files=parts, headers=headers, timeout=wire.TIMEOUT)
+    else:
+        data = b"".join(struct.pack("<I", len(file)) + file for file in files)
+        given = {"name": "image", "shape": [5], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)}}
+        head = json.dumps({"inputs": [given]}).encode()
+        headers["Inference-Header-Content-Length"] = str(len(head))
+        url = f"{server.url}/v2/models/digits/infer"
+        response = requests.post(url, data=head + data, headers=headers, timeout=wire.TIMEOUT)
+    last = json.loads(response.text.splitlines()[-1])
+    assert last == {"done": {"answered": 5, "failed": 0}}, response.text
+    assert server.stop() == 0
