@@ -1,8 +1,9 @@
 //! An engine that runs in a child: what workers hold in its place.
 
 use super::{
-    parent::{Asks, Child, Held, Ticket, unexpected},
+    parent::{Asks, Child, Held, unexpected},
     recipe::Recipe,
+    ticket::Ticket,
     wire::{Answer, Ask, Copies, Eye, Fitted, parts},
 };
 use crate::engine::{

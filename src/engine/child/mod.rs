@@ -11,7 +11,7 @@
 //!
 //! - [`region`]: the shared memory, and [`arena`]: who has which part of it.
 //! - `link`: the socket and its messages; `wire`: what they point to, and `ends` in it.
-//! - `parent`: [`Child`], its process, and who waits for what; `process`: how that is started and how it ended.
+//! - `parent`: [`Child`], its process, and who waits for what; `ticket`: for which answer; `process`: how that is started and how it ended.
 //! - `engine`: [`ChildEngine`], what a worker holds.
 //! - [`mod@serve`]: the child; `seat`: an engine in it; `desk`: where its answers go out.
 //! - `executor`: [`Isolation`] and [`Executor`], the choice between the two ways.
@@ -32,6 +32,7 @@ mod recipe;
 pub mod region;
 mod seat;
 pub mod serve;
+mod ticket;
 mod wire;
 
 pub use engine::ChildEngine;

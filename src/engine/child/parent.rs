@@ -7,6 +7,7 @@ use super::{
     link::{Kind, Link, Message},
     process::{End, Program, Running},
     region::{Part, Region, Traffic},
+    ticket::{Reply, Ticket},
     wire::{Answer, Ask, Copies, Open, Place, build},
 };
 use crate::engine::{
@@ -257,39 +258,6 @@ pub(super) struct Held {
     pub(super) seat: Option<super::engine::Seat>,
 }
 
-/// What a child answered.
-#[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) answer: Answer,
-    /// Copies of the tensors that the answer tells of.
-    pub(super) outputs: Vec<Tensor>,
-}
-
-/// An answer that is to come.
-pub(super) struct Ticket {
-    coming: mpsc::Receiver<Result<Reply, EngineError>>,
-    /// It was waited for, and has come.
-    come: Option<Result<Reply, EngineError>>,
-}
-
-impl Ticket {
-    pub(super) fn wait(self) -> Result<Reply, EngineError> {
-        let gone = |_| EngineError::Device("the device's process is gone".to_owned());
-        self.come.unwrap_or_else(|| self.coming.recv().map_err(gone)?)
-    }
-
-    /// Waits so long; false where it has not come by then.
-    fn comes_within(&mut self, patience: Duration) -> bool {
-        match self.coming.recv_timeout(patience) {
-            Ok(come) => self.come = Some(come),
-            Err(mpsc::RecvTimeoutError::Timeout) => return false,
-            // `wait` says so.
-            Err(mpsc::RecvTimeoutError::Disconnected) => {}
-        }
-        true
-    }
-}
-
 impl Asks {
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
@@ -355,7 +323,7 @@ impl Asks {
             // The thread that reads sees the same end, and says so.
             tracing::debug!(%error, "a child does not listen any more");
         }
-        Ok(Ticket { coming: told, come: None })
+        Ok(Ticket::of(told))
     }
 
     /// Hands answers on, until the child is gone.
