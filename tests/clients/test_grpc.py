@@ -374,7 +374,9 @@ def test_compressed_messages_are_read(client, algorithm):
 
 def test_a_large_tensor_goes_both_ways(client):
     x = np.random.default_rng(5).random((500_000, 16), np.float32)
-    assert (client.infer("identity", [tensor("x", x)]).as_numpy("y") == x).all()
+    # Thousands of batches: on a busy machine they take longer than a request may by default.
+    reply = client.infer("identity", [tensor("x", x)], timeout=SECONDS * 1_000_000)
+    assert (reply.as_numpy("y") == x).all()
 
 
 def test_a_fitter_is_asked_in_the_same_way(start_server, tmp_path):
