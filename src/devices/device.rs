@@ -141,7 +141,9 @@ impl Device {
         let workers = start(parts, &health, &thread, self.workers)
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
-            let (host, isolation, patience) = (self.host.clone(), parts.isolation.clone(), self.stuck_after);
+            let (host, isolation) = (self.host.clone(), parts.isolation.clone());
+            // The watch over calls that hang tells of it first: here it is only ended, since the keeper has nothing to end yet.
+            let patience = self.stuck_after.map(|after| 2 * after);
             let busy = health.busy();
             let opened = workers[0].call(move || {
                 let _busy = busy;
