@@ -34,14 +34,19 @@ impl Form {
         let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let mut media = accepts.flat_map(|accept| accept.split(','));
         media.find_map(|media| {
-            let mut parts = media.split(';').map(|part| part.trim().to_ascii_lowercase());
-            let form = match parts.next()?.as_str() {
-                "application/x-ndjson" | "application/ndjson" => Form::Lines,
-                "text/event-stream" => Form::Events,
-                _ => return None,
+            let mut parts = media.split(';').map(str::trim);
+            let media = parts.next()?;
+            let is = |name: &str| media.eq_ignore_ascii_case(name);
+            let form = if is("application/x-ndjson") || is("application/ndjson") {
+                Form::Lines
+            } else if is("text/event-stream") {
+                Form::Events
+            } else {
+                return None;
             };
             // A weight of 0 says what is not wanted (RFC 9110, 12.4.2).
-            let weight = parts.find_map(|part| part.strip_prefix("q=").map(str::parse::<f32>));
+            let weight = |part: &str| part.strip_prefix(['q', 'Q'])?.strip_prefix('=').map(str::parse::<f32>);
+            let weight = parts.find_map(weight);
             (weight != Some(Ok(0.0))).then_some(form)
         })
     }

@@ -4,7 +4,7 @@
 use crate::{
     fakes::cuda::FakeCuda,
     http::{Server, config, root},
-    machine::{BLIND, GPU, MODES, Machine, ON_GPU, id, until},
+    machine::{BLIND, GPU, MODES, Machine, ON_GPU, Running, id, until},
     scenarios::end,
 };
 use ocelli::{
@@ -117,6 +117,16 @@ async fn a_gpu_whose_memory_is_taken_is_left_out_and_says_so() {
     }
 }
 
+/// The end of a test in which the GPU hangs.
+async fn the_cpu_serves_until_it_hangs_no_more(machine: &Machine, server: Running) {
+    server.until_ready().await;
+    let (found, device) = server.localize_on().await;
+    assert_eq!((found.len() > 100, &*device), (true, "cpu"));
+    machine.tell("cuda", "still clear").await;
+    assert_eq!(server.until_on_gpu().await.len(), found.len());
+    end(machine, server);
+}
+
 #[tokio::test]
 async fn a_gpu_that_hangs_while_it_is_taken_holds_up_nobody() {
     for isolation in MODES {
@@ -125,12 +135,7 @@ async fn a_gpu_that_hangs_while_it_is_taken_holds_up_nobody() {
         let options = [("gpu-stuck-ms", "8000")];
         let server = machine.start(isolation, &[("spots", ON_GPU)], &options).await;
         server.until_state("fenced", "stuck").await;
-        server.until_ready().await;
-        let (found, device) = server.localize_on().await;
-        assert_eq!((found.len() > 100, &*device), (true, "cpu"));
-        machine.tell("cuda", "still clear").await;
-        assert_eq!(server.until_on_gpu().await.len(), found.len());
-        end(&machine, server);
+        the_cpu_serves_until_it_hangs_no_more(&machine, server).await;
     }
 }
 
@@ -141,12 +146,7 @@ async fn a_process_that_hangs_while_it_takes_its_gpu_is_ended_and_the_gpu_is_tri
     let server = machine.start("process", &[("spots", ON_GPU)], &[("gpu-stuck-ms", "8000")]).await;
     server.until_state("fenced", "stuck").await;
     until("its process is ended", async || server.children().is_empty()).await;
-    server.until_ready().await;
-    let (found, device) = server.localize_on().await;
-    assert_eq!((found.len() > 100, &*device), (true, "cpu"));
-    machine.tell("cuda", "still clear").await;
-    assert_eq!(server.until_on_gpu().await.len(), found.len());
-    end(&machine, server);
+    the_cpu_serves_until_it_hangs_no_more(&machine, server).await;
 }
 
 #[tokio::test]
