@@ -24,7 +24,7 @@ use crate::{
     },
     models::{Command, Control, changes::Look},
     status::Status,
-    telemetry::{VERSION, logging::Logging, metrics::DropReason, traces::Traces},
+    telemetry::{logging::Logging, metrics::DropReason},
 };
 use admin::Admin;
 pub use base::Core;
@@ -118,9 +118,6 @@ impl App {
                 AppError::Failed(format!("cannot listen on {address} ({option}): {error}{hint}"))
             })
         };
-        let traces = config.otlp_endpoint.as_deref();
-        let traces = traces.map(|endpoint| Traces::start(endpoint, config.trace_sample_ratio, VERSION));
-        let traces = traces.transpose().map_err(AppError::Failed)?;
         // Sockets first: the commonest mistake is told before a model is loaded.
         let mut listeners = Vec::new();
         for address in &config.listen {
@@ -160,7 +157,7 @@ impl App {
             decode,
             lines_lost: log.map(Logging::lines_lost).unwrap_or_default(),
             control: Arc::clone(&control),
-            traces: traces.clone(),
+            traces: log.and_then(Logging::traces),
         };
         let front = Arc::new(Front::new(&config, parts));
 

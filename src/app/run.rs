@@ -5,10 +5,14 @@ use crate::{
     config::{Config, LogFormat},
     devices::{self, Found, Loading},
     engine::{cuda, onnx::Runtime},
-    telemetry::logging::{self, Logging},
+    telemetry::{
+        VERSION,
+        logging::{self, Logging},
+        traces::Traces,
+    },
 };
 use futures_util::FutureExt;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 /// `ocelli serve`: runs until a signal, then drains.
@@ -16,13 +20,13 @@ use tokio_util::sync::CancellationToken;
 /// # Errors
 /// Why it could not start, or what was left undone at the end.
 pub fn serve(config: Config) -> Result<(), AppError> {
-    // Lives to the end: dropping it writes what is left of the log.
-    let logging = log(&config)?;
     // Accepts connections and looks after the rest; the data path has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(failed("cannot start the runtime"))?;
+    // Lives to the end: dropping it writes what is left of the log.
+    let logging = log(&config, traces(&config, &runtime)?)?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(failed("cannot listen for signals"))?;
         let app = App::start(config, Some(&logging)).await?;
@@ -63,13 +67,21 @@ pub fn serve(config: Config) -> Result<(), AppError> {
 /// A signal that comes again within this is the same one: supervisors signal the process and its group.
 const ECHO: Duration = Duration::from_millis(500);
 
-fn log(config: &Config) -> Result<Logging, AppError> {
+/// Spans are sent on this runtime, if there is a collector.
+fn traces(config: &Config, runtime: &tokio::runtime::Runtime) -> Result<Option<Arc<Traces>>, AppError> {
+    let _inside = runtime.enter();
+    let endpoint = config.otlp_endpoint.as_deref();
+    let traces = endpoint.map(|endpoint| Traces::start(endpoint, config.trace_sample_ratio, VERSION));
+    traces.transpose().map_err(AppError::Failed)
+}
+
+fn log(config: &Config, traces: Option<Arc<Traces>>) -> Result<Logging, AppError> {
     let format = match config.log_format {
         LogFormat::Auto => logging::Format::auto(),
         LogFormat::Human => logging::Format::human(),
         LogFormat::Json => logging::Format::Json,
     };
-    logging::init(format, &config.log_filter, config.log_dir.as_deref()).map_err(failed("cannot log"))
+    logging::init(format, &config.log_filter, config.log_dir.as_deref(), traces).map_err(failed("cannot log"))
 }
 
 /// The signals that end the server.
@@ -111,7 +123,7 @@ pub struct Checked {
 /// As [`Core::start`].
 pub fn check(config: &Config) -> Result<Vec<Checked>, AppError> {
     // What a manifest asks for in vain is said there.
-    let logging = log(config)?;
+    let logging = log(config, None)?;
     let core = Core::start(config, Some(&logging))?;
     core.devices.announce(&core.found);
     core.devices.decided();

@@ -16,8 +16,8 @@ use crate::{
         reject::Problem,
     },
     telemetry::{
-        request::{RequestId, TraceContext},
-        traces::End,
+        request::RequestId,
+        traces::{Begun, End},
     },
 };
 use axum::{
@@ -44,24 +44,13 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         front.metrics.route("other").request(request.method().as_str(), problem.kind.status, began.elapsed());
         return problem.into_response_for(Some(id.as_str()));
     }
-    let (mut trace, caller) =
-        TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     // Probes come every few seconds, and are of no use in a trace.
     let traces = front.traces.as_ref().filter(|_| matches!(&*call, INFER | STREAM));
-    let traced = traces.map(|traces| {
-        let state = request.headers().get("tracestate").map(HeaderValue::as_bytes);
-        traces.request(&mut trace, caller, state, began)
-    });
-    if let Some(traced) = &traced {
-        request.extensions_mut().insert(Arc::clone(traced));
+    let Begun { span, place, trace } = Begun::new(traces, &id, request.headers());
+    if let Some(trace) = &trace {
+        request.extensions_mut().insert(Arc::clone(trace));
     }
-    let span = tracing::info_span!(
-        "request",
-        id = id.as_str(),
-        trace = trace.trace_id_hex(),
-        model = tracing::field::Empty
-    );
     request.extensions_mut().insert(Arrived(began));
     let answered = admitted(&front, &call, request, next).instrument(span.clone());
     let mut reply = AssertUnwindSafe(answered).catch_unwind().await.unwrap_or_else(|_| {
@@ -70,7 +59,7 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         status::of(&InferError::Internal(told.to_owned())).into_http()
     });
     let headers = reply.headers_mut();
-    for (name, value) in [("x-request-id", id.to_string()), ("traceparent", trace.to_string())] {
+    for (name, value) in [("x-request-id", id.to_string()), ("traceparent", place.to_string())] {
         if let Ok(value) = HeaderValue::from_str(&value) {
             headers.insert(name, value);
         }
@@ -82,13 +71,13 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
         .map_or((code_of(reply.headers()), ""), |status| (status.code(), status.message()));
     let took = began.elapsed();
     front.metrics.route(&call).request("POST", status::http(code), took);
-    if let Some(traced) = traced {
+    if let Some(trace) = trace {
         let attributes = vec![
             ("rpc.system", "grpc".to_owned()),
             ("rpc.grpc.status_code", (code as i32).to_string()),
             ("ocelli.request.id", id.to_string()),
         ];
-        traced.replied(End { name: call.clone(), status: status::http(code), attributes });
+        trace.replied(End { name: call.clone(), status: status::http(code), attributes });
     }
     let _entered = span.enter();
     let ms = took.as_secs_f64() * 1e3;

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::telemetry::{
     metrics::{ModelMetrics, Outcome},
-    request::{RequestId, TraceContext},
-    traces::End,
+    request::RequestId,
+    traces::{Begun, End},
 };
 use axum::{
     body::Body,
@@ -29,41 +29,30 @@ pub(super) async fn observe<F: Future<Output = Response<Body>>>(
     let began = Instant::now();
     let method = request.method().clone();
     let id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-    let (mut trace, caller) =
-        TraceContext::from_header(request.headers().get("traceparent").map(HeaderValue::as_bytes));
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let traces = front.traces.as_ref().filter(|_| !route.as_deref().is_some_and(is_probe));
-    let traced = traces.map(|traces| {
-        let state = request.headers().get("tracestate").map(HeaderValue::as_bytes);
-        traces.request(&mut trace, caller, state, began)
-    });
-    if let Some(traced) = &traced {
-        request.extensions_mut().insert(Arc::clone(traced));
+    let Begun { span, place, trace } = Begun::new(traces, &id, request.headers());
+    if let Some(trace) = &trace {
+        request.extensions_mut().insert(Arc::clone(trace));
     }
     let uncounted =
         Uncounted(route.as_deref().and_then(|route| inferred(front, route, request.uri().path())));
-    let span = tracing::info_span!(
-        "request",
-        id = id.as_str(),
-        trace = trace.trace_id_hex(),
-        model = tracing::field::Empty
-    );
     let mut reply = next(request).instrument(span.clone()).await;
-    if let Ok(trace) = HeaderValue::from_str(&trace.to_string()) {
-        reply.headers_mut().insert("traceparent", trace);
+    if let Ok(place) = HeaderValue::from_str(&place.to_string()) {
+        reply.headers_mut().insert("traceparent", place);
     }
 
     uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind));
     let (status, took) = (reply.status().as_u16(), began.elapsed());
     let route = route.as_deref().unwrap_or("other");
     front.metrics.route(route).request(method.as_str(), status, took);
-    if let Some(traced) = traced {
+    if let Some(trace) = trace {
         let attributes = vec![
             ("http.request.method", method.to_string()),
             ("http.route", route.to_owned()),
             ("ocelli.request.id", id.to_string()),
         ];
-        traced.replied(End { name: format!("{method} {route}"), status, attributes });
+        trace.replied(End { name: format!("{method} {route}"), status, attributes });
     }
     let _entered = span.enter();
     let ms = took.as_secs_f64() * 1e3;

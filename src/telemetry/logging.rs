@@ -6,6 +6,7 @@
 use super::{
     lines::{HumanFields, JsonLines, KeepFields},
     model_files::{ModelFiles, ToModelFiles},
+    traces::Traces,
 };
 use std::{
     io::{self, IsTerminal, Write},
@@ -73,6 +74,7 @@ pub enum LogError {
 #[derive(Debug)]
 pub struct Logging {
     files: Option<Arc<ModelFiles>>,
+    traces: Option<Arc<Traces>>,
     lost: ErrorCounter,
     _console: WorkerGuard,
 }
@@ -90,6 +92,11 @@ impl Logging {
     /// Adds files for models that come later, for as long as there is a log.
     pub fn models(&self) -> ModelLogs {
         ModelLogs { files: self.files.as_ref().map(Arc::downgrade) }
+    }
+
+    /// The traces that it was set up with.
+    pub fn traces(&self) -> Option<Arc<Traces>> {
+        self.traces.clone()
     }
 
     /// Counts the lines that are lost, for as long as there is somebody who asks.
@@ -145,12 +152,17 @@ impl Drop for Logging {
 }
 
 /// Sets up the process's log on the standard error. `filter` is as `EnvFilter` reads it, `folder` is for the models'
-/// files.
+/// files. With traces, requests are sent to their collector as well, whatever the filter says.
 ///
 /// # Errors
 /// The filter is not one, the folder cannot be made, or there is a log already.
-pub fn init(format: Format, filter: &str, folder: Option<&Path>) -> Result<Logging, LogError> {
-    let (subscriber, logging) = subscriber(format, filter, folder, io::stderr())?;
+pub fn init(
+    format: Format,
+    filter: &str,
+    folder: Option<&Path>,
+    traces: Option<Arc<Traces>>,
+) -> Result<Logging, LogError> {
+    let (subscriber, logging) = subscriber(format, filter, folder, traces, io::stderr())?;
     subscriber.try_init().map_err(|_| LogError::Twice)?;
     Ok(logging)
 }
@@ -159,6 +171,7 @@ fn subscriber(
     format: Format,
     filter: &str,
     folder: Option<&Path>,
+    traces: Option<Arc<Traces>>,
     console: impl Write + Send + 'static,
 ) -> Result<(impl Subscriber + Send + Sync, Logging), LogError> {
     let filter = EnvFilter::builder()
@@ -182,13 +195,11 @@ fn subscriber(
             .boxed(),
         Format::Json => JsonLines(writer).boxed(),
     };
-    let subscriber = tracing_subscriber::registry()
-        .with(filter)
-        // Below the layers that read what it keeps.
-        .with(KeepFields)
-        .with(console)
-        .with(files.clone().map(ToModelFiles));
-    Ok((subscriber, Logging { files, lost, _console: guard }))
+    // What keeps the fields comes before the layers that read them.
+    let lines = KeepFields.and_then(console).and_then(files.clone().map(ToModelFiles)).with_filter(filter);
+    let subscriber =
+        tracing_subscriber::registry().with(traces.as_ref().map(|traces| traces.layer())).with(lines);
+    Ok((subscriber, Logging { files, traces, lost, _console: guard }))
 }
 
 #[cfg(test)]
@@ -215,7 +226,7 @@ mod tests {
     /// What the console shows of the events that `act` makes.
     fn log(format: Format, filter: &str, folder: Option<&Path>, act: impl FnOnce(&Logging)) -> String {
         let console = Console::default();
-        let (subscriber, logging) = subscriber(format, filter, folder, console.clone()).expect("a log");
+        let (subscriber, logging) = subscriber(format, filter, folder, None, console.clone()).expect("a log");
         tracing::subscriber::with_default(subscriber, || act(&logging));
         drop(logging);
         let bytes = console.0.lock().expect("not poisoned").clone();
@@ -305,7 +316,7 @@ mod tests {
             info!(target: "hyper", "theirs");
         });
         assert!(text.contains("ours") && !text.contains("theirs"), "{text}");
-        let refused = subscriber(PLAIN, "ocelli=loud", None, io::sink());
+        let refused = subscriber(PLAIN, "ocelli=loud", None, None, io::sink());
         let error = refused.err().expect("not a filter").to_string();
         assert!(error.starts_with("log_filter \"ocelli=loud\" is not"), "{error}");
     }
@@ -355,7 +366,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_made_is_said_at_the_start() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        let refused = subscriber(PLAIN, "info", Some(file.path()), io::sink());
+        let refused = subscriber(PLAIN, "info", Some(file.path()), None, io::sink());
         let error = refused.err().expect("not a folder").to_string();
         assert!(error.starts_with("log_dir /"), "{error}");
     }

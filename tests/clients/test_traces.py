@@ -267,6 +267,20 @@ def test_lines_of_the_log_have_the_id_of_the_trace(start, collector):
     assert TRACE in [span["fields"]["trace"] for span in spans]
 
 
+def test_lines_of_the_log_are_events_of_the_span(start, collector):
+    """Whatever the log itself is made to show."""
+    server = start(log_filter="error")
+    assert post(server, b"no image", traceparent=PARENT).status_code == 400
+    assert server.stop() == 0
+    (request,) = of_trace(collector, TRACE)
+    events = {event.name: attributes(event) for event in request.events}
+    assert events["answered"]["status"] == "400" and "not an image" in events["answered"]["error"], events
+    assert events["answered"]["level"] == "INFO"
+    # A caller's mistake is none of the server's.
+    assert request.status.code == Status.STATUS_CODE_UNSET
+    assert "answered" not in server.log_text()
+
+
 def test_a_collector_that_is_not_there_costs_no_request(start_server, only_digits, digits):
     server = start_server(only_digits, otlp_endpoint="http://127.0.0.1:1", trace_sample_ratio=1)
     assert post(server, digits[3][1]).status_code == 200

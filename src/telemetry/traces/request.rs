@@ -1,0 +1,272 @@
+//! One request's trace: its span from the head to the last of what works for it, and the spans of its stages.
+
+use super::{BATCHES_KNOWN, STAGES_MAX, STATUS_CODE, Span, TARGET, Traces, sampled};
+use crate::telemetry::request::{RequestId, TraceContext};
+use http::{HeaderMap, HeaderValue};
+use opentelemetry::{
+    Context, KeyValue, SpanId, TraceFlags, TraceId,
+    trace::{SpanContext, Status, TraceContextExt, TraceState},
+};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+use tracing::field::Empty;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+/// The longest `tracestate` that is passed on, as the specification has it.
+const STATE_BYTES_MAX: usize = 512;
+
+/// What became of a job, from the queue to its outputs.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    /// When it came into the queue.
+    pub pushed: Instant,
+    /// When it was taken out: the same for all jobs of a batch.
+    pub taken: Instant,
+    /// Putting the batch together.
+    pub stage: Duration,
+    /// Running it.
+    pub compute: Duration,
+    /// What ran it.
+    pub device: Arc<str>,
+    /// The model.
+    pub model: Arc<str>,
+    /// Items of the batch.
+    pub items: usize,
+}
+
+impl Ran {
+    fn attributes(&self) -> Vec<KeyValue> {
+        vec![
+            KeyValue::new("ocelli.device", self.device.to_string()),
+            KeyValue::new("ocelli.model", self.model.to_string()),
+            KeyValue::new("ocelli.batch.items", self.items as i64),
+        ]
+    }
+}
+
+/// How a request ended.
+#[derive(Debug, Clone)]
+pub struct End {
+    /// What it was, such as `POST /predictions/{model}`: never what a caller chose.
+    pub name: String,
+    /// The status of HTTP.
+    pub status: u16,
+    /// More of it.
+    pub attributes: Vec<(&'static str, String)>,
+}
+
+/// A request whose head is there.
+#[derive(Debug)]
+pub struct Begun {
+    /// What the log's lines about it stand in, with its id and trace.
+    pub span: tracing::Span,
+    /// Its place in the trace, for the reply's `traceparent`.
+    pub place: TraceContext,
+    /// Where its stages are noted, if its trace may be sent.
+    pub trace: Option<Arc<RequestTrace>>,
+}
+
+impl Begun {
+    /// Under the caller's span, if the head names one; else in a trace of its own.
+    pub fn new(traces: Option<&Arc<Traces>>, id: &RequestId, headers: &HeaderMap) -> Begun {
+        let header = |name| headers.get(name).map(HeaderValue::as_bytes);
+        let (place, caller) = TraceContext::from_header(header("traceparent"));
+        if let Some(traces) = traces {
+            let span = tracing::info_span!(target: TARGET, "request", id = id.as_str(), trace = Empty, model = Empty);
+            let parent = caller.map(|caller| remote(caller, header("tracestate")));
+            if let Some((place, trace)) = RequestTrace::begin(traces, &span, parent) {
+                span.record("trace", place.trace_id_hex());
+                return Begun { span, place, trace: Some(Arc::new(trace)) };
+            }
+        }
+        let trace = place.trace_id_hex();
+        let span = tracing::info_span!("request", id = id.as_str(), trace, model = Empty);
+        Begun { span, place, trace: None }
+    }
+}
+
+/// The caller's span.
+fn remote(caller: TraceContext, state: Option<&[u8]>) -> SpanContext {
+    let state = state.filter(|state| state.len() <= STATE_BYTES_MAX);
+    let state: Option<TraceState> = state.and_then(|state| str::from_utf8(state).ok()?.parse().ok());
+    let (trace, span) = (TraceId::from_bytes(caller.trace_id), SpanId::from_bytes(caller.span_id));
+    SpanContext::new(trace, span, TraceFlags::new(caller.flags & 1), true, state.unwrap_or_default())
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    stages: Vec<Stage>,
+    end: Option<End>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Named(&'static str, Instant, Instant),
+    Ran(Ran),
+}
+
+/// One request, from its head to the last of whatever still works for it; then its spans are sent, if they are.
+#[derive(Debug)]
+pub struct RequestTrace {
+    traces: Arc<Traces>,
+    span: tracing::Span,
+    context: SpanContext,
+    /// The same moment by both clocks, after the beginning of the span.
+    anchor: (SystemTime, Instant),
+    seen: Mutex<Seen>,
+}
+
+impl RequestTrace {
+    /// None if the layer that would send it is not there.
+    fn begin(
+        traces: &Arc<Traces>,
+        span: &tracing::Span,
+        parent: Option<SpanContext>,
+    ) -> Option<(TraceContext, RequestTrace)> {
+        if let Some(parent) = parent {
+            span.set_parent(Context::new().with_remote_span_context(parent)).ok()?;
+        }
+        let context = span.context().span().span_context().clone();
+        let place = TraceContext {
+            trace_id: context.trace_id().to_bytes(),
+            span_id: context.span_id().to_bytes(),
+            flags: context.trace_flags().to_u8() & 1,
+        };
+        let trace = RequestTrace {
+            traces: Arc::clone(traces),
+            span: span.clone(),
+            // In this order the times that are made of instants are never later than the true ones, and the end is behind them.
+            anchor: (SystemTime::now(), Instant::now()),
+            seen: Mutex::default(),
+            context,
+        };
+        trace.context.is_valid().then_some((place, trace))
+    }
+
+    fn note(&self, stage: Stage) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.stages.len() < STAGES_MAX {
+            seen.stages.push(stage);
+        }
+    }
+
+    /// A stage that took so long and has just ended.
+    pub fn ended(&self, name: &'static str, took: Duration) {
+        let now = Instant::now();
+        self.note(Stage::Named(name, now.checked_sub(took).unwrap_or(now), now));
+    }
+
+    /// A job that was run.
+    pub fn ran(&self, ran: Ran) {
+        self.note(Stage::Ran(ran));
+    }
+
+    /// The head of the reply is known. What follows, such as a streamed body, still counts.
+    pub fn replied(&self, end: End) {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).end = Some(end);
+    }
+
+    /// The time of day of an instant; of one before the request, that of its beginning.
+    fn time(&self, at: Instant) -> SystemTime {
+        let (time, instant) = self.anchor;
+        time + at.saturating_duration_since(instant)
+    }
+
+    /// Sends a stage.
+    fn stage(&self, name: &'static str, from: Instant, to: Instant, attributes: Vec<KeyValue>) {
+        let span = SpanId::from_bytes(TraceContext::root().span_id);
+        self.traces.send(Span {
+            context: sampled(&self.context, span),
+            parent: self.context.span_id(),
+            name,
+            time: (self.time(from), self.time(to)),
+            attributes,
+        });
+    }
+
+    /// Sends the span of a batch, once however many of its requests are sent.
+    fn batch(&self, ran: &Ran) -> SpanContext {
+        let traces = &self.traces;
+        // All of its jobs were taken at the same instant.
+        let key = |salt: u8| {
+            let mut hasher = DefaultHasher::new();
+            let taken = ran.taken.saturating_duration_since(traces.began);
+            (traces.seed, salt, &*ran.device, taken).hash(&mut hasher);
+            hasher.finish()
+        };
+        let trace = u128::from(key(0)) << 64 | u128::from(key(1));
+        let span = SpanId::from_bytes(key(2).to_be_bytes());
+        let context = SpanContext::new(
+            TraceId::from_bytes(trace.to_be_bytes()),
+            span,
+            TraceFlags::SAMPLED,
+            false,
+            TraceState::default(),
+        );
+        {
+            let mut known = traces.batches.lock().unwrap_or_else(PoisonError::into_inner);
+            if known.contains(&span) {
+                return context;
+            }
+            if known.len() == BATCHES_KNOWN {
+                known.pop_front();
+            }
+            known.push_back(span);
+        }
+        traces.send(Span {
+            context: context.clone(),
+            parent: SpanId::INVALID,
+            name: "batch",
+            time: (self.time(ran.taken), self.time(ran.taken + ran.stage + ran.compute)),
+            attributes: ran.attributes(),
+        });
+        context
+    }
+}
+
+impl Drop for RequestTrace {
+    fn drop(&mut self) {
+        let Seen { stages, end } =
+            std::mem::take(self.seen.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let status = end.as_ref().map(|end| end.status);
+        let context = self.span.context();
+        let request = context.span();
+        // What went wrong is sent, whatever the ratio.
+        if self.context.is_sampled() || status.is_some_and(|status| status >= 500) {
+            let mut batches: Vec<SpanId> = Vec::new();
+            for stage in stages {
+                match stage {
+                    Stage::Named(name, from, to) => self.stage(name, from, to, Vec::new()),
+                    Stage::Ran(ran) => {
+                        let staged = ran.taken + ran.stage;
+                        self.stage("queue", ran.pushed, ran.taken, Vec::new());
+                        self.stage("stage", ran.taken, staged, Vec::new());
+                        self.stage("compute", staged, staged + ran.compute, ran.attributes());
+                        let batch = self.batch(&ran);
+                        if !batches.contains(&batch.span_id()) {
+                            batches.push(batch.span_id());
+                            request.add_link(batch, Vec::new());
+                        }
+                    }
+                }
+            }
+        }
+        match end {
+            Some(End { name, status, attributes }) => {
+                request.update_name(name);
+                request.set_attribute(KeyValue::new(STATUS_CODE, i64::from(status)));
+                let attributes = attributes.into_iter().map(|(key, value)| KeyValue::new(key, value));
+                request.set_attributes(attributes);
+                if status >= 500 {
+                    request.set_status(Status::error(""));
+                }
+            }
+            None => request.set_status(Status::error("the caller went away")),
+        }
+        // It ends where it was left last.
+        self.span.in_scope(|| ());
+    }
+}
