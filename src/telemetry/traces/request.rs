@@ -113,7 +113,8 @@ enum Stage {
 pub struct RequestTrace {
     traces: Arc<Traces>,
     span: tracing::Span,
-    context: SpanContext,
+    /// The same span as OpenTelemetry has it.
+    context: Context,
     /// The same moment by both clocks, after the beginning of the span.
     anchor: (SystemTime, Instant),
     seen: Mutex<Seen>,
@@ -129,11 +130,12 @@ impl RequestTrace {
         if let Some(parent) = parent {
             span.set_parent(Context::new().with_remote_span_context(parent)).ok()?;
         }
-        let context = span.context().span().span_context().clone();
+        let context = span.context();
+        let own = context.span().span_context().clone();
         let place = TraceContext {
-            trace_id: context.trace_id().to_bytes(),
-            span_id: context.span_id().to_bytes(),
-            flags: context.trace_flags().to_u8() & 1,
+            trace_id: own.trace_id().to_bytes(),
+            span_id: own.span_id().to_bytes(),
+            flags: own.trace_flags().to_u8() & 1,
         };
         let trace = RequestTrace {
             traces: Arc::clone(traces),
@@ -143,7 +145,7 @@ impl RequestTrace {
             seen: Mutex::default(),
             context,
         };
-        trace.context.is_valid().then_some((place, trace))
+        own.is_valid().then_some((place, trace))
     }
 
     fn note(&self, stage: Stage) {
@@ -177,10 +179,11 @@ impl RequestTrace {
 
     /// Sends a stage.
     fn stage(&self, name: &'static str, from: Instant, to: Instant, attributes: Vec<KeyValue>) {
+        let request = self.context.span();
         let span = SpanId::from_bytes(TraceContext::root().span_id);
         self.traces.send(Span {
-            context: sampled(&self.context, span),
-            parent: self.context.span_id(),
+            context: sampled(request.span_context(), span),
+            parent: request.span_context().span_id(),
             name,
             time: (self.time(from), self.time(to)),
             attributes,
@@ -231,25 +234,24 @@ impl Drop for RequestTrace {
     fn drop(&mut self) {
         let Seen { stages, end } =
             std::mem::take(self.seen.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let status = end.as_ref().map(|end| end.status);
-        let context = self.span.context();
-        let request = context.span();
+        let request = self.context.span();
         // What went wrong is sent, whatever the ratio.
-        if self.context.is_sampled() || status.is_some_and(|status| status >= 500) {
-            let mut batches: Vec<SpanId> = Vec::new();
-            for stage in stages {
-                match stage {
-                    Stage::Named(name, from, to) => self.stage(name, from, to, Vec::new()),
-                    Stage::Ran(ran) => {
-                        let staged = ran.taken + ran.stage;
-                        self.stage("queue", ran.pushed, ran.taken, Vec::new());
-                        self.stage("stage", ran.taken, staged, Vec::new());
-                        self.stage("compute", staged, staged + ran.compute, ran.attributes());
-                        let batch = self.batch(&ran);
-                        if !batches.contains(&batch.span_id()) {
-                            batches.push(batch.span_id());
-                            request.add_link(batch, Vec::new());
-                        }
+        if !request.span_context().is_sampled() && end.as_ref().is_none_or(|end| end.status < 500) {
+            return;
+        }
+        let mut batches: Vec<SpanId> = Vec::new();
+        for stage in stages {
+            match stage {
+                Stage::Named(name, from, to) => self.stage(name, from, to, Vec::new()),
+                Stage::Ran(ran) => {
+                    let staged = ran.taken + ran.stage;
+                    self.stage("queue", ran.pushed, ran.taken, Vec::new());
+                    self.stage("stage", ran.taken, staged, Vec::new());
+                    self.stage("compute", staged, staged + ran.compute, ran.attributes());
+                    let batch = self.batch(&ran);
+                    if !batches.contains(&batch.span_id()) {
+                        batches.push(batch.span_id());
+                        request.add_link(batch, Vec::new());
                     }
                 }
             }
