@@ -728,6 +728,26 @@ fn many_pages_are_read_in_one_go_and_counted() {
     }
 }
 
+#[test]
+fn the_lists_of_a_page_are_not_read_again_with_every_piece_that_comes() {
+    const ROWS: u64 = 1 << 17;
+    let mut builder = Builder::new(LITTLE);
+    let start = builder.put(&vec![7; 2 * ROWS as usize]);
+    let mut fields = builder.page(1, 1, start, 2);
+    fields[1] = builder.longs(tags::HEIGHT, &[ROWS]);
+    // Between the list of offsets and that of sizes, so that the one is there long before the other.
+    fields.insert(4, Builder::text(tags::DESCRIPTION, &"x".repeat(2 << 20)));
+    fields[3] = builder.longs(tags::STRIP_OFFSETS, &(0..ROWS).map(|row| start + 2 * row).collect::<Vec<_>>());
+    fields[5] = builder.longs(tags::STRIP_BYTES, &vec![2; ROWS as usize]);
+    fields.push(builder.short(tags::STRIP_ROWS, 1));
+    builder.directory(&fields);
+    let limits = Limits { side_max: ROWS as u32, memory_bytes_max: 64 << 20, ..LIMITS };
+    // Read with each piece, these are minutes: whoever waits for this test sees it.
+    let outcome = read_with(None, Options { limits, ..options() }, &builder.bytes.into(), 1, || 64);
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    assert_eq!(outcome.planes, [vec![f64::from(0x0707); ROWS as usize]]);
+}
+
 /// A page whose fields were changed.
 fn page(change: impl FnOnce(&Builder, &mut Vec<builder::Field>)) -> Bytes {
     let mut builder = Builder::new(LITTLE);

@@ -63,6 +63,8 @@ pub(super) struct Chain {
     begin: u64,
     /// Whether signed samples were stored without sign.
     raised: bool,
+    /// The end of the bytes that it waits for.
+    until: u64,
     /// Where the last list of byte counts was, and the list: tifffile writes one for all pages that are alike.
     counts: (u64, Vec<u64>),
 }
@@ -84,6 +86,7 @@ impl Chain {
             by_room: false,
             begin: 0,
             raised: false,
+            until: 0,
             counts: (0, Vec::new()),
         }
     }
@@ -119,11 +122,18 @@ impl Chain {
         at_most: usize,
         finished: bool,
     ) -> Result<Step<Page>, StackError> {
+        // To look again before would be to read the long lists of a page with every piece that comes.
+        if store.end() < self.until && !finished {
+            return Ok(Step::Wait { until: self.until });
+        }
         loop {
             let at = std::mem::replace(&mut self.at, At::End);
             let (at, step) = self.step(at, store, at_most, finished)?;
             self.at = at;
             if let Some(step) = step {
+                if let Step::Wait { until } = step {
+                    self.until = until;
+                }
                 return Ok(step);
             }
         }
