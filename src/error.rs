@@ -16,7 +16,7 @@ pub enum InferError {
     #[error("{0}")]
     Decode(String),
     /// Over a limit: body bytes, pixels, frames, parts, items. 413.
-    #[error("{what} is {got}, more than the limit of {limit}; raise it with {option}")]
+    #[error("{what} is {got}, more than the limit of {limit}{}", raise_with(option))]
     TooLarge {
         /// What was measured, with its unit.
         what: &'static str,
@@ -24,7 +24,7 @@ pub enum InferError {
         got: u64,
         /// The limit.
         limit: u64,
-        /// The option that raises the limit.
+        /// The option that raises the limit; empty where none does.
         option: &'static str,
     },
     /// The body came too slowly: over its deadline, or under the minimum rate. 408.
@@ -130,6 +130,10 @@ pub enum InferError {
 /// Whole seconds, rounded up, at least one: what `Retry-After` carries.
 pub fn seconds_up(duration: Duration) -> u64 {
     (duration.as_millis() as u64).div_ceil(1000).max(1)
+}
+
+fn raise_with(option: &str) -> String {
+    if option.is_empty() { String::new() } else { format!("; raise it with {option}") }
 }
 
 fn did_you_mean(nearest: &[String]) -> String {

@@ -37,11 +37,17 @@ pub struct BodyLimits {
     pub grace: Duration,
     /// Bytes per second that must come after the grace, on average since its end. 0: any rate.
     pub rate_min: u64,
-    /// The option that raises `bytes_max`.
+    /// The option that raises `bytes_max`; empty where none does.
     pub option: &'static str,
 }
 
 impl BodyLimits {
+    /// The same for a body that is never longer than `bytes_max`, which no option raises.
+    #[must_use]
+    pub fn at_most(self, bytes_max: u64) -> BodyLimits {
+        if bytes_max < self.bytes_max { BodyLimits { bytes_max, option: "", ..self } } else { self }
+    }
+
     /// The refusal of a body of `got` bytes.
     pub fn too_large(&self, got: u64) -> InferError {
         InferError::TooLarge { what: "the body in bytes", got, limit: self.bytes_max, option: self.option }
@@ -320,6 +326,13 @@ mod tests {
             assert_eq!(read(body, limits).await, Err(limits.too_large(11)));
         }
         assert_eq!(read(Body::from("0123456789"), limits).await.unwrap(), "0123456789");
+        // An option is named where it would help.
+        let told = |most| limits.at_most(most).too_large(11).to_string();
+        assert_eq!(told(5), "the body in bytes is 11, more than the limit of 5");
+        assert_eq!(
+            told(20),
+            "the body in bytes is 11, more than the limit of 10; raise it with body_bytes_max"
+        );
     }
 
     #[tokio::test]

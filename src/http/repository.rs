@@ -3,15 +3,7 @@
 //! Whoever may do this decides what runs here: without `admin_token` only callers on this machine may, with it only those
 //! who know it.
 
-use super::{
-    Front,
-    accept::Peer,
-    body::{self, BodyLimits},
-    catalog,
-    guard::announced,
-    target::Target,
-    wire::repository as wire,
-};
+use super::{Front, accept::Peer, body, catalog, guard::announced, target::Target, wire::repository as wire};
 use crate::{
     config::{RepositoryMode, Secret},
     error::InferError,
@@ -120,8 +112,7 @@ pub(crate) async fn unload_as(front: &Front, name: &str, body: &[u8]) -> Result<
 
 /// A body that brings no files.
 pub(super) async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
-    let body = front.limits.body;
-    body::of(request, BodyLimits { bytes_max: BODY_BYTES_MAX.min(body.bytes_max), ..body }).await
+    body::of(request, front.limits.body.at_most(BODY_BYTES_MAX)).await
 }
 
 /// Whether a caller may load and unload.
