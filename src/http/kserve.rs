@@ -114,7 +114,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let write = move || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
             let answered = Instant::now();
             let json = front.decode.run(write).await??;
-            model.statistics.replied(answered.elapsed());
+            spent.replied(front, model, answered.elapsed());
             call.stage("encode", answered.elapsed());
             (json, spent)
         }

@@ -57,6 +57,17 @@ fn count(mut data: &[u8]) -> Option<usize> {
     data.is_empty().then_some(count)
 }
 
+/// The bytes of the first `count` elements of a [`DataType::Bytes`] tensor; all that there are, if the lengths do not add up.
+pub fn length_of(data: &[u8], count: usize) -> usize {
+    let mut rest = data;
+    for _ in 0..count {
+        let Some((length, more)) = rest.split_first_chunk() else { return data.len() };
+        let Some(more) = more.get(u32::from_le_bytes(*length) as usize..) else { return data.len() };
+        rest = more;
+    }
+    data.len() - rest.len()
+}
+
 /// The elements of a [`DataType::Bytes`] tensor, in its memory; `None` if the lengths do not add up.
 pub fn strings(data: &Bytes) -> Option<Vec<Bytes>> {
     let mut strings = Vec::new();
