@@ -3,6 +3,7 @@
 use crate::{
     engine::{DataType, Tensor, TensorSpec, tensor::bytes_of},
     error::InferError,
+    http::infer::INLINE_BYTES_MAX,
     http::wire::{
         Parameter, Parameters, binary, data, flag,
         reply::Output,
@@ -21,6 +22,23 @@ use std::collections::{BTreeMap, HashSet};
 
 /// What clients send that read a stream's end out of its answers.
 pub(super) const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+
+/// Whether reading a request takes longer than a hand-over to another thread. Raw numbers are taken as they are; typed ones are
+/// converted one by one, and texts counted.
+pub(super) fn is_long(message: &ModelInferRequest) -> bool {
+    let typed = |contents: &InferTensorContents| {
+        let texts: usize = contents.bytes_contents.iter().map(|text| 4 + text.len()).sum();
+        let narrow =
+            contents.bool_contents.len() + contents.int_contents.len() + contents.uint_contents.len();
+        let wide =
+            contents.int64_contents.len() + contents.uint64_contents.len() + contents.fp64_contents.len();
+        texts + 4 * (narrow + contents.fp32_contents.len()) + 8 * wide
+    };
+    let typed: usize = message.inputs.iter().filter_map(|input| input.contents.as_ref()).map(typed).sum();
+    let texts = message.inputs.iter().any(|input| input.datatype == DataType::Bytes.name());
+    let raw: usize = if texts { message.raw_input_contents.iter().map(Bytes::len).sum() } else { 0 };
+    typed + raw >= INLINE_BYTES_MAX
+}
 
 /// A request as HTTP's are read, whatever it came as. `specs` are the model's inputs, where they are known.
 pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Result<InferRequest, InferError> {
@@ -288,6 +306,32 @@ mod tests {
         assert_eq!(data.len(), 1000);
         assert!(wire.as_ptr_range().contains(&data.as_ptr()));
         assert!(request.binary_default && request.id.is_none());
+    }
+
+    #[test]
+    fn what_is_converted_or_counted_is_long_and_what_is_taken_as_it_is_is_not() {
+        assert!(!is_long(&message(&[7; 1 << 20])));
+        let mut texts = message(&[0; 1 << 20]);
+        texts.inputs[0].datatype = "BYTES".into();
+        assert!(is_long(&texts));
+        let typed = |contents| {
+            let mut sent = message(&[]);
+            sent.inputs[0].contents = Some(contents);
+            is_long(&sent)
+        };
+        for (count, expected) in [(100, false), (10_000, true)] {
+            let all = [
+                InferTensorContents { bool_contents: vec![true; count], ..Default::default() },
+                InferTensorContents { int_contents: vec![1; count], ..Default::default() },
+                InferTensorContents { int64_contents: vec![1; count], ..Default::default() },
+                InferTensorContents { uint_contents: vec![1; count], ..Default::default() },
+                InferTensorContents { uint64_contents: vec![1; count], ..Default::default() },
+                InferTensorContents { fp32_contents: vec![1.0; count], ..Default::default() },
+                InferTensorContents { fp64_contents: vec![1.0; count], ..Default::default() },
+                InferTensorContents { bytes_contents: vec![Bytes::from("a"); count], ..Default::default() },
+            ];
+            assert!(all.into_iter().all(|contents| typed(contents) == expected), "{count}");
+        }
     }
 
     #[test]

@@ -33,6 +33,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio_util::task::AbortOnDropHandle;
 use tonic::{Extensions, Request, Response, Status, Streaming, metadata::MetadataMap};
 use tracing::Instrument;
 
@@ -146,9 +147,10 @@ async fn infer(
             .since(arrived)
             .no_later_than(left);
         let began = Instant::now();
+        let (long, of) = (convert::is_long(&message), Arc::clone(&model));
         // A fitter takes its inputs in several types, and looks at them itself.
-        let specs = if model.fit.is_some() { &[][..] } else { &model.takes };
-        let request = convert::request(message, specs)?;
+        let read = move || convert::request(message, if of.fit.is_some() { &[] } else { &of.takes });
+        let request = if long { front.decode.run(read).await?? } else { read()? };
         // Browsers do not speak gRPC, but one that did would say whose page it shows.
         let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default()).charged_to(permit);
         let request = shared_memory::fetch(front, &model, &caller, request).await?;
@@ -156,11 +158,14 @@ async fn infer(
         call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began).await?;
         let answered = Instant::now();
-        let outputs = ran.outputs(&model)?;
-        let (of, spent, id) = (Arc::clone(front), ran.spent.clone(), ran.id.clone());
-        let put = move || shared_memory::deliver(&of, &outputs).map(|()| outputs);
-        let outputs = if ran.is_long() { front.decode.run(put).await?? } else { put()? };
-        let reply = convert::reply(&model, id, outputs)?;
+        let (long, spent) = (ran.is_long(), ran.spent.clone());
+        let (of, front_too) = (Arc::clone(&model), Arc::clone(front));
+        let write = move || {
+            let outputs = ran.outputs(&of)?;
+            shared_memory::deliver(&front_too, &outputs)?;
+            convert::reply(&of, ran.id, outputs)
+        };
+        let reply = if long { front.decode.run(write).await?? } else { write()? };
         spent.replied(front, &model, answered.elapsed());
         call.stage("encode", answered.elapsed());
         let mut headers = HeaderMap::new();
@@ -299,8 +304,13 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
             .take_until(async move { stages.closing().await })
             .map(move |message| {
                 let (front, head) = (Arc::clone(&front), Arc::clone(&head));
-                let answer = async move { Ok(stream_answer(front, head, message?).await) };
-                answer.instrument(span.clone())
+                let span = span.clone();
+                async move {
+                    // Its work goes on whether or not the caller reads, so that it keeps from nobody what it is done with.
+                    let answer = stream_answer(front, head, message?).instrument(span);
+                    let answer = AbortOnDropHandle::new(tokio::spawn(answer)).await;
+                    answer.map_err(|error| Status::internal(format!("a message was not answered: {error}")))
+                }
             })
             .buffered(STREAM_MESSAGES_MAX);
         let end = stream::once(async move {

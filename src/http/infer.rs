@@ -140,8 +140,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     Ok(response)
 }
 
-/// JSON up to here is read and written where it is; a hand-over to the pool would take longer.
-const INLINE_BYTES_MAX: usize = 4096;
+/// Tensors up to here are read from JSON or the like, and written, where they are; a hand-over to the pool would take longer.
+pub(crate) const INLINE_BYTES_MAX: usize = 4096;
 
 /// What an inference gave.
 pub(crate) struct Ran {
