@@ -167,9 +167,35 @@ impl Permit {
         Ok(())
     }
 
+    /// Sets aside more for what the request takes beside its body, until that is dropped.
+    ///
+    /// # Errors
+    /// [`InferError::Full`]; nothing is set aside.
+    pub fn beside(&self, bytes: u64) -> Result<Beside, InferError> {
+        let max = self.admission.limits.bytes_in_flight_max;
+        if !take(&self.admission.bytes, bytes, max) {
+            self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
+            return Err(self.admission.full(BYTES_IN_FLIGHT, max));
+        }
+        Ok(Beside { admission: Arc::clone(&self.admission), bytes })
+    }
+
     /// Bytes set aside.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
+    }
+}
+
+/// Bytes that a request takes beside its body, given back when dropped.
+#[derive(Debug)]
+pub struct Beside {
+    admission: Arc<Admission>,
+    bytes: u64,
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.admission.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
@@ -252,6 +278,27 @@ mod tests {
             announced_bytes_max: u64::MAX,
             unknown_length_bytes: 80,
         })
+    }
+
+    #[test]
+    fn what_a_request_takes_beside_its_body_is_set_aside_until_it_is_dropped() {
+        let limits = AdmissionLimits {
+            requests_in_flight_max: 2,
+            bytes_in_flight_max: 100,
+            announced_bytes_max: 100,
+            unknown_length_bytes: 10,
+        };
+        let admission = Admission::new(limits);
+        let permit = admission.admit(Some(30)).unwrap();
+        let beside = permit.beside(60).unwrap();
+        assert_eq!(admission.in_flight().bytes, 90);
+        assert!(matches!(permit.beside(11), Err(InferError::Full { limit: 100, .. })));
+        // What goes on beside the body does not change what the body counts.
+        permit.trim(20);
+        drop(permit);
+        assert_eq!(admission.in_flight().bytes, 60);
+        drop(beside);
+        assert_eq!(admission.in_flight().bytes, 0);
     }
 
     #[test]

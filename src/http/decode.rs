@@ -1,7 +1,8 @@
 //! The bounded CPU pool that turns posted bytes into staged images, away from the async threads.
 //!
 //! The pool's threads are its bound in work, the budget its bound in memory: a decode waits until the pixels that its
-//! header announces fit beside those of the decodes that run.
+//! header announces fit beside those of the decodes that run. It waits on its thread, so whoever has a share gives it back
+//! without waiting for anything: neither for the pool, nor for a caller who reads.
 
 mod on_gpu;
 mod policy;
@@ -9,7 +10,7 @@ mod policy;
 use crate::{
     engine::{Tensor, cuda::jpeg::JpegOnGpu},
     error::InferError,
-    image::{self, Frame, Limits, Placement, Scratch},
+    image::{self, Frame, Header, Limits, Placement, Scratch},
     models::{Form, ImageInput, Model},
 };
 use bytes::Bytes;
@@ -55,6 +56,8 @@ pub struct DecodePool {
     gpu_jpegs: AtomicU64,
 }
 
+const DECODING: &str = "memory to decode the image in bytes";
+
 thread_local! {
     /// Resizer state and buffers, kept by each thread of the pool between images.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -89,7 +92,7 @@ impl DecodePool {
         self.gpu_jpegs.load(Ordering::Relaxed)
     }
 
-    /// Bytes of pixels being decoded now.
+    /// Bytes of pixels being decoded now, and of masks being written.
     pub fn bytes(&self) -> u64 {
         self.budget.used()
     }
@@ -118,6 +121,24 @@ impl DecodePool {
         answer.await.map_err(|_| InferError::Internal("a worker of the decode pool panicked".into()))
     }
 
+    /// The same for work that takes so much memory, once there is as much: `what` it is for is told where there never is.
+    ///
+    /// # Errors
+    /// As there, and 413 for more than all of it.
+    pub async fn run_within<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        what: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, InferError> {
+        let budget = Arc::clone(&self.budget);
+        self.run(move || {
+            let _share = Budget::take(&budget, bytes, what)?;
+            Ok(work())
+        })
+        .await?
+    }
+
     /// Decodes one file and stages each of its frames for a model.
     ///
     /// # Errors
@@ -127,22 +148,47 @@ impl DecodePool {
             return Ok(decoded);
         }
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
-        self.run(move || stage(&bytes, &limits, &budget, &model)).await?
+        self.run(move || {
+            let header = image::header(&bytes, &limits)?;
+            stage(&bytes, &header, &limits, &budget, &model)
+        })
+        .await?
+    }
+
+    /// The same for a file of one frame; none for a file of several, of which no pixel is decoded.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn stage_only(&self, bytes: Bytes, model: Arc<Model>) -> Result<Option<Decoded>, InferError> {
+        if let Some(decoded) = self.on_gpu(&bytes, &model).await {
+            return Ok(Some(decoded));
+        }
+        let (limits, budget) = (self.limits, Arc::clone(&self.budget));
+        self.run(move || {
+            let header = image::header(&bytes, &limits)?;
+            (header.frames == 1).then(|| stage(&bytes, &header, &limits, &budget, &model)).transpose()
+        })
+        .await?
     }
 }
 
-fn stage(bytes: &[u8], limits: &Limits, budget: &Arc<Budget>, model: &Model) -> Result<Decoded, InferError> {
+fn stage(
+    bytes: &[u8],
+    header: &Header,
+    limits: &Limits,
+    budget: &Arc<Budget>,
+    model: &Model,
+) -> Result<Decoded, InferError> {
     let started = Instant::now();
     let input = model.image.as_ref().ok_or_else(|| {
         InferError::Internal(format!("an image came to the decoder for {:?}, which takes none", model.name))
     })?;
-    let header = image::header(bytes, limits)?;
     let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
     // What the frames become is there beside them until they are queued.
     let [height, width, depth] = input.preprocess_for(header.width, header.height).pixels_shape();
     let samples = (height as u64).saturating_mul((width * depth * header.frames) as u64);
     let staged = samples.saturating_mul(u64::from(header.bits / 8));
-    let share = Budget::take(budget, header.decoded_bytes_for(&enough).saturating_add(staged))?;
+    let share = Budget::take(budget, header.decoded_bytes_for(&enough).saturating_add(staged), DECODING)?;
     let frames = image::decode(bytes, limits, &enough)?;
     let frames = frames.iter().map(|frame| stage_frame(frame, input)).collect::<Result<_, _>>()?;
     Ok(Decoded { frames, took: started.elapsed(), share })
@@ -204,10 +250,10 @@ impl Budget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(budget: &Arc<Budget>, bytes: u64) -> Result<Share, InferError> {
+    fn take(budget: &Arc<Budget>, bytes: u64, what: &'static str) -> Result<Share, InferError> {
         if bytes > budget.limit {
             return Err(InferError::TooLarge {
-                what: "memory to decode the image in bytes",
+                what,
                 got: bytes,
                 limit: budget.limit,
                 option: "decode_bytes_max",
@@ -259,7 +305,7 @@ mod tests {
     #[test]
     fn a_file_larger_than_the_whole_budget_is_refused_and_names_the_option() {
         let budget = Arc::new(Budget::new(100));
-        let error = Budget::take(&budget, 101).expect_err("refused");
+        let error = Budget::take(&budget, 101, DECODING).expect_err("refused");
         assert!(error.to_string().contains("decode_bytes_max"), "{error}");
         assert_eq!(budget.used(), 0);
     }
@@ -267,13 +313,27 @@ mod tests {
     #[test]
     fn a_decode_waits_for_its_share_and_gives_it_back() {
         let budget = Arc::new(Budget::new(100));
-        let first = Budget::take(&budget, 80).expect("fits");
+        let first = Budget::take(&budget, 80, DECODING).expect("fits");
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| Budget::take(&budget, 80).map(|share| share.bytes));
+            let second = scope.spawn(|| Budget::take(&budget, 80, DECODING).map(|share| share.bytes));
             drop(first);
             assert_eq!(second.join().expect("no panic").expect("fits now"), 80);
         });
         assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn work_that_takes_memory_has_its_share_while_it_runs() {
+        let limits = Limits { side_max: 8, pixels_max: 64, frames_max: 1 };
+        let pool = Arc::new(DecodePool::new(1, 100, limits).expect("one thread"));
+        let within = Arc::clone(&pool);
+        assert_eq!(pool.run_within(60, "a mask in bytes", move || within.bytes()).await, Ok(60));
+        assert_eq!(pool.bytes(), 0);
+        let error = pool.run_within(101, "a mask in bytes", || ()).await.expect_err("refused").to_string();
+        assert_eq!(
+            error,
+            "a mask in bytes is 101, more than the limit of 100; raise it with decode_bytes_max"
+        );
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use super::{
     Front,
     call::{Call, Spent},
     decode::{Decoded, Share},
-    streamed,
+    streamed::{self, Queued},
     wire::{binary, request::Input},
 };
 use crate::{
@@ -78,25 +78,22 @@ pub(super) fn one_by_one(
     tensor: &Tensor,
 ) -> Result<impl Stream<Item = Result<Vec<Tensor>, InferError>> + Send + use<>, InferError> {
     let files = files(front, model, tensor, false)?;
-    let (ahead, common) = (streamed::ahead(model), (Arc::clone(front), Arc::clone(model)));
-    let decoding = (Arc::clone(front), Arc::clone(model), call.clone());
+    let (ahead, front) = (streamed::ahead(model), Arc::clone(front));
+    let decoding = (Arc::clone(&front), Arc::clone(model), call.clone());
     let queued = stream::iter(files.into_iter().enumerate()).map(move |file| {
         let (front, model, call) = decoding.clone();
-        async move {
+        // Not in its turn: one that is ahead would keep its share of the memory for decoding from those before it.
+        streamed::aside(async move {
             let Image { input, share, .. } = decode(&front, &model, &call.again(), file).await?;
             let call = call.again();
-            // Not in its turn: one that is ahead would keep its share of the memory for decoding from those before it.
             let ticket = call.push(&front, &model, vec![input], 1, None);
             drop(share);
-            Ok::<_, InferError>((call, ticket?))
-        }
+            Ok(Queued::new(call, &model, ticket?))
+        })
     });
     let answers = queued.buffered(streamed::FILES_AHEAD).map(move |queued| {
-        let (front, model) = common.clone();
-        async move {
-            let (call, ticket) = queued?;
-            Ok(call.answer(&front, &model, ticket).await?.outputs)
-        }
+        let front = Arc::clone(&front);
+        async move { Ok(queued?.answer(&front).await?.outputs) }
     });
     Ok(answers.buffered(ahead))
 }

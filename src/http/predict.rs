@@ -6,10 +6,11 @@
 
 use super::{
     Front,
+    admission::{Beside, Permit},
     call::{Call, Spent},
-    decode::{Decoded, Share, Staged},
+    decode::{Decoded, Staged},
     localize, posted,
-    streamed::{self, Form},
+    streamed::{self, Form, Queued},
     target::Target,
     wire::{
         self, Parameters,
@@ -17,7 +18,7 @@ use super::{
     },
 };
 use crate::{
-    batch::{self, Ticket},
+    batch,
     error::InferError,
     image::Placement,
     models::Model,
@@ -84,6 +85,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     // A stream has one form.
     let torchserve = (front.torchserve_answers || accepts_torchserve(request.headers())) && form.is_none();
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
+    let permit = request.extensions().get::<Arc<Permit>>().cloned();
     let posted = posted::read(request, front).await?;
     let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
 
@@ -93,7 +95,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
                 "format=torchserve does not stream: leave out one of the two".into(),
             ));
         }
-        return Ok(streamed::reply(form, one_by_one(front, model, &call, &asked, posted.files)));
+        return Ok(streamed::reply(form, one_by_one(front, model, &call, &asked, posted.files, permit)));
     }
     let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
     let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
@@ -114,50 +116,51 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     Ok(reply)
 }
 
-/// The same answers as they come, in order. Each frame has the time that a request has.
+/// The same answers as they come, in order. Each frame has the time that a request has. `permit` is the request's, which holds
+/// what waits for its turn.
 fn one_by_one(
     front: &Arc<Front>,
     model: &Arc<Model>,
     call: &Call,
     asked: &Arc<Asked>,
     files: Vec<Result<Bytes, InferError>>,
+    permit: Option<Arc<Permit>>,
 ) -> impl Stream<Item = Entry> + Send + use<> {
     let ahead = streamed::ahead(model);
-    let common = (Arc::clone(front), Arc::clone(model), call.clone(), Arc::clone(asked));
-    let decoding = common.clone();
-    let decoded = stream::iter(files).map(move |file| {
-        let (front, model, call, _) = decoding.clone();
-        async move {
-            let (began, decode) = (call.again(), front.decode.stage(file?, Arc::clone(&model)));
-            let Decoded { frames, took, share } = began.in_time(decode).await?;
-            front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
-            began.stage("decode", took);
-            Ok(match <[Staged; 1]>::try_from(frames) {
-                // Not in its turn: a file that is ahead would keep its share of the memory for decoding from those before it.
-                Ok([only]) => vec![queue(&front, &model, &call, only, took).map(Ahead::Queued)],
-                Err(frames) => {
-                    // Until the last of its frames is queued.
-                    let share = Arc::new(share);
-                    let waits = |frame| Ok(Ahead::Waits(frame, took, Arc::clone(&share)));
-                    frames.into_iter().map(waits).collect()
-                }
-            })
-        }
+    let decoding =
+        Arc::new(Decoding { front: Arc::clone(front), model: Arc::clone(model), call: call.clone(), permit });
+    let (first, then) = (Arc::clone(&decoding), Arc::clone(&decoding));
+    let common = (decoding, Arc::clone(asked));
+    let files = stream::iter(files).map(move |file| {
+        let decoding = Arc::clone(&first);
+        streamed::aside(async move { decoding.ahead(file?).await })
     });
-    let frames = decoded
-        .buffered(streamed::FILES_AHEAD)
-        .flat_map(|frames| stream::iter(frames.unwrap_or_else(|error| vec![Err(error)])));
+    let frames = files.buffered(streamed::FILES_AHEAD).flat_map(move |file| {
+        let decoding = Arc::clone(&then);
+        let frames = async move {
+            match file? {
+                Ahead::Queued(frame) => Ok(vec![Turn::Queued(frame)]),
+                Ahead::Several(file) => streamed::aside(async move { decoding.in_turn(file).await }).await,
+            }
+        };
+        let each = |frames: Result<Vec<Turn>, _>| match frames {
+            Ok(frames) => frames.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        };
+        stream::once(frames).flat_map(move |frames| stream::iter(each(frames)))
+    });
     let answers = frames.map(move |frame| {
-        let (front, model, call, asked) = common.clone();
+        let (decoding, asked) = common.clone();
         async move {
-            let queued = match frame? {
-                Ahead::Queued(queued) => Ok(queued),
-                Ahead::Waits(frame, took, _share) => queue(&front, &model, &call, frame, took),
+            let Decoding { front, model, .. } = &*decoding;
+            let Frame { queued, placement, took } = match frame? {
+                Turn::Queued(frame) => frame,
+                Turn::Waits(frame, took, _held) => decoding.queue(frame, took)?,
             };
-            let Queued { call, ticket, placement, took } = queued?;
-            let ran = call.answer(&front, &model, ticket).await?;
+            let call = queued.call().clone();
+            let ran = queued.answer(front).await?;
             let answered = Instant::now();
-            let (entry, _) = entry(&front, &model, &asked, ran, placement, took).await?;
+            let (entry, _) = entry(front, model, &asked, ran, placement, took).await?;
             call.stage("encode", answered.elapsed());
             Ok(entry)
         }
@@ -165,33 +168,74 @@ fn one_by_one(
     answers.buffered(ahead)
 }
 
-/// A frame of a stream that was decoded ahead.
+/// A file of a stream that was looked at before its turn.
 enum Ahead {
-    /// The only one of its file.
-    Queued(Queued),
-    /// One of several, with how long all of them took and what they take.
-    Waits(Staged, Duration, Arc<Share>),
+    /// Its only frame. Not queued in its turn: a file that is ahead would keep its share of the memory for decoding from those
+    /// before it.
+    Queued(Frame),
+    /// It has several, which are decoded in their turn.
+    Several(Bytes),
 }
 
-/// A frame in the queue, under terms of its own.
-struct Queued {
-    call: Call,
-    ticket: Ticket,
+/// A frame whose turn it is.
+enum Turn {
+    Queued(Frame),
+    /// One of several, with how long all of them took and what holds them until the last one is queued.
+    Waits(Staged, Duration, Arc<Option<Beside>>),
+}
+
+/// A frame in the queue.
+struct Frame {
+    queued: Queued,
     placement: Placement,
     took: Duration,
 }
 
-/// Queues a frame of a stream: from now on it has the time that a request has.
-fn queue(
-    front: &Front,
-    model: &Model,
-    call: &Call,
-    Staged { tensor, placement }: Staged,
-    took: Duration,
-) -> Result<Queued, InferError> {
-    let call = call.again();
-    let ticket = call.push_image(front, model, tensor)?;
-    Ok(Queued { call, ticket, placement, took })
+/// What the files of a stream are decoded for.
+struct Decoding {
+    front: Arc<Front>,
+    model: Arc<Model>,
+    call: Call,
+    permit: Option<Arc<Permit>>,
+}
+
+impl Decoding {
+    /// Decodes and queues a file of one frame.
+    async fn ahead(&self, file: Bytes) -> Result<Ahead, InferError> {
+        let (began, decode) =
+            (self.call.again(), self.front.decode.stage_only(file.clone(), Arc::clone(&self.model)));
+        let Some(Decoded { frames, took, share: _share }) = began.in_time(decode).await? else {
+            return Ok(Ahead::Several(file));
+        };
+        self.decoded(took);
+        let only =
+            frames.into_iter().next().ok_or_else(|| InferError::Internal("a file has no frames".into()))?;
+        self.queue(only, took).map(Ahead::Queued)
+    }
+
+    /// Decodes a file of several frames. They are queued one by one as the caller reads, and until then are the request's own,
+    /// not the decoder's: it could not lend their memory to anyone as long as the caller likes.
+    async fn in_turn(&self, file: Bytes) -> Result<Vec<Turn>, InferError> {
+        let (began, decode) = (self.call.again(), self.front.decode.stage(file, Arc::clone(&self.model)));
+        let Decoded { frames, took, share } = began.in_time(decode).await?;
+        self.decoded(took);
+        let bytes = frames.iter().map(|frame| frame.tensor.data.len() as u64).sum();
+        let held = Arc::new(self.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
+        drop(share);
+        Ok(frames.into_iter().map(|frame| Turn::Waits(frame, took, Arc::clone(&held))).collect())
+    }
+
+    fn decoded(&self, took: Duration) {
+        self.front.metrics.model(&self.model.name).decode_seconds.observe(took.as_secs_f64());
+        self.call.stage("decode", took);
+    }
+
+    /// Queues a frame: from now on it has the time that a request has.
+    fn queue(&self, Staged { tensor, placement }: Staged, took: Duration) -> Result<Frame, InferError> {
+        let call = self.call.again();
+        let ticket = call.push_image(&self.front, &self.model, tensor)?;
+        Ok(Frame { queued: Queued::new(call, &self.model, ticket), placement, took })
+    }
 }
 
 /// The answers for files, in their order, one for each frame. One that has none is an error in its place.
@@ -305,7 +349,7 @@ fn accepts_png(headers: &HeaderMap, task: &Task) -> bool {
             .is_some_and(|accept| accept.trim_start().starts_with("image/png"))
 }
 
-type Frame = Result<(Vec<u8>, Spent), InferError>;
+type Answered = Result<(Vec<u8>, Spent), InferError>;
 
 /// Decodes a file, runs its frames, and turns what comes out into entries of the reply.
 async fn one_file(
@@ -314,7 +358,7 @@ async fn one_file(
     call: &Call,
     asked: &Arc<Asked>,
     file: Result<Bytes, InferError>,
-) -> Result<Vec<Frame>, InferError> {
+) -> Result<Vec<Answered>, InferError> {
     let decoded = call.in_time(front.decode.stage(file?, Arc::clone(model))).await?;
     let Decoded { frames, took, share } = decoded;
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
@@ -343,7 +387,7 @@ async fn entry(
     ran: batch::Answer,
     placement: Placement,
     decode: Duration,
-) -> Frame {
+) -> Answered {
     let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
     let spent = Spent::on(decode, &ran);
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
@@ -361,9 +405,13 @@ async fn entry(
     // Boxes, masks and raw outputs take longer than a hand-over to the pool does; labels and vectors do not.
     let entry = match asked.task {
         Task::Classify(_) | Task::Embed(_) => entry(),
-        Task::Detect(_) | Task::Segment(_) | Task::Tensors | Task::Localize => {
-            front.decode.run(entry).await?
+        Task::Segment(_) => {
+            // A mask has the size of the posted image, of which little may have been decoded.
+            let (width, height) = placement.source;
+            let bytes = u64::from(width) * u64::from(height) * asked.mask.bytes_per_pixel();
+            front.decode.run_within(bytes, "memory to write the mask in bytes", entry).await?
         }
+        Task::Detect(_) | Task::Tensors | Task::Localize => front.decode.run(entry).await?,
     };
     device.reply_seconds.observe(answered.elapsed().as_secs_f64());
     model.statistics.replied(answered.elapsed());

@@ -4,15 +4,22 @@
 //! Answers come in order, each when its batch has finished. A caller who does not read is not worked for: only so many items
 //! are under way as fill two batches. One who goes away ends the work.
 
-use super::{reject::Problem, wire::answer};
-use crate::{error::InferError, models::Model};
+use super::{Front, call::Call, reject::Problem, wire::answer};
+use crate::{
+    batch::{Answer, Ticket},
+    error::InferError,
+    models::Model,
+    telemetry::statistics::Failure,
+};
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderValue, header},
     response::Response,
 };
 use futures_util::{Stream, StreamExt, stream};
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument;
 
 /// How items are set apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +72,49 @@ pub(super) fn ahead(model: &Model) -> usize {
     (2 * largest).max(AHEAD_MIN)
 }
 
+/// Does what must not wait for a caller who reads: to decode a file and to give its share of the memory back. Ends with the reply.
+pub(super) async fn aside<T: Send + 'static>(
+    work: impl Future<Output = Result<T, InferError>> + Send + 'static,
+) -> Result<T, InferError> {
+    let done = AbortOnDropHandle::new(tokio::spawn(work.in_current_span())).await;
+    done.map_err(|error| InferError::Internal(format!("a part of a reply was not made: {error}")))?
+}
+
+/// An item in the queue before its turn in the reply, under terms of its own.
+pub(super) struct Queued {
+    call: Call,
+    model: Arc<Model>,
+    /// Until its turn comes.
+    ticket: Option<Ticket>,
+}
+
+impl Queued {
+    /// What `push` queued under `call`.
+    pub(super) fn new(call: Call, model: &Arc<Model>, ticket: Ticket) -> Queued {
+        Queued { call, model: Arc::clone(model), ticket: Some(ticket) }
+    }
+
+    /// Waits for the answer, no longer than its terms say.
+    pub(super) async fn answer(mut self, front: &Front) -> Result<Answer, InferError> {
+        let ticket = self.ticket.take().expect("taken here alone, and only once");
+        self.call.answer(front, &self.model, ticket).await
+    }
+
+    /// Its terms.
+    pub(super) fn call(&self) -> &Call {
+        &self.call
+    }
+}
+
+impl Drop for Queued {
+    /// Whose turn never came has lost its caller.
+    fn drop(&mut self) {
+        if let Some(ticket) = &self.ticket {
+            self.model.statistics.failed(Failure::Cancelled, ticket.pushed().elapsed());
+        }
+    }
+}
+
 /// A reply of these entries, each the members of an object or an error, with their `index` as progress; the last line or event
 /// says how many there were.
 pub(super) fn reply(
@@ -106,6 +156,10 @@ pub(super) fn reply(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        batch::{Job, Queue, QueueLimits},
+        engine::{DataType, Tensor, staging::Memory},
+    };
     use http_body_util::BodyExt;
 
     #[test]
@@ -136,5 +190,32 @@ mod tests {
             assert!(text.starts_with(expected), "{text}");
             assert!(text.trim_end().ends_with("{\"done\":{\"answered\":1,\"failed\":1}}"), "{text}");
         }
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_when_the_caller_goes_away_is_counted_as_cancelled() {
+        let signature = crate::tasks::testing::signature(&[("y", &[-1, 2])]);
+        let (key, timeout) = (crate::batch::ModelKey(1), std::time::Duration::from_secs(60));
+        let source = crate::models::testing::source("m", "1", "");
+        let model = Model::resolve(key, &source, signature, timeout, &Memory::Plain).expect("a model");
+        let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100 });
+        queue.register(key, "m", model.rules.clone());
+        let call = Call::of(&HeaderMap::new(), &model, timeout).expect("no headers");
+        let data = vec![0; 8].into();
+        let job = Job {
+            model: key,
+            inputs: vec![Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data }],
+            setting: None,
+            items: 1,
+            reduced: false,
+            priority: 0,
+            deadline: None,
+            wait: None,
+            arrived: std::time::Instant::now(),
+        };
+        let model = Arc::new(model);
+        drop(Queued::new(call, &model, queue.push(job).expect("there is room")));
+        let cancelled = |of: Failure| model.statistics.snapshot().failures[of as usize].count;
+        assert_eq!(Failure::ALL.map(cancelled), [0, 1, 0, 0]);
     }
 }

@@ -1,5 +1,6 @@
 """Replies that come item by item: lines of JSON and events."""
 
+import io
 import json
 import struct
 import zlib
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import requests
+import tifffile
 import wire
 from server import ROOT, until
 
@@ -164,4 +166,22 @@ def test_images_that_are_decoded_ahead_keep_no_memory_from_those_before_them(sta
         response = requests.post(url, data=head + data, headers=headers, timeout=wire.TIMEOUT)
     last = json.loads(response.text.splitlines()[-1])
     assert last == {"done": {"answered": 5, "failed": 0}}, response.text
+    assert server.stop() == 0
+
+
+def test_frames_that_wait_for_a_caller_who_does_not_read_keep_no_memory_from_other_decodes(start_server, models):
+    # What the frames become is nearly all that may be decoded at once, and more than the buffers on the way take as answers.
+    server = start_server(models, image_pixels_max=1_000_000, decode_bytes_max=15_600_000)
+    pages = io.BytesIO()
+    tifffile.imwrite(pages, np.zeros((100, 8, 8), np.uint8), photometric="minisblack")
+    other = reference.png(np.zeros((1000, 1000, 3), np.uint8))
+    parts = [pages.getvalue()] * 2
+    with post(server, "image-identity", parts, "application/x-ndjson", stream=True) as reply:
+        rows = reply.iter_lines(chunk_size=1 << 16)
+        assert json.loads(next(rows))["index"] == 0
+        for _ in range(3):
+            answer = requests.post(f"{server.url}/predictions/digits", data=other, timeout=wire.TIMEOUT)
+            assert answer.status_code == 200, answer.text
+        *_, last = rows
+    assert json.loads(last) == {"done": {"answered": 200, "failed": 0}}
     assert server.stop() == 0

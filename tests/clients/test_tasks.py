@@ -97,6 +97,19 @@ def test_a_mask_comes_as_a_picture_or_as_runs(server):
     assert "png" not in mask and (np.maximum(got, 0) == classes).mean() > 0.97
 
 
+def test_a_mask_takes_its_share_of_memory_by_the_size_of_the_posted_picture(start_server, models):
+    # The photo is decoded at an eighth of its size, for an input of 64 x 64, and its mask has all of it.
+    server = start_server(models, image_pixels_max=1_000_000, decode_bytes_max=4_000_000)
+    small, large = (reference.encoded(np.zeros((side, side, 3), np.uint8), "JPEG") for side in (400, 900))
+    for form in ["png", "rle"]:
+        assert wire.post_image(server, "segment", small, query={"mask": form}).status_code == 200
+    for options, each in [({}, 8), ({"query": {"mask": "rle"}}, 24), ({"headers": {"Accept": "image/png"}}, 8)]:
+        reply = wire.post_image(server, "segment", large, **options)
+        told = f"memory to write the mask in bytes is {each * 900 * 900}, more than the limit of 4000000; raise it with decode_bytes_max"
+        assert (reply.status_code, reply.json()["error"]) == (413, told)
+    assert server.stop() == 0
+
+
 def test_the_example_segmenter_says_which_pixels_are_ink_and_of_which_digit(server):
     folder = EXAMPLES / "images" / "digits-segmenter"
     true, found = [], []

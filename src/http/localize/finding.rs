@@ -3,7 +3,7 @@
 use super::{asked::Asked, drive::Pending};
 use crate::{
     error::InferError,
-    http::{Front, body, call::Call},
+    http::{Front, body, call::Call, streamed::Queued},
     models::Model,
     tasks::localize::{
         Format, Options, Writer,
@@ -148,8 +148,8 @@ impl Finding {
                 pushed => break pushed?,
             }
         };
-        let (front, model) = (Arc::clone(&self.front), Arc::clone(&self.model));
-        let fitting = Box::pin(async move { call.answer(&front, &model, ticket).await });
+        let (front, queued) = (Arc::clone(&self.front), Queued::new(call, &self.model, ticket));
+        let fitting = Box::pin(async move { queued.answer(&front).await });
         room.send(Found::Chunk(Pending { fitting, origins, setting, decode }));
         Ok(())
     }

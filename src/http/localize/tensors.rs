@@ -14,6 +14,7 @@ use crate::{
     http::{
         Front,
         call::{Call, Spent},
+        streamed::Queued,
         wire::{Parameter, request::InferRequest, request::Input},
     },
     image::stack::{Format, Options, Raw, SampleType},
@@ -128,11 +129,12 @@ pub(in crate::http) async fn fit(
     let mut spent = Spent { decode: began.elapsed(), ..Spent::default() };
     let mut queued = Vec::with_capacity(chunks.len());
     for Chunk { inputs, items, setting, origins } in chunks {
-        queued.push((call.push(front, model, inputs, items, Some(setting.clone()))?, origins, setting));
+        let ticket = call.push(front, model, inputs, items, Some(setting.clone()))?;
+        queued.push((Queued::new(call.clone(), model, ticket), origins, setting));
     }
     let mut table = Table::new(&schema);
-    for (ticket, origins, setting) in queued {
-        let ran: batch::Answer = call.answer(front, model, ticket).await?;
+    for (queued, origins, setting) in queued {
+        let ran: batch::Answer = queued.answer(front).await?;
         spent.include(&Spent::on(Duration::ZERO, &ran));
         let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
         table.append(more);

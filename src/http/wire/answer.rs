@@ -27,6 +27,19 @@ pub enum MaskForm {
     Rle,
 }
 
+impl MaskForm {
+    /// Memory that a mask and what is written of it take, in bytes for each of its pixels: where every pixel differs from the one
+    /// before.
+    pub fn bytes_per_pixel(self) -> u64 {
+        match self {
+            // The classes, once more as the encoder takes them, filtered, packed, and twice as base64.
+            MaskForm::Png => 8,
+            // The classes, two counts of four bytes in a buffer that has grown, and both as text.
+            MaskForm::Rle => 24,
+        }
+    }
+}
+
 /// Whose answers they are.
 #[derive(Debug, Clone, Copy)]
 pub struct Of<'a> {
@@ -72,7 +85,7 @@ pub fn members(
         }
         Answer::Mask(mask) => {
             json.extend_from_slice(b"\"mask\":");
-            write(&mut json, &mask_value(mask, form)?);
+            write_mask(&mut json, mask, form)?;
         }
         Answer::Vector(vector) => {
             json.extend_from_slice(b"\"vector\":");
@@ -190,7 +203,7 @@ fn scored(json: &mut Vec<u8>, label: Option<&str>, index: usize, score: f32) {
     json.push(b'}');
 }
 
-fn mask_value(mask: &Mask, form: MaskForm) -> Result<Value, InferError> {
+fn write_mask(json: &mut Vec<u8>, mask: &Mask, form: MaskForm) -> Result<(), InferError> {
     let classes: Vec<Value> = mask
         .present
         .iter()
@@ -201,14 +214,23 @@ fn mask_value(mask: &Mask, form: MaskForm) -> Result<Value, InferError> {
         MaskForm::Png => {
             let png = mask.to_png_palette().map_err(InferError::Internal)?;
             value["png"] = BASE64_STANDARD.encode(png).into();
+            write(json, &value);
         }
         MaskForm::Rle => {
-            let runs = mask.runs();
-            value["rle"] =
-                runs.iter().map(|run| json!({ "index": run.index, "counts": run.counts })).collect();
+            write(json, &value);
+            // As text at once: there may be as many counts as pixels.
+            json.pop();
+            json.extend_from_slice(b",\"rle\":[");
+            for (index, run) in mask.runs().into_iter().enumerate() {
+                let begin = if index > 0 { ",{" } else { "{" };
+                write!(json, "{begin}\"index\":{},\"counts\":", run.index).expect("memory takes all");
+                write(json, &run.counts);
+                json.push(b'}');
+            }
+            json.extend_from_slice(b"]}");
         }
     }
-    Ok(value)
+    Ok(())
 }
 
 fn write(json: &mut Vec<u8>, value: &impl serde::Serialize) {
