@@ -20,7 +20,8 @@ pub(super) struct Markers {
     pub(super) height: u32,
     components: u8,
     precision: u8,
-    progressive: bool,
+    /// What is decoded comes in several scans: progressive, or a component after the other.
+    scans: bool,
     lossless: bool,
     orientation: Orientation,
 }
@@ -29,7 +30,7 @@ pub(super) struct Markers {
 pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
     let corrupt = |reason: &str| DecodeError::corrupt(Format::Jpeg, reason);
     let mut orientation = Orientation::UPRIGHT;
-    let mut frame = None;
+    let mut frame: Option<Markers> = None;
     let mut rest = bytes.get(2..).unwrap_or_default();
     loop {
         let [0xff, marker, after @ ..] = rest else {
@@ -68,7 +69,7 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
                     height: u32::from(u16::from_be_bytes([h1, h0])),
                     components,
                     precision,
-                    progressive: matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce),
+                    scans: matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce),
                     lossless: matches!(marker, 0xc3 | 0xc7 | 0xcb | 0xcf),
                     orientation,
                 });
@@ -78,14 +79,17 @@ pub(super) fn markers(bytes: &[u8]) -> Result<Markers, DecodeError> {
                     orientation = Orientation::from_exif(exif);
                 }
             }
-            0xda => break,
+            0xda => {
+                let mut frame =
+                    frame.ok_or_else(|| corrupt("no frame header comes before the first scan"))?;
+                frame.orientation = orientation;
+                frame.scans |= segment.first().is_some_and(|components| *components < frame.components);
+                return Ok(frame);
+            }
             _ => {}
         }
         rest = &after[length..];
     }
-    let mut frame = frame.ok_or_else(|| corrupt("no frame header comes before the first scan"))?;
-    frame.orientation = orientation;
-    Ok(frame)
 }
 
 fn checked(bytes: &[u8], limits: &Limits) -> Result<Markers, DecodeError> {
@@ -139,7 +143,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     let channels = if markers.components == 1 { 1 } else { 3 };
     let mut header = Header::single(Format::Jpeg, size, channels, 8, markers.orientation);
     let pixels = u64::from(markers.width) * u64::from(markers.height);
-    if markers.progressive {
+    if markers.scans {
         // All coefficients are held, 16 bits each, until the last scan.
         header.work_bytes += pixels * u64::from(markers.components) * 2;
     }

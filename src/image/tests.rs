@@ -494,6 +494,20 @@ fn directories_that_loop_and_counts_that_lie_are_refused() {
 }
 
 #[test]
+fn a_jpeg_of_several_scans_takes_memory_for_all_coefficients() {
+    let jpeg = |progressive| corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, progressive);
+    let bytes = |file: &[u8]| header(file, &LIMITS).unwrap().decoded_bytes();
+    let mut baseline = jpeg(false);
+    let (one, all) = (bytes(&baseline), bytes(&jpeg(true)));
+    assert_eq!(all, one + u64::from(WIDTH * HEIGHT) * 3 * 2);
+    // Its first scan with one component of the three: the others come in scans of their own.
+    let scan = baseline.windows(2).rposition(|w| w == [0xff, 0xda]).unwrap();
+    assert_eq!(baseline[scan + 4], 3);
+    baseline[scan + 4] = 1;
+    assert_eq!(bytes(&baseline), all);
+}
+
+#[test]
 fn more_progressive_scans_than_anyone_writes_are_refused() {
     let bytes = corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, true);
     // The last scan again and again: a refinement that changes nothing but costs a pass each.
