@@ -18,7 +18,7 @@ const FILES = [
 
 /** What a stack holds, from the lines of NDJSON. `progress` is told the newest frame. */
 export async function localizations(reply, progress) {
-  const found = { head: null, tail: null, frames: new Map(), photons: [], errors: [], count: 0, first: "" };
+  const found = { head: null, tail: null, frames: new Map(), photons: [], errors: [], count: 0, newest: -1, first: "" };
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -43,6 +43,7 @@ function take(found, line, text) {
     const before = found.frames.get(line.frame) || [];
     found.frames.set(line.frame, before.concat(x.map((at, index) => [at, y[index]])));
     found.count += line.count;
+    found.newest = line.frame;
     if (found.photons.length < KEPT_MAX) {
       found.photons.push(...line.photons);
       found.errors.push(...(line.x_error_nm || line.x_error_px));
@@ -57,10 +58,17 @@ export function shown(found, stack, picture, model, query, file) {
   const unit = found.head.pixel_size_nm ? "nm" : "px";
   const size = found.head.frame_size_px;
   const says = el("output", { class: "quiet" });
+  let wanted = 0;
   const move = async (frame) => {
+    wanted = frame;
     const spots = found.frames.get(frame) || [];
     says.textContent = `Frame ${frame + 1} of ${found.tail.frames}: ${spots.length} ${spots.length === 1 ? "spot" : "spots"}`;
-    if (stack.paint && frame < stack.frames) picture.draw(await stack.paint(frame));
+    // Of a file that cannot be read here, ROIs say nothing of where they are to be drawn.
+    if (!picture) return;
+    const image = stack.paint && frame < stack.frames ? await stack.paint(frame) : null;
+    // The slider has gone on.
+    if (wanted !== frame) return;
+    if (image) picture.draw(image);
     picture.clear();
     picture.rings(spots, RADIUS_PX);
   };
@@ -121,7 +129,5 @@ async function download(model, query, file, extension, told) {
 }
 
 /** What a line under the heading says while a stack is read. */
-export const progressText = ({ head, frames, count }) => {
-  const at = Math.max(-1, ...[...frames.keys()].slice(-1)) + 1;
-  return `Frame ${at}${head?.frames ? ` of ${head.frames}` : ""}, ${short(count)} localizations`;
-};
+export const progressText = ({ head, newest, count }) =>
+  `Frame ${newest + 1}${head?.frames ? ` of ${head.frames}` : ""}, ${short(count)} localizations`;

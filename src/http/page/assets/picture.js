@@ -73,8 +73,10 @@ export function paintRuns(context, { width, height, rle }, hidden) {
     const color = parseInt(colorOf(index).slice(1), 16);
     let at = 0;
     counts.forEach((count, run) => {
-      for (let end = at + count; at < end; at += 1) {
-        if (run % 2 === 0) continue;
+      const end = at + count;
+      // What lies between is passed over as a whole: of many classes it would be gone through for each.
+      if (run % 2 === 0) at = end;
+      for (; at < end; at += 1) {
         const pixel = ((at % height) * width + Math.floor(at / height)) * 4;
         image.data[pixel] = color >> 16;
         image.data[pixel + 1] = (color >> 8) & 255;

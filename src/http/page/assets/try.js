@@ -230,8 +230,13 @@ async function predict({ card, file, name, query, signal }) {
   const { source, picture, element } = await showing;
   const all = body.predictions || [body];
   const says = el("div", { class: "says" });
+  let wanted = 0;
   const show = async (at) => {
-    if (picture && source.frames > 1) picture.draw(await source.paint(Math.min(at, source.frames - 1)));
+    wanted = at;
+    const page = picture && source.frames > 1 ? await source.paint(Math.min(at, source.frames - 1)) : null;
+    // The slider has gone on.
+    if (wanted !== at) return;
+    if (page) picture.draw(page);
     picture?.clear();
     says.replaceChildren(answer(all[at], picture));
   };
