@@ -170,14 +170,11 @@ impl Permit {
     /// Sets aside more for what the request takes beside its body, until that is dropped.
     ///
     /// # Errors
-    /// [`InferError::Full`]; nothing is set aside.
+    /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; nothing is set aside.
     pub fn beside(&self, bytes: u64) -> Result<Beside, InferError> {
-        let max = self.admission.limits.bytes_in_flight_max;
-        if !take(&self.admission.bytes, bytes, max) {
-            self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
-            return Err(self.admission.full(BYTES_IN_FLIGHT, max));
-        }
-        Ok(Beside { admission: Arc::clone(&self.admission), bytes })
+        let mut beside = Beside { admission: Arc::clone(&self.admission), bytes: 0 };
+        beside.grow_to(bytes)?;
+        Ok(beside)
     }
 
     /// Bytes set aside.
@@ -191,6 +188,31 @@ impl Permit {
 pub struct Beside {
     admission: Arc<Admission>,
     bytes: u64,
+}
+
+impl Beside {
+    /// Sets aside what is missing to so many bytes.
+    ///
+    /// # Errors
+    /// As [`Permit::beside`]; what was set aside stays.
+    pub fn grow_to(&mut self, bytes: u64) -> Result<(), InferError> {
+        let max = self.admission.limits.bytes_in_flight_max;
+        if bytes > max {
+            return Err(InferError::TooLarge {
+                what: "what is held for the reply in bytes",
+                got: bytes,
+                limit: max,
+                option: "in_flight_bytes_max",
+            });
+        }
+        let more = bytes.saturating_sub(self.bytes);
+        if !take(&self.admission.bytes, more, max) {
+            self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
+            return Err(self.admission.full(BYTES_IN_FLIGHT, max));
+        }
+        self.bytes += more;
+        Ok(())
+    }
 }
 
 impl Drop for Beside {
@@ -290,8 +312,12 @@ mod tests {
         };
         let admission = Admission::new(limits);
         let permit = admission.admit(Some(30)).unwrap();
-        let beside = permit.beside(60).unwrap();
+        let mut beside = permit.beside(50).unwrap();
+        beside.grow_to(60).unwrap();
+        beside.grow_to(10).unwrap();
         assert_eq!(admission.in_flight().bytes, 90);
+        assert!(matches!(beside.grow_to(71), Err(InferError::Full { limit: 100, .. })));
+        assert!(matches!(beside.grow_to(101), Err(InferError::TooLarge { got: 101, limit: 100, .. })));
         assert!(matches!(permit.beside(11), Err(InferError::Full { limit: 100, .. })));
         // What goes on beside the body does not change what the body counts.
         permit.trim(20);

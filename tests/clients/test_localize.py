@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import requests
 from conftest import EXAMPLES
-from server import BINARY, LIBRARY, ROOT
+from server import BINARY, LIBRARY, ROOT, until
 
 FIELDS = ["x", "y", "photons", "background"]
 
@@ -55,6 +55,27 @@ def same_rows(got, expected, suffix="_px"):
                 break
         else:
             raise AssertionError(f"no column {name} among {expected.dtype.names}")
+
+
+def test_what_a_reply_holds_until_its_end_counts_as_bytes_in_flight(start_server, tmp_path, data):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    limits = {"in_flight_bytes_max": "40MiB", "body_bytes_max": "1MiB", "stack_memory_bytes_max": "1MiB"}
+    server = start_server(tmp_path / "models", **limits)
+    frames, height, width = localize.movie().shape
+    assert localize.post(server, data, format="png", scale=16).status_code == 200
+    # Densities of four bytes and pixels of one, of a picture that a few kilobytes ask for.
+    bytes_held = 5 * 64 * width * 64 * height
+    reply = localize.post(server, data, format="png", scale=64)
+    told = f"what is held for the reply in bytes is {bytes_held}, more than the limit of {40 << 20}; raise it with in_flight_bytes_max"
+    assert (reply.status_code, reply.json()["error"]) == (413, told)
+    for form in ["npy", "picasso", "hdf5"]:
+        assert localize.post(server, data, format=form).status_code == 200
+
+    def given_back():
+        return "\nocelli_in_flight_bytes 0\n" in requests.get(f"{server.url}/metrics", timeout=10).text
+
+    until(given_back, 60, "nothing is set aside any more")
+    assert server.stop() == 0
 
 
 def test_the_molecules_of_the_example_are_found_where_they_are(found):

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     engine::Setting,
     error::InferError,
-    http::{Front, call::Call},
+    http::{Front, admission::Permit, call::Call},
     models::Model,
     tasks::localize::chunk::Origins,
 };
@@ -42,9 +42,15 @@ pub(super) struct Drive {
 }
 
 impl Drive {
-    pub(super) fn new(front: &Arc<Front>, model: &Arc<Model>, call: Call, asked: Asked) -> Drive {
+    pub(super) fn new(
+        front: &Arc<Front>,
+        model: &Arc<Model>,
+        call: Call,
+        asked: Asked,
+        permit: Option<Arc<Permit>>,
+    ) -> Drive {
         Drive {
-            telling: Telling::new(Arc::clone(front), call.clone(), asked.format),
+            telling: Telling::new(front, model, call.clone(), asked.format, permit),
             finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked),
         }
     }

@@ -52,8 +52,9 @@ pub(super) async fn predict(
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let asked = Asked::of(request.uri().query().unwrap_or_default(), request.headers(), settings.clone())?;
     let format = asked.format;
+    let permit = request.extensions().get::<Arc<Permit>>().cloned();
     let posted = if posted::is_raw(request.headers())? {
-        if let Some(permit) = request.extensions().get::<Arc<Permit>>() {
+        if let Some(permit) = &permit {
             // It is not held as a whole, whatever its length.
             permit.trim(front.limits.stack.limits.memory_bytes_max as u64);
         }
@@ -69,7 +70,7 @@ pub(super) async fn predict(
     };
     // Stacks that need such memory to be read are rarer than callers who read late.
     let (reply, mut coming) = Outgoing::new(front.limits.stack.limits.memory_bytes_max);
-    let drive = Drive::new(front, model, call, asked);
+    let drive = Drive::new(front, model, call, asked, permit);
     // The request's span goes with it: its lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
     let task = AbortOnDropHandle::new(tokio::spawn(driving));

@@ -11,8 +11,10 @@ use crate::{
     error::InferError,
     http::{
         Front,
+        admission::{Beside, Permit},
         call::{Call, Spent},
     },
+    models::Model,
     tasks::localize::{Format, Writer},
 };
 use axum::http::{HeaderMap, HeaderValue};
@@ -22,6 +24,10 @@ use tokio::sync::mpsc;
 /// Writes what was found, in order.
 pub(super) struct Telling {
     front: Arc<Front>,
+    model: Arc<Model>,
+    /// What the request takes, and what is held for its reply beside that.
+    permit: Option<Arc<Permit>>,
+    held: Option<Beside>,
     /// Where the stages of its trace are noted.
     call: Call,
     format: Format,
@@ -33,8 +39,16 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub(super) fn new(front: Arc<Front>, call: Call, format: Format) -> Telling {
-        Telling { front, call, format, writer: None, begun: false, spent: Spent::default() }
+    pub(super) fn new(
+        front: &Arc<Front>,
+        model: &Arc<Model>,
+        call: Call,
+        format: Format,
+        permit: Option<Arc<Permit>>,
+    ) -> Telling {
+        let (front, model) = (Arc::clone(front), Arc::clone(model));
+        let (writer, spent) = (None, Spent::default());
+        Telling { front, model, permit, held: None, call, format, writer, begun: false, spent }
     }
 
     /// Tells all that comes. Ends without an error, too, when finding broke off.
@@ -45,10 +59,23 @@ impl Telling {
     ) -> Result<(), InferError> {
         while let Some(found) = reply.keep_up_until(coming.recv()).await? {
             match found {
-                Found::Begin(writer) => self.writer = Some(*writer),
+                Found::Begin(writer) => {
+                    self.hold(writer.holds())?;
+                    self.writer = Some(*writer);
+                }
                 Found::Chunk(pending) => self.rows(pending, reply).await?,
                 Found::End(frames) => return self.end(frames, reply).await,
             }
+        }
+        Ok(())
+    }
+
+    /// Sets aside what the writer holds until the end: it may be far more than the stack that was posted.
+    fn hold(&mut self, bytes: usize) -> Result<(), InferError> {
+        match (&mut self.held, &self.permit) {
+            (Some(held), _) => held.grow_to(bytes as u64)?,
+            (None, Some(permit)) => self.held = Some(permit.beside(bytes as u64)?),
+            (None, None) => {}
         }
         Ok(())
     }
@@ -63,7 +90,8 @@ impl Telling {
         let answer = reply.keep_up_until(fitting).await??;
         let mut writer = self.take();
         writer.ran_on(&answer.device, answer.fallback.map(Fallback::name));
-        self.spent.include(&Spent::on(decode, &answer));
+        let spent = Spent::on(decode, &answer);
+        self.spent.include(&spent);
         let (begin, answered) = (!self.begun, Instant::now());
         let written = self.front.decode.run(move || {
             let mut out = Vec::new();
@@ -75,7 +103,9 @@ impl Telling {
             Ok::<_, String>((writer, out))
         });
         let (writer, out) = reply.keep_up_until(written).await??.map_err(InferError::BadRequest)?;
+        spent.replied(&self.front, &self.model, answered.elapsed());
         self.call.stage("encode", answered.elapsed());
+        self.hold(writer.holds())?;
         if begin {
             self.begun = true;
             if self.format.streams() {

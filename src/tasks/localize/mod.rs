@@ -177,6 +177,11 @@ trait Encoder: Send {
     /// Rows, of which `first` were written before.
     fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String>;
 
+    /// Memory that is held until the end, bytes.
+    fn holds(&self) -> usize {
+        0
+    }
+
     /// What follows the rows.
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String>;
 
@@ -298,6 +303,11 @@ impl Writer {
         }
         self.counts.add(table, kept);
         Ok(())
+    }
+
+    /// Memory that it holds until the end, bytes: rows whose number comes first, or a picture.
+    pub fn holds(&self) -> usize {
+        self.encoder.holds()
     }
 
     /// The rest of the bytes, to be sent one after the other. `frames` is the number of frames, where it became

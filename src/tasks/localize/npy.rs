@@ -63,6 +63,10 @@ impl Encoder for Npy {
         self.held.push(self.layout.pack(&self.schema, table, first)?)
     }
 
+    fn holds(&self) -> usize {
+        self.held.bytes()
+    }
+
     fn end(self: Box<Self>, _counts: &Counts) -> Result<Vec<Bytes>, String> {
         let head = Bytes::from(self.head());
         Ok(std::iter::once(head).chain(self.held.into_blocks()).collect())

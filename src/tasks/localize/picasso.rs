@@ -99,6 +99,10 @@ impl Encoder for Picasso {
         self.held.push(self.layout.pack(&self.schema, table, first)?)
     }
 
+    fn holds(&self) -> usize {
+        self.held.bytes()
+    }
+
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
         let size = self.size();
         let told = members(&self.schema, counts.frames, size);

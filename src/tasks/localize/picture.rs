@@ -147,6 +147,15 @@ impl Encoder for Picture {
         Ok(())
     }
 
+    fn holds(&self) -> usize {
+        // The densities, and what the encoder takes.
+        let each = match self.options.color_by {
+            ColorBy::Density => size_of::<f32>() + 1,
+            ColorBy::Z(_) => 2 * size_of::<f32>() + 3,
+        };
+        self.density.sums.len() * each
+    }
+
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String> {
         let about = format!(
             "{} localizations in {} frames, {} of them outside the picture or less certain than {} camera pixels; {}",
