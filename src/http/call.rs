@@ -6,6 +6,7 @@ use crate::{
     engine::{Setting, Tensor},
     error::InferError,
     models::Model,
+    tasks::Task,
     telemetry::{
         statistics::Failure,
         traces::{Ran, RequestTrace},
@@ -139,14 +140,16 @@ impl Call {
         pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
     }
 
-    /// Queues an image, of which only what the task answers is wanted.
+    /// Queues an image, of which only what this task answers is wanted.
     pub(super) fn push_image(
         &self,
         front: &Front,
         model: &Model,
+        task: &Task,
         tensor: Tensor,
     ) -> Result<Ticket, InferError> {
-        let pushed = front.queue.push(Job { reduced: true, ..self.job(model, vec![tensor], 1, None) });
+        let reduced = task.is_left_by(&model.task);
+        let pushed = front.queue.push(Job { reduced, ..self.job(model, vec![tensor], 1, None) });
         pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
     }
 

@@ -127,10 +127,9 @@ fn one_by_one(
     permit: Option<Arc<Permit>>,
 ) -> impl Stream<Item = Entry> + Send + use<> {
     let ahead = streamed::ahead(model);
-    let decoding =
-        Arc::new(Decoding { front: Arc::clone(front), model: Arc::clone(model), call: call.clone(), permit });
+    let (front, model, asked) = (Arc::clone(front), Arc::clone(model), Arc::clone(asked));
+    let decoding = Arc::new(Decoding { front, model, call: call.clone(), asked, permit });
     let (first, then) = (Arc::clone(&decoding), Arc::clone(&decoding));
-    let common = (decoding, Arc::clone(asked));
     let files = stream::iter(files).map(move |file| {
         let decoding = Arc::clone(&first);
         streamed::aside(async move { decoding.ahead(file?).await })
@@ -150,9 +149,9 @@ fn one_by_one(
         stream::once(frames).flat_map(move |frames| stream::iter(each(frames)))
     });
     let answers = frames.map(move |frame| {
-        let (decoding, asked) = common.clone();
+        let decoding = Arc::clone(&decoding);
         async move {
-            let Decoding { front, model, .. } = &*decoding;
+            let Decoding { front, model, asked, .. } = &*decoding;
             let Frame { queued, placement, took } = match frame? {
                 Turn::Queued(frame) => frame,
                 Turn::Waits(frame, took, _held) => decoding.queue(frame, took)?,
@@ -160,7 +159,7 @@ fn one_by_one(
             let call = queued.call().clone();
             let ran = queued.answer(front).await?;
             let answered = Instant::now();
-            let (entry, _) = entry(front, model, &asked, ran, placement, took).await?;
+            let (entry, _) = entry(front, model, asked, ran, placement, took).await?;
             call.stage("encode", answered.elapsed());
             Ok(entry)
         }
@@ -196,6 +195,7 @@ struct Decoding {
     front: Arc<Front>,
     model: Arc<Model>,
     call: Call,
+    asked: Arc<Asked>,
     permit: Option<Arc<Permit>>,
 }
 
@@ -233,7 +233,7 @@ impl Decoding {
     /// Queues a frame: from now on it has the time that a request has.
     fn queue(&self, Staged { tensor, placement }: Staged, took: Duration) -> Result<Frame, InferError> {
         let call = self.call.again();
-        let ticket = call.push_image(&self.front, &self.model, tensor)?;
+        let ticket = call.push_image(&self.front, &self.model, &self.asked.task, tensor)?;
         Ok(Frame { queued: Queued::new(call, &self.model, ticket), placement, took })
     }
 }
@@ -365,7 +365,7 @@ async fn one_file(
     call.stage("decode", took);
     let queued: Vec<_> = frames
         .into_iter()
-        .map(|Staged { tensor, placement }| (call.push_image(front, model, tensor), placement))
+        .map(|Staged { tensor, placement }| (call.push_image(front, model, &asked.task, tensor), placement))
         .collect();
     // From here on the queue accounts for their memory.
     drop(share);

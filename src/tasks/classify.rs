@@ -72,17 +72,19 @@ impl Classify {
         numbers.then_some(Best { output, activation, top: self.top_k })
     }
 
-    /// The best classes in what an engine has left of the output; `None` where it is the output.
+    /// The best classes in what an engine has left of the output, which are those wanted and perhaps some more; `None` where it is
+    /// the output.
     fn left(&self, output: &Output<'_>, signature: &Signature, labels: &Labels) -> Option<Vec<Class>> {
         let tensor = output.tensor;
-        let left = tensor.datatype == DataType::Uint32 && tensor.shape == [1, self.top_k, SCORED_WORDS];
+        let wide = matches!(tensor.shape[..], [1, left, SCORED_WORDS] if left >= self.top_k);
+        let left = tensor.datatype == DataType::Uint32 && wide;
         self.best(signature).filter(|_| left)?;
         let found: Vec<Scored> = bytemuck::pod_collect_to_vec(&tensor.data);
         let class = |Scored { class, score }: Scored| {
             let index = class as usize;
             Class { index, label: labels.get(index), score }
         };
-        Some(found.into_iter().map(class).collect())
+        Some(found.into_iter().take(self.top_k).map(class).collect())
     }
 
     /// The best classes, best first; equal scores in the order of their index.
@@ -170,6 +172,7 @@ fn sigmoid(score: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::{super::testing::*, *};
+    use crate::engine::Tensor;
     use proptest::prelude::*;
 
     fn run(task: Classify, shape: &[usize], scores: &[f32]) -> Result<Vec<Class>, String> {
@@ -216,6 +219,25 @@ mod tests {
     fn given_probabilities_pass_unchanged_and_ties_go_by_index() {
         check(Activation::None, 2, &[0.25, 0.5, 0.25, 0.0], &[(1, 0.5), (0, 0.25)]);
         check(Activation::None, 9, &[0.25, 0.5, 0.25], &[(1, 0.5), (0, 0.25), (2, 0.25)]);
+    }
+
+    #[test]
+    fn what_is_left_for_more_classes_is_enough_for_fewer() {
+        let signature = signature(&[("logits", &[1, 1000])]);
+        let words =
+            [(7_u32, 0.5_f32), (3, 0.25), (900, 0.125)].map(|(class, score)| [class, score.to_bits()]);
+        let data = words.as_flattened().iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let tensors = [Tensor { datatype: DataType::Uint32, shape: vec![1, 3, 2], data: data.into() }];
+        let answer = |top_k| {
+            let task = Classify { top_k, ..Classify::default() };
+            let task = task.resolve(&signature, &Labels::default()).unwrap();
+            let found =
+                task.answer(&Outputs::new(&tensors, &signature).unwrap(), &Labels::default()).unwrap();
+            found.iter().map(|class| (class.index, class.score)).collect::<Vec<_>>()
+        };
+        for top_k in 1..=3 {
+            assert_eq!(answer(top_k), [(7, 0.5), (3, 0.25), (900, 0.125)][..top_k]);
+        }
     }
 
     #[test]

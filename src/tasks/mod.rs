@@ -124,6 +124,14 @@ impl Task {
         }
     }
 
+    /// Whether what an engine leaves of the outputs for `model`'s task is enough for this one, which a request has changed.
+    pub fn is_left_by(&self, model: &Task) -> bool {
+        match (self, model) {
+            (Task::Classify(asked), Task::Classify(left)) => asked.top_k <= left.top_k,
+            _ => true,
+        }
+    }
+
     /// The answer for one item.
     ///
     /// `outputs` are in the order of the signature's outputs and belong to one item: a batch axis is still there and
@@ -325,6 +333,15 @@ mod tests {
         let Answer::Tensors(tensors) = answer else { panic!("expected tensors") };
         assert_eq!(tensors[0].shape, [1, 2]);
         assert_eq!(tensors[0].data, outputs[0].data);
+    }
+
+    #[test]
+    fn more_classes_than_an_engine_leaves_are_asked_of_the_whole_output() {
+        let task = |top_k| Task::Classify(Classify { top_k, ..Classify::default() });
+        assert!(
+            task(1).is_left_by(&task(5)) && task(5).is_left_by(&task(5)) && !task(6).is_left_by(&task(5))
+        );
+        assert!(Task::Tensors.is_left_by(&Task::Tensors));
     }
 
     #[test]

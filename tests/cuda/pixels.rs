@@ -451,10 +451,16 @@ async fn serve(backend: Backend, devices: &str) -> Server {
     Server::start_with(models, Config { backend, ..config() }).await
 }
 
+/// How many classes pictures are asked for, beside what the model says: fewer and more than are left of its output.
+const ASKED: [usize; 2] = [2, 9];
+
 /// The classes of pictures with their scores, as a server with that classifier answers them.
 async fn classified(server: &Server) -> Vec<(u64, f64)> {
-    let classes = join_all((0..6).map(async |seed| {
-        let reply = server.send("POST", "/predictions/classes", &[], png(seed, 30, 20)).await;
+    let asked = [String::new()].into_iter().chain(ASKED.map(|top| format!("?top_k={top}")));
+    let pictures = asked.flat_map(|query| (0..6).map(move |seed| (seed, query.clone())));
+    let classes = join_all(pictures.map(async |(seed, query)| {
+        let reply =
+            server.send("POST", &format!("/predictions/classes{query}"), &[], png(seed, 30, 20)).await;
         assert_eq!(reply.status, 200, "{}", reply.json());
         reply.json()["classes"].clone()
     }));
@@ -511,7 +517,7 @@ async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by
     let server = serve(Backend::Cpu, "cpu").await;
     assert_eq!(answers(&server).await, on_gpu);
     let classes = classified(&server).await;
-    assert_eq!(classes.len(), 6 * TOP);
+    assert_eq!(classes.len(), 6 * (TOP + ASKED.iter().sum::<usize>()));
     for ((class, score), (expected, on_gpu)) in classes.into_iter().zip(classes_on_gpu) {
         assert!(class == expected && (score - on_gpu).abs() < 2e-6, "{class} {score}, {expected} {on_gpu}");
     }
