@@ -80,9 +80,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     if model.image.is_none() {
         return Err(takes_tensors(model));
     }
-    let wants_png = accepts_png(request.headers(), &model.task);
     let form = Form::accepted(request.headers());
     // A stream has one form.
+    let wants_png = accepts_png(request.headers(), &model.task) && form.is_none();
     let torchserve = (front.torchserve_answers || accepts_torchserve(request.headers())) && form.is_none();
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let permit = request.extensions().get::<Arc<Permit>>().cloned();
