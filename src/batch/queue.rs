@@ -21,6 +21,7 @@ use super::{
     Aftermath, Answer, Batch, Job, JobKey, ModelKey, Rules, RunResult,
     book::{Book, Receipt, WorkerKey},
     entry::Pieces,
+    patience::Then,
 };
 use crate::{engine::Tensor, error::InferError};
 use std::{
@@ -28,6 +29,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
+use ticket::Patience;
 use tokio::sync::oneshot;
 
 type Reply = Result<Answer, InferError>;
@@ -137,12 +139,14 @@ impl Queue {
     pub fn push(self: &Arc<Queue>, job: Job) -> Result<Ticket, InferError> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
-        let model = job.model;
+        let (model, wait) = (job.model, job.wait);
         let pushed = Instant::now();
         let job = state.book.push(job, pushed)?;
         state.replies.insert(job, sender);
         self.leave(state, Some(model));
-        Ok(Ticket { job, pushed, reply: receiver, queue: Some(Arc::clone(self)) })
+        let refused = wait.filter(|wait| wait.then == Then::Refuse);
+        let patience = refused.map(|wait| Patience { model, until: pushed + wait.max, timer: None });
+        Ok(Ticket { job, pushed, patience, reply: receiver, queue: Some(Arc::clone(self)) })
     }
 
     /// Adds a worker: one thread that runs batches on `device`.
@@ -197,6 +201,13 @@ impl Queue {
     /// What waits and runs.
     pub fn load(&self) -> Load {
         self.lock().book.load(Instant::now())
+    }
+
+    /// Answers the jobs of a model whose time was over while they waited.
+    fn expire(&self, model: ModelKey) {
+        let mut state = self.lock();
+        state.book.expire(model, Instant::now());
+        self.leave(state, None);
     }
 
     fn cancel(&self, job: JobKey) {

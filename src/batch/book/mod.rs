@@ -320,7 +320,7 @@ impl Book {
     }
 
     /// Answers jobs whose time was over while they waited.
-    fn expire(&mut self, key: ModelKey, now: Instant) {
+    pub fn expire(&mut self, key: ModelKey, now: Instant) {
         let Some(model) = self.models.get_mut(&key) else {
             return;
         };

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Fallback, QueuePolicies, Ran, rows},
+    batch::{Fallback, QueuePolicies, Ran, patience::Wait, rows},
     engine::{DataType, Tensor},
 };
 use bytes::Bytes;
@@ -143,6 +143,26 @@ fn what_a_worker_serves_no_more_wakes_one_that_stands_by() {
     stands_by.join().unwrap();
     queue.close();
     assert!(matches!(serves_nothing.join().unwrap(), Taken::Closed));
+}
+
+#[test]
+fn whoever_has_waited_as_long_as_the_model_lets_it_is_told_though_no_worker_is_there_to_look() {
+    let (queue, max) = (queue(Duration::ZERO), Duration::from_millis(5));
+    // A device that serves the model, and is busy for ever.
+    let worker = queue.attach(&device("cpu"));
+    let busy = queue.push(job(A, 4, 0)).unwrap();
+    let _running = worker.try_take(&[A]).unwrap();
+    let waits = |then| queue.push(Job { wait: Some(Wait { max, then }), ..job(A, 1, 9) }).unwrap();
+    let (refused, delayed) = (waits(Then::Refuse), waits(Then::Delay));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let answer = runtime.block_on(async {
+        // The bound is for a test that would hang.
+        tokio::time::timeout(Duration::from_secs(120), refused).await.expect("it is told")
+    });
+    let why = answer.unwrap_err().to_string();
+    assert!(why.contains("waited for 5 ms, which is as long as its model's queue lets it"), "{why}");
+    assert!(delayed.now_or_never().is_none(), "another is answered as long as its deadline lasts");
+    drop(busy);
 }
 
 #[test]

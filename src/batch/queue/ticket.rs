@@ -1,14 +1,17 @@
 //! The caller's side: a future that is the answer, and that cancels when it is dropped.
 
 use super::{Queue, Reply};
-use crate::{batch::JobKey, error::InferError};
+use crate::{
+    batch::{JobKey, ModelKey},
+    error::InferError,
+};
 use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Instant,
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Sleep};
 
 /// A job's answer to come. Dropping it takes the job out of the queue: what of it waits never runs.
 #[derive(Debug)]
@@ -16,9 +19,29 @@ use tokio::sync::oneshot;
 pub struct Ticket {
     pub(super) job: JobKey,
     pub(super) pushed: Instant,
+    /// The end of its patience, where it is refused then.
+    pub(super) patience: Option<Patience>,
     pub(super) reply: oneshot::Receiver<Reply>,
     /// Until the answer is here.
     pub(super) queue: Option<Arc<Queue>>,
+}
+
+/// When a job that was not begun is refused. Whoever waits for it looks then: no device may be free to, nor there at all.
+#[derive(Debug)]
+pub(super) struct Patience {
+    pub(super) model: ModelKey,
+    pub(super) until: Instant,
+    /// From the first look at the answer on.
+    pub(super) timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patience {
+    /// Whether it has just ended.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let until = self.until;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until.into())));
+        timer.as_mut().poll(context)
+    }
 }
 
 impl Ticket {
@@ -37,7 +60,18 @@ impl Future for Ticket {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
-        let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context));
+        let mut reply = Pin::new(&mut self.reply).poll(context);
+        if reply.is_pending()
+            && let Some(mut patience) = self.patience.take()
+        {
+            if patience.poll(context).is_pending() {
+                self.patience = Some(patience);
+            } else if let Some(queue) = &self.queue {
+                queue.expire(patience.model);
+                reply = Pin::new(&mut self.reply).poll(context);
+            }
+        }
+        let reply = std::task::ready!(reply);
         self.queue = None;
         Poll::Ready(reply.unwrap_or_else(|_| {
             Err(InferError::Internal("the queue lost the request before it was answered".into()))

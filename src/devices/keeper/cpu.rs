@@ -3,17 +3,39 @@
 
 use super::{
     super::{Devices, device::Hold, health::Over, supervisor::NO_MODEL},
-    Ending,
+    Ending, PAUSE_AFTER_PANIC, survive,
 };
 use crate::status::{Cause, DeviceState};
 use std::sync::Arc;
 
 /// Keeps the CPU until the server ends.
 pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
-    let (device, status) = (&devices.devices[index], &devices.parts.status);
-    let mut ending = Ending::default();
-    let (mut drained, mut failed) = (false, false);
-    while devices.keepers.pause() {
+    let mut keeper = Keeper { devices, index, ending: Ending::default(), drained: false, failed: false };
+    let (id, mut goes_on) = (&*devices.devices[index].id, devices.keepers.pause());
+    while goes_on {
+        // Where it panics, workers serve on: what it was about is begun anew.
+        goes_on = match survive(id, || keeper.attend()) {
+            Ok(()) => devices.keepers.pause(),
+            Err(_) => devices.keepers.pause_for(PAUSE_AFTER_PANIC),
+        };
+    }
+}
+
+struct Keeper<'a> {
+    devices: &'a Devices,
+    index: usize,
+    ending: Ending,
+    /// Somebody asked for it to be left alone.
+    drained: bool,
+    /// A thread of it has ended by itself.
+    failed: bool,
+}
+
+impl Keeper<'_> {
+    /// One turn.
+    fn attend(&mut self) {
+        let (devices, index) = (self.devices, self.index);
+        let (device, status) = (&devices.devices[index], &devices.parts.status);
         if device.hold().is_none()
             && let Some(hold) = device.let_go()
         {
@@ -21,23 +43,23 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
                 tracing::error!(device = &*device.id, reason, "the CPU is taken anew");
                 status.set_device(&device.id, DeviceState::Fenced, Cause::Fault, reason);
             }
-            ending.push(hold);
-            failed = true;
+            self.ending.push(hold);
+            self.failed = true;
         }
         let asked = status.is_drained(&device.id);
         match (asked, device.hold()) {
-            (true, _) if !drained => {
+            (true, _) if !self.drained => {
                 tracing::info!(device = &*device.id, "drained by request");
                 if let Some(hold) = device.let_go() {
                     hold.health.end(Over::Left);
-                    ending.push(hold);
+                    self.ending.push(hold);
                 }
                 status.set_device(&device.id, DeviceState::Fenced, Cause::Drain, "drained by request");
             }
             (true, _) => {}
             (false, Some(hold)) => serve(devices, index, &hold),
-            (false, None) if ending.is_done() => {
-                let (cause, reason) = match std::mem::take(&mut failed) {
+            (false, None) if self.ending.is_done() => {
+                let (cause, reason) = match std::mem::take(&mut self.failed) {
                     true => (Cause::Taken, "taking it anew, and loading models"),
                     false => (Cause::Resume, "resumed by request"),
                 };
@@ -56,8 +78,8 @@ pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
             }
             (false, None) => {}
         }
-        drained = asked;
-        ending.is_done();
+        self.drained = asked;
+        self.ending.is_done();
     }
 }
 

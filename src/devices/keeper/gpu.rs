@@ -15,8 +15,9 @@ use super::{
         probe::{Sample, events::Happening, others::Ourselves},
         supervisor::NO_MODEL,
     },
-    Ending,
+    Ending, PAUSE_AFTER_PANIC,
     senses::{Known, Senses},
+    survive,
 };
 use crate::{
     engine::cuda::Gpu,
@@ -94,24 +95,48 @@ impl Keeper {
 
     /// Keeps it until the server ends.
     pub(super) fn run(mut self) {
-        self.devices.keepers.wait_to_begin();
+        let devices = Arc::clone(&self.devices);
+        let id = self.gpu.id.clone();
+        devices.keepers.wait_to_begin();
         loop {
-            let now = Instant::now();
-            self.look(now);
-            self.obey(now);
-            if self.hold.is_some() {
-                self.tend(now);
-            } else {
-                self.wait(now);
-            }
-            self.show(now);
-            if !self.devices.keepers.pause() {
+            let turn = survive(&id, || self.attend(Instant::now()));
+            let goes_on = match turn {
+                Ok(()) => devices.keepers.pause(),
+                Err(reason) => {
+                    // Where this panics as well, that is told, and the next turn finds things as they are.
+                    let _ = survive(&id, || self.start_over(Instant::now(), reason));
+                    devices.keepers.pause_for(PAUSE_AFTER_PANIC)
+                }
+            };
+            if !goes_on {
                 break;
             }
         }
         // Its workers leave with the queue; whoever joins the devices has the hold then.
         self.hold = None;
         self.ending.settle(SETTLE);
+    }
+
+    /// One turn.
+    fn attend(&mut self, now: Instant) {
+        self.look(now);
+        self.obey(now);
+        if self.hold.is_some() {
+            self.tend(now);
+        } else {
+            self.wait(now);
+        }
+        self.show(now);
+    }
+
+    /// A turn ended somewhere in its middle: the GPU is given back, and taken again as one that failed.
+    fn start_over(&mut self, now: Instant, reason: String) {
+        self.claim.note(now, &Evidence::Failed(reason.clone()));
+        self.leave(now, Over::Failed(reason));
+        if !std::mem::replace(&mut self.decided, true) {
+            self.devices.keepers.decide();
+        }
+        self.show(now);
     }
 
     /// Takes in what is seen and heard.

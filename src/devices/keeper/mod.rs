@@ -9,10 +9,11 @@ mod cpu;
 mod gpu;
 mod senses;
 
-use super::{Devices, device::Hold, health::hangs};
+use super::{Devices, device::Hold, health::hangs, worker::words};
 use crate::{config::WhileWaiting, telemetry::metrics::Metrics};
 use senses::Senses;
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
@@ -21,6 +22,9 @@ use std::{
 
 /// Between two turns of a keeper.
 const TICK: Duration = Duration::from_millis(100);
+
+/// The same after one that panicked.
+const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(5);
 
 /// How long the start waits for the first word on each GPU.
 const DECIDED: Duration = Duration::from_secs(60);
@@ -133,7 +137,11 @@ impl Keepers {
 
     /// Waits a turn; false when the server ends.
     fn pause(&self) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), TICK, |state| !state.ended);
+        self.pause_for(TICK)
+    }
+
+    fn pause_for(&self, time: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), time, |state| !state.ended);
         !waited.unwrap_or_else(PoisonError::into_inner).0.ended
     }
 
@@ -152,6 +160,18 @@ impl Keepers {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Has a keeper do something. A panic is told, and does not end its thread: nobody else looks after the device.
+///
+/// # Errors
+/// Its words.
+fn survive(device: &str, turn: impl FnOnce()) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(turn)).map_err(|panic| {
+        let reason = format!("the thread that keeps it panicked: {}", words(&panic));
+        tracing::error!(device, reason, "a device's keeper is at fault; it goes on in a moment");
+        reason
+    })
 }
 
 /// Holds that are over, until their workers have left and nobody else has them: then the context goes.
@@ -197,5 +217,17 @@ impl Ending {
             std::thread::sleep(Duration::from_millis(2));
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_keeper_whose_turn_panics_says_why_and_has_another() {
+        let told = survive("GPU-1", || panic!("no such sample"));
+        assert_eq!(told, Err("the thread that keeps it panicked: no such sample".to_owned()));
+        assert_eq!(survive("GPU-1", || ()), Ok(()));
     }
 }

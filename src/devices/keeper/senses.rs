@@ -6,7 +6,7 @@ use super::super::{
     probe::{
         Probe, Sample,
         events::{Happening, Watch},
-        nvml::NvmlProbe,
+        nvml::{NvmlProbe, Unavailable},
         sampler::Sampler,
     },
 };
@@ -51,6 +51,7 @@ impl Senses {
             library: library.map(Path::to_owned),
             happenings: Arc::clone(&happenings),
             opened: None,
+            tries: Tries::default(),
         };
         let sampler = Sampler::start(Box::new(probe), PERIOD)
             .inspect_err(|error| tracing::warn!(%error, "no thread to look at GPUs with"))
@@ -88,19 +89,57 @@ impl Senses {
     }
 }
 
-/// Opens NVML at the first look, on the thread that looks.
+/// Opens NVML at the first look, on the thread that looks. Where that fails it is tried again now and then: a driver may come up
+/// after us.
 struct Opening {
     library: Option<PathBuf>,
     happenings: Happenings,
-    opened: Option<Option<(NvmlProbe, Option<Watch>)>>,
+    opened: Option<(NvmlProbe, Option<Watch>)>,
+    tries: Tries,
+}
+
+/// At which looks to try: after 10 more, and twice as many each time, up to five minutes of them.
+#[derive(Debug, Default)]
+struct Tries {
+    failed: u32,
+    looks_left: u32,
+}
+
+const LOOKS_MIN: u32 = 10;
+const LOOKS_MAX: u32 = 600;
+
+impl Tries {
+    /// Whether to try at this look; what is tried at one counts as failed if there is another.
+    fn is_due(&mut self) -> bool {
+        if self.looks_left > 0 {
+            self.looks_left -= 1;
+            return false;
+        }
+        self.looks_left = LOOKS_MIN.saturating_mul(1 << self.failed.min(16)).min(LOOKS_MAX) - 1;
+        self.failed += 1;
+        true
+    }
+
+    /// Whether this is the first: of the others nothing is said unless they work.
+    fn is_first(&self) -> bool {
+        self.failed == 1
+    }
 }
 
 impl Opening {
     fn open(&self) -> Option<(NvmlProbe, Option<Watch>)> {
         let library = self.library.as_deref();
-        let probe = NvmlProbe::open(library)
-            .inspect_err(|error| tracing::warn!(%error, "GPUs are taken without looking who else uses them"))
-            .ok()?;
+        let failed = |error: &Unavailable| match self.tries.is_first() {
+            true => tracing::warn!(
+                %error,
+                "GPUs are taken without looking who else uses them; it is tried again now and then"
+            ),
+            false => tracing::debug!(%error, "NVML still cannot be used"),
+        };
+        let probe = NvmlProbe::open(library).inspect_err(failed).ok()?;
+        if !self.tries.is_first() {
+            tracing::info!("NVML can be used now: it is seen who else uses GPUs");
+        }
         let happenings = Arc::clone(&self.happenings);
         let watch = Watch::start(library, move |gpu, happening| {
             let device = &*gpu.uuid;
@@ -140,12 +179,29 @@ const HAPPENINGS_MAX: usize = 1000;
 
 impl Probe for Opening {
     fn sample(&mut self) -> Vec<Sample> {
-        if self.opened.is_none() {
-            self.opened = Some(self.open());
+        if self.opened.is_none() && self.tries.is_due() {
+            self.opened = self.open();
         }
-        match &mut self.opened {
-            Some(Some((probe, _))) => probe.sample(),
-            _ => Vec::new(),
+        self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_opened_is_tried_again_ever_more_rarely_and_told_once() {
+        let mut tries = Tries::default();
+        let (mut at, mut told) = (Vec::new(), 0);
+        for look in 0..3000 {
+            if tries.is_due() {
+                at.push(look);
+                told += u32::from(tries.is_first());
+            }
         }
+        let pauses: Vec<i32> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!((at[0], told), (0, 1));
+        assert_eq!(pauses[..8], [10, 20, 40, 80, 160, 320, 600, 600]);
     }
 }

@@ -3,7 +3,9 @@
 
 use std::{
     collections::BTreeMap,
+    fs::Permissions,
     io::Write,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -100,10 +102,14 @@ fn read(file: &Path) -> Measured {
 fn write(file: &Path, measured: &Measured) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    let new = folder.join(format!("{FILE}.{}", std::process::id()));
-    let mut out = std::fs::File::create(&new)?;
-    out.write_all(serde_json::to_string_pretty(measured)?.as_bytes())?;
-    std::fs::rename(new, file)
+    // Servers in containers may share the folder and have the same number: the name is nobody else's. Whoever shares the file
+    // reads it, which a temporary file does not let them.
+    let mut new = tempfile::Builder::new()
+        .prefix(&format!("{FILE}."))
+        .permissions(Permissions::from_mode(0o644))
+        .tempfile_in(folder)?;
+    new.write_all(serde_json::to_string_pretty(measured)?.as_bytes())?;
+    new.persist(file).map(|_| ()).map_err(|error| error.error)
 }
 
 #[cfg(test)]
@@ -138,5 +144,19 @@ mod tests {
         let broken = Learned::read(Some(&state));
         assert_eq!(broken.required("H100", [("a", 0)].into_iter()), CONTEXT_BYTES + MODEL_BYTES_MIN);
         assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn servers_of_one_number_that_share_a_folder_do_not_write_into_each_others_files() {
+        let state = tempfile::tempdir().unwrap();
+        // What another of our number is just writing; a name that is made of the number alone would be this one.
+        let other = state.path().join(format!("{FILE}.{}", std::process::id()));
+        std::fs::write(&other, "half of it").unwrap();
+        let mut learned = Learned::read(Some(state.path()));
+        learned.model("H100", "a", GIB);
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "half of it");
+        let mode = std::fs::metadata(state.path().join(FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o400, 0o400);
+        assert_eq!(Learned::read(Some(state.path())).measured("H100", "a"), Some(GIB));
     }
 }

@@ -5,6 +5,7 @@
 
 use std::{
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::{
         Arc,
@@ -19,6 +20,7 @@ use nvml_wrapper::{
 };
 
 use super::{
+    super::worker::words,
     GpuId,
     nvml::{self, Unavailable},
 };
@@ -71,9 +73,15 @@ impl Watch {
         let nvml = nvml::open(library)?;
         let ended = Arc::new(AtomicBool::new(false));
         let theirs = Arc::clone(&ended);
-        let spawned = thread::Builder::new()
-            .name("gpu-events".to_owned())
-            .spawn(move || watch(&nvml, &theirs, &tell))?;
+        let spawned = thread::Builder::new().name("gpu-events".to_owned()).spawn(move || {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| watch(&nvml, &theirs, &tell))) {
+                let reason = words(&panic);
+                tracing::error!(
+                    reason,
+                    "the thread that waits for GPU errors (Xid) panicked: they are not heard any more"
+                );
+            }
+        })?;
         Ok(Watch { ended, thread: spawned.thread().clone() })
     }
 }

@@ -3,12 +3,13 @@
 //! A call into the driver may hang for as long as half a minute. Whoever wants to know gets the last samples and their age, at once.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
-use super::{Probe, Sample};
+use super::{super::worker::words, Probe, Sample};
 
 /// All GPUs at one time.
 #[derive(Debug, Clone)]
@@ -55,16 +56,28 @@ impl Sampler {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let thread = thread::Builder::new().name("gpu-sampler".to_owned()).spawn(move || {
+            let mut panics = false;
             let mut state = theirs.lock();
             while !state.ended {
                 state.looking = true;
                 drop(state);
-                let samples = probe.sample().into();
+                let samples = catch_unwind(AssertUnwindSafe(|| probe.sample()));
                 state = theirs.lock();
                 state.looking = false;
-                state.looks += 1;
-                state.last = Some(Look { at: Instant::now(), samples });
-                theirs.changed.notify_all();
+                match samples {
+                    Ok(samples) => {
+                        (panics, state.looks) = (false, state.looks + 1);
+                        state.last = Some(Look { at: Instant::now(), samples: samples.into() });
+                        theirs.changed.notify_all();
+                    }
+                    // Told once: it may do so again with every look.
+                    Err(_) if panics => {}
+                    Err(panic) => {
+                        let reason = words(&panic);
+                        tracing::error!(reason, "the thread that looks at GPUs panicked; it looks again");
+                        panics = true;
+                    }
+                }
                 let pause = period.mul_f64(0.9 + 0.2 * scattered(state.looks));
                 let ended = theirs.changed.wait_timeout_while(state, pause, |state| !state.ended);
                 state = ended.unwrap_or_else(PoisonError::into_inner).0;
@@ -136,6 +149,20 @@ mod tests {
             }
         };
         assert!(sampler.last().unwrap().at >= look.at);
+    }
+
+    #[test]
+    fn a_look_that_panics_is_followed_by_others() {
+        struct Panicking(usize);
+        impl Probe for Panicking {
+            fn sample(&mut self) -> Vec<Sample> {
+                self.0 += 1;
+                assert!(self.0 > 3, "the driver said nonsense");
+                vec![sample(1)]
+            }
+        }
+        let sampler = Sampler::start(Box::new(Panicking(0)), Duration::from_millis(1)).unwrap();
+        assert!(sampler.fresh(Duration::from_secs(60)).is_some() || sampler.last().is_some());
     }
 
     #[test]

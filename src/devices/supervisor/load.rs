@@ -8,6 +8,7 @@ use super::{
         health::Over,
         place::{self, Kind, Placed},
         plan::NoRoom,
+        worker::words,
     },
     Devices, LoadedOn, Loading,
 };
@@ -19,6 +20,7 @@ use crate::{
     telemetry::statistics::Held,
 };
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -205,11 +207,14 @@ impl Devices {
                 return Ok(());
             }
             let (model, version) = (&*served.model.name, &*served.model.version);
-            let loaded = self.load_here(index, hold, &served.source).and_then(|(engines, load)| {
-                let proved =
-                    self.prove_here(index, hold, &served.source, &served.model, &served.asked, engines);
-                proved.map(|(engines, proof)| (engines, proof, load))
-            });
+            let load = || {
+                let (engines, load) = self.load_here(index, hold, &served.source)?;
+                let (engines, proof) =
+                    self.prove_here(index, hold, &served.source, &served.model, &served.asked, engines)?;
+                Ok((engines, proof, load))
+            };
+            let loaded = catch_unwind(AssertUnwindSafe(load))
+                .unwrap_or_else(|panic| Err(Refusal::Failed(format!("loading panicked: {}", words(&panic)))));
             let device = &*self.devices[index].id;
             match loaded {
                 Ok((engines, proof, load)) => {
