@@ -15,6 +15,7 @@ use super::{
     lease::memory::Learned,
     place::Placed,
     plan::Footprint,
+    worker::Lent,
 };
 use crate::{
     batch::{ModelKey, Queue},
@@ -26,14 +27,14 @@ use memory::name;
 use refused::Refused;
 use std::{
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Instant,
 };
 
 /// A model that is served, and all that it takes to load it once more.
 pub(super) struct Served {
     /// The model.
-    pub(super) model: Arc<Model>,
+    pub(super) model: Lent,
     /// What lies on disk.
     pub(super) source: Source,
     /// Runs that its author asks for.
@@ -43,7 +44,7 @@ pub(super) struct Served {
 
 impl Served {
     /// A model, and where it is to be.
-    pub(super) fn new(model: &Arc<Model>, source: Source, asked: Vec<Asked>, placed: Placed) -> Served {
+    pub(super) fn new(model: &Lent, source: Source, asked: Vec<Asked>, placed: Placed) -> Served {
         Served { model: Arc::clone(model), source, asked, placed }
     }
 }
@@ -73,7 +74,6 @@ struct On {
     index: usize,
     hold: u64,
     health: Health,
-    engines: usize,
     /// What they hold, where that is told.
     footprint: Option<Footprint>,
     paused: bool,
@@ -165,13 +165,12 @@ impl Book {
             drop(state);
             return hold.drop_engines(engines);
         };
-        let count = engines.len();
         hold.serve(&served.model, engines);
         entry.on.retain(|on| on.index != index);
         entry.coming.retain(|coming| coming.0 != index);
         entry.refused.forget(index);
         let health = hold.health.clone();
-        entry.on.push(On { index, hold: hold.number, health, engines: count, footprint, paused: false });
+        entry.on.push(On { index, hold: hold.number, health, footprint, paused: false });
     }
 
     /// A device cannot have a model, as long as it is held or until there is room.
@@ -195,15 +194,15 @@ impl Book {
         state.entries.iter().filter_map(of).collect()
     }
 
-    /// Takes a model out; tells which holds have how many engines of it.
-    pub(super) fn strike(&self, key: ModelKey) -> Vec<(Health, usize)> {
+    /// Takes a model out; hands over what tells whether devices have anything of it.
+    pub(super) fn strike(&self, key: ModelKey) -> Weak<Arc<Model>> {
         let mut state = self.lock();
         let at = state.entries.iter().position(|entry| entry.served.model.key == key);
         let entry = at.map(|at| state.entries.swap_remove(at));
         if let Some(entry) = &entry {
             state.let_go_of(&entry.served.source.name);
         }
-        entry.into_iter().flat_map(|entry| entry.on).map(|on| (on.health, on.engines)).collect()
+        entry.map(|entry| Arc::downgrade(&entry.served.model)).unwrap_or_default()
     }
 
     /// A model that is to be served on a device, and is not; what somebody loads there is not meant, nor what had no room a

@@ -6,7 +6,7 @@ use super::{
     health::Health,
     place::Kind,
     supervisor::Parts,
-    worker::{Post, Worker},
+    worker::{Lent, Post, Worker},
 };
 use crate::{
     batch::{ModelKey, Recalled},
@@ -17,7 +17,7 @@ use crate::{
         onnx::Runtime,
         staging::Memory,
     },
-    models::{self, Model, Source},
+    models::{self, Source},
     telemetry::metrics::{FailReason, Metrics},
 };
 use std::{
@@ -277,7 +277,7 @@ impl Hold {
     pub(super) fn prove(
         &self,
         mut engines: Engines,
-        model: &Arc<Model>,
+        model: &Lent,
         asked: &[Asked],
     ) -> Result<(Engines, Proof), Refusal> {
         match &self.executor {
@@ -294,7 +294,7 @@ impl Hold {
     }
 
     /// Has the workers serve a model.
-    pub(super) fn serve(&self, model: &Arc<Model>, engines: Engines) {
+    pub(super) fn serve(&self, model: &Lent, engines: Engines) {
         for (worker, engine) in self.workers.iter().zip(engines) {
             worker.serve(Arc::clone(model), engine);
         }

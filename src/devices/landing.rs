@@ -5,12 +5,11 @@
 
 use super::{
     health::{Health, Over},
-    worker::words,
+    worker::{Lent, words},
 };
 use crate::{
     batch::{Ran, Running},
     engine::{Airborne, EngineError, Tensor},
-    models::Model,
     telemetry::metrics::{DeviceMetrics, FailReason},
 };
 use std::{
@@ -28,7 +27,7 @@ pub(super) struct Outbound {
     /// Its jobs.
     pub(super) batch: Running,
     /// Its model.
-    pub(super) model: Arc<Model>,
+    pub(super) model: Lent,
     /// Putting it together.
     pub(super) stage: Duration,
     /// When it was given to the engine.

@@ -31,10 +31,14 @@ const REST_AFTER: Duration = Duration::from_secs(30);
 /// How often whoever waits for a worker looks whether its device hangs.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// A model in the hands of devices. All that they have of it is one hold on it, whatever of it a device that hangs never gives
+/// back: so it can be told what requests hold ([`Devices::let_go`](super::Devices::let_go)).
+pub(super) type Lent = Arc<Arc<Model>>;
+
 /// What comes by mail: between two batches.
 enum Mail {
     /// A model, and the engine to serve it with from now on.
-    Serve(Arc<Model>, Box<dyn Engine + Send>),
+    Serve(Lent, Box<dyn Engine + Send>),
     /// Takes no more work for a model, or takes it again; its engine stays.
     Pause(ModelKey, bool),
     /// Something to be done on this thread.
@@ -92,7 +96,7 @@ impl Worker {
     }
 
     /// Has the worker serve a model from now on.
-    pub(super) fn serve(&self, model: Arc<Model>, engine: Box<dyn Engine + Send>) {
+    pub(super) fn serve(&self, model: Lent, engine: Box<dyn Engine + Send>) {
         // A worker that is gone has nothing to serve; the queue is closed by then, or the device is lost.
         let _ = self.mail.send(Mail::Serve(model, engine));
         self.queue.wake();
@@ -170,7 +174,7 @@ struct Work {
 }
 
 struct Loaded {
-    model: Arc<Model>,
+    model: Lent,
     engine: Box<dyn Engine + Send>,
     assembler: Assembler,
     metrics: Arc<DeviceMetrics>,
@@ -217,7 +221,7 @@ impl Work {
         engines.retain(|key, _| queue.knows(*key));
     }
 
-    fn accept(&mut self, model: Arc<Model>, engine: Box<dyn Engine + Send>) {
+    fn accept(&mut self, model: Lent, engine: Box<dyn Engine + Send>) {
         let assembler = Assembler::for_inputs(engine.memory(), model.signature.inputs.len());
         if let Some(slabs) = model.staging(DataType::Uint8) {
             // Images that do not lie side by side are gathered, on a device as many batches as there may be at once.
@@ -352,7 +356,7 @@ mod tests {
         let (name, queue_of, health_of) = ("test".into(), Arc::clone(&queue), health.clone());
         let post = Post { name, health: health_of, queue: queue_of, metrics };
         let worker = Worker::start(post).unwrap();
-        worker.serve(Arc::new(model), Box::new(Constant { signature, breaks }));
+        worker.serve(Arc::new(Arc::new(model)), Box::new(Constant { signature, breaks }));
         (worker, queue, health)
     }
 

@@ -132,6 +132,7 @@ impl Keeper {
     /// A turn ended somewhere in its middle: the GPU is given back, and taken again as one that failed.
     fn start_over(&mut self, now: Instant, reason: String) {
         self.claim.note(now, &Evidence::Failed(reason.clone()));
+        self.hold = self.hold.take().or_else(|| self.devices.devices[self.index].let_go());
         self.leave(now, Over::Failed(reason));
         if !std::mem::replace(&mut self.decided, true) {
             self.devices.keepers.decide();

@@ -8,7 +8,7 @@ use super::{
         health::Over,
         place::{self, Kind, Placed},
         plan::NoRoom,
-        worker::words,
+        worker::{Lent, words},
     },
     Devices, LoadedOn, Loading,
 };
@@ -78,7 +78,7 @@ impl Devices {
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
         let model = Model::resolve(key, &source, signature, self.parts.timeout, &memory).map_err(failed)?;
-        let model = Arc::new(model);
+        let model: Lent = Arc::new(Arc::new(model));
 
         let asked = Asked::of(&source, &model).map_err(failed)?;
         let proved = side_by_side(holds.iter().zip(loaded).map(|((index, hold), loaded)| {
@@ -140,7 +140,7 @@ impl Devices {
         index: usize,
         hold: &Hold,
         source: &Source,
-        model: &Arc<Model>,
+        model: &Lent,
         asked: &[Asked],
         engines: Engines,
     ) -> Result<(Engines, Proof), Refusal> {

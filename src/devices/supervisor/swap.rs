@@ -1,14 +1,14 @@
 //! Models that come and go while others serve: a new one is loaded and warmed beside the old one, takes its place in the
 //! catalog in one step, and the old one stays until the last request that has begun with it has ended.
 
-use super::{super::health::Health, Devices, NotLoaded};
+use super::{Devices, NotLoaded};
 use crate::models::{Found, Model, State};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
-/// A model that is out of the catalog, and where engines of it hold it.
+/// A model that is out of the catalog, and what devices have of it.
 pub(super) struct Leaving {
     model: Arc<Model>,
-    on: Vec<(Health, usize)>,
+    lent: Weak<Arc<Model>>,
 }
 
 impl Devices {
@@ -100,20 +100,18 @@ impl Devices {
     }
 
     fn leave(&self, model: Arc<Model>) {
-        let on = self.book.strike(model.key);
-        self.leaving().push(Leaving { model, on });
+        let lent = self.book.strike(model.key);
+        self.leaving().push(Leaving { model, lent });
     }
 
     /// Lets go of those that no request holds any more; true while there are others. To be called now and then.
     pub fn let_go(&self) -> bool {
         let mut leaving = self.leaving();
-        leaving.retain(|Leaving { model, on }| {
-            // Nobody can find it in the catalog, so that this can only fall. Counted first: a device that is not given up
-            // afterwards was not before either, and its engines were among those counted.
+        leaving.retain(|Leaving { model, lent }| {
+            // Nobody can find it in the catalog, so that this can only fall. Counted first: what devices let go of in between is
+            // counted once too often, not once too little. Theirs is one hold on it, though one that hangs may keep it for ever.
             let holders = Arc::strong_count(model);
-            let engines: usize =
-                on.iter().filter(|(health, _)| !health.is_over()).map(|(_, engines)| engines).sum();
-            let held = holders > engines + 1;
+            let held = holders > 1 + usize::from(lent.strong_count() > 0);
             if !held {
                 self.parts.queue.retire(model.key);
             }

@@ -2,8 +2,12 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use super::{super::health::Over, *};
-use crate::{batch::QueueLimits, models::testing::source};
-use std::time::Instant;
+use crate::{
+    batch::QueueLimits,
+    engine::{Engine, EngineError, Setting, Signature, Tensor, TensorView},
+    models::testing::source,
+};
+use std::{sync::mpsc, time::Instant};
 
 /// The CPU alone, without ONNX Runtime.
 fn devices() -> Arc<Devices> {
@@ -53,6 +57,52 @@ fn a_model_that_was_unloaded_while_it_waited_for_a_device_is_not_loaded_after_al
     devices.load_of(&waiting);
     assert_eq!([devices.parts.catalog.has("stays"), devices.parts.catalog.has("goes")], [true, false]);
     assert!(devices.book.who_waits().is_empty());
+    end(&devices);
+}
+
+/// An engine whose end says that it has begun, and hangs until the other end is dropped.
+struct Hanging(Signature, mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Engine for Hanging {
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
+        Ok(Vec::new())
+    }
+}
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        let _ = self.1.send(());
+        let _ = self.2.recv();
+    }
+}
+
+#[test]
+fn what_a_device_that_hangs_has_of_a_model_does_not_keep_it_from_being_retired() {
+    let devices = devices();
+    let models = [found("spots", Ok(source("spots", "1", "engine = \"gauss-mle\"\n")))];
+    devices.announce(&models);
+    devices.load_all(&models, &|| false);
+    let request = devices.parts.catalog.ready().pop().unwrap();
+    let hold = devices.devices[CPU_INDEX].hold().unwrap();
+    // Its worker, which has an engine of the model, comes back from nothing any more; then that is noticed.
+    let ((begin, begun), (release, hangs)) = (mpsc::channel(), mpsc::channel());
+    let engine = Box::new(Hanging(request.signature.clone(), begin, hangs));
+    let of_worker = Arc::clone(&hold);
+    let hanging = std::thread::spawn(move || of_worker.drop_engines(vec![engine]));
+    begun.recv().unwrap();
+    hold.health.end(Over::Failed("a call has not come back".into()));
+    drop(hold);
+
+    assert!(devices.unload("spots"));
+    assert!(devices.let_go(), "a request has it");
+    drop(request);
+    until("it is retired", || !devices.let_go());
+    drop(release);
+    hanging.join().unwrap();
     end(&devices);
 }
 
