@@ -165,7 +165,7 @@ impl Device {
                 _ => None,
             };
             let jpeg = context.zip(parts.jpeg.as_ref()).map(|(context, jpeg)| jpeg.offer(context));
-            Hold { number, health: health.clone(), workers, _jpeg: jpeg, executor }
+            Hold { number, health: health.clone(), workers, jpeg, executor }
         };
         match opened.transpose() {
             Ok(executor) => {
@@ -206,7 +206,7 @@ pub(super) struct Hold {
     pub(super) health: Health,
     workers: Vec<Worker>,
     /// Its context, lent to a decoder of images.
-    _jpeg: Option<Offer>,
+    jpeg: Option<Offer>,
     /// Kept to the end of all that is in it.
     executor: Option<Executor>,
 }
@@ -373,9 +373,10 @@ impl Hold {
         }
     }
 
-    /// Whether all of its workers have left.
+    /// Whether all of its workers have left, and a decoder of images with them.
     pub(super) fn has_ended(&self) -> bool {
-        self.workers.iter().all(Worker::has_ended)
+        let left = self.jpeg.as_ref().is_none_or(Offer::has_left);
+        left && self.workers.iter().all(Worker::has_ended)
     }
 
     /// Waits for the workers to end, and gives the device back.

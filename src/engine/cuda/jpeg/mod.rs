@@ -1,8 +1,8 @@
 //! JPEGs on a GPU that is ours anyway, while the CPU has too many of them.
 //!
 //! A thread of its own has the decoder. Whoever holds a GPU offers its context ([`JpegOnGpu::offer`]) and takes that back by dropping
-//! the [`Offer`], which waits until nothing of the decoder is left in it: so a GPU is given back as if there were no decoder. What
-//! it cannot decode, or has no time for, is answered with nothing: then the CPU decodes it, and says what is wrong with it.
+//! the [`Offer`], which says when nothing of the decoder is left in it: so a GPU is given back as if there were no decoder. What it
+//! cannot decode, or has no time for, is answered with nothing: then the CPU decodes it, and says what is wrong with it.
 //!
 //! - `library`: nvJPEG, found at run time. `decoder`: a batch of files.
 
@@ -20,7 +20,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Files that are decoded at once.
@@ -28,6 +28,12 @@ pub const BATCH: usize = 32;
 
 /// A decoder without work for so long gives its buffers back.
 const IDLE: Duration = Duration::from_secs(5);
+
+/// A batch that takes longer has hung.
+const HUNG: Duration = Duration::from_secs(10);
+
+/// So long does whoever ends wait for a decoder that has hung.
+const LEAVE: Duration = Duration::from_secs(2);
 
 /// A file to be decoded and resized.
 pub struct Job {
@@ -67,9 +73,13 @@ struct State {
     in_use: Option<u64>,
     next: u64,
     jobs: VecDeque<Job>,
-    /// Files that are being decoded.
-    running: usize,
+    /// Files that are being decoded, since then.
+    running: Option<(usize, Instant)>,
+    /// What runs has hung, and that was told.
+    told: bool,
+    /// The thread is to end, and it has.
     ended: bool,
+    gone: bool,
 }
 
 impl State {
@@ -77,13 +87,29 @@ impl State {
     fn usable(&self) -> Option<&(u64, Arc<Context>)> {
         self.offered.iter().find(|(number, _)| !self.ended && !self.fenced.contains(number))
     }
+
+    /// Whether what is being decoded does not come back. If so, what waits for it is the CPU's.
+    fn has_hung(&mut self, now: Instant) -> Option<VecDeque<Job>> {
+        let (_, began) = self.running?;
+        let running_for = now.saturating_duration_since(began);
+        if running_for < HUNG {
+            return None;
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(
+                ?running_for,
+                "the decoder of JPEGs on a GPU hangs: the CPU decodes them meanwhile"
+            );
+        }
+        Some(std::mem::take(&mut self.jobs))
+    }
 }
 
 impl Shared {
     /// Nobody decodes any more: files that wait are the CPU's, and contexts are in nobody's use.
     fn end(&self) {
         let mut state = self.lock();
-        (state.ended, state.in_use, state.running) = (true, None, 0);
+        (state.ended, state.gone, state.in_use, state.running) = (true, true, None, None);
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         self.changed.notify_all();
@@ -95,7 +121,7 @@ impl Shared {
     }
 }
 
-/// A GPU's context, as long as it may be used. Dropping it waits until nothing of the decoder is left there.
+/// A GPU's context, as long as it may be used. Dropping it waits until nothing of the decoder is left there, unless that hangs.
 #[must_use = "the context is taken back when this is dropped"]
 pub struct Offer {
     number: u64,
@@ -132,8 +158,13 @@ impl JpegOnGpu {
 
     /// Files that wait or are being decoded; none where no GPU can.
     pub fn waiting(&self) -> Option<usize> {
-        let state = self.0.shared.lock();
-        state.usable().map(|_| state.jobs.len() + state.running)
+        let mut state = self.0.shared.lock();
+        if let Some(jobs) = state.has_hung(Instant::now()) {
+            drop(state);
+            give_up(jobs);
+            return None;
+        }
+        state.usable().map(|_| state.jobs.len() + state.running.map_or(0, |(files, _)| files))
     }
 
     /// Has a file decoded.
@@ -148,14 +179,39 @@ impl JpegOnGpu {
     }
 }
 
-impl Drop for Offer {
-    fn drop(&mut self) {
+impl Offer {
+    /// Takes it back; whether nothing of the decoder is left there.
+    pub fn has_left(&self) -> bool {
+        let mut state = self.take_back();
+        let hung = state.has_hung(Instant::now());
+        let left = !self.is_in_use(&state);
+        drop(state);
+        give_up(hung.into_iter().flatten());
+        left
+    }
+
+    fn take_back(&self) -> MutexGuard<'_, State> {
         let mut state = self.shared.lock();
         state.offered.retain(|(number, _)| *number != self.number);
         state.fenced.retain(|number| *number != self.number);
         self.shared.changed.notify_all();
-        let left = |state: &mut State| state.in_use == Some(self.number) && !state.ended;
-        drop(self.shared.changed.wait_while(state, left).unwrap_or_else(PoisonError::into_inner));
+        state
+    }
+
+    fn is_in_use(&self, state: &State) -> bool {
+        state.in_use == Some(self.number) && !state.gone
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        let state = self.take_back();
+        let changed = &self.shared.changed;
+        let waited = changed.wait_timeout_while(state, LEAVE, |state| self.is_in_use(state));
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if self.is_in_use(&state) {
+            tracing::warn!("the decoder of JPEGs hangs on a GPU that is given back: not waited for");
+        }
     }
 }
 
@@ -178,11 +234,16 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.shared.lock().ended = true;
+        let mut state = self.shared.lock();
+        state.ended = true;
         self.shared.changed.notify_all();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // It catches its panics.
-        let _ = thread.map(JoinHandle::join);
+        let waited = self.shared.changed.wait_timeout_while(state, LEAVE, |state| !state.gone);
+        // One that hangs is left to the end of the process.
+        if waited.unwrap_or_else(PoisonError::into_inner).0.gone {
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            // It catches its panics.
+            let _ = thread.map(JoinHandle::join);
+        }
     }
 }
 
@@ -211,7 +272,9 @@ impl Worker {
             match self.next(rested) {
                 Next::Decode(number, context, jobs) => {
                     self.decode(number, &context, jobs);
-                    self.shared.lock().running = 0;
+                    let mut state = self.shared.lock();
+                    (state.running, state.told) = (None, false);
+                    drop(state);
                     rested = false;
                 }
                 Next::GiveUp(jobs) => give_up(jobs),
@@ -245,7 +308,7 @@ impl Worker {
                     return Next::GiveUp(state.jobs.drain(..).collect());
                 };
                 let count = in_one_batch(state.jobs.iter().map(|job| pixel_bytes(&job.jpeg)));
-                state.running = count;
+                state.running = Some((count, Instant::now()));
                 state.in_use = Some(number);
                 return Next::Decode(number, context, state.jobs.drain(..count).collect());
             }
@@ -393,6 +456,36 @@ mod tests {
         decoder.decode(job(2));
         assert_eq!(told.recv_timeout(patience), Ok((2, None)));
         assert_eq!(decoder.waiting(), None);
+    }
+
+    #[test]
+    fn a_decoder_that_hangs_holds_up_nobody_who_ends_and_what_waits_for_it_is_the_cpus() {
+        let (release, hangs) = std::sync::mpsc::channel::<()>();
+        let owner = Owner::start(move |_| {
+            let _ = hangs.recv();
+        });
+        let owner = owner.expect("a thread");
+        let (tell, told) = std::sync::mpsc::channel();
+        // As when it is in the middle of a batch there.
+        let offer = Offer { number: 1, shared: Arc::clone(&owner.shared) };
+        let began = Instant::now();
+        let mut state = owner.shared.lock();
+        (state.in_use, state.running) = (Some(1), Some((1, began)));
+        state.jobs.push_back(Job {
+            bytes: Bytes::from_static(&FILE),
+            jpeg: plain_jpeg(&FILE).expect("one of the commonest kind"),
+            to: Preprocess::new(8, 8),
+            answer: Box::new(move |item| tell.send(item).expect("somebody listens")),
+        });
+        assert!(state.has_hung(began + HUNG - Duration::from_millis(1)).is_none());
+        give_up(state.has_hung(began + HUNG).expect("it has"));
+        drop(state);
+        assert_eq!(told.try_recv(), Ok(None));
+        assert!(!offer.has_left());
+        // Both of these end while it still hangs.
+        drop(offer);
+        drop(owner);
+        drop(release);
     }
 
     #[test]
