@@ -45,7 +45,7 @@ impl Streams<'_> {
                 Err(reason) => self.complain(&reason, Exit::Usage),
                 Ok(target) => match ask(&target) {
                     Ok(text) => self.print(&text),
-                    Err(reason) => self.complain(&format!("{url}: {reason}"), Exit::Failure),
+                    Err((reason, exit)) => self.complain(&format!("{url}: {reason}"), exit),
                 },
             },
         }
@@ -140,14 +140,17 @@ fn line(found: &FoundGpu) -> Vec<String> {
 }
 
 /// The table of a server's devices.
-fn ask(target: &Target) -> Result<String, String> {
-    let (status, body) = health::get(target, "/v2/devices", health::TIME_MAX)?;
+fn ask(target: &Target) -> Result<String, (String, Exit)> {
+    let unreachable = |reason| (reason, Exit::Unavailable);
+    let (status, body) = health::get(target, "/v2/devices", health::TIME_MAX).map_err(unreachable)?;
     let told: Value = serde_json::from_str(&body).map_err(|_| {
-        format!("status {status}, and what it says is not JSON: it is no server of this version")
+        let told = format!("status {status}, and what it says is not JSON: it is no server of this version");
+        (told, Exit::Failure)
     })?;
+    let refused = || told["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned);
     match (status, told["devices"].as_array()) {
         (200, Some(devices)) => Ok(there(devices)),
-        _ => Err(told["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned)),
+        _ => Err((refused(), Exit::Failure)),
     }
 }
 

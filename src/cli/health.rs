@@ -27,7 +27,8 @@ pub(super) struct Target {
 impl Target {
     /// From `http://HOST[:PORT][/]`; or what is wrong with it.
     pub(super) fn parse(url: &str) -> Result<Target, String> {
-        let refused = || format!("--url {url:?} is not http://HOST[:PORT], such as http://127.0.0.1:8000");
+        let refused =
+            || format!("the address {url:?} is not http://HOST[:PORT], such as http://127.0.0.1:8000");
         let authority = url.strip_prefix("http://").ok_or_else(refused)?;
         let authority = authority.strip_suffix('/').unwrap_or(authority);
         // A colon after the last bracket begins the port; those in brackets belong to an IPv6 address.
@@ -332,7 +333,7 @@ mod tests {
             "http://::1:80",
         ] {
             let error = Target::parse(url).expect_err(url);
-            assert!(error.starts_with(&format!("--url {url:?} is not")), "{error}");
+            assert!(error.starts_with(&format!("the address {url:?} is not")), "{error}");
         }
         let six = Target::parse("http://[::1]:8000").expect("a URL");
         assert_eq!(six.authority(), "[::1]:8000");

@@ -324,6 +324,23 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_is_not_there_has_its_exit_code_whoever_asks_for_it() {
+        // Nobody listens at a port that only a system may have, unlike one that was free a moment ago.
+        let url = "http://127.0.0.1:1";
+        check(&["devices", "--url", url], Exit::Unavailable);
+        check(&["bench", url, "digits"], Exit::Unavailable);
+        check(&["bench", url, "--live"], Exit::Unavailable);
+    }
+
+    #[test]
+    fn the_arguments_of_bench_are_shown_in_the_order_in_which_they_are_read() {
+        let (_, _, err) = run(&["bench", "http://127.0.0.1:1"]);
+        assert!(err.contains("Usage: ocelli bench [OPTIONS] <URL> <MODEL|--live>"), "{err}");
+        let (_, _, err) = run(&["bench", "digits", "http://127.0.0.1:1"]);
+        assert!(err.contains("the address \"digits\" is not http://HOST[:PORT]"), "{err}");
+    }
+
+    #[test]
     fn help_and_version_are_no_failures() {
         check(&["--help"], Exit::Ok);
         check(&["serve", "--help"], Exit::Ok);

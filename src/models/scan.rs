@@ -9,7 +9,7 @@
 //! models/NAME.onnx                 version 1, served as tensors
 //! ```
 //!
-//! Names that begin with a dot are passed over (mounted volumes have such folders), and so are other files beside the
+//! Names that begin with a dot are passed over (mounted volumes have such folders), as is `lost+found`, and so are other files beside the
 //! models. Whatever looks like a model and cannot be one is listed with its reason.
 
 use super::{
@@ -107,7 +107,8 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     for entry in fs::read_dir(folder).map_err(cannot)? {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with('.') {
+        // The second is where a file system keeps what a check of it finds, at the top of a volume.
+        if !name.starts_with('.') && name != "lost+found" {
             entries.push((name, entry.path()));
         }
     }
@@ -324,10 +325,11 @@ pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
 
 fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
     let cannot = |error| format!("cannot read it: {error}");
-    let file = fs::File::open(path).map_err(cannot)?;
-    if !file.metadata().map_err(cannot)?.is_file() {
+    // Before it is opened: to open a pipe is to wait for whoever writes there.
+    if !fs::metadata(path).map_err(cannot)?.is_file() {
         return Err("it is not a file".to_owned());
     }
+    let file = fs::File::open(path).map_err(cannot)?;
     let mut text = String::new();
     // One byte more than allowed tells a file that is too large, whatever its metadata said.
     file.take(bytes_max + 1).read_to_string(&mut text).map_err(cannot)?;
@@ -338,12 +340,16 @@ fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
 }
 
 fn file_bytes(path: &Path) -> Result<u64, String> {
-    let metadata = fs::metadata(path).and_then(|metadata| fs::File::open(path).map(|_| metadata));
-    match metadata {
-        Ok(metadata) if metadata.len() > 0 => Ok(metadata.len()),
-        Ok(_) => Err(format!("{} is empty", path.display())),
-        Err(error) => Err(format!("cannot read {}: {error}", path.display())),
+    let cannot = |error| format!("cannot read {}: {error}", path.display());
+    let metadata = fs::metadata(path).map_err(cannot)?;
+    if !metadata.is_file() {
+        return Err(format!("{} is not a file", path.display()));
     }
+    if metadata.len() == 0 {
+        return Err(format!("{} is empty", path.display()));
+    }
+    fs::File::open(path).map_err(cannot)?;
+    Ok(metadata.len())
 }
 
 /// Size of a model file and of the external data that it names, which must be there and in its folder.

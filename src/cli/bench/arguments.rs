@@ -21,6 +21,8 @@ pub(in crate::cli) fn command() -> Command {
     let list = |name: &'static str| Arg::new(name).long(name).value_delimiter(',');
     Command::new("bench")
         .about("Measure a server: latency over load, from rate to rate until it is too much")
+        // A group of arguments of which one is required is shown before all others, wherever they stand.
+        .override_usage("ocelli bench [OPTIONS] <URL> <MODEL|--live>")
         .group(ArgGroup::new("loop").args(["rate", "concurrency"]))
         .group(ArgGroup::new("asked").args(["model", "live"]).required(true))
         .args([

@@ -53,15 +53,13 @@ impl Streams<'_> {
             Err((reason, exit)) => return self.complain(&reason, exit),
         };
         // Nothing is measured of a request that cannot be answered.
-        let first = load.ask(&load.messages[0]).await;
-        if let Err(reason) = first.and_then(|(status, _)| {
-            if (200..300).contains(&status) {
-                Ok(())
-            } else {
-                Err(format!("the first request is answered with status {status}"))
+        match load.ask(&load.messages[0]).await {
+            Ok((200..300, _)) => {}
+            Ok((status, _)) => {
+                let told = format!("the first request is answered with status {status}");
+                return self.complain(&told, Exit::Failure);
             }
-        }) {
-            return self.complain(&reason, Exit::Failure);
+            Err(reason) => return self.complain(&reason, Exit::Unavailable),
         }
         let plan = match &wanted.plan {
             Some(plan) => plan.clone(),
@@ -109,12 +107,6 @@ impl Streams<'_> {
                 ),
             ),
         ];
-        for (path, text) in files {
-            if let Some(Err(error)) = path.as_ref().map(|path| std::fs::write(path, text)) {
-                let path = path.as_deref().unwrap_or(Path::new("")).display();
-                return self.complain(&format!("cannot write {path}: {error}"), Exit::Failure);
-            }
-        }
         let mut text = table(&lines(plan, points, wanted.bound_ms));
         text += &match best {
             Some(best) => format!(
@@ -126,7 +118,15 @@ impl Streams<'_> {
             ),
             None => format!("{of} bears none of these loads within {} ms\n", wanted.bound_ms),
         };
-        self.print(&text)
+        // First, so that what took minutes to measure is not lost with a file that cannot be written.
+        let mut exit = self.print(&text);
+        for (path, text) in files {
+            if let Some(Err(error)) = path.as_ref().map(|path| std::fs::write(path, text)) {
+                let path = path.as_deref().unwrap_or(Path::new("")).display();
+                exit = self.complain(&format!("cannot write {path}: {error}"), Exit::Failure);
+            }
+        }
+        exit
     }
 }
 

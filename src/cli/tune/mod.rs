@@ -148,7 +148,15 @@ impl Streams<'_> {
         for step in 0.. {
             let Some(setups) = search.step(step, &done) else { break };
             for setup in setups {
-                let points = trial(config, &wanted, setup)?;
+                let points = match trial(config, &wanted, setup) {
+                    Ok(points) => points,
+                    // Larger batches may have no memory, or be refused by the model: the others still count.
+                    Err(error) if done.iter().any(|trial: &Trial| trial.best.is_some()) => {
+                        let _ = writeln!(self.err, "ocelli: {setup} cannot be tried: {error}");
+                        Vec::new()
+                    }
+                    Err(error) => return Err(error),
+                };
                 done.push(Trial::of(setup, &points, wanted.bound_ms));
                 if io::stderr().is_terminal() {
                     let _ = write!(self.err, "\r{} trials done ", done.len());
@@ -237,6 +245,7 @@ fn lines(done: &[Trial]) -> Vec<Vec<String>> {
             vec![items_max.to_string(), wait_ms_max.to_string(), instances.to_string(), threads.to_string()];
         row.extend(match trial.best {
             Some((callers, rate, p99)) => [format!("{callers}"), format!("{rate:.1}"), format!("{p99:.2}")],
+            None if trial.failed => ["-".into(), "-".into(), "failed".into()],
             None => ["-".into(), "-".into(), "over the bound".into()],
         });
         row

@@ -1,7 +1,7 @@
 //! What is tried, in which order, and what is best. Pure.
 
 use super::super::bench::Point;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 /// What a trial sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,12 +16,24 @@ pub(super) struct Setup {
     pub(super) threads: usize,
 }
 
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setup { items_max, wait_ms_max, instances, threads } = self;
+        write!(
+            f,
+            "items_max = {items_max}, wait_ms_max = {wait_ms_max}, instances = {instances}, compute_threads = {threads}"
+        )
+    }
+}
+
 /// What became of a trial.
 #[derive(Debug, Clone)]
 pub(super) struct Trial {
     pub(super) setup: Setup,
     /// The most that was borne within the bound: callers, answers per second, and the 99th percentile in milliseconds.
     pub(super) best: Option<(f64, f64, f64)>,
+    /// It could not be measured at all.
+    pub(super) failed: bool,
 }
 
 impl Trial {
@@ -29,7 +41,8 @@ impl Trial {
     pub(super) fn of(setup: Setup, points: &[Point], bound_ms: f64) -> Trial {
         let borne = points.iter().filter(|point| point.verdict(bound_ms).is_ok());
         let best = borne.max_by(|a, b| a.answered_per_second.total_cmp(&b.answered_per_second));
-        Trial { setup, best: best.map(|point| (point.load, point.answered_per_second, point.p99)) }
+        let best = best.map(|point| (point.load, point.answered_per_second, point.p99));
+        Trial { setup, best, failed: points.is_empty() }
     }
 
     fn rate(&self) -> f64 {
@@ -127,11 +140,10 @@ mod tests {
         let mut done = Vec::new();
         for step in 0.. {
             let Some(setups) = search.step(step, &done) else { break };
-            done.extend(
-                setups
-                    .into_iter()
-                    .map(|setup| Trial { setup, best: rate(setup).map(|rate| (8.0, rate, 5.0)) }),
-            );
+            done.extend(setups.into_iter().map(|setup| {
+                let best = rate(setup).map(|rate| (8.0, rate, 5.0));
+                Trial { setup, best, failed: false }
+            }));
         }
         assert!(done.len() <= search.trials_max());
         done
@@ -166,7 +178,7 @@ mod tests {
     #[test]
     fn what_is_printed_is_a_manifest() {
         let setup = Setup { items_max: 8, wait_ms_max: 2, instances: 2, threads: 3 };
-        let text = manifest(&Trial { setup, best: Some((16.0, 812.4, 9.87)) }, 4);
+        let text = manifest(&Trial { setup, best: Some((16.0, 812.4, 9.87)), failed: false }, 4);
         let read = Manifest::parse(&text).expect("a manifest");
         assert_eq!(
             (read.batch.items_max, read.batch.wait_max.as_millis(), read.placement.instances),

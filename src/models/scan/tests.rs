@@ -68,6 +68,30 @@ fn all_layouts_are_found_in_a_fixed_order() {
 }
 
 #[test]
+fn what_a_file_system_keeps_at_the_top_of_a_volume_is_no_model() {
+    check(&[("lost+found/#1234", "text"), ("digits/model.onnx", ONNX)], &[("digits", "1", "")]);
+}
+
+#[test]
+fn pipes_are_refused_without_waiting_for_whoever_writes_there() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let folder =
+        folder(&[("a/model.onnx", ONNX), ("b/model.onnx", ONNX), ("b/model.toml", "labels = \"l\"\n")]);
+    for name in ["a/model.toml", "b/l", "c.onnx"] {
+        mknodat(CWD, folder.path().join(name), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    let why = "it is not a file";
+    let path = folder.path().to_owned();
+    std::thread::spawn(move || {
+        check_folder(&path, &[("a", "1", why), ("b", "1", why), ("c", "1", "c.onnx is not a file")]);
+        tell.send(()).unwrap();
+    });
+    // The bound is for a test that would hang.
+    told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+}
+
+#[test]
 fn a_repository_of_tritons_is_found_with_the_versions_that_its_policy_chooses() {
     check(
         &[
