@@ -22,7 +22,7 @@ use crate::{
 };
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -138,7 +138,9 @@ impl Device {
             Kind::Cpu => CPU.to_owned(),
             Kind::Gpu { ordinal, .. } => format!("gpu{ordinal}"),
         };
-        let workers = start(parts, &health, &thread, self.workers)
+        let workers = (0..self.workers).map(|index| start(parts, &health, &thread, index));
+        let workers = workers
+            .collect::<Result<Vec<_>, _>>()
             .map_err(|error| format!("cannot start the device's threads: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
             let (host, isolation) = (self.host.clone(), parts.isolation.clone());
@@ -165,7 +167,9 @@ impl Device {
                 _ => None,
             };
             let jpeg = context.zip(parts.jpeg.as_ref()).map(|(context, jpeg)| jpeg.offer(context));
-            Hold { number, health: health.clone(), workers, jpeg, executor }
+            let (health, first) = (health.clone(), Arc::clone(&workers[0]));
+            let (workers, growing) = (RwLock::new(workers), Mutex::default());
+            Hold { number, health, thread, first, workers, growing, jpeg, executor }
         };
         match opened.transpose() {
             Ok(executor) => {
@@ -204,7 +208,14 @@ pub(super) struct Hold {
     pub(super) number: u64,
     /// Whether it still works.
     pub(super) health: Health,
-    workers: Vec<Worker>,
+    /// As its workers' threads are called, but for their numbers.
+    thread: String,
+    /// On whose thread engines of a GPU are made.
+    first: Arc<Worker>,
+    /// All of them; more for a model that has more instances than there are.
+    workers: RwLock<Vec<Arc<Worker>>>,
+    /// Whoever has this adds some.
+    growing: Mutex<()>,
     /// Its context, lent to a decoder of images.
     jpeg: Option<Offer>,
     /// Kept to the end of all that is in it.
@@ -213,8 +224,27 @@ pub(super) struct Hold {
 
 impl Hold {
     /// How many instances of a model it has.
-    pub(super) fn instances(&self, source: &Source) -> usize {
-        source.manifest.placement.instances.clamp(1, self.workers.len())
+    pub(super) fn instances(source: &Source) -> usize {
+        source.manifest.placement.instances.max(1)
+    }
+
+    pub(super) fn workers(&self) -> Vec<Arc<Worker>> {
+        self.workers.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Starts workers until there are so many.
+    fn grow(&self, count: usize, parts: &Parts) -> Result<(), Refusal> {
+        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        for index in self.workers().len()..count {
+            let worker = start(parts, &self.health, &self.thread, index)
+                .map_err(|error| format!("cannot start another thread for the device: {error}"))?;
+            if let Some(executor) = self.executor.clone() {
+                // Where this fails, so does what comes next.
+                let _ = worker.call(move || executor.bind());
+            }
+            self.workers.write().unwrap_or_else(PoisonError::into_inner).push(worker);
+        }
+        Ok(())
     }
 
     /// Makes a model's engines.
@@ -222,18 +252,8 @@ impl Hold {
     /// # Errors
     /// Why it cannot be loaded here.
     pub(super) fn load(&self, source: &Source, parts: &Parts) -> Result<Engines, Refusal> {
-        let (instances, asked) = (self.instances(source), source.manifest.placement.instances);
-        if instances < asked {
-            let (model, device) = (&*source.name, &*self.health.device);
-            tracing::warn!(
-                model,
-                device,
-                asked,
-                instances,
-                "fewer instances than the model asks for: no more than any model of the folder asked for when the server started; a \
-                 restart gives it all"
-            );
-        }
+        let instances = Hold::instances(source);
+        self.grow(instances, parts)?;
         match &self.executor {
             None => {
                 let recipe = recipe(source, parts, false, (parts.compute_threads / instances).max(1));
@@ -246,7 +266,7 @@ impl Hold {
                     (0..instances).map(|made| recipe(source, parts, true, instances - made)).collect();
                 // Until it is done, whoever still waits for it.
                 let (health, busy) = (self.health.clone(), self.health.busy());
-                self.workers[0].call(move || {
+                self.first.call(move || {
                     let _busy = busy;
                     let made = recipes.iter().map(|recipe| executor.make(recipe, &runtime));
                     let made = made.collect::<Result<_, _>>();
@@ -263,7 +283,7 @@ impl Hold {
     pub(super) fn memory(&self) -> Result<Option<(u64, u64)>, Refusal> {
         let Some(executor) = &self.executor else { return Ok(None) };
         let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
-        self.workers[0].call(move || {
+        self.first.call(move || {
             let _busy = busy;
             let memory = executor.memory().inspect_err(|error| health.note(error));
             memory.map(|memory| Some((memory.free, memory.total))).map_err(Refusal::from)
@@ -285,7 +305,7 @@ impl Hold {
             Some(executor) => {
                 let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
                 let health = self.health.clone();
-                self.workers[0].call(move || {
+                self.first.call(move || {
                     forward::prove(&mut engines, &model, &asked, Some((&executor, &health)))
                         .map(|proof| (engines, proof))
                 })?
@@ -295,27 +315,27 @@ impl Hold {
 
     /// Has the workers serve a model.
     pub(super) fn serve(&self, model: &Lent, engines: Engines) {
-        for (worker, engine) in self.workers.iter().zip(engines) {
+        for (worker, engine) in self.workers().iter().zip(engines) {
             worker.serve(Arc::clone(model), engine);
         }
     }
 
     /// Has the workers take no more work for a model, or take it again.
     pub(super) fn pause(&self, model: ModelKey, paused: bool) {
-        self.workers.iter().for_each(|worker| worker.pause(model, paused));
+        self.workers().iter().for_each(|worker| worker.pause(model, paused));
     }
 
     /// Drops engines that are not wanted after all, where they were made.
     pub(super) fn drop_engines(&self, engines: Engines) {
         // Where the thread has ended, they are dropped with the message.
-        let _ = self.workers[0].call(move || drop(engines));
+        let _ = self.first.call(move || drop(engines));
     }
 
     /// Gives back to the driver what nothing holds, after engines that could not stay; where that fails, what comes next does.
     pub(super) fn trim(&self) {
         let Some(executor) = &self.executor else { return };
         let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
-        let _ = self.workers[0].call(move || {
+        let _ = self.first.call(move || {
             let _busy = busy;
             let trimmed = executor.trim();
             trimmed.inspect_err(|error| health.note(error))
@@ -329,7 +349,7 @@ impl Hold {
     pub(super) fn canary(&self) -> Result<(), String> {
         let Some(executor) = &self.executor else { return Ok(()) };
         let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
-        self.workers[0].call(move || {
+        self.first.call(move || {
             let _busy = busy;
             let answered = executor.canary();
             answered.inspect_err(|error| health.note(error)).map_err(|error| error.to_string())
@@ -358,7 +378,7 @@ impl Hold {
     /// Has others do what hangs here: batches that were begun and do not come back.
     pub(super) fn recall(&self, reason: &str, metrics: &Metrics) {
         for Recalled { model, items, aftermath } in
-            self.workers.iter().flat_map(|worker| worker.recall(reason))
+            self.workers().iter().flat_map(|worker| worker.recall(reason))
         {
             let (device, requests_run_again) = (&self.health.device, aftermath.again);
             tracing::warn!(
@@ -376,25 +396,28 @@ impl Hold {
     /// Whether all of its workers have left, and a decoder of images with them.
     pub(super) fn has_ended(&self) -> bool {
         let left = self.jpeg.as_ref().is_none_or(Offer::has_left);
-        left && self.workers.iter().all(Worker::has_ended)
+        left && self.workers().iter().all(|worker| worker.has_ended())
     }
 
     /// Waits for the workers to end, and gives the device back.
     pub(super) fn join(self) {
-        for worker in self.workers {
+        drop(self.first);
+        let workers = self.workers.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for worker in workers.into_iter().filter_map(Arc::into_inner) {
             worker.join();
         }
     }
 }
 
-fn start(parts: &Parts, health: &Health, name: &str, workers: usize) -> std::io::Result<Vec<Worker>> {
-    let post = |index| Post {
+/// One worker.
+fn start(parts: &Parts, health: &Health, name: &str, index: usize) -> std::io::Result<Arc<Worker>> {
+    Worker::start(Post {
         name: format!("ocelli-{name}-{index}"),
         health: health.clone(),
         queue: Arc::clone(&parts.queue),
         metrics: Arc::clone(&parts.metrics),
-    };
-    (0..workers).map(|index| Worker::start(post(index))).collect()
+    })
+    .map(Arc::new)
 }
 
 /// Which engine a model has here: on the CPU with so many threads, or on a GPU as one of so many instances still to come.

@@ -74,7 +74,7 @@ pub struct Wanted {
     pub gpus: Vec<Gpu>,
     /// Whether the CPU runs models as well.
     pub cpu: bool,
-    /// Workers of each device; at least one. A model has at most so many instances on each.
+    /// Workers of each device to begin with; at least one. A model with more instances has more started.
     pub workers: usize,
     /// How GPUs are shared.
     pub sharing: Sharing,

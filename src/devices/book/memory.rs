@@ -47,8 +47,12 @@ impl Book {
     }
 
     /// Takes note of what a model took on a GPU.
-    pub(in crate::devices) fn learn(&self, gpu: &str, source: &Source, footprint: &Footprint) {
-        self.learned().model(gpu, &name(source), footprint.all());
+    pub(in crate::devices) fn learn(&self, index: usize, gpu: &str, source: &Source, footprint: &Footprint) {
+        let own = name(source);
+        let others = self.names_on(index).into_iter().filter(|name| *name != own);
+        let mut learned = self.learned();
+        let beside = learned.beside(gpu, others).saturating_add(footprint.headroom());
+        learned.model(gpu, &own, footprint.all(), footprint.total.saturating_sub(beside));
     }
 
     /// What a model needs on a device, where that was measured.
@@ -57,9 +61,7 @@ impl Book {
         let others = self.names_on(index).into_iter().filter(|name| *name != own);
         let learned = self.learned();
         let model = learned.measured(gpu, &own)?;
-        let others = others.filter_map(|name| learned.measured(gpu, &name));
-        let beside = others.fold(learned.measured_context(gpu), u64::saturating_add);
-        Some(Need { model, beside })
+        Some(Need { model, beside: learned.beside(gpu, others) })
     }
 
     /// The models that are on a device, each once.
@@ -85,10 +87,13 @@ impl Book {
         Some(least.saturating_add(learned.measured_context(gpu)))
     }
 
-    /// Takes note of what we hold on a GPU in all, by the driver's count.
-    pub(in crate::devices) fn learn_all(&self, index: usize, gpu: &str, held: u64) {
+    /// Takes note of what we hold on a GPU in all, by the driver's count. `ours`: others are not in it.
+    pub(in crate::devices) fn learn_all(&self, index: usize, gpu: &str, held: u64, ours: bool) {
         let names = self.names_on(index);
         let mut learned = self.learned();
+        if ours {
+            learned.at_most(gpu, &names, held);
+        }
         let models = names.iter().filter_map(|name| learned.measured(gpu, name)).sum();
         if held > models {
             learned.context(gpu, held - models);
@@ -123,7 +128,7 @@ mod tests {
         let nothing = required();
         for (name, bytes) in [("small", 1 << 30), ("large", 4 << 30)] {
             book.lock().announced.push((name.into(), 0, vec![0]));
-            book.learned().model("H100", name, bytes);
+            book.learned().model("H100", name, bytes, u64::MAX);
         }
         assert_eq!(required(), nothing + (1 << 30));
     }

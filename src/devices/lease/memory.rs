@@ -27,6 +27,8 @@ type Measured = BTreeMap<String, BTreeMap<String, u64>>;
 #[derive(Debug, Default)]
 pub struct Learned {
     measured: Measured,
+    /// More than what counts, measured once.
+    doubted: Measured,
     file: Option<PathBuf>,
 }
 
@@ -35,7 +37,7 @@ impl Learned {
     pub fn read(folder: Option<&Path>) -> Learned {
         let file = folder.map(|folder| folder.join(FILE));
         let measured = file.as_deref().map(read).unwrap_or_default();
-        Learned { measured, file }
+        Learned { measured, file, ..Learned::default() }
     }
 
     /// What these models need on a GPU together: their names, and the bytes of their files.
@@ -58,9 +60,46 @@ impl Learned {
         self.measured(gpu, CONTEXT).unwrap_or(0)
     }
 
-    /// Takes note of what a model took; the last time counts.
-    pub fn model(&mut self, gpu: &str, name: &str, bytes: u64) {
-        self.note(gpu, name, bytes);
+    /// What the context and these models took there, as far as that was measured.
+    pub fn beside(&self, gpu: &str, models: impl Iterator<Item = String>) -> u64 {
+        let models = models.filter_map(|name| self.measured(gpu, &name));
+        models.fold(self.measured_context(gpu), u64::saturating_add)
+    }
+
+    /// Takes note of what a model took by one measurement, on a GPU of which our models could have `most` bytes.
+    ///
+    /// It is measured by what is free before and after, so that what others take meanwhile counts as the model's. Of two
+    /// measurements in a row the lesser counts, then: less than before at once, and more when it was more the time before as well.
+    /// What would keep the model off such a GPU for ever, so that it is never measured again, counts as half of what there is until
+    /// a second measurement says the same.
+    pub fn model(&mut self, gpu: &str, name: &str, bytes: u64, most: u64) {
+        let known = self.measured(gpu, name);
+        let before = self.doubted.get_mut(gpu).and_then(|models| models.remove(name));
+        let counts = match (known, before) {
+            (Some(known), Some(before)) if bytes > known => bytes.min(before),
+            (Some(known), None) if bytes > known => known,
+            (None, _) if bytes > most => most / 2,
+            _ => bytes,
+        };
+        if counts < bytes {
+            tracing::debug!(gpu, name, bytes, counts, "more than it took before: others may have taken it");
+            self.doubted.entry(gpu.to_owned()).or_default().insert(name.to_owned(), bytes);
+        }
+        self.note(gpu, name, counts);
+    }
+
+    /// Takes note that these models took no more together, by a count that others are not in: each as much less as the others.
+    pub fn at_most(&mut self, gpu: &str, names: &[String], bytes: u64) {
+        let measured = |name: &String| Some((name.clone(), self.measured(gpu, name)?));
+        let models: Vec<(String, u64)> = names.iter().filter_map(measured).collect();
+        let sum: u64 = models.iter().map(|(_, bytes)| *bytes).sum();
+        if sum <= bytes {
+            return;
+        }
+        for (name, took) in models {
+            let less = u128::from(took) * u128::from(bytes) / u128::from(sum);
+            self.note(gpu, &name, less as u64);
+        }
     }
 
     /// Takes note of what we hold there beside our models.
@@ -117,6 +156,35 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    const MOST: u64 = 70 * GIB;
+
+    #[test]
+    fn what_others_took_during_one_measurement_does_not_count_for_ever() {
+        let mut learned = Learned::default();
+        let mut measure = |name: &str, gib: u64| {
+            learned.model("H100", name, gib * GIB, MOST);
+            learned.measured("H100", name).unwrap() / GIB
+        };
+        // The first time, and then less; once more, which may be others', and twice.
+        assert_eq!([11, 3, 9, 3, 4, 5, 6].map(|gib| measure("a", gib)), [11, 3, 3, 3, 3, 4, 5]);
+        // With the first of these it would never be loaded again, and so never be measured again.
+        assert_eq!([71, 3].map(|gib| measure("b", gib)), [35, 3]);
+        assert_eq!([71, 72].map(|gib| measure("c", gib)), [35, 71], "it really takes so much");
+    }
+
+    #[test]
+    fn models_took_no_more_than_we_hold_in_all() {
+        let mut learned = Learned::default();
+        for (name, gib) in [("a", 12), ("b", 4), ("c", 1)] {
+            learned.model("H100", name, gib * GIB, MOST);
+        }
+        let names = ["a", "b", "unknown"].map(str::to_owned);
+        for (most, expected) in [(16, [12, 4, 1]), (8, [6, 2, 1])] {
+            learned.at_most("H100", &names, most * GIB);
+            let took = ["a", "b", "c"].map(|name| learned.measured("H100", name).unwrap() / GIB);
+            assert_eq!(took, expected);
+        }
+    }
 
     #[test]
     fn what_was_measured_counts_and_what_was_not_is_guessed_from_the_file() {
@@ -124,11 +192,11 @@ mod tests {
         let models = [("a", 0), ("b", GIB)];
         let required = |learned: &Learned| learned.required("H100", models.into_iter());
         assert_eq!(required(&learned), CONTEXT_BYTES + MODEL_BYTES_MIN + 3 * GIB);
-        learned.model("H100", "b", 5 * GIB);
-        learned.model("A10", "a", 7 * GIB);
+        learned.model("H100", "b", 5 * GIB, MOST);
+        learned.model("A10", "a", 7 * GIB, MOST);
         assert_eq!(required(&learned), CONTEXT_BYTES + MODEL_BYTES_MIN + 5 * GIB);
         learned.context("H100", 300 << 20);
-        learned.model("H100", "b", 4 * GIB);
+        learned.model("H100", "b", 4 * GIB, MOST);
         assert_eq!(required(&learned), (300 << 20) + MODEL_BYTES_MIN + 4 * GIB);
     }
 
@@ -137,7 +205,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let mut learned = Learned::read(Some(&state));
-        learned.model("H100", "a", GIB);
+        learned.model("H100", "a", GIB, MOST);
         let again = Learned::read(Some(&state));
         assert_eq!(again.required("H100", [("a", 0)].into_iter()), CONTEXT_BYTES + GIB);
         std::fs::write(state.join(FILE), "no json").unwrap();
@@ -153,7 +221,7 @@ mod tests {
         let other = state.path().join(format!("{FILE}.{}", std::process::id()));
         std::fs::write(&other, "half of it").unwrap();
         let mut learned = Learned::read(Some(state.path()));
-        learned.model("H100", "a", GIB);
+        learned.model("H100", "a", GIB, MOST);
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "half of it");
         let mode = std::fs::metadata(state.path().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o400, 0o400);

@@ -77,6 +77,12 @@ impl Ourselves {
         }
     }
 
+    /// Whether a sample tells what we hold, apart from others.
+    pub fn is_told(&self, sample: &Sample) -> bool {
+        let mut listed = sample.processes.iter().flatten();
+        listed.any(|process| Some(process.pid) == self.pid && process.memory.is_some())
+    }
+
     /// What we hold by one sample, bytes; where it does not tell, what we held when the GPU was taken.
     pub fn held(&self, sample: &Sample) -> u64 {
         let mut listed = sample.processes.iter().flatten();

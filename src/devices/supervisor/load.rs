@@ -127,7 +127,7 @@ impl Devices {
         let Some(need) = self.book.need(index, &gpu.name, source) else { return Ok(()) };
         let Some((free, total)) = hold.memory()? else { return Ok(()) };
         let allowed =
-            need.check_limit(hold.instances(source) as u64, source.manifest.placement.memory_bytes_max);
+            need.check_limit(Hold::instances(source) as u64, source.manifest.placement.memory_bytes_max);
         allowed.and_then(|()| need.check(free, total)).map_err(|no| match no {
             NoRoom::Now(reason) => Refusal::Memory(reason),
             NoRoom::Ever(reason) => Refusal::Failed(reason),
@@ -148,7 +148,7 @@ impl Devices {
         let (engines, proof) = proved.map_err(|refusal| fell_short(hold, refusal))?;
         if let (Some(gpu), Some(footprint)) = (&self.devices[index].gpu, &proof.footprint) {
             // Of what cannot stay as well, so that it need not be tried to find that out.
-            self.book.learn(&gpu.name, source, footprint);
+            self.book.learn(index, &gpu.name, source, footprint);
             if let Err(no) = footprint.check(source.manifest.placement.memory_bytes_max) {
                 hold.drop_engines(engines);
                 hold.trim();

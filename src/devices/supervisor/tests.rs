@@ -107,6 +107,24 @@ fn what_a_device_that_hangs_has_of_a_model_does_not_keep_it_from_being_retired()
 }
 
 #[test]
+fn a_model_has_all_the_instances_that_it_asks_for_though_no_other_had_as_many_at_the_start() {
+    let devices = devices();
+    let of = |instances: usize| {
+        let manifest = format!("engine = \"gauss-mle\"\n[placement]\ninstances = {instances}\n");
+        [found("spots", Ok(source("spots", "1", &manifest)))]
+    };
+    devices.announce(&of(1));
+    devices.load_all(&of(1), &|| false);
+    let workers = || devices.devices[CPU_INDEX].hold().unwrap().workers().len();
+    assert_eq!(workers(), 1);
+    devices.reload("spots", &of(3)).unwrap();
+    assert_eq!(workers(), 3);
+    devices.reload("spots", &of(2)).unwrap();
+    assert_eq!(workers(), 3, "those that are there stay");
+    end(&devices);
+}
+
+#[test]
 fn a_cpu_whose_thread_has_panicked_serves_all_its_models_again() {
     let devices = devices();
     let models = [found("spots", Ok(source("spots", "1", "engine = \"gauss-mle\"\n")))];
