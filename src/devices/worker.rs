@@ -25,7 +25,7 @@ use std::{
 /// After how long a device that failed is tried again, at the least.
 const BACK_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a GPU is idle before its engines let go of memory that they can get again.
+/// How long a device is idle before its engines let go of memory that they can get again.
 const REST_AFTER: Duration = Duration::from_secs(30);
 
 /// How often whoever waits for a worker looks whether its device hangs.
@@ -239,10 +239,10 @@ impl Work {
         }
     }
 
-    /// How long to wait for work before memory is let go; for ever where there is none to let go.
+    /// How long to wait for work before memory is let go; for ever where there is none to let go. What batches were put together in
+    /// is the host's, also where the device is the CPU.
     fn patience(&self) -> Option<Duration> {
-        let holds = self.engines.values().any(|loaded| loaded.engine.device_bytes() > 0);
-        (holds && !self.rested).then_some(REST_AFTER)
+        (!self.engines.is_empty() && !self.rested).then_some(REST_AFTER)
     }
 
     fn rest(&mut self) {
@@ -251,6 +251,7 @@ impl Work {
         for loaded in self.engines.values_mut() {
             loaded.engine.rest();
             loaded.assembler.clear();
+            loaded.model.rest();
         }
         self.rested = true;
     }

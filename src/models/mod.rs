@@ -343,6 +343,12 @@ impl Model {
         staging.for_each(|staging| staging.ready(SLABS_READY));
     }
 
+    /// Gives back the memory that images and frames are put in, where nobody uses it.
+    pub fn rest(&self) {
+        let staging = PixelInput::DATATYPES.into_iter().chain([DataType::Fp32]);
+        staging.filter_map(|datatype| self.staging(datatype)).for_each(Staging::clear);
+    }
+
     /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.
     pub fn is_pixels(&self, tensor: &Tensor) -> bool {
         self.ends.pixels.is_some() && PixelInput::DATATYPES.contains(&tensor.datatype)

@@ -186,4 +186,8 @@ impl Engine for OnnxEngine {
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
         outputs.into_iter().map(|(_, output)| value::take(output)).collect()
     }
+
+    fn rest(&mut self) {
+        self.blocks.clear();
+    }
 }

@@ -142,6 +142,28 @@ impl Staging {
         self.pool.lock().free.extend(made);
     }
 
+    /// Gives memory back to the system, unless somebody uses some of it.
+    pub fn clear(&self) {
+        let mut state = self.pool.lock();
+        // What is handed out next holds its slab as well.
+        let of_current = |slab: &Weak<Slab>| {
+            state
+                .current
+                .as_ref()
+                .is_some_and(|(current, _)| std::ptr::eq(Arc::as_ptr(current), slab.as_ptr()))
+        };
+        if state.slabs.iter().any(|slab| slab.strong_count() > usize::from(of_current(slab))) {
+            return;
+        }
+        let current = state.current.take();
+        drop(state);
+        // It takes the lock, and goes to the others.
+        drop(current);
+        let free = std::mem::take(&mut self.pool.lock().free);
+        let bytes = free.iter().map(Block::bytes).sum();
+        self.pool.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     /// The next slot. Its content is whatever its last user left.
     pub fn slot(&self) -> Slot {
         let mut state = self.pool.lock();

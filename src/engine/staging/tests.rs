@@ -73,6 +73,23 @@ fn slabs_come_back_when_their_last_slot_is_dropped() {
     assert!(staging.bytes() <= 128 * 3, "{} bytes held for at most two live slabs", staging.bytes());
 }
 
+#[test]
+fn slabs_that_nobody_uses_are_given_back_when_that_is_asked_for() {
+    let staging = Staging::new(8, 2, Memory::Plain).unwrap();
+    let (first, second) = (row(&staging, 1.0), row(&staging, 2.0));
+    let third = row(&staging, 3.0);
+    let held = staging.bytes();
+    drop((first, second));
+    staging.clear();
+    assert_eq!(staging.bytes(), held, "somebody uses one: others are about to");
+    assert_eq!(values(&third), [3.0; 2]);
+    // Its slab is half handed out.
+    drop(third);
+    staging.clear();
+    assert_eq!(staging.bytes(), 0);
+    assert_eq!(values(&row(&staging, 4.0)), [4.0; 2]);
+}
+
 fn pinned(bytes: &Arc<AtomicUsize>) -> Memory {
     Memory::Pinned(Arc::new(Counter(Arc::clone(bytes))))
 }

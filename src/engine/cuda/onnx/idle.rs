@@ -15,8 +15,10 @@ impl OnnxOnGpu {
         if self.cuda_graph {
             return;
         }
-        if let Err(error) = self.shrink() {
-            tracing::debug!(%error, "the arena of an idle model keeps its memory");
+        match self.shrink() {
+            // What is taken again is counted again.
+            Ok(()) => self.arena = 0,
+            Err(error) => tracing::debug!(%error, "the arena of an idle model keeps its memory"),
         }
         let idle: Vec<usize> = self.free.try_iter().collect();
         for place in idle {
