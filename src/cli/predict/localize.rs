@@ -48,6 +48,8 @@ impl Streams<'_> {
                     }
                     _ => Exit::Ok,
                 },
+                // `| head` is no failure of ours.
+                Err(Broken::Gone) => Exit::Ok,
                 Err(Broken::Refused(why) | Broken::Midway(why)) => {
                     self.complain(&format!("{}: {why}", found[0].display()), Exit::Failure)
                 }
@@ -183,11 +185,11 @@ async fn to_file(
             Ok(ended)
         }
         Err(Broken::Midway(why)) if format.streams() => Err(why),
-        Err(Broken::Refused(why) | Broken::Midway(why)) => {
+        Err(broken) => {
             if out.file.take().is_some() {
                 let _ = fs::remove_file(file);
             }
-            Err(why)
+            Err(broken.why())
         }
     }
 }

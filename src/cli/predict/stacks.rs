@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     path::Path,
 };
 
@@ -38,6 +38,8 @@ pub(super) enum Broken {
     Refused(String),
     /// What was written so far ends with the mistake.
     Midway(String),
+    /// Whoever reads what is written has gone.
+    Gone,
 }
 
 impl Broken {
@@ -45,6 +47,7 @@ impl Broken {
     pub(super) fn why(self) -> String {
         match self {
             Broken::Refused(why) | Broken::Midway(why) => why,
+            Broken::Gone => "nobody reads it any more".to_owned(),
         }
     }
 }
@@ -67,8 +70,10 @@ impl Asking {
                 frame.map_err(|error| Broken::Midway(format!("the reply broke off: {}", causes(&error))))?;
             match frame.into_data() {
                 Ok(piece) => {
-                    out.write_all(&piece)
-                        .map_err(|error| Broken::Midway(format!("cannot be written: {error}")))?;
+                    out.write_all(&piece).map_err(|error| match error.kind() {
+                        ErrorKind::BrokenPipe => Broken::Gone,
+                        _ => Broken::Midway(format!("cannot be written: {error}")),
+                    })?;
                     tail.extend_from_slice(&piece[piece.len().saturating_sub(TAIL_BYTES)..]);
                     tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
                 }
@@ -79,13 +84,12 @@ impl Asking {
                 }
             }
         }
-        let last = tail.trim_ascii_end().rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
-        if let Some(why) = mistake(format, last) {
+        if let Some(why) = mistake(format, &tail) {
             return Err(Broken::Midway(why));
         }
         if counts.is_empty() && format == Format::Ndjson {
             // Whoever stands between may have dropped the trailers.
-            counts = of_tail(last);
+            counts = of_tail(last_line(&tail));
         }
         Ok(Ended { counts })
     }
@@ -150,16 +154,28 @@ fn pieces(file: File, bar: ProgressBar) -> impl Stream<Item = std::io::Result<By
     })
 }
 
-/// What the last line of a reply that broke off says.
-fn mistake(format: Format, last: &[u8]) -> Option<String> {
+fn last_line(tail: &[u8]) -> &[u8] {
+    tail.trim_ascii_end().rsplit(|byte| *byte == b'\n').next().unwrap_or_default()
+}
+
+/// The end of an Arrow stream: a message of no length.
+const ARROW_END: &[u8] = &[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+
+/// What the end of a reply that broke off says.
+fn mistake(format: Format, tail: &[u8]) -> Option<String> {
     match format {
-        Format::Ndjson => told(last),
+        Format::Ndjson => told(last_line(tail)),
         Format::Csv | Format::ThunderStorm => {
-            let why = last.strip_prefix(b"# error: ")?;
+            let why = last_line(tail).strip_prefix(b"# error: ")?;
             Some(String::from_utf8_lossy(why).into_owned())
         }
-        // A broken message: whoever reads it is told.
-        Format::Arrow => None,
+        Format::Arrow if tail.ends_with(ARROW_END) => None,
+        // A message that is announced and missing, in whose place the words are.
+        Format::Arrow => {
+            let announced = tail.windows(4).rposition(|bytes| bytes == &ARROW_END[..4]);
+            let words = announced.and_then(|at| std::str::from_utf8(tail.get(at + 8..)?).ok());
+            Some(words.unwrap_or("the reply has no end").to_owned())
+        }
         // Nothing is sent of these before all is there.
         Format::Picasso | Format::Hdf5 | Format::Npy | Format::Png => None,
     }
@@ -230,6 +246,11 @@ mod tests {
         assert_eq!(mistake(Format::Csv, b"# error: page 3 is cut short"), why);
         assert_eq!(mistake(Format::Csv, b"1,2,3"), None);
         assert_eq!(mistake(Format::Ndjson, br#"{"end":true}"#), None);
+        assert_eq!(mistake(Format::Ndjson, b"{\"a\":1}\n{\"error\":\"page 3 is cut short\"}\n"), why);
+        assert_eq!(mistake(Format::Arrow, b"a message\xff\xff\xff\xff\0\0\0\0"), None);
+        let broken = b"a message\xff\xff\xff\xff\x18\0\0\0page 3 is cut short";
+        assert_eq!(mistake(Format::Arrow, broken), why);
+        assert!(mistake(Format::Arrow, b"a message\0\0\0\0").is_some());
     }
 
     #[test]
