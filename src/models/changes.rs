@@ -1,6 +1,13 @@
 //! What changed in the model folder between two looks: by the names, sizes and times of files, not by their content.
+//!
+//! What cannot be read has not changed: a file system that does not answer for a moment is no reason to unload anything.
 
-use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 /// Folders within folders that are looked into: `NAME/VERSION/` and what lies there.
 const DEPTH_MAX: usize = 3;
@@ -8,9 +15,14 @@ const DEPTH_MAX: usize = 3;
 /// A file as a look sees it.
 type Seen = (String, u64, Option<SystemTime>);
 
-/// One look at a model folder: for each name that a model may have, its files.
+/// One look at a model folder.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Look(BTreeMap<String, Vec<Seen>>);
+pub struct Look {
+    /// For each name that a model may have, its files; none where they cannot all be read.
+    models: BTreeMap<String, Option<Vec<Seen>>>,
+    /// The folder itself cannot be read.
+    unread: bool,
+}
 
 /// What a folder asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,50 +34,82 @@ pub enum Change {
 }
 
 impl Look {
-    /// Looks now. What cannot be read is as if it were not there.
+    /// Looks now.
     pub fn at(folder: &Path) -> Look {
         let mut look = Look::default();
-        for (name, path) in entries(folder) {
-            let files = look.0.entry(name.strip_suffix(".onnx").unwrap_or(&name).to_owned()).or_default();
-            collect(&name, &path, DEPTH_MAX, files);
+        // Not there is not empty either: it may be about to be mounted, or put in another's place.
+        let entries = fs::metadata(folder).and_then(|_| entries(folder)).unwrap_or_else(|error| {
+            let folder = folder.display();
+            tracing::warn!(%folder, %error, "the model folder cannot be read: what is served stays");
+            look.unread = true;
+            Vec::new()
+        });
+        for (name, path) in entries {
+            let model = name.strip_suffix(".onnx").unwrap_or(&name).to_owned();
+            let files = look.models.entry(model).or_insert_with(|| Some(Vec::new()));
+            let collected = files.as_mut().map_or(Ok(()), |files| collect(&name, &path, DEPTH_MAX, files));
+            if let Err(error) = collected {
+                tracing::debug!(name, %error, "not all of this can be read");
+                *files = None;
+            }
         }
         // A folder without files is no model yet.
-        look.0.retain(|_, files| !files.is_empty());
+        look.models.retain(|_, files| files.as_ref().is_none_or(|files| !files.is_empty()));
         look
     }
 
     /// The names that models have there.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.models.keys().map(String::as_str)
     }
 
     /// What to do about what changed from this look to a later one.
     pub fn changes(&self, later: &Look) -> Vec<Change> {
-        let gone = self.0.keys().filter(|name| !later.0.contains_key(*name));
-        let other = later.0.iter().filter(|(name, files)| self.0.get(*name) != Some(*files));
+        if later.unread {
+            return Vec::new();
+        }
+        let gone = self.models.keys().filter(|name| !later.models.contains_key(*name));
+        let read = later.models.iter().filter(|(_, files)| files.is_some());
+        let other = read.filter(|(name, files)| self.models.get(*name) != Some(*files));
         let load = other.map(|(name, _)| Change::Load(name.clone()));
         gone.map(|name| Change::Unload(name.clone())).chain(load).collect()
     }
 }
 
-fn entries(folder: &Path) -> Vec<(String, std::path::PathBuf)> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let named =
-        entries.flatten().map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()));
-    // As when models are looked for: mounted volumes have such names for what they are about to show.
-    let mut entries: Vec<_> = named.filter(|(name, _)| !name.starts_with('.')).collect();
+/// What is in a folder by name; nothing where that is gone by now.
+fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let Some(found) = there(fs::read_dir(folder))? else { return Ok(Vec::new()) };
+    let mut entries = Vec::new();
+    for entry in found {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // As when models are looked for: mounted volumes have such names for what they are about to show.
+        if !name.starts_with('.') {
+            entries.push((name, entry.path()));
+        }
+    }
     entries.sort();
-    entries
+    Ok(entries)
 }
 
-fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) {
-    let Ok(metadata) = fs::metadata(path) else { return };
+fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) -> io::Result<()> {
+    let Some(metadata) = there(fs::metadata(path))? else { return Ok(()) };
     if metadata.is_file() {
         files.push((name.to_owned(), metadata.len(), metadata.modified().ok()));
-    } else if depth > 0 {
-        for (inner, path) in entries(path) {
-            collect(&format!("{name}/{inner}"), &path, depth - 1, files);
+    } else if metadata.is_dir() && depth > 0 {
+        for (inner, path) in entries(path)? {
+            collect(&format!("{name}/{inner}"), &path, depth - 1, files)?;
         }
+    }
+    Ok(())
+}
+
+/// What there is; none where nothing is, which is no failure.
+fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -99,5 +143,35 @@ mod tests {
 
         write("same/2/model.onnx", "a");
         assert_eq!(second.changes(&Look::at(folder.path())), [load("same")]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_for_a_while_is_not_unloaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let models = folder.path().join("models");
+        fs::create_dir_all(models.join("one")).unwrap();
+        fs::write(models.join("one/model.onnx"), "a").unwrap();
+        fs::write(models.join("two.onnx"), "a").unwrap();
+        let first = Look::at(&models);
+        assert_eq!(first.names().count(), 2);
+
+        // A link to itself can be read by nobody, not even by one who may read everything.
+        let aside = folder.path().join("aside");
+        fs::rename(models.join("one"), &aside).unwrap();
+        std::os::unix::fs::symlink("one", models.join("one")).unwrap();
+        let second = Look::at(&models);
+        assert_eq!(first.changes(&second), []);
+        fs::remove_file(models.join("one")).unwrap();
+        fs::rename(&aside, models.join("one")).unwrap();
+        // What became of it meanwhile nobody knows.
+        assert_eq!(second.changes(&Look::at(&models)), [Change::Load("one".to_owned())]);
+
+        fs::rename(&models, &aside).unwrap();
+        std::os::unix::fs::symlink("models", &models).unwrap();
+        let none = Look::at(&models);
+        assert_eq!(first.changes(&none), []);
+        assert_eq!(none.changes(&Look::at(&aside)).len(), 2);
+        fs::remove_file(&models).unwrap();
+        assert_eq!(first.changes(&Look::at(&models)), []);
     }
 }
