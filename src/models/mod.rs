@@ -343,10 +343,10 @@ impl Model {
         staging.for_each(|staging| staging.ready(SLABS_READY));
     }
 
-    /// Gives back the memory that images and frames are put in, where nobody uses it.
+    /// Gives back the memory that images and frames are put in, where nobody uses it, but for what was taken at first.
     pub fn rest(&self) {
         let staging = PixelInput::DATATYPES.into_iter().chain([DataType::Fp32]);
-        staging.filter_map(|datatype| self.staging(datatype)).for_each(Staging::clear);
+        staging.filter_map(|datatype| self.staging(datatype)).for_each(|staging| staging.clear(SLABS_READY));
     }
 
     /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.

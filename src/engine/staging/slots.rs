@@ -142,8 +142,9 @@ impl Staging {
         self.pool.lock().free.extend(made);
     }
 
-    /// Gives memory back to the system, unless somebody uses some of it.
-    pub fn clear(&self) {
+    /// Gives memory back to the system, unless somebody uses some of it; but for so many slabs that took long to make known to a
+    /// device.
+    pub fn clear(&self, pinned: usize) {
         let mut state = self.pool.lock();
         // What is handed out next holds its slab as well.
         let of_current = |slab: &Weak<Slab>| {
@@ -159,7 +160,10 @@ impl Staging {
         drop(state);
         // It takes the lock, and goes to the others.
         drop(current);
-        let free = std::mem::take(&mut self.pool.lock().free);
+        let mut state = self.pool.lock();
+        let kept = if self.is_pinned() { pinned.min(state.free.len()) } else { 0 };
+        let free = state.free.split_off(kept);
+        drop(state);
         let bytes = free.iter().map(Block::bytes).sum();
         self.pool.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

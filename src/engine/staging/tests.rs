@@ -80,14 +80,20 @@ fn slabs_that_nobody_uses_are_given_back_when_that_is_asked_for() {
     let third = row(&staging, 3.0);
     let held = staging.bytes();
     drop((first, second));
-    staging.clear();
+    staging.clear(1);
     assert_eq!(staging.bytes(), held, "somebody uses one: others are about to");
     assert_eq!(values(&third), [3.0; 2]);
     // Its slab is half handed out.
     drop(third);
-    staging.clear();
+    staging.clear(1);
     assert_eq!(staging.bytes(), 0);
     assert_eq!(values(&row(&staging, 4.0)), [4.0; 2]);
+
+    let staging = Staging::new(8, 1, pinned(&Arc::default())).unwrap();
+    drop([1.0, 2.0, 3.0].map(|value| row(&staging, value)));
+    let slab = staging.bytes() / 3;
+    staging.clear(2);
+    assert_eq!(staging.bytes(), 2 * slab, "requests need not wait until a device knows these");
 }
 
 fn pinned(bytes: &Arc<AtomicUsize>) -> Memory {
