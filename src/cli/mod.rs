@@ -333,6 +333,15 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_never_answers_is_not_waited_for_without_end() {
+        // Connections to it are made by the system, and nobody reads.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}", silent.local_addr().expect("it has one"));
+        check(&["bench", &url, "digits", "--timeout-ms", "20"], Exit::Unavailable);
+        check(&["bench", &url, "--live", "--timeout-ms", "20"], Exit::Unavailable);
+    }
+
+    #[test]
     fn the_arguments_of_bench_are_shown_in_the_order_in_which_they_are_read() {
         let (_, _, err) = run(&["bench", "http://127.0.0.1:1"]);
         assert!(err.contains("Usage: ocelli bench [OPTIONS] <URL> <MODEL|--live>"), "{err}");

@@ -53,7 +53,9 @@ impl Streams<'_> {
             Err((reason, exit)) => return self.complain(&reason, exit),
         };
         // Nothing is measured of a request that cannot be answered.
-        match load.ask(&load.messages[0]).await {
+        let late = |_| Err(format!("no reply within {} ms (--timeout-ms)", wanted.time_max.as_millis()));
+        let first = tokio::time::timeout(wanted.time_max, load.ask(&load.messages[0])).await;
+        match first.unwrap_or_else(late) {
             Ok((200..300, _)) => {}
             Ok((status, _)) => {
                 let told = format!("the first request is answered with status {status}");
@@ -141,7 +143,12 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
             body: Bytes::new(),
         }],
         Some(model) => {
-            let described = server.model(model).await.map_err(|error| match error {
+            let late = |_| {
+                let told = format!("no reply within {} ms (--timeout-ms)", wanted.time_max.as_millis());
+                Err(Unknown::Unreachable(told))
+            };
+            let described = tokio::time::timeout(wanted.time_max, server.model(model)).await;
+            let described = described.unwrap_or_else(late).map_err(|error| match error {
                 Unknown::Unreachable(_) => (error.to_string(), Exit::Unavailable),
                 Unknown::Refused { .. } => (error.to_string(), Exit::Failure),
             })?;
