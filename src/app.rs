@@ -324,8 +324,9 @@ impl App {
         }
         let (tell, ended) = oneshot::channel();
         std::thread::spawn(move || {
-            if let Ok(devices) = loading.join() {
-                devices.join();
+            match loading.join() {
+                Ok(devices) => devices.join(),
+                Err(_) => tracing::error!("the thread that loads models panicked: devices end with the process"),
             }
             let _ = tell.send(());
         });

@@ -73,5 +73,5 @@ fn look(control: &Control, seen: &mut Look) {
             Change::Unload(name) => Command::Unload { name, reply: None },
         });
     }
-    *seen = now;
+    *seen = now.filled_from(std::mem::take(seen));
 }

@@ -58,6 +58,18 @@ impl Look {
         look
     }
 
+    /// This look, and of what it could not read what the one before saw.
+    #[must_use]
+    pub fn filled_from(mut self, mut before: Look) -> Look {
+        if self.unread {
+            return before;
+        }
+        for (name, files) in self.models.iter_mut().filter(|(_, files)| files.is_none()) {
+            *files = before.models.remove(name).flatten();
+        }
+        self
+    }
+
     /// The names that models have there.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.models.keys().map(String::as_str)
@@ -163,7 +175,8 @@ mod tests {
         assert_eq!(first.changes(&second), []);
         fs::remove_file(models.join("one")).unwrap();
         fs::rename(&aside, models.join("one")).unwrap();
-        // What became of it meanwhile nobody knows.
+        // Against that look alone it is new; against what was seen before it, the same.
+        assert_eq!(second.clone().filled_from(first.clone()).changes(&Look::at(&models)), []);
         assert_eq!(second.changes(&Look::at(&models)), [Change::Load("one".to_owned())]);
 
         fs::rename(&models, &aside).unwrap();
@@ -171,6 +184,7 @@ mod tests {
         let none = Look::at(&models);
         assert_eq!(first.changes(&none), []);
         assert_eq!(none.changes(&Look::at(&aside)).len(), 2);
+        assert_eq!(none.filled_from(first.clone()), first);
         fs::remove_file(&models).unwrap();
         assert_eq!(first.changes(&Look::at(&models)), []);
     }

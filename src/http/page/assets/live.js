@@ -87,7 +87,7 @@ function tiles() {
     ["requests", "Requests", requests, (value) => `${short(value)} /s`, refused > 0 ? `${short(refused)} /s refused` : "inference, all models"],
     ["items", "Items", items, (value) => `${short(value)} /s`, "rows of batches, run"],
     ["latency", "Latency", most, (value) => time(value), Number.isFinite(half) ? `95 %; half within ${time(half)}` : "95 %; nothing asked"],
-    ["flight", "In flight", sum(now, "ocelli_requests_in_flight"), short, `${bytes(sum(now, "ocelli_in_flight_bytes"))} of bodies`],
+    ["flight", "In flight", sum(now, "ocelli_requests_in_flight"), short, `${bytes(sum(now, "ocelli_in_flight_bytes"))} of bodies and replies`],
     ["waiting", "Queue", sum(now, "ocelli_queue_items"), short, `oldest ${time(sum(now, "ocelli_queue_oldest_age_seconds"))}, ${bytes(sum(now, "ocelli_queue_bytes"))}`],
     ["memory", "Memory", sum(now, "process_resident_memory_bytes"), bytes, `${short(sum(now, "process_threads"))} threads`],
   ]);
