@@ -326,7 +326,9 @@ impl App {
         std::thread::spawn(move || {
             match loading.join() {
                 Ok(devices) => devices.join(),
-                Err(_) => tracing::error!("the thread that loads models panicked: devices end with the process"),
+                Err(_) => {
+                    tracing::error!("the thread that loads models panicked: devices end with the process");
+                }
             }
             let _ = tell.send(());
         });

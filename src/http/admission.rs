@@ -199,7 +199,7 @@ impl Beside {
         let max = self.admission.limits.bytes_in_flight_max;
         if bytes > max {
             return Err(InferError::TooLarge {
-                what: "what is held for the reply in bytes",
+                what: "what is held beside the body in bytes",
                 got: bytes,
                 limit: max,
                 option: "in_flight_bytes_max",

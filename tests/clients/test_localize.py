@@ -1,5 +1,6 @@
 """Single molecules: what a fitter finds, in every form that it can be asked in, and that it comes while the rest is sent."""
 
+import io
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import localize
 import numpy as np
 import pytest
 import requests
+import tifffile
 from conftest import EXAMPLES
 from server import BINARY, LIBRARY, ROOT, until
 
@@ -66,10 +68,18 @@ def test_what_a_reply_holds_until_its_end_counts_as_bytes_in_flight(start_server
     # Densities of four bytes and pixels of one, of a picture that a few kilobytes ask for.
     bytes_held = 5 * 64 * width * 64 * height
     reply = localize.post(server, data, format="png", scale=64)
-    told = f"what is held for the reply in bytes is {bytes_held}, more than the limit of {40 << 20}; raise it with in_flight_bytes_max"
+    told = f"what is held beside the body in bytes is {bytes_held}, more than the limit of {40 << 20}; raise it with in_flight_bytes_max"
     assert (reply.status_code, reply.json()["error"]) == (413, told)
     for form in ["npy", "picasso", "hdf5"]:
         assert localize.post(server, data, format=form).status_code == 200
+
+    # So does what spots are looked for in, of a frame that a few kilobytes bring.
+    for side, status in [(1024, 200), (2048, 413)]:
+        packed = io.BytesIO()
+        tifffile.imwrite(packed, np.full((side, side), 100, np.uint16), compression="zlib")
+        reply = localize.post(server, packed.getvalue(), format="csv")
+        assert reply.status_code == status, reply.text
+    assert "what is held beside the body in bytes" in reply.json()["error"]
 
     def given_back():
         return "\nocelli_in_flight_bytes 0\n" in requests.get(f"{server.url}/metrics", timeout=10).text

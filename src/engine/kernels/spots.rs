@@ -187,6 +187,13 @@ impl SpotFinder {
         self
     }
 
+    /// Memory that it holds, in bytes.
+    pub fn bytes(&self) -> usize {
+        let planes = [&self.electrons, &self.narrow, &self.wide, &self.contrast, &self.noise];
+        let values: usize = planes.iter().map(|plane| plane.values().len()).sum();
+        values * size_of::<f32>() + size_of_val(&*self.above) + size_of_val(&*self.spots)
+    }
+
     /// What is taken for a spot.
     pub fn options(&self) -> &FinderOptions {
         &self.options

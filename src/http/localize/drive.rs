@@ -50,8 +50,8 @@ impl Drive {
         permit: Option<Arc<Permit>>,
     ) -> Drive {
         Drive {
-            telling: Telling::new(front, model, call.clone(), asked.format, permit),
-            finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked),
+            telling: Telling::new(front, model, call.clone(), asked.format, permit.clone()),
+            finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked, permit),
         }
     }
 

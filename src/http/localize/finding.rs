@@ -3,7 +3,13 @@
 use super::{asked::Asked, drive::Pending};
 use crate::{
     error::InferError,
-    http::{Front, body, call::Call, streamed::Queued},
+    http::{
+        Front,
+        admission::{Beside, Permit},
+        body,
+        call::Call,
+        streamed::Queued,
+    },
     models::Model,
     tasks::localize::{
         Format, Options, Writer,
@@ -53,12 +59,21 @@ pub(super) struct Finding {
     /// On the pool while it works.
     stager: Option<Stager>,
     begun: bool,
+    /// What the request takes, and what looking for spots takes beside that.
+    permit: Option<Arc<Permit>>,
+    held: Option<Beside>,
     /// Work on frames of which no chunk has come yet.
     looked: Duration,
 }
 
 impl Finding {
-    pub(super) fn new(front: Arc<Front>, model: Arc<Model>, call: Call, asked: Asked) -> Finding {
+    pub(super) fn new(
+        front: Arc<Front>,
+        model: Arc<Model>,
+        call: Call,
+        asked: Asked,
+        permit: Option<Arc<Permit>>,
+    ) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
         let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
         let options = Options { name: model.name.to_string(), ..asked.options };
@@ -70,6 +85,8 @@ impl Finding {
             options,
             stager: Some(stager),
             begun: false,
+            permit,
+            held: None,
             looked: Duration::ZERO,
         }
     }
@@ -97,7 +114,9 @@ impl Finding {
             for chunk in chunks {
                 self.queue(chunk, &found).await?;
             }
-            match step? {
+            let step = step?;
+            self.hold()?;
+            match step {
                 Step::Chunk(chunk) => self.queue(chunk, &found).await?,
                 Step::Busy => {}
                 Step::Wait => hurry = !supply.feed(self.stager(), !hurry).await?,
@@ -117,6 +136,15 @@ impl Finding {
             self.call.stage("decode", decode);
         }
         decode
+    }
+
+    /// Sets aside what looking for spots takes: of a large frame, far more than the bytes that it came in.
+    fn hold(&mut self) -> Result<(), InferError> {
+        let bytes = self.stager().bytes() as u64;
+        if let (None, Some(permit), 1..) = (&self.held, &self.permit, bytes) {
+            self.held = Some(permit.beside(bytes)?);
+        }
+        Ok(())
     }
 
     fn stager(&mut self) -> &mut Stager {

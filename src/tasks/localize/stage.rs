@@ -83,6 +83,8 @@ pub struct Stager {
     whole: bool,
     memory: Option<FrameMemory>,
     source: Source,
+    /// The first frame, of which only what it is has been seen.
+    first: Option<Owned>,
     setting: Option<Setting>,
     finished: bool,
 }
@@ -103,6 +105,7 @@ impl Stager {
             whole: false,
             memory: None,
             source: Source::Open,
+            first: None,
             setting: None,
             finished: false,
         }
@@ -134,6 +137,14 @@ impl Stager {
         self.reader.info()
     }
 
+    /// Memory that looking for spots takes, in bytes: known before the first frame is looked at, and the same from then on.
+    pub fn bytes(&self) -> usize {
+        match &self.source {
+            Source::Frames(finder, _) => finder.bytes(),
+            Source::Open | Source::Whole(_) | Source::Rois(_) => 0,
+        }
+    }
+
     /// Frames that were read.
     pub fn frames(&self) -> u64 {
         self.reader.frames()
@@ -154,13 +165,22 @@ impl Stager {
         Ok(schema)
     }
 
-    /// Reads on. With `hurry`, what was found is handed out although it does not fill a chunk.
+    /// Reads on, as far as to the first frame the first time. With `hurry`, what was found is handed out although it does not fill a chunk.
     ///
     /// # Errors
     /// What is wrong with the stack from here on, or with the settings. What was found before it has been handed out.
     pub fn step(&mut self, hurry: bool) -> Result<Step, InferError> {
         let mut looked = 0;
+        if let Some(first) = self.first.take() {
+            look(&mut self.source, &first.frames())?;
+        }
         loop {
+            if self.source.is_full() {
+                return Ok(self.rest());
+            }
+            if looked >= PIXELS {
+                return Ok(Step::Busy);
+            }
             let opening = matches!(self.source, Source::Open);
             let wanted = match &self.source {
                 Source::Open => 1,
@@ -183,18 +203,12 @@ impl Stager {
             looked += frames.width as usize * frames.height as usize * frames.count;
             if opening {
                 // What the stack is can be asked for when its first frame was read, and that frame is the reader's.
-                let first = Owned::of(&frames);
+                self.first = Some(Owned::of(&frames));
                 self.begin()?;
-                look(&mut self.source, &first.frames())?;
-            } else {
-                look(&mut self.source, &frames)?;
-            }
-            if self.source.is_full() {
-                return Ok(self.rest());
-            }
-            if looked >= PIXELS {
+                // Whoever asks may see first whether there is memory for it.
                 return Ok(Step::Busy);
             }
+            look(&mut self.source, &frames)?;
         }
     }
 

@@ -36,7 +36,10 @@ impl BoundMetrics {
         let mut bound = |name, help| register.gauge(name, help);
         BoundMetrics {
             requests_in_flight: bound("ocelli_requests_in_flight_max", "More requests are refused."),
-            in_flight_bytes: bound("ocelli_in_flight_bytes_max", "More bytes of request bodies and of what replies hold are refused."),
+            in_flight_bytes: bound(
+                "ocelli_in_flight_bytes_max",
+                "More bytes of request bodies and of what replies hold are refused.",
+            ),
             queue_items: bound("ocelli_queue_items_max", "More items, of all models together, are refused."),
             queue_bytes: bound("ocelli_queue_bytes_max", "More bytes of model input are refused."),
             decode_bytes: bound("ocelli_decode_bytes_max", "Decodes wait for their share of this."),

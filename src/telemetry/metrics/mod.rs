@@ -161,8 +161,10 @@ impl Metrics {
         );
         let requests_in_flight = register
             .gauge("ocelli_requests_in_flight", "Requests between their headers and the end of their reply.");
-        let in_flight_bytes = register
-            .gauge("ocelli_in_flight_bytes", "Bytes of request bodies, and of what replies hold, admitted and not yet released.");
+        let in_flight_bytes = register.gauge(
+            "ocelli_in_flight_bytes",
+            "Bytes of request bodies, and of what replies hold, admitted and not yet released.",
+        );
         let refused = register.counters(
             "ocelli_refused_total",
             "Requests refused on their headers because all that may be in flight was.",
