@@ -438,11 +438,12 @@ async fn serve(backend: Backend, devices: &str) -> Server {
     let detect = "task = \"detect\"\n[input]\nresize = \"stretch\"\n[detect]\nscore_min = 0.5\niou_max = 1.0\n\
                   objectness = false\norientation = \"channels_first\"\n";
     let classify = "task = \"classify\"\n";
-    for (name, manifest) in [("map", "task = \"segment\"\n"), ("boxes", detect), ("classes", classify)] {
+    let segment = "task = \"segment\"\n";
+    for (name, manifest) in [("map", segment), ("boxes", detect), ("classes", classify), ("other", segment)] {
         let folder = models.path().join(name);
         std::fs::create_dir(&folder).unwrap();
         match name {
-            "map" => network(&folder, FLOAT),
+            "map" | "other" => network(&folder, FLOAT),
             "classes" => classifier(&folder, FLOAT),
             _ => boxes(&folder, FLOAT),
         };
@@ -500,6 +501,9 @@ async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by
     let fake = FakeCuda::start("");
     let stands_in = StandIn::new();
     let server = serve(Backend::Auto, "gpu").await;
+    // A worker takes up all models that it was given before it runs a batch of any.
+    let reply = server.send("POST", "/predictions/other", &[], png(1, 80, 120)).await;
+    assert_eq!(reply.status, 200, "{}", reply.json());
     let known = fake.books().calls("cuMemHostRegister_v2");
     for name in ["map", "boxes", "classes"] {
         let reply = server.send("POST", &format!("/predictions/{name}"), &[], png(1, 80, 120)).await;
