@@ -95,7 +95,7 @@ impl TraceContext {
 
 /// A new span id. The lower half of a UUID of version 7 is a variant of two bits, then a counter that starts at
 /// random each millisecond, then 32 random bits.
-fn new_span_id() -> [u8; 8] {
+pub(super) fn new_span_id() -> [u8; 8] {
     let mut id = [0; 8];
     id.copy_from_slice(&Uuid::now_v7().as_bytes()[8..]);
     id

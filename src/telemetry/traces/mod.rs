@@ -13,7 +13,7 @@ mod request;
 
 pub use request::{Begun, End, Ran, RequestTrace};
 
-use super::request::TraceContext;
+use super::request::{TraceContext, new_span_id};
 use opentelemetry::{
     Context, InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId, Value,
     trace::{Link, SpanContext, SpanKind, Status, TraceContextExt, TracerProvider},
@@ -249,7 +249,7 @@ impl IdGenerator for OwnIds {
     }
 
     fn new_span_id(&self) -> SpanId {
-        SpanId::from_bytes(TraceContext::root().span_id)
+        SpanId::from_bytes(new_span_id())
     }
 }
 

@@ -1,7 +1,7 @@
 //! One request's trace: its span from the head to the last of what works for it, and the spans of its stages.
 
 use super::{BATCHES_KNOWN, STAGES_MAX, STATUS_CODE, Span, TARGET, Traces, sampled};
-use crate::telemetry::request::{RequestId, TraceContext};
+use crate::telemetry::request::{RequestId, TraceContext, new_span_id};
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
     Context, KeyValue, SpanId, TraceFlags, TraceId,
@@ -180,7 +180,7 @@ impl RequestTrace {
     /// Sends a stage.
     fn stage(&self, name: &'static str, from: Instant, to: Instant, attributes: Vec<KeyValue>) {
         let request = self.context.span();
-        let span = SpanId::from_bytes(TraceContext::root().span_id);
+        let span = SpanId::from_bytes(new_span_id());
         self.traces.send(Span {
             context: sampled(request.span_context(), span),
             parent: request.span_context().span_id(),
