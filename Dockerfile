@@ -1,5 +1,3 @@
-# syntax=docker/dockerfile:1
-#
 # Two images from one file; docs/operations.md shows how to run them.
 #
 #     docker build -t ocelli .                          the CPU: the binary, ONNX Runtime, the examples

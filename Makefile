@@ -28,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -41,6 +41,7 @@ help:
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make fuzz         bodies that nobody meant to send, for minutes (a few seconds of it are in make test)"
 	@echo "make test-guide   docs/pytorch.md run with PyTorch, which is fetched (some gigabytes)"
+	@echo "make test-docker  both images built and run by Docker, and deploy/compose.yaml started (needs Docker with Compose)"
 	@echo "make advisories   what RustSec's database has against our dependencies (needs a network)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
 	@echo "make rolling-restart  two replicas restarted in turn behind nginx and HAProxy, with 20,000 requests through each"
@@ -146,6 +147,12 @@ test-deploy: tools $(ORT)
 	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
 	@test -n "$$SERVER_BINARY" || $(CARGO) build --locked --bin ocelli
 	SERVER_BINARY="$${SERVER_BINARY:-$(TARGET)/debug/ocelli}" .venv/deploy/bin/python -m pytest tests/deploy $(PYTEST)
+
+# With Docker and its Compose, which must be there: builds both images, runs them, and starts what deploy/compose.yaml has.
+test-docker: tools
+	$(call say,building and running the images)
+	@$(PYTHON) tools/make_venv.py .venv/deploy tests/deploy/requirements.txt
+	.venv/deploy/bin/python -m pytest tests/deploy/with_docker.py $(PYTEST)
 
 rolling-restart: tools $(ORT)
 	$(call say,restarting two replicas in turn behind nginx and HAProxy)
