@@ -39,7 +39,7 @@ help:
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
-	@echo "make fuzz         bodies that nobody meant to send, for minutes (a few seconds of it are in make test)"
+	@echo "make fuzz         parsers under libFuzzer, a minute each (FUZZ=...); make test changes files at random, for seconds"
 	@echo "make test-guide   docs/pytorch.md run with PyTorch, which is fetched (some gigabytes)"
 	@echo "make test-docker  both images built and run by Docker, and deploy/compose.yaml started (needs Docker with Compose)"
 	@echo "make advisories   what RustSec's database has against our dependencies (needs a network)"
@@ -216,8 +216,8 @@ bench-fit-http: $(ORT) build
 		.venv/fit-http/bin/python benches/fit_http.py $(BENCH)
 
 fuzz: tools
-	$(call say,parsing bodies that nobody meant to send)
-	FUZZ_CASES=$(or $(FUZZ_CASES),1000000) FUZZ_SEED=$(or $(FUZZ_SEED),$$(date +%s)) $(CARGO) test --locked --test it -- fuzz --nocapture
+	$(call say,looking for files that parsers trip over)
+	$(PYTHON) tools/fuzz.py $(FUZZ)
 
 soak: $(ORT) build bench-venv
 	$(call say,100000 mixed requests with resident memory watched)

@@ -1,5 +1,4 @@
-//! The parsers of what callers and authors send, each with what must hold of whatever it reads: by name, as the folders of
-//! `tests/fixtures/fuzz` are called.
+//! The parsers of what callers and authors send, each with what must hold of whatever it reads.
 
 use bytes::Bytes;
 use ocelli::{
@@ -8,21 +7,37 @@ use ocelli::{
         multipart::{self, MultipartLimits},
         wire::{binary, predict, raw, repository, request, v1},
     },
-    models::{Change, triton},
+    image::{
+        self, Preprocess, Scratch,
+        stack::{self, StackReader},
+    },
+    models::{Change, Manifest, triton},
 };
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Takes a body, and panics where what it is read as does not hold together.
-pub(crate) type Parse = fn(&[u8]);
+/// Something that reads bytes.
+pub(crate) struct Parser {
+    /// What it is called.
+    pub(crate) name: &'static str,
+    /// The folder of what it is to read, in the repository.
+    pub(crate) files: &'static str,
+    /// Takes a body, and panics where what it is read as does not hold together.
+    pub(crate) parse: fn(&[u8]),
+}
 
 /// All of them.
-pub(crate) const PARSERS: [(&str, Parse); 7] = [
-    ("base64", base64),
-    ("config-pbtxt", config_pbtxt),
-    ("load", load),
-    ("multipart", forms),
-    ("oip-binary", oip_binary),
-    ("oip-json", oip_json),
-    ("v1", rows_and_columns),
+pub(crate) const PARSERS: [Parser; 11] = [
+    Parser { name: "base64", files: "tests/fixtures/fuzz/base64", parse: base64 },
+    Parser { name: "config-pbtxt", files: "tests/fixtures/fuzz/config-pbtxt", parse: config_pbtxt },
+    Parser { name: "image", files: "tests/fixtures/images", parse: image },
+    Parser { name: "load", files: "tests/fixtures/fuzz/load", parse: load },
+    Parser { name: "manifest", files: "tests/fixtures/fuzz/manifest", parse: manifest },
+    Parser { name: "multipart", files: "tests/fixtures/fuzz/multipart", parse: forms },
+    Parser { name: "npy", files: "tests/fixtures/stacks", parse: npy },
+    Parser { name: "oip-binary", files: "tests/fixtures/fuzz/oip-binary", parse: oip_binary },
+    Parser { name: "oip-json", files: "tests/fixtures/fuzz/oip-json", parse: oip_json },
+    Parser { name: "stack", files: "tests/fixtures/stacks", parse: stack },
+    Parser { name: "v1", files: "tests/fixtures/fuzz/v1", parse: rows_and_columns },
 ];
 
 fn specs() -> Vec<TensorSpec> {
@@ -111,4 +126,91 @@ fn load(body: &[u8]) {
     if let Ok(Change::Given(given)) = change {
         assert!(given.bytes() <= body.len());
     }
+}
+
+/// A model's own manifest.
+fn manifest(text: &[u8]) {
+    if let Ok(read) = Manifest::parse(&String::from_utf8_lossy(text)) {
+        assert!(
+            read.batch.items_max.is_none_or(|items| items > 0) && read.batch.largest() > 0,
+            "{:?}",
+            read.batch
+        );
+        assert!(read.priority < read.queue.priorities, "priority {} of {:?}", read.priority, read.queue);
+    }
+}
+
+/// An image of any format, and what a model is given of it.
+fn image(file: &[u8]) {
+    let limits = image::Limits { side_max: 4096, pixels_max: 1 << 20, frames_max: 16 };
+    let header = image::header(file, &limits);
+    let plain = image::plain_jpeg(file);
+    let Ok(frames) = image::decode(file, &limits, &|_, _| None) else { return };
+    let header = header.expect("what can be decoded has a header");
+    let first = &frames[0];
+    let (bits, of) = (8 * first.samples.bytes_each(), (first.width, first.height, first.channels));
+    assert_eq!(frames.len(), header.frames);
+    assert_eq!((of, bits), ((header.width, header.height, header.channels), usize::from(header.bits)));
+    // For this much memory was taken out of the budget.
+    let bytes: usize = frames.iter().map(|frame| frame.samples.len() * frame.samples.bytes_each()).sum();
+    assert!(
+        bytes as u64 <= header.decoded_bytes(),
+        "{bytes} bytes, announced were {}",
+        header.decoded_bytes()
+    );
+    if let Some(plain) = plain.filter(|plain| plain.is_whole(file)) {
+        assert_eq!(plain.seen(), (first.width, first.height));
+    }
+    let preprocess = Preprocess::new(8, 8);
+    let (mut scratch, mut out) = (Scratch::default(), vec![0; preprocess.out_bytes()]);
+    for frame in &frames {
+        let (width, height, channels) =
+            (frame.width as usize, frame.height as usize, usize::from(frame.channels));
+        assert_eq!(frame.samples.len(), width * height * channels);
+        let _ = preprocess.apply(frame, &mut scratch, &mut out);
+    }
+}
+
+/// What comes of a stack that is sent in pieces of so many bytes: its frames as one number, and how it ends.
+fn frames(file: &[u8], piece: usize) -> (u64, u64, String) {
+    let limits = stack::Limits {
+        side_max: 4096,
+        frame_pixels_max: 1 << 20,
+        frames_max: 1000,
+        memory_bytes_max: 16 << 20,
+        spill_bytes_max: 0,
+    };
+    let mut reader = StackReader::new(None, stack::Options { limits, spill_folder: None, file_alone: false });
+    let mut hash = DefaultHasher::new();
+    let mut take = |reader: &mut StackReader| {
+        while let Some(frames) = reader.next_frame()? {
+            (frames.first, frames.count, frames.width, frames.height).hash(&mut hash);
+            format!("{:?}", frames.samples).hash(&mut hash);
+        }
+        Ok::<_, stack::StackError>(())
+    };
+    let mut read = || {
+        for bytes in file.chunks(piece) {
+            reader.push(Bytes::copy_from_slice(bytes))?;
+            take(&mut reader)?;
+        }
+        reader.finish();
+        take(&mut reader)
+    };
+    let end = match read() {
+        Ok(()) => format!("whole: {:?}", reader.info()),
+        Err(error) => error.to_string(),
+    };
+    (hash.finish(), reader.frames(), end)
+}
+
+/// A stack of frames: the same, however it is cut on its way.
+fn stack(file: &[u8]) {
+    let piece = 1 + file.len() % 257;
+    assert_eq!(frames(file, file.len().max(1)), frames(file, piece), "in pieces of {piece}");
+}
+
+/// A map of a camera.
+fn npy(file: &[u8]) {
+    let _ = stack::Array::of(file);
 }
