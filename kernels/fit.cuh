@@ -307,6 +307,9 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         }
         regular = cholesky<COUNT>(matrix, PIVOT_MIN) & regular;
         inverse<COUNT>(matrix);
+        // A pivot tells only what the parameters before it leave of one, and rounding may lift it over the limit where those after
+        // it are as undetermined: so what all others leave of each is held to the same limit.
+        for (int k = 0; k < COUNT; ++k) regular = regular & (matrix[packed(k, k)] * PIVOT_MIN < 1.f);
         const V nothing = vset<V>(0.f) / vset<V>(0.f);
         for (int k = 0; k < COUNT; ++k)
             error[k] = vsel(regular, vsqrt(matrix[packed(k, k)]) * scale[k], nothing);

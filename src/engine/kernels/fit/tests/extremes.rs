@@ -144,3 +144,98 @@ fn fits_that_are_cut_short_say_so() {
         assert!(4 * cut > fits.len(), "{:?}: {cut} of {}", model.psf(), fits.len());
     }
 }
+
+/// The expected photo-electrons in each pixel and their slopes by the parameters of a model whose widths are fitted.
+fn slopes(side: usize, theta: &[f64]) -> Vec<(f64, Vec<f64>)> {
+    // Of a pixel: its share of the light, and the slopes of that by position and width.
+    let axis = |position: f64, sigma: f64| -> Vec<[f64; 3]> {
+        let edge = |j: usize| {
+            let u = (j as f64 - 0.5 - position) / sigma;
+            let density = (-0.5 * u * u).exp() / (sigma * (2.0 * std::f64::consts::PI).sqrt());
+            [0.5 * erf(u / 2f64.sqrt()), -density, -density * u]
+        };
+        (0..side).map(|j| std::array::from_fn(|k| edge(j + 1)[k] - edge(j)[k])).collect()
+    };
+    let &[x, y, photons, background, sigma_x, ref rest @ ..] = theta else { panic!("no widths") };
+    let (columns, rows) = (axis(x, sigma_x), axis(y, rest.first().copied().unwrap_or(sigma_x)));
+    let pixel = |e: &[f64; 3], f: &[f64; 3]| {
+        let [by_x, by_y] = [photons * e[1] * f[0], photons * e[0] * f[1]];
+        let [by_width, by_height] = [photons * e[2] * f[0], photons * e[0] * f[2]];
+        let mut slopes = vec![by_x, by_y, e[0] * f[0], 1.0];
+        match rest.is_empty() {
+            true => slopes.push(by_width + by_height),
+            false => slopes.extend([by_width, by_height]),
+        }
+        (background + photons * e[0] * f[0], slopes)
+    };
+    rows.iter().flat_map(|row| columns.iter().map(move |column| pixel(column, row))).collect()
+}
+
+/// The Cramer-Rao standard deviations at `theta`, in double precision.
+fn bounds_of_errors(side: usize, theta: &[f64]) -> Vec<f64> {
+    let count = theta.len();
+    let mut fisher = vec![vec![0.0; count]; count];
+    for (mean, slopes) in slopes(side, theta) {
+        for (i, row) in fisher.iter_mut().enumerate() {
+            for (j, sum) in row.iter_mut().enumerate() {
+                *sum += slopes[i] * slopes[j] / mean;
+            }
+        }
+    }
+    // Gauss and Jordan, on a unit diagonal, where the matrix has the identity beside it.
+    let scale: Vec<f64> = (0..count).map(|k| fisher[k][k].sqrt().recip()).collect();
+    let mut rows: Vec<Vec<f64>> = (0..count)
+        .map(|i| {
+            let left = (0..count).map(|j| fisher[i][j] * scale[i] * scale[j]);
+            left.chain((0..count).map(|j| f64::from(u8::from(i == j)))).collect()
+        })
+        .collect();
+    for i in 0..count {
+        let pivot = (i..count).max_by(|a, b| rows[*a][i].abs().total_cmp(&rows[*b][i].abs())).unwrap();
+        rows.swap(i, pivot);
+        let divisor = rows[i][i];
+        rows[i].iter_mut().for_each(|value| *value /= divisor);
+        let own = rows[i].clone();
+        for (_, other) in rows.iter_mut().enumerate().filter(|(k, _)| *k != i) {
+            let times = other[i];
+            other.iter_mut().zip(&own).for_each(|(value, own)| *value -= times * own);
+        }
+    }
+    (0..count).map(|k| rows[k][count + k].sqrt() * scale[k]).collect()
+}
+
+#[test]
+fn a_fit_that_claims_errors_claims_none_that_are_far_too_small() {
+    let psfs = [
+        Psf::Xynbs { sigma_start_px: 0.3 },
+        Psf::Xynbs { sigma_start_px: 5.0 },
+        Psf::Xynbsxsy { sigma_start_px: [5.0, 0.3] },
+    ];
+    for side in [5, 7, 11] {
+        let seed = 31 + side as u64;
+        let values = anywhere(seed, side);
+        let rois = Rois::new(Adu::F32(&values), side, None).unwrap();
+        for model in psfs.map(model) {
+            for set in InstructionSet::supported() {
+                let (mut claimed, mut singular, mut least) = (0, 0, 1.0_f64);
+                for (roi, fit) in run(set, &model, &Camera::ideal(), rois).iter().enumerate() {
+                    singular += usize::from(fit.status() == FitStatus::Singular);
+                    if fit.status() != FitStatus::Converged {
+                        continue;
+                    }
+                    claimed += 1;
+                    let count = model.psf().parameter_names().len();
+                    let theta: Vec<f64> = fit.theta[..count].iter().map(|value| f64::from(*value)).collect();
+                    for (error, bound) in fit.errors.iter().zip(bounds_of_errors(side, &theta)) {
+                        let ratio = f64::from(*error) / bound;
+                        least = least.min(ratio);
+                        let what = format!("seed {seed} {set} {:?} {side}: ROI {roi}", model.psf());
+                        assert!(ratio > 0.5, "{what}: an error of {error}, not {bound}: {fit:?}");
+                    }
+                }
+                println!("{set} {:?} {side}: {claimed} claimed, {singular} singular, {least}", model.psf());
+                assert!(claimed > 20, "{set} {:?} {side}: only {claimed}", model.psf());
+            }
+        }
+    }
+}
