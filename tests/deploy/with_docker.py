@@ -91,11 +91,12 @@ def test_an_image_says_what_it_is(image):
 
 @pytest.fixture(scope="module")
 def services():
-    """Those of the file for Compose whose images can be had; they run, the server's on the image for the CPU."""
+    """Those of the file for Compose whose images can be had; they run. The server's is the one that was built here, whoever
+    else has one of that name."""
     compose = ("compose", "--file", FILE)
-    there = []
-    for name, service in SERVICES.items():
-        wanted = IMAGES["cpu"] if name == "ocelli" else service["image"]
+    there = ["ocelli"]
+    for name in set(SERVICES) - {"ocelli"}:
+        wanted = SERVICES[name]["image"]
         local = subprocess.run(["docker", "image", "inspect", wanted], capture_output=True, timeout=60).returncode == 0
         if local or subprocess.run(["docker", "pull", wanted], timeout=BUILT_SECONDS_MAX).returncode == 0:
             there.append(name)
@@ -115,8 +116,8 @@ def answer(url, parameters=()):
     return reply.json() if reply.ok else None
 
 
-def test_compose_starts_a_server_that_answers(services):
-    assert "ocelli" in services
+@pytest.mark.usefixtures("services")
+def test_compose_starts_a_server_that_answers():
     assert classified("127.0.0.1:8000") == "3"
 
 
