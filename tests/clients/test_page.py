@@ -122,6 +122,31 @@ def test_what_the_page_shows_as_code_works(visit, site, tmp_path):
         assert done.returncode == 0 and re.search(r"""['"]?label['"]?: ?['"]3['"]""", done.stdout), f"{code}\n{done}"
 
 
+def test_what_the_page_shows_as_code_works_whatever_a_file_is_called(visit, tmp_path):
+    names = ["a [1].png", "{a,b}.png", "[z-a].png", "-o.png", "-", "--", "@x", "$HOME `id`.png", "it's \"3\"!.png", "drei ₃ é.png", "a\\b.png",
+             "*?.png", "#1 & ;|<>.png", "~", "%20+.png", " .png"]  # fmt: skip
+    window = visit()
+    window.page.select_option("#model", "digits")
+    window.give("drop", *((name, THREE) for name in names))
+    page = window.answered(len(names))
+    commands = {"curl": ["sh", "-c"], "Python": [sys.executable, "-c"], "JavaScript": ["node", "--input-type=module", "-e"]}
+    for at, name in enumerate(names):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        (folder / name).write_bytes(THREE)
+        card = page.locator("#answers .card").nth(at)
+        assert card.locator("h2").text_content() == name
+        card.locator("summary:has-text('The same from your code')").click()
+        for language, command in commands.items():
+            if shutil.which(command[0]) is None:
+                continue
+            card.locator(f"role=tab[name={language}]").click()
+            code = card.locator(".code pre").first.text_content()
+            done = run([*command, code], folder)
+            assert done.returncode == 0 and re.search(r"""['"]?label['"]?: ?['"]3['"]""", done.stdout), f"{code}\n{done}"
+        assert [path.name for path in folder.iterdir()] == [name]
+
+
 def test_what_the_page_shows_as_code_for_a_stack_saves_a_file(visit, tmp_path):
     content = (IMAGES / "spots.tif").read_bytes()
     window = visit()

@@ -4,12 +4,16 @@ import { el, copyButton } from "./dom.js";
 
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const quoted = (text) => JSON.stringify(text);
+// curl would take one that begins with "-" for something else.
+const path = (name) => shell(name.startsWith("-") ? `./${name}` : name);
 
 /** The three ways. `url` has the query; `file` is a name; `save` is the name of a file for replies that are no JSON. */
 function texts(url, file, save) {
-  const out = save ? ` -o ${shell(save)}` : "";
+  const out = save ? ` -o ${path(save)}` : "";
+  // Without -g, curl takes these for patterns.
+  const plain = /[[\]{}\\]/.test(file) ? " -g" : "";
   return {
-    curl: `curl -T ${shell(file)} ${shell(url)}${out}`,
+    curl: `curl${plain} -T ${path(file)} ${shell(url)}${out}`,
     Python: [
       "import requests",
       "",
