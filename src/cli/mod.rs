@@ -4,6 +4,7 @@
 //! - `check`: the table of models; `devices`: that of devices; `held`: what models hold there; `table`: how all look.
 //! - `bench`: what a server bears; `tune`: the batches that suit a model.
 //! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
+//! - `output`: files that are written, which have their names once they are whole.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
 //! - `worker`: what a server starts to run a GPU in a process of its own; not for people.
@@ -16,6 +17,7 @@ mod devices;
 mod health;
 mod held;
 mod options;
+mod output;
 mod predict;
 #[cfg(test)]
 mod reference;

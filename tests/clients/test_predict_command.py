@@ -4,27 +4,34 @@ import csv
 import io
 import json
 import os
+import shlex
+import shutil
+import signal
+import socket
+import stat
 import subprocess
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import localize
 import numpy as np
 import pytest
 import requests
-from server import BINARY, LIBRARY, ROOT, Server, free_ports
+from server import BINARY, LIBRARY, ROOT, Server, free_ports, until
 
 IMAGES = ROOT / "examples" / "images"
 
 
-def command(*arguments, models=None, seconds_max=300):
+def command(*arguments, models=None, seconds_max=300, input=None):
     """What `ocelli predict` does with these arguments."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
     environment.setdefault("ORT_DYLIB_PATH", str(LIBRARY))
     if models:
         environment |= {"OCELLI_MODELS": str(models), "OCELLI_BACKEND": "cpu"}
     return subprocess.run(
-        [BINARY, "predict", *map(str, arguments)], env=environment, capture_output=True, timeout=seconds_max, cwd=ROOT
+        [BINARY, "predict", *map(str, arguments)], env=environment, capture_output=True, timeout=seconds_max, cwd=ROOT, input=input
     )
 
 
@@ -130,6 +137,78 @@ def test_a_stack_that_is_refused_leaves_no_file(spots, tmp_path):
         assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.npy", "x.hdf5"])
+def test_what_was_there_stays_until_all_of_a_stack_is_answered(spots, tmp_path, name):
+    stack, before = tmp_path / "short.tif", tmp_path / name
+    stack.write_bytes(localize.MOVIE.read_bytes()[:100])
+    before.write_bytes(b"before")
+    done = command("spots", stack, "-o", before, "--url", spots.url)
+    assert done.returncode == 1, done
+    assert before.read_bytes() == b"before" and sorted(tmp_path.iterdir()) == sorted([stack, before])
+    done = command("spots", localize.MOVIE, "-o", before, "--url", spots.url)
+    assert done.returncode == 0 and len(before.read_bytes()) > 100, done
+
+
+def test_a_device_that_takes_no_more_is_said_and_stays(spots, server, tmp_path):
+    # Whoever may make one: a device that a command must not replace or remove.
+    full = tmp_path / "full"
+    try:
+        os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+        full.open("wb").close()
+    except PermissionError:
+        full = Path("/dev/full")
+    told = f"{full}: No space left on device".encode()
+    for arguments in (
+        ["digits", IMAGES / "digits", "--url", server.url],
+        *(["spots", localize.MOVIE, "--url", spots.url, "--format", form] for form in ("csv", "npy", "hdf5")),
+    ):
+        done = command(*arguments, "-o", full)
+        assert done.returncode == 1 and told in done.stderr, done
+        assert stat.S_ISCHR(full.stat().st_mode)
+    assert set(tmp_path.iterdir()) <= {full}
+
+
+def test_files_that_are_asked_about_are_not_written_over(spots, server, tmp_path):
+    picture, stack = tmp_path / "3.png", tmp_path / "movie.npy"
+    shutil.copy(IMAGES / "digits" / "3-0.png", picture)
+    np.save(stack, localize.movie())
+    before = [picture.read_bytes(), stack.read_bytes()]
+    for arguments in (
+        ["digits", picture, "-o", picture, "--url", server.url],
+        ["spots", stack, "-o", stack, "--url", spots.url],
+        ["spots", stack, "-o", tmp_path, "--format", "npy", "--url", spots.url],
+    ):
+        done = command(*arguments)
+        assert done.returncode == 64 and done.stdout == b"", done
+    assert [picture.read_bytes(), stack.read_bytes()] == before
+
+
+@contextmanager
+def in_progress(server, *arguments):
+    """The command while the server works at the stack that it has begun to read from its standard input."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
+    asking = subprocess.Popen(
+        [BINARY, "predict", *map(str, arguments)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        movie = localize.MOVIE.read_bytes()
+        asking.stdin.write(movie[: len(movie) // 2])
+        asking.stdin.flush()
+        until(lambda: requests_in_flight(server) == 1, 60, "the server has the request")
+        yield asking
+    finally:
+        asking.kill()
+        asking.wait()
+        for pipe in (asking.stdin, asking.stdout, asking.stderr):
+            pipe.close()
+
+
+def requests_in_flight(server):
+    """What the server says."""
+    text = requests.get(server.admin_url + "/metrics", timeout=60).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("ocelli_requests_in_flight "))
+
+
 class Moody(BaseHTTPRequestHandler):
     """Describes a model, and refuses to answer for it as often as it is told to."""
 
@@ -150,11 +229,16 @@ class Moody(BaseHTTPRequestHandler):
         self.server.looked_up += 1
         if self.server.looked_up <= self.server.absences:
             return self.reply(503, b'{"error":"it is being loaded"}', Retry_After="0")
-        model = {"task": "classify", "images": True, "inputs": []}
+        model = {"task": self.server.task, "images": True, "inputs": []}
         self.reply(200, json.dumps(model).encode())
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["Transfer-Encoding"] == "chunked":
+            while length := int(self.rfile.readline(), 16):
+                self.rfile.read(length + 2)
+            self.rfile.readline()
+        else:
+            self.rfile.read(int(self.headers["Content-Length"]))
         self.server.asked += 1
         if self.server.asked <= self.server.refusals:
             after = {"Retry_After": self.server.after} if self.server.after is not None else {}
@@ -168,6 +252,7 @@ def moody():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
     server.asked, server.refusals, server.after = 0, 0, None
     server.looked_up, server.absences = 0, 0
+    server.task = "classify"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server

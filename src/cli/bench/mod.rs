@@ -20,6 +20,7 @@ pub(super) use tally::Point;
 use super::{
     Exit, Streams,
     client::{Server, Unknown, runtime},
+    output,
     table::table,
 };
 use arguments::Wanted;
@@ -123,7 +124,7 @@ impl Streams<'_> {
         // First, so that what took minutes to measure is not lost with a file that cannot be written.
         let mut exit = self.print(&text);
         for (path, text) in files {
-            if let Some(Err(error)) = path.as_ref().map(|path| std::fs::write(path, text)) {
+            if let Some(Err(error)) = path.as_ref().map(|path| output::write(path, text.as_bytes())) {
                 let path = path.as_deref().unwrap_or(Path::new("")).display();
                 exit = self.complain(&format!("cannot write {path}: {error}"), Exit::Failure);
             }

@@ -64,6 +64,12 @@ pub(super) fn find(given: &[String], takes: Takes) -> Result<Vec<PathBuf>, Strin
     Ok(found)
 }
 
+/// Whether what is written to `output` would be written over one of these files.
+pub(super) fn same(files: &[PathBuf], output: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
+    real(output).is_some_and(|output| files.iter().any(|file| real(file).as_ref() == Some(&output)))
+}
+
 fn walk(folder: &Path, takes: Takes, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot read the folder {}: {error}", folder.display());
     let entries = std::fs::read_dir(folder).map_err(failed)?;

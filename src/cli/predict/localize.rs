@@ -3,17 +3,20 @@
 use super::{
     BYTES_BAR, Exit, Streams, Wanted,
     ask::Asking,
-    bar, cannot_write,
+    bar, cannot_write, files,
     stacks::{Broken, Ended, unpack},
 };
 use crate::{
-    cli::{client::seconds, table::table},
+    cli::{
+        client::seconds,
+        output::{self, Output},
+        table::table,
+    },
     tasks::localize::{Format, Status},
 };
 use futures_util::{StreamExt, stream};
 use std::{
-    fs::{self, File},
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -49,9 +52,10 @@ impl Streams<'_> {
                     _ => Exit::Ok,
                 },
                 // `| head` is no failure of ours.
-                Err(Broken::Gone) => Exit::Ok,
-                Err(Broken::Refused(why) | Broken::Midway(why)) => {
-                    self.complain(&format!("{}: {why}", found[0].display()), Exit::Failure)
+                Err(Broken::Unwritten(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+                Err(Broken::Unwritten(error)) => self.complain(&cannot_write(wanted, &error), Exit::Failure),
+                Err(broken) => {
+                    self.complain(&format!("{}: {}", found[0].display(), broken.why()), Exit::Failure)
                 }
             };
         }
@@ -131,6 +135,9 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
         if files.contains(&file) {
             return Err(format!("two stacks would be written to {}: give them other names", file.display()));
         }
+        if files::same(found, &file) {
+            return Err(format!("{} would be written over: name another folder", file.display()));
+        }
         files.push(file);
     }
     Ok(Into::Files(files, format))
@@ -153,8 +160,8 @@ fn by_extension(path: &Path) -> Result<Format, String> {
     })
 }
 
-/// Writes a stack's localizations to a file. What was begun in a format that streams stays, and ends with the mistake; any
-/// other is removed.
+/// Writes a stack's localizations to a file. What ends with a mistake of the stack has its name all the same: what was found before
+/// is good. What has no end since the server has gone does not.
 async fn to_file(
     asking: &Asking,
     path: &Path,
@@ -164,7 +171,8 @@ async fn to_file(
     bar: &indicatif::ProgressBar,
 ) -> Result<Ended, String> {
     let cannot = |error: io::Error| format!("cannot write {}: {error}", file.display());
-    if format == Format::Hdf5 {
+    let special = fs::metadata(file).is_ok_and(|there| !there.is_file());
+    if format == Format::Hdf5 && !special {
         // Picasso wants a YAML file beside its HDF5, and the server gives both in one archive.
         let mut archive = Vec::new();
         let ended = asking.stack(path, Format::Picasso, &wanted.raw, &mut archive, bar).await;
@@ -172,50 +180,26 @@ async fn to_file(
         for (name, content) in unpack(&archive)? {
             let yaml = name.ends_with(".yaml");
             let beside = if yaml { file.with_extension("yaml") } else { file.to_owned() };
-            fs::write(&beside, content).map_err(cannot)?;
+            output::write(&beside, content).map_err(cannot)?;
         }
         return Ok(ended);
     }
-    let mut out = Lazy { path: file, file: None };
-    let ended = asking.stack(path, format, &wanted.raw, &mut out, bar).await;
-    match ended {
+    let mut out = Output::create(file).map_err(cannot)?;
+    match asking.stack(path, format, &wanted.raw, &mut out, bar).await {
         Ok(ended) => {
-            // Even of nothing, there is a file.
-            out.open().map_err(cannot)?;
+            out.finish().map_err(cannot)?;
             Ok(ended)
         }
-        Err(Broken::Midway(why)) if format.streams() => Err(why),
-        Err(broken) => {
-            if out.file.take().is_some() {
-                let _ = fs::remove_file(file);
-            }
-            Err(broken.why())
+        Err(Broken::Midway(why)) => {
+            out.finish().map_err(cannot)?;
+            Err(why)
         }
-    }
-}
-
-/// A file that is made when there is something to write.
-struct Lazy<'a> {
-    path: &'a Path,
-    file: Option<File>,
-}
-
-impl Lazy<'_> {
-    fn open(&mut self) -> io::Result<&mut File> {
-        if self.file.is_none() {
-            self.file = Some(File::create(self.path)?);
-        }
-        self.file.as_mut().ok_or_else(|| io::Error::other("no file"))
-    }
-}
-
-impl Write for Lazy<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.open()?.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.open()?.flush()
+        Err(Broken::Off(why)) if format.streams() => Err(match out.leave() {
+            Some(left) => format!("{why}; what came before is in {}", left.display()),
+            None => why,
+        }),
+        Err(Broken::Unwritten(error)) => Err(cannot(error)),
+        Err(broken) => Err(broken.why()),
     }
 }
 

@@ -20,6 +20,7 @@ use super::{
     client::{Described, Server, Unknown, runtime},
     health::Target,
     options,
+    output::Output,
 };
 use crate::{app::Local, config::Config};
 use arguments::Wanted;
@@ -30,7 +31,6 @@ use futures_util::{StreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 use rows::{Form, Sheet};
 use std::{
-    fs::File,
     io::{self, IsTerminal, Write},
     path::PathBuf,
     thread::available_parallelism,
@@ -98,6 +98,10 @@ impl Streams<'_> {
             Ok(found) => found,
             Err(reason) => return self.complain(&reason, Exit::NoInput),
         };
+        if let Some(output) = wanted.output.as_ref().filter(|output| files::same(&found, output)) {
+            let told = format!("-o {} is one of the files that are asked about", output.display());
+            return self.complain(&told, Exit::Usage);
+        }
         let Wanted { model, patience, time_max, set, .. } = &wanted;
         let (set, patience, time_max) = (set.clone(), *patience, *time_max);
         let asking = Asking { server, model: model.clone(), described, patience, time_max, set };
@@ -143,7 +147,7 @@ impl Streams<'_> {
 
     /// The answers of all files, in the order of the files.
     async fn answers(&mut self, asking: &Asking, found: Vec<PathBuf>, form: Form, wanted: &Wanted) -> Exit {
-        let mut file = match wanted.output.as_ref().map(File::create).transpose() {
+        let mut file = match wanted.output.as_deref().map(Output::create).transpose() {
             Ok(file) => file,
             Err(error) => return self.complain(&cannot_write(wanted, &error), Exit::Failure),
         };
@@ -177,15 +181,18 @@ impl Streams<'_> {
             }
         }
         bar.finish_and_clear();
-        match self.write(&mut file, &sheet.end(), wanted) {
-            Err(exit) => exit,
+        if let Err(exit) = self.write(&mut file, &sheet.end(), wanted) {
+            return exit;
+        }
+        match file.map_or(Ok(()), Output::finish) {
+            Err(error) => self.complain(&cannot_write(wanted, &error), Exit::Failure),
             Ok(()) if failed > 0 => Exit::Failure,
             Ok(()) => Exit::Ok,
         }
     }
 
     /// Writes to the file that was asked for, or to the standard output; the exit code where nobody takes more.
-    fn write(&mut self, file: &mut Option<File>, text: &str, wanted: &Wanted) -> Result<(), Exit> {
+    fn write(&mut self, file: &mut Option<Output>, text: &str, wanted: &Wanted) -> Result<(), Exit> {
         let written = match file {
             Some(file) => file.write_all(text.as_bytes()),
             None => self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()),

@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{ErrorKind, Read, Write},
+    io::{Read, Write},
     path::Path,
 };
 
@@ -36,18 +36,20 @@ pub(super) struct Ended {
 pub(super) enum Broken {
     /// Nothing was written.
     Refused(String),
-    /// What was written so far ends with the mistake.
+    /// What was written ends with the mistake.
     Midway(String),
-    /// Whoever reads what is written has gone.
-    Gone,
+    /// What was written has no end.
+    Off(String),
+    /// It cannot be written.
+    Unwritten(std::io::Error),
 }
 
 impl Broken {
     /// The mistake.
     pub(super) fn why(self) -> String {
         match self {
-            Broken::Refused(why) | Broken::Midway(why) => why,
-            Broken::Gone => "nobody reads it any more".to_owned(),
+            Broken::Refused(why) | Broken::Midway(why) | Broken::Off(why) => why,
+            Broken::Unwritten(error) => format!("cannot be written: {error}"),
         }
     }
 }
@@ -67,13 +69,10 @@ impl Asking {
         let (mut tail, mut counts) = (Vec::new(), BTreeMap::new());
         while let Some(frame) = body.frame().await {
             let frame =
-                frame.map_err(|error| Broken::Midway(format!("the reply broke off: {}", causes(&error))))?;
+                frame.map_err(|error| Broken::Off(format!("the reply broke off: {}", causes(&error))))?;
             match frame.into_data() {
                 Ok(piece) => {
-                    out.write_all(&piece).map_err(|error| match error.kind() {
-                        ErrorKind::BrokenPipe => Broken::Gone,
-                        _ => Broken::Midway(format!("cannot be written: {error}")),
-                    })?;
+                    out.write_all(&piece).map_err(Broken::Unwritten)?;
                     tail.extend_from_slice(&piece[piece.len().saturating_sub(TAIL_BYTES)..]);
                     tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
                 }
