@@ -183,6 +183,60 @@ def test_files_that_are_asked_about_are_not_written_over(spots, server, tmp_path
     assert [picture.read_bytes(), stack.read_bytes()] == before
 
 
+def test_a_dash_is_the_standard_output_and_the_standard_input(spots, server, tmp_path):
+    picture = IMAGES / "digits" / "3-0.png"
+    written = command("digits", picture, "--url", server.url, "-o", tmp_path / "out")
+    there = command("digits", picture, "--url", server.url, "-o", "-")
+    assert there.stdout == (tmp_path / "out").read_bytes() and written.stdout == b""
+    read = command("digits", "-", "--url", server.url, input=picture.read_bytes())
+    assert read.stdout.split()[4:] == [word.replace(str(picture).encode(), b"/dev/stdin") for word in there.stdout.split()[4:]]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_stacks_come_through_pipes(spots, tmp_path, there):
+    where = {"models": ROOT / "examples" / "models"} if not there else {}
+    url = ["--url", spots.url] if there else []
+    expected = command("spots", localize.MOVIE, "--format", "csv", "--url", spots.url).stdout
+    movie = localize.MOVIE.read_bytes()
+    for name in ("-", "/dev/stdin"):
+        done = command("spots", name, "--format", "csv", *url, input=movie, **where)
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    fifo = tmp_path / "movie.tif"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_bytes, args=(movie,))
+    writer.start()
+    done = command("spots", fifo, "--format", "csv", *url, **where)
+    writer.join()
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+def test_a_pipe_is_not_asked_about_again(moody):
+    moody.refusals, moody.after, moody.task = 9, "0", "localize"
+    done = command("m", "-", "--url", f"http://127.0.0.1:{moody.server_port}", input=b"a stack")
+    assert done.returncode == 1 and b"busy; a pipe cannot be read again" in done.stderr, done
+    assert moody.asked == 1
+
+
+def test_a_reader_that_goes_is_no_failure(spots, server):
+    for arguments in (["digits", IMAGES / "digits", "--url", server.url], ["spots", localize.MOVIE, "--format", "csv", "--url", spots.url]):
+        line = " ".join(map(shlex.quote, map(str, [BINARY, "predict", *arguments])))
+        done = subprocess.run(["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=300)
+        assert (done.returncode, done.stderr) == (0, b"") and done.stdout.count(b"\n") == 1, done
+
+
+def test_a_reply_that_breaks_off_is_left_beside_under_another_name(start_server, tmp_path):
+    server = start_server(ROOT / "examples" / "models")
+    out = tmp_path / "out.csv"
+    out.write_text("before")
+    with in_progress(server, "spots", "-", "-o", out, "--url", server.url) as asking:
+        until(lambda: any(path.stat().st_size > 0 for path in tmp_path.glob(".*")), 60, "results have come")
+        server.kill()
+        assert asking.wait(timeout=60) == 1
+        assert f"what came before is in {out}.part".encode() in asking.stderr.read()
+    assert out.read_text() == "before"
+    assert (tmp_path / "out.csv.part").read_text().startswith("# localizations")
+
+
 @contextmanager
 def in_progress(server, *arguments):
     """The command while the server works at the stack that it has begun to read from its standard input."""

@@ -16,7 +16,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .required(true)
             .num_args(1..)
             .value_hint(clap::ValueHint::AnyPath)
-            .help("Pictures, stacks, arrays (.npy) or requests (.json); folders, and patterns in quotes"),
+            .help("Pictures, stacks, arrays (.npy) or requests (.json); folders, patterns in quotes, and - for the standard input"),
         Arg::new("url")
             .long("url")
             .value_name("http://HOST[:PORT]")
@@ -31,7 +31,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .value_hint(clap::ValueHint::AnyPath)
-            .help("Where to write instead of to the standard output; for several stacks, a folder"),
+            .help("Where to write instead of to the standard output (-); for several stacks, a folder"),
         Arg::new("set").long("set").value_name("KEY=VALUE").action(ArgAction::Append).help(
             "A key of the request's query, such as top_k=3, mask=rle, psf=xynbs, noise_min=8 or scale=20; may be repeated",
         ),
@@ -81,7 +81,7 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
         model: Name::parse(&text("model").expect("clap requires the model")),
         files: matches.get_many::<String>("files").into_iter().flatten().cloned().collect(),
         format: text("format"),
-        output: matches.get_one::<PathBuf>("output").cloned(),
+        output: matches.get_one::<PathBuf>("output").filter(|path| path.as_os_str() != "-").cloned(),
         set: set.collect::<Result<_, String>>()?,
         raw: text("raw").map_or(Ok(Vec::new()), |text| raw(&text))?,
         concurrency: usize::from(*matches.get_one::<u16>("concurrency").expect("clap has a default")),

@@ -29,6 +29,9 @@ impl Takes {
     }
 }
 
+/// What `-` stands for.
+const STDIN: &str = "/dev/stdin";
+
 /// Folders below folders are looked through down to here.
 const DEPTH_MAX: usize = 16;
 
@@ -39,7 +42,7 @@ const DEPTH_MAX: usize = 16;
 pub(super) fn find(given: &[String], takes: Takes) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for name in given {
-        let path = Path::new(name);
+        let path = Path::new(if name == "-" { STDIN } else { name });
         if path.is_dir() {
             let before = found.len();
             walk(path, takes, 0, &mut found)?;

@@ -1,7 +1,7 @@
 //! Where localizations go: a file for each stack, the standard output for one, or nothing but their counts.
 
 use super::{
-    BYTES_BAR, Exit, Streams, Wanted,
+    BYTES_BAR, Exit, PIPE_BAR, Streams, Wanted,
     ask::Asking,
     bar, cannot_write, files,
     stacks::{Broken, Ended, unpack},
@@ -40,7 +40,7 @@ impl Streams<'_> {
         };
         let bytes =
             found.iter().filter_map(|path| fs::metadata(path).ok()).map(|metadata| metadata.len()).sum();
-        let bar = bar(bytes, BYTES_BAR);
+        let bar = bar(bytes, if bytes == 0 { PIPE_BAR } else { BYTES_BAR });
         if let Into::Output(format) = into {
             let ended = asking.stack(&found[0], format, &wanted.raw, self.out, &bar).await;
             bar.finish_and_clear();

@@ -215,6 +215,8 @@ fn cannot_write(wanted: &Wanted, error: &io::Error) -> String {
 /// How far it is, in files and in bytes.
 const FILES_BAR: &str = "{wide_bar} {pos}/{len} files {msg} {eta}";
 const BYTES_BAR: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+/// The same where nobody knows how many there are.
+const PIPE_BAR: &str = "{bytes} {bytes_per_sec}";
 
 /// A bar on a terminal, and nothing elsewhere.
 fn bar(length: u64, template: &str) -> ProgressBar {
@@ -231,7 +233,7 @@ mod tests {
 
     #[test]
     fn the_bars_can_be_drawn() {
-        for template in [FILES_BAR, BYTES_BAR] {
+        for template in [FILES_BAR, BYTES_BAR, PIPE_BAR] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
     }

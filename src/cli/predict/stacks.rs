@@ -20,7 +20,7 @@ use std::{
     path::Path,
 };
 
-/// Bytes of a file that are read at once.
+/// Bytes of a file that are read at once, at most.
 const PIECE_BYTES: usize = 1 << 20;
 /// What is kept of a reply's end, to see whether it ends with a mistake.
 const TAIL_BYTES: usize = 4096;
@@ -107,12 +107,16 @@ impl Asking {
         let mut tried = 0;
         loop {
             let file = File::open(path).map_err(failed)?;
-            let length = file.metadata().map_err(failed)?.len();
-            let request = Request::post(&address)
-                .header(header::CONTENT_LENGTH, length)
+            let metadata = file.metadata().map_err(failed)?;
+            let mut request = Request::post(&address)
                 .header(header::CONTENT_TYPE, "application/octet-stream")
                 // So that the counts are told behind the last byte.
-                .header(header::TE, "trailers")
+                .header(header::TE, "trailers");
+            // Of a pipe, nobody knows it before its end.
+            if metadata.is_file() {
+                request = request.header(header::CONTENT_LENGTH, metadata.len());
+            }
+            let request = request
                 .body(Body::from_stream(pieces(file, bar.clone())))
                 .map_err(|error| error.to_string())?;
             let (status, after, why) = match self.server.send(request).await {
@@ -125,6 +129,9 @@ impl Asking {
                 Err(why) => (None, None, why),
             };
             match self.patience.wait(tried, status, after) {
+                Some(_) if !metadata.is_file() => {
+                    return Err(format!("{why}; a pipe cannot be read again, so it is not asked again"));
+                }
                 Some(wait) => tokio::time::sleep(wait).await,
                 None => return Err(why),
             }
@@ -143,8 +150,10 @@ pub(super) fn told(body: &[u8]) -> Option<String> {
 fn pieces(file: File, bar: ProgressBar) -> impl Stream<Item = std::io::Result<Bytes>> {
     stream::try_unfold((file, bar), |(mut file, bar)| async move {
         let read = tokio::task::spawn_blocking(move || {
-            let mut piece = Vec::with_capacity(PIECE_BYTES);
-            (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut piece)?;
+            // Of a pipe, what is there.
+            let mut piece = vec![0; PIECE_BYTES];
+            let length = file.read(&mut piece)?;
+            piece.truncate(length);
             Ok::<_, std::io::Error>((piece, file))
         });
         let (piece, file) = read.await.map_err(std::io::Error::other)??;
