@@ -1,6 +1,6 @@
 //! Asks a server, or the same routes in this process.
 
-use super::health::Target;
+use super::{Exit, health::Target};
 use crate::app::Local;
 use axum::{
     Router,
@@ -15,6 +15,10 @@ use serde_json::Value;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
+};
+use tokio::{
+    runtime::{self, Runtime},
+    signal::unix::{SignalKind, signal},
 };
 use tower::ServiceExt;
 
@@ -247,13 +251,44 @@ pub(super) fn retry_after(reply: &Response<Body>) -> Option<Duration> {
 }
 
 /// A runtime on which requests are sent, and where the model is in this process, answered.
-pub(super) fn runtime(threads: usize) -> Result<tokio::runtime::Runtime, String> {
-    tokio::runtime::Builder::new_multi_thread()
+pub(super) fn runtime(threads: usize) -> Result<Runtime, String> {
+    runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name("ocelli-ask")
         .enable_all()
         .build()
         .map_err(|error| format!("cannot start the runtime: {error}"))
+}
+
+/// Runs work until it ends or a signal comes. That drops the work: its connections are closed, and its files that are not whole go.
+pub(super) fn until_signal(runtime: &Runtime, work: impl Future<Output = Exit>) -> Exit {
+    // Work may be waiting for a pipe that nobody reads.
+    runtime.spawn(async {
+        let exit = signalled().await;
+        tokio::time::sleep(DROPPED_MAX).await;
+        std::process::exit(exit as i32)
+    });
+    runtime.block_on(async {
+        tokio::select! {
+            exit = work => exit,
+            exit = signalled() => exit,
+        }
+    })
+}
+
+/// How long work that is dropped may take to end.
+const DROPPED_MAX: Duration = Duration::from_secs(1);
+
+async fn signalled() -> Exit {
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => Exit::Interrupted,
+        _ = terminate.recv() => Exit::Terminated,
+    }
 }
 
 /// Seconds since then, for summaries.

@@ -59,6 +59,10 @@ enum Exit {
     Dropped = 75,
     /// Mistakes in the configuration.
     Config = 78,
+    /// Ended by SIGINT (Ctrl-C); as shells number it.
+    Interrupted = 130,
+    /// Ended by SIGTERM.
+    Terminated = 143,
 }
 
 impl From<&AppError> for Exit {
@@ -72,7 +76,8 @@ impl From<&AppError> for Exit {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 66 a file to \
-    work on is not there, 69 nothing to run the models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration.";
+    work on is not there, 69 nothing to run the models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration, \
+    130 or 143 interrupted.";
 
 /// The command line as clap sees it. Flags are made from the table of options.
 pub fn command() -> Command {

@@ -17,7 +17,7 @@ pub(super) use ask::array;
 
 use super::{
     Exit, Streams,
-    client::{Described, Server, Unknown, runtime},
+    client::{Described, Server, Unknown, runtime, until_signal},
     health::Target,
     options,
     output::Output,
@@ -28,7 +28,7 @@ use ask::{Asking, Reply};
 use clap::ArgMatches;
 use files::Takes;
 use futures_util::{StreamExt, stream};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use rows::{Form, Sheet};
 use std::{
     io::{self, IsTerminal, Write},
@@ -57,7 +57,12 @@ impl Streams<'_> {
             Ok(target) => {
                 let threads = available_parallelism().map_or(1, usize::from);
                 match runtime(threads) {
-                    Ok(runtime) => runtime.block_on(self.predict_on(Server::there(&target), wanted)),
+                    Ok(runtime) => {
+                        let exit = until_signal(&runtime, self.predict_on(Server::there(&target), wanted));
+                        // A pipe that is still read is not waited for.
+                        runtime.shutdown_background();
+                        exit
+                    }
                     Err(reason) => self.complain(&reason, Exit::Failure),
                 }
             }
@@ -78,8 +83,9 @@ impl Streams<'_> {
                 Err(error) => return self.complain(&error, Exit::from(&error)),
             }
         };
-        let exit = runtime.block_on(self.predict_on(Server::here(&local), wanted));
+        let exit = until_signal(&runtime, self.predict_on(Server::here(&local), wanted));
         local.end();
+        runtime.shutdown_background();
         exit
     }
 
@@ -224,7 +230,7 @@ fn bar(length: u64, template: &str) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template(template).expect("a test reads the templates");
-    ProgressBar::new(length).with_style(style)
+    ProgressBar::new(length).with_style(style).with_finish(ProgressFinish::AndClear)
 }
 
 #[cfg(test)]
