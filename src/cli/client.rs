@@ -56,6 +56,14 @@ impl Server {
         Server::Here(local.router())
     }
 
+    /// Whose words follow; nothing where it is this process.
+    pub(super) fn says(&self) -> String {
+        match self {
+            Server::There { authority, .. } => format!("http://{authority}: "),
+            Server::Here(_) => String::new(),
+        }
+    }
+
     /// Sends a request whose address is a path with its query.
     ///
     /// # Errors
@@ -76,7 +84,7 @@ impl Server {
                     .request(request)
                     .await
                     .map(|reply| reply.map(Body::new))
-                    .map_err(|error| format!("http://{authority}: {}", causes(&error)))
+                    .map_err(|error| self.says() + &causes(&error))
             }
             Server::Here(router) => {
                 let Ok(reply) = router.clone().oneshot(request).await;
@@ -93,11 +101,18 @@ impl Server {
         let request = Request::get(name.path("/v2/models")).body(Body::empty()).expect("paths are encoded");
         let reply = self.send(request).await.map_err(Unknown::Unreachable)?;
         let (status, after) = (reply.status(), retry_after(&reply));
-        let refused = |why: String| Unknown::Refused { why, status: status.as_u16(), after };
+        let refused =
+            |why: String| Unknown::Refused { why: self.says() + &why, status: status.as_u16(), after };
+        if let Some(to) = reply.headers().get(header::LOCATION).filter(|_| status.is_redirection()) {
+            let to = String::from_utf8_lossy(to.as_bytes());
+            return Err(refused(format!(
+                "status {status}: it sends callers to {to}, which are not followed"
+            )));
+        }
         let body = axum::body::to_bytes(reply.into_body(), METADATA_BYTES_MAX).await;
-        let body = body.map_err(|error| Unknown::Unreachable(causes(&error)))?;
+        let body = body.map_err(|error| Unknown::Unreachable(self.says() + &causes(&error)))?;
         let told: Value = serde_json::from_slice(&body)
-            .map_err(|_| refused(format!("status {status}, and what it says is not JSON")))?;
+            .map_err(|_| refused(format!("status {status}, and what it says is not JSON: is it Ocelli?")))?;
         if !status.is_success() {
             return Err(refused(
                 told["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned),
@@ -127,6 +142,13 @@ pub(super) enum Unknown {
 }
 
 impl Unknown {
+    /// The same with other words.
+    pub(super) fn because(mut self, words: impl FnOnce(&str) -> String) -> Unknown {
+        let (Unknown::Unreachable(why) | Unknown::Refused { why, .. }) = &mut self;
+        *why = words(why);
+        self
+    }
+
     /// What [`Patience`] wants to know: the status, if a reply came, and the wait that it asks for.
     pub(super) fn told(&self) -> (Option<u16>, Option<Duration>) {
         match self {
@@ -241,6 +263,14 @@ impl Patience {
         }
         let own = BACKOFF.saturating_mul(1 << tried.min(16)).min(self.wait_max);
         Some(retry_after.unwrap_or(own)).filter(|wait| *wait <= self.wait_max)
+    }
+
+    /// Why it is given up.
+    pub(super) fn given_up(&self, why: &dyn std::fmt::Display, after: Option<Duration>) -> String {
+        match after.filter(|after| *after > self.wait_max) {
+            Some(after) => format!("{why}; it asks to wait {} s, more than --wait-ms-max", after.as_secs()),
+            None => why.to_string(),
+        }
     }
 }
 

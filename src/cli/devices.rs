@@ -147,7 +147,8 @@ fn ask(target: &Target) -> Result<String, (String, Exit)> {
         let told = format!("status {status}, and what it says is not JSON: it is no server of this version");
         (told, Exit::Failure)
     })?;
-    let refused = || told["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned);
+    let other = || format!("status {status}, and what it says is not of devices: is it Ocelli?");
+    let refused = || told["error"].as_str().map_or_else(other, str::to_owned);
     match (status, told["devices"].as_array()) {
         (200, Some(devices)) => Ok(there(devices)),
         _ => Err((refused(), Exit::Failure)),

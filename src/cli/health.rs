@@ -107,6 +107,8 @@ pub(super) fn get(target: &Target, path: &str, time_max: Duration) -> Result<(u1
     while !is_whole(&answer) {
         let read = stream.set_read_timeout(Some(left(deadline))).and_then(|()| stream.read(&mut chunk));
         match read.map_err(failed)? {
+            0 if answer.is_empty() => return Err("the connection was closed without an answer".into()),
+            0 if length(&answer).is_some() => return Err("the answer broke off".into()),
             0 => break,
             n => answer.extend_from_slice(&chunk[..n]),
         }
@@ -147,15 +149,18 @@ fn split(answer: &[u8]) -> Option<(String, &[u8])> {
 
 /// Whether the body has its announced length. Without one, the end of the connection is the end of the body.
 fn is_whole(answer: &[u8]) -> bool {
-    let Some((head, body)) = split(answer) else {
-        return false;
-    };
-    let length = head.lines().skip(1).find_map(|line| {
+    let body = split(answer).map(|(_, body)| body.len());
+    body.zip(length(answer)).is_some_and(|(there, length)| there >= length)
+}
+
+/// The announced length of the body.
+fn length(answer: &[u8]) -> Option<usize> {
+    let (head, _) = split(answer)?;
+    head.lines().skip(1).find_map(|line| {
         let (name, value) = line.split_once(':')?;
         let value = value.trim().parse::<usize>().ok()?;
         name.eq_ignore_ascii_case("content-length").then_some(value)
-    });
-    length.is_some_and(|length| body.len() >= length)
+    })
 }
 
 fn read_answer(answer: &[u8]) -> Option<(u16, String)> {
@@ -261,6 +266,9 @@ mod tests {
             "not ready: 127.0.0.1:PORT answered 301",
             false,
         );
+        let half = &["HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"];
+        check(half, "ready", "not ready: 127.0.0.1:PORT: the answer broke off", false);
+        check(&[], "live", "not live: 127.0.0.1:PORT: the connection was closed without an answer", false);
         check(&["SSH-2.0-x\r\n"], "ready", "not ready: 127.0.0.1:PORT: the answer is not HTTP", false);
     }
 

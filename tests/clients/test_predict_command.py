@@ -346,6 +346,41 @@ def test_a_busy_server_is_asked_again_within_bounds(moody, refusals, after, opti
     assert (b"busy" in done.stderr) == (code == 1)
 
 
+def test_a_server_that_asks_for_too_long_a_wait_is_said_to(moody):
+    moody.refusals, moody.after, moody.task = 1, "31", "localize"
+    url = f"http://127.0.0.1:{moody.server_port}"
+    done = command("m", localize.MOVIE, "--url", url)
+    assert done.returncode == 1 and b"busy; it asks to wait 31 s, more than --wait-ms-max" in done.stderr, done
+
+
+ANSWERS = {
+    "garbage": (b"\0\1\r\n\r\n", 69, "invalid HTTP version"),
+    "nothing": (b"", 69, "connection closed"),
+    "half": (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", 69, "end of file before message length reached"),
+    "page": (b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>", 1, "is not JSON: is it Ocelli?"),
+    "other": (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]", 1, "it does not describe models as Ocelli does"),
+    "redirect": (b"HTTP/1.1 301 Moved\r\nlocation: https://a.example/\r\ncontent-length: 0\r\n\r\n", 1, "it sends callers to https://a.example/"),
+}
+
+
+@pytest.mark.parametrize("answer, code, says", ANSWERS.values(), ids=ANSWERS)
+def test_whoever_is_no_ocelli_is_named(answer, code, says):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            with listener.accept()[0] as connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        done = command("m", localize.MOVIE, "--url", url, "--retries", "0")
+        thread.join()
+    told = done.stderr.decode()
+    assert done.returncode == code and says in told and url in told, done
+
+
 @pytest.mark.parametrize("absences, retries, code, looked_up", [(2, "3", 0, 3), (9, "2", 1, 3), (1, "0", 1, 1)])
 def test_a_model_that_is_being_loaded_is_looked_up_again_within_bounds(moody, absences, retries, code, looked_up):
     moody.absences = absences

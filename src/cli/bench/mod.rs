@@ -54,12 +54,14 @@ impl Streams<'_> {
             Err((reason, exit)) => return self.complain(&reason, exit),
         };
         // Nothing is measured of a request that cannot be answered.
-        let late = |_| Err(format!("no reply within {} ms (--timeout-ms)", wanted.time_max.as_millis()));
+        let says = load.server.says();
+        let late =
+            |_| Err(format!("{says}no reply within {} ms (--timeout-ms)", wanted.time_max.as_millis()));
         let first = tokio::time::timeout(wanted.time_max, load.ask(&load.messages[0])).await;
         match first.unwrap_or_else(late) {
             Ok((200..300, _)) => {}
             Ok((status, _)) => {
-                let told = format!("the first request is answered with status {status}");
+                let told = format!("{says}the first request is answered with status {status}");
                 return self.complain(&told, Exit::Failure);
             }
             Err(reason) => return self.complain(&reason, Exit::Unavailable),
@@ -145,7 +147,11 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
         }],
         Some(model) => {
             let late = |_| {
-                let told = format!("no reply within {} ms (--timeout-ms)", wanted.time_max.as_millis());
+                let told = format!(
+                    "{}no reply within {} ms (--timeout-ms)",
+                    server.says(),
+                    wanted.time_max.as_millis()
+                );
                 Err(Unknown::Unreachable(told))
             };
             let described = tokio::time::timeout(wanted.time_max, server.model(model)).await;

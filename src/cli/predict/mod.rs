@@ -136,13 +136,18 @@ impl Streams<'_> {
         let mut tried = 0;
         loop {
             let asked = tokio::time::timeout(*time_max, server.model(&wanted.model)).await;
-            let late = |_| Err(Unknown::Unreachable(format!("no reply within {} ms", time_max.as_millis())));
+            let late = |_| {
+                let told = format!("{}no reply within {} ms", server.says(), time_max.as_millis());
+                Err(Unknown::Unreachable(told))
+            };
             let error = match asked.unwrap_or_else(late) {
                 Ok(described) => return Ok(described),
                 Err(error) => error,
             };
             let (status, after) = error.told();
-            let Some(wait) = patience.wait(tried, status, after) else { return Err(error) };
+            let Some(wait) = patience.wait(tried, status, after) else {
+                return Err(error.because(|why| patience.given_up(&why, after)));
+            };
             if tried == 0 {
                 let _ = writeln!(self.err, "ocelli: {error}; asking again, up to {} times", patience.retries);
             }

@@ -133,7 +133,7 @@ impl Asking {
                     return Err(format!("{why}; a pipe cannot be read again, so it is not asked again"));
                 }
                 Some(wait) => tokio::time::sleep(wait).await,
-                None => return Err(why),
+                None => return Err(self.patience.given_up(&why, after)),
             }
             tried += 1;
         }
