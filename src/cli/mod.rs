@@ -79,8 +79,13 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64
     work on is not there, 69 nothing to run the models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration, \
     130 or 143 interrupted.";
 
-/// The command line as clap sees it. Flags are made from the table of options.
+/// The command line as clap sees it.
 pub fn command() -> Command {
+    shown().subcommand(worker::command())
+}
+
+/// What of it is for people. Flags are made from the table of options.
+fn shown() -> Command {
     let version = match COMMIT {
         "" => VERSION.to_string(),
         commit => format!("{VERSION} ({commit})"),
@@ -140,7 +145,6 @@ pub fn command() -> Command {
                         .help("The server to ask; default: admin_listen of the configuration, or listen"),
                 ),
         )
-        .subcommand(worker::command())
         .subcommand(
             Command::new("completions").about("Print completions for a shell").arg(
                 Arg::new("shell")
@@ -201,7 +205,7 @@ impl Streams<'_> {
             Some(("completions", matches)) => {
                 let shell = *matches.get_one::<Shell>("shell").expect("clap requires the shell");
                 let mut script = Vec::new();
-                clap_complete::generate(shell, &mut command(), "ocelli", &mut script);
+                clap_complete::generate(shell, &mut shown(), "ocelli", &mut script);
                 self.print(&String::from_utf8_lossy(&script))
             }
             other => unreachable!("clap knows no other subcommand: {other:?}"),
@@ -399,8 +403,9 @@ mod tests {
     fn completions_know_every_flag_and_the_words_that_it_takes() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command(), "ocelli", &mut script);
+            clap_complete::generate(shell, &mut shown(), "ocelli", &mut script);
             let script = String::from_utf8(script).expect("UTF-8");
+            assert!(!script.contains("worker"), "{shell}: what servers start is not for people");
             for spec in config::OPTIONS {
                 assert!(script.contains(&spec.flag()), "{shell}: {}", spec.name);
             }
