@@ -122,6 +122,15 @@ def test_what_the_page_shows_as_code_works(visit, site, tmp_path):
         assert done.returncode == 0 and re.search(r"""['"]?label['"]?: ?['"]3['"]""", done.stdout), f"{code}\n{done}"
 
 
+def test_what_became_of_a_file_is_not_below_the_top_of_a_narrow_window(visit):
+    window = visit(viewport={"width": 400, "height": 800})
+    window.page.select_option("#model", "digits")
+    window.give("drop", *((f"{at}.png", THREE) for at in range(8)))
+    page = window.answered(8)
+    top, says = (page.locator(name).bounding_box() for name in (".top", "#asking"))
+    assert top["y"] + top["height"] <= says["y"] < 800, "it is read, and seen"
+
+
 def test_what_the_page_shows_as_code_works_whatever_a_file_is_called(visit, tmp_path):
     names = ["a [1].png", "{a,b}.png", "[z-a].png", "-o.png", "-", "--", "@x", "$HOME `id`.png", "it's \"3\"!.png", "drei ₃ é.png", "a\\b.png",
              "*?.png", "#1 & ;|<>.png", "~", "%20+.png", " .png"]  # fmt: skip
