@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import xml.etree.ElementTree
 
 import pytest
-from server import BINARY, LIBRARY, ROOT
+import requests
+from server import BINARY, LIBRARY, ROOT, until
 
 QUICK = ["--seconds", "0.3", "--warm-up-seconds", "0.1", "--slo-ms", "60000", "--timeout-ms", "120000"]
 
@@ -100,3 +102,33 @@ def test_a_fitter_is_tuned_with_rois(tmp_path):
         own.write(f"\n{manifest}")
     checked = command("check", models=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("name", ["bench", "tune"])
+def test_an_interrupted_measurement_ends_at_once_and_writes_nothing(server, only_digits, tmp_path, name):
+    there = [server.url, "digits", "--rate", "20", "--seconds", "600", "--json", tmp_path / "x.json", "--picture", tmp_path / "x.svg"]
+    arguments = there if name == "bench" else ["digits", "--seconds", "600"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
+    environment |= {"ORT_DYLIB_PATH": str(LIBRARY), "OCELLI_MODELS": str(only_digits), "OCELLI_BACKEND": "cpu"} if name == "tune" else {}
+    before = requests_of(server)
+    measuring = subprocess.Popen([BINARY, name, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        if name == "bench":
+            until(lambda: requests_of(server) >= before + 3, 60, "requests come")
+        else:
+            assert measuring.stderr.readline().startswith(b"at most")
+        measuring.send_signal(signal.SIGINT)
+        # As shells count it, 130.
+        assert measuring.wait(timeout=60) == -signal.SIGINT
+        assert measuring.stdout.read() == b"" and b"panicked" not in measuring.stderr.read()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        measuring.kill()
+        measuring.wait()
+        measuring.stdout.close()
+        measuring.stderr.close()
+
+
+def requests_of(server):
+    """How many requests the model has had."""
+    return requests.get(f"{server.url}/v2/models/digits/stats", timeout=60).json()["model_stats"][0]["inference_count"]
