@@ -1,7 +1,11 @@
 //! One accepted job from push to answer, and its outputs on the way. Pure.
 
 use super::{
-    Answer, Fallback, Job, JobKey, Part, Timing, lanes::ItemShape, roster::DeviceKey, rows, urgency::Urgency,
+    Answer, Fallback, Job, JobKey, Part, Timing,
+    lanes::ItemShape,
+    roster::DeviceKey,
+    rows::{self, Mark},
+    urgency::Urgency,
 };
 use crate::{engine::Tensor, error::InferError};
 use std::{
@@ -29,6 +33,8 @@ pub struct Entry {
     pub alone: bool,
     pushed: Instant,
     taken: bool,
+    /// Of each input, where the last part ends.
+    marks: Vec<Mark>,
     done: Pieces,
 }
 
@@ -73,6 +79,7 @@ impl Entry {
             alone: false,
             pushed,
             taken: false,
+            marks: Vec::new(),
             done: Pieces::default(),
         }
     }
@@ -94,8 +101,9 @@ impl Entry {
         let inputs = if range.len() == self.job.items {
             self.job.inputs.clone()
         } else {
-            let inputs = self.job.inputs.iter();
-            inputs.map(|input| rows::cut(input, range.start, range.end)).collect()
+            self.marks.resize(self.job.inputs.len(), Mark::default());
+            let inputs = self.job.inputs.iter().zip(&mut self.marks);
+            inputs.map(|(input, mark)| rows::cut(input, range.clone(), mark)).collect()
         };
         Part { job: key, rows: range, inputs }
     }

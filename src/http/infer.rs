@@ -16,7 +16,7 @@ use super::{
     },
 };
 use crate::{
-    batch::rows,
+    batch::rows::{self, Mark},
     engine::{Batching, Tensor, TensorSpec},
     error::InferError,
     models::Model,
@@ -261,10 +261,12 @@ fn by_batches(
 ) -> impl Stream<Item = Result<Vec<u8>, InferError>> + Send + use<> {
     let largest = model.rules.sizes.last().copied().unwrap_or(1);
     let common = (Arc::clone(front), Arc::clone(model), call.clone(), Arc::new(wanted));
+    let mut marks = vec![Mark::default(); inputs.len()];
     let batches = stream::iter((0..items).step_by(largest)).map(move |first| {
         let (front, model, call, wanted) = common.clone();
         let end = (first + largest).min(items);
-        let given: Vec<Tensor> = inputs.iter().map(|input| rows::cut(input, first, end)).collect();
+        let given = inputs.iter().zip(&mut marks);
+        let given: Vec<Tensor> = given.map(|(input, mark)| rows::cut(input, first..end, mark)).collect();
         async move {
             let call = call.again();
             let ticket = call.push(&front, &model, given, end - first, None)?;

@@ -9,7 +9,7 @@ use crate::{
         policy::{self, Next, Rival},
         rates::Costs,
         roster::DeviceKey,
-        rows,
+        rows::{self, Mark},
         urgency::Rank,
     },
     engine::{EngineError, Tensor},
@@ -259,19 +259,19 @@ impl Book {
         let bytes = |part: &Part| -> usize { part.inputs.iter().map(|i| i.data.len()).sum() };
         self.throughput.record(batch.items, batch.parts.iter().map(bytes).sum(), now);
         let device = Arc::clone(self.roster.name(receipt.device));
-        let mut start = 0;
+        let (mut start, mut marks) = (0, vec![Mark::default(); ran.outputs.len()]);
         for part in &batch.parts {
             let end = start + part.rows.len();
             let live = self.jobs.get_mut(&part.job).filter(|entry| !entry.over);
             if let Some(entry) = live {
-                let cut = |output: &Tensor| {
+                let cut = |(output, mark): (&Tensor, &mut Mark)| {
                     if whole || (start == 0 && output.shape[0] == end) {
                         output.clone()
                     } else {
-                        rows::cut(output, start, end)
+                        rows::cut(output, start..end, mark)
                     }
                 };
-                let outputs = ran.outputs.iter().map(cut).collect();
+                let outputs = ran.outputs.iter().zip(&mut marks).map(cut).collect();
                 let failure = entry.failure.as_ref().filter(|failure| failure.device != receipt.device);
                 let fallback = match failure {
                     Some(failure) if failure.memory => Some(Fallback::OutOfMemory),
