@@ -166,7 +166,7 @@ impl DecodePool {
         let (limits, budget) = (self.limits, Arc::clone(&self.budget));
         self.run(move || {
             let header = image::header(&bytes, &limits)?;
-            (header.frames == 1).then(|| stage(&bytes, &header, &limits, &budget, &model)).transpose()
+            (header.frames().len() == 1).then(|| stage(&bytes, &header, &limits, &budget, &model)).transpose()
         })
         .await?
     }
@@ -185,10 +185,9 @@ fn stage(
     })?;
     let enough = |width, height| input.preprocess_for(width, height).enough(width, height);
     // What the frames become is there beside them until they are queued.
-    let [height, width, depth] = input.preprocess_for(header.width, header.height).pixels_shape();
-    let samples = (height as u64).saturating_mul((width * depth * header.frames) as u64);
-    let staged = samples.saturating_mul(u64::from(header.bits / 8));
-    let share = Budget::take(budget, header.decoded_bytes_for(&enough).saturating_add(staged), DECODING)?;
+    let form = |(width, height, bits)| input.form(usize::from(bits / 8_u8), width, height);
+    let staged = header.frames().map(|frame| form(frame).bytes as u64);
+    let share = Budget::take(budget, header.decoded_bytes_for(&enough) + staged.sum::<u64>(), DECODING)?;
     let frames = image::decode(bytes, limits, &enough)?;
     let frames = frames.iter().map(|frame| stage_frame(frame, input)).collect::<Result<_, _>>()?;
     Ok(Decoded { frames, took: started.elapsed(), share })
@@ -199,7 +198,7 @@ fn stage(
 fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> {
     let (width, height) = frame.source;
     let preprocess = input.preprocess_for(width, height);
-    let Form { datatype, shape, bytes, staging } = input.form(&frame.samples, width, height);
+    let Form { datatype, shape, bytes, staging } = input.form(frame.samples.bytes_each(), width, height);
     let write = |out: &mut [u8]| {
         let placed = SCRATCH.with_borrow_mut(|scratch| match &input.pixels {
             Some(_) => preprocess.place(frame, scratch, out),
@@ -301,6 +300,12 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        batch::ModelKey,
+        engine::{DataType, staging::Memory},
+        models::testing::source,
+        tasks::testing::{signature, spec},
+    };
 
     #[test]
     fn a_file_larger_than_the_whole_budget_is_refused_and_names_the_option() {
@@ -320,6 +325,31 @@ mod tests {
             assert_eq!(second.join().expect("no panic").expect("fits now"), 80);
         });
         assert_eq!(budget.used(), 0);
+    }
+
+    /// Pages of different sizes and depths, as they are for a model that takes images in their own size.
+    #[test]
+    fn each_page_is_accounted_for_by_its_own_size_and_depth() {
+        let mut file = std::io::Cursor::new(Vec::new());
+        let mut writer = tiff::encoder::TiffEncoder::new(&mut file).expect("memory");
+        let small = writer.write_image::<tiff::encoder::colortype::Gray8>(4, 3, &[7; 4 * 3]);
+        small.expect("a page");
+        let large = writer.write_image::<tiff::encoder::colortype::Gray16>(300, 200, &[7; 300 * 200]);
+        large.expect("another");
+        let file = file.into_inner();
+
+        let mut signature = signature(&[("out", &[-1, 4, -1, -1])]);
+        signature.inputs = vec![spec("image", DataType::Fp32, &[-1, 3, -1, -1])];
+        let source = source("m", "1", "task = \"segment\"\n[input]\nresize = \"none\"\n");
+        let (key, time) = (ModelKey(1), Duration::from_secs(60));
+        let model = Model::resolve(key, &source, signature, time, &Memory::Plain).expect("a model");
+        let limits = Limits { side_max: 300, pixels_max: 1 << 20, frames_max: 2 };
+        let header = image::header(&file, &limits).expect("a TIFF");
+        let budget = Arc::new(Budget::new(1 << 30));
+        let decoded = stage(&file, &header, &limits, &budget, &model).expect("two pages");
+        let staged: Vec<_> = decoded.frames.iter().map(|frame| frame.tensor.data.len() as u64).collect();
+        assert_eq!(staged, [4 * 3 * 3, 300 * 200 * 3 * 2]);
+        assert_eq!(decoded.share.bytes, header.decoded_bytes() + staged.iter().sum::<u64>());
     }
 
     #[tokio::test]

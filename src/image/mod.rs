@@ -111,12 +111,12 @@ pub struct Header {
     pub width: u32,
     /// Height of the first frame as a person sees it, after orientation.
     pub height: u32,
-    /// Frames that [`decode`] will return.
-    pub frames: usize,
     /// Samples per pixel of the first decoded frame: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
     pub channels: u8,
-    /// Bits per decoded sample: 8 or 16.
+    /// Bits per decoded sample of the first frame: 8 or 16.
     pub bits: u8,
+    /// The same of the frames after it: width, height and bits.
+    later: Vec<(u32, u32, u8)>,
     orientation: Orientation,
     /// Bytes of all decoded frames at their full size.
     frame_bytes: u64,
@@ -139,13 +139,21 @@ impl Header {
             format,
             width: seen_width,
             height: seen_height,
-            frames: 1,
             channels,
             bits,
+            later: Vec::new(),
             orientation,
             frame_bytes: samples * u64::from(bits.div_ceil(8)),
             work_bytes: 0,
         }
+    }
+
+    /// Width, height and bits of each frame that [`decode`] will return, as they are for the first.
+    pub fn frames(&self) -> impl ExactSizeIterator<Item = (u32, u32, u8)> {
+        (0..1 + self.later.len()).map(|index| match index {
+            0 => (self.width, self.height, self.bits),
+            later => self.later[later - 1],
+        })
     }
 
     /// Memory that decoding at full size takes, in bytes: the frames, a second copy where they are turned, and what the

@@ -21,7 +21,8 @@ fn frame(bytes: &[u8]) -> Frame {
 fn frames(bytes: &[u8]) -> Vec<Frame> {
     let header = header(bytes, &LIMITS).unwrap();
     let frames = decode(bytes, &LIMITS, &whole).unwrap();
-    assert_eq!(header.frames, frames.len());
+    let seen = frames.iter().map(|frame| (frame.width, frame.height, 8 * frame.samples.bytes_each() as u8));
+    assert!(header.frames().eq(seen), "{header:?}");
     let first = &frames[0];
     let (bits, samples) = match &first.samples {
         Samples::U8(samples) => (8, samples.len()),

@@ -224,7 +224,8 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     let size = (first.width, first.height);
     let mut header =
         Header::single(Format::Tiff, size, first.kind.channels(), first.decoded_bits(), orientation);
-    header.frames = pages.len();
+    header.later =
+        pages[1..].iter().map(|(_, page)| (page.width, page.height, page.decoded_bits())).collect();
     header.frame_bytes = pages.iter().map(|(_, page)| page.decoded_bytes()).sum();
     header.work_bytes = pages.iter().map(|(_, page)| page.raw_bytes()).max().unwrap_or(0);
     Ok(header)

@@ -45,7 +45,7 @@ use crate::{
         gauss_mle::frames::FrameMemory,
         staging::{Memory, Staging},
     },
-    image::{Preprocess, Samples},
+    image::Preprocess,
     tasks::{Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
@@ -178,16 +178,16 @@ impl ImageInput {
         preprocess
     }
 
-    /// What an image of `width` × `height` pixels with such samples is staged as: pixels of as many bits, or what the network
-    /// reads where that is bytes.
-    pub fn form(&self, samples: &Samples, width: u32, height: u32) -> Form<'_> {
+    /// What an image of `width` × `height` pixels with samples of 1 or 2 bytes is staged as: pixels of as many, or what the
+    /// network reads where that is bytes.
+    pub fn form(&self, bytes_each: usize, width: u32, height: u32) -> Form<'_> {
         let preprocess = self.preprocess_for(width, height);
         let (datatype, shape, bytes) = match &self.pixels {
             None => (DataType::Uint8, self.item_shape(width, height), preprocess.out_bytes()),
             Some(pixels) => {
                 let shape = pixels.shape(preprocess.width, preprocess.height);
-                let bytes = shape.iter().product::<usize>() * samples.bytes_each();
-                (PixelInput::DATATYPES[samples.bytes_each() - 1], shape, bytes)
+                let bytes = shape.iter().product::<usize>() * bytes_each;
+                (PixelInput::DATATYPES[bytes_each - 1], shape, bytes)
             }
         };
         Form { datatype, shape, bytes, staging: self.staging(datatype) }
@@ -481,8 +481,7 @@ mod tests {
         assert_eq!(model.rules.sizes, [1, 2, 4, 8, 16]);
         let image = model.image.unwrap();
         assert_eq!(image.item_shape(500, 400), [1, 3, 8, 8]);
-        let form = |samples| image.form(&samples, 500, 400);
-        let (low, high) = (form(Samples::U8(Vec::new())), form(Samples::U16(Vec::new())));
+        let (low, high) = (image.form(1, 500, 400), image.form(2, 500, 400));
         assert_eq!((low.datatype, &low.shape[..], low.bytes), (DataType::Uint8, &[1, 8, 8, 3][..], 192));
         assert_eq!((high.datatype, &high.shape[..], high.bytes), (DataType::Uint16, &[1, 8, 8, 3][..], 384));
         assert_eq!(low.staging.unwrap().slot_bytes(), 192);

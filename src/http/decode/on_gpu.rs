@@ -9,7 +9,7 @@ use crate::{
         Tensor,
         cuda::jpeg::{BATCH, Job},
     },
-    image::{self, Color, DataType, Format, Layout, Preprocess, Samples, plain_jpeg},
+    image::{self, Color, DataType, Format, Layout, Preprocess, plain_jpeg},
     models::{Form, ImageInput, Model},
 };
 use bytes::Bytes;
@@ -37,7 +37,7 @@ impl DecodePool {
         let (width, height) = jpeg.seen();
         let to = item(input, width, height);
         to.takes((width, height)).ok()?;
-        let form = input.form(&Samples::U8(Vec::new()), width, height);
+        let form = input.form(1, width, height);
         let share = Budget::try_take(&self.budget, form.bytes as u64)?;
         let (reply, answer) = oneshot::channel();
         let placement = to.placement(width, height);
