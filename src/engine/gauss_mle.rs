@@ -18,6 +18,7 @@ use super::{
     kernels::{Adu, Camera, FinderOptions, FitModel, InstructionSet, Invalid, Rois, fit_rows, on_sensor},
     tensor,
 };
+use bytemuck::AnyBitPattern;
 use bytes::Bytes;
 use frames::{Fitted, Frames};
 use rayon::prelude::*;
@@ -213,18 +214,22 @@ pub(super) fn asked<'a, 's>(
     if side != width {
         return Err(wrong(format!("rois are {width} x {side} px, expected squares")));
     }
-    let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
     let adu = match rois.datatype {
-        DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
-        DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(rois.data).map_err(unaligned)?),
+        DataType::Uint16 => Adu::U16(values(rois.data)?),
+        DataType::Fp32 => Adu::F32(values(rois.data)?),
         other => return Err(wrong(format!("rois are {other}, expected UINT16 or FP32"))),
     };
-    let corners: &[[u32; 2]] = bytemuck::try_cast_slice(corners.data).map_err(unaligned)?;
-    let rois = Rois::new(adu, side, Some(corners)).map_err(|error| wrong(error.to_string()))?;
+    let rois = Rois::new(adu, side, Some(values(corners.data)?)).map_err(|error| wrong(error.to_string()))?;
 
     // All at once, so that a message names the right ROI.
     on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
     Ok((rois, setting))
+}
+
+/// The values of a batch. Of none there is no place that would have to be aligned.
+fn values<T: AnyBitPattern>(data: &[u8]) -> Result<&[T], EngineError> {
+    let values = if data.is_empty() { Ok(&[][..]) } else { bytemuck::try_cast_slice(data) };
+    values.map_err(|_| EngineError::Device("a batch that is not aligned".to_owned()))
 }
 
 /// What the engine answers for `count` ROIs: rows of [`Columns`], and codes.
@@ -303,6 +308,20 @@ mod tests {
         let (rows, _) = run(1, 1, &fitted);
         assert_eq!(rows.len(), 2 * 5 + 1 + 2);
         assert!((rows[4] - 1.3).abs() < 1e-3, "sigma {}", rows[4]);
+    }
+
+    #[test]
+    fn nothing_to_fit_is_aligned_wherever_it_lies() {
+        let bytes = [0_u64; 1];
+        let nowhere = &bytemuck::cast_slice::<u64, u8>(&bytes)[1..1];
+        let view = |datatype, shape: &[usize]| TensorView { datatype, shape: shape.to_vec(), data: nowhere };
+        let fitted = setting(Psf::Xynb { sigma_px: [1.3; 2] });
+        for datatype in [DataType::Uint16, DataType::Fp32] {
+            let inputs = [view(datatype, &[0, 7, 7]), view(DataType::Uint32, &[0, 2])];
+            let outputs = GaussMle::new(1).unwrap().run(&inputs, Some(&fitted)).unwrap();
+            assert_eq!((outputs[0].shape[0], outputs[1].shape[0]), (0, 0));
+            assert_eq!(Frames::of(&inputs).unwrap().count, 0);
+        }
     }
 
     #[test]

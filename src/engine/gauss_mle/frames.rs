@@ -12,7 +12,7 @@
 //! | `codes` | BYTES `[n]` | their codes, as of ROIs |
 //! | `spots` | BYTES `[n]` | of each spot x and y of its box's first pixel, UINT32, and its score, FP32 |
 
-use super::{Columns, Setting};
+use super::{Columns, Setting, values};
 use crate::engine::{
     DataType, EngineError, Tensor, TensorView,
     kernels::{Adu, FinderOptions, InstructionSet, Invalid, RoiBuffer, Spot, SpotFinder, fit_rows},
@@ -47,10 +47,9 @@ impl<'a> Frames<'a> {
         let [count, height, width] = frames.shape[..] else {
             return Err(wrong(format!("frames have shape {:?}, expected [n, h, w]", frames.shape)));
         };
-        let unaligned = |_| EngineError::Device("a batch that is not aligned".to_owned());
         let adu = match frames.datatype {
-            DataType::Uint16 => Adu::U16(bytemuck::try_cast_slice(frames.data).map_err(unaligned)?),
-            DataType::Fp32 => Adu::F32(bytemuck::try_cast_slice(frames.data).map_err(unaligned)?),
+            DataType::Uint16 => Adu::U16(values(frames.data)?),
+            DataType::Fp32 => Adu::F32(values(frames.data)?),
             other => return Err(wrong(format!("frames are {other}, expected UINT16 or FP32"))),
         };
         let values = count.checked_mul(height).and_then(|rows| rows.checked_mul(width));
