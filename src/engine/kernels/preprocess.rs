@@ -158,7 +158,8 @@ impl Batch {
     /// [`InferError::BadRequest`] when the image must have the input's size and has another.
     ///
     /// # Panics
-    /// Where there are [`IMAGES_MAX`] already.
+    /// Where there are [`IMAGES_MAX`] already, or the image would have no pixel in the item: the kernel reads a row and a column of
+    /// every table.
     pub fn push(
         &mut self,
         pixels: Pixels,
@@ -171,6 +172,7 @@ impl Batch {
         let placement = self.to.placement(source.0, source.1);
         let geometry = self.to.geometry(size, covered, &placement);
         let (window, from) = (geometry.window, geometry.from);
+        assert!(window.width > 0 && window.height > 0, "an image has a pixel in its item");
         let (x_table, x_taps) = self.table(size.0, from.left, from.width, window.width, false);
         let (y_table, y_taps) = self.table(size.1, from.top, from.height, window.height, true);
         self.images.push(PreprocessImage {

@@ -28,11 +28,11 @@ pub(super) fn table(key: &AxisKey, filter: Filter, tables: &mut Vec<u32>) -> u32
     // In the very operations of the host's resizer: a box decides by the last bit.
     let scale = if filter == Filter::Nearest { span } else { from + span - from } / length as f64;
     let support = support(filter);
-    // What lies on the pixels of the image is not resized; nor is what has no pixel.
+    // What lies on the pixels of the image is not resized.
     let plain = span == length as f64 && from == from.round();
     let reach = support * scale.max(1.0);
     let taps = match filter {
-        _ if plain || length == 0 => 1,
+        _ if plain => 1,
         Filter::Nearest => 1,
         _ => (2 * reach.ceil() as usize + 1).min(size),
     };

@@ -302,3 +302,11 @@ fn tables_of_sizes_that_were_seen_are_used_again() {
     batch.push(pixels(&frame), (50, 40), (50, 40), frame.covered).unwrap();
     assert_eq!((batch.tables().len(), batch.images().len()), (tables, 1));
 }
+
+#[test]
+#[should_panic(expected = "an image has a pixel in its item")]
+fn an_image_without_a_row_in_its_item_is_never_launched() {
+    let mut batch = Batch::new(&Preprocess::new(8, 0));
+    let covered = Region { left: 0.0, top: 0.0, width: 4.0, height: 4.0 };
+    let _ = batch.push(Pixels::interleaved(0, 4, 1, false), (4, 4), (4, 4), covered);
+}
