@@ -40,7 +40,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Loads ONNX Runtime, scans the model folder and starts the workers. No model is loaded yet; each that was found
+    /// Loads ONNX Runtime, scans the model folder and starts the devices. No model is loaded yet; each that was found
     /// has its log file, if there are such files.
     ///
     /// # Errors
@@ -52,8 +52,6 @@ impl Core {
         let mut found = models::scan(&config.models).map_err(|reason| {
             AppError::Failed(format!("{reason}; the option models names the folder that holds them"))
         })?;
-        // Before they are chosen: those that are not loaded now may be later.
-        let workers = workers(&found);
         choose(&mut found, config)?;
         if found.is_empty() && config.startup_models == Chosen::All {
             tracing::warn!(
@@ -64,7 +62,7 @@ impl Core {
         for model in &found {
             log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
         }
-        start(config, gpus, Ok(runtime), found, workers)
+        start(config, gpus, Ok(runtime), found)
     }
 }
 
@@ -74,7 +72,6 @@ pub(super) fn start(
     gpus: Vec<Gpu>,
     runtime: Result<Runtime, String>,
     found: Vec<models::Found>,
-    workers: usize,
 ) -> Result<Core, AppError> {
     if config.backend == Backend::Gpu {
         check_onnx(runtime.as_ref(), &gpus, &found).map_err(AppError::Backend)?;
@@ -101,15 +98,9 @@ pub(super) fn start(
         jpeg: jpeg.clone(),
     };
     let (cpu, sharing) = (config.backend != Backend::Gpu, sharing(config));
-    let wanted = devices::Wanted { gpus, cpu, workers, sharing };
+    let wanted = devices::Wanted { gpus, cpu, sharing };
     let devices = Devices::start(parts, &wanted).map_err(AppError::Backend)?;
     Ok(Core { queue, catalog, status, metrics, devices, jpeg, found })
-}
-
-/// Workers that each device needs for these models: as many as any of them has instances.
-pub(super) fn workers(found: &[models::Found]) -> usize {
-    let sources = found.iter().filter_map(|found| found.source.as_ref().ok());
-    sources.map(|source| source.manifest.placement.instances).max().unwrap_or(1)
 }
 
 /// How large an image may be.

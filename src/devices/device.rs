@@ -98,7 +98,6 @@ pub(super) struct Device {
     pub(super) gpu: Option<Gpu>,
     /// Memory that it copies from by itself, hold after hold.
     host: HostMemory,
-    workers: usize,
     /// One call of it that takes longer has hung.
     stuck_after: Option<Duration>,
     hold: Mutex<Option<Arc<Hold>>>,
@@ -106,28 +105,22 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// The machine's processors, with so many workers (at least one).
-    pub(super) fn cpu(workers: usize) -> Device {
-        Device::new(CPU.into(), Kind::Cpu, None, workers, None)
+    /// The machine's processors.
+    pub(super) fn cpu() -> Device {
+        Device::new(CPU.into(), Kind::Cpu, None, None)
     }
 
     /// A GPU. One call of it that takes longer than `stuck_after` has hung.
-    pub(super) fn gpu(gpu: &Gpu, workers: usize, stuck_after: Option<Duration>) -> Device {
-        Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), workers, stuck_after)
+    pub(super) fn gpu(gpu: &Gpu, stuck_after: Option<Duration>) -> Device {
+        Device::new(gpu.id.as_str().into(), Kind::gpu(gpu), Some(gpu.clone()), stuck_after)
     }
 
-    fn new(
-        id: Arc<str>,
-        kind: Kind,
-        gpu: Option<Gpu>,
-        workers: usize,
-        stuck_after: Option<Duration>,
-    ) -> Device {
+    fn new(id: Arc<str>, kind: Kind, gpu: Option<Gpu>, stuck_after: Option<Duration>) -> Device {
         let (host, hold, next) = (HostMemory::default(), Mutex::default(), AtomicU64::new(1));
-        Device { id, kind, gpu, host, workers: workers.max(1), stuck_after, hold, next }
+        Device { id, kind, gpu, host, stuck_after, hold, next }
     }
 
-    /// Takes it: starts its workers, and opens its context on the first of them.
+    /// Takes it: starts its first worker, and opens its context there.
     ///
     /// # Errors
     /// Why it cannot be had now, with what is there of it still.
@@ -138,27 +131,23 @@ impl Device {
             Kind::Cpu => CPU.to_owned(),
             Kind::Gpu { ordinal, .. } => format!("gpu{ordinal}"),
         };
-        let workers = (0..self.workers).map(|index| start(parts, &health, &thread, index));
-        let workers = workers
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| format!("cannot start the device's threads: {error}"))?;
+        let first = start(parts, &health, &thread, 0)
+            .map_err(|error| format!("cannot start the device's thread: {error}"))?;
         let opened = self.gpu.clone().map(|gpu| {
             let (host, isolation) = (self.host.clone(), parts.isolation.clone());
             // The watch over calls that hang tells of it first: here it is only ended, since the keeper has nothing to end yet.
             let patience = self.stuck_after.map(|after| 2 * after);
             let busy = health.busy();
-            let opened = workers[0].call(move || {
+            let opened = first.call(move || {
                 let _busy = busy;
                 isolation.open(&gpu, host, patience)
             });
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
         if let Some(Ok(executor)) = &opened {
-            for worker in &workers {
-                let executor = executor.clone();
-                // Where this fails, so does what comes next.
-                let _ = worker.call(move || executor.bind());
-            }
+            let executor = executor.clone();
+            // Where this fails, so does what comes next.
+            let _ = first.call(move || executor.bind());
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let hold = |executor| {
@@ -167,8 +156,8 @@ impl Device {
                 _ => None,
             };
             let jpeg = context.zip(parts.jpeg.as_ref()).map(|(context, jpeg)| jpeg.offer(context));
-            let (health, first) = (health.clone(), Arc::clone(&workers[0]));
-            let (workers, growing) = (RwLock::new(workers), Mutex::default());
+            let health = health.clone();
+            let (workers, growing) = (RwLock::new(vec![Arc::clone(&first)]), Mutex::default());
             Hold { number, health, thread, first, workers, growing, jpeg, executor }
         };
         match opened.transpose() {

@@ -74,8 +74,6 @@ pub struct Wanted {
     pub gpus: Vec<Gpu>,
     /// Whether the CPU runs models as well.
     pub cpu: bool,
-    /// Workers of each device to begin with; at least one. A model with more instances has more started.
-    pub workers: usize,
     /// How GPUs are shared.
     pub sharing: Sharing,
 }
@@ -120,7 +118,7 @@ impl Devices {
     pub fn start(parts: Parts, wanted: &Wanted) -> Result<Arc<Devices>, String> {
         let mut devices = Vec::new();
         if wanted.cpu {
-            devices.push(Device::cpu(wanted.workers));
+            devices.push(Device::cpu());
             parts.status.set_device(CPU, DeviceState::Waiting, Cause::Empty, NO_MODEL);
         }
         let mut refused = Vec::new();
@@ -128,7 +126,7 @@ impl Devices {
             match gpu.check() {
                 Ok(()) => {
                     parts.status.set_device(&gpu.id, DeviceState::Waiting, Cause::Start, "not looked at yet");
-                    devices.push(Device::gpu(gpu, wanted.workers, wanted.sharing.stuck_timeout));
+                    devices.push(Device::gpu(gpu, wanted.sharing.stuck_timeout));
                 }
                 Err(reason) => {
                     tracing::warn!(gpu = gpu.id, reason, "a GPU cannot be used");

@@ -23,7 +23,7 @@ fn devices() -> Arc<Devices> {
         kernel_cache_folder: None,
         jpeg: None,
     };
-    let wanted = Wanted { cpu: true, workers: 1, ..Wanted::default() };
+    let wanted = Wanted { cpu: true, ..Wanted::default() };
     Devices::start(parts, &wanted).unwrap()
 }
 
