@@ -91,6 +91,24 @@ pub struct Job {
     pub arrived: Instant,
 }
 
+#[cfg(test)]
+impl Job {
+    /// One of which nothing is asked but these tensors' answer, sometime.
+    pub(crate) fn plain(model: ModelKey, inputs: Vec<Tensor>, items: usize, arrived: Instant) -> Job {
+        Job {
+            model,
+            inputs,
+            setting: None,
+            items,
+            reduced: false,
+            priority: 0,
+            deadline: None,
+            wait: None,
+            arrived,
+        }
+    }
+}
+
 /// What a job gets.
 #[derive(Debug)]
 pub struct Answer {

@@ -364,18 +364,7 @@ mod tests {
     #[test]
     fn a_model_without_inputs_is_answered() {
         let (worker, queue, health) = worker(false);
-        let job = Job {
-            model: ModelKey(1),
-            inputs: Vec::new(),
-            setting: None,
-            items: 1,
-            reduced: false,
-            priority: 0,
-            deadline: None,
-            wait: None,
-            arrived: Instant::now(),
-        };
-        let ticket = queue.push(job).unwrap();
+        let ticket = queue.push(Job::plain(ModelKey(1), Vec::new(), 1, Instant::now())).unwrap();
         let answer = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(ticket);
         assert_eq!(answer.unwrap().outputs[0].shape, [2]);
         queue.close();

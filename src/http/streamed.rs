@@ -202,17 +202,8 @@ mod tests {
         queue.register(key, "m", model.rules.clone());
         let call = Call::of(&HeaderMap::new(), &model, timeout).expect("no headers");
         let data = vec![0; 8].into();
-        let job = Job {
-            model: key,
-            inputs: vec![Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data }],
-            setting: None,
-            items: 1,
-            reduced: false,
-            priority: 0,
-            deadline: None,
-            wait: None,
-            arrived: std::time::Instant::now(),
-        };
+        let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data }];
+        let job = Job::plain(key, inputs, 1, std::time::Instant::now());
         let model = Arc::new(model);
         drop(Queued::new(call, &model, queue.push(job).expect("there is room")));
         let cancelled = |of: Failure| model.statistics.snapshot().failures[of as usize].count;

@@ -45,17 +45,7 @@ impl Desk {
     }
 
     fn job(&self, items: usize, first: u8) -> Job {
-        Job {
-            model: MODEL,
-            inputs: vec![bytes(items, first)],
-            setting: None,
-            reduced: false,
-            items,
-            priority: 0,
-            deadline: None,
-            wait: None,
-            arrived: self.now,
-        }
+        Job::plain(MODEL, vec![bytes(items, first)], items, self.now)
     }
 
     fn push(&mut self, items: usize, first: u8) -> JobKey {

@@ -35,17 +35,8 @@ fn device(name: &str) -> Arc<str> {
 
 fn job(model: ModelKey, items: usize, first: u8) -> Job {
     let data: Vec<u8> = (0..items as u8).map(|i| first.wrapping_add(i)).collect();
-    Job {
-        model,
-        inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![items, 1], data: data.into() }],
-        setting: None,
-        reduced: false,
-        items,
-        priority: 0,
-        deadline: None,
-        wait: None,
-        arrived: Instant::now(),
-    }
+    let input = Tensor { datatype: DataType::Uint8, shape: vec![items, 1], data: data.into() };
+    Job::plain(model, vec![input], items, Instant::now())
 }
 
 #[test]

@@ -51,17 +51,8 @@ pub(super) fn run(seed: u64) -> f64 {
             let load = book.load(at);
             let items = load.models.iter().find(|load| load.key == key).map_or(0, |load| load.items);
             for _ in items..40 {
-                let job = Job {
-                    model: key,
-                    inputs: vec![tagged(0, vec![1, 8], 1)],
-                    setting: None,
-                    reduced: false,
-                    items: 1,
-                    priority,
-                    deadline: None,
-                    wait: None,
-                    arrived: at,
-                };
+                let inputs = vec![tagged(0, vec![1, 8], 1)];
+                let job = Job { priority, ..Job::plain(key, inputs, 1, at) };
                 book.push(job, at).unwrap();
             }
         }

@@ -201,15 +201,9 @@ impl World {
         });
         let decoded = Duration::from_micros(random.between(0, 1000).min(self.now));
         let job = Job {
-            model,
-            inputs: vec![input],
-            setting: None,
-            reduced: false,
-            items,
             priority: random.below(3) as u8,
             deadline,
-            wait: None,
-            arrived: now - decoded,
+            ..Job::plain(model, vec![input], items, now - decoded)
         };
         let copy = Job { inputs: job.inputs.clone(), setting: None, ..job };
         let poisoned = random.percent(4);

@@ -123,15 +123,9 @@ impl Jobs {
         let input = Tensor { datatype: DataType::Uint8, shape: vec![items, 8], data: data.into() };
         let deadline = random.percent(30).then(|| now + Duration::from_millis(random.between(1, 60_000)));
         let job = Job {
-            model: MODEL,
-            inputs: vec![input.clone()],
-            setting: None,
-            reduced: false,
-            items,
             priority: random.below(2) as u8,
             deadline,
-            wait: None,
-            arrived: now,
+            ..Job::plain(MODEL, vec![input.clone()], items, now)
         };
         match self.book.push(job, now) {
             Ok(key) => {
