@@ -10,7 +10,7 @@ mod unpack;
 
 pub(super) use unpack::Malformed;
 
-use super::reject::Problem;
+use super::{accepted, reject::Problem};
 use crate::error::InferError;
 use axum::{
     body::Body,
@@ -155,22 +155,11 @@ fn packs_well(headers: &HeaderMap) -> bool {
 /// The coding with the highest weight in `Accept-Encoding`; of several, the one we would rather write. None if there is no such
 /// header, or nothing in it is ours, or the caller would rather have the reply as it is.
 fn preferred(headers: &HeaderMap) -> Option<Coding> {
-    if !headers.contains_key(header::ACCEPT_ENCODING) {
-        return None;
-    }
-    let mut named: Vec<(String, f32)> = Vec::new();
-    for value in headers.get_all(header::ACCEPT_ENCODING) {
-        for entry in value.to_str().ok()?.split(',') {
-            let mut parts = entry.split(';').map(str::trim);
-            let name = parts.next().unwrap_or_default().to_ascii_lowercase();
-            let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
-            // A weight that cannot be read is no wish.
-            let weight = weight.map_or(1.0, |text| text.trim().parse().unwrap_or(0.0));
-            named.push((name, weight));
-        }
-    }
+    let named: Vec<_> = accepted::weighted(headers, header::ACCEPT_ENCODING).collect();
     let weight = |name: &str| {
-        let of = |wanted: &str| named.iter().find(|(name, _)| name == wanted).map(|(_, weight)| *weight);
+        let of = |wanted: &str| {
+            named.iter().find(|(member, _)| accepted::is(member, wanted)).map(|(_, weight)| *weight)
+        };
         of(name).or_else(|| of(&format!("x-{name}"))).or_else(|| of("*").filter(|_| name != "identity"))
     };
     let plain = weight("identity").unwrap_or(0.0);

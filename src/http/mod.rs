@@ -5,7 +5,7 @@
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request.
-//! - `coding`: bodies that come packed, and replies that go so.
+//! - `accepted`: what a caller says it takes; `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
@@ -17,6 +17,7 @@
 //! - [`reject`]: the table from error to reply; `scrape`: all metrics at one time.
 
 pub mod accept;
+mod accepted;
 pub mod admission;
 mod base;
 pub mod body;

@@ -5,7 +5,7 @@
 //! when nothing could be answered is the first error the reply's own.
 
 use super::{
-    Front,
+    Front, accepted,
     admission::{Beside, Permit},
     call::{Call, Spent},
     decode::{Decoded, Staged},
@@ -332,21 +332,17 @@ impl Asked {
 
 /// `Accept: application/json; format=torchserve` asks for TorchServe's form, for those who cannot change an address.
 fn accepts_torchserve(headers: &HeaderMap) -> bool {
-    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    accepted.flat_map(|accept| accept.split(',')).any(|media| {
-        let mut parts = media.split(';').map(str::trim);
-        let json = parts.next().is_some_and(|media| media.eq_ignore_ascii_case("application/json"));
-        json && parts.any(|parameter| parameter.eq_ignore_ascii_case("format=torchserve"))
+    accepted::media(headers).into_iter().any(|media| {
+        let mut parameters = media.split(';').skip(1).map(str::trim);
+        accepted::is(media, "application/json")
+            && parameters.any(|parameter| parameter.eq_ignore_ascii_case("format=torchserve"))
     })
 }
 
 /// A segmenter's mask can be had as the picture itself.
 fn accepts_png(headers: &HeaderMap, task: &Task) -> bool {
     matches!(task, Task::Segment(_))
-        && headers
-            .get(header::ACCEPT)
-            .and_then(|value| value.to_str().ok())
-            .is_some_and(|accept| accept.trim_start().starts_with("image/png"))
+        && accepted::media(headers).first().is_some_and(|media| accepted::is(media, "image/png"))
 }
 
 type Answered = Result<(Vec<u8>, Spent), InferError>;

@@ -4,7 +4,7 @@
 //! Answers come in order, each when its batch has finished. A caller who does not read is not worked for: only so many items
 //! are under way as fill two batches. One who goes away ends the work.
 
-use super::{Front, call::Call, reject::Problem, wire::answer};
+use super::{Front, accepted, call::Call, reject::Problem, wire::answer};
 use crate::{
     batch::{Answer, Ticket},
     error::InferError,
@@ -38,23 +38,13 @@ pub(super) const FILES_AHEAD: usize = 4;
 impl Form {
     /// What the caller asks for, if it is one of these.
     pub(super) fn accepted(headers: &HeaderMap) -> Option<Form> {
-        let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-        let mut media = accepts.flat_map(|accept| accept.split(','));
-        media.find_map(|media| {
-            let mut parts = media.split(';').map(str::trim);
-            let media = parts.next()?;
-            let is = |name: &str| media.eq_ignore_ascii_case(name);
-            let form = if is("application/x-ndjson") || is("application/ndjson") {
-                Form::Lines
-            } else if is("text/event-stream") {
-                Form::Events
+        accepted::media(headers).into_iter().find_map(|media| {
+            let is = |name: &str| accepted::is(media, name);
+            if is("application/x-ndjson") || is("application/ndjson") {
+                Some(Form::Lines)
             } else {
-                return None;
-            };
-            // A weight of 0 says what is not wanted (RFC 9110, 12.4.2).
-            let weight = |part: &str| part.strip_prefix(['q', 'Q'])?.strip_prefix('=').map(str::parse::<f32>);
-            let weight = parts.find_map(weight);
-            (weight != Some(Ok(0.0))).then_some(form)
+                is("text/event-stream").then_some(Form::Events)
+            }
         })
     }
 
@@ -170,6 +160,7 @@ mod tests {
         assert_eq!(of("application/x-ndjson"), Some(Form::Lines));
         assert_eq!(of("text/html, text/event-stream;q=0.9"), Some(Form::Events));
         assert_eq!(of("Text/Event-Stream; Q=1"), Some(Form::Events));
+        assert_eq!(of("application/x-ndjson;q=0.5, text/event-stream"), Some(Form::Events));
         assert_eq!(of("application/json, */*"), None);
         assert_eq!(of("application/json, text/event-stream;q=0, application/x-ndjson; q=0.0"), None);
         assert_eq!(Form::accepted(&HeaderMap::new()), None);

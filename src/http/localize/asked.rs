@@ -3,11 +3,12 @@
 
 use crate::{
     error::InferError,
+    http::accepted,
     image::stack::{Format as StackFormat, Raw, SampleType},
     models::did_you_mean,
     tasks::localize::{Format, Holds, Options, Settings, options, settings::KEYS},
 };
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use std::borrow::Cow;
 
 /// Keys of the query beside those of [`Options`] and of [`Settings`].
@@ -75,7 +76,7 @@ impl Asked {
         }
         let format = match format {
             Some(format) => format,
-            None => accepted(headers)?,
+            None => self::format(headers)?,
         };
         // A preset is about columns of our own; other formats have theirs.
         if format.has_open_columns() {
@@ -163,26 +164,29 @@ fn raw(
     Ok(Some(StackFormat::Raw(Raw { width: side(width)?, height: side(height)?, sample, frames })))
 }
 
-/// The first of the accepted media types that we have; NDJSON for whoever takes anything.
-fn accepted(headers: &HeaderMap) -> Result<Format, Wrong> {
-    let Some(accept) = headers.get(header::ACCEPT) else { return Ok(Format::Ndjson) };
-    let text = String::from_utf8_lossy(accept.as_bytes()).into_owned();
-    text.split(',')
-        .find_map(|range| {
-            let any = matches!(range.split(';').next().map(str::trim), Some("*/*" | "application/*"));
-            Format::from_media_type(range.trim()).or(any.then_some(Format::Ndjson))
-        })
-        .ok_or_else(|| Wrong::Accept(text.chars().take(100).collect()))
+/// The best liked of the accepted media types that we have; NDJSON for whoever takes anything.
+fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
+    if !headers.contains_key(header::ACCEPT) {
+        return Ok(Format::Ndjson);
+    }
+    let known = accepted::media(headers).into_iter().find_map(|media| {
+        let any = accepted::is(media, "*/*") || accepted::is(media, "application/*");
+        Format::from_media_type(media).or(any.then_some(Format::Ndjson))
+    });
+    known.ok_or_else(|| {
+        let lines: Vec<_> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::as_bytes).collect();
+        Wrong::Accept(String::from_utf8_lossy(&lines.join(&b", "[..])).chars().take(100).collect())
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn asked(query: &str, accept: Option<&'static str>) -> Result<Asked, String> {
+    fn asked(query: &str, accept: impl IntoIterator<Item = &'static str>) -> Result<Asked, String> {
         let mut headers = HeaderMap::new();
-        if let Some(accept) = accept {
-            headers.insert(header::ACCEPT, http::HeaderValue::from_static(accept));
+        for line in accept {
+            headers.append(header::ACCEPT, HeaderValue::from_static(line));
         }
         Asked::of(query, &headers, Settings::default()).map_err(|error| error.to_string())
     }
@@ -194,6 +198,12 @@ mod tests {
         assert_eq!(format("", Some("*/*")), Ok(Format::Ndjson));
         assert_eq!(format("", Some("image/png, */*")), Ok(Format::Png));
         assert_eq!(format("format=csv", Some("image/png")), Ok(Format::Csv));
+        assert_eq!(format("", Some("text/csv;q=0.5, image/png")), Ok(Format::Png));
+        assert_eq!(format("", Some("text/csv;q=0, */*;q=0.1")), Ok(Format::Ndjson));
+        let lines = |lines: [&'static str; 2]| asked("", lines).map(|asked| asked.format);
+        assert_eq!(lines(["text/html", "text/csv; profile=thunderstorm"]), Ok(Format::ThunderStorm));
+        let error = lines(["text/html", "text/csv;q=0"]).unwrap_err();
+        assert!(error.contains("\"text/html, text/csv;q=0\""), "{error}");
         let error = format("", Some("text/html")).unwrap_err();
         assert!(error.contains("\"text/html\"") && error.contains("application/x-ndjson"), "{error}");
     }

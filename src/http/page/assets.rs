@@ -1,7 +1,10 @@
 //! The files of the page, as they are part of the binary.
 
 use super::manuals::manuals;
-use crate::{error::InferError, http::reject::Problem};
+use crate::{
+    error::InferError,
+    http::{accepted, reject::Problem},
+};
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderValue, Response, header},
@@ -158,13 +161,8 @@ impl Asset {
 
 /// Whether `Accept-Encoding` names gzip, with a weight above 0.
 fn takes_gzip(headers: &HeaderMap) -> bool {
-    let entry = |entry: &str| {
-        let (name, weight) = entry.split_once(';').unwrap_or((entry, ""));
-        let none = ["q=0", "q=0.0", "q=0.00", "q=0.000"].contains(&weight.trim());
-        name.trim().eq_ignore_ascii_case("gzip") && !none
-    };
-    let values = headers.get_all(header::ACCEPT_ENCODING).iter();
-    values.filter_map(|value| value.to_str().ok()).any(|value| value.split(',').any(entry))
+    accepted::weighted(headers, header::ACCEPT_ENCODING)
+        .any(|(coding, weight)| accepted::is(coding, "gzip") && weight > 0.0)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 mod assets;
 mod manuals;
 
-use super::{Front, Route, coding, reject::Problem};
+use super::{Front, Route, accepted, coding, reject::Problem};
 use assets::{Asset, Assets};
 use axum::{
     Json, Router,
@@ -54,9 +54,7 @@ pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
 /// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that
 /// the server is alive.
 async fn home(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
-    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let wanted =
-        accepted.flat_map(|accept| accept.split(',')).any(|media| media.trim().starts_with("text/html"));
+    let wanted = accepted::media(&headers).into_iter().any(|media| accepted::is(media, "text/html"));
     let mut reply = match wanted && front.page.is_some() {
         true => answer(file(&front, "index.html"), &headers, &uri),
         false => Json(json!({ "status": "alive" })).into_response(),
