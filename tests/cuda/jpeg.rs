@@ -6,7 +6,10 @@ use crate::{
     machine::PATIENCE,
 };
 use futures_util::future::join_all;
-use ocelli::config::{Backend, Config, Isolation};
+use ocelli::{
+    config::{Backend, Config, Isolation},
+    engine::cuda::jpeg::HUNG,
+};
 use std::time::Instant;
 use turbojpeg::{Compressor, Image, PixelFormat};
 
@@ -110,6 +113,29 @@ async fn a_gpu_decodes_what_the_cpu_has_no_threads_for_and_answers_are_the_same(
         }
     }
     assert!(gpu_jpegs(&server).await <= before);
+    assert_eq!(server.end().await.jobs, 0);
+    cuda.books().assert_empty();
+}
+
+#[tokio::test]
+async fn files_that_hang_in_the_decoder_are_decoded_by_the_cpu() {
+    let cuda = FakeCuda::start("");
+    let _fake = FakeNvjpeg::start();
+    let server = Server::start_with(models(), one_thread()).await;
+    until_gpu_serves(&server).await;
+    cuda.tell("fault on=kernel:preprocess hang");
+    let (patience, mut began) = (Instant::now() + PATIENCE, Instant::now());
+    // It is a matter of what comes while the CPU is busy.
+    while began.elapsed() < HUNG {
+        assert!(Instant::now() < patience, "no file came to the GPU within {PATIENCE:?}");
+        began = Instant::now();
+        let asked = (0..40).map(|i| label(&server, digit(i % 10)));
+        for (i, label) in join_all(asked).await.into_iter().enumerate() {
+            assert_eq!(label, Ok((i % 10).to_string()));
+        }
+    }
+    assert_eq!(gpu_jpegs(&server).await, 0.0);
+    cuda.tell("release");
     assert_eq!(server.end().await.jobs, 0);
     cuda.books().assert_empty();
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     engine::{
         Tensor,
-        cuda::jpeg::{BATCH, Job},
+        cuda::jpeg::{BATCH, HUNG, Job},
     },
     image::{self, Color, DataType, Format, Layout, Preprocess, plain_jpeg},
     models::{Form, ImageInput, Model},
@@ -48,7 +48,8 @@ impl DecodePool {
             // Whoever asked may have gone.
             answer: Box::new(move |item| drop(reply.send(item))),
         });
-        let item = answer.await.ok().flatten()?;
+        // What hangs there is the pool's after all, while whoever asked still waits.
+        let item = tokio::time::timeout(HUNG, answer).await.ok()?.ok().flatten()?;
         self.gpu_jpegs.fetch_add(1, Ordering::Relaxed);
         let frames = vec![Staged { tensor: tensor(&item, form), placement }];
         Some(Decoded { frames, took: started.elapsed(), share })

@@ -30,7 +30,7 @@ pub const BATCH: usize = 32;
 const IDLE: Duration = Duration::from_secs(5);
 
 /// A batch that takes longer has hung.
-const HUNG: Duration = Duration::from_secs(10);
+pub const HUNG: Duration = Duration::from_secs(10);
 
 /// So long does whoever ends wait for a decoder that has hung.
 const LEAVE: Duration = Duration::from_secs(2);
