@@ -156,7 +156,7 @@ async fn infer(
         let request = shared_memory::fetch(front, &model, &caller, request).await?;
         let call = call.asked(&model, request.timeout()?, request.priority()?);
         call.stage("decode", began.elapsed());
-        let ran = infer::run(front, &model, &call, request, began).await?;
+        let ran = infer::run(front, &model, &call, request, began, &caller).await?;
         let answered = Instant::now();
         let (long, spent) = (ran.is_long(), ran.spent.clone());
         let (of, front_too) = (Arc::clone(&model), Arc::clone(front));

@@ -110,9 +110,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
     if let Some(form) = form {
-        return in_parts(front, model, &call, request, form).await;
+        return in_parts(front, model, &call, request, form, &caller).await;
     }
-    let ran = run(front, model, &call, request, began).await?;
+    let ran = run(front, model, &call, request, began, &caller).await?;
     let answered = Instant::now();
     let (long, spent) = (ran.is_long(), ran.spent.clone());
     let (of, front_too) = (Arc::clone(model), Arc::clone(front));
@@ -160,10 +160,12 @@ pub(crate) async fn run(
     call: &Call,
     request: InferRequest,
     began: Instant,
+    caller: &Caller,
 ) -> Result<Ran, InferError> {
     let (id, asked) = (request.id.clone(), (request.outputs.clone(), request.binary_default));
     let (outputs, spent) = if let Some(settings) = &model.fit {
-        let Fitted { outputs, spent } = tensors::fit(front, model, settings, call, request).await?;
+        let permit = caller.permit.clone();
+        let Fitted { outputs, spent } = tensors::fit(front, model, settings, call, request, permit).await?;
         (outputs, spent)
     } else {
         // Before the work, what may be asked for is known.
@@ -222,6 +224,7 @@ async fn in_parts(
     call: &Call,
     request: InferRequest,
     form: Form,
+    caller: &Caller,
 ) -> Result<Response, InferError> {
     if let Some(output) = request.outputs.iter().find(|output| output.place.is_some()) {
         return Err(bad(format!(
@@ -241,7 +244,7 @@ async fn in_parts(
         return Ok(streamed::reply(form, parts));
     }
     if model.fit.is_some() || model.rules.whole {
-        let ran = run(front, model, call, request, Instant::now()).await?;
+        let ran = run(front, model, call, request, Instant::now(), caller).await?;
         let outputs = ran.outputs(model)?;
         let only = front.decode.run(move || reply::members(&outputs, 0)).await??;
         return Ok(streamed::reply(form, stream::iter([Ok(only)])));

@@ -88,6 +88,18 @@ def test_what_a_reply_holds_until_its_end_counts_as_bytes_in_flight(start_server
     assert server.stop() == 0
 
 
+def test_what_spots_of_tensors_are_looked_for_in_counts_as_bytes_in_flight(start_server, tmp_path):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    limits = {"in_flight_bytes_max": "4MiB", "body_bytes_max": "1MiB", "stack_memory_bytes_max": "1MiB"}
+    server = start_server(tmp_path / "models", **limits)
+    for side, status in [(256, 200), (512, 413)]:
+        reply = localize.post_infer(server, {"frames": np.full((1, side, side), 100, np.uint16)})
+        assert reply.status_code == status, reply.text
+    assert "what is held beside the body in bytes" in reply.json()["error"]
+    assert "\nocelli_in_flight_bytes 0\n" in requests.get(f"{server.url}/metrics", timeout=10).text
+    assert server.stop() == 0
+
+
 def test_the_molecules_of_the_example_are_found_where_they_are(found):
     true = localize.truth()
     true = true[true["photons"] >= 100]

@@ -13,6 +13,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
+        admission::Permit,
         call::{Call, Spent},
         streamed::Queued,
         wire::{Parameter, request::InferRequest, request::Input},
@@ -90,6 +91,7 @@ pub(in crate::http) async fn fit(
     settings: &Settings,
     call: &Call,
     request: InferRequest,
+    permit: Option<Arc<Permit>>,
 ) -> Result<Fitted, InferError> {
     let mut settings = settings.clone();
     for (key, value) in request.parameters.iter().filter(|(key, _)| !PROTOCOL_KEYS.contains(&key.as_str())) {
@@ -120,8 +122,8 @@ pub(in crate::http) async fn fit(
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
             let (whole, memory) = (front.queue.is_on_gpu(model.key), model.frames.clone());
-            let found =
-                front.decode.run(move || search(settings, &frames, options, (whole, memory))).await??;
+            let search = move || search(settings, &frames, options, (whole, memory), permit.as_deref());
+            let found = front.decode.run(search).await??;
             call.stage("decode", began.elapsed());
             found
         }
@@ -142,12 +144,13 @@ pub(in crate::http) async fn fit(
     Ok(Fitted { outputs: columns(&table, &schema), spent })
 }
 
-/// Looks for spots in posted frames, or leaves that to the engine.
+/// Looks for spots in posted frames, or leaves that to the engine. What looking for them takes is charged to the permit.
 fn search(
     settings: Settings,
     frames: &Tensor,
     options: Options,
     (whole, memory): (bool, Option<FrameMemory>),
+    permit: Option<&Permit>,
 ) -> Result<(Vec<Chunk>, Schema), InferError> {
     let sample = if frames.datatype == DataType::Uint16 { SampleType::U16 } else { SampleType::F32 };
     let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
@@ -161,12 +164,15 @@ fn search(
     let mut stager = stager.whole(whole, memory);
     stager.push(frames.data.clone())?;
     stager.finish();
-    let mut chunks = Vec::new();
+    let (mut chunks, mut held) = (Vec::new(), None);
     loop {
         match stager.step(false)? {
             Step::Chunk(chunk) => chunks.push(chunk),
             Step::Busy => {}
             Step::Wait | Step::End => break,
+        }
+        if let (None, Some(permit), bytes @ 1..) = (&held, permit, stager.bytes() as u64) {
+            held = Some(permit.beside(bytes)?);
         }
     }
     Ok((chunks, stager.schema().map_err(InferError::BadRequest)?))
