@@ -2,7 +2,9 @@
 //! nothing can swell.
 
 use flate2::{Decompress, FlushDecompress, Status};
+use std::io;
 use weezl::{BitOrder, LzwStatus, decode::Decoder};
+use zstd::stream::raw::{InBuffer, Operation, OutBuffer};
 
 /// Compression of a strip or tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,9 +51,9 @@ pub(super) fn unpack(compression: Compression, packed: &[u8], into: &mut [u8]) -
         Compression::Lzw => lzw(packed, into)?,
         Compression::Deflate => inflate(packed, into)?,
         Compression::PackBits => pack_bits(packed, into),
-        Compression::Zstd => zstd::bulk::Decompressor::new()
-            .and_then(|mut decompressor| decompressor.decompress_to_buffer(packed, into))
-            .map_err(|error| format!("its zstd data are damaged ({error})"))?,
+        Compression::Zstd => {
+            unzstd(packed, into).map_err(|error| format!("its zstd data are damaged ({error})"))?
+        }
     };
     if written < into.len() {
         return Err(format!("its data end after {written} of {} bytes", into.len()));
@@ -87,6 +89,19 @@ fn inflate(packed: &[u8], into: &mut [u8]) -> Result<usize, String> {
             Ok(_) => return Ok(now_written),
             Err(_) if now_written == into.len() => return Ok(now_written),
             Err(error) => return Err(format!("its deflate data are damaged ({error})")),
+        }
+    }
+}
+
+/// Ends with `into`, as the others do. Of a frame that goes on beyond it, no more memory is touched than was written.
+fn unzstd(packed: &[u8], into: &mut [u8]) -> io::Result<usize> {
+    let mut stream = zstd::stream::raw::Decoder::new()?;
+    let (mut from, mut to) = (InBuffer::around(packed), OutBuffer::around(into));
+    loop {
+        let before = (from.pos(), to.pos());
+        stream.run(&mut from, &mut to)?;
+        if to.pos() == to.capacity() || (from.pos(), to.pos()) == before {
+            return Ok(to.pos());
         }
     }
 }
@@ -170,6 +185,37 @@ pub(super) fn gather_floats(bytes: &mut [u8], row_samples: usize, size: usize) {
                 let plane = if cfg!(target_endian = "little") { size - 1 - byte } else { byte };
                 *place = planes[plane * row_samples + index];
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_packed_beyond_the_last_row_is_left_whatever_packed_it() {
+        let rows: Vec<u8> = (0..200_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+        // Padded as libtiff pads a last strip; one byte; far more than anybody would wait for or hold.
+        for padding in [0, 1, 50_000, 1 << 26] {
+            let mut padded = rows.clone();
+            padded.resize(rows.len() + padding, 0);
+            let packed = zstd::bulk::compress(&padded, 1).expect("packed");
+            let mut into = vec![0; rows.len()];
+            assert_eq!(unpack(Compression::Zstd, &packed, &mut into), Ok(()), "{padding} bytes beyond");
+            assert!(into == rows, "{padding} bytes beyond");
+        }
+    }
+
+    #[test]
+    fn zstd_data_that_end_too_early_or_are_damaged_are_refused() {
+        let packed = zstd::bulk::compress(&[7; 1000], 1).expect("packed");
+        let unpack = |packed: &[u8], len| unpack(Compression::Zstd, packed, &mut vec![0; len]);
+        assert_eq!(unpack(&packed, 1001), Err("its data end after 1000 of 1001 bytes".to_owned()));
+        for len in [1000, 1001] {
+            assert!(unpack(&packed[..packed.len() - 1], len).is_err());
+            assert!(unpack(b"not zstd", len).unwrap_err().starts_with("its zstd data are damaged"));
+            assert!(unpack(b"", len).is_err());
         }
     }
 }
