@@ -13,16 +13,25 @@ was compiled for the host.
 #include "driver.h"
 #include "../machine/entries.h"
 
+// What the PTX says of an entry.
+struct Declared {
+    std::vector<size_t> sizes;  // of its parameters
+    u64 threads_max = THREADS_PER_BLOCK_MAX;
+    int shared_bytes = 0;       // that its blocks share, beside what a launch asks for
+};
+
 struct Module {
     std::shared_ptr<Context> context;
-    std::map<std::string, std::vector<size_t>> entries;  // and the sizes of their parameters
+    std::map<std::string, Declared> entries;
 };
 
 struct Function {
     std::shared_ptr<Context> context;
     const Module* module;
     const Entry* entry;
-    int dynamic_shared_max = SHARED_PER_BLOCK;
+    u64 threads_max = 0;
+    int shared_bytes = 0;
+    int dynamic_shared_max = 0;
 };
 
 static auto& modules = *new Handles<Module>{"module", 0x30, 0, {}};
@@ -67,6 +76,24 @@ static size_t parameter_size(const std::string& declared) {
     return bracket == std::string::npos ? element : element * strtoul(declared.c_str() + bracket + 1, nullptr, 10);
 }
 
+// How many threads a block may have (`.maxntid 32, 8, 1` between the parameters and the body), and what its body declares as shared
+// (`.shared .align 4 .b8 name[372];`).
+static void read_bounds(const std::string& text, size_t entry, size_t body, Declared& declared) {
+    const size_t bound = text.find(".maxntid", entry);
+    unsigned x = 1, y = 1, z = 1;
+    if (bound < body && sscanf(text.c_str() + bound, ".maxntid %u, %u, %u", &x, &y, &z) >= 1)
+        declared.threads_max = std::min(declared.threads_max, (u64)x * y * z);
+    // Names are not those of other entries, so the next of them ends this one.
+    const size_t end = std::min(text.find(".entry", body), text.size());
+    u64 bytes = 0;
+    for (size_t at = body; (at = text.find(".shared .align ", at)) < end; ++at) {
+        const u64 aligned = strtoul(text.c_str() + at + 15, nullptr, 10);
+        const size_t semicolon = text.find(';', at);
+        bytes = (bytes + aligned - 1) / aligned * aligned + parameter_size(text.substr(at + 7, semicolon - at - 7));
+    }
+    declared.shared_bytes = (int)bytes;
+}
+
 static int read_ptx(const char* image, const Device& device, Module& module, std::string& why) {
     if (!memcmp(image, "\x7f" "ELF", 4)) return why = "the image is machine code, which this driver cannot run", INVALID_IMAGE;
     const std::string text = without_comments(image);
@@ -84,14 +111,15 @@ static int read_ptx(const char* image, const Device& device, Module& module, std
         char name[256] = "";
         const size_t open = text.find('(', at), body = text.find('{', at);
         if (sscanf(text.c_str() + at, ".entry %255[A-Za-z0-9_$]", name) != 1) return why = "an .entry without a name", INVALID_PTX;
-        std::vector<size_t>& sizes = module.entries[name];
+        Declared& declared = module.entries[name];
+        read_bounds(text, at, body, declared);
         // One without parameters may have no list.
         if (open == std::string::npos || open > body) continue;
         const size_t close = text.find(')', open);
         if (close == std::string::npos) return why = "an .entry whose parameters do not end", INVALID_PTX;
         for (size_t from = open; (from = text.find(".param", from)) < close; ++from) {
             const size_t end = std::min(text.find(',', from), close);
-            sizes.push_back(parameter_size(text.substr(from + 6, end - from - 6)));
+            declared.sizes.push_back(parameter_size(text.substr(from + 6, end - from - 6)));
         }
     }
     return SUCCESS;
@@ -153,7 +181,7 @@ EXPORT int cuModuleGetFunction(Handle* handle, Handle of, const char* name) {
         fprintf(stderr, "fake CUDA driver: kernel %s has no entry in tests/machine/kernels\n", name);
         return NOT_SUPPORTED;
     }
-    if (entry->sizes != declared->second) {
+    if (entry->sizes != declared->second.sizes) {
         fprintf(stderr, "fake CUDA driver: the parameters of kernel %s are not those of its PTX: one is older\n", name);
         return INVALID_PTX;
     }
@@ -161,13 +189,16 @@ EXPORT int cuModuleGetFunction(Handle* handle, Handle of, const char* name) {
     function->context = context;
     function->module = module.get();
     function->entry = entry;
+    function->threads_max = declared->second.threads_max;
+    function->shared_bytes = declared->second.shared_bytes;
+    function->dynamic_shared_max = SHARED_PER_BLOCK - function->shared_bytes;
     *handle = functions.add(std::move(function));
     return SUCCESS;
 }
 
 // ---- functions -------------------------------------------------------------------------------------------------------------
 
-// All kernels are alike here: 32 registers and no memory of their own.
+// All kernels are alike here: 32 registers and no local memory.
 constexpr int REGISTERS_OF_A_KERNEL = 32;
 
 EXPORT int cuFuncGetAttribute(int* value, int attribute, Handle handle) {
@@ -176,7 +207,8 @@ EXPORT int cuFuncGetAttribute(int* value, int attribute, Handle handle) {
     const auto function = functions.find(handle, __func__);
     if (!function) return INVALID_HANDLE;
     switch (attribute) {
-        case 0: *value = THREADS_PER_BLOCK_MAX; break;
+        case 0: *value = (int)function->threads_max; break;
+        case 1: *value = function->shared_bytes; break;
         case 4: *value = REGISTERS_OF_A_KERNEL; break;
         case 5: *value = 80; break;  // version of the PTX
         case 6: *value = function->context->device->major * 10 + function->context->device->minor; break;
@@ -193,7 +225,7 @@ EXPORT int cuFuncSetAttribute(Handle handle, int attribute, int value) {
     const auto function = functions.find(handle, __func__);
     if (!function) return INVALID_HANDLE;
     if (attribute == 8) {
-        if (value < 0 || value > SHARED_PER_BLOCK_OPTIN) return INVALID_VALUE;
+        if (value < 0 || value > SHARED_PER_BLOCK_OPTIN - function->shared_bytes) return INVALID_VALUE;
         function->dynamic_shared_max = value;
     }
     return SUCCESS;
@@ -214,9 +246,10 @@ static int blocks_per_processor(int block, size_t shared) {
 EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Handle handle, int block, size_t shared, unsigned) {
     ENTER(Context)
     const Locked locked(lock);
-    if (!functions.find(handle, __func__)) return INVALID_HANDLE;
+    const auto function = functions.find(handle, __func__);
+    if (!function) return INVALID_HANDLE;
     if (block < 1) return INVALID_VALUE;
-    *blocks = block > THREADS_PER_BLOCK_MAX ? 0 : blocks_per_processor(block, shared);
+    *blocks = (u64)block > function->threads_max ? 0 : blocks_per_processor(block, shared + (size_t)function->shared_bytes);
     return SUCCESS;
 }
 
@@ -231,8 +264,9 @@ EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* block, Hand
     const auto function = functions.find(handle, __func__);
     if (!function) return INVALID_HANDLE;
     int best = 0, best_block = 0, best_blocks = 0;
-    for (int size = limit > 0 ? std::min(limit, THREADS_PER_BLOCK_MAX) : THREADS_PER_BLOCK_MAX; size >= WARP; size -= WARP) {
-        const int blocks = blocks_per_processor(size, shared_of ? shared_of(size) : shared);
+    const int most = (int)function->threads_max, own = function->shared_bytes;
+    for (int size = limit > 0 ? std::min(limit, most) : most; size >= WARP; size -= WARP) {
+        const int blocks = blocks_per_processor(size, (shared_of ? shared_of(size) : shared) + (size_t)own);
         if (blocks * size > best) best = blocks * size, best_block = size, best_blocks = blocks;
     }
     *block = best_block;
@@ -258,11 +292,12 @@ static int launch(const char* call, Handle handle, const Grid& grid, Handle stre
         if (!grid.grid[axis] || !grid.block[axis]) return INVALID_VALUE;
         threads *= grid.block[axis];
     }
-    if (threads > THREADS_PER_BLOCK_MAX || grid.block[2] > 64) return INVALID_VALUE;
+    if (threads > function->threads_max || grid.block[2] > 64) return INVALID_VALUE;
     if (grid.grid[0] > 0x7fffffff || grid.grid[1] > 65535 || grid.grid[2] > 65535) return INVALID_VALUE;
     if ((int)grid.shared_bytes > function->dynamic_shared_max) return INVALID_VALUE;
     const u64 blocks = (u64)grid.grid[0] * grid.grid[1] * grid.grid[2];
-    if (together && blocks > (u64)blocks_per_processor((int)threads, grid.shared_bytes) * (u64)context->device->processors)
+    const size_t shared = grid.shared_bytes + (size_t)function->shared_bytes;
+    if (together && blocks > (u64)blocks_per_processor((int)threads, shared) * (u64)context->device->processors)
         return COOPERATIVE_LAUNCH_TOO_LARGE;
     const Entry& entry = *function->entry;
     if (!entry.sizes.empty() && !parameters) return INVALID_VALUE;

@@ -73,6 +73,37 @@ fn a_grid_that_no_device_takes_is_refused() {
     unsafe { stream.launch_builder(&whole).arg(&mut memory).launch(config(1, 64, 100 << 10)) }.unwrap();
 }
 
+#[test]
+fn a_kernel_takes_as_many_threads_and_as_much_memory_as_its_ptx_leaves() {
+    let _fake = FakeCuda::start("");
+    let context = context(0);
+    let stream = context.new_stream().unwrap();
+    let load = |source: &str, name: &str| {
+        let (_, ptx) = committed().into_iter().find(|(path, _)| path.ends_with(source)).unwrap();
+        context.load_module(Ptx::from_src(ptx)).unwrap().load_function(name).unwrap()
+    };
+    // Compiled for blocks of 128.
+    let math = load("/math_check.ptx", "math_check");
+    let mut values = stream.alloc_zeros::<f32>(256).unwrap();
+    let from = stream.alloc_zeros::<f32>(256).unwrap();
+    let mut launch = |threads: u32| {
+        // SAFETY: math_check takes (int, const float*, float*, u64) and stays within 256 values.
+        code(unsafe {
+            let mut launch = stream.launch_builder(&math);
+            launch.arg(&0i32).arg(&from).arg(&mut values).arg(&256u64).launch(config(2, threads, 0))
+        })
+    };
+    assert_eq!([128, 129].map(&mut launch), [CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_INVALID_VALUE]);
+    assert_eq!(math.occupancy_max_active_blocks_per_multiprocessor(256, 0, None).unwrap(), 0);
+    // Has 6144 bytes of its own.
+    let preprocess = load("/preprocess.ptx", "preprocess");
+    let attribute =
+        cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let allow = |bytes: i32| code(preprocess.set_attribute(attribute, bytes));
+    let most = (227 << 10) - 6144;
+    assert_eq!([most, most + 1].map(allow), [CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_INVALID_VALUE]);
+}
+
 /// The committed PTX of every source.
 fn committed() -> Vec<(String, String)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/generated");

@@ -14,6 +14,8 @@ use ocelli::engine::{
 use std::{sync::Arc, time::Instant};
 
 const MATH: &str = include_str!("../../../kernels/generated/math_check.ptx");
+/// Threads of its blocks: as many as it is compiled for.
+const MATH_THREADS: u32 = 128;
 const MODULES: [(&str, &str); 7] = [
     ("xynb", include_str!("../../../kernels/generated/gauss_mle_xynb.ptx")),
     ("xynbs", include_str!("../../../kernels/generated/gauss_mle_xynbs.ptx")),
@@ -56,8 +58,8 @@ impl Work {
             launch_on(
                 stream,
                 self.kernel,
-                [self.count.div_ceil(256) as u32, 1, 1],
-                [256, 1, 1],
+                [self.count.div_ceil(u64::from(MATH_THREADS)) as u32, 1, 1],
+                [MATH_THREADS, 1, 1],
                 0,
                 arguments,
             );
