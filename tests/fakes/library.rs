@@ -41,6 +41,10 @@ const FLAGS: [&str; 11] = [
     "-Wno-psabi",
 ];
 
+/// What kernels are compiled with beside: what lies at an address that is no multiple of its alignment ends a launch there, as it does
+/// on a device (`machine.cpp` has what is called then).
+const KERNEL_FLAGS: [&str; 2] = ["-fsanitize=alignment", "-fno-sanitize-recover=alignment"];
+
 /// The library of a recipe, compiled if it is not there yet.
 ///
 /// With `FAKE_SANITIZER` (`address`, `thread`, `undefined`) it is one of its own, which looks at itself and at the kernels in it; the
@@ -63,13 +67,14 @@ pub fn compiled(recipe: &Recipe) -> PathBuf {
     let common = (compiler.clone(), version, flags.clone(), headers);
     let kernels = texts(&package.join("kernels"), &["cu", "cuh", "h"]);
 
-    let mut sources: Vec<(PathBuf, u64)> = Vec::new();
+    let mut sources: Vec<Source> = Vec::new();
     for folder in &folders {
         let plain = files(folder, &["cpp"]).into_iter().map(|source| (source, None));
         let of_kernels = files(&folder.join("kernels"), &["cpp"]).into_iter();
         for (source, kernels) in plain.chain(of_kernels.map(|source| (source, Some(&kernels)))) {
-            let hash = hash(&(&common, kernels, read(&source)));
-            sources.push((source, hash));
+            let flags = if kernels.is_some() { &KERNEL_FLAGS[..] } else { &[] };
+            let hash = hash(&(&common, flags, kernels, read(&source)));
+            sources.push((source, flags, hash));
         }
     }
     assert!(!sources.is_empty(), "no sources in {folders:?}");
@@ -105,10 +110,13 @@ fn made_in() -> PathBuf {
     profile.join("fakes")
 }
 
-fn compile(compiler: &str, flags: &[String], sources: &[(PathBuf, u64)], made: &Path) -> Vec<PathBuf> {
+/// A file, what it is compiled with beside what all are, and the hash of all that.
+type Source = (PathBuf, &'static [&'static str], u64);
+
+fn compile(compiler: &str, flags: &[String], sources: &[Source], made: &Path) -> Vec<PathBuf> {
     let folder = made.join("objects");
     fs::create_dir_all(&folder).expect("target can be written");
-    let object = |(source, hash): &(PathBuf, u64)| {
+    let object = |(source, _, hash): &Source| {
         let stem = source.file_stem().and_then(|stem| stem.to_str()).expect("sources have plain names");
         folder.join(format!("{stem}-{hash:016x}.o"))
     };
@@ -122,7 +130,7 @@ fn compile(compiler: &str, flags: &[String], sources: &[(PathBuf, u64)], made: &
                         continue;
                     }
                     let mut command = Command::new(compiler);
-                    command.args(flags).arg("-c").arg(&source.0);
+                    command.args(flags).args(source.1).arg("-c").arg(&source.0);
                     if let Err(why) = put(command, &object) {
                         failed.lock().expect("no compiler panics").push_str(&why);
                     }

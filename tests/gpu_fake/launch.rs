@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "launches are unsafe")]
 
 use cudarc::{
-    driver::{LaunchConfig, PushKernelArg, sys::CUresult},
+    driver::{CudaSlice, DevicePtr, LaunchConfig, PushKernelArg, sys::CUresult},
     nvrtc::Ptx,
 };
 
@@ -102,6 +102,27 @@ fn a_kernel_takes_as_many_threads_and_as_much_memory_as_its_ptx_leaves() {
     let allow = |bytes: i32| code(preprocess.set_attribute(attribute, bytes));
     let most = (227 << 10) - 6144;
     assert_eq!([most, most + 1].map(allow), [CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_INVALID_VALUE]);
+}
+
+#[test]
+fn what_is_not_aligned_for_its_type_breaks_the_context() {
+    let fake = FakeCuda::start("");
+    let context = context(0);
+    let stream = context.new_stream().unwrap();
+    let scale = kernel(&context, "fake_scale");
+    let (from, to) = (stream.alloc_zeros::<f32>(8).unwrap(), stream.alloc_zeros::<f32>(8).unwrap());
+    let address = |memory: &CudaSlice<f32>| memory.device_ptr(&stream).0;
+    for (off, expected) in [(4, CUresult::CUDA_SUCCESS), (2, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS)] {
+        // SAFETY: fake_scale takes (const float*, float*, float, unsigned), and stays within 4 values of 8.
+        unsafe {
+            let mut launch = stream.launch_builder(&scale);
+            let (from, to) = (address(&from) + off, address(&to));
+            launch.arg(&from).arg(&to).arg(&2f32).arg(&4u32).launch(config(1, 32, 0)).unwrap();
+        }
+        assert_eq!(code(stream.synchronize()), expected, "{off} bytes off");
+    }
+    drop((scale, from, to, stream, context));
+    fake.tell("devices");
 }
 
 /// The committed PTX of every source.

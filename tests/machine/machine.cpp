@@ -183,6 +183,12 @@ void machine_trap(int code) {
     for (;;) swapcontext(&block->running->context, &block->scheduler);
 }
 
+// Kernels are compiled to call this before they read or write what is not aligned for its type.
+extern "C" [[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(void*, uintptr_t address) {
+    fprintf(stderr, "machine: what lies at %#llx is not aligned\n", (unsigned long long)address);
+    machine_trap(716);
+}
+
 int run_grid(const Grid& grid, const std::function<void()>& kernel) {
     Block of;
     of.kernel = &kernel;

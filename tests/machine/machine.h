@@ -4,8 +4,9 @@ machine: makes this compiler take the device side of a kernel, one float per lan
 Included before a kernel's source, and after what there is of the library. Tests launch kernels on it, by their names (entries.h)
 alone or through the fake driver. The threads of a block take turns on one OS thread and change only where they wait for each
 other, so a block is deterministic; blocks follow each other, and every second one takes its threads backwards. A barrier that
-not all threads of a block reach fails the launch, and shared memory begins as garbage. What a kernel may use is what stands
-here. Bounds are not checked, but the fake driver's memory is memory of its own: AddressSanitizer finds what leaves it.
+not all threads of a block reach fails the launch, as does an address that is not aligned for what is read or written there, and
+shared memory begins as garbage. What a kernel may use is what stands here. Bounds are not checked, but the fake driver's memory is
+memory of its own: AddressSanitizer finds what leaves it.
 
     __shared__ float tile[64];              static shared memory
     dynamic_shared()                        the bytes that the launch asked for (`extern __shared__` cannot be had)
