@@ -97,3 +97,31 @@ fn a_graph_that_one_thread_records_and_what_others_do_are_not_in_each_others_way
     drop((staging, ours, stream, theirs));
     fake.books().assert_empty();
 }
+
+#[test]
+fn a_thread_that_was_refused_to_go_on_beside_graphs_asks_again() {
+    let fake = FakeCuda::start("");
+    let ours = open(0);
+    let theirs = CudaContext::new(0).unwrap();
+    let stream = theirs.new_stream().unwrap();
+    fake.tell("fault on=cuThreadExchangeStreamCaptureMode code=201");
+    std::thread::scope(|scope| {
+        let (bound, hears) = std::sync::mpsc::channel();
+        let (go, told) = std::sync::mpsc::channel::<()>();
+        let ours = &ours;
+        let other = scope.spawn(move || {
+            ours.bind().unwrap();
+            bound.send(()).unwrap();
+            told.recv().unwrap();
+            ours.event().unwrap().wait()
+        });
+        hears.recv().unwrap();
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+        go.send(()).unwrap();
+        let waited = other.join().unwrap();
+        let recorded = stream.end_capture(sys::CUgraphInstantiate_flags(0)).map(|_| ());
+        assert_eq!((waited, recorded), (Ok(()), Ok(())));
+    });
+    drop((ours, stream, theirs));
+    fake.books().assert_empty();
+}

@@ -31,8 +31,9 @@ int refuse_in_capture(const Context& context) { return refuse(context, true); }
 
 int refuse_beside_capture(const Context& context) { return refuse(context, false); }
 
+// Refused where the thread has no context, which is among what the real one may give.
 EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
-    ENTER(Init)
+    ENTER(AnyContext)
     if (*mode < 0 || *mode > 2) return INVALID_VALUE;
     std::swap(*mode, thread_mode);
     return SUCCESS;

@@ -84,15 +84,24 @@ impl Drop for Context {
 /// meanwhile, the driver refuses to all others what may wait, such as to pin memory or to wait for an event, and breaks the
 /// recording: a model that is loaded would fail batches of those that serve. Nothing that one thread does here is part of what
 /// another records.
-pub(super) fn beside_captures() {
-    thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
-    if ASKED.replace(true) {
+///
+/// Makes `cuda` the thread's context, without which it may be refused; then it is asked for again the next time.
+pub(super) fn beside_captures(cuda: &CudaContext) {
+    thread_local!(static HEARD: Cell<bool> = const { Cell::new(false) });
+    if HEARD.get() {
         return;
     }
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: exchanges a number that the driver has for this thread.
-    if let Err(error) = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result() {
-        tracing::debug!(?error, "a thread may be in the way of graphs that others record");
+    // SAFETY: the context is there, and a number is exchanged that the driver has for this thread.
+    let asked = unsafe {
+        result::ctx::set_current(cuda.cu_ctx())
+            .and_then(|()| sys::cuThreadExchangeStreamCaptureMode(&raw mut mode).result())
+    };
+    match asked {
+        Ok(()) => HEARD.set(true),
+        Err(error) => {
+            tracing::debug!(?error, "a thread may be in the way of graphs that others record");
+        }
     }
 }
 
@@ -142,7 +151,7 @@ impl Context {
     pub fn open_with(gpu: &Gpu, host: HostMemory) -> Result<Arc<Context>, CudaError> {
         let failed = || CudaError::when(format!("cannot take {} ({})", gpu.id, gpu.name));
         let cuda = CudaContext::new(gpu.ordinal).map_err(failed())?;
-        beside_captures();
+        beside_captures(&cuda);
         // SAFETY: whoever uses a buffer on several streams orders them by events, and drops it only when all work on it is done
         // (`memory`).
         unsafe { cuda.disable_event_tracking() };
@@ -189,7 +198,7 @@ impl Context {
     /// # Errors
     /// Where the context is broken.
     pub fn bind(&self) -> Result<(), CudaError> {
-        beside_captures();
+        beside_captures(&self.cuda);
         if let Some(near) = self.near()
             && let Err(error) = near.bind()
         {
@@ -220,7 +229,7 @@ impl Context {
     /// Where the context is broken.
     pub fn trim(&self) -> Result<(), CudaError> {
         let failed = || CudaError::when(format!("cannot give memory of {} back", self.gpu.id));
-        beside_captures();
+        beside_captures(&self.cuda);
         // What went wrong where things were dropped is kept for whoever calls next: that is no batch's fault.
         if let Err(error) = self.cuda.check_err() {
             tracing::debug!(?error, "something could not be given back");
@@ -312,7 +321,7 @@ impl Event {
     /// # Errors
     /// What became of the work before it.
     pub fn wait(&self) -> Result<(), CudaError> {
-        beside_captures();
+        beside_captures(self.0.context());
         self.0.synchronize().map_err(CudaError::when("work on the GPU failed"))
     }
 }

@@ -231,7 +231,7 @@ impl Pins {
     fn register(&self, start: usize, bytes: usize) -> bool {
         let Some(cuda) = &self.cuda else { return false };
         let register = || {
-            beside_captures();
+            beside_captures(cuda);
             cuda.bind_to_thread()?;
             let (start, flags) =
                 (std::ptr::with_exposed_provenance_mut(start), sys::CU_MEMHOSTREGISTER_PORTABLE);
@@ -251,7 +251,7 @@ impl Pins {
 
     fn unregister(&self, start: usize) {
         let Some(cuda) = &self.cuda else { return };
-        beside_captures();
+        beside_captures(cuda);
         let released = cuda.bind_to_thread().and_then(|()| {
             // SAFETY: registered, and not unregistered since, as the notes say under the lock that is held here. Its memory is there
             // until its pin is dropped, which waits for that lock.
