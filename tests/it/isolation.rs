@@ -57,6 +57,13 @@ fn lives(id: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }
 
+/// Memory of a process alone, without what it shares.
+fn resident_mb(id: u32) -> i64 {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<i64>().unwrap() / 1024
+}
+
 fn until(what: &str, holds: impl Fn() -> bool) {
     let patience = Instant::now() + Duration::from_secs(60);
     while !holds() {
@@ -83,6 +90,26 @@ fn a_network_in_a_child_gives_what_it_gives_here() {
     let id = child.id();
     drop((engine, child));
     assert!(!lives(id), "the child ends with the last hold on it");
+}
+
+#[test]
+fn an_idle_network_gives_back_what_a_large_batch_took() {
+    let region = Region::new(64 << 20, 1).unwrap();
+    let child = Child::start(post(&region)).unwrap();
+    let mut engine = child.load(&digits()).unwrap();
+    let mut resident_after = |items: usize| {
+        let inputs = batch(&engine, items);
+        drop(engine.start(inputs, None).unwrap().land().unwrap());
+        resident_mb(child.id())
+    };
+    let [small, large, later] = [1, 2000, 1].map(&mut resident_after);
+    engine.rest();
+    let rested = resident_mb(child.id());
+    println!("one item {small} MB, 2000 items {large} MB, one again {later} MB, rested {rested} MB");
+    assert!(later > small + 100, "the batch was too small to show anything");
+    assert!(rested < small + (later - small) / 4, "memory was kept");
+    let one = engine.start(batch(&engine, 1), None).unwrap().land().unwrap();
+    assert!(values(&one)[0].iter().all(|score| score.is_finite()), "it answers on");
 }
 
 #[test]

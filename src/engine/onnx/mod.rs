@@ -6,11 +6,13 @@
 //! - `session`: a model file, loaded for a provider; `shapes`: what is known of its outputs before a run; `placement`: which
 //!   node runs where.
 //! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
-//! - `libraries`: whether it can run models on a GPU here; `failure`: whose fault a failed run is.
+//! - `libraries`: whether it can run models on a GPU here; `failure`: whose fault a failed run is; `idle`: memory that an idle model
+//!   gives back.
 
 pub(super) mod binding;
 pub(super) mod failure;
 pub mod gpu;
+mod idle;
 mod libraries;
 mod placement;
 pub(super) mod session;
@@ -136,6 +138,7 @@ impl Runtime {
             session,
             ends: Ends::default(),
             blocks: Blocks::new(Memory::Plain),
+            had: idle::Inputs::default(),
         })
     }
 }
@@ -161,6 +164,7 @@ pub struct OnnxEngine {
     ends: Ends,
     /// What pixels become numbers in.
     blocks: Blocks,
+    had: idle::Inputs,
 }
 
 impl Engine for OnnxEngine {
@@ -178,16 +182,21 @@ impl Engine for OnnxEngine {
         let pixels = self.ends.pixels.as_ref().zip(inputs.first());
         let numbers = pixels.and_then(|(pixels, view)| pixels.normalize(view, &self.blocks)).transpose()?;
         let numbers = numbers.as_ref().map(Tensor::view);
-        let mut values = Vec::with_capacity(inputs.len());
-        for view in numbers.iter().chain(&inputs[usize::from(numbers.is_some())..]) {
-            values.push(value::lend(view)?);
+        let mut views: Vec<TensorView<'_>> = inputs.to_vec();
+        if let (Some(numbers), Some(pixels)) = (numbers, views.first_mut()) {
+            *pixels = numbers;
         }
+        let values: Vec<_> = views.iter().map(value::lend).collect::<Result<_, _>>()?;
         let outputs = self.session.inner().run(values.as_slice());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
+        self.had.note(&views);
         outputs.into_iter().map(|(_, output)| value::take(output)).collect()
     }
 
     fn rest(&mut self) {
         self.blocks.clear();
+        if let Err(error) = self.had.shrink(&mut self.session) {
+            tracing::debug!(%error, "an idle model keeps its memory");
+        }
     }
 }

@@ -1,0 +1,60 @@
+//! What a model on the CPU gives back when nobody asks it anything.
+//!
+//! ONNX Runtime takes memory in steps for what lies between layers, and keeps it: after one large batch a model that is asked
+//! seldom, and one at a time, has the memory of the largest for ever. It gives it back at the end of a run that asks for that, and
+//! in no other way, so an idle model is run once with zeros of the smallest shapes that it has had.
+
+use super::{failure, session::Session, value};
+use crate::engine::{DataType, EngineError, Tensor, TensorView};
+use ort::session::RunOptions;
+
+/// The inputs that a session has had.
+#[derive(Debug, Default)]
+pub(super) struct Inputs {
+    smallest: Vec<(DataType, Vec<usize>)>,
+    smallest_bytes: usize,
+    /// Larger ones came since memory was given back.
+    grown: bool,
+}
+
+impl Inputs {
+    /// Notes those of a batch that ran.
+    pub(super) fn note(&mut self, inputs: &[TensorView<'_>]) {
+        let bytes = inputs.iter().map(|view| view.data.len()).sum();
+        self.grown |= !self.smallest.is_empty() && bytes != self.smallest_bytes;
+        if self.smallest.is_empty() || bytes < self.smallest_bytes {
+            self.smallest = inputs.iter().map(|view| (view.datatype, view.shape.clone())).collect();
+            self.smallest_bytes = bytes;
+        }
+    }
+
+    /// Has the session give back what the smallest batch does not need, if larger ones came since it last did.
+    ///
+    /// # Errors
+    /// As of the run; the memory is kept.
+    pub(super) fn shrink(&mut self, session: &mut Session) -> Result<(), EngineError> {
+        if !std::mem::take(&mut self.grown) {
+            return Ok(());
+        }
+        let zeros: Vec<Tensor> =
+            self.smallest.iter().map(|(datatype, shape)| zeros(*datatype, shape)).collect();
+        let views: Vec<TensorView<'_>> = zeros.iter().map(Tensor::view).collect();
+        let values: Vec<_> = views.iter().map(value::lend).collect::<Result<_, _>>()?;
+        let options = RunOptions::new().and_then(|mut options| {
+            options.set("memory.enable_memory_arena_shrinkage", "cpu:0")?;
+            Ok(options)
+        });
+        let options = options.map_err(|error| EngineError::Device(error.message().to_owned()))?;
+        let ran = session.inner().run_with_options(values.as_slice(), &options);
+        ran.map(drop).map_err(|error| failure::of_run(&error))
+    }
+}
+
+/// A tensor of zeros, or of empty strings, whose lengths are four bytes each.
+fn zeros(datatype: DataType, shape: &[usize]) -> Tensor {
+    let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(size_of::<u32>());
+    // Of words, so that it is aligned for any type.
+    let words = vec![0_u64; bytes.div_ceil(size_of::<u64>())];
+    let data = crate::engine::tensor::bytes_of(words).slice(..bytes);
+    Tensor { datatype, shape: shape.to_vec(), data }
+}
