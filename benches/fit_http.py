@@ -3,10 +3,12 @@
 
     make bench-fit-http
     make bench-fit-http BENCH="--psf xynbs --box 11 --rounds 10"
+    make bench-fit-http BENCH="--client-apart"
 
 ROIs are posted as they are (u16, little-endian, `application/octet-stream`) in one request, and come back as Arrow with all
-columns. The fitter alone runs in a process for each core, without reading or writing anything. Both sides take turns; the client
-shares the cores with the server. A round in which other programs took more than 10 % of the cores is not counted.
+columns. The fitter alone runs in a process for each core, without reading or writing anything. Both sides take turns. The client
+shares the cores with the server; with --client-apart it has the last core, and the server the others, as has the fitter alone. A
+round in which other programs took more than 10 % of the cores is not counted.
 """
 
 import argparse
@@ -45,8 +47,8 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def alone(binary, folder, given, count):
-    """Fits per second of the fitter in a process for each core; the seconds that the slowest took count."""
+def alone(binary, folder, given, count, cores):
+    """Fits per second of the fitter in a process for each of the cores; the seconds that the slowest took count."""
     job = {
         "psf": given.psf,
         "sigma_px": [SIGMA, SIGMA],
@@ -62,10 +64,10 @@ def alone(binary, folder, given, count):
     (folder / "job.json").write_text(json.dumps(job))
     runs = [
         subprocess.Popen(["taskset", "-c", str(core), binary, folder / "job.json"], stdout=subprocess.PIPE, text=True)
-        for core in CORES
+        for core in cores
     ]
     seconds = [json.loads(run.communicate()[0])["wall_seconds"] for run in runs]
-    return len(CORES) * count * given.repeat / max(seconds)
+    return len(cores) * count * given.repeat / max(seconds)
 
 
 def through(server, folder, given, count):
@@ -106,8 +108,12 @@ def main():
     parser.add_argument("--repeat", type=int, default=10, help="how often they are sent in a request")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--foreign-max", type=float, default=0.1, help="share of the cores that others may take")
+    parser.add_argument("--client-apart", action="store_true", help="give the client a core of its own")
     given = parser.parse_args()
     binary = os.environ["FIT_BINARY"]
+    cores = CORES[:-1] if given.client_apart else CORES
+    if not cores:
+        sys.exit("fit_http: one core is all there is, which leaves none to the server")
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         rng = np.random.default_rng(1)
@@ -118,13 +124,15 @@ def main():
         models = folder / "models" / "spots"
         models.mkdir(parents=True)
         (models / "model.toml").write_text('engine = "gauss-mle"\n')
+        os.sched_setaffinity(0, cores)  # which the server inherits, and makes its threads by
         server = Server(models.parent, folder / "server.log", log_filter="warn")
+        os.sched_setaffinity(0, CORES[-1:] if given.client_apart else CORES)
         try:
             server.wait_ready()
             through(server, folder, given, given.rois)
             ratios = []
             for number in range(given.rounds):
-                fitter = alone(binary, folder, given, given.rois)
+                fitter = alone(binary, folder, given, given.rois, cores)
                 busy, own, before = busy_seconds(), cpu_seconds(server.process.pid), time.process_time()
                 started = time.perf_counter()
                 http = through(server, folder, given, given.rois)
