@@ -28,16 +28,41 @@ async fn answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> usize {
     };
     let text = std::str::from_utf8(&buffer[..head]).expect("a head");
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
-    let length = text.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().expect("a number"))
-    });
-    let length = head + length.expect("a length");
+    let value = |name: &str| {
+        let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+        fields.find(|(given, _)| given.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    };
+    if value("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
+        return chunks(stream, buffer, head).await;
+    }
+    let length = head + value("content-length").expect("a length").parse::<usize>().expect("a number");
+    fill(stream, buffer, length).await;
+    length
+}
+
+/// Reads on until so many bytes are there.
+async fn fill(stream: &mut TcpStream, buffer: &mut Vec<u8>, length: usize) {
     buffer.reserve(length.saturating_sub(buffer.len()));
     while buffer.len() < length {
         assert!(stream.read_buf(buffer).await.expect("an answer") > 0, "the connection was closed");
     }
-    length
+}
+
+/// Reads chunks, the first of which begins `at` bytes into the answer, to the last, which is empty; returns where that ends.
+async fn chunks(stream: &mut TcpStream, buffer: &mut Vec<u8>, mut at: usize) -> usize {
+    loop {
+        let Some(line) = buffer[at..].windows(2).position(|window| window == b"\r\n") else {
+            fill(stream, buffer, buffer.len() + 1).await;
+            continue;
+        };
+        let size = std::str::from_utf8(&buffer[at..at + line]).expect("a size");
+        let size = usize::from_str_radix(size.trim(), 16).expect("a number");
+        at += line + 2 + size + 2;
+        fill(stream, buffer, at).await;
+        if size == 0 {
+            return at;
+        }
+    }
 }
 
 /// Sends over one connection until `end`; the seconds of each call.

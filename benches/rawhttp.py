@@ -57,6 +57,8 @@ class Connection:
             got += self._more(got)
             end = self.buffer.find(b"\r\n\r\n", 0, got)
         head = bytes(self.buffer[:end]).lower()
+        if b"\r\ntransfer-encoding: chunked" in head:
+            return int(head[9:12]), head, self._chunks(end + 4, got)
         at = head.find(b"\r\ncontent-length:")
         if at < 0:
             raise ConnectionError(f"a reply without a length: {head!r}")
@@ -67,6 +69,22 @@ class Connection:
         while got < total:
             got += self._more(got)
         return int(head[9:12]), head, bytes(self.buffer[end + 4 : total])
+
+    def _chunks(self, at, got):
+        """What lies in chunks, the first of which begins there."""
+        body = b""
+        while True:
+            while (line := self.buffer.find(b"\r\n", at, got)) < 0:
+                got += self._more(got)
+            size = int(self.buffer[at:line], 16)
+            begin, at = line + 2, line + 2 + size + 2
+            if at > len(self.buffer):
+                self.buffer.extend(bytes(at - len(self.buffer)))
+            while got < at:
+                got += self._more(got)
+            if size == 0:
+                return body
+            body += bytes(self.buffer[begin : begin + size])
 
     def _more(self, got):
         count = self.socket.recv_into(memoryview(self.buffer)[got:])
