@@ -28,7 +28,7 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
@@ -37,6 +37,7 @@ help:
 	@echo "make dist         the same as images have it, $(TARGET)/dist/ocelli: a longer build, less work on each request"
 	@echo "make kernels      the kernels' PTX, kernels/generated, after a change of their sources"
 	@echo "make bench        what the server costs over its engine, and decoding against others (minutes)"
+	@echo "make bench-servers  requests/s and latency beside Triton, TorchServe, KServe and others (minutes, some gigabytes)"
 	@echo "make bench-fit    fits/s of each model, box and instruction set, against others; bench-accuracy: how right they are"
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make fuzz         parsers under libFuzzer, a minute each (FUZZ=...); make test changes files at random, for seconds"
@@ -183,6 +184,14 @@ bench-front: $(ORT) build bench-venv
 	SERVER_BINARY=$(TARGET)/release/ocelli \
 		FRONT_BINARY="$$(ls -t $(TARGET)/release/deps/front-* | grep -v '\.d$$' | head -n 1)" \
 		.venv/bench/bin/python benches/front.py $(BENCH)
+
+# Against other model servers, each in an environment of its own, which is made when it is asked for (some gigabytes in all).
+bench-servers: $(ORT) build bench-venv
+	$(call say,measuring other model servers beside this one)
+	$(CARGO) bench --locked --bench front --no-run
+	PYTHON="$(PYTHON)" SERVER_BINARY=$(TARGET)/release/ocelli \
+		FRONT_BINARY="$$(ls -t $(TARGET)/release/deps/front-* | grep -v '\.d$$' | head -n 1)" \
+		.venv/bench/bin/python benches/servers.py $(BENCH)
 
 # The kernels are compiled alike in all profiles, so the checks' own build serves.
 bench-accuracy: tools
