@@ -56,13 +56,13 @@ impl Ceiling {
 
 /// What to try where a batch of `size` was too large: about half, and a size of the model's where batches are padded; `None`
 /// where nothing is smaller.
-pub fn halved(rules: &Rules, size: usize) -> Option<usize> {
+pub fn halved(rules: &Rules, pads: bool, size: usize) -> Option<usize> {
     if rules.whole || size <= 1 {
         return None;
     }
     let smaller = || rules.sizes.iter().copied().filter(|smaller| *smaller < size);
     let half = smaller().rfind(|smaller| *smaller <= size / 2).or_else(|| smaller().next());
-    if rules.padded { half } else { Some(half.unwrap_or(size / 2).max(1)) }
+    if pads { half } else { Some(half.unwrap_or(size / 2).max(1)) }
 }
 
 /// The sizes of batches up to a ceiling; the ceiling itself where none is so small.
@@ -77,12 +77,12 @@ pub fn within(sizes: &[usize], ceiling: Option<&Ceiling>) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::QueuePolicies;
+    use crate::batch::{Padding, QueuePolicies};
 
-    fn rules(sizes: &[usize], padded: bool) -> Rules {
+    fn rules(sizes: &[usize]) -> Rules {
         Rules {
             sizes: sizes.to_vec(),
-            padded,
+            padding: Padding::Everywhere,
             whole: false,
             wait_max: Duration::ZERO,
             weight: 1.0,
@@ -92,9 +92,9 @@ mod tests {
 
     #[test]
     fn a_batch_is_halved_down_to_the_smallest_that_can_be_run() {
-        let halves = |sizes: &[usize], padded, size| {
-            let rules = rules(sizes, padded);
-            std::iter::successors(Some(size), |size| halved(&rules, *size)).collect::<Vec<_>>()
+        let halves = |sizes: &[usize], pads, size| {
+            let rules = rules(sizes);
+            std::iter::successors(Some(size), |size| halved(&rules, pads, *size)).collect::<Vec<_>>()
         };
         assert_eq!(halves(&[1, 2, 4, 8], true, 8), [8, 4, 2, 1]);
         assert_eq!(halves(&[3, 5], true, 5), [5, 3]);
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_ceiling_rises_after_good_batches_and_time_and_waits_longer_after_each_relapse() {
-        let (start, rules) = (Instant::now(), rules(&[1, 2, 4, 8], true));
+        let (start, rules) = (Instant::now(), rules(&[1, 2, 4, 8]));
         let mut ceiling = Ceiling::lowered(None, 2, start);
         for _ in 0..2 * GOOD_MIN {
             ceiling = ceiling.worked(&rules, start + RISE_AFTER / 2);

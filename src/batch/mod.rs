@@ -50,11 +50,10 @@ pub struct JobKey(pub u64);
 /// How a model's items may be put together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
-    /// Sizes a batch is padded to, ascending; the last is the largest batch. `[1]` for a model that does not batch.
+    /// Sizes that batches may be padded to, ascending; the last is the largest batch. `[1]` for a model that does not batch.
     pub sizes: Vec<usize>,
-    /// Whether batches are filled up to one of the sizes. An engine that runs items one by one needs no filling; costs are
-    /// still kept by size.
-    pub padded: bool,
+    /// Where they are. Costs are kept by size in any case.
+    pub padding: Padding,
     /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
     /// Otherwise the first axis of every input and output counts items, which is checked.
     pub whole: bool,
@@ -64,6 +63,29 @@ pub struct Rules {
     pub weight: f64,
     /// How its jobs may wait.
     pub queue: QueuePolicies,
+}
+
+/// Where batches are filled up to one of a model's sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Padding {
+    /// Nowhere: the engine runs items one by one.
+    Never,
+    /// On GPUs, which search for kernels, set memory aside and record graphs for each size that they meet. A CPU takes batches as
+    /// they come: there, an item that nobody asked for costs as much as one that somebody did.
+    OnGpus,
+    /// Everywhere: somebody chose the sizes.
+    Everywhere,
+}
+
+impl Padding {
+    /// Whether batches of a device are padded.
+    fn pads(self, is_cpu: bool) -> bool {
+        match self {
+            Padding::Never => false,
+            Padding::OnGpus => !is_cpu,
+            Padding::Everywhere => true,
+        }
+    }
 }
 
 /// A caller's request, decoded and ready to run.

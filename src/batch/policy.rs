@@ -29,8 +29,16 @@ pub enum Next {
 /// Two smaller batches must be at least this much cheaper than one padded batch: beyond the noise of measurements.
 const SPLIT_GAIN: f64 = 0.9;
 
-/// Decides about the start of a lane. `sizes` are those of the model's that may be run.
-pub fn decide(rules: &Rules, sizes: &[usize], front: Option<&Front>, costs: &Costs, now: Instant) -> Next {
+/// Decides about the start of a lane. `sizes` are those of the model's that may be run; `pads` says whether batches are filled up
+/// to them.
+pub fn decide(
+    rules: &Rules,
+    sizes: &[usize],
+    pads: bool,
+    front: Option<&Front>,
+    costs: &Costs,
+    now: Instant,
+) -> Next {
     let Some(front) = front.filter(|front| front.items > 0) else {
         return Next::Sleep;
     };
@@ -42,7 +50,8 @@ pub fn decide(rules: &Rules, sizes: &[usize], front: Option<&Front>, costs: &Cos
             return Next::SleepUntil(until);
         }
     }
-    let items = if rules.wait_max.is_zero() { without_waste(sizes, items, costs, now) } else { items };
+    let wastes = pads && rules.wait_max.is_zero();
+    let items = if wastes { without_waste(sizes, items, costs, now) } else { items };
     Next::Run { items, size: padded(sizes, items) }
 }
 
@@ -127,7 +136,7 @@ fn without_waste(sizes: &[usize], items: usize, costs: &Costs, now: Instant) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::QueuePolicies;
+    use crate::batch::{Padding, QueuePolicies};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -142,7 +151,7 @@ mod tests {
         let oldest = Instant::now();
         let rules = Rules {
             sizes: vec![1, 2, 4, 8],
-            padded: true,
+            padding: Padding::Everywhere,
             whole: false,
             wait_max: MS * wait_ms,
             weight: 1.0,
@@ -164,7 +173,7 @@ mod tests {
                 measured.record(size, seconds, oldest);
             }
         }
-        match decide(&rules, &rules.sizes, Some(&front), &measured, oldest + 10 * MS) {
+        match decide(&rules, &rules.sizes, true, Some(&front), &measured, oldest + 10 * MS) {
             Next::Run { items, size } => Ok((items, size)),
             Next::SleepUntil(at) => Err(Some(at - oldest)),
             Next::Sleep => Err(None),

@@ -54,7 +54,7 @@
 //!
 //! [batch]
 //! items_max = 16               # 1 to 1024; always 1 for models without a free batch axis
-//! sizes = [1, 2, 4, 8, 16]     # batches are padded to these; default: powers of two up to items_max
+//! sizes = [1, 2, 4, 8, 16]     # batches are padded to these; default: on GPUs, to powers of two up to items_max
 //! wait_ms_max = 0              # how long a batch waits for company while a device is idle: 0 to 10000
 //! weight = 1.0                 # share of device time against other models: 0.01 to 100
 //!

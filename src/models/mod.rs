@@ -39,7 +39,7 @@ pub(crate) use strict::did_you_mean;
 pub use warmup::{Fill, Warmup, WarmupInput};
 
 use crate::{
-    batch::{ModelKey, Rules},
+    batch::{ModelKey, Padding, Rules},
     engine::{
         Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
         gauss_mle::frames::FrameMemory,
@@ -394,7 +394,11 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
     };
     Ok(Rules {
         sizes,
-        padded: manifest.engine == Engine::Onnx,
+        padding: match (&manifest.engine, &asked.sizes) {
+            (Engine::GaussMle(_), _) => Padding::Never,
+            (Engine::Onnx, None) => Padding::OnGpus,
+            (Engine::Onnx, Some(_)) => Padding::Everywhere,
+        },
         whole: batching == Batching::Whole,
         wait_max: asked.wait_max,
         weight: asked.weight,

@@ -41,7 +41,8 @@ impl Book {
         let Some(model) = self.models.get_mut(&batch.model) else {
             return Aftermath::default();
         };
-        let Some(items) = ceiling::halved(&model.rules, batch.size) else {
+        let pads = model.rules.padding.pads(self.roster.is_cpu(receipt.device));
+        let Some(items) = ceiling::halved(&model.rules, pads, batch.size) else {
             let text = format!("too little memory for a batch of {}: {error}", batch.items);
             return self.run_elsewhere(batch, receipt, &text, true, now);
         };

@@ -86,6 +86,7 @@ impl Book {
         let pool = Pool::of(&self.roster, key, model);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
+        let pads = model.rules.padding.pads(self.roster.is_cpu(device));
         let (largest, unmeasured) = (policy::largest(&sizes), Costs::default());
         let costs = model.costs.get(&device).unwrap_or(&unmeasured);
         let ready_in = self.roster.busy_for(worker, now);
@@ -102,7 +103,7 @@ impl Book {
                 continue;
             };
             front.shut |= hurry;
-            let mut next = policy::decide(&model.rules, &sizes, Some(&front), costs, now);
+            let mut next = policy::decide(&model.rules, &sizes, pads, Some(&front), costs, now);
             if let Next::Run { items, size } = next
                 && !front.again
                 && !hurry
@@ -160,7 +161,7 @@ impl Book {
             items,
             reduced,
             parts,
-            size: if model.rules.padded { size } else { items },
+            size: if model.rules.padding.pads(self.roster.is_cpu(device)) { size } else { items },
             taken: now,
         });
         let number = self.roster.begin(worker, estimate, now);

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Batch, Fallback, Job, QueuePolicies, QueuePolicy, Ran, Then, Wait},
+    batch::{Batch, Fallback, Job, Padding, QueuePolicies, QueuePolicy, Ran, Then, Wait},
     engine::{
         DataType, EngineError, Setting,
         kernels::{Border, Camera, FinderOptions, FitModel, Method, Psf},
@@ -28,7 +28,7 @@ impl Desk {
         let mut book = Book::new(QueueLimits { items_max: 20, bytes_max: 40 });
         let rules = Rules {
             sizes: if whole { vec![1] } else { vec![1, 2, 4] },
-            padded: true,
+            padding: Padding::Everywhere,
             whole,
             wait_max: Duration::ZERO,
             weight: 1.0,
@@ -38,6 +38,10 @@ impl Desk {
         let worker = book.attach(&"cpu".into());
         let now = Instant::now();
         Desk { book, worker, now }
+    }
+
+    fn pad(&mut self, padding: Padding) {
+        self.book.models.get_mut(&MODEL).unwrap().rules.padding = padding;
     }
 
     fn pass(&mut self, ms: u64) {
@@ -662,6 +666,31 @@ fn a_model_between_sizes_learns_to_fill_the_lower_one_first() {
     assert_eq!(desk.run(20), [(0, 2)]);
     assert_eq!(desk.run(10), [(2, 3)]);
     assert_eq!(desk.answers().pop().unwrap().1, Ok(vec![0, 1, 2]));
+}
+
+#[test]
+fn a_cpu_takes_batches_as_they_come_where_nobody_chose_their_sizes() {
+    for (padding, on_cpu) in [(Padding::OnGpus, 3), (Padding::Everywhere, 4), (Padding::Never, 3)] {
+        let mut desk = Desk::new(false);
+        desk.pad(padding);
+        desk.push(3, 0);
+        assert_eq!(desk.take().0.size, on_cpu, "{padding:?}");
+        desk.worker = desk.book.attach(&"gpu-0".into());
+        desk.push(3, 0);
+        assert_eq!(desk.take().0.size, if padding == Padding::Never { 3 } else { 4 }, "{padding:?}");
+    }
+}
+
+#[test]
+fn where_nothing_is_padded_nothing_is_split_to_spare_it() {
+    let mut desk = Desk::new(false);
+    desk.pad(Padding::OnGpus);
+    for items in [1, 2, 4].repeat(4) {
+        desk.push(items, 0);
+        desk.run(10 * items as u64);
+    }
+    desk.push(3, 0);
+    assert_eq!(desk.run(30), [(0, 3)]);
 }
 
 fn bounded(jobs_max: usize) -> QueuePolicy {

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Fallback, QueuePolicies, Ran, patience::Wait, rows},
+    batch::{Fallback, Padding, QueuePolicies, Ran, patience::Wait, rows},
     engine::{DataType, Tensor},
 };
 use bytes::Bytes;
@@ -18,7 +18,7 @@ fn queue(wait_max: Duration) -> Arc<Queue> {
     for (model, wait_max) in [(A, wait_max), (B, Duration::ZERO)] {
         let rules = Rules {
             sizes: vec![1, 2, 4],
-            padded: true,
+            padding: Padding::Everywhere,
             whole: false,
             wait_max,
             weight: 1.0,

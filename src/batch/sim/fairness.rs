@@ -2,7 +2,7 @@
 
 use super::{Random, truth::tagged};
 use crate::batch::{
-    Batch, Job, ModelKey, QueuePolicies, Ran, Rules,
+    Batch, Job, ModelKey, Padding, QueuePolicies, Ran, Rules,
     book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
 };
 use std::{
@@ -26,7 +26,7 @@ pub(super) fn run(seed: u64) -> f64 {
             let size = *random.of(&[1, 4, 8]);
             let rules = Rules {
                 sizes: vec![size],
-                padded: true,
+                padding: Padding::Everywhere,
                 whole: false,
                 wait_max: Duration::ZERO,
                 weight,

@@ -5,7 +5,7 @@ mod job;
 use super::tally::Tally;
 use crate::{
     batch::{
-        Batch, Fallback, Job, JobKey, ModelKey, Part, Rules,
+        Batch, Fallback, Job, JobKey, ModelKey, Padding, Part, Rules,
         book::{Done, Load, QueueLimits},
         ceiling::RISE_AFTER,
         roster::CPU,
@@ -20,6 +20,18 @@ use std::{
 };
 
 pub(super) use job::{Row, State, TrueJob, tagged};
+
+/// Whether batches are padded there.
+fn pads(rules: &Rules, device: &str) -> bool {
+    rules.padding == Padding::Everywhere || device != CPU
+}
+
+/// What is left to try where a batch of `size` was too large; that size where nothing is.
+fn half(rules: &Rules, device: &str, size: usize) -> usize {
+    let smaller: Vec<usize> = rules.sizes.iter().copied().filter(|smaller| *smaller < size).collect();
+    let listed = smaller.iter().rev().find(|smaller| 2 * **smaller <= size).or(smaller.first());
+    listed.copied().unwrap_or(if pads(rules, device) { size } else { (size / 2).max(1) })
+}
 
 /// A worker that runs something, or sleeps.
 #[derive(Clone, Copy)]
@@ -198,7 +210,8 @@ impl Truth {
         if let Some((size, at)) = self.too_large.get(&(Arc::clone(device), batch.model))
             && now < *at + RISE_AFTER
         {
-            assert!(batch.size < *size, "{size} was too large for {device}");
+            let half = half(&self.models[&batch.model], device, *size);
+            assert!(batch.size <= half, "{size} was too large for {device}: {}", batch.size);
         }
         let fits = |part: &Part| self.may_have(device, self.job(part.job));
         assert!(batch.parts.iter().all(fits), "no device has what it failed, while there is another");
@@ -208,7 +221,12 @@ impl Truth {
         assert!(!batch.parts.is_empty());
         let items: usize = batch.parts.iter().map(|part| part.rows.len()).sum();
         assert_eq!(batch.items, items);
-        assert!(rules.sizes.contains(&batch.size) && items <= batch.size);
+        let padded = rules.sizes.contains(&batch.size) && items <= batch.size;
+        assert!(
+            if pads(&rules, device) { padded } else { batch.size == items },
+            "{} for {items}",
+            batch.size
+        );
         self.tally.batches += 1;
         self.tally.padded += usize::from(items < batch.size);
 
@@ -250,8 +268,13 @@ impl Truth {
         if let Some(next) = joinable {
             assert!(next.rank(now) >= last, "{next:?} before {:?}", self.job(first));
             let shut = next.key != first && (head.alone || next.alone);
+            // Where nothing is padded, half of a batch that was too large need not be one of the sizes.
+            let half = self
+                .too_large
+                .get(&(Arc::clone(device), batch.model))
+                .map(|(size, _)| half(&rules, device, *size));
             assert!(
-                shut || items == largest || rules.sizes.contains(&items),
+                shut || items == largest || rules.sizes.contains(&items) || half == Some(items),
                 "{items} of {largest} while {next:?} waits"
             );
         }
@@ -313,13 +336,14 @@ impl Truth {
 
     /// The device's memory was too small.
     pub(super) fn too_large(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) {
-        let sizes = &self.models[&batch.model].sizes;
-        if !sizes.iter().any(|size| *size < batch.size) {
+        let rules = &self.models[&batch.model];
+        let half_of = |size| half(rules, device, size);
+        if half_of(batch.size) == batch.size {
             return self.broke(batch, device, now);
         }
         let known = self.too_large.entry((Arc::clone(device), batch.model)).or_insert((batch.size, now));
-        // A batch that was begun before says nothing new.
-        if batch.size <= known.0 || now >= known.1 + RISE_AFTER {
+        // A batch that was begun before says nothing new, unless even that half is too large.
+        if half_of(batch.size) < half_of(known.0) || now >= known.1 + RISE_AFTER {
             *known = (batch.size, now);
         }
         for part in &batch.parts {

@@ -3,7 +3,7 @@
 use super::Tally;
 use crate::{
     batch::{
-        Batch, Job, JobKey, ModelKey, QueuePolicies, Ran, Rules,
+        Batch, Job, JobKey, ModelKey, Padding, QueuePolicies, Ran, Rules,
         book::{Book, Pick, QueueLimits, Receipt, WorkerKey},
         entry::Pieces,
         roster::{Absence, CPU},
@@ -63,7 +63,7 @@ impl Jobs {
         let mut book = Book::new(QueueLimits { items_max: 200, bytes_max: 2000 });
         let rules = Rules {
             sizes: random.of(&[vec![1, 2, 4], vec![1], vec![4, 8]]).clone(),
-            padded: true,
+            padding: Padding::Everywhere,
             whole: false,
             wait_max: Duration::ZERO,
             weight: 1.0,

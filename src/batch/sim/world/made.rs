@@ -5,7 +5,7 @@ use super::{
     Event, SimWorker, World,
 };
 use crate::batch::{
-    ModelKey, QueuePolicies, Rules,
+    ModelKey, Padding, QueuePolicies, Rules,
     book::{Book, QueueLimits},
     roster::CPU,
 };
@@ -33,7 +33,7 @@ impl World {
             let wait_max = random.between(1, 200_000) * u64::from(waits);
             let rules = Rules {
                 sizes: sizes.to_vec(),
-                padded: true,
+                padding: *random.of(&[Padding::OnGpus, Padding::Everywhere]),
                 whole,
                 wait_max: Duration::from_micros(wait_max),
                 weight: *random.of(&[0.5, 1.0, 1.0, 3.0]),
