@@ -143,24 +143,9 @@ pub(super) fn prove(
 fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, EngineError> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
     let shapes = warm_shapes(&model.signature, model, size);
-    let inputs: Vec<(DataType, Vec<usize>, Vec<u64>)> = shapes
-        .into_iter()
-        .map(|(datatype, shape)| {
-            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4); // an empty string is a length
-            (datatype, shape, vec![0u64; bytes.div_ceil(8)])
-        })
-        .collect();
-    let views: Vec<TensorView<'_>> = inputs
-        .iter()
-        .map(|(datatype, shape, zeros)| {
-            let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(4);
-            TensorView {
-                datatype: *datatype,
-                shape: shape.clone(),
-                data: &bytemuck::cast_slice(zeros)[..bytes],
-            }
-        })
-        .collect();
+    let inputs: Vec<Tensor> =
+        shapes.into_iter().map(|(datatype, shape)| Tensor::zeros(datatype, &shape)).collect();
+    let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
     let started = Instant::now();
     match engine.run(&views, setting.as_ref()) {
         Ok(_) => Ok(started.elapsed()),

@@ -113,6 +113,13 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// Zeros, or empty strings, whose lengths are four bytes each; aligned for any type.
+    pub fn zeros(datatype: DataType, shape: &[usize]) -> Tensor {
+        let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(size_of::<u32>());
+        let words = vec![0_u64; bytes.div_ceil(size_of::<u64>())];
+        Tensor { datatype, shape: shape.to_vec(), data: bytes_of(words).slice(..bytes) }
+    }
+
     /// Number of elements the shape spans.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()

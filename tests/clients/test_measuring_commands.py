@@ -111,7 +111,14 @@ def test_an_interrupted_measurement_ends_at_once_and_writes_nothing(server, only
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OCELLI_")}
     environment |= {"ORT_DYLIB_PATH": str(LIBRARY), "OCELLI_MODELS": str(only_digits), "OCELLI_BACKEND": "cpu"} if name == "tune" else {}
     before = requests_of(server)
-    measuring = subprocess.Popen([BINARY, name, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # A shell has what it starts in the background, the tests as well, ignore the signal.
+    measuring = subprocess.Popen(
+        [BINARY, name, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         if name == "bench":
             until(lambda: requests_of(server) >= before + 3, 60, "requests come")

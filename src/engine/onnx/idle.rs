@@ -37,7 +37,7 @@ impl Inputs {
             return Ok(());
         }
         let zeros: Vec<Tensor> =
-            self.smallest.iter().map(|(datatype, shape)| zeros(*datatype, shape)).collect();
+            self.smallest.iter().map(|(datatype, shape)| Tensor::zeros(*datatype, shape)).collect();
         let views: Vec<TensorView<'_>> = zeros.iter().map(Tensor::view).collect();
         let values: Vec<_> = views.iter().map(value::lend).collect::<Result<_, _>>()?;
         let options = RunOptions::new().and_then(|mut options| {
@@ -48,13 +48,4 @@ impl Inputs {
         let ran = session.inner().run_with_options(values.as_slice(), &options);
         ran.map(drop).map_err(|error| failure::of_run(&error))
     }
-}
-
-/// A tensor of zeros, or of empty strings, whose lengths are four bytes each.
-fn zeros(datatype: DataType, shape: &[usize]) -> Tensor {
-    let bytes = shape.iter().product::<usize>() * datatype.size().unwrap_or(size_of::<u32>());
-    // Of words, so that it is aligned for any type.
-    let words = vec![0_u64; bytes.div_ceil(size_of::<u64>())];
-    let data = crate::engine::tensor::bytes_of(words).slice(..bytes);
-    Tensor { datatype, shape: shape.to_vec(), data }
 }
