@@ -186,6 +186,7 @@ bench-front: $(ORT) build bench-venv
 		.venv/bench/bin/python benches/front.py $(BENCH)
 
 # Against other model servers, each in an environment of its own, which is made when it is asked for (some gigabytes in all).
+# TRITON_ONNXRUNTIME is the folder that benches/servers/triton_onnxruntime.sh has filled; without it, Triton is there with Python alone.
 bench-servers: $(ORT) build bench-venv
 	$(call say,measuring other model servers beside this one)
 	$(CARGO) bench --locked --bench front --no-run
