@@ -194,7 +194,7 @@ bench-servers: $(ORT) build bench-venv
 		FRONT_BINARY="$$(ls -t $(TARGET)/release/deps/front-* | grep -v '\.d$$' | head -n 1)" \
 		.venv/bench/bin/python benches/servers.py $(BENCH)
 
-# The kernels are compiled alike in all profiles, so the checks' own build serves.
+# The kernels are compiled alike in all profiles, so where nothing is timed the checks' own build serves.
 bench-accuracy: tools
 	$(call say,comparing the fit with a reference in double precision)
 	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
@@ -204,14 +204,14 @@ bench-accuracy: tools
 bench-spots: tools
 	$(call say,measuring frames per second and core that spots are found in)
 	@$(PYTHON) tools/make_venv.py .venv/fit tests/fit/requirements.txt
-	$(CARGO) build --locked --example find_spots
-	SPOTS_BINARY=$(TARGET)/debug/examples/find_spots .venv/fit/bin/python benches/spots.py $(SPOTS)
+	$(CARGO) build --release --locked --example find_spots
+	SPOTS_BINARY=$(TARGET)/release/examples/find_spots .venv/fit/bin/python benches/spots.py $(SPOTS)
 
 bench-fit: tools
 	$(call say,measuring fits per second and core)
 	@$(PYTHON) tools/make_venv.py .venv/bench-fit benches/fit-requirements.txt
-	$(CARGO) build --locked --example fit_rois
-	FIT_BINARY=$(TARGET)/debug/examples/fit_rois .venv/bench-fit/bin/python benches/fit_peers.py $(FIT)
+	$(CARGO) build --release --locked --example fit_rois
+	FIT_BINARY=$(TARGET)/release/examples/fit_rois .venv/bench-fit/bin/python benches/fit_peers.py $(FIT)
 
 bench-pipeline: build
 	$(call say,measuring what is found of simulated movies and how well)
@@ -221,8 +221,8 @@ bench-pipeline: build
 bench-fit-http: $(ORT) build
 	$(call say,measuring the fit through HTTP against the fit alone)
 	@$(PYTHON) tools/make_venv.py .venv/fit-http benches/fit-http-requirements.txt
-	$(CARGO) build --locked --example fit_rois
-	FIT_BINARY=$(TARGET)/debug/examples/fit_rois SERVER_BINARY=$(TARGET)/release/ocelli \
+	$(CARGO) build --release --locked --example fit_rois
+	FIT_BINARY=$(TARGET)/release/examples/fit_rois SERVER_BINARY=$(TARGET)/release/ocelli \
 		.venv/fit-http/bin/python benches/fit_http.py $(BENCH)
 
 fuzz: tools
