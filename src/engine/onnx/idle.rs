@@ -19,11 +19,11 @@ pub(super) struct Inputs {
 
 impl Inputs {
     /// Notes those of a batch that ran.
-    pub(super) fn note(&mut self, inputs: &[TensorView<'_>]) {
-        let bytes = inputs.iter().map(|view| view.data.len()).sum();
+    pub(super) fn note<'a>(&mut self, inputs: impl Iterator<Item = &'a TensorView<'a>> + Clone) {
+        let bytes = inputs.clone().map(|view| view.data.len()).sum();
         self.grown |= !self.smallest.is_empty() && bytes != self.smallest_bytes;
         if self.smallest.is_empty() || bytes < self.smallest_bytes {
-            self.smallest = inputs.iter().map(|view| (view.datatype, view.shape.clone())).collect();
+            self.smallest = inputs.map(|view| (view.datatype, view.shape.clone())).collect();
             self.smallest_bytes = bytes;
         }
     }

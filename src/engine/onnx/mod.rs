@@ -182,14 +182,11 @@ impl Engine for OnnxEngine {
         let pixels = self.ends.pixels.as_ref().zip(inputs.first());
         let numbers = pixels.and_then(|(pixels, view)| pixels.normalize(view, &self.blocks)).transpose()?;
         let numbers = numbers.as_ref().map(Tensor::view);
-        let mut views: Vec<TensorView<'_>> = inputs.to_vec();
-        if let (Some(numbers), Some(pixels)) = (numbers, views.first_mut()) {
-            *pixels = numbers;
-        }
-        let values: Vec<_> = views.iter().map(value::lend).collect::<Result<_, _>>()?;
+        let views = numbers.iter().chain(&inputs[usize::from(numbers.is_some())..]);
+        let values: Vec<_> = views.clone().map(value::lend).collect::<Result<_, _>>()?;
         let outputs = self.session.inner().run(values.as_slice());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
-        self.had.note(&views);
+        self.had.note(views);
         outputs.into_iter().map(|(_, output)| value::take(output)).collect()
     }
 

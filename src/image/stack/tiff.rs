@@ -256,7 +256,6 @@ impl Chain {
         Ok(Step::Ready(At::Page(directory)))
     }
 
-    /// Makes a page of a directory, once the lists that it needs are there.
     /// What follows from the first page: it, or all frames that its description says follow it.
     fn place_first(
         &mut self,
