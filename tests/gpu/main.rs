@@ -104,6 +104,8 @@ fn all_of_the_script_runs_on_the_fakes() {
         "example-digits-detector",
         "example-digits-segmenter",
         "example-digits-embedder",
+        "graphs",
+        "given-back",
         "memory-taken",
         "illegal-address-thread",
         "illegal-address-process",

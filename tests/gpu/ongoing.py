@@ -1,0 +1,88 @@
+"""What a server does on a GPU beside answering: it records graphs while others compute, and gives the GPU back and takes it again."""
+
+import time
+
+import machine
+from examples import ON_GPU, answers, localize, need_networks, rows_of
+from registry import check, need
+from served import Asking, Server, environment_of_own, until
+
+ON_ANY = '\n[placement]\ndevices = "gpu"\nfallback = "cpu"\n'
+# Two copies, and batches of several sizes, so that each copy records several graphs.
+GRAPHS = ON_GPU + "instances = 2\n\n[gpu]\ncuda_graph = true\n"
+BURSTS = 3
+
+
+def read_digits(server, pictures, expected):
+    """One after the other: who answered the last."""
+    for picture in pictures:
+        reply = server.ask("POST", "/predictions/digits", picture.read_bytes())
+        need(reply.status == 200, f"{picture.name}: status {reply.status}: {reply.body[:200]!r}")
+        found, known = reply.json()["classes"][0], expected[picture.name]["classes"][0]
+        need(found["label"] == known["label"], f"{picture.name} is read as {found['label']!r}, by the CPU as {known['label']!r}")
+        need(abs(found["score"] - known["score"]) < 0.01, f"{picture.name}: {found['score']}, by the CPU {known['score']}")
+    return reply.device()
+
+
+@check("graphs", "a network that records CUDA graphs is loaded while another computes, and both answer rightly")
+def graphs(run):
+    need_networks(run)
+    expected = answers(run, "digits", gpu=False)
+    pictures = sorted((run.root() / "examples/images/digits").glob("*.png"))
+    models = run.root() / "examples/models"
+    # The fitter keeps the GPU busy from a thread of its own while graphs are recorded.
+    both = {"digits": (models / "digits", GRAPHS), "spots": (models / "spots", ON_GPU)}
+    server = Server(run, both, backend="gpu", repository_mode="explicit", startup_models="spots")
+    count = len(rows_of(localize(run, server)))
+
+    def localized():
+        reply = localize(run, server)
+        need(len(rows_of(reply)) == count, f"{len(rows_of(reply))} spots instead of {count}")
+        return reply.device()
+
+    beside = Asking(2, localized)
+    for _ in range(BURSTS):
+        loaded = server.ask("POST", "/v2/repository/models/digits/load")
+        need(loaded.status == 200, f"not loaded: status {loaded.status}: {loaded.body[:300]!r}")
+        asking = Asking(8, lambda: read_digits(server, pictures, expected))
+        until(lambda asking=asking: len(asking.answers) > 15 or None, "digits are read")
+        asking.stop()
+        need(all(device.startswith(("GPU-", "MIG-")) for _, _, device in asking.answers), "not all were read on the GPU")
+        server.ask("POST", "/v2/repository/models/digits/unload")
+    run.number("answers_beside_graphs", beside.stop())
+    server.stop()
+
+
+def given_back(run, isolation):
+    before = machine.nvml().memory().used if machine.nvml() and not run.rehearsal else None
+    source = run.root() / "examples/models/spots"
+    server = Server(
+        run, {"spots": (source, ON_ANY)}, name=isolation, environment=environment_of_own(run), backend="auto",
+        isolation=isolation, isolation_bytes="16MiB", idle_release_ms=700,
+    )  # fmt: skip
+    # It may be idle for so long before the first request comes.
+    expected, again = len(rows_of(localize(run, server))), []
+    for _ in range(BURSTS):
+        until(lambda: server.gpu()["state"] != "serving" or None, "the GPU is given back", 60)
+        if before is not None:
+            until(lambda: machine.nvml().memory().used < before + (16 << 20) or None, "its memory is free again", 30)
+        began = time.monotonic()
+
+        def answer():
+            reply = localize(run, server)
+            found = len(rows_of(reply))
+            need(found == expected, f"{found} spots instead of {expected}")
+            return reply.device()
+
+        asking = Asking(3, answer)
+        until(lambda asking=asking: any(d.startswith(("GPU-", "MIG-")) for _, _, d in asking.answers) or None, "it is taken again", 60)
+        again.append(time.monotonic() - began)
+        asking.stop()
+    run.number(f"taken_again_{isolation}_s", sorted(again)[len(again) // 2])
+    server.stop()
+
+
+@check("given-back", "an idle server gives the GPU back whole, and takes it again with the next request")
+def given_back_and_taken(run):
+    for isolation in ("thread", "process"):
+        given_back(run, isolation)
