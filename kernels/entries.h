@@ -36,7 +36,8 @@ sources, and again in src/engine/kernels. All that pointers lead to is memory of
 
 // (PreprocessCall)
 #define PREPROCESS_ENTRIES(ENTRY) \
-    ENTRY(preprocess)
+    ENTRY(preprocess) \
+    ENTRY(preprocess_plain)
 
 // (SpotCall); the last two: (SpotCut)
 #define SPOTS_ENTRIES(ENTRY) \

@@ -27,44 +27,9 @@ Floor, per image of w x h RGB to W x H: bytes 3 w h + 12 W H as f32: 500 x 375 t
 W H (2 w / W + 1) of 8, and 60 per pixel at the end: 500 x 375 takes 7.2 + 2.2 + 3 M instructions; 132 multiprocessors * 128
 lanes * 1.75 GHz make 29.6 T/s, so 2.4 M images/s: 0.65 of what memory would allow. The more an image is reduced, the nearer both.
 */
-#include "half.cuh"
+#include "preprocess_plain.cuh"
 
 LOCAL {
-
-typedef long long i64;
-
-// One image. The same struct stands in src/engine/kernels/preprocess.rs.
-struct PreprocessImage {
-    const void* samples;  // the first channel of the pixel that is seen at the top left
-    // To the next sample that is seen to the right, further down, and to the next channel: so memory may be turned, mirrored or
-    // in planes.
-    int step_x, step_y, step_channel;
-    u32 channels;  // 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha; not premultiplied
-    u32 wide;      // u16 instead of u8
-    u32 left, top, width, height;  // the part of the item that it fills
-    // Of each axis, of which n pixels are filled: the first of `taps` pixels of the image for each, then [taps, n] f32 weights.
-    u32 x_table, x_taps, y_table, y_taps;
-    u32 unused;
-};
-
-enum ElementType { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_U8 = 2 };
-
-// A batch. The same struct stands in src/engine/kernels/preprocess.rs.
-struct PreprocessCall {
-    const PreprocessImage* images;
-    const u32* tables;
-    void* items;
-    u32 width, height;
-    u32 depth;         // 1 grey, 3 colour
-    u32 swapped;       // blue, green, red
-    u32 interleaved;   // channels last
-    u32 element;
-    u32 background[3]; // what shines through: red, green, blue, 0 to 255
-    float pad;         // around the image, 0 to 255
-    float scale;
-    float mean[3], std[3];
-    u32 unused;        // fills a word; 0
-};
 
 constexpr int TILE_WIDTH = 32, TILE_HEIGHT = 8, COLUMNS = 64;
 
@@ -134,6 +99,7 @@ DEV void resample(const PreprocessCall& call, const PreprocessImage& image, int 
         for (u32 c = threadIdx.x; row && c < COLUMNS && first + c < end; c += TILE_WIDTH) {
             const Sample* at = top + (i64)(first + c) * image.step_x;
             float sum[FLAT] = {};
+            _Pragma("unroll 4")
             for (u32 tap = 0; tap < image.y_taps; ++tap) {
                 u32 source[FLAT];
                 flat_pixel<Sample, FLAT>(call, image, at, source);
@@ -157,15 +123,6 @@ DEV void resample(const PreprocessCall& call, const PreprocessImage& image, int 
     for (int k = 0; k < FLAT; ++k) pixel[k] = rounded<Sample>(pixel[k]);
 }
 
-DEV void put(const PreprocessCall& call, u64 at, u32 channel, float value) {
-    const float number = (product(value, call.scale) - call.mean[channel]) / call.std[channel];
-    switch (call.element) {
-        case ELEMENT_F32: ((float*)call.items)[at] = number; break;
-        case ELEMENT_F16: ((Half*)call.items)[at] = half_of(number); break;
-        default: ((u8*)call.items)[at] = (u8)floorf(value + 0.5f);
-    }
-}
-
 template <class Sample, int FLAT> DEV void preprocess_tile(const PreprocessCall& call, const PreprocessImage& image, float* shared) {
     const int item_x = (int)(blockIdx.x * TILE_WIDTH + threadIdx.x), item_y = (int)(blockIdx.y * TILE_HEIGHT + threadIdx.y);
     const int x = item_x - (int)image.left, y = item_y - (int)image.top;
@@ -181,11 +138,13 @@ template <class Sample, int FLAT> DEV void preprocess_tile(const PreprocessCall&
     if (item_x >= (int)call.width || item_y >= (int)call.height) return;
     const u64 plane = (u64)call.width * call.height, place = (u64)item_y * call.width + item_x;
     const u64 item = (u64)blockIdx.z * call.depth * plane;
+    NO_UNROLL
     for (u32 k = 0; k < call.depth; ++k) {
         const u32 from = call.swapped ? 2 - k : k;
         const float own = from == 0 || FLAT == 1 ? pixel[0] : from == 1 ? pixel[FLAT / 2] : pixel[FLAT - 1];
         const float value = !inside ? call.pad : sizeof(Sample) == 1 ? own : own / 257.f;
-        put(call, item + (call.interleaved ? place * call.depth + k : k * plane + place), k, value);
+        const float number = (product(value, call.scale) - call.mean[k]) / call.std[k];
+        put(call, item + (call.interleaved ? place * call.depth + k : k * plane + place), value, number);
     }
 }
 
@@ -193,15 +152,24 @@ template <class Sample, int FLAT> DEV void preprocess_tile(const PreprocessCall&
 
 KERNEL_OF(preprocess, 256, (const __grid_constant__ PreprocessCall call)) {
     __shared__ float shared[TILE_HEIGHT * COLUMNS * 3];
-    const PreprocessImage image = call.images[blockIdx.z];
+    const PreprocessImage& image = call.images[blockIdx.z];
+    if (image.way >= RESAMPLED) return;
     // Grey with a grey background stays grey until it is written.
     const bool plain = call.background[0] == call.background[1] && call.background[0] == call.background[2];
     const bool flat = call.depth == 1 || image.channels == 1 || (image.channels == 2 && plain);
-    if (image.wide) {
+    if (image.way == WORDS) {
         if (flat) preprocess_tile<u16, 1>(call, image, shared);
         else preprocess_tile<u16, 3>(call, image, shared);
     } else {
         if (flat) preprocess_tile<u8, 1>(call, image, shared);
         else preprocess_tile<u8, 3>(call, image, shared);
     }
+}
+
+KERNEL_OF(preprocess_plain, 256, (const __grid_constant__ PreprocessCall call)) {
+    __shared__ u32 shared[PLAIN_TILE / PLAIN_ROWS][PLAIN_ROWS][3][PLAIN_WORDS];
+    const PreprocessImage& image = call.images[blockIdx.z];
+    if (image.way < RESAMPLED) return;
+    if (image.channels == 1) plain_tile<1>(call, image, shared[threadIdx.y]);
+    else plain_tile<3>(call, image, shared[threadIdx.y]);
 }

@@ -80,6 +80,7 @@
 //! cuda_graph = false           # record each batch size once, and replay it
 //! tf32 = false                 # multiply single precision with 10 bits of mantissa
 //! conv_search = "heuristic"    # heuristic | exhaustive (slow to load)
+//! channels_last = false        # convolutions as tensor cores read them
 //! ```
 //!
 //! A fitter of Gaussian spots needs no model file. Its tables, of which requests may change every key:

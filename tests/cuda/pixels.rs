@@ -132,7 +132,7 @@ fn pixels_become_the_numbers_that_the_cpu_makes_of_them_also_as_halves() {
                 let what = format!("{datatype:?}, wide {wide}");
                 same(&what, &flight.land().unwrap(), &on_cpu(&path, &ends, inputs));
             }
-            assert_eq!(kernels(&fake)[before..], ["preprocess"; 3]);
+            assert_eq!(kernels(&fake)[before..], [if wide { "preprocess" } else { "preprocess_plain" }; 3]);
             let calls = fake.books().calls("cuMemAllocAsync");
             assert_eq!(
                 calls,
@@ -244,7 +244,7 @@ fn of_scores_of_classes_only_the_best_leave_the_device_and_all_where_one_is_no_n
             let left = engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap();
             let copied = fake.books().devices[0].copied_out - copied;
             assert_eq!(copied as usize, count * (TOP * 8 + 4), "and which items have a fault");
-            assert_eq!(kernels(&fake)[before..], ["preprocess", "classify"]);
+            assert_eq!(kernels(&fake)[before..], ["preprocess_plain", "classify"]);
             check_best(&left[0], &scores[0]);
             let whole = engine.start(staged(&engine, &inputs), None).unwrap().land().unwrap();
             same("scores", &whole, &scores);
@@ -519,11 +519,11 @@ async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by
     let alone = server.send("POST", "/predictions/map?mask=rle", &[], png(0, 20, 31)).await;
     assert_eq!(alone.json()["mask"], on_gpu[0]);
     assert_eq!(alone.headers["ocelli-device"], GPU);
-    assert_eq!(kernels(&fake)[before..], ["preprocess", "segment"]);
+    assert_eq!(kernels(&fake)[before..], ["preprocess_plain", "segment"]);
     let before = kernels(&fake).len();
     let alone = server.send("POST", "/predictions/boxes", &[], png(0, 80, 120)).await;
     assert_eq!(alone.json()["detections"], on_gpu[6]);
-    assert_eq!(kernels(&fake)[before..], ["preprocess", "detect_candidates"]);
+    assert_eq!(kernels(&fake)[before..], ["preprocess_plain", "detect_candidates"]);
     assert_eq!(server.end().await.jobs, 0);
     fake.books().assert_empty();
     drop((stands_in, fake));

@@ -119,16 +119,18 @@ def load(run, server, name, items, callers, seconds):
     return point["answered_per_second"], point["latency_ms"]["p50"] / 1e3
 
 
-def bench_network(run, name, half):
+def bench_network(run, name, half, **on_gpu):
+    """`on_gpu`: what the manifest's table of that name has."""
     need_networks(run)
     small = {"blocks": (1, 1, 1, 1), "width": 8, "side": 32, "classes": 10} if run.rehearsal else {}
     folder = folder_of(run.out / "made" / name)
     (folder / "model.onnx").write_bytes(resnet(half, **small))
-    run.program("bench-network", GPU_CHECKS_MODELS=folder)
+    run.program("bench-network", GPU_CHECKS_MODELS=folder, GPU_CHECKS_ON_GPU=",".join(on_gpu))
+    table = "\n[gpu]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in on_gpu.items())
     seconds = 0.3 if run.rehearsal else 4
     for items in (1, 2) if run.rehearsal else (1, 8, 32, 128):
         # No larger batches than those of the session.
-        lines = f"[batch]\nitems_max = {items}\n{ON_GPU}"
+        lines = f"[batch]\nitems_max = {items}\n{ON_GPU}{table}"
         server = Server(run, {name: (folder, lines)}, name=f"items-{items}", backend="gpu")
         busy = Busy()
         answers, _ = load(run, server, name, items, CALLERS, seconds)
@@ -153,17 +155,29 @@ def bench_resnet50_fp16(run):
     bench_network(run, "resnet50-fp16", half=True)
 
 
-# Looking for the fastest kernels takes PyTorch minutes for each size.
+@check("bench-resnet50-fp16-graph", "the same with recorded graphs", seconds=1200, where="rehearsed")
+def bench_resnet50_fp16_graph(run):
+    bench_network(run, "resnet50-fp16-graph", half=True, cuda_graph=True)
+
+
+@check("bench-resnet50-fp16-last", "the same with channels last", seconds=1200, where="rehearsed")
+def bench_resnet50_fp16_last(run):
+    bench_network(run, "resnet50-fp16-last", half=True, channels_last=True)
+
+
+# Looking for the fastest kernels takes PyTorch many minutes for each size; GPU_CHECKS_TORCH names another way to compile.
 @check("bench-torch", "ResNet-50 in half precision by PyTorch in-process", seconds=2400, where="gpu")
 def bench_torch(run):
     script = machine.HERE / "peer_torch.py"
-    done = subprocess.run([sys.executable, str(script)], env=run.environment(), capture_output=True, text=True)
-    print(done.stdout, done.stderr, flush=True)
-    if done.returncode == SKIPPED:
-        raise Skipped(done.stdout.split("skip ", 1)[1].strip())
-    if done.returncode != 0:
-        raise Failed(reason(done))
-    for line in done.stdout.splitlines():
+    child = subprocess.Popen([sys.executable, str(script)], env=run.environment(), stdout=subprocess.PIPE, text=True)
+    lines = []
+    # In the log as it comes: whoever stops it has what there was until then.
+    for line in child.stdout:
+        print(line, end="", flush=True)
+        lines.append(line.strip())
         if line.startswith("number "):
             _, name, value = line.split()
             run.number(name, float(value))
+    if child.wait() == SKIPPED:
+        raise Skipped(next(line[5:] for line in lines if line.startswith("skip ")))
+    need(child.returncode == 0, f"PyTorch ended with {child.returncode}: {lines[-1:]}")

@@ -1,8 +1,10 @@
 """What a user would pick instead: ResNet-50 in PyTorch, compiled, channels last, half precision. Prints `number NAME VALUE`.
+GPU_CHECKS_TORCH names how it is compiled: max-autotune, or another of torch.compile's modes.
 
 Ends with 77 where there is no PyTorch with CUDA. Inputs are on the GPU already, so this is the network alone.
 """
 
+import os
 import sys
 import time
 
@@ -51,7 +53,7 @@ def main():
     print("PyTorch", torch.__version__, flush=True)
     network = resnet().eval().half().cuda().to(memory_format=torch.channels_last)
     # For each size by itself: the second would have it made for any.
-    compiled = torch.compile(network, mode="max-autotune", dynamic=False)
+    compiled = torch.compile(network, mode=os.environ.get("GPU_CHECKS_TORCH", "max-autotune"), dynamic=False)
     with torch.inference_mode():
         for items in (1, 8, 32, 128):
             images = torch.rand(items, 3, 224, 224, device="cuda").half().to(memory_format=torch.channels_last)

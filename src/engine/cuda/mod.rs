@@ -23,6 +23,7 @@ pub mod memory;
 pub mod module;
 pub mod numa;
 pub mod onnx;
+mod preprocess;
 
 pub use canary::canary;
 pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes, remains};

@@ -3,17 +3,30 @@
 
 mod axis;
 
-use self::axis::{AxisKey, table};
+use self::axis::{AxisKey, Form, table};
 use crate::{
     error::InferError,
     image::{Color, DataType, Layout, Placement, Preprocess, Region, Resize},
 };
 
-/// The kernel in `kernels/generated/preprocess.ptx`.
-pub const KERNEL: &str = "preprocess";
+/// The kernels in `kernels/generated/preprocess.ptx`. Each makes the images of a batch that are its own: any ones, or plain ones, which
+/// have bytes, of one channel or of three.
+pub const KERNELS: [&str; 2] = ["preprocess", "preprocess_plain"];
 
-/// Threads of a block along x and y, each for one pixel of an item.
+/// Threads of a block along x and y.
 pub const THREADS: [u32; 3] = [32, 8, 1];
+
+/// Pixels of an item that a block of each kernel makes, along x and y.
+const TILES: [[u32; 2]; 2] = [[32, 8], [32, 32]];
+
+/// What is launched for a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    /// One of [`KERNELS`], by its number.
+    pub kernel: usize,
+    /// How many blocks along x, y and z.
+    pub blocks: [u32; 3],
+}
 
 /// Images that one launch takes.
 pub const IMAGES_MAX: usize = 65_535;
@@ -74,7 +87,7 @@ pub struct PreprocessImage {
     samples: u64,
     steps: [i32; 3],
     channels: u32,
-    wide: u32,
+    way: u32,
     left: u32,
     top: u32,
     width: u32,
@@ -83,7 +96,18 @@ pub struct PreprocessImage {
     x_taps: u32,
     y_table: u32,
     y_taps: u32,
-    unused: u32,
+    columns: u32,
+}
+
+/// How an image is read: `Way` of `kernels/preprocess.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Bytes = 0,
+    Words = 1,
+    /// Plain.
+    Resampled = 2,
+    /// Plain, and one pixel makes one.
+    Copied = 3,
 }
 
 /// `PreprocessCall` of `kernels/preprocess.cu`: the launch's only argument.
@@ -104,7 +128,7 @@ pub struct PreprocessCall {
     scale: f32,
     mean: [f32; 3],
     std: [f32; 3],
-    unused: u32,
+    inverse: [f32; 3],
 }
 
 /// The images of one launch. Keeps its memory from batch to batch.
@@ -114,13 +138,15 @@ pub struct Batch {
     images: Vec<PreprocessImage>,
     tables: Vec<u32>,
     /// Axes that have a table, where it begins, and its taps.
-    known: Vec<(AxisKey, u32, u32)>,
+    known: Vec<(AxisKey, Form, u32, u32)>,
+    /// Whether numbers are mild enough to be made with 1 / std.
+    mild: bool,
 }
 
 impl Batch {
     /// An empty one for a model's input, which has been [checked](Preprocess::check).
     pub fn new(to: &Preprocess) -> Batch {
-        Batch { to: to.clone(), images: Vec::new(), tables: Vec::new(), known: Vec::new() }
+        Batch { to: to.clone(), images: Vec::new(), tables: Vec::new(), known: Vec::new(), mild: mild(to) }
     }
 
     /// Images that have the input's size already, one behind the other as [`Preprocess::place`] writes them: only numbers are to be
@@ -173,13 +199,20 @@ impl Batch {
         let geometry = self.to.geometry(size, covered, &placement);
         let (window, from) = (geometry.window, geometry.from);
         assert!(window.width > 0 && window.height > 0, "an image has a pixel in its item");
-        let (x_table, x_taps) = self.table(size.0, from.left, from.width, window.width, false);
-        let (y_table, y_taps) = self.table(size.1, from.top, from.height, window.height, true);
+        let x = AxisKey::new(size.0, from.left, from.width, window.width, false);
+        let y = AxisKey::new(size.1, from.top, from.height, window.height, true);
+        let way = self.way(&pixels, &x, &y);
+        let [of_x, of_y] = match way {
+            Way::Resampled => [Form::Columns, Form::Rows],
+            _ => [Form::Numbers; 2],
+        };
+        let (x_table, x_taps) = self.table(x, of_x);
+        let (y_table, y_taps) = self.table(y, of_y);
         self.images.push(PreprocessImage {
             samples: pixels.address,
             steps: pixels.steps,
             channels: u32::from(pixels.channels),
-            wide: u32::from(pixels.wide),
+            way: way as u32,
             left: window.left as u32,
             top: window.top as u32,
             width: window.width as u32,
@@ -188,19 +221,30 @@ impl Batch {
             x_taps,
             y_table,
             y_taps,
-            unused: 0,
+            columns: size.0,
         });
         Ok(placement)
     }
 
-    fn table(&mut self, size: u32, from: f64, span: f64, length: usize, down: bool) -> (u32, u32) {
-        let key = AxisKey::new(size, from, span, length, down);
-        if let Some((_, at, taps)) = self.known.iter().find(|(known, ..)| *known == key) {
+    /// How an image is read that is resized like this.
+    fn way(&self, pixels: &Pixels, x: &AxisKey, y: &AxisKey) -> Way {
+        let plain = pixels.channels == 1 || pixels.channels == 3 && self.to.color.channels() == 3;
+        match pixels.wide {
+            true => Way::Words,
+            false if !(plain && self.mild) => Way::Bytes,
+            false if x.taps(self.to.filter) == 1 && y.taps(self.to.filter) == 1 => Way::Copied,
+            false => Way::Resampled,
+        }
+    }
+
+    fn table(&mut self, key: AxisKey, form: Form) -> (u32, u32) {
+        if let Some((.., at, taps)) = self.known.iter().find(|(known, its, ..)| *known == key && *its == form)
+        {
             return (*at, *taps);
         }
         let at = self.tables.len() as u32;
-        let taps = table(&key, self.to.filter, &mut self.tables);
-        self.known.push((key, at, taps));
+        let taps = table(&key, self.to.filter, form, &mut self.tables);
+        self.known.push((key, form, at, taps));
         (at, taps)
     }
 
@@ -214,13 +258,20 @@ impl Batch {
         &self.tables
     }
 
-    /// Blocks of the launch.
-    pub fn blocks(&self) -> [u32; 3] {
-        let [x, y, _] = THREADS;
-        [self.to.width.div_ceil(x), self.to.height.div_ceil(y), self.images.len() as u32]
+    /// What is launched, in any order: the kernels that have an image of their own.
+    pub fn launches(&self) -> Vec<Launch> {
+        let plain = |image: &PreprocessImage| image.way >= Way::Resampled as u32;
+        let kernels = (0..KERNELS.len())
+            .filter(|kernel| self.images.iter().any(|image| plain(image) == (*kernel == 1)));
+        let launch = |kernel: usize| {
+            let [x, y] = TILES[kernel];
+            let blocks = [self.to.width.div_ceil(x), self.to.height.div_ceil(y), self.images.len() as u32];
+            Launch { kernel, blocks }
+        };
+        kernels.map(launch).collect()
     }
 
-    /// The argument of the launch, with the addresses of images, tables and items on the device.
+    /// The argument of each launch, with the addresses of images, tables and items on the device.
     pub fn call(&self, images: u64, tables: u64, items: u64) -> PreprocessCall {
         let to = &self.to;
         PreprocessCall {
@@ -242,9 +293,15 @@ impl Batch {
             scale: to.scale,
             mean: to.mean,
             std: to.std,
-            unused: 0,
+            inverse: to.std.map(f32::recip),
         }
     }
+}
+
+/// Whether quotients by std are as exact by its inverse: no number on the way runs out of its range.
+fn mild(to: &Preprocess) -> bool {
+    let mild = |value: &f32| (1e-9..=1e9).contains(&value.abs());
+    mild(&to.scale) && to.std.iter().all(mild) && to.mean.iter().all(|mean| *mean == 0.0 || mild(mean))
 }
 
 #[cfg(all(test, kernels_emulated))]

@@ -14,6 +14,8 @@ pub struct OnGpu {
     pub tf32: bool,
     /// How algorithms of convolutions are found.
     pub conv_search: ConvSearch,
+    /// Whether convolutions have their channels last, as tensor cores read them.
+    pub channels_last: bool,
 }
 
 /// What runs a model's nodes on a GPU.

@@ -205,6 +205,7 @@ fn providers(
         .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested)
         .with_conv_algorithm_search(search)
         .with_tf32(gpu.asked.tf32)
+        .with_prefer_nhwc(gpu.asked.channels_last)
         .with_cuda_graph(gpu.asked.cuda_graph);
     // SAFETY: as above.
     let cuda = unsafe { cuda.with_compute_stream(gpu.stream) };

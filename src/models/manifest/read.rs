@@ -285,6 +285,7 @@ fn gpu(table: &Table<'_, '_>) -> OnGpu {
         cuda_graph: table.flag("cuda_graph").unwrap_or(false),
         tf32: table.flag("tf32").unwrap_or(false),
         conv_search: table.choice("conv_search", &search).unwrap_or_default(),
+        channels_last: table.flag("channels_last").unwrap_or(false),
     };
     table.finish();
     on_gpu

@@ -151,25 +151,30 @@ pub(crate) fn host_to_host(
     (batches * count) as f64 / seconds
 }
 
-/// Bytes that the kernel must read and write, over those that a copy on the device reads and writes in the same time.
+/// Bytes that the kernel must read and write, over those that a copy on the device reads and writes in the same time: of images that are
+/// resized, and of such that have the input's size.
 pub(crate) fn preprocess() {
     let device = Device::open();
-    let kernel = images::kernel(&device);
-    let (count, width, height) = if rehearsed() { (1, 60, 50) } else { (256, 500, 375) };
-    let to = Preprocess {
-        scale: 1.0 / 255.0,
-        mean: [0.485, 0.456, 0.406],
-        std: [0.229, 0.224, 0.225],
-        ..Preprocess::new(224, 224)
-    };
-    let frame = images::frame(&mut Random::new(1), width, height, 3);
-    let frames: Vec<_> = (0..count).map(|_| frame.clone()).collect();
-    let launch = images::Launch::new(&device, &to, &frames);
-    let seconds = fastest(&device, || launch.run(&device, kernel)) / 1e3;
-    let bytes = count * (width as usize * height as usize * 3 + to.out_bytes());
+    let kernels = images::kernels(&device);
     let large = if rehearsed() { 1 << 16 } else { 512 << 20 };
     let (from, target) = (device.zeros(large), device.zeros(large));
     let copy_seconds = fastest(&device, || device.copy(&from, &target, large)) / 1e3;
-    number("preprocess_images", count as f64 / seconds);
-    number("preprocess_of_copy_bandwidth", (bytes as f64 / seconds) / (2.0 * large as f64 / copy_seconds));
+    let copied = 2.0 * large as f64 / copy_seconds;
+    number("copy_bytes", copied);
+    let count = if rehearsed() { 1 } else { 256 };
+    for (what, width, height) in [("preprocess", 500, 375), ("normalize", 224, 224)] {
+        let to = Preprocess {
+            scale: 1.0 / 255.0,
+            mean: [0.485, 0.456, 0.406],
+            std: [0.229, 0.224, 0.225],
+            ..Preprocess::new(224, 224)
+        };
+        let frame = images::frame(&mut Random::new(1), width, height, 3);
+        let frames: Vec<_> = (0..count).map(|_| frame.clone()).collect();
+        let launch = images::Launch::new(&device, &to, &frames);
+        let seconds = fastest(&device, || launch.run(&device, &kernels)) / 1e3;
+        let bytes = count * (width as usize * height as usize * 3 + to.out_bytes());
+        number(&format!("{what}_images"), count as f64 / seconds);
+        number(&format!("{what}_of_copy_bandwidth"), bytes as f64 / seconds / copied);
+    }
 }

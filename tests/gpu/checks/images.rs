@@ -6,11 +6,11 @@ use crate::{
     number,
 };
 use ocelli::{
-    engine::kernels::preprocess::{Batch, KERNEL, Pixels, THREADS},
+    engine::kernels::preprocess::{Batch, KERNELS, Pixels, THREADS},
     image::{Color, DataType, Filter, Frame, Layout, Preprocess, Region, Resize, Samples, Scratch},
 };
 
-const KERNELS: &str = include_str!("../../../kernels/generated/preprocess.ptx");
+const PTX: &str = include_str!("../../../kernels/generated/preprocess.ptx");
 
 /// How far apart values may be, in steps of 8-bit samples: each rounds once on its way. Filters that overshoot are cut at other
 /// places on the way.
@@ -24,7 +24,7 @@ fn apart_max(filter: Filter) -> f32 {
 
 pub(crate) fn against_the_host() {
     let device = Device::open();
-    let kernel = kernel(&device);
+    let kernels = kernels(&device);
     let random = &mut Random::new(5);
     let mut worst = 0f32;
     for filter in [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
@@ -48,14 +48,14 @@ pub(crate) fn against_the_host() {
             };
             let sizes = [(64, 48, 3), (20, 90, 1), (200, 131, 4), (37, 30, 3)];
             let frames = sizes.map(|(width, height, channels)| frame(random, width, height, channels));
-            worst = worst.max(check(&device, kernel, &to, &frames));
+            worst = worst.max(check(&device, &kernels, &to, &frames));
         }
     }
     number("preprocess_apart", f64::from(worst));
 }
 
-pub(crate) fn kernel(device: &Device) -> Kernel {
-    device.kernels(KERNELS, [KERNEL])[0]
+pub(crate) fn kernels(device: &Device) -> [Kernel; KERNELS.len()] {
+    device.kernels(PTX, KERNELS)
 }
 
 /// Edges, slopes and noise.
@@ -97,15 +97,17 @@ impl Launch {
         Launch { batch, _samples: samples, images, tables, items }
     }
 
-    pub(crate) fn run(&self, device: &Device, kernel: Kernel) {
+    pub(crate) fn run(&self, device: &Device, kernels: &[Kernel; KERNELS.len()]) {
         let call = self.batch.call(self.images.address(), self.tables.address(), self.items.address());
-        device.launch(kernel, self.batch.blocks(), THREADS, &mut [at(&call)]);
+        for launch in self.batch.launches() {
+            device.launch(kernels[launch.kernel], launch.blocks, THREADS, &mut [at(&call)]);
+        }
     }
 }
 
-fn check(device: &Device, kernel: Kernel, to: &Preprocess, frames: &[Frame]) -> f32 {
+fn check(device: &Device, kernels: &[Kernel; KERNELS.len()], to: &Preprocess, frames: &[Frame]) -> f32 {
     let launch = Launch::new(device, to, frames);
-    launch.run(device, kernel);
+    launch.run(device, kernels);
     let got = device.read::<u8>(&launch.items, to.out_bytes() * frames.len());
     let mut scratch = Scratch::default();
     let mut worst = 0f32;

@@ -7,7 +7,7 @@ use ocelli::engine::{
         Context,
         onnx::{Load, OnnxOnGpu},
     },
-    onnx::{OnGpu, Runtime},
+    onnx::{OnGpu, Runtime, gpu::ConvSearch},
     staging::Assembler,
 };
 use std::{
@@ -32,6 +32,19 @@ fn models() -> Vec<PathBuf> {
     folders.split(':').map(|folder| Path::new(folder).join("model.onnx")).collect()
 }
 
+/// How the network is to run, by what `run.py` names of a manifest's table.
+fn asked() -> OnGpu {
+    let named = given("GPU_CHECKS_ON_GPU").unwrap_or_default();
+    let has = |what: &str| named.split(',').any(|name| name == what);
+    OnGpu {
+        cuda_graph: has("cuda_graph"),
+        channels_last: has("channels_last"),
+        tf32: has("tf32"),
+        conv_search: if has("exhaustive") { ConvSearch::Exhaustive } else { ConvSearch::Heuristic },
+        ..OnGpu::default()
+    }
+}
+
 /// On the GPU; where it is none, with all but ONNX Runtime's own part there.
 fn load(runtime: &Runtime, context: &Arc<Context>, path: &Path, items_max: usize) -> OnnxOnGpu {
     if rehearsed() {
@@ -46,7 +59,7 @@ fn load(runtime: &Runtime, context: &Arc<Context>, path: &Path, items_max: usize
     }
     let load = Load {
         path: path.to_owned(),
-        asked: OnGpu::default(),
+        asked: asked(),
         items_max,
         memory_bytes_max: None,
         instances: 1,

@@ -7,8 +7,8 @@
 use super::library::{Library, Session, Target};
 use crate::{
     engine::{
-        cuda::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Kernel, Module},
-        kernels::preprocess::{Batch, KERNEL, Pixels, THREADS},
+        cuda::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, preprocess::Preprocessor},
+        kernels::preprocess::{Batch, Pixels},
         staging::{Blocks, Memory},
     },
     image::{PlainJpeg, Preprocess, Region},
@@ -17,8 +17,6 @@ use cudarc::driver::CudaStream;
 use std::{ptr, sync::Arc};
 
 /// The kernel, as [`KERNEL`] names it.
-const KERNELS: &str = include_str!("../../../../kernels/generated/preprocess.ptx");
-
 /// What decoded images of one batch may take on the device; a larger one is a batch of its own.
 pub(super) const PIXEL_BYTES_MAX: usize = 256 << 20;
 
@@ -71,7 +69,7 @@ pub(super) struct Decoder {
     context: Arc<Context>,
     heap: Arc<Heap>,
     stream: Arc<CudaStream>,
-    kernel: Kernel,
+    preprocessor: Preprocessor,
     landed: Event,
     pixels: Option<Buffer>,
     told: Option<Buffer>,
@@ -101,7 +99,7 @@ impl Decoder {
             heap: Heap::new(context),
             // One of three is enough: who waits for a file waits for all of its batch.
             stream: context.streams()?.compute,
-            kernel: Module::load(context, "preprocess", KERNELS)?.kernel(KERNEL)?,
+            preprocessor: Preprocessor::new(context)?,
             landed: context.event()?,
             pixels: None,
             told: None,
@@ -192,7 +190,7 @@ impl Decoder {
             let call = batch.call(told_address + images, told_address + tables, items_address + *item as u64);
             // SAFETY: descriptions and tables were copied there, images were decoded where they say, and there is room for the
             // items; all of it is ours until the end of this.
-            unsafe { self.kernel.launch_grid(&self.stream, batch.blocks(), THREADS, &call) }?;
+            unsafe { self.preprocessor.launch(&batch.launches(), &call, &self.stream) }?;
         }
         let mut results = self.results.lend(item_bytes);
         // SAFETY: looked at when the stream is past it.

@@ -2,23 +2,20 @@
 //! reads them.
 #![allow(unsafe_code)]
 
-use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module};
+use super::super::{Buffer, Context, CudaError, Heap, preprocess::Preprocessor};
 use crate::engine::{
     EngineError, PixelInput, Tensor,
     ends::Reading,
-    kernels::preprocess::{Batch, KERNEL, PreprocessCall, THREADS},
+    kernels::preprocess::{Batch, Launch, PreprocessCall},
 };
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// The kernel, as [`KERNEL`] names it.
-const KERNELS: &str = include_str!("../../../../kernels/generated/preprocess.ptx");
-
-/// The kernel, and what it does.
+/// The kernels, and what they do.
 #[derive(Debug)]
 pub(super) struct Normalizer {
     input: PixelInput,
-    kernel: Kernel,
+    preprocessor: Preprocessor,
 }
 
 /// Memory for the pixels of one batch size, of either depth: a camera may send some of 16 bits among many of 8, which is to
@@ -29,15 +26,13 @@ pub(super) struct Pixels {
     /// Where each image lies, and that none is resized: the same for every batch.
     _told: Buffer,
     /// For 8 bits and for 16.
-    calls: [PreprocessCall; 2],
-    blocks: [u32; 3],
+    calls: [(Vec<Launch>, PreprocessCall); 2],
 }
 
 impl Normalizer {
-    /// Loads the kernel.
+    /// Loads the kernels.
     pub(super) fn new(context: &Context, input: &PixelInput) -> Result<Normalizer, CudaError> {
-        let module = Module::load(context, "preprocess", KERNELS)?;
-        Ok(Normalizer { input: input.clone(), kernel: module.kernel(KERNEL)? })
+        Ok(Normalizer { input: input.clone(), preprocessor: Preprocessor::new(context)? })
     }
 
     /// How the first input of a batch is read; `None` where it is the network's own.
@@ -49,7 +44,7 @@ impl Normalizer {
         self.input.reading(first.datatype, &first.shape)
     }
 
-    /// Memory for pixels of either depth that are read like this, of which the kernel makes what is at `numbers`.
+    /// Memory for pixels of either depth that are read like this, of which what is at `numbers` is made.
     ///
     /// # Errors
     /// Where too little is free.
@@ -72,14 +67,13 @@ impl Normalizer {
         unsafe { buffer.upload(&told, stream) }?;
         stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
         let mut at = buffer.address();
-        let blocks = batches[0].blocks();
         let calls = batches.map(|batch| {
             let tables = at + size_of_val(batch.images()) as u64;
             let call = batch.call(at, tables, numbers);
             at = tables + size_of_val(batch.tables()) as u64;
-            call
+            (batch.launches(), call)
         });
-        Ok(Pixels { samples, _told: buffer, calls, blocks })
+        Ok(Pixels { samples, _told: buffer, calls })
     }
 
     /// Begins to make numbers of the pixels that were copied, of 16 bits if they are `wide`.
@@ -92,9 +86,9 @@ impl Normalizer {
         wide: bool,
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
-        let call = &pixels.calls[usize::from(wide)];
-        // SAFETY: what the kernel takes; descriptions and samples live as long as `pixels`, which goes when its runs have ended.
-        unsafe { self.kernel.launch_grid(stream, pixels.blocks, THREADS, call) }
+        let (launches, call) = &pixels.calls[usize::from(wide)];
+        // SAFETY: descriptions and samples live as long as `pixels`, which goes when its runs have ended.
+        unsafe { self.preprocessor.launch(launches, call, stream) }
     }
 }
 

@@ -56,10 +56,12 @@ fn launch(batch: &Batch, bytes: usize) -> Vec<u8> {
     let mut items = vec![0xaau8; bytes];
     let call =
         batch.call(batch.images().as_ptr() as u64, batch.tables().as_ptr() as u64, items.as_mut_ptr() as u64);
-    // SAFETY: all addresses are of this machine's memory, of the sizes that the kernel states.
-    #[allow(unsafe_code, reason = "a call into C++")]
-    unsafe {
-        emulated::launch(KERNEL, batch.blocks(), THREADS, 0, &call);
+    for launch in batch.launches() {
+        // SAFETY: all addresses are of this machine's memory, of the sizes that the kernels state.
+        #[allow(unsafe_code, reason = "a call into C++")]
+        unsafe {
+            emulated::launch(KERNELS[launch.kernel], launch.blocks, THREADS, 0, &call);
+        }
     }
     items
 }

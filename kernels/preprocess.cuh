@@ -1,0 +1,57 @@
+/*
+preprocess: what an image and a batch are, and how a value is written.
+*/
+#pragma once
+#include "half.cuh"
+
+LOCAL {
+
+typedef long long i64;
+
+// One image. The same struct stands in src/engine/kernels/preprocess.rs.
+struct PreprocessImage {
+    const void* samples;  // the first channel of the pixel that is seen at the top left
+    // To the next sample that is seen to the right, further down, and to the next channel: so memory may be turned, mirrored or
+    // in planes.
+    int step_x, step_y, step_channel;
+    u32 channels;  // 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha; not premultiplied
+    u32 way;       // one of Way
+    u32 left, top, width, height;  // the part of the item that it fills
+    // Of each axis, of which n pixels are filled: the first of `taps` pixels of the image for each, then [taps, n] weights, f32. What
+    // is RESAMPLED has others: see preprocess_plain.cuh.
+    u32 x_table, x_taps, y_table, y_taps;
+    u32 columns;   // of the image
+};
+
+// How an image is read. What is RESAMPLED or COPIED is plain: it has bytes, of 1 channel or of 3.
+enum Way { BYTES = 0, WORDS = 1, RESAMPLED = 2, COPIED = 3 };
+
+enum ElementType { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_U8 = 2 };
+
+// A batch. The same struct stands in src/engine/kernels/preprocess.rs.
+struct PreprocessCall {
+    const PreprocessImage* images;
+    const u32* tables;
+    void* items;
+    u32 width, height;
+    u32 depth;         // 1 grey, 3 colour
+    u32 swapped;       // blue, green, red
+    u32 interleaved;   // channels last
+    u32 element;
+    u32 background[3]; // what shines through: red, green, blue, 0 to 255
+    float pad;         // around the image, 0 to 255
+    float scale;
+    float mean[3], std[3];
+    float inverse[3];  // 1 / std
+};
+
+// A value of an item; `number` is what becomes of it.
+DEV void put(const PreprocessCall& call, u64 at, float value, float number) {
+    switch (call.element) {
+        case ELEMENT_F32: ((float*)call.items)[at] = number; break;
+        case ELEMENT_F16: ((Half*)call.items)[at] = half_of(number); break;
+        default: ((u8*)call.items)[at] = (u8)floorf(value + 0.5f);
+    }
+}
+
+}  // LOCAL
