@@ -1,7 +1,8 @@
 //! What the process knows about itself: live, draining, devices, models, and from them whether it is ready.
 //!
-//! **Live** says that the data path's runtime still runs its tasks: one of them calls [`Status::beat`] every few
-//! seconds. Not live means that only a restart helps.
+//! **Live** says that the data path's runtime still runs its tasks (one of them calls [`Status::beat`] every few seconds),
+//! and that not all devices are GPUs which this process cannot use again after faults. Not live means that only a restart
+//! helps.
 //!
 //! **Ready** says that a request sent now can be answered. It turns true when
 //!
@@ -15,6 +16,10 @@
 //! with [`Status::begin_drain`]. A full queue does not turn it: that is an answer to one caller (429), while an
 //! unready replica takes its load to others, which would then be full as well.
 
+mod device;
+
+pub use device::{Cause, Device, DeviceState, HeldModel, Seen};
+
 use std::{
     collections::BTreeMap,
     sync::{
@@ -26,221 +31,6 @@ use std::{
 
 /// The data path has stopped when its last beat is older than this.
 pub const BEAT_AGE_MAX: Duration = Duration::from_secs(30);
-
-/// Where a device stands, in the order of a life without trouble.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceState {
-    /// Not ours yet: another process computes on it, or too little memory is free.
-    Waiting,
-    /// Loading models, or running the first forward pass.
-    Warming,
-    /// Runs batches; a forward pass has worked.
-    Serving,
-    /// Runs batches, but something points at a fault.
-    Suspect,
-    /// Given no work until a canary has passed.
-    Fenced,
-    /// Gone.
-    Lost,
-}
-
-impl DeviceState {
-    /// All of them.
-    pub const ALL: [DeviceState; 6] = [
-        DeviceState::Waiting,
-        DeviceState::Warming,
-        DeviceState::Serving,
-        DeviceState::Suspect,
-        DeviceState::Fenced,
-        DeviceState::Lost,
-    ];
-
-    /// As it stands in replies and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            DeviceState::Waiting => "waiting",
-            DeviceState::Warming => "warming",
-            DeviceState::Serving => "serving",
-            DeviceState::Suspect => "suspect",
-            DeviceState::Fenced => "fenced",
-            DeviceState::Lost => "lost",
-        }
-    }
-
-    /// Whether it is given batches. A suspect device still is: its answers have been right so far.
-    pub fn runs(self) -> bool {
-        matches!(self, DeviceState::Serving | DeviceState::Suspect)
-    }
-}
-
-/// What brought a device to where it stands, for counting: the label `reason` of metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cause {
-    /// The server has just started.
-    Start,
-    /// It was taken.
-    Taken,
-    /// A forward pass has worked.
-    Proved,
-    /// Nothing runs there.
-    Empty,
-    /// Others use it.
-    Contended,
-    /// Others wait for it, and came first.
-    Turn,
-    /// It has too little free memory.
-    Memory,
-    /// It could not be taken, for another reason.
-    Refused,
-    /// It was idle.
-    Idle,
-    /// A call failed.
-    Fault,
-    /// A call does not come back.
-    Stuck,
-    /// An Xid error.
-    Xid,
-    /// Memory errors.
-    Ecc,
-    /// The driver's advice.
-    Advice,
-    /// Heat or power.
-    Thermal,
-    /// A forward pass with a known answer failed.
-    Canary,
-    /// It does not answer on the bus.
-    Bus,
-    /// Nothing has pointed at a fault for a while.
-    Clean,
-    /// Somebody asked for it to be left alone.
-    Drain,
-    /// Somebody asked for it to be used again.
-    Resume,
-}
-
-impl Cause {
-    /// As it stands in replies and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Cause::Start => "start",
-            Cause::Taken => "taken",
-            Cause::Proved => "proved",
-            Cause::Empty => "empty",
-            Cause::Contended => "contended",
-            Cause::Turn => "turn",
-            Cause::Memory => "memory",
-            Cause::Refused => "refused",
-            Cause::Idle => "idle",
-            Cause::Fault => "fault",
-            Cause::Stuck => "stuck",
-            Cause::Xid => "xid",
-            Cause::Ecc => "ecc",
-            Cause::Advice => "advice",
-            Cause::Thermal => "thermal",
-            Cause::Canary => "canary",
-            Cause::Bus => "bus",
-            Cause::Clean => "clean",
-            Cause::Drain => "drain",
-            Cause::Resume => "resume",
-        }
-    }
-}
-
-/// A device as others see it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Device {
-    /// Such as `cpu` or a GPU's UUID.
-    pub id: String,
-    /// Where it stands.
-    pub state: DeviceState,
-    /// What brought it there.
-    pub cause: Cause,
-    /// Why, in words; may be empty.
-    pub reason: String,
-    /// Since when it stands there.
-    pub since: Instant,
-    /// Whether somebody asked for it to be left alone.
-    pub drained: bool,
-    /// What is seen of it.
-    pub seen: Seen,
-}
-
-/// What is seen of a device; what is not told is not there.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Seen {
-    /// The maker's name of it.
-    pub name: Option<String>,
-    /// Bytes of memory.
-    pub memory_bytes: Option<u64>,
-    /// Bytes of it that are free.
-    pub memory_free_bytes: Option<u64>,
-    /// Bytes that this process holds.
-    pub memory_own_bytes: Option<u64>,
-    /// Bytes that must be free before it is taken beside others.
-    pub memory_needed_bytes: Option<u64>,
-    /// Other processes that compute on it: their numbers and bytes.
-    pub processes: Option<Vec<(u32, Option<u64>)>>,
-    /// Bytes that others hold.
-    pub others_bytes: Option<u64>,
-    /// Why no network runs there, where none can: what is ours beside ONNX Runtime may all the same.
-    pub no_networks: Option<String>,
-    /// Models that are meant for it and cannot be there now: their names, and why.
-    pub refused: Vec<(String, String)>,
-    /// Models that are there, by name and version.
-    pub models: Vec<HeldModel>,
-    /// Whether it is shared, and how, in a few words.
-    pub verdict: String,
-    /// Share of its time in use, %.
-    pub utilization_percent: Option<u32>,
-    /// °C.
-    pub temperature_c: Option<u32>,
-    /// Watts.
-    pub power_w: Option<f64>,
-    /// Watts that it is held to.
-    pub power_limit_w: Option<f64>,
-    /// Joules since the driver was loaded.
-    pub energy_j: Option<f64>,
-    /// Memory errors that could not be put right, since the driver was loaded.
-    pub ecc_uncorrected: Option<u64>,
-    /// Xid errors since the server started, by number.
-    pub xids: BTreeMap<u64, u64>,
-    /// How long it has been waited for in all.
-    pub waited: Duration,
-}
-
-/// What a model holds on a device, as measured when it was loaded there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeldModel {
-    /// Its name.
-    pub name: String,
-    /// Which version.
-    pub version: String,
-    /// Instances loaded.
-    pub instances: u64,
-    /// Instances that fit now, with these, and what is kept free left alone.
-    pub instances_max: u64,
-    /// Bytes of one instance before its first batch.
-    pub weights_bytes: u64,
-    /// What one holds beside that, by the size of batches, ascending: items, bytes, and of these what batches are copied into
-    /// and out of, where that is told.
-    pub batches: Vec<(usize, u64, Option<u64>)>,
-    /// Bytes of one for batches of whole camera frames, where it takes such.
-    pub frames_bytes: u64,
-}
-
-impl Device {
-    fn new(id: &str) -> Device {
-        Device {
-            id: id.into(),
-            state: DeviceState::Waiting,
-            cause: Cause::Start,
-            reason: String::new(),
-            since: Instant::now(),
-            drained: false,
-            seen: Seen::default(),
-        }
-    }
-}
 
 /// How often devices came to a state, and by what.
 pub type Transitions = BTreeMap<(String, DeviceState, Cause), u64>;
@@ -297,10 +87,25 @@ impl Status {
         self.beat_ms.fetch_max(self.since_start_ms(now), Ordering::Relaxed);
     }
 
-    /// Whether the last beat (or the start, before the first) is at most [`BEAT_AGE_MAX`] old.
-    pub fn live(&self, now: Instant) -> bool {
+    /// Whether the last beat (or the start, before the first) is at most [`BEAT_AGE_MAX`] old, and a device may serve again
+    /// without a restart.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn live(&self, now: Instant) -> Result<(), String> {
         let age = self.since_start_ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed));
-        u128::from(age) <= BEAT_AGE_MAX.as_millis()
+        if u128::from(age) > BEAT_AGE_MAX.as_millis() {
+            return Err(format!("the data path has stood still for {} s", age / 1000));
+        }
+        // One that was refused at the start was never in question, and a server that drains ends anyway.
+        let mut devices = self.devices();
+        devices.retain(|device| device.cause != Cause::Refused);
+        let lost = !devices.is_empty() && devices.iter().all(|device| device.cause == Cause::Poisoned);
+        if lost && !self.draining() {
+            let list: Vec<_> = devices.iter().map(Device::stands).collect();
+            return Err(format!("no device can be used without a restart: {}", list.join(", ")));
+        }
+        Ok(())
     }
 
     fn since_start_ms(&self, now: Instant) -> u64 {
@@ -409,14 +214,7 @@ impl Status {
         if devices.is_empty() {
             return Err("no device has been found yet".into());
         }
-        let list = devices.iter().map(|device| {
-            let state = device.state.name();
-            match device.reason.as_str() {
-                "" => format!("{} is {state}", device.id),
-                reason => format!("{} is {state} ({reason})", device.id),
-            }
-        });
-        let list: Vec<_> = list.collect();
+        let list: Vec<_> = devices.iter().map(Device::stands).collect();
         Err(format!("no device is serving: {}", list.join(", ")))
     }
 
@@ -461,14 +259,54 @@ mod tests {
         let t0 = Instant::now();
         let s = Duration::from_secs;
         let status = Status::new(t0);
-        assert!(status.live(t0 + s(30)));
-        assert!(!status.live(t0 + s(31)));
+        assert_eq!(status.live(t0 + s(30)), Ok(()));
+        assert_eq!(status.live(t0 + s(31)), Err("the data path has stood still for 31 s".into()));
         status.beat(t0 + s(31));
-        assert!(status.live(t0 + s(61)));
-        assert!(!status.live(t0 + s(62)));
+        assert_eq!(status.live(t0 + s(61)), Ok(()));
+        assert_eq!(status.live(t0 + s(62)), Err("the data path has stood still for 31 s".into()));
         status.beat(t0 + s(5));
-        assert!(status.live(t0 + s(61)), "a late beat does not turn time back");
-        assert!(status.live(t0), "a clock that is read early is not a fault");
+        assert_eq!(status.live(t0 + s(61)), Ok(()), "a late beat does not turn time back");
+        assert_eq!(status.live(t0), Ok(()), "a clock that is read early is not a fault");
+    }
+
+    #[test]
+    fn is_not_live_once_every_gpu_is_lost_to_this_process_and_nothing_else_may_serve() {
+        use DeviceState::{Fenced, Lost, Serving, Waiting, Warming};
+        let poisoned = (Fenced, Cause::Poisoned);
+        for (devices, live) in [
+            (&[poisoned][..], false),
+            (&[poisoned, poisoned], false),
+            // It is being tried.
+            (&[poisoned, (Warming, Cause::Poisoned)], false),
+            // Too old for the server, which never uses it.
+            (&[poisoned, (Waiting, Cause::Refused)], false),
+            (&[(Waiting, Cause::Refused)], true),
+            (&[(Fenced, Cause::Fault)], true),
+            (&[poisoned, (Serving, Cause::Proved)], true),
+            (&[poisoned, (Waiting, Cause::Contended)], true),
+            (&[poisoned, (Lost, Cause::Bus)], true),
+            // Whoever asked for it to be left alone may ask for it to be used again.
+            (&[poisoned, (Fenced, Cause::Drain)], true),
+            (&[], true),
+        ] {
+            let t0 = Instant::now();
+            let status = Status::new(t0);
+            for (gpu, (state, cause)) in devices.iter().enumerate() {
+                status.set_device(&format!("GPU-{gpu}"), *state, *cause, "restart it");
+            }
+            assert_eq!(status.live(t0).is_ok(), live, "{devices:?}");
+            if let Err(why) = status.live(t0) {
+                assert!(why.contains("GPU-0 is fenced (restart it)"), "{why}");
+            }
+            // The CPU, where it may serve, needs no restart; nor does a server that ends.
+            status.set_device("cpu", Waiting, Cause::Empty, "");
+            assert_eq!(status.live(t0), Ok(()), "{devices:?}");
+        }
+        let t0 = Instant::now();
+        let status = Status::new(t0);
+        status.set_device("GPU-0", Fenced, Cause::Poisoned, "");
+        status.begin_drain();
+        assert_eq!(status.live(t0), Ok(()));
     }
 
     #[test]
@@ -524,13 +362,6 @@ mod tests {
         check(&status, Err("the server is draining"));
         status.set_device("cpu", DeviceState::Serving, Cause::Start, "");
         check(&status, Err("the server is draining"));
-        assert!(status.live(t0));
-    }
-
-    #[test]
-    fn states_have_names_of_their_own() {
-        let mut names: Vec<_> = DeviceState::ALL.map(DeviceState::name).to_vec();
-        names.dedup();
-        assert_eq!(names, ["waiting", "warming", "serving", "suspect", "fenced", "lost"]);
+        assert_eq!(status.live(t0), Ok(()));
     }
 }

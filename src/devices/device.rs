@@ -12,7 +12,7 @@ use crate::{
     batch::{ModelKey, Recalled},
     engine::{
         Engine, EngineError,
-        child::{Executor, Place, Recipe},
+        child::{Executor, NotOpened, Place, Recipe},
         cuda::{Gpu, HostMemory, jpeg::Offer, onnx::Load},
         onnx::Runtime,
         staging::Memory,
@@ -41,6 +41,8 @@ pub(super) enum Refusal {
     Memory(String),
     /// It was loaded, and left too little memory free; another time there may be more.
     Room(String),
+    /// It could not be taken for what this process has run on a GPU before. Another process may have it.
+    Poisoned(String),
     /// Anything else.
     Failed(String),
 }
@@ -61,6 +63,15 @@ impl From<EngineError> for Refusal {
     }
 }
 
+impl From<NotOpened> for Refusal {
+    fn from(not: NotOpened) -> Refusal {
+        match not {
+            NotOpened::Poisoned(error) => Refusal::Poisoned(error.to_string()),
+            NotOpened::Failed(error) => error.into(),
+        }
+    }
+}
+
 impl From<String> for Refusal {
     fn from(reason: String) -> Refusal {
         Refusal::Failed(reason)
@@ -69,8 +80,12 @@ impl From<String> for Refusal {
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Refusal::Memory(reason) | Refusal::Room(reason) | Refusal::Failed(reason)) = self;
-        f.write_str(reason)
+        match self {
+            Refusal::Memory(reason)
+            | Refusal::Room(reason)
+            | Refusal::Poisoned(reason)
+            | Refusal::Failed(reason) => f.write_str(reason),
+        }
     }
 }
 

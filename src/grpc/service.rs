@@ -215,7 +215,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         &self,
         _: Request<ServerLiveRequest>,
     ) -> Result<Response<ServerLiveResponse>, Status> {
-        Ok(Response::new(ServerLiveResponse { live: self.front.status.live(Instant::now()) }))
+        Ok(Response::new(ServerLiveResponse { live: self.front.status.live(Instant::now()).is_ok() }))
     }
 
     async fn server_ready(

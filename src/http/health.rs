@@ -5,7 +5,7 @@ use super::{Front, Route, coding, reject::Problem, scrape::Listener};
 use axum::{
     Json,
     extract::State,
-    http::{StatusCode, header},
+    http::header,
     middleware,
     response::{IntoResponse, Response},
     routing::get,
@@ -41,12 +41,13 @@ pub(super) fn metrics(listener: Listener) -> Route {
     (METRICS, get(text).layer(middleware::from_fn(coding::pack)))
 }
 
-/// Alive means that the data path's runtime turns over: false only if a restart would help, whatever the load, the
-/// models or a drain. Answers both protocols' readers: Triton's look at the status, KServe's at the body.
+/// Alive means that the data path's runtime turns over, and that a device may serve: false only if a restart would help,
+/// whatever the load, the models or a drain. Answers both protocols' readers: Triton's look at the status, KServe's at the body.
 async fn live(State(front): State<Arc<Front>>) -> Response {
-    let live = front.status.live(Instant::now());
-    let status = if live { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(json!({ "live": live, "ready": front.status.ready().is_ok() }))).into_response()
+    match front.status.live(Instant::now()) {
+        Ok(()) => Json(json!({ "live": true, "ready": front.status.ready().is_ok() })).into_response(),
+        Err(reason) => Problem::not_live(&reason).into_response(),
+    }
 }
 
 /// Ready means that a forward pass works now and that no drain has begun.

@@ -57,10 +57,11 @@ const UNAVAILABLE: Kind = kind("model-unavailable", 503, "the model cannot be se
 const DRAINING: Kind = kind("draining", 503, "the server is going away");
 const NO_DEVICE: Kind = kind("no-device", 503, "no device could run the request");
 const NOT_READY: Kind = kind("not-ready", 503, "the server is not ready");
+const NOT_LIVE: Kind = kind("not-live", 503, "the server must be restarted");
 const LATE: Kind = kind("late", 504, "the deadline passed or cannot be met");
 
 /// All kinds, by status.
-pub const KINDS: [Kind; 23] = [
+pub const KINDS: [Kind; 24] = [
     BAD_REQUEST,
     NOT_AN_IMAGE,
     INPUT_REFUSED,
@@ -83,6 +84,7 @@ pub const KINDS: [Kind; 23] = [
     DRAINING,
     NO_DEVICE,
     NOT_READY,
+    NOT_LIVE,
     LATE,
 ];
 
@@ -157,6 +159,11 @@ impl Problem {
         Problem::new(NOT_READY, format!("the server is not ready: {reason}"))
     }
 
+    /// For whoever asks whether the server is alive: why it is to be restarted.
+    pub fn not_live(reason: &str) -> Problem {
+        Problem::new(NOT_LIVE, format!("the server is not live: {reason}"))
+    }
+
     /// For readiness probes of one model. 400, as Triton answers and as KServe's clients understand it: a request for
     /// the model itself gets 503.
     pub fn model_not_ready(name: &str, reason: &str) -> Problem {
@@ -177,9 +184,11 @@ impl Problem {
             "status": self.kind.status,
             "detail": self.detail,
         });
+        // What KServe's clients read of a probe.
         if self.kind == NOT_READY {
-            // What KServe's clients read of a readiness probe.
             body["ready"] = false.into();
+        } else if self.kind == NOT_LIVE {
+            body["live"] = false.into();
         }
         if let Some(id) = request_id {
             body["request_id"] = id.into();

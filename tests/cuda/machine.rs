@@ -118,12 +118,12 @@ impl Machine {
             put(folder.path(), name, tail);
         }
         let nvml = nvml::library();
-        let looks = [("nvml-library", nvml.to_str().unwrap())];
-        let looks = looks.iter().filter(|(name, _)| options.iter().all(|(given, _)| given != name));
+        let usual = [("nvml-library", nvml.to_str().unwrap()), ("admin-listen", "")];
+        let usual = usual.iter().filter(|(name, _)| options.iter().all(|(given, _)| given != name));
         let options =
-            looks.chain(options).flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]);
+            usual.chain(options).flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]);
         let mut process = Command::new(env!("CARGO_BIN_EXE_ocelli"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "", "--isolation", isolation])
+            .args(["serve", "--listen", "127.0.0.1:0", "--isolation", isolation])
             .args(["--isolation-bytes", "16MiB", "--drain-delay-ms", "0"])
             .arg("--models")
             .arg(folder.path())
@@ -246,6 +246,11 @@ impl Running {
         let find = || self.log.lock().unwrap().iter().find(|line| line.contains(what)).cloned();
         until(what, async || find().is_some()).await;
         find().unwrap()
+    }
+
+    /// The lines of its log so far that have this in them.
+    pub(crate) fn said(&self, what: &str) -> Vec<String> {
+        self.log.lock().unwrap().iter().filter(|line| line.contains(what)).cloned().collect()
     }
 
     /// What `ocelli devices` shows of its devices.

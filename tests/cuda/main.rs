@@ -17,6 +17,7 @@ mod jpeg;
 mod machine;
 mod onnx;
 mod pixels;
+mod poisoned;
 mod process;
 mod room;
 mod scenarios;

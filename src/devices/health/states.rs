@@ -27,11 +27,17 @@ const CLEAN: Duration = Duration::from_secs(60);
 /// Too hot, or braked, for so long before it says something.
 const HOT: Duration = Duration::from_secs(30);
 
+/// What to do about a GPU that only another process may have.
+const POISONED: &str = "this process cannot use the GPU again after the fault: restart the server, or run it with isolation = \
+                        \"process\", which needs no restart";
+
 /// Something that says how a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Evidence {
     /// A call failed with an error after which its context cannot be trusted.
     Failed(String),
+    /// It could not be taken, by an error that only work has, though none was done: such work of this process has failed before.
+    Poisoned(String),
     /// A call has not come back for so long.
     Stuck(Duration),
     /// An Xid error.
@@ -136,9 +142,12 @@ impl States {
         }
     }
 
-    /// It is being taken.
+    /// It is being taken. Where this process could not do so before, that is said until it can.
     pub fn taking(&mut self) {
-        self.set(DeviceState::Warming, Cause::Taken, "taking it, and loading models");
+        match self.cause {
+            Cause::Poisoned => self.state = DeviceState::Warming,
+            _ => self.set(DeviceState::Warming, Cause::Taken, "taking it, and loading models"),
+        }
     }
 
     /// It was taken, and works.
@@ -170,6 +179,7 @@ impl States {
     pub fn note(&mut self, now: Instant, evidence: &Evidence) -> bool {
         match evidence {
             Evidence::Failed(reason) => self.fault(now, Cause::Fault, reason.clone()),
+            Evidence::Poisoned(reason) => self.fault(now, Cause::Poisoned, format!("{POISONED} ({reason})")),
             Evidence::Stuck(time) => self.fault(now, Cause::Stuck, super::hangs(*time)),
             Evidence::Canary(Err(reason)) => self.fault(now, Cause::Canary, reason.clone()),
             Evidence::Canary(Ok(())) => {
@@ -338,6 +348,7 @@ mod tests {
         let broken = || "it broke".to_owned();
         for (evidence, state, cause, given_up) in [
             (Evidence::Failed(broken()), Fenced, Cause::Fault, true),
+            (Evidence::Poisoned(broken()), Fenced, Cause::Poisoned, true),
             (Evidence::Stuck(s(61)), Fenced, Cause::Stuck, true),
             (Evidence::Xid(13), Serving, Cause::Proved, false),
             (Evidence::Xid(63), Suspect, Cause::Xid, false),
@@ -433,6 +444,35 @@ mod tests {
     }
 
     #[test]
+    fn what_this_process_cannot_use_again_is_tried_like_any_other_and_said_until_it_can_be_used() {
+        let (mut now, mut states) = (Instant::now(), serving());
+        states.note(now, &Evidence::Failed("a kernel failed".into()));
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            let at = states.retry_at().unwrap();
+            pauses.push((at - now).as_secs());
+            now = at;
+            states.taking();
+            states.note(now, &Evidence::Poisoned("cannot take it: code 700".into()));
+            assert_eq!((states.state(), states.cause()), (DeviceState::Fenced, Cause::Poisoned));
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 60]);
+        let said = states.reason();
+        for part in ["restart the server", "isolation = \"process\"", "(cannot take it: code 700)"] {
+            assert!(said.contains(part), "{said}");
+        }
+        let said = said.to_owned();
+        states.taking();
+        assert_eq!((states.state(), states.cause()), (DeviceState::Warming, Cause::Poisoned));
+        assert_eq!(states.reason(), said);
+        states.serving();
+        assert_eq!((states.state(), states.cause()), (DeviceState::Serving, Cause::Proved));
+        states.note(now, &Evidence::Failed("a kernel failed again".into()));
+        states.taking();
+        assert_eq!(states.cause(), Cause::Taken, "what is over is not said of the next fault");
+    }
+
+    #[test]
     fn what_is_gone_comes_back_when_it_is_on_the_bus_again() {
         let (t0, mut states) = (Instant::now(), serving());
         assert!(states.note(t0, &Evidence::OnBus(false)));
@@ -456,6 +496,7 @@ mod tests {
     fn evidence() -> impl Strategy<Value = Evidence> {
         prop_oneof![
             Just(Evidence::Failed("it broke".into())),
+            Just(Evidence::Poisoned("it broke before".into())),
             Just(Evidence::Stuck(s(60))),
             (0u64..170).prop_map(Evidence::Xid),
             Just(Evidence::UnknownXid),

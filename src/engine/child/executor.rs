@@ -3,7 +3,7 @@
 use super::{Child, Place, Post, Program, Recipe, Region};
 use crate::engine::{
     Engine, EngineError,
-    cuda::{self, Context, Gpu, HostMemory, MemoryInfo},
+    cuda::{self, Context, CudaError, Gpu, HostMemory, MemoryInfo},
     onnx::Runtime,
     staging::Memory,
 };
@@ -55,9 +55,15 @@ impl Isolation {
         gpu: &Gpu,
         host: HostMemory,
         patience: Option<Duration>,
-    ) -> Result<Executor, EngineError> {
+    ) -> Result<Executor, NotOpened> {
         match self {
-            Isolation::Thread => Ok(Executor::Thread(Context::open_with(gpu, host)?)),
+            Isolation::Thread => {
+                let opened = Context::open_with(gpu, host).map_err(|error| match error.ends_process() {
+                    true => NotOpened::Poisoned(error),
+                    false => NotOpened::Failed(error.into()),
+                });
+                opened.map(Executor::Thread)
+            }
             Isolation::Process(apart) => Ok(Executor::Process(Child::start(Post {
                 device: gpu.id.clone(),
                 gpu: Some(gpu.id.clone()),
@@ -68,6 +74,17 @@ impl Isolation {
             })?)),
         }
     }
+}
+
+/// Why a GPU could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum NotOpened {
+    /// Something that this process ran on a GPU has left it unable to use this one. A process of its own is another one each time.
+    #[error(transparent)]
+    Poisoned(CudaError),
+    /// Anything else.
+    #[error(transparent)]
+    Failed(#[from] EngineError),
 }
 
 /// A GPU that is ours.

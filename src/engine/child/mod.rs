@@ -36,7 +36,7 @@ mod ticket;
 mod wire;
 
 pub use engine::ChildEngine;
-pub use executor::{Executor, Isolation};
+pub use executor::{Executor, Isolation, NotOpened};
 pub use parent::{Child, Post};
 pub use process::Program;
 pub use recipe::{Place, Recipe};

@@ -49,6 +49,12 @@ impl CudaError {
     pub fn fault(&self) -> Fault {
         fault(self.code)
     }
+
+    /// Whether it is an error of what ran on the GPU, after which a process can use CUDA no more. A call that has nothing run
+    /// there, such as taking a GPU, meets it only where something of this process has met it before.
+    pub fn ends_process(&self) -> bool {
+        ends_process(self.code)
+    }
 }
 
 impl From<CudaError> for EngineError {
@@ -74,6 +80,26 @@ fn fault(code: u32) -> Fault {
     }
 }
 
+/// Of these, `cuda.h` says that all that follows fails alike and the process must be started anew; of assertions in kernels, that
+/// the context must go. Not of faults of memory and links: whether these outlive a context is the hardware's affair.
+fn ends_process(code: u32) -> bool {
+    const ENDS: [Code; 12] = [
+        Code::CUDA_ERROR_CONTAINED,
+        Code::CUDA_ERROR_ILLEGAL_ADDRESS,
+        Code::CUDA_ERROR_LAUNCH_TIMEOUT,
+        Code::CUDA_ERROR_ASSERT,
+        Code::CUDA_ERROR_HARDWARE_STACK_ERROR,
+        Code::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+        Code::CUDA_ERROR_MISALIGNED_ADDRESS,
+        Code::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+        Code::CUDA_ERROR_INVALID_PC,
+        Code::CUDA_ERROR_LAUNCH_FAILED,
+        Code::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+        Code::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+    ];
+    ENDS.iter().any(|ends| *ends as u32 == code)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +121,22 @@ mod tests {
         assert_eq!(fault(2), Fault::OutOfMemory);
         assert_eq!(fault(1), Fault::Input);
         assert_eq!(fault(12_345), Fault::Sticky, "what nobody knows");
+    }
+
+    #[test]
+    fn only_errors_of_what_ran_on_the_gpu_end_the_process_and_all_of_these_are_sticky() {
+        let ends: Vec<u32> = (0..1000).filter(|code| ends_process(*code)).collect();
+        assert_eq!(ends, [226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810]);
+        assert!(ends.iter().all(|code| fault(*code) == Fault::Sticky));
+        for passes in [
+            Code::CUDA_ERROR_OUT_OF_MEMORY,
+            Code::CUDA_ERROR_DEVICE_UNAVAILABLE,
+            Code::CUDA_ERROR_NO_DEVICE,
+            Code::CUDA_ERROR_ECC_UNCORRECTABLE,
+            Code::CUDA_ERROR_SYSTEM_NOT_READY,
+            Code::CUDA_ERROR_UNKNOWN,
+        ] {
+            assert!(!ends_process(passes as u32), "{passes:?}: a GPU may be had another time");
+        }
     }
 }

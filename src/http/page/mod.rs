@@ -19,7 +19,7 @@ use axum::{
     routing::get,
 };
 use serde_json::json;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// Nothing comes from elsewhere, nothing runs that is not a file of ours, and nobody shows the page in a frame. Pictures may be
 /// made by the page itself.
@@ -52,12 +52,15 @@ pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
 }
 
 /// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that
-/// the server is alive.
+/// the server is alive, or why it is to be restarted.
 async fn home(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
     let wanted = accepted::media(&headers).into_iter().any(|media| accepted::is(media, "text/html"));
     let mut reply = match wanted && front.page.is_some() {
         true => answer(file(&front, "index.html"), &headers, &uri),
-        false => Json(json!({ "status": "alive" })).into_response(),
+        false => match front.status.live(Instant::now()) {
+            Ok(()) => Json(json!({ "status": "alive" })).into_response(),
+            Err(reason) => Problem::not_live(&reason).into_response(),
+        },
     };
     reply.headers_mut().append(header::VARY, HeaderValue::from_static("accept"));
     reply

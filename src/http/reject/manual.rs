@@ -4,8 +4,8 @@
 use super::{
     BAD_REQUEST, CANCELLED, DRAINING, FORBIDDEN, FULL, INPUT_REFUSED, INTERNAL, KINDS, Kind, LATE,
     LOAD_FAILED, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NOT_ACCEPTABLE, NOT_AN_IMAGE, NOT_FOUND,
-    NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE, UNKNOWN_MODEL,
-    URI_TOO_LONG,
+    NOT_LIVE, NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE,
+    UNKNOWN_MODEL, URI_TOO_LONG,
 };
 use crate::{
     error::{InferError, seconds_up},
@@ -193,6 +193,12 @@ fn explain(kind: Kind) -> Entry {
              has `\"ready\": false`, which KServe's clients read.",
             "Nothing, for a while: Kubernetes and load balancers keep requests away. If it stays, `detail` has the reason.",
             Problem::not_ready("it is draining"),
+        ),
+        NOT_LIVE => entry(
+            "The answer of liveness probes where only a restart helps: the data path stands still, or all devices are GPUs that this \
+             process cannot use again after faults. The body also has `\"live\": false`, which KServe's clients read.",
+            "Restart the server, which Kubernetes does by itself. With `isolation = \"process\"`, faults of GPUs never come to this.",
+            Problem::not_live("the data path has stood still for 31 s"),
         ),
         LATE => entry(
             "The deadline comes from the header `timeout` (milliseconds), the parameter `timeout` (microseconds), or the model's \

@@ -137,7 +137,8 @@ points at a fault), `fenced` (given no work), `lost`\n\
 \nReasons:\n\n\
 - `ocelli_device_transitions_total`: `start`; `taken`, `proved` (a forward pass has worked), `empty` (no model is to run there), \
 `contended` (others use it), `turn` (other servers wait for it and came first), `memory` (too little is free), `refused` (it \
-cannot be used), `idle` (nobody needed it); `fault` (a call failed), `stuck` (a call does not come back), `xid`, `ecc`, `advice` \
+cannot be used), `idle` (nobody needed it); `fault` (a call failed), `poisoned` (this process cannot \
+use it again after one), `stuck` (a call does not come back), `xid`, `ecc`, `advice` \
 (the driver's), `thermal`, `canary` (a forward pass failed), `bus` (it does not answer), `clean` (nothing pointed at a fault for a \
 minute); `drain`, `resume` (by request)\n\
 - `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running)\n\

@@ -169,6 +169,20 @@ impl Keeper {
                 self.leave(now, Over::Left);
                 self.claim.short_of_memory(now, &reason, scatter(now));
             }
+            (Refusal::Poisoned(_), None) => {
+                let known = self.claim.states.cause() == Cause::Poisoned;
+                self.claim.note(now, &Evidence::Poisoned(reason.clone()));
+                // Once: from then on, it is waited for, which is told ever more rarely.
+                match known {
+                    false => tracing::error!(
+                        device,
+                        reason = self.claim.states.reason(),
+                        "the GPU is lost to this process; it is tried again, which seldom helps"
+                    ),
+                    true => tracing::debug!(device, reason, "the GPU is still lost to this process"),
+                }
+                self.leave(now, Over::Failed(reason));
+            }
             (_, failed) => {
                 let reason = failed.unwrap_or(reason);
                 tracing::error!(device, reason, "the GPU cannot be used; it is tried again");

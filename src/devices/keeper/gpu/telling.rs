@@ -31,7 +31,8 @@ impl Keeper {
                 self.expect(now);
             }
             // What is taken out, and what serves when it was taken, has been told by whoever did it.
-            let told = matches!(state, DeviceState::Fenced | DeviceState::Lost) || cause == Cause::Proved;
+            let told = matches!(state, DeviceState::Fenced | DeviceState::Lost)
+                || matches!(cause, Cause::Proved | Cause::Poisoned);
             if !told {
                 tracing::info!(
                     device = &*self.gpu.id,
@@ -66,6 +67,8 @@ impl Keeper {
             _ if self.drained => None,
             _ if self.idle => Some(now),
             DeviceState::Lost => None,
+            // It is tried, and nobody should wait for that.
+            _ if self.claim.states.cause() == Cause::Poisoned => None,
             DeviceState::Fenced => self.claim.states.retry_at().map(|at| at.max(now) + TAKING),
             // Whoever is to wait for it does so for as long as there is hope.
             _ if self.devices.sharing.while_waiting == WhileWaiting::Wait => Some(now),
