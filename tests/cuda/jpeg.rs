@@ -123,7 +123,7 @@ async fn files_that_hang_in_the_decoder_are_decoded_by_the_cpu() {
     let _fake = FakeNvjpeg::start();
     let server = Server::start_with(models(), one_thread()).await;
     until_gpu_serves(&server).await;
-    cuda.tell("fault on=kernel:preprocess_plain hang");
+    cuda.tell("fault on=kernel:preprocess hang");
     let (patience, mut began) = (Instant::now() + PATIENCE, Instant::now());
     // It is a matter of what comes while the CPU is busy.
     while began.elapsed() < HUNG {

@@ -31,7 +31,7 @@ import numbers_meant  # noqa: E402
 from registry import CHECKS, Run, Skipped  # noqa: E402
 
 # In the order in which their checks are run: what others stand on first, measurements last.
-for subject in ("onchip", "examples", "ongoing", "sharing", "benches"):
+for subject in ("onchip", "examples", "ongoing", "sharing", "contention", "benches"):
     importlib.import_module(subject)
 
 NO_GPU = 77
