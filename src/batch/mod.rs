@@ -26,6 +26,7 @@ pub mod rows;
 pub mod shares;
 #[cfg(test)]
 pub(crate) mod sim;
+pub mod steady;
 pub mod urgency;
 
 use crate::engine::{EngineError, Setting, Tensor};
@@ -54,6 +55,8 @@ pub struct Rules {
     pub sizes: Vec<usize>,
     /// Where they are. Costs are kept by size in any case.
     pub padding: Padding,
+    /// Whether GPUs keep to one size for a while, since a change of it is dear there.
+    pub steady: bool,
     /// The model has no batch axis: a job is one item, and its tensors go in and come out as they are, never cut.
     /// Otherwise the first axis of every input and output counts items, which is checked.
     pub whole: bool,

@@ -43,6 +43,7 @@ use crate::{
     engine::{
         Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
         gauss_mle::frames::FrameMemory,
+        onnx::gpu::Provider,
         staging::{Memory, Staging},
     },
     image::Preprocess,
@@ -399,6 +400,10 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
             (Engine::Onnx, None) => Padding::OnGpus,
             (Engine::Onnx, Some(_)) => Padding::Everywhere,
         },
+        // Graphs replay, and TensorRT's engines are made for any size.
+        steady: manifest.engine == Engine::Onnx
+            && manifest.gpu.provider == Provider::Cuda
+            && !manifest.gpu.cuda_graph,
         whole: batching == Batching::Whole,
         wait_max: asked.wait_max,
         weight: asked.weight,

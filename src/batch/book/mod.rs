@@ -25,6 +25,7 @@ use super::{
     rates::{Costs, Throughput},
     roster::{Absence, DeviceKey, Roster},
     shares::Shares,
+    steady::Steady,
 };
 use crate::{engine::Tensor, error::InferError};
 use std::{
@@ -53,6 +54,8 @@ struct Model {
     costs: HashMap<DeviceKey, Costs>,
     /// Of devices whose memory was too small for the largest batch.
     ceilings: HashMap<DeviceKey, Ceiling>,
+    /// The sizes that GPUs keep to, where they do.
+    kept: HashMap<DeviceKey, Steady>,
     /// Names of devices that run it only while no other serves it.
     standby: Vec<Arc<str>>,
     /// Devices that serve it, or did.
@@ -225,6 +228,7 @@ impl Book {
                 lanes: Lanes::default(),
                 costs: HashMap::new(),
                 ceilings: HashMap::new(),
+                kept: HashMap::new(),
                 standby: Vec::new(),
                 homes: Vec::new(),
                 running: 0,

@@ -10,6 +10,7 @@ use crate::{
         rates::Costs,
         roster::DeviceKey,
         rows::{self, Mark},
+        steady::Steady,
         urgency::Rank,
     },
     engine::{EngineError, Tensor},
@@ -87,6 +88,7 @@ impl Book {
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
         let pads = model.rules.padding.pads(self.roster.is_cpu(device));
+        let steady = model.rules.steady && !self.roster.is_cpu(device);
         let (largest, unmeasured) = (policy::largest(&sizes), Costs::default());
         let costs = model.costs.get(&device).unwrap_or(&unmeasured);
         let ready_in = self.roster.busy_for(worker, now);
@@ -103,7 +105,8 @@ impl Book {
                 continue;
             };
             front.shut |= hurry;
-            let mut next = policy::decide(&model.rules, &sizes, pads, Some(&front), costs, now);
+            // Where one size is kept to, none is filled to spare the rest of another.
+            let mut next = policy::decide(&model.rules, &sizes, pads && !steady, Some(&front), costs, now);
             if let Next::Run { items, size } = next
                 && !front.again
                 && !hurry
@@ -111,6 +114,11 @@ impl Book {
             {
                 let own = |size: usize| ready_in + costs.at_best(size);
                 next = policy::help(&sizes, items, &front, Rival { own: &own, rival }, now);
+            }
+            if let Next::Run { items, size } = &mut next
+                && steady
+            {
+                *size = Steady::begin(model.kept.get(&device).copied(), &sizes, *items, now).size();
             }
             match next {
                 Next::Run { items, size } => best = Some((rank, shape, items, size)),
@@ -139,6 +147,11 @@ impl Book {
         let waiting = !model.lanes.is_empty();
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
+        if model.rules.steady && !self.roster.is_cpu(device) {
+            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
+            let kept = Steady::begin(model.kept.get(&device).copied(), &sizes, items, now);
+            model.kept.insert(device, kept);
+        }
         let estimate = model.costs.entry(device).or_default().estimate(size);
         self.shares.charge(key, estimate);
         self.shares.set_waiting(key, waiting);
@@ -223,7 +236,7 @@ impl Book {
             model.running -= 1;
             whole = model.rules.whole;
             if result.is_ok() {
-                let size = policy::padded(&model.rules.sizes, batch.items);
+                let size = policy::padded(&model.rules.sizes, batch.size);
                 model.costs.entry(receipt.device).or_default().record(size, seconds, now);
                 ceiling = model.worked(receipt.device, now);
             }

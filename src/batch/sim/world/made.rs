@@ -34,6 +34,7 @@ impl World {
             let rules = Rules {
                 sizes: sizes.to_vec(),
                 padding: *random.of(&[Padding::OnGpus, Padding::Everywhere]),
+                steady: random.percent(50),
                 whole,
                 wait_max: Duration::from_micros(wait_max),
                 weight: *random.of(&[0.5, 1.0, 1.0, 3.0]),
