@@ -6,6 +6,7 @@
 //! - `shares`: which model is next, by a fair share of device time. Pure.
 //! - `roster`: workers and their devices, there and away. Pure.
 //! - `ceiling`: how large a batch may be where memory was too small for one. Pure.
+//! - `steady`: the size that a device keeps to where changing it is dear. Pure.
 //! - `rates`: measured speed: what a batch costs, when to retry, which deadlines are hopeless. Pure.
 //! - [`patience`]: how many jobs of a model may wait, and for how long. Pure.
 //! - `book`: the jobs from push to answer: bounds, splitting, retries, which device has what, who is answered when. Pure.

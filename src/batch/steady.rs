@@ -7,7 +7,8 @@
 use super::policy;
 use std::time::{Duration, Instant};
 
-/// How long less must have been wanted before the size falls: with 0.28 s for each change, at most a twentieth of the time goes there.
+/// How long less must have been wanted before the size falls: where each change takes 0.28 s, changes take about a twentieth of the
+/// time at most.
 pub const CALM: Duration = Duration::from_secs(10);
 
 /// The size that is kept.

@@ -5,7 +5,7 @@
 //! - [`context`]: a GPU that is ours, its streams and events.
 //! - [`numa`]: the processors near it.
 //! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
-//! - [`module`]: our kernels on it.
+//! - [`module`]: our kernels on it; `preprocess`: those that make items of images.
 //! - [`canary`]: whether it answers as it should.
 //! - [`fault`]: what follows from an error.
 //! - [`jpeg`]: JPEGs, for a CPU that has too many of them.
