@@ -1,5 +1,5 @@
 /*
-preprocess: what an image and a batch are, and how a value is written.
+preprocess: what an image and a batch are, and how a value is stored.
 */
 #pragma once
 #include "half.cuh"
@@ -45,13 +45,9 @@ struct PreprocessCall {
     float inverse[3];  // 1 / std
 };
 
-// A value of an item; `number` is what becomes of it.
-DEV void put(const PreprocessCall& call, u64 at, float value, float number) {
-    switch (call.element) {
-        case ELEMENT_F32: ((float*)call.items)[at] = number; break;
-        case ELEMENT_F16: ((Half*)call.items)[at] = half_of(number); break;
-        default: ((u8*)call.items)[at] = (u8)floorf(value + 0.5f);
-    }
-}
+// A value of an item, and the number that becomes of it: bytes are stored as they are.
+DEV void store(float* at, float, float number) { *at = number; }
+DEV void store(Half* at, float, float number) { *at = half_of(number); }
+DEV void store(u8* at, float value, float) { *at = (u8)floorf(value + 0.5f); }
 
 }  // LOCAL

@@ -137,10 +137,6 @@ DEV float normalized(const PreprocessCall& call, u32 channel, float value) {
     return fmaf(fmaf(-guess, std, above), call.inverse[channel], guess);
 }
 
-DEV void store(float* at, float, float number) { *at = number; }
-DEV void store(Half* at, float, float number) { *at = half_of(number); }
-DEV void store(u8* at, float value, float) { *at = (u8)floorf(value + 0.5f); }
-
 // Writes the pixels of a thread: its first one's first value is at `first` of all items, and `rows` of them are in the item, those of the
 // bits of `inside` in the image.
 template <class Element, int FLAT>

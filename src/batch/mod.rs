@@ -69,6 +69,13 @@ pub struct Rules {
     pub queue: QueuePolicies,
 }
 
+impl Rules {
+    /// Whether a device keeps to one size for a while.
+    fn keeps_size(&self, is_cpu: bool) -> bool {
+        self.steady && !is_cpu
+    }
+}
+
 /// Where batches are filled up to one of a model's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Padding {

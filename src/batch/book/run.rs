@@ -30,6 +30,11 @@ enum Choice {
 }
 
 impl Model {
+    /// The size that a device keeps to once a batch of so many items is begun there.
+    fn keep(&self, device: DeviceKey, sizes: &[usize], items: usize, now: Instant) -> Steady {
+        Steady::begin(self.kept.get(&device).copied(), sizes, items, now)
+    }
+
     /// A batch worked on a device: the ceiling there, if it has changed.
     fn worked(&mut self, device: DeviceKey, now: Instant) -> Option<usize> {
         let ceiling = self.ceilings.get_mut(&device)?;
@@ -88,7 +93,7 @@ impl Book {
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
         let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
         let pads = model.rules.padding.pads(self.roster.is_cpu(device));
-        let steady = model.rules.steady && !self.roster.is_cpu(device);
+        let keeps = model.rules.keeps_size(self.roster.is_cpu(device));
         let (largest, unmeasured) = (policy::largest(&sizes), Costs::default());
         let costs = model.costs.get(&device).unwrap_or(&unmeasured);
         let ready_in = self.roster.busy_for(worker, now);
@@ -106,7 +111,7 @@ impl Book {
             };
             front.shut |= hurry;
             // Where one size is kept to, none is filled to spare the rest of another.
-            let mut next = policy::decide(&model.rules, &sizes, pads && !steady, Some(&front), costs, now);
+            let mut next = policy::decide(&model.rules, &sizes, pads && !keeps, Some(&front), costs, now);
             if let Next::Run { items, size } = next
                 && !front.again
                 && !hurry
@@ -116,9 +121,9 @@ impl Book {
                 next = policy::help(&sizes, items, &front, Rival { own: &own, rival }, now);
             }
             if let Next::Run { items, size } = &mut next
-                && steady
+                && keeps
             {
-                *size = Steady::begin(model.kept.get(&device).copied(), &sizes, *items, now).size();
+                *size = model.keep(device, &sizes, *items, now).size();
             }
             match next {
                 Next::Run { items, size } => best = Some((rank, shape, items, size)),
@@ -147,10 +152,9 @@ impl Book {
         let waiting = !model.lanes.is_empty();
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
-        if model.rules.steady && !self.roster.is_cpu(device) {
+        if model.rules.keeps_size(self.roster.is_cpu(device)) {
             let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
-            let kept = Steady::begin(model.kept.get(&device).copied(), &sizes, items, now);
-            model.kept.insert(device, kept);
+            model.kept.insert(device, model.keep(device, &sizes, items, now));
         }
         let estimate = model.costs.entry(device).or_default().estimate(size);
         self.shares.charge(key, estimate);

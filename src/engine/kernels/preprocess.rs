@@ -19,6 +19,9 @@ pub const THREADS: [u32; 3] = [32, 8, 1];
 /// Pixels of an item that a block of each kernel makes, along x and y.
 const TILES: [[u32; 2]; 2] = [[32, 8], [32, 32]];
 
+/// Columns that make one of an image in whole numbers: of more, each has a weight that is too small for 16 bits.
+const COLUMNS_MAX: usize = 64;
+
 /// What is launched for a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
@@ -233,6 +236,7 @@ impl Batch {
             true => Way::Words,
             false if !(plain && self.mild) => Way::Bytes,
             false if x.taps(self.to.filter) == 1 && y.taps(self.to.filter) == 1 => Way::Copied,
+            false if x.taps(self.to.filter) > COLUMNS_MAX => Way::Bytes,
             false => Way::Resampled,
         }
     }

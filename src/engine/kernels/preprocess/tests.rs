@@ -312,3 +312,33 @@ fn an_image_without_a_row_in_its_item_is_never_launched() {
     let covered = Region { left: 0.0, top: 0.0, width: 4.0, height: 4.0 };
     let _ = batch.push(Pixels::interleaved(0, 4, 1, false), (4, 4), (4, 4), covered);
 }
+
+#[test]
+fn of_many_pixels_the_mean_is_exact_wherever_one_differs_from_the_others() {
+    // A box takes each of them alike: with weights of 16 bits, what rounding leaves over would be seen.
+    let (width, taps) = (181 * 3, 181);
+    let to = Preprocess {
+        filter: Filter::Box,
+        datatype: DataType::Uint8,
+        color: Color::Gray,
+        ..Preprocess::new(3, 1)
+    };
+    for (dark, bright) in [(0, 255), (255, 0)] {
+        for odd in 0..taps {
+            let samples = (0..width).map(|x| if x % taps == odd { bright } else { dark }).collect();
+            let covered = Region { left: 0.0, top: 0.0, width: width as f64, height: 1.0 };
+            let frame = Frame {
+                width: width as u32,
+                height: 1,
+                channels: 1,
+                samples: Samples::U8(samples),
+                source: (width as u32, 1),
+                covered,
+            };
+            let mut batch = Batch::new(&to);
+            batch.push(pixels(&frame), (frame.width, 1), frame.source, covered).unwrap();
+            let mean = f64::from(dark) + (f64::from(bright) - f64::from(dark)) / taps as f64;
+            assert_eq!(launch(&batch, 3), [mean.round() as u8; 3], "{bright} at {odd} among {dark}");
+        }
+    }
+}
