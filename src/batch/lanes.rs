@@ -15,8 +15,9 @@ use super::{
     urgency::{LEVEL_AGAIN, Rank, Urgency},
 };
 use crate::engine::{DataType, Setting, Tensor};
+use foldhash::HashMap;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::Arc,
     time::Instant,

@@ -24,8 +24,8 @@ use super::{
     patience::Then,
 };
 use crate::{engine::Tensor, error::InferError};
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use std::{
-    collections::{HashMap, HashSet},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };

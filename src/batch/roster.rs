@@ -4,8 +4,8 @@
 //! use when it is back. A device *serves* a model while one of its workers does.
 
 use super::ModelKey;
+use foldhash::HashMap;
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };

@@ -12,7 +12,7 @@
 //! of the longest batches and a second.
 
 use super::ModelKey;
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 /// How far ahead of the others a model may be held to stand, beyond two batches.
 const DEBT_SECONDS: f64 = 1.0;

@@ -107,7 +107,7 @@ fn input(
         fits(specs, &name, datatype, &shape)?;
     }
     let mut parameters = self::parameters(&name, parameters)?;
-    if let Some(place) = shared_memory::place(&format!("input {name:?}"), &mut parameters)? {
+    if let Some(place) = shared_memory::place(format_args!("input {name:?}"), &mut parameters)? {
         if contents.is_some_and(|contents| contents != InferTensorContents::default()) {
             return Err(bad(format!("input {name:?} has both contents and {REGION}; send one")));
         }

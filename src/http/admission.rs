@@ -11,7 +11,6 @@ use axum::{
     body::{Body, Bytes},
     extract::Request,
     http::Response,
-    response::IntoResponse,
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::{
@@ -103,6 +102,17 @@ impl Admission {
             return Err(self.full(BYTES_IN_FLIGHT, limits.bytes_in_flight_max));
         }
         Ok(Permit { admission: Arc::clone(self), bytes: AtomicU64::new(bytes), since: Instant::now() })
+    }
+
+    /// The same by a request's head. The request has the permit in its extensions then.
+    ///
+    /// # Errors
+    /// As [`Admission::admit`].
+    pub fn enter(self: &Arc<Self>, request: &mut Request) -> Result<Arc<Permit>, InferError> {
+        let length = if request.body().is_end_stream() { Some(0) } else { announced(request.headers()) };
+        let permit = Arc::new(self.admit(length)?);
+        request.extensions_mut().insert(Arc::clone(&permit));
+        Ok(permit)
     }
 
     /// The counts now.
@@ -233,23 +243,6 @@ impl Drop for Permit {
     }
 }
 
-/// Admits a request to what comes next, or answers 429 without touching its body.
-pub async fn admit<F: Future<Output = Response<Body>>>(
-    admission: &Arc<Admission>,
-    mut request: Request,
-    next: impl FnOnce(Request) -> F,
-) -> Response<Body> {
-    let length = if request.body().is_end_stream() { Some(0) } else { announced(request.headers()) };
-    match admission.admit(length) {
-        Err(full) => full.into_response(),
-        Ok(permit) => {
-            let permit = Arc::new(permit);
-            request.extensions_mut().insert(Arc::clone(&permit));
-            hold(next(request).await, permit)
-        }
-    }
-}
-
 /// The reply, which keeps the permit until its body has ended.
 pub(crate) fn hold(reply: Response<Body>, permit: Arc<Permit>) -> Response<Body> {
     reply.map(|body| Body::new(Held { body, _permit: permit }))
@@ -365,8 +358,9 @@ mod tests {
         let router: Router =
             Router::new().route("/", post(|| async { "answer" })).layer(middleware::from_fn_with_state(
                 Arc::clone(&admission),
-                async |State(admission): State<Arc<Admission>>, request, next: Next| {
-                    admit(&admission, request, |request| next.run(request)).await
+                async |State(admission): State<Arc<Admission>>, mut request: Request, next: Next| {
+                    let permit = admission.enter(&mut request).unwrap();
+                    hold(next.run(request).await, permit)
                 },
             ));
         let request = http::Request::post("/").header("content-length", "10");

@@ -17,7 +17,6 @@ use axum::{
     extract::Request,
     http::{HeaderMap, HeaderValue, Method, Response, header},
     middleware::Next,
-    response::IntoResponse,
 };
 use http_body::Body as HttpBody;
 use std::fmt;
@@ -66,31 +65,18 @@ impl Coding {
     }
 }
 
-/// Whoever reads the body in what comes next reads it unpacked. A coding that is not known is refused before anything is read.
-pub(super) async fn unpack<F: Future<Output = Response<Body>>>(
-    request: Request,
-    next: impl FnOnce(Request) -> F,
-) -> Response<Body> {
-    match packed_with(request.headers()) {
-        Ok(None) => next(request).await,
-        Ok(Some(coding)) => {
-            let (mut parts, body) = request.into_parts();
-            parts.headers.remove(header::CONTENT_ENCODING);
-            // It says how much comes, not how much there will be.
-            parts.headers.remove(header::CONTENT_LENGTH);
-            let body = match unpack::Unpacked::new(body, coding) {
-                Ok(body) => Body::new(body),
-                Err(error) => return InferError::Internal(error).into_response(),
-            };
-            next(Request::from_parts(parts, body)).await
-        }
-        Err(refusal) => {
-            let mut reply = Problem::from(&refusal).into_response();
-            // RFC 9110, 15.5.16: what would have been taken.
-            reply.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED));
-            reply
-        }
-    }
+/// The request for whoever reads its body unpacked.
+///
+/// # Errors
+/// [`InferError::UnsupportedEncoding`] for a coding that is not known, before anything is read.
+pub(super) fn unpack(request: Request) -> Result<Request, InferError> {
+    let Some(coding) = packed_with(request.headers())? else { return Ok(request) };
+    let (mut parts, body) = request.into_parts();
+    parts.headers.remove(header::CONTENT_ENCODING);
+    // It says how much comes, not how much there will be.
+    parts.headers.remove(header::CONTENT_LENGTH);
+    let body = unpack::Unpacked::new(body, coding).map_err(InferError::Internal)?;
+    Ok(Request::from_parts(parts, Body::new(body)))
 }
 
 /// What the body is packed with. Nothing for `identity`.
@@ -110,21 +96,19 @@ fn packed_with(headers: &HeaderMap) -> Result<Option<Coding>, InferError> {
     }
 }
 
-/// Middleware of routes that take nothing packed: [`packed`] alone.
-pub(super) async fn pack(request: Request, next: Next) -> Response<Body> {
-    packed(request, |request| next.run(request)).await
+/// Middleware of routes that take nothing packed: [`pack`] alone.
+pub(super) async fn pack_layer(request: Request, next: Next) -> Response<Body> {
+    let wanted = wanted(&request);
+    pack(next.run(request).await, wanted)
 }
 
-/// Packs a reply with the coding that the caller likes best, if it is large enough and not packed by its nature.
-pub(super) async fn packed<F: Future<Output = Response<Body>>>(
-    request: Request,
-    next: impl FnOnce(Request) -> F,
-) -> Response<Body> {
-    let wanted = match *request.method() {
-        Method::HEAD => None,
-        _ => preferred(request.headers()),
-    };
-    let reply = next(request).await;
+/// The coding that the reply to a request may have.
+pub(super) fn wanted(request: &Request) -> Option<Coding> {
+    if request.method() == Method::HEAD { None } else { preferred(request.headers()) }
+}
+
+/// Packs a reply with the coding that is wanted, if it is large enough and not packed by its nature.
+pub(super) fn pack(reply: Response<Body>, wanted: Option<Coding>) -> Response<Body> {
     let worth = reply.body().size_hint().exact().is_none_or(|bytes| bytes >= PACK_BYTES_MIN);
     // The body of an error is still to be filled in.
     let refused = reply.extensions().get::<Problem>().is_some();
@@ -156,6 +140,9 @@ fn packs_well(headers: &HeaderMap) -> bool {
 /// header, or nothing in it is ours, or the caller would rather have the reply as it is.
 fn preferred(headers: &HeaderMap) -> Option<Coding> {
     let named: Vec<_> = accepted::weighted(headers, header::ACCEPT_ENCODING).collect();
+    if named.is_empty() {
+        return None;
+    }
     let weight = |name: &str| {
         let of = |wanted: &str| {
             named.iter().find(|(member, _)| accepted::is(member, wanted)).map(|(_, weight)| *weight)
@@ -238,8 +225,8 @@ mod tests {
         let echo = |body: Bytes| async { ([(header::CONTENT_TYPE, "text/plain")], body) };
         let app = Router::new()
             .route("/", post(echo))
-            .layer(middleware::from_fn(|request, next: Next| unpack(request, |request| next.run(request))))
-            .layer(middleware::from_fn(pack));
+            .layer(middleware::map_request(async |request| unpack(request)))
+            .layer(middleware::from_fn(pack_layer));
         // In pieces of an odd size, as a network may have it.
         let pieces: Vec<_> = sent.chunks(777).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
         let request = Request::post("/")

@@ -8,7 +8,6 @@ use super::reject::Problem;
 use crate::{error::InferError, telemetry::request::RequestId};
 use axum::{
     body::Body,
-    extract::Request,
     http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header},
     response::IntoResponse,
 };
@@ -29,22 +28,19 @@ pub struct HeadLimits {
     pub uri_bytes_max: usize,
 }
 
-/// Names the request before anything can fail, so that every reply has the id: in its header, and in its body if it
-/// is an error.
-pub async fn identify<F: Future<Output = Response<Body>>>(
-    mut request: Request,
-    next: impl FnOnce(Request) -> F,
-) -> Response<Body> {
-    let id = RequestId::from_header(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
-    request.extensions_mut().insert(id.clone());
-    let mut reply = next(request).await;
+/// The name of a request, known before anything can fail.
+pub fn identify(headers: &HeaderMap) -> RequestId {
+    RequestId::from_header(headers.get(X_REQUEST_ID).map(HeaderValue::as_bytes))
+}
+
+/// Says a request's name in its reply: in its header, and in its body if it is an error.
+pub fn sign(reply: &mut Response<Body>, id: &RequestId) {
     if let Some(problem) = reply.extensions().get::<Problem>() {
         *reply.body_mut() = Body::from(problem.to_json(Some(id.as_str())).to_string());
         reply.headers_mut().remove(header::CONTENT_LENGTH);
     }
     let value = HeaderValue::from_str(id.as_str()).expect("ids hold letters, digits and ._- only");
     reply.headers_mut().insert(X_REQUEST_ID, value);
-    reply
 }
 
 /// Turns a panic of `reply` into a 500: the connection and its other requests go on.
@@ -60,19 +56,6 @@ pub async fn catch_panics(reply: impl Future<Output = Response<Body>>) -> Respon
         let told = "a handler failed unexpectedly; the log has the cause under the request id";
         InferError::Internal(told.to_owned()).into_response()
     })
-}
-
-/// Refuses on the head what can be: see [`check_head`].
-pub async fn check<F: Future<Output = Response<Body>>>(
-    limits: HeadLimits,
-    request: Request,
-    next: impl FnOnce(Request) -> F,
-) -> Response<Body> {
-    match check_head(&request, limits) {
-        Ok(()) => next(request).await,
-        // The body has not been polled, so that a client which waits for `100 Continue` never sends it.
-        Err(problem) => problem.into_response(),
-    }
 }
 
 /// Checks what the head says: host, address, announced length.
@@ -166,6 +149,7 @@ mod tests {
     use super::*;
     use axum::{
         Router,
+        extract::Request,
         middleware::{self, Next},
         routing::get,
     };
@@ -250,8 +234,11 @@ mod tests {
             .route("/panics", get(fails))
             .fallback(not_found)
             .method_not_allowed_fallback(method_not_allowed)
-            .layer(middleware::from_fn(|request, next: Next| {
-                identify(request, |request| catch_panics(next.run(request)))
+            .layer(middleware::from_fn(async |request: Request, next: Next| {
+                let id = identify(request.headers());
+                let mut reply = catch_panics(next.run(request)).await;
+                sign(&mut reply, &id);
+                reply
             }));
         let request = http::Request::builder().method(method).uri(path).header(X_REQUEST_ID, "me");
         let request = request.body(Body::empty()).unwrap();

@@ -38,7 +38,7 @@ pub(super) fn metrics(listener: Listener) -> Route {
     let text = async move |State(front): State<Arc<Front>>| {
         ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], front.scrape(listener))
     };
-    (METRICS, get(text).layer(middleware::from_fn(coding::pack)))
+    (METRICS, get(text).layer(middleware::from_fn(coding::pack_layer)))
 }
 
 /// Alive means that the data path's runtime turns over, and that a device may serve: false only if a restart would help,

@@ -110,7 +110,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());
     if let Some(form) = form {
-        return in_parts(front, model, &call, request, form, &caller).await;
+        return Box::pin(in_parts(front, model, &call, request, form, &caller)).await;
     }
     let ran = run(front, model, &call, request, began, &caller).await?;
     let answered = Instant::now();
@@ -122,8 +122,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         reply::write(&InferReply {
             outputs,
             id: ran.id,
-            model_name: of.name.to_string(),
-            model_version: of.version.to_string(),
+            model_name: Arc::clone(&of.name),
+            model_version: Arc::clone(&of.version),
             parameters: serde_json::Map::new(),
         })
     };
@@ -132,6 +132,8 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     call.stage("encode", answered.elapsed());
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
+    // Ours, and those of the layers around: none makes it grow.
+    headers.reserve(REPLY_HEADERS);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
     if let Some(length) = encoded.json_length {
         headers.insert(HEADER_LENGTH, length.into());
@@ -139,6 +141,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     spent.tell(headers);
     Ok(response)
 }
+
+/// Headers of a reply.
+const REPLY_HEADERS: usize = 10;
 
 /// Tensors up to here are read from JSON or the like, and written, where they are; a hand-over to the pool would take longer.
 pub(crate) const INLINE_BYTES_MAX: usize = 4096;
@@ -163,29 +168,30 @@ pub(crate) async fn run(
     caller: &Caller,
 ) -> Result<Ran, InferError> {
     let (id, asked) = (request.id.clone(), (request.outputs.clone(), request.binary_default));
-    let (outputs, spent) = if let Some(settings) = &model.fit {
+    if let Some(settings) = &model.fit {
         let permit = caller.permit.clone();
-        let Fitted { outputs, spent } = tensors::fit(front, model, settings, call, request, permit).await?;
-        (outputs, spent)
-    } else {
-        // Before the work, what may be asked for is known.
-        let names = shown(model);
-        wanted(model, &asked, &names)?;
-        let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
-            encoded::run(front, model, call, images).await?
-        } else {
-            let (inputs, items) = arrange(model, request.inputs)?;
-            let decode = began.elapsed();
-            let ticket = call.push(front, model, inputs, items, None)?;
-            let ran = call.answer(front, model, ticket).await?;
-            let spent = Spent::on(decode, &ran);
-            (ran.outputs, spent)
-        };
-        let names = names.into_iter().map(str::to_owned);
-        (names.zip(model.interface.outward(&outputs)).collect(), spent)
-    };
-    let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+        // Boxed: what fitters need would make every request's future larger.
+        let fitted = Box::pin(tensors::fit(front, model, settings, call, request, permit));
+        let Fitted { outputs, spent } = fitted.await?;
+        let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+        let wanted = wanted(model, &asked, &names)?;
+        return Ok(Ran { id, spent, outputs, wanted });
+    }
+    // Before the work, what may be asked for is known.
+    let names = shown(model);
     let wanted = wanted(model, &asked, &names)?;
+    let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
+        Box::pin(encoded::run(front, model, call, images)).await?
+    } else {
+        let (inputs, items) = arrange(model, request.inputs)?;
+        let decode = began.elapsed();
+        let ticket = call.push(front, model, inputs, items, None)?;
+        let ran = call.answer(front, model, ticket).await?;
+        let spent = Spent::on(decode, &ran);
+        (ran.outputs, spent)
+    };
+    let names = names.into_iter().map(str::to_owned);
+    let outputs = names.zip(model.interface.outward(&outputs)).collect();
     Ok(Ran { id, spent, outputs, wanted })
 }
 

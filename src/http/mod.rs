@@ -2,6 +2,7 @@
 //!
 //! - [`accept`]: connections, their clocks and their end; [`threads`]: where they are served.
 //! - `base`: what paths may begin with.
+//! - `around`: what every request passes, in order.
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request.
@@ -19,6 +20,7 @@
 pub mod accept;
 mod accepted;
 pub mod admission;
+mod around;
 mod base;
 pub mod body;
 pub(crate) mod call;
@@ -64,10 +66,8 @@ use accept::Connections;
 use admission::{Admission, AdmissionLimits};
 use axum::{
     Router,
-    body::Body,
-    extract::{DefaultBodyLimit, Request, State},
-    http::{Response, header},
-    middleware::{self, Next},
+    http::header,
+    middleware,
     response::IntoResponse,
     routing::{MethodRouter, get, post},
 };
@@ -79,7 +79,6 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tower::ServiceBuilder;
 
 /// The contract, as it is served.
 pub const OPENAPI: &str = include_str!("../../openapi.yaml");
@@ -326,20 +325,16 @@ pub fn routes(front: Arc<Front>) -> Router {
     // Which model takes a stack is not known here: whoever reads a body knows its own limit.
     let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    let inference = router(inference_routes()).layer(
-        ServiceBuilder::new()
-            // Ours bounds the bytes and the time; axum's would bound the bytes again, with its own message.
-            .layer(DefaultBodyLimit::disable())
-            .layer(middleware::from_fn_with_state(Arc::clone(&front.admission), enter)),
-    );
-    // Health and metrics are merged beside the admission of the others: they answer when everything else is refused.
-    let api = inference
-        .merge(router(catalog_routes()))
+    let inference = around::layered(router(inference_routes()), &front, head, true);
+    // Health and metrics are beside the admission of the others: they answer when everything else is refused.
+    let others = router(catalog_routes())
         .merge(control())
         .merge(page::router(&front))
-        .merge(router(health::routes()));
+        .merge(router(health::routes()))
+        .fallback(guard::not_found);
+    let api = around::layered(others, &front, head, false).merge(inference);
     let base = Arc::clone(&front.base_path);
-    base::below(&base, finish(api, head, front))
+    base::below(&base, api.with_state(front))
 }
 
 /// What the admin listener serves: health, metrics and control.
@@ -355,43 +350,9 @@ pub fn metrics_routes(front: Arc<Front>) -> Router {
     finish(router(vec![health::metrics(scrape::Listener::Apart)]), head, front)
 }
 
-/// The layers of every listener.
+/// A whole listener none of whose routes asks for admission.
 fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Router {
-    router
-        .fallback(guard::not_found)
-        .method_not_allowed_fallback(guard::method_not_allowed)
-        .layer(middleware::from_fn_with_state((Arc::clone(&front), head), around))
-        .with_state(front)
-}
-
-/// What every request passes, the outermost first. One layer, since each takes boxes for every request.
-async fn around(
-    State((front, head)): State<(Arc<Front>, HeadLimits)>,
-    request: Request,
-    next: Next,
-) -> Response<Body> {
-    // Named before anything can fail, so that every log line and reply has the id.
-    let reply = guard::identify(request, |request| {
-        // Counts what is refused below, too.
-        observe::observe(&front, request, |request| {
-            // Refused on the head: nothing of the body is read.
-            guard::catch_panics(guard::check(head, request, |request| next.run(request)))
-        })
-    });
-    reply.await
-}
-
-/// What a request passes that costs memory and device time, the outermost first.
-async fn enter(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response<Body> {
-    // Full means refused now, before the body is read: the caller can try elsewhere.
-    let reply = admission::admit(&admission, request, |request| {
-        // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
-        coding::packed(request, |request| {
-            // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
-            coding::unpack(request, |request| next.run(request))
-        })
-    });
-    reply.await
+    around::layered(router.fallback(guard::not_found), &front, head, false).with_state(front)
 }
 
 async fn openapi() -> impl IntoResponse {

@@ -14,56 +14,73 @@ use crate::telemetry::{
 use axum::{
     body::Body,
     extract::{MatchedPath, Request},
-    http::{HeaderValue, Response},
+    http::{HeaderName, HeaderValue, Method, Response},
 };
 use percent_encoding::percent_decode_str;
 use std::{sync::Arc, time::Instant};
-use tracing::Instrument;
 
-/// The route is the template (`/predictions/{model}`), never the path that a client chose.
-pub(super) async fn observe<F: Future<Output = Response<Body>>>(
-    front: &Front,
-    mut request: Request,
-    next: impl FnOnce(Request) -> F,
-) -> Response<Body> {
-    let began = Instant::now();
-    let method = request.method().clone();
-    let id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let traces = front.traces.as_ref().filter(|_| !route.as_deref().is_some_and(is_probe));
-    let Begun { span, place, trace } = Begun::new(traces, &id, request.headers());
-    if let Some(trace) = &trace {
-        request.extensions_mut().insert(Arc::clone(trace));
-    }
-    let uncounted =
-        Uncounted(route.as_deref().and_then(|route| inferred(front, route, request.uri().path())));
-    let mut reply = next(request).instrument(span.clone()).await;
-    if let Ok(place) = HeaderValue::from_str(&place.to_string()) {
-        reply.headers_mut().insert("traceparent", place);
-    }
+/// A reply's place in its trace, by W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-    uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind));
-    let (status, took) = (reply.status().as_u16(), began.elapsed());
-    let route = route.as_deref().unwrap_or("other");
-    front.metrics.route(route).request(method.as_str(), status, took);
-    if let Some(trace) = trace {
-        let attributes = vec![
-            ("http.request.method", method.to_string()),
-            ("http.route", route.to_owned()),
-            ("ocelli.request.id", id.to_string()),
-        ];
-        trace.replied(End { name: format!("{method} {route}"), status, attributes });
-    }
-    let _entered = span.enter();
-    let ms = took.as_secs_f64() * 1e3;
-    match reply.extensions().get::<Problem>() {
-        Some(problem) if status >= 500 => {
-            tracing::warn!(%method, route, status, ms, error = problem.detail, "answered");
+/// A request from its head to the head of its reply.
+pub(super) struct Observation {
+    began: Instant,
+    method: Method,
+    matched: Option<MatchedPath>,
+    begun: Begun,
+    uncounted: Uncounted,
+}
+
+impl Observation {
+    /// The handler finds its trace in the extensions.
+    pub(super) fn begin(front: &Front, id: &RequestId, request: &mut Request) -> Observation {
+        let began = Instant::now();
+        let matched = request.extensions().get::<MatchedPath>().cloned();
+        let route = matched.as_ref().map(MatchedPath::as_str);
+        let traces = front.traces.as_ref().filter(|_| !route.is_some_and(is_probe));
+        let begun = Begun::new(traces, id, request.headers());
+        if let Some(trace) = &begun.trace {
+            request.extensions_mut().insert(Arc::clone(trace));
         }
-        Some(problem) => tracing::info!(%method, route, status, ms, error = problem.detail, "answered"),
-        None => tracing::debug!(%method, route, status, ms, "answered"),
+        let uncounted = route.and_then(|route| inferred(front, route, request.uri().path()));
+        let method = request.method().clone();
+        Observation { began, method, matched, begun, uncounted: Uncounted(uncounted) }
     }
-    reply
+
+    /// What the handler's log lines stand in.
+    pub(super) fn span(&self) -> tracing::Span {
+        self.begun.span.clone()
+    }
+
+    /// Counts the reply, logs it, and says its place in the trace.
+    pub(super) fn end(self, front: &Front, id: &RequestId, reply: &mut Response<Body>) {
+        let Observation { began, method, matched, begun: Begun { span, place, trace }, uncounted } = self;
+        if let Ok(place) = HeaderValue::from_bytes(&place.header()) {
+            reply.headers_mut().insert(TRACEPARENT, place);
+        }
+        uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind));
+        let (status, took) = (reply.status().as_u16(), began.elapsed());
+        // The template (`/predictions/{model}`), never the path that a client chose.
+        let route = matched.as_ref().map_or("other", MatchedPath::as_str);
+        front.metrics.route(route).request(method.as_str(), status, took);
+        if let Some(trace) = trace {
+            let attributes = vec![
+                ("http.request.method", method.to_string()),
+                ("http.route", route.to_owned()),
+                ("ocelli.request.id", id.to_string()),
+            ];
+            trace.replied(End { name: format!("{method} {route}"), status, attributes });
+        }
+        let _entered = span.enter();
+        let ms = took.as_secs_f64() * 1e3;
+        match reply.extensions().get::<Problem>() {
+            Some(problem) if status >= 500 => {
+                tracing::warn!(%method, route, status, ms, error = problem.detail, "answered");
+            }
+            Some(problem) => tracing::info!(%method, route, status, ms, error = problem.detail, "answered"),
+            None => tracing::debug!(%method, route, status, ms, "answered"),
+        }
+    }
 }
 
 /// Whether supervisors and scrapers come here: every few seconds, and of no use in a trace.
@@ -79,8 +96,9 @@ fn inferred(front: &Front, route: &str, path: &str) -> Option<Arc<ModelMetrics>>
         return None;
     }
     let path = path.strip_suffix(VERB).unwrap_or(path);
-    let place = route.split('/').position(|segment| segment == "{model}")?;
-    let name = percent_decode_str(path.split('/').nth(place)?).decode_utf8().ok()?;
+    // The model is the first that a template leaves open.
+    let (before, _) = route.split_once('{')?;
+    let name = percent_decode_str(path.strip_prefix(before)?.split('/').next()?).decode_utf8().ok()?;
     front.catalog.has(&name).then(|| front.metrics.model(&name))
 }
 

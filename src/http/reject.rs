@@ -233,7 +233,12 @@ impl IntoResponse for Problem {
 /// So that a handler may end with `?`.
 impl IntoResponse for InferError {
     fn into_response(self) -> Response<Body> {
-        Problem::from(&self).into_response()
+        let mut reply = Problem::from(&self).into_response();
+        // RFC 9110, 15.5.16: what would have been taken.
+        if let InferError::UnsupportedEncoding { accepted, .. } = self {
+            reply.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
+        }
+        reply
     }
 }
 

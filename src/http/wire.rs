@@ -29,15 +29,15 @@ pub mod statistics;
 pub mod v1;
 
 use crate::error::InferError;
-use serde::Deserialize;
-use std::collections::BTreeMap;
+use axum::http::HeaderName;
+use serde::{Deserialize, Deserializer, de::Visitor};
+use std::{collections::BTreeMap, fmt};
 
 /// The length of the JSON in front of binary tensors, in requests and replies.
-pub const HEADER_LENGTH: &str = "inference-header-content-length";
+pub const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
 /// One value of `parameters`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Parameter {
     /// `true` or `false`.
     Bool(bool),
@@ -47,6 +47,41 @@ pub enum Parameter {
     Number(f64),
     /// A string.
     Text(String),
+}
+
+impl<'de> Deserialize<'de> for Parameter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Parameter, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = Parameter;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true, false, a number or a string")
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Parameter, E> {
+                Ok(Parameter::Bool(value))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Parameter, E> {
+                Ok(Parameter::Integer(value))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Parameter, E> {
+                Ok(i64::try_from(value).map_or(Parameter::Number(value as f64), Parameter::Integer))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Parameter, E> {
+                Ok(Parameter::Number(value))
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Parameter, E> {
+                Ok(Parameter::Text(value.to_owned()))
+            }
+        }
+        // Not derived: serde tries an untagged enum's forms one after the other, and makes an error for each that it is not.
+        deserializer.deserialize_any(Any)
+    }
 }
 
 /// `parameters` of a request, an input or an output.
@@ -80,8 +115,8 @@ pub fn flag(parameters: &Parameters, name: &str) -> Result<Option<bool>, InferEr
     }
 }
 
-impl std::fmt::Display for Parameter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Parameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Parameter::Bool(value) => write!(f, "{value}"),
             Parameter::Integer(value) => write!(f, "{value}"),

@@ -62,7 +62,9 @@ pub struct BadTraceParent;
 impl TraceContext {
     /// The beginning of a trace of our own, not marked as recorded.
     pub fn root() -> TraceContext {
-        TraceContext { trace_id: *Uuid::now_v7().as_bytes(), span_id: new_span_id(), flags: 0 }
+        let id = Uuid::now_v7();
+        // A span's id need be unique in its trace only.
+        TraceContext { trace_id: *id.as_bytes(), span_id: lower_half(id), flags: 0 }
     }
 
     /// Our span under the caller's: the same trace and flags, a new span.
@@ -82,23 +84,31 @@ impl TraceContext {
         }
     }
 
-    /// The trace's id in hex, as logs show it.
-    pub fn trace_id_hex(&self) -> String {
-        hex(&self.trace_id)
+    /// The header's value. Of the flags only the one that version 00 defines is passed on.
+    pub fn header(&self) -> [u8; 55] {
+        let mut text = *b"00-tttttttttttttttttttttttttttttttt-ssssssssssssssss-ff";
+        hex(&self.trace_id, &mut text[3..35]);
+        hex(&self.span_id, &mut text[36..52]);
+        hex(&[self.flags & 1], &mut text[53..]);
+        text
     }
 
-    /// The span's id in hex, as logs show it.
-    pub fn span_id_hex(&self) -> String {
-        hex(&self.span_id)
+    /// The trace's id in hex, as logs show it.
+    pub fn trace_id_hex(&self) -> String {
+        let mut text = [0; 32];
+        hex(&self.trace_id, &mut text);
+        String::from_utf8_lossy(&text).into_owned()
     }
 }
 
-/// A new span id. The lower half of a UUID of version 7 is a variant of two bits, then a counter that starts at
-/// random each millisecond, then 32 random bits.
+/// A new span id.
 pub(super) fn new_span_id() -> [u8; 8] {
-    let mut id = [0; 8];
-    id.copy_from_slice(&Uuid::now_v7().as_bytes()[8..]);
-    id
+    lower_half(Uuid::now_v7())
+}
+
+/// Of a UUID of version 7: a variant of two bits, then a counter that starts at random each millisecond, then 32 random bits.
+fn lower_half(id: Uuid) -> [u8; 8] {
+    id.as_u64_pair().1.to_be_bytes()
 }
 
 impl FromStr for TraceContext {
@@ -122,15 +132,18 @@ impl FromStr for TraceContext {
 }
 
 impl fmt::Display for TraceContext {
-    /// The header's value. Of the flags only the one that version 00 defines is passed on.
+    /// As the header has it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{}-{}-{:02x}", self.trace_id_hex(), self.span_id_hex(), self.flags & 1)
+        f.write_str(&String::from_utf8_lossy(&self.header()))
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let digit = |four_bits: u8| char::from(b"0123456789abcdef"[usize::from(four_bits)]);
-    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
+/// Writes two digits for each byte.
+fn hex(bytes: &[u8], digits: &mut [u8]) {
+    let digit = |four_bits: u8| b"0123456789abcdef"[usize::from(four_bits)];
+    for (byte, pair) in bytes.iter().zip(digits.as_chunks_mut::<2>().0) {
+        *pair = [digit(byte >> 4), digit(byte & 0xf)];
+    }
 }
 
 /// Exactly `2 * N` lower-case hex digits.

@@ -10,6 +10,7 @@ use axum::{
     extract::Request,
     http::HeaderMap,
     middleware::{self, Next},
+    response::IntoResponse,
     routing::{get, post},
 };
 use ocelli::{
@@ -105,8 +106,11 @@ async fn start(settings: Settings) -> Server {
         .route("/length", post(|request| length(request, LONG)))
         .route("/length-soon", post(|request| length(request, SHORT)))
         .route("/parts", post(parts))
-        .layer(middleware::from_fn(move |request, next: Next| {
-            guard::check(head, request, |request| next.run(request))
+        .layer(middleware::from_fn(move |request: Request, next: Next| async move {
+            match guard::check_head(&request, head) {
+                Ok(()) => next.run(request).await,
+                Err(problem) => problem.into_response(),
+            }
         }));
     let (stages, connections) = (Stages::default(), Arc::new(Connections::default()));
     let acceptor = Acceptor {

@@ -28,8 +28,9 @@ use super::{
     steady::Steady,
 };
 use crate::{engine::Tensor, error::InferError};
+use foldhash::{HashMap, HashMapExt};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };

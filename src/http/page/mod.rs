@@ -48,7 +48,7 @@ pub(super) fn routes() -> Vec<Route> {
 pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
     let mut routes = routes();
     routes.retain(|(path, _)| front.page.is_some() || *path == "/");
-    super::router(routes).layer(middleware::from_fn(coding::pack))
+    super::router(routes).layer(middleware::from_fn(coding::pack_layer))
 }
 
 /// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that

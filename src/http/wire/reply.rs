@@ -15,8 +15,8 @@ use serde_json::Value;
 use std::{
     collections::VecDeque,
     convert::Infallible,
-    io::Write,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -39,9 +39,9 @@ pub struct InferReply {
     /// As in the request.
     pub id: Option<String>,
     /// Which model answered.
-    pub model_name: String,
+    pub model_name: Arc<str>,
     /// Which version of it.
-    pub model_version: String,
+    pub model_version: Arc<str>,
     /// More to tell, such as the device; left out if empty.
     pub parameters: serde_json::Map<String, Value>,
     /// In the order of the request, or of the model.
@@ -83,21 +83,22 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
         serde_json::to_writer(&mut json, &reply.parameters).expect("a JSON value can be written to memory");
     }
     json.extend_from_slice(b",\"outputs\":[");
-    let mut chunks = VecDeque::from([Bytes::new()]);
+    let mut chunks = VecDeque::with_capacity(1 + reply.outputs.len());
+    chunks.push_back(Bytes::new());
     for (index, Output { name, tensor, binary, place }) in reply.outputs.iter().enumerate() {
         if index > 0 {
             json.push(b',');
         }
         json.extend_from_slice(b"{\"name\":");
         string(&mut json, name);
-        let shape = &tensor.shape;
-        write!(json, ",\"datatype\":\"{}\",\"shape\":{shape:?}", tensor.datatype).expect("memory takes all");
+        head(&mut json, tensor);
         if place.is_some() {
             // Whoever asked knows where. Triton's C++ client takes any parameters of an output for those of binary data.
             json.push(b'}');
         } else if *binary {
-            let size = tensor.data.len();
-            write!(json, ",\"parameters\":{{\"binary_data_size\":{size}}}}}").expect("memory takes all");
+            json.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
+            number(&mut json, tensor.data.len());
+            json.extend_from_slice(b"}}");
             chunks.push_back(tensor.data.clone());
         } else {
             json.extend_from_slice(b",\"data\":[");
@@ -128,14 +129,27 @@ pub fn members(outputs: &[Output], first: usize) -> Result<Vec<u8>, InferError> 
     for (index, Output { name, tensor, .. }) in outputs.iter().enumerate() {
         json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
         string(&mut json, name);
-        let (datatype, shape) = (tensor.datatype, &tensor.shape);
-        write!(json, ",\"datatype\":\"{datatype}\",\"shape\":{shape:?},\"data\":[")
-            .expect("memory takes all");
+        head(&mut json, tensor);
+        json.extend_from_slice(b",\"data\":[");
         numbers_of(&mut json, name, tensor)?;
         json.extend_from_slice(b"]}");
     }
     json.push(b']');
     Ok(json)
+}
+
+/// Writes a tensor's type and shape.
+fn head(json: &mut Vec<u8>, tensor: &Tensor) {
+    json.extend_from_slice(b",\"datatype\":\"");
+    json.extend_from_slice(tensor.datatype.name().as_bytes());
+    json.extend_from_slice(b"\",\"shape\":[");
+    for (axis, extent) in tensor.shape.iter().enumerate() {
+        if axis > 0 {
+            json.extend_from_slice(b", ");
+        }
+        number(json, extent);
+    }
+    json.push(b']');
 }
 
 /// Writes the elements of a tensor, flat, with commas between them.
@@ -258,8 +272,8 @@ mod tests {
     fn encode(outputs: Vec<Output>) -> Result<(Encoded, Vec<u8>), InferError> {
         let reply = InferReply {
             id: Some("a\"b".to_owned()),
-            model_name: "m".to_owned(),
-            model_version: "1".to_owned(),
+            model_name: "m".into(),
+            model_version: "1".into(),
             outputs,
             ..InferReply::default()
         };

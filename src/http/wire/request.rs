@@ -96,7 +96,7 @@ impl Requested {
     ) -> Result<Requested, InferError> {
         let binary = flag(&parameters, "binary_data")?;
         let classification = count(&parameters, "classification")?;
-        let place = shared_memory::place(&format!("output {name:?}"), &mut parameters)?;
+        let place = shared_memory::place(format_args!("output {name:?}"), &mut parameters)?;
         // Clients say that they want neither.
         if place.is_some() && (binary == Some(true) || classification.is_some_and(|classes| classes > 0)) {
             return Err(bad(format!(
@@ -197,12 +197,11 @@ pub fn read(
         )));
     }
     let mut behind = body.slice(length..);
+    if let Some(name) = repeated(wire.inputs.iter().map(|input| &*input.name)) {
+        return Err(bad(format!("input {:?} is given twice", clipped(name))));
+    }
     let mut inputs: Vec<Input> = Vec::with_capacity(wire.inputs.len().min(64));
-    let mut names = HashSet::new();
     for wire in wire.inputs {
-        if !names.insert(wire.name.clone()) {
-            return Err(bad(format!("input {:?} is given twice", clipped(&wire.name))));
-        }
         inputs.push(input(wire, &mut behind, specs)?);
     }
     if !behind.is_empty() {
@@ -212,15 +211,23 @@ pub fn read(
         )));
     }
     let binary_default = flag(&wire.parameters, "binary_data_output")?.unwrap_or(false);
+    if let Some(name) = repeated(wire.outputs.iter().map(|output| &*output.name)) {
+        return Err(bad(format!("output {:?} is asked for twice", clipped(name))));
+    }
     let mut outputs: Vec<Requested> = Vec::with_capacity(wire.outputs.len().min(64));
-    names.clear();
     for wire in wire.outputs {
-        if !names.insert(wire.name.clone()) {
-            return Err(bad(format!("output {:?} is asked for twice", clipped(&wire.name))));
-        }
         outputs.push(Requested::of(wire.name, wire.parameters, binary_default)?);
     }
     Ok(InferRequest { id: wire.id, parameters: wire.parameters, inputs, outputs, binary_default })
+}
+
+/// A name that is there more than once.
+fn repeated<'a>(names: impl ExactSizeIterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    if names.len() < 2 {
+        return None;
+    }
+    let mut seen = HashSet::new();
+    names.into_iter().find(|name| !seen.insert(*name))
 }
 
 /// One input; takes its binary data, if it has some, from the front of `behind`.
@@ -243,7 +250,7 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
     if !specs.iter().any(encoded) {
         fits(specs, &name, datatype, &shape)?;
     }
-    let place = shared_memory::place(&format!("input {name:?}"), &mut parameters)?;
+    let place = shared_memory::place(format_args!("input {name:?}"), &mut parameters)?;
     let size = count(&parameters, "binary_data_size")?;
     parameters.remove("binary_data_size");
     if let Some(place) = place {
@@ -299,19 +306,19 @@ pub(crate) fn check_head(name: &str, shape: &[usize]) -> Result<(), InferError> 
 /// # Errors
 /// 400 saying expected and got.
 pub fn fits(specs: &[TensorSpec], name: &str, datatype: DataType, shape: &[usize]) -> Result<(), InferError> {
-    let mut forms = specs.iter().filter(|spec| spec.name == name).peekable();
-    if forms.peek().is_none() {
-        return Ok(());
-    }
-    let types: Vec<&str> = forms.clone().map(|spec| spec.datatype.name()).collect();
-    let Some(spec) = forms.find(|spec| spec.datatype == datatype) else {
-        return Err(bad(format!("input {name:?} is {datatype}, expected {}", types.join(", "))));
+    let forms = specs.iter().filter(|spec| spec.name == name);
+    let Some(spec) = forms.clone().find(|spec| spec.datatype == datatype) else {
+        let types: Vec<&str> = forms.map(|spec| spec.datatype.name()).collect();
+        return match &types[..] {
+            [] => Ok(()),
+            types => Err(bad(format!("input {name:?} is {datatype}, expected {}", types.join(", ")))),
+        };
     };
     if !spec.takes(shape) {
         let expected: Vec<i64> = spec.shape.iter().copied().map(Dim::number).collect();
         return Err(bad(format!(
             "input {name:?} has shape {shape:?}, expected {expected:?} (-1 is any){}",
-            if types.len() > 1 { format!(" for {datatype}") } else { String::new() }
+            if forms.count() > 1 { format!(" for {datatype}") } else { String::new() }
         )));
     }
     if shape.contains(&0) {

@@ -4,6 +4,7 @@
 use super::{Parameter, Parameters, bad_json, clipped, count};
 use crate::error::InferError;
 use serde::Deserialize;
+use std::fmt;
 
 /// Which region a tensor lies in, or is to be put in.
 pub(crate) const REGION: &str = "shared_memory_region";
@@ -27,12 +28,14 @@ pub struct Place {
 ///
 /// # Errors
 /// 400 for a region without a size, a size without a region, and what is no name or no count.
-pub fn place(of: &str, parameters: &mut Parameters) -> Result<Option<Place>, InferError> {
+pub fn place(of: fmt::Arguments<'_>, parameters: &mut Parameters) -> Result<Option<Place>, InferError> {
+    if ![REGION, OFFSET, BYTE_SIZE].iter().any(|name| parameters.contains_key(*name)) {
+        return Ok(None);
+    }
     let (offset, bytes) = (count(parameters, OFFSET)?, count(parameters, BYTE_SIZE)?);
     parameters.remove(OFFSET);
     parameters.remove(BYTE_SIZE);
     match (parameters.remove(REGION), bytes) {
-        (None, None) if offset.is_none() => Ok(None),
         (None, _) => Err(bad(format!("{of} has a place in shared memory, but no {REGION}"))),
         (Some(Parameter::Text(region)), Some(bytes)) if bytes > 0 => {
             Ok(Some(Place { region, offset: offset.unwrap_or(0), bytes }))
@@ -93,7 +96,7 @@ mod tests {
 
     fn read(parameters: &str) -> Result<(Option<Place>, Parameters), String> {
         let mut parameters: Parameters = serde_json::from_str(parameters).unwrap();
-        let place = place("input \"x\"", &mut parameters).map_err(|error| error.to_string())?;
+        let place = place(format_args!("input \"x\""), &mut parameters).map_err(|error| error.to_string())?;
         Ok((place, parameters))
     }
 

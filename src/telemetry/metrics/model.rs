@@ -216,10 +216,12 @@ impl ModelMetrics {
     /// What is counted for this model on a device. Keep it where batches are run: looking it up takes a lock.
     pub fn device(&self, device: &str) -> Arc<DeviceMetrics> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = devices
-            .entry(device.into())
-            .or_insert_with(|| Arc::new(DeviceMetrics::new(&self.families, &self.name, device)));
-        Arc::clone(known)
+        if let Some(known) = devices.get(device) {
+            return Arc::clone(known);
+        }
+        let new = Arc::new(DeviceMetrics::new(&self.families, &self.name, device));
+        devices.insert(device.into(), Arc::clone(&new));
+        new
     }
 
     /// Says where a version stands now.

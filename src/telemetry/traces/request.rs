@@ -72,7 +72,7 @@ pub struct Begun {
 impl Begun {
     /// Under the caller's span, if the head names one; else in a trace of its own.
     pub fn new(traces: Option<&Arc<Traces>>, id: &RequestId, headers: &HeaderMap) -> Begun {
-        let header = |name| headers.get(name).map(HeaderValue::as_bytes);
+        let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
         let (place, caller) = TraceContext::from_header(header("traceparent"));
         if let Some(traces) = traces {
             let span = tracing::info_span!(target: TARGET, "request", id = id.as_str(), trace = Empty, model = Empty);

@@ -1,0 +1,117 @@
+//! What is around each route: what every request passes, and what those pass that cost memory and device time.
+
+use super::{
+    Front,
+    admission::{self, Admission},
+    coding,
+    guard::{self, HeadLimits},
+    observe::Observation,
+};
+use axum::{Router, body::Body, extract::Request, http::Response, response::IntoResponse};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+use tower::{Service, ServiceExt, layer::layer_fn};
+use tracing::Instrument;
+
+/// These routes with all that is around them.
+pub(super) fn layered(
+    router: Router<Arc<Front>>,
+    front: &Arc<Front>,
+    head: HeadLimits,
+    admits: bool,
+) -> Router<Arc<Front>> {
+    let front = Arc::clone(front);
+    let layer = layer_fn(move |inner| Around { inner, front: Arc::clone(&front), head, admits });
+    router.method_not_allowed_fallback(guard::method_not_allowed).layer(layer)
+}
+
+/// What every request passes. One layer, and a service of its own: each layer, and most of all one that is made of a function, takes
+/// boxes for every request.
+#[derive(Clone)]
+struct Around<S> {
+    inner: S,
+    front: Arc<Front>,
+    head: HeadLimits,
+    /// Whether what is within costs memory and device time.
+    admits: bool,
+}
+
+impl<S> Service<Request> for Around<S>
+where
+    S: Service<Request, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let around = self.clone();
+        Box::pin(async move { Ok(around.answer(request).await) })
+    }
+}
+
+impl<S> Around<S>
+where
+    S: Service<Request, Response = Response<Body>, Error = Infallible>,
+{
+    async fn answer(self, mut request: Request) -> Response<Body> {
+        let front = Arc::clone(&self.front);
+        // Named before anything can fail, so that every log line and reply has the id.
+        let id = guard::identify(request.headers());
+        // Counts what is refused below, too.
+        let observation = Observation::begin(&front, &id, &mut request);
+        let span = observation.span();
+        let mut reply = guard::catch_panics(self.checked(request)).instrument(span).await;
+        observation.end(&front, &id, &mut reply);
+        guard::sign(&mut reply, &id);
+        reply
+    }
+
+    async fn checked(self, request: Request) -> Response<Body> {
+        let Around { inner, front, head, admits } = self;
+        // Nothing of the body is read: a client that waits for `100 Continue` never sends it.
+        if let Err(problem) = guard::check_head(&request, head) {
+            return problem.into_response();
+        }
+        if admits { admitted(&front.admission, inner, request).await } else { within(inner, request).await }
+    }
+}
+
+/// What a request passes that costs memory and device time.
+async fn admitted<S>(admission: &Arc<Admission>, inner: S, mut request: Request) -> Response<Body>
+where
+    S: Service<Request, Response = Response<Body>, Error = Infallible>,
+{
+    // Full means refused now, before the body is read: the caller can try elsewhere.
+    let permit = match admission.enter(&mut request) {
+        Ok(permit) => permit,
+        Err(full) => return full.into_response(),
+    };
+    // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
+    let wanted = coding::wanted(&request);
+    // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
+    let reply = match coding::unpack(request) {
+        Ok(request) => within(inner, request).await,
+        Err(refused) => refused.into_response(),
+    };
+    admission::hold(coding::pack(reply, wanted), permit)
+}
+
+async fn within<S>(inner: S, request: Request) -> Response<Body>
+where
+    S: Service<Request, Response = Response<Body>, Error = Infallible>,
+{
+    match inner.oneshot(request).await {
+        Ok(reply) => reply,
+        Err(never) => match never {},
+    }
+}
