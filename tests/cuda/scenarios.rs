@@ -364,13 +364,15 @@ async fn a_server_for_gpus_alone_ends_when_none_can_be_had_in_time() {
 
 #[tokio::test]
 async fn why_a_gpu_takes_no_networks_is_shown() {
-    let machine = Machine::new("");
-    let server = machine.serving("thread", ON_GPU, &[]).await;
-    let why = server.device(GPU).await["no_networks"].as_str().unwrap_or_default().to_owned();
-    assert!(why.contains("is a build of ONNX Runtime for the CPU"), "{why}");
-    let table = server.devices();
-    assert!(table.contains(&format!("{GPU} takes no networks: {why}")), "{table}");
-    let table = machine.devices();
-    assert!(table.contains(&format!("gpu:0 takes no networks: {why}")), "{table}");
-    end(&machine, server);
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ON_GPU, &[]).await;
+        let why = server.device(GPU).await["no_networks"].as_str().unwrap_or_default().to_owned();
+        assert!(why.contains("is a build of ONNX Runtime for the CPU"), "{isolation}: {why}");
+        let table = server.devices();
+        assert!(table.contains(&format!("{GPU} takes no networks: {why}")), "{isolation}: {table}");
+        let table = machine.devices();
+        assert!(table.contains(&format!("gpu:0 takes no networks: {why}")), "{isolation}: {table}");
+        end(&machine, server);
+    }
 }
