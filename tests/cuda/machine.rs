@@ -3,7 +3,7 @@
 
 use crate::{
     fakes::{
-        cuda::{Books, library},
+        cuda::{Books, Operation, library},
         nvml,
     },
     http::{Reply, config, root, send},
@@ -51,6 +51,7 @@ impl Machine {
     pub(crate) fn new(devices: &str) -> Machine {
         let machine = Machine { folder: tempfile::tempdir().unwrap(), script: format!("devices {devices}") };
         std::fs::create_dir(machine.path("books")).unwrap();
+        std::fs::create_dir(machine.path("log")).unwrap();
         std::fs::write(machine.path("told"), "").unwrap();
         machine
     }
@@ -137,6 +138,7 @@ impl Machine {
             .env("FAKE_NVML", "gpus follow")
             .env("FAKE_CUDA_SHARED", self.path("shared"))
             .env("FAKE_CUDA_BOOKS", self.path("books/"))
+            .env("FAKE_CUDA_LOG", self.path("log/"))
             .env("FAKE_TOLD", self.path("told"))
             // No request of a test is late, on however slow a machine, but where the test says so.
             .env("OCELLI_TIMEOUT_MS", PATIENCE.as_millis().to_string())
@@ -184,6 +186,20 @@ impl Machine {
         for entry in std::fs::read_dir(self.path("books")).unwrap().flatten() {
             books(entry.path()).assert_empty();
         }
+    }
+
+    /// The operations that have ended in any process, each process's in their order.
+    pub(crate) fn log(&self) -> Vec<Operation> {
+        let files = std::fs::read_dir(self.path("log")).unwrap().flatten();
+        let texts = files.map(|file| std::fs::read_to_string(file.path()).unwrap());
+        // The last line may be on its way.
+        let lines = texts.flat_map(|text| {
+            text.split_inclusive('\n')
+                .filter(|line| line.ends_with('\n'))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        });
+        lines.map(|line| serde_json::from_str(&line).unwrap()).collect()
     }
 
     /// The books that a process has left.

@@ -6,7 +6,8 @@ books: what was taken and not given back, what was called, and when operations r
     fake_cuda_free()    gives either text back
 
 Where FAKE_CUDA_BOOKS names a file, the books are written to it when the process ends: so a test reads those of a process that it
-started.
+started. Where FAKE_CUDA_LOG names a folder, each process writes its operations to a file of its own there as they end, one on a
+line: so a test sees what a process does while it runs.
 */
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,6 +86,25 @@ std::string books() {
     return text + "}}";
 }
 
+std::string line(const Logged& entry) {
+    return "{" + field("device", (u64)entry.device) + "," + field("stream", entry.stream) + "," +
+           field("kind", kind_name(entry.kind)) + "," + field("kernel", entry.name) + "," + field("bytes", entry.bytes) + "," +
+           field("begin_ns", entry.begin_ns) + "," + field("end_ns", entry.end_ns) + "," + field("code", (u64)entry.code) + "}";
+}
+
+// Nothing if no folder is named.
+FILE* log_file() {
+    static FILE* file = [] {
+        const char* folder = getenv("FAKE_CUDA_LOG");
+        if (!folder) return (FILE*)nullptr;
+        const std::string path = folder + std::to_string(getpid());
+        FILE* file = fopen(path.c_str(), "a");
+        if (!file) violation("FAKE_CUDA_LOG: cannot write %s", path.c_str());
+        return file;
+    }();
+    return file;
+}
+
 void write_books() {
     std::string path = getenv("FAKE_CUDA_BOOKS");
     // A folder has the books of many processes.
@@ -105,6 +125,7 @@ void log_operation(const Stream& stream, const Operation& operation, u64 begin_n
     const std::lock_guard<std::mutex> locked(log_lock);
     logged.push_back({stream.context->device->ordinal, stream.number, operation.kind, operation.name, operation.bytes, begin_ns,
                       end_ns, code});
+    if (FILE* file = log_file()) fprintf(file, "%s\n", line(logged.back()).c_str()), fflush(file);
     if (logged.size() > LOGGED_MAX) logged.pop_front(), ++forgotten;
 }
 
@@ -124,10 +145,7 @@ EXPORT char* fake_cuda_log() {
     std::string text = "{" + field("forgotten", forgotten) + ",\"operations\":[";
     bool first = true;
     for (const Logged& entry : logged) {
-        text += (first ? "{" : ",{") + field("device", (u64)entry.device) + "," + field("stream", entry.stream) + "," +
-                field("kind", kind_name(entry.kind)) + "," + field("kernel", entry.name) + "," + field("bytes", entry.bytes) +
-                "," + field("begin_ns", entry.begin_ns) + "," + field("end_ns", entry.end_ns) + "," +
-                field("code", (u64)entry.code) + "}";
+        text += (first ? "" : ",") + line(entry);
         first = false;
     }
     return strdup((text + "]}").c_str());
