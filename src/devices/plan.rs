@@ -187,31 +187,31 @@ mod tests {
 
     #[test]
     fn instances_are_counted_with_the_largest_batch_and_the_headroom_left_alone() {
-        assert_eq!(footprint(256 + 3 * 120, 4096).instances_max(), 5);
-        assert_eq!(footprint(256 + 3 * 120 - 1, 4096).instances_max(), 4);
-        // A sixteenth of a larger GPU is more, up to 3 GiB.
-        assert_eq!(footprint(2048 + 120, 32_768).instances_max(), 3);
+        assert_eq!(footprint(256 + 3 * 120, 2048).instances_max(), 5);
+        assert_eq!(footprint(256 + 3 * 120 - 1, 2048).instances_max(), 4);
+        // A larger GPU keeps 2 to 3 GiB.
+        assert_eq!(footprint(2048 + 120, 24_576).instances_max(), 3);
         assert_eq!(footprint(3072 + 120, 81_920).instances_max(), 3);
         assert_eq!(footprint(3072 + 119, 81_920).instances_max(), 2);
-        assert_eq!(footprint(10, 4096).instances_max(), 2, "less than the headroom is left");
+        assert_eq!(footprint(10, 2048).instances_max(), 2, "less than the headroom is left");
     }
 
     #[test]
     fn what_was_measured_before_is_refused_before_it_is_tried() {
-        // A GPU of 4 GiB keeps 256 MiB free.
+        // A GPU of 2 GiB keeps 256 MiB free.
         let need = |model: u64, beside: u64| Need { model: model * MB, beside: beside * MB };
-        let check = |need: Need, free: u64| need.check(free * MB, 4096 * MB);
+        let check = |need: Need, free: u64| need.check(free * MB, 2048 * MB);
         assert_eq!(check(need(1000, 500), 1256), Ok(()));
         let Err(NoRoom::Now(now)) = check(need(1000, 500), 1255) else { panic!("others have it") };
         assert_eq!(
             now,
-            "a model takes 1048576000 bytes there, as measured before; 1315962880 of 4294967296 bytes are free, of which \
+            "a model takes 1048576000 bytes there, as measured before; 1315962880 of 2147483648 bytes are free, of which \
              268435456 are kept free"
         );
-        assert_eq!(check(need(3340, 500), 4096), Ok(()));
-        let Err(NoRoom::Ever(ever)) = check(need(3341, 500), 4096) else { panic!("it cannot be there") };
+        assert_eq!(check(need(1292, 500), 2048), Ok(()));
+        let Err(NoRoom::Ever(ever)) = check(need(1293, 500), 2048) else { panic!("it cannot be there") };
         assert!(
-            ever.contains("takes 3503292416 bytes") && ever.contains("more than the 4294967296"),
+            ever.contains("takes 1355808768 bytes") && ever.contains("more than the 2147483648"),
             "{ever}"
         );
     }
@@ -231,20 +231,20 @@ mod tests {
 
     #[test]
     fn a_refusal_tells_the_arithmetic() {
-        assert_eq!(footprint(300, 4096).check(None), Ok(()));
-        assert_eq!(footprint(300, 4096).check(Some(120 * MB)), Ok(()));
-        let Err(NoRoom::Ever(limited)) = footprint(300, 4096).check(Some(120 * MB - 1)) else { panic!() };
+        assert_eq!(footprint(300, 2048).check(None), Ok(()));
+        assert_eq!(footprint(300, 2048).check(Some(120 * MB)), Ok(()));
+        let Err(NoRoom::Ever(limited)) = footprint(300, 2048).check(Some(120 * MB - 1)) else { panic!() };
         assert_eq!(
             limited,
             "one instance takes 125829120 bytes (104857600 for the model and 20971520 for batches of 16), more than \
              placement.memory_bytes_max = 125829119: lower batch.items_max, or raise the limit"
         );
-        let fitter = Footprint { frames: 30 * MB, ..footprint(256 + 150, 4096) };
+        let fitter = Footprint { frames: 30 * MB, ..footprint(256 + 150, 2048) };
         assert_eq!((fitter.check(None), fitter.instances_max()), (Ok(()), 3));
         let Err(NoRoom::Ever(limited)) = fitter.check(Some(150 * MB - 1)) else { panic!() };
         let parts = "104857600 for the model, 20971520 for batches of 16 and 31457280 for frames";
         assert!(limited.contains(&format!("157286400 bytes ({parts})")), "{limited}");
-        let Err(NoRoom::Now(full)) = footprint(255, 4096).check(None) else { panic!() };
-        assert!(full.contains("leave 267386880 of 4294967296 bytes free, less than the 268435456"), "{full}");
+        let Err(NoRoom::Now(full)) = footprint(255, 2048).check(None) else { panic!() };
+        assert!(full.contains("leave 267386880 of 2147483648 bytes free, less than the 268435456"), "{full}");
     }
 }

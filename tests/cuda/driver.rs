@@ -158,13 +158,13 @@ fn ocelli_check_says_where_each_model_is_loaded_what_it_holds_and_how_many_fit()
     assert!(rows[0].contains("  cpu  ") && rows[1].contains("  GPU-fa000000-"));
     // Three batches of 1000 ROIs of 49 FP32 pixels, and results of 46 bytes. In the same places, of whole frames: FP32 pixels,
     // a number, and places for a spot of 24 bytes per 128 pixels, with its ROI and results. Five planes to work in, with a
-    // third for margins. A sixteenth of the memory is left alone.
+    // third for margins. An eighth of the memory is left alone.
     let (roi, result, pixels): (u64, u64, u64) = (49 * 4, 46, 1 << 22);
     let planes = 5 * (pixels / 3 * 4) * 4;
     let held = 3 * (4 * pixels + 8 + pixels / 128 * (24 + roi + result)) + planes;
     let memory = "  0.0 MiB + 0.0 MiB at 1, 0.7 MiB at 1000 + 178.9 MiB for frames  ";
     assert!(rows[1].contains(memory), "{}", rows[1]);
-    let fit = 1 + ((8 << 30) - held - (8 << 30) / 16) / held;
+    let fit = 1 + ((8 << 30) - held - (8 << 30) / 8) / held;
     assert!(rows[1].contains(&format!("  1 of {fit}  ")), "{} instead of {fit}", rows[1]);
 }
 

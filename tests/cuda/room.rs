@@ -82,7 +82,7 @@ async fn a_model_that_finds_no_room_while_others_serve_is_refused_with_the_arith
     let expected = on_cpu().await;
     for isolation in MODES {
         let state = tempfile::tempdir().unwrap();
-        let machine = Machine::new("memory=16GiB context=300MiB");
+        let machine = Machine::new("memory=8GiB context=300MiB");
         let options = [EXPLICIT, ("gpu-state-folder", state.path().to_str().unwrap())];
         let server = machine.serving(isolation, ON_GPU, &options).await;
         let load = async |model: &str| {
@@ -90,11 +90,11 @@ async fn a_model_that_finds_no_room_while_others_serve_is_refused_with_the_arith
             (reply.status, String::from_utf8_lossy(&reply.body).into_owned())
         };
         // 800 MiB are left to models, of which 1024 are to be kept free: what a fitter takes can be had twice.
-        machine.tell("cuda", "foreign device=0 bytes=15284MiB").await;
+        machine.tell("cuda", "foreign device=0 bytes=7092MiB").await;
         server.add("alone", "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n");
         let (status, why) = load("alone").await;
         let kept = "less than the 1073741824 that are kept free";
-        let arithmetic = |why: &str| why.contains("of 17179869184 bytes") && why.contains(" free");
+        let arithmetic = |why: &str| why.contains("of 8589934592 bytes") && why.contains(" free");
         assert!(status >= 400 && arithmetic(&why) && why.contains(kept), "{status} {why}");
 
         // What it took is remembered all the same, and it is not loaded to find that out once more.
@@ -211,8 +211,8 @@ async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had()
 
         // A larger one, of which others leave what the context and the model took, and half as much again, but not what is
         // kept free beside them.
-        let machine = Machine::new("memory=4GiB context=300MiB");
-        machine.occupy(0, "3368MiB").await;
+        let machine = Machine::new("memory=2GiB context=300MiB");
+        machine.occupy(0, "1320MiB").await;
         let server = machine.start(isolation, &[("spots", ON_GPU)], &remembers).await;
         server.until_ready().await;
         server.until_state("waiting", "contended").await;
@@ -225,7 +225,7 @@ async fn what_a_model_was_measured_to_take_is_not_tried_where_it_cannot_be_had()
         on_the_cpu(&server, &expected).await;
         assert_eq!(machine.held(), [], "no context is made to find out");
         // With a little more it is taken, and is not too full when it is.
-        machine.occupy(0, "3300MiB").await;
+        machine.occupy(0, "1252MiB").await;
         server.until_state("serving", "proved").await;
         on_gpu(&server, &expected).await;
         let id = server.id();

@@ -116,14 +116,18 @@ pub struct MemoryInfo {
 
 /// Of a GPU's memory, this part is left alone: for others, for what fragments, and for what libraries take later.
 const HEADROOM_PART: u64 = 16;
-/// And at least so many bytes,
-const HEADROOM_BYTES_MIN: u64 = 256 << 20;
-/// and at most so many: 2 to 3 GiB from 32 GiB on.
-const HEADROOM_BYTES_MAX: u64 = 3 << 30;
+/// And at least so many bytes, and at most so many,
+const HEADROOM_BYTES: (u64, u64) = (2 << 30, 3 << 30);
+/// but of a small GPU this part,
+const HEADROOM_PART_MAX: u64 = 8;
+/// and so many bytes of however small a one.
+const HEADROOM_BYTES_LEAST: u64 = 256 << 20;
 
-/// What of so many bytes is to be left free.
+/// What of so many bytes is to be left free: 2 to 3 GiB from 16 GiB on.
 pub fn headroom_bytes(total: u64) -> u64 {
-    (total / HEADROOM_PART).clamp(HEADROOM_BYTES_MIN, HEADROOM_BYTES_MAX)
+    let (least, most) = HEADROOM_BYTES;
+    let small = (total / HEADROOM_PART_MAX).max(HEADROOM_BYTES_LEAST);
+    (total / HEADROOM_PART).clamp(least, most).min(small)
 }
 
 impl MemoryInfo {
@@ -333,12 +337,29 @@ mod tests {
     #[test]
     fn an_instance_takes_no_more_than_its_part_and_what_it_is_allowed() {
         const MB: u64 = 1 << 20;
-        let memory = MemoryInfo { free: 1256 * MB, total: 4096 * MB };
+        let memory = MemoryInfo { free: 1256 * MB, total: 2048 * MB };
         assert_eq!(memory.part(2, None), 500 * MB);
         assert_eq!(memory.part(2, Some(100 * MB)), 100 * MB);
         assert_eq!(MemoryInfo { free: MB, ..memory }.part(1, None), 1);
-        // A sixteenth of a larger GPU is more, up to 3 GiB.
-        assert_eq!(MemoryInfo { free: 8192 * MB, total: 32_768 * MB }.part(1, None), 6144 * MB);
         assert_eq!(MemoryInfo { free: 8192 * MB, total: 81_920 * MB }.part(1, None), 5120 * MB);
+    }
+
+    #[test]
+    fn gpus_keep_two_to_three_gib_free_and_small_ones_an_eighth() {
+        for (total, expected) in [
+            (1, 256),
+            (1024, 256),
+            (4096, 512),
+            (8192, 1024),
+            (15_360, 1920),
+            (16_384, 2048),
+            (24_576, 2048),
+            (32_768, 2048),
+            (40_960, 2560),
+            (81_920, 3072),
+            (143_360, 3072),
+        ] {
+            assert_eq!(headroom_bytes(total << 20), expected << 20, "of {total} MiB");
+        }
     }
 }
