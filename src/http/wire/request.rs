@@ -222,12 +222,12 @@ pub fn read(
 }
 
 /// A name that is there more than once.
-fn repeated<'a>(names: impl ExactSizeIterator<Item = &'a str> + Clone) -> Option<&'a str> {
+fn repeated<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> Option<&'a str> {
     if names.len() < 2 {
         return None;
     }
     let mut seen = HashSet::new();
-    names.into_iter().find(|name| !seen.insert(*name))
+    names.find(|name| !seen.insert(*name))
 }
 
 /// One input; takes its binary data, if it has some, from the front of `behind`.
