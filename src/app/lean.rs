@@ -23,7 +23,15 @@ pub(super) async fn keep() {
 
 /// Gives memory back if there is much more than was `left` the last time, and tells what is left now.
 fn look(left: u64) -> u64 {
-    let Some(before) = host::resident_bytes().filter(|now| is_worth_it(*now, left)) else { return left };
+    host::resident_bytes().map_or(left, |resident| decide(left, resident, || give_back(resident)))
+}
+
+/// What counts as left from now on; less where something else, such as a model that was unloaded, has given memory back.
+fn decide(left: u64, resident: u64, give_back: impl FnOnce() -> u64) -> u64 {
+    if resident >= left.saturating_add(GROWN_BYTES_MIN) { give_back() } else { left.min(resident) }
+}
+
+fn give_back(before: u64) -> u64 {
     let began = Instant::now();
     heap::give_back();
     let (took, now) = (began.elapsed(), host::resident_bytes().unwrap_or(before));
@@ -31,21 +39,30 @@ fn look(left: u64) -> u64 {
     now
 }
 
-fn is_worth_it(resident: u64, left: u64) -> bool {
-    resident >= left.saturating_add(GROWN_BYTES_MIN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_given_back_once_and_again_when_much_has_come() {
-        const MIB: u64 = 1 << 20;
-        assert!(is_worth_it(100 * MIB, 0), "models that were loaded leave something, too");
-        assert!(!is_worth_it(100 * MIB, 100 * MIB));
-        assert!(!is_worth_it(131 * MIB, 100 * MIB));
-        assert!(is_worth_it(132 * MIB, 100 * MIB));
-        assert!(!is_worth_it(50 * MIB, 100 * MIB));
+    fn memory_is_given_back_where_much_has_come_since_there_was_least() {
+        let mut left = 0;
+        // MiB: resident, and whether it is given back, which leaves half.
+        for (resident, expected) in [
+            (200, true), // models that were loaded leave something, too
+            (100, false),
+            (131, false),
+            (132, true),
+            (90, false), // a model was unloaded
+            (60, false),
+            (91, false),
+            (92, true),
+        ] {
+            let mut given = false;
+            left = decide(left, resident << 20, || {
+                given = true;
+                (resident << 20) / 2
+            });
+            assert_eq!(given, expected, "{resident} MiB");
+        }
     }
 }

@@ -151,8 +151,28 @@ fn clipped(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use super::Parameter;
     use axum::body::Bytes;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_parameter_is_a_flag_a_number_or_a_string_and_nothing_else() {
+        for (text, expected) in [
+            ("true", Parameter::Bool(true)),
+            ("-9223372036854775808", Parameter::Integer(i64::MIN)),
+            ("9223372036854775807", Parameter::Integer(i64::MAX)),
+            ("9223372036854775808", Parameter::Number(9_223_372_036_854_775_808.0)),
+            ("1.0", Parameter::Number(1.0)),
+            ("\"\"", Parameter::Text(String::new())),
+            ("\"a\\nb\"", Parameter::Text("a\nb".to_owned())),
+        ] {
+            assert_eq!(serde_json::from_str::<Parameter>(text).ok(), Some(expected), "{text}");
+        }
+        for text in ["null", "[1]", "{}"] {
+            let error = serde_json::from_str::<Parameter>(text).expect_err(text).to_string();
+            assert!(error.contains("expected true, false, a number or a string"), "{error}");
+        }
+    }
 
     /// Pieces that requests are made of, so that chance gets past the first bracket.
     const PIECES: [&str; 24] = [
