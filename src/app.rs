@@ -3,7 +3,6 @@
 
 mod admin;
 mod base;
-mod lean;
 mod loader;
 mod local;
 mod run;
@@ -183,8 +182,7 @@ impl App {
             let dropped = ended.iter().chain(&calls).map(|ended| ended.connections_dropped).sum();
             Ended { connections_dropped: dropped }
         });
-        let heart = beat(status, threads.handles().to_vec());
-        let heart = tokio::spawn(async { _ = tokio::join!(heart, lean::keep()) });
+        let heart = tokio::spawn(beat(status, threads.handles().to_vec()));
         let (admin, admin_address) = match admin_listener {
             Some(listener) => {
                 let address = listener.local_addr().map_err(failed("cannot read the admin address"))?;

@@ -9,13 +9,11 @@
 //! - [`kernels`]: our own kernels, C++ and their safe launchers.
 //! - [`cuda`]: GPUs, and the engines on them.
 //! - [`child`]: engines in a process of their own.
-//! - [`heap`]: what was freed, given back to the system.
 
 pub mod child;
 pub mod cuda;
 pub mod ends;
 pub mod gauss_mle;
-pub mod heap;
 pub mod kernels;
 pub mod onnx;
 pub mod reduction;

@@ -42,11 +42,6 @@ impl Host {
     }
 }
 
-/// Bytes of memory that this process holds. `None` where the system does not tell.
-pub fn resident_bytes() -> Option<u64> {
-    named(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
-}
-
 /// Bytes of memory that this process may have: the least that its control groups leave to it, or all of the machine. `None` where the
 /// system does not tell.
 pub fn memory_limit() -> Option<u64> {
@@ -100,13 +95,11 @@ fn utilization(last: Ticks, now: Ticks) -> f64 {
 
 /// Bytes in all, and bytes that a new process could have.
 fn memory(meminfo: &str) -> Option<(u64, u64)> {
-    Some((named(meminfo, "MemTotal:")?, named(meminfo, "MemAvailable:")?))
-}
-
-/// The bytes behind a name; the kernel writes them in units of 1024.
-fn named(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    let bytes = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Some((bytes("MemTotal:")?, bytes("MemAvailable:")?))
 }
 
 #[cfg(test)]

@@ -104,10 +104,13 @@ fn an_idle_network_gives_back_what_a_large_batch_took() {
     };
     let [small, large, later] = [1, 2000, 1].map(&mut resident_after);
     engine.rest();
-    let rested = resident_mb(child.id());
-    println!("one item {small} MB, 2000 items {large} MB, one again {later} MB, rested {rested} MB");
+    println!(
+        "one item {small} MB, 2000 items {large} MB, one again {later} MB, rested {} MB",
+        resident_mb(child.id())
+    );
     assert!(later > small + 100, "the batch was too small to show anything");
-    assert!(rested < small + (later - small) / 4, "memory was kept");
+    // The heap keeps what is free for some seconds.
+    until("the memory goes back to the system", || resident_mb(child.id()) < small + (later - small) / 4);
     let one = engine.start(batch(&engine, 1), None).unwrap().land().unwrap();
     assert!(values(&one)[0].iter().all(|score| score.is_finite()), "it answers on");
 }

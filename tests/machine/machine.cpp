@@ -184,8 +184,9 @@ void machine_trap(int code) {
 }
 
 // Kernels are compiled to call this before they read or write what is not aligned for its type.
-extern "C" [[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(void*, uintptr_t address) {
-    fprintf(stderr, "machine: what lies at %#llx is not aligned\n", (unsigned long long)address);
+// The compiler knows the types of its parameters: the address is a pointer there.
+extern "C" [[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(void*, void* address) {
+    fprintf(stderr, "machine: what lies at %p is not aligned\n", address);
     machine_trap(716);
 }
 
