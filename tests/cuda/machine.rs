@@ -118,21 +118,33 @@ impl Machine {
         for (name, tail) in models {
             put(folder.path(), name, tail);
         }
+        self.run(Path::new(env!("CARGO_BIN_EXE_ocelli")), isolation, folder, options).await
+    }
+
+    /// Starts a server that is this program, with these models.
+    pub(crate) async fn run(
+        &self,
+        program: &Path,
+        isolation: &str,
+        models: tempfile::TempDir,
+        options: &[(&str, &str)],
+    ) -> Running {
         let nvml = nvml::library();
         let usual = [("nvml-library", nvml.to_str().unwrap()), ("admin-listen", "")];
         let usual = usual.iter().filter(|(name, _)| options.iter().all(|(given, _)| given != name));
         let options =
             usual.chain(options).flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]);
-        let mut process = Command::new(env!("CARGO_BIN_EXE_ocelli"))
+        let mut process = Command::new(program)
             .args(["serve", "--listen", "127.0.0.1:0", "--isolation", isolation])
             .args(["--isolation-bytes", "16MiB", "--drain-delay-ms", "0"])
             .arg("--models")
-            .arg(folder.path())
+            .arg(models.path())
             .arg("--onnx-runtime")
             .arg(config().onnx_runtime)
             .arg("--gpu-queue-folder")
             .arg(self.path("queue"))
             .args(options)
+            .env("ORT_DYLIB_PATH", config().onnx_runtime)
             .env("LD_LIBRARY_PATH", library().parent().unwrap())
             .env("FAKE_CUDA", &self.script)
             .env("FAKE_NVML", "gpus follow")
@@ -155,7 +167,7 @@ impl Machine {
             }
         });
         let nowhere = "127.0.0.1:0".parse().unwrap();
-        let mut running = Running { process, address: nowhere, log, models: folder };
+        let mut running = Running { process, address: nowhere, log, models };
         let line: Value = serde_json::from_str(&running.until_said("\"listening\"").await).unwrap();
         let address = line["fields"]["address"].as_str().or(line["address"].as_str()).unwrap();
         running.address = address.parse().unwrap();
@@ -200,6 +212,12 @@ impl Machine {
                 .collect::<Vec<_>>()
         });
         lines.map(|line| serde_json::from_str(&line).unwrap()).collect()
+    }
+
+    /// How often the processes that have ended have called a function of the driver.
+    pub(crate) fn calls(&self, function: &str) -> u64 {
+        let files = std::fs::read_dir(self.path("books")).unwrap().flatten();
+        files.map(|file| books(file.path()).calls(function)).sum()
     }
 
     /// The books that a process has left.

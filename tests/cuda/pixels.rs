@@ -2,14 +2,17 @@
 //! ONNX Runtime's CUDA provider runs on no fake.
 
 use crate::{
-    fakes::cuda::{FakeCuda, library},
+    fakes::{
+        cuda::{FakeCuda, Operation, library},
+        example,
+    },
     graph::{Extent::*, FLOAT, FLOAT16, model},
-    http::{Server, config},
+    http::config,
+    machine::{GPU, MODES, Machine, Running},
     support::{Random, open, staged},
 };
 use futures_util::future::join_all;
 use ocelli::{
-    config::{Backend, Config},
     engine::{
         Anchors, Best, ClassMap, DataType, Ends, Engine, EngineError, PixelInput, Reduction, Tensor,
         TensorView,
@@ -24,7 +27,6 @@ use ocelli::{
 use serde_json::{Value, json};
 use std::path::Path;
 
-const GPU: &str = "GPU-fa000000-0000-0000-0000-000000000001";
 /// Of the network's input.
 const WIDTH: usize = 9;
 const HEIGHT: usize = 5;
@@ -110,9 +112,8 @@ fn same(what: &str, got: &[Tensor], expected: &[Tensor]) {
 }
 
 /// The kernels that ran, in order.
-fn kernels(fake: &FakeCuda) -> Vec<String> {
-    let log = fake.log().into_iter().filter(|operation| operation.kind == "kernel");
-    log.map(|operation| operation.kernel).collect()
+fn kernels(log: Vec<Operation>) -> Vec<String> {
+    log.into_iter().filter(|operation| operation.kind == "kernel").map(|operation| operation.kernel).collect()
 }
 
 #[test]
@@ -125,14 +126,17 @@ fn pixels_become_the_numbers_that_the_cpu_makes_of_them_also_as_halves() {
         engine.equip(&ends).unwrap();
         let mut allocated = None;
         for (seed, wide) in [(1, false), (2, true), (3, false)] {
-            let (before, copied) = (kernels(&fake).len(), fake.books().devices[0].copied_in);
+            let (before, copied) = (kernels(fake.log()).len(), fake.books().devices[0].copied_in);
             let inputs = [4, 1, 4].map(|count| pictures(seed + count as u64, count, wide));
             let begun = inputs.each_ref().map(|inputs| engine.start(staged(&engine, inputs), None).unwrap());
             for (flight, inputs) in begun.into_iter().zip(&inputs) {
                 let what = format!("{datatype:?}, wide {wide}");
                 same(&what, &flight.land().unwrap(), &on_cpu(&path, &ends, inputs));
             }
-            assert_eq!(kernels(&fake)[before..], [if wide { "preprocess" } else { "preprocess_plain" }; 3]);
+            assert_eq!(
+                kernels(fake.log())[before..],
+                [if wide { "preprocess" } else { "preprocess_plain" }; 3]
+            );
             let calls = fake.books().calls("cuMemAllocAsync");
             assert_eq!(
                 calls,
@@ -147,10 +151,10 @@ fn pixels_become_the_numbers_that_the_cpu_makes_of_them_also_as_halves() {
         }
         // Numbers of the network's own come as they are, between batches of pixels.
         let numbers = on_cpu(&path, &ends, &pictures(9, 2, false));
-        let before = kernels(&fake).len();
+        let before = kernels(fake.log()).len();
         let flight = engine.start(staged(&engine, &numbers), None).unwrap();
         same("numbers", &flight.land().unwrap(), &on_cpu(&path, &ends, &numbers));
-        assert_eq!(kernels(&fake).len(), before);
+        assert_eq!(kernels(fake.log()).len(), before);
     }
 }
 
@@ -240,11 +244,11 @@ fn of_scores_of_classes_only_the_best_leave_the_device_and_all_where_one_is_no_n
         for (seed, count) in [(1, 3), (2, 1), (3, 3)] {
             let inputs = pictures(seed, count, false);
             let scores = on_cpu(&path, &ends, &inputs);
-            let (before, copied) = (kernels(&fake).len(), fake.books().devices[0].copied_out);
+            let (before, copied) = (kernels(fake.log()).len(), fake.books().devices[0].copied_out);
             let left = engine.start_reduced(staged(&engine, &inputs)).unwrap().land().unwrap();
             let copied = fake.books().devices[0].copied_out - copied;
             assert_eq!(copied as usize, count * (TOP * 8 + 4), "and which items have a fault");
-            assert_eq!(kernels(&fake)[before..], ["preprocess_plain", "classify"]);
+            assert_eq!(kernels(fake.log())[before..], ["preprocess_plain", "classify"]);
             check_best(&left[0], &scores[0]);
             let whole = engine.start(staged(&engine, &inputs), None).unwrap().land().unwrap();
             same("scores", &whole, &scores);
@@ -398,7 +402,7 @@ fn png(seed: u64, width: u32, height: u32) -> Vec<u8> {
 }
 
 /// What a server with that network as a segmenter says of pictures, posted at once with tensors: the answers' members.
-async fn answers(server: &Server) -> Vec<Value> {
+async fn answers(server: &Running) -> Vec<Value> {
     let image = async |seed: u64| {
         let (width, height) = (20 + seed as u32, 31 - seed as u32);
         let reply = server.send("POST", "/predictions/map?mask=rle", &[], png(seed, width, height)).await;
@@ -432,7 +436,8 @@ async fn answers(server: &Server) -> Vec<Value> {
     [images, detected, pixels, numbers].concat()
 }
 
-async fn serve(backend: Backend, devices: &str) -> Server {
+/// A server with these models, whose networks for GPUs run on the CPU.
+async fn serve(machine: &Machine, isolation: &str, backend: &str, devices: &str) -> Running {
     let models = tempfile::tempdir().unwrap();
     let rest = format!("[batch]\nwait_ms_max = 20\n[placement]\ndevices = \"{devices}\"\n");
     let detect = "task = \"detect\"\n[input]\nresize = \"stretch\"\n[detect]\nscore_min = 0.5\niou_max = 1.0\n\
@@ -449,7 +454,7 @@ async fn serve(backend: Backend, devices: &str) -> Server {
         };
         std::fs::write(folder.join("model.toml"), format!("{manifest}{rest}")).unwrap();
     }
-    Server::start_with(models, Config { backend, ..config() }).await
+    machine.run(&example::built("stand_in"), isolation, models, &[("backend", backend)]).await
 }
 
 /// How many classes pictures are asked for, beside what the model says: fewer and more than are left of its output.
@@ -457,7 +462,7 @@ const ASKED: [usize; 2] = [2, 9];
 
 /// The classes of pictures with their scores, as a server with that classifier answers them: asked for as many each, so that no
 /// other is in a batch, and all at once.
-async fn classified(server: &Server) -> Vec<(u64, f64)> {
+async fn classified(server: &Running) -> Vec<(u64, f64)> {
     let asked: Vec<String> =
         [String::new()].into_iter().chain(ASKED.map(|top| format!("?top_k={top}"))).collect();
     let mut classes = Vec::new();
@@ -467,7 +472,7 @@ async fn classified(server: &Server) -> Vec<(u64, f64)> {
     classes
 }
 
-async fn classified_at_once(server: &Server, queries: &[String]) -> Vec<(u64, f64)> {
+async fn classified_at_once(server: &Running, queries: &[String]) -> Vec<(u64, f64)> {
     let pictures = queries.iter().flat_map(|query| (0..6).map(move |seed| (seed, query)));
     let classes = join_all(pictures.map(async |(seed, query)| {
         let reply =
@@ -480,60 +485,62 @@ async fn classified_at_once(server: &Server, queries: &[String]) -> Vec<(u64, f6
     classes.map(|class| (class["index"].as_u64().unwrap(), class["score"].as_f64().unwrap())).collect()
 }
 
-/// Networks of GPUs run on the CPU, until it is dropped.
-struct StandIn(Runtime);
+#[tokio::test(flavor = "multi_thread")]
+async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by_the_cpu() {
+    for isolation in MODES {
+        let machine = Machine::new("count=1");
+        let server = serve(&machine, isolation, "auto", "gpu").await;
+        server.until_ready().await;
+        let on_gpu = answers(&server).await;
+        let before = kernels(machine.log()).len();
+        let classes_on_gpu = classified(&server).await;
+        assert!(kernels(machine.log())[before..].iter().any(|kernel| kernel == "classify"));
+        // Alone, so that no tensor is in its batch.
+        let before = kernels(machine.log()).len();
+        let alone = server.send("POST", "/predictions/map?mask=rle", &[], png(0, 20, 31)).await;
+        assert_eq!(alone.json()["mask"], on_gpu[0]);
+        assert_eq!(alone.headers["ocelli-device"], GPU);
+        assert_eq!(kernels(machine.log())[before..], ["preprocess_plain", "segment"]);
+        let before = kernels(machine.log()).len();
+        let alone = server.send("POST", "/predictions/boxes", &[], png(0, 80, 120)).await;
+        assert_eq!(alone.json()["detections"], on_gpu[6]);
+        assert_eq!(kernels(machine.log())[before..], ["preprocess_plain", "detect_candidates"]);
+        server.end();
+        machine.assert_empty();
 
-impl StandIn {
-    fn new() -> StandIn {
-        runtime().stand_in(true);
-        StandIn(runtime())
-    }
-}
-
-impl Drop for StandIn {
-    fn drop(&mut self) {
-        self.0.stand_in(false);
+        let server = serve(&machine, isolation, "cpu", "cpu").await;
+        server.until_ready().await;
+        assert_eq!(answers(&server).await, on_gpu);
+        let classes = classified(&server).await;
+        assert_eq!(classes.len(), 2 * 6 * (TOP + ASKED.iter().sum::<usize>()));
+        for ((class, score), (expected, on_gpu)) in classes.into_iter().zip(classes_on_gpu) {
+            assert!(
+                class == expected && (score - on_gpu).abs() < 2e-6,
+                "{class} {score}, {expected} {on_gpu}"
+            );
+        }
+        server.end();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_posted_to_a_server_go_through_the_kernels_and_are_answered_as_by_the_cpu() {
-    let fake = FakeCuda::start("");
-    let stands_in = StandIn::new();
-    let server = serve(Backend::Auto, "gpu").await;
-    // A worker takes up all models that it was given before it runs a batch of any.
-    let reply = server.send("POST", "/predictions/other", &[], png(1, 80, 120)).await;
-    assert_eq!(reply.status, 200, "{}", reply.json());
-    let known = fake.books().calls("cuMemHostRegister_v2");
-    for name in ["map", "boxes", "classes"] {
-        let reply = server.send("POST", &format!("/predictions/{name}"), &[], png(1, 80, 120)).await;
-        assert_eq!(reply.status, 200, "{}", reply.json());
+async fn what_batches_are_put_in_is_there_at_load() {
+    for isolation in MODES {
+        // A worker takes up all models that it was given before it runs a batch of any.
+        let mut registered = Vec::new();
+        for models in [&["other"][..], &["other", "map", "boxes", "classes"]] {
+            let machine = Machine::new("count=1");
+            let server = serve(&machine, isolation, "auto", "gpu").await;
+            server.until_ready().await;
+            for name in models {
+                let reply = server.send("POST", &format!("/predictions/{name}"), &[], png(1, 80, 120)).await;
+                assert_eq!(reply.status, 200, "{}", reply.json());
+            }
+            server.end();
+            registered.push(machine.calls("cuMemHostRegister_v2"));
+        }
+        println!("{isolation}: {registered:?}");
+        assert_eq!(registered[0], registered[1], "{isolation}");
+        assert!(registered[0] > 0, "{isolation}");
     }
-    assert_eq!(fake.books().calls("cuMemHostRegister_v2"), known, "what batches are put in is there at load");
-    let on_gpu = answers(&server).await;
-    let before = kernels(&fake).len();
-    let classes_on_gpu = classified(&server).await;
-    assert!(kernels(&fake)[before..].iter().any(|kernel| kernel == "classify"));
-    // Alone, so that no tensor is in its batch.
-    let before = kernels(&fake).len();
-    let alone = server.send("POST", "/predictions/map?mask=rle", &[], png(0, 20, 31)).await;
-    assert_eq!(alone.json()["mask"], on_gpu[0]);
-    assert_eq!(alone.headers["ocelli-device"], GPU);
-    assert_eq!(kernels(&fake)[before..], ["preprocess_plain", "segment"]);
-    let before = kernels(&fake).len();
-    let alone = server.send("POST", "/predictions/boxes", &[], png(0, 80, 120)).await;
-    assert_eq!(alone.json()["detections"], on_gpu[6]);
-    assert_eq!(kernels(&fake)[before..], ["preprocess_plain", "detect_candidates"]);
-    assert_eq!(server.end().await.jobs, 0);
-    fake.books().assert_empty();
-    drop((stands_in, fake));
-
-    let server = serve(Backend::Cpu, "cpu").await;
-    assert_eq!(answers(&server).await, on_gpu);
-    let classes = classified(&server).await;
-    assert_eq!(classes.len(), 2 * 6 * (TOP + ASKED.iter().sum::<usize>()));
-    for ((class, score), (expected, on_gpu)) in classes.into_iter().zip(classes_on_gpu) {
-        assert!(class == expected && (score - on_gpu).abs() < 2e-6, "{class} {score}, {expected} {on_gpu}");
-    }
-    server.end().await;
 }

@@ -19,14 +19,7 @@ fn root() -> &'static Path {
 
 /// The example, built.
 fn program() -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--locked", "--offline", "--quiet", "--example", "gpu_checks"]).current_dir(root());
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "the example gpu_checks is not built");
-    let tests = std::env::current_exe().unwrap();
-    tests.ancestors().nth(2).unwrap().join("examples/gpu_checks")
+    fakes::example::built("gpu_checks")
 }
 
 /// The library that is loaded by another name.
