@@ -296,6 +296,7 @@ pub(super) fn until_signal(runtime: &Runtime, work: impl Future<Output = Exit>) 
     runtime.spawn(async {
         let exit = signalled().await;
         tokio::time::sleep(DROPPED_MAX).await;
+        exit.by_signal();
         std::process::exit(exit as i32)
     });
     runtime.block_on(async {

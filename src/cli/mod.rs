@@ -33,6 +33,10 @@ use crate::{
 };
 use clap::{Arg, ArgMatches, Command, error::ErrorKind};
 use clap_complete::Shell;
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    low_level::emulate_default_handler,
+};
 use std::{
     ffi::OsString,
     io::{self, IsTerminal, Write},
@@ -71,6 +75,22 @@ impl From<&AppError> for Exit {
             AppError::Backend(_) => Exit::Unavailable,
             AppError::Dropped { .. } => Exit::Dropped,
             AppError::Failed(_) => Exit::Failure,
+        }
+    }
+}
+
+impl Exit {
+    /// Where a signal ended the work, has it end the process, too: a shell's loop goes on after a code, whatever number it is. Does
+    /// nothing where the system lets no signal end it: as the first process of a container.
+    fn by_signal(self) {
+        let signal = match self {
+            Exit::Interrupted => SIGINT,
+            Exit::Terminated => SIGTERM,
+            _ => return,
+        };
+        if std::process::id() != 1 {
+            // It does not come back where a signal can be sent at all.
+            let _ = emulate_default_handler(signal);
         }
     }
 }
@@ -165,6 +185,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     // The panic has been printed by then.
     let exit = catch_unwind(AssertUnwindSafe(|| streams.run(arguments))).unwrap_or(Exit::Internal);
+    // A reader that has gone is told elsewhere.
+    let _ = io::stdout().flush();
+    exit.by_signal();
     ExitCode::from(exit as u8)
 }
 

@@ -36,16 +36,16 @@ const AHEAD_MIN: usize = 8;
 pub(super) const FILES_AHEAD: usize = 4;
 
 impl Form {
-    /// What the caller asks for, if it is one of these.
+    /// What the caller asks for, if it is one of these: not where JSON in one piece is liked better, or as much and named first.
     pub(super) fn accepted(headers: &HeaderMap) -> Option<Form> {
-        accepted::media(headers).into_iter().find_map(|media| {
-            let is = |name: &str| accepted::is(media, name);
-            if is("application/x-ndjson") || is("application/ndjson") {
-                Some(Form::Lines)
-            } else {
-                is("text/event-stream").then_some(Form::Events)
-            }
-        })
+        let forms = [
+            ("application/x-ndjson", Some(Form::Lines)),
+            ("application/ndjson", Some(Form::Lines)),
+            ("text/event-stream", Some(Form::Events)),
+            ("application/json", None),
+        ];
+        let named = |media| forms.iter().find(|(name, _)| accepted::is(media, name)).map(|(_, form)| *form);
+        accepted::media(headers).into_iter().find_map(named).flatten()
     }
 
     fn write(self, name: &str, json: &[u8]) -> Vec<u8> {
@@ -162,6 +162,10 @@ mod tests {
         assert_eq!(of("Text/Event-Stream; Q=1"), Some(Form::Events));
         assert_eq!(of("application/x-ndjson;q=0.5, text/event-stream"), Some(Form::Events));
         assert_eq!(of("application/json, */*"), None);
+        assert_eq!(of("application/json, text/event-stream"), None);
+        assert_eq!(of("application/x-ndjson;q=0.1, application/json"), None);
+        assert_eq!(of("application/json;q=0.1, application/x-ndjson;q=0.2"), Some(Form::Lines));
+        assert_eq!(of("*/*, text/event-stream"), Some(Form::Events));
         assert_eq!(of("application/json, text/event-stream;q=0, application/x-ndjson; q=0.0"), None);
         assert_eq!(Form::accepted(&HeaderMap::new()), None);
     }

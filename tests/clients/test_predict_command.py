@@ -224,14 +224,15 @@ def test_a_reader_that_goes_is_no_failure(spots, server):
         assert (done.returncode, done.stderr) == (0, b"") and done.stdout.count(b"\n") == 1, done
 
 
-@pytest.mark.parametrize("ends, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_command_hangs_up_and_leaves_no_half_of_a_file(spots, tmp_path, ends, code):
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_hangs_up_and_leaves_no_half_of_a_file(spots, tmp_path, ends):
     out = tmp_path / "out.csv"
     out.write_text("before")
     with in_progress(spots, "spots", "-", "-o", out, "--url", spots.url) as asking:
         asking.send_signal(ends)
         # Its input is still open.
-        assert asking.wait(timeout=60) == code, asking.stderr.read()
+        # Shells count it as 130 or 143, and only because the signal itself ends it do they end their loops.
+        assert asking.wait(timeout=60) == -ends, asking.stderr.read()
         assert asking.stderr.read() == b""
     assert out.read_text() == "before" and list(tmp_path.iterdir()) == [out]
     until(lambda: requests_in_flight(spots) == 0, 60, "the server has given the request up")

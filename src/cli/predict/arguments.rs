@@ -1,7 +1,8 @@
 //! The flags of `ocelli predict`, and what they ask for.
 
 use super::super::client::{Name, Patience};
-use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use crate::tasks::localize::Format;
+use clap::{Arg, ArgAction, ArgMatches, builder::PossibleValuesParser, value_parser};
 use std::{path::PathBuf, time::Duration};
 
 /// The arguments beside the options.
@@ -24,6 +25,8 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
         Arg::new("format")
             .long("format")
             .value_name("FORMAT")
+            .value_parser(PossibleValuesParser::new(formats()))
+            .hide_possible_values(true)
             .help("table (the default), json or csv; of localizations also ndjson, thunderstorm, hdf5, picasso, arrow, npy, png"),
         Arg::new("output")
             .short('o')
@@ -49,6 +52,11 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_parser(value_parser!(u64).range(1..=86_400_000))
             .help("How long the answer for a file may take; stacks take as long as they do"),
     ]
+}
+
+/// All that answers can be written as. Which of them, the kind of model decides.
+fn formats() -> impl Iterator<Item = &'static str> {
+    ["table", "json"].into_iter().chain(Format::ALL.map(Format::name))
 }
 
 /// What is asked for.

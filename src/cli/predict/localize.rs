@@ -103,12 +103,7 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     let format = match wanted.format.as_deref() {
         None | Some("table") => None,
         Some("json") => Some(Format::Ndjson),
-        Some(name) => Some(Format::from_name(name).ok_or_else(|| {
-            format!(
-                "--format is {name:?}, expected table, json or {}",
-                Format::ALL.map(Format::name).join(", ")
-            )
-        })?),
+        Some(name) => Some(Format::from_name(name).expect("clap knows the formats")),
     };
     let Some(output) = &wanted.output else {
         return match format {

@@ -164,14 +164,23 @@ fn raw(
     Ok(Some(StackFormat::Raw(Raw { width: side(width)?, height: side(height)?, sample, frames })))
 }
 
+/// What whoever takes all media types of a range gets.
+const RANGES: [(&str, Format); 4] = [
+    ("*/*", Format::Ndjson),
+    ("application/*", Format::Ndjson),
+    ("text/*", Format::Csv),
+    ("image/*", Format::Png),
+];
+
 /// The best liked of the accepted media types that we have; NDJSON for whoever takes anything.
 fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
     if !headers.contains_key(header::ACCEPT) {
         return Ok(Format::Ndjson);
     }
     let known = accepted::media(headers).into_iter().find_map(|media| {
-        let any = accepted::is(media, "*/*") || accepted::is(media, "application/*");
-        Format::from_media_type(media).or(any.then_some(Format::Ndjson))
+        let ranged =
+            || RANGES.iter().find(|(range, _)| accepted::is(media, range)).map(|(_, format)| *format);
+        Format::from_media_type(media).or_else(ranged)
     });
     known.ok_or_else(|| {
         let lines: Vec<_> = headers.get_all(header::ACCEPT).iter().map(HeaderValue::as_bytes).collect();
@@ -197,6 +206,9 @@ mod tests {
         assert_eq!(format("", None), Ok(Format::Ndjson));
         assert_eq!(format("", Some("*/*")), Ok(Format::Ndjson));
         assert_eq!(format("", Some("image/png, */*")), Ok(Format::Png));
+        assert_eq!(format("", Some("text/*, */*;q=0.1")), Ok(Format::Csv));
+        assert_eq!(format("", Some("image/avif, image/*;q=0.8")), Ok(Format::Png));
+        assert_eq!(format("", Some("video/*, application/*;q=0.8")), Ok(Format::Ndjson));
         assert_eq!(format("format=csv", Some("image/png")), Ok(Format::Csv));
         assert_eq!(format("", Some("text/csv;q=0.5, image/png")), Ok(Format::Png));
         assert_eq!(format("", Some("text/csv;q=0, */*;q=0.1")), Ok(Format::Ndjson));
