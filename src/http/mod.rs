@@ -6,7 +6,7 @@
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
 //! - `observe`: a span, a log line and counts for each request.
-//! - `accepted`: what a caller says it takes; `coding`: bodies that come packed, and replies that go so.
+//! - `accepted`: what a caller says it takes; `query`: what queries say; `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
 //! - `encoded`: images in tensors; `streamed`: replies that come item by item.
@@ -40,6 +40,7 @@ mod origin;
 mod page;
 mod posted;
 mod predict;
+mod query;
 pub mod reject;
 pub(crate) mod repository;
 mod scrape;

@@ -9,7 +9,7 @@ use super::{
     admission::{Beside, Permit},
     call::{Call, Spent},
     decode::{Decoded, Staged},
-    localize, posted,
+    localize, posted, query,
     streamed::{self, Form, Queued},
     target::Target,
     wire::{
@@ -25,21 +25,19 @@ use crate::{
     tasks::{Answer, Task},
 };
 use axum::{
-    extract::{Query, Request, State},
+    extract::{Request, State},
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, future::join_all, stream};
-use serde::Deserialize;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
 /// What the query of a request may say.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default)]
 pub(super) struct Options {
     /// Classes to return, instead of the model's own setting.
     top_k: Option<String>,
@@ -50,6 +48,20 @@ pub(super) struct Options {
 }
 
 impl Options {
+    fn of(query: &str) -> Result<Options, String> {
+        let mut options = Options::default();
+        for (key, value) in query::pairs(query)? {
+            let option = match key.as_ref() {
+                "top_k" => &mut options.top_k,
+                "mask" => &mut options.mask,
+                "format" => &mut options.format,
+                key => return Err(query::unknown(key, ["top_k", "mask", "format"])),
+            };
+            *option = Some(value.into_owned());
+        }
+        Ok(options)
+    }
+
     /// In TorchServe's form where nothing else is asked for and the task has it.
     fn in_torchserves_form(mut self, task: &Task) -> Options {
         if matches!(task, Task::Classify(_)) {
@@ -73,9 +85,7 @@ pub(super) async fn predict(
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
-    let Query(options) = Query::<Options>::try_from_uri(request.uri()).map_err(|error| {
-        InferError::BadRequest(format!("the query cannot be read: {}", error.body_text()))
-    })?;
+    let options = Options::of(request.uri().query().unwrap_or("")).map_err(InferError::BadRequest)?;
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     if model.image.is_none() {
         return Err(takes_tensors(model));

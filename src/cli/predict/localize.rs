@@ -147,7 +147,11 @@ fn by_extension(path: &Path) -> Result<Format, String> {
         other => Format::ALL.into_iter().find(|format| format.file_extension() == other),
     });
     format.ok_or_else(|| {
-        let known = Format::ALL.map(Format::file_extension).join(", ");
+        let mut known: Vec<&str> = Format::ALL.map(Format::file_extension).into();
+        // ThunderSTORM's are files of CSV, too.
+        known.sort_unstable();
+        known.dedup();
+        let known = known.join(", ");
         format!(
             "{} does not say by its extension what to write; known are {known}; or give --format",
             path.display()

@@ -3,13 +3,11 @@
 
 use crate::{
     error::InferError,
-    http::accepted,
+    http::{accepted, query},
     image::stack::{Format as StackFormat, Raw, SampleType},
-    models::did_you_mean,
     tasks::localize::{Format, Holds, Options, Settings, options, settings::KEYS},
 };
 use axum::http::{HeaderMap, HeaderValue, header};
-use std::borrow::Cow;
 
 /// Keys of the query beside those of [`Options`] and of [`Settings`].
 const OWN_KEYS: [&str; 4] = ["input", "dtype", "shape", "format"];
@@ -46,15 +44,11 @@ impl Asked {
     fn read(query: &str, headers: &HeaderMap, mut settings: Settings) -> Result<Asked, Wrong> {
         let (mut holds, mut format, mut options) = (Holds::Auto, None, Options::default());
         let (mut dtype, mut shape) = (None, None);
-        let mut seen: Vec<Cow<'_, str>> = Vec::new();
-        let mut pairs = pairs(query)?;
+        let mut pairs = query::pairs(query)?;
         // It says more of what another one says.
         pairs.sort_by_key(|(key, _)| key == "z_range_um");
         for (key, value) in pairs {
             let value = value.as_ref();
-            if seen.contains(&key) {
-                return Err(format!("{key} is given twice").into());
-            }
             match key.as_ref() {
                 "input" => holds = word("input", value, Holds::from_name, "auto, frames or rois")?,
                 "dtype" => dtype = Some(sample_type(value)?),
@@ -67,12 +61,9 @@ impl Asked {
                 key if KEYS.iter().any(|(_, known)| *known == key) => settings.set(key, value)?,
                 key => {
                     let known = OWN_KEYS.into_iter().chain(options::KEYS).chain(KEYS.map(|(_, key)| key));
-                    let known: Vec<&str> = known.collect();
-                    let (hint, known) = (did_you_mean(key, known.iter().copied()), known.join(", "));
-                    return Err(format!("unknown key {key:?} in the query; there are {known}{hint}").into());
+                    return Err(query::unknown(key, known).into());
                 }
             }
-            seen.push(key);
         }
         let format = match format {
             Some(format) => format,
@@ -97,28 +88,6 @@ impl From<String> for Wrong {
     fn from(why: String) -> Wrong {
         Wrong::Query(why)
     }
-}
-
-/// A key and its value.
-type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
-
-/// Keys and values of a query, percent-decoded.
-fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
-    let decode = |text| {
-        percent_encoding::percent_decode_str(text)
-            .decode_utf8()
-            .map_err(|_| format!("the query has {text:?}, which is not UTF-8"))
-    };
-    query
-        .split('&')
-        .filter(|pair| !pair.is_empty())
-        .map(|pair| {
-            let (key, value) = pair
-                .split_once('=')
-                .ok_or_else(|| format!("{pair:?} in the query has no value: write {pair}=..."))?;
-            Ok((decode(key)?, decode(value)?))
-        })
-        .collect()
 }
 
 fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {

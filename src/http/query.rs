@@ -1,0 +1,71 @@
+//! What queries of requests say: keys with values, each at most once. Pure.
+
+use crate::models::did_you_mean;
+use std::borrow::Cow;
+
+/// A key and its value.
+pub(super) type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
+
+/// Keys and values of a query, percent-decoded.
+///
+/// # Errors
+/// Words for the caller: a key without a value or with two, and what is not UTF-8.
+pub(super) fn pairs(query: &str) -> Result<Vec<Pair<'_>>, String> {
+    let decode = |text| {
+        percent_encoding::percent_decode_str(text)
+            .decode_utf8()
+            .map_err(|_| format!("the query has {text:?}, which is not UTF-8"))
+    };
+    let mut pairs: Vec<Pair<'_>> = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("{pair:?} in the query has no value: write {pair}=..."))?;
+        let key = decode(key)?;
+        if pairs.iter().any(|(known, _)| *known == key) {
+            return Err(format!("{key} is given twice"));
+        }
+        pairs.push((key, decode(value)?));
+    }
+    Ok(pairs)
+}
+
+/// The refusal of a key that is none of these.
+pub(super) fn unknown<'k>(key: &str, known: impl IntoIterator<Item = &'k str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    let (hint, known) = (did_you_mean(key, known.iter().copied()), known.join(", "));
+    format!("unknown key {key:?} in the query; there are {known}{hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_values_that_are_decoded() {
+        let read = |query| {
+            pairs(query)
+                .map(|pairs| pairs.into_iter().map(|(key, value)| format!("{key}: {value}")).collect())
+        };
+        assert_eq!(read(""), Ok(vec![]));
+        assert_eq!(read("a=1&&b%5b=%c3%a4=&"), Ok(vec!["a: 1".to_owned(), "b[: \u{e4}=".to_owned()]));
+        assert_eq!(read("a=&b=1"), Ok(vec!["a: ".to_owned(), "b: 1".to_owned()]));
+        for (query, expected) in [
+            ("a", "\"a\" in the query has no value: write a=..."),
+            ("a=1&%61=2", "a is given twice"),
+            ("a=%ff", "\"%ff\", which is not UTF-8"),
+        ] {
+            let error = read(query).expect_err(query);
+            assert!(error.contains(expected), "{query}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_told_with_those_that_there_are() {
+        assert_eq!(
+            unknown("topk", ["top_k", "mask"]),
+            "unknown key \"topk\" in the query; there are top_k, mask; did you mean \"top_k\"?"
+        );
+        assert_eq!(unknown("x", ["top_k"]), "unknown key \"x\" in the query; there are top_k");
+    }
+}
