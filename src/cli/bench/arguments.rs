@@ -40,11 +40,11 @@ pub(in crate::cli) fn command() -> Command {
                 .value_name("N,…")
                 .value_parser(value_parser!(u16).range(1..=4096))
                 .help("Closed loop: so many callers at once, each of which waits for its answer"),
-            one("rate-from", "R").value_parser(number(0.001, 1e6)).help(
+            one("rate-from", "R").conflicts_with("loop").value_parser(number(0.001, 1e6)).help(
                 "The sweep's first rate; without it, a quarter of what one caller alone gets during the warm-up",
             ),
-            one("rate-step", "FACTOR").default_value("1.5").value_parser(number(1.01, 100.0)).help("From one rate of the sweep to the next"),
-            one("arrivals", "WORD").default_value("poisson").value_parser(["poisson", "constant"]).help(
+            one("rate-step", "FACTOR").conflicts_with("loop").default_value("1.5").value_parser(number(1.01, 100.0)).help("From one rate of the sweep to the next"),
+            one("arrivals", "WORD").conflicts_with("concurrency").default_value("poisson").value_parser(["poisson", "constant"]).help(
                 "How requests of an open loop are spaced: as independent callers come, or evenly",
             ),
             one("slo-ms", "MS").default_value("100").value_parser(number(0.001, 1e6)).help(
@@ -53,15 +53,18 @@ pub(in crate::cli) fn command() -> Command {
             one("seconds", "S").default_value("5").value_parser(number(0.01, 86_400.0)).help("How long each load is measured"),
             one("warm-up-seconds", "S").default_value("1").value_parser(number(0.0, 86_400.0)).help("Before each, sent and not counted"),
             one("timeout-ms", "MS").default_value("10000").value_parser(number(1.0, 1e7)).help("How long an answer may take"),
-            one("in-flight-max", "N").default_value("1024").value_parser(value_parser!(u16).range(1..=60_000)).help(
+            one("in-flight-max", "N").conflicts_with("concurrency").default_value("1024").value_parser(value_parser!(u16).range(1..=60_000)).help(
                 "Requests under way at once in an open loop; beyond, they are sent late, which counts as latency",
             ),
-            file("input", "PATH").help("A file to send, or a folder whose files are sent in turn; without it, input is made up"),
-            one("as", "WORD").value_parser(["images", "tensors"]).help("What to send; without it, images where the model takes them"),
-            Arg::new("shape").long("shape").value_name("NAME=N,…").action(ArgAction::Append).help(
+            file("input", "PATH").conflicts_with("live").help("A file to send, or a folder whose files are sent in turn; without it, input is made up"),
+            one("as", "WORD").conflicts_with("live").value_parser(["images", "tensors"]).help("What to send; without it, images where the model takes them"),
+            Arg::new("shape").long("shape").value_name("NAME=N,…").action(ArgAction::Append).conflicts_with_all(["live", "input"]).help(
                 "The shape of an input that is made up, where the model leaves it open; may be repeated, and then only these inputs are sent",
             ),
-            one("items", "N").default_value("1").value_parser(value_parser!(u16).range(1..)).help("Items of a request of made-up tensors"),
+            one("items", "N")
+                .conflicts_with_all(["live", "input"])
+                .value_parser(value_parser!(u16).range(1..))
+                .help("Items of a request of made-up tensors, along the first axis where the model leaves it open; without it, one"),
             one("seed", "N").default_value("1").value_parser(value_parser!(u64)).help("Of arrivals and of made-up input"),
             file("json", "FILE").help("Writes all measurements to a file"),
             file("picture", "FILE.svg").help("Draws the latency over the load"),
@@ -96,7 +99,7 @@ pub(super) struct Wanted {
     pub(super) input: Option<PathBuf>,
     pub(super) kind: Option<Kind>,
     pub(super) shapes: BTreeMap<String, Vec<usize>>,
-    pub(super) items: usize,
+    pub(super) items: Option<usize>,
     pub(super) seed: u64,
     pub(super) json: Option<PathBuf>,
     pub(super) picture: Option<PathBuf>,
@@ -142,7 +145,7 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
             .flatten()
             .map(|text| shape(text))
             .collect::<Result<_, _>>()?,
-        items: whole("items"),
+        items: matches.get_one::<u16>("items").copied().map(usize::from),
         seed,
         json: path("json"),
         picture: path("picture"),
@@ -183,6 +186,15 @@ mod tests {
             &["ftp://x", "m"],
             &[url, "m", "--rate", "0"],
             &[url, "m", "--shape", "x"],
+            // Nothing that is given is of no effect.
+            &[url, "m", "--concurrency", "1", "--arrivals", "constant"],
+            &[url, "m", "--concurrency", "1", "--in-flight-max", "8"],
+            &[url, "m", "--concurrency", "1", "--rate-from", "8"],
+            &[url, "m", "--rate", "1", "--rate-step", "2"],
+            &[url, "--live", "--items", "2"],
+            &[url, "--live", "--input", "x.png"],
+            &[url, "m", "--input", "x.npy", "--shape", "x=1"],
+            &[url, "m", "--input", "x.npy", "--items", "2"],
         ] {
             assert!(check(wrong).is_err(), "{wrong:?}");
         }

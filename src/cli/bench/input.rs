@@ -35,8 +35,8 @@ pub(in crate::cli) struct Source<'a> {
     pub(in crate::cli) kind: Kind,
     /// Shapes of inputs, by name, where the model leaves them open.
     pub(in crate::cli) shapes: BTreeMap<String, Vec<usize>>,
-    /// Items along an open first axis.
-    pub(in crate::cli) items: usize,
+    /// Items along an open first axis; one without it.
+    pub(in crate::cli) items: Option<usize>,
     pub(in crate::cli) seed: u64,
 }
 
@@ -88,6 +88,10 @@ impl Source<'_> {
     pub(in crate::cli) fn made_up(&self) -> Result<Vec<Message>, String> {
         let mut random = Random::new(self.seed);
         match self.kind {
+            Kind::Images if self.items.is_some() || !self.shapes.is_empty() => Err(format!(
+                "--items and --shape are of tensors, and model {:?} is asked with pictures: leave them out",
+                self.model.name
+            )),
             Kind::Images if self.described.task == "localize" => {
                 Err("stacks are not made up: give one with --input, or ROIs with --as tensors --shape rois=100,7,7".into())
             }
@@ -102,6 +106,12 @@ impl Source<'_> {
                 if let Some(name) = self.shapes.keys().find(|name| wanted.iter().all(|input| input.name != **name)) {
                     let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
                     return Err(format!("--shape names {name:?}; the model has the inputs {}", names.join(", ")));
+                }
+                let open = |input: &&&InputSpec| {
+                    !self.shapes.contains_key(&input.name) && input.shape.first().is_some_and(|side| *side < 0)
+                };
+                if self.items.is_some() && wanted.iter().find(open).is_none() {
+                    return Err("--items is of an open first axis, and no input that is sent has one without a --shape".into());
                 }
                 let (mut heads, mut data) = (Vec::new(), Vec::new());
                 for input in wanted {
@@ -129,7 +139,7 @@ impl Source<'_> {
         }
         let side = |(axis, side): (usize, &i64)| match (axis, usize::try_from(*side)) {
             (_, Ok(side)) => Ok(side),
-            (0, Err(_)) => Ok(self.items),
+            (0, Err(_)) => Ok(self.items.unwrap_or(1)),
             _ => Err(format!(
                 "input {0:?} has the open shape {1:?}: give it one, such as --shape {0}=1,8",
                 input.name, input.shape
@@ -260,12 +270,42 @@ mod tests {
         shapes: &[(&str, &[usize])],
     ) -> Result<Vec<Message>, String> {
         let shapes = shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect();
-        Source { model: &Name::parse("m"), described, kind, shapes, items: 2, seed: 1 }.made_up()
+        Source { model: &Name::parse("m"), described, kind, shapes, items: None, seed: 1 }.made_up()
+    }
+
+    #[test]
+    fn items_are_of_tensors_whose_first_axis_is_open() {
+        let asked = |shape: &[i64], kind, shapes: &[(&str, Vec<usize>)]| {
+            let described = described("FP32", shape);
+            let shapes = shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.clone())).collect();
+            let model = Name::parse("m");
+            Source { model: &model, described: &described, kind, shapes, items: Some(2), seed: 1 }.made_up()
+        };
+        assert!(asked(&[-1, 3], Kind::Tensors, &[]).is_ok());
+        for refused in [
+            asked(&[1, 3], Kind::Tensors, &[]),
+            asked(&[-1, 3], Kind::Tensors, &[("x", vec![4, 3])]),
+            asked(&[-1, 3, 8, 8], Kind::Images, &[]),
+        ] {
+            let why = refused.expect_err("no effect");
+            assert!(why.starts_with("--items"), "{why}");
+        }
     }
 
     #[test]
     fn tensors_have_the_declared_shape_with_an_open_first_axis() {
-        let messages = made_up(&described("FP32", &[-1, 3]), Kind::Tensors, &[]).expect("messages");
+        let model = Name::parse("m");
+        let described = described("FP32", &[-1, 3]);
+        let shapes = BTreeMap::new();
+        let source = Source {
+            model: &model,
+            described: &described,
+            kind: Kind::Tensors,
+            shapes,
+            items: Some(2),
+            seed: 1,
+        };
+        let messages = source.made_up().expect("messages");
         let [message] = &messages[..] else { panic!("{messages:?}") };
         let length: usize = message.headers[0].1.parse().expect("a length");
         let head: serde_json::Value = serde_json::from_slice(&message.body[..length]).expect("JSON");

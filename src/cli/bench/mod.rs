@@ -20,7 +20,7 @@ pub(super) use tally::Point;
 use super::{
     Exit, Streams,
     client::{Server, Unknown, runtime},
-    output,
+    output::{self, Output},
     table::table,
 };
 use arguments::Wanted;
@@ -49,6 +49,13 @@ impl Streams<'_> {
     }
 
     async fn measure(&mut self, wanted: &Wanted) -> Exit {
+        // Before minutes are spent on measuring what cannot be written then. What is begun goes again at once, since an interrupt
+        // would leave it.
+        for path in [&wanted.json, &wanted.picture].into_iter().flatten() {
+            if let Err(error) = Output::create(path) {
+                return self.complain(&cannot_write(path, &error), Exit::Failure);
+            }
+        }
         let load = match load_of(wanted).await {
             Ok(load) => load,
             Err((reason, exit)) => return self.complain(&reason, exit),
@@ -126,13 +133,17 @@ impl Streams<'_> {
         // First, so that what took minutes to measure is not lost with a file that cannot be written.
         let mut exit = self.print(&text);
         for (path, text) in files {
-            if let Some(Err(error)) = path.as_ref().map(|path| output::write(path, text.as_bytes())) {
-                let path = path.as_deref().unwrap_or(Path::new("")).display();
-                exit = self.complain(&format!("cannot write {path}: {error}"), Exit::Failure);
+            let Some(path) = path else { continue };
+            if let Err(error) = output::write(path, text.as_bytes()) {
+                exit = self.complain(&cannot_write(path, &error), Exit::Failure);
             }
         }
         exit
     }
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> String {
+    format!("cannot write {}: {error}", path.display())
 }
 
 /// What is sent where, or why not and how the command ends.

@@ -59,12 +59,13 @@ pub(super) fn arguments() -> Vec<Arg> {
             .long("shape")
             .value_name("NAME=N,…")
             .action(ArgAction::Append)
+            .conflicts_with("input")
             .help("The shape of an input that is made up, where the model leaves it open; may be repeated"),
         Arg::new("items")
             .long("items")
             .value_name("N")
             .value_parser(value_parser!(u32).range(1..=1_000_000))
-            .help("Items of a request that is made up; without it one, and 1000 ROIs for a fitter"),
+            .help("Items of a request: of one that is made up, or what the files have; without it one, and 1000 ROIs for a fitter"),
     ]
 }
 
@@ -125,11 +126,17 @@ impl Streams<'_> {
         };
         let (whole, side) = (local.model().rules.whole, local.model().fit.as_ref().map(Settings::box_px));
         local.end();
-        let items = wanted.items.unwrap_or(if side.is_some() { ROIS_OF_A_REQUEST } else { 1 });
+        let mut items = wanted.items.unwrap_or(if side.is_some() { ROIS_OF_A_REQUEST } else { 1 });
         if let Some(side) = side {
-            wanted.shapes.entry("rois".into()).or_insert_with(|| vec![items, side, side]);
+            if wanted.items.is_some() && wanted.shapes.contains_key("rois") {
+                return Err(AppError::Failed(
+                    "--items and --shape rois=... both say how many: leave out one".into(),
+                ));
+            }
+            let rois = wanted.shapes.entry("rois".into()).or_insert_with(|| vec![items, side, side]);
+            items = rois.first().copied().unwrap_or(items);
+            wanted.items = None;
         }
-        wanted.items = Some(items);
         let sizes = match side {
             Some(_) => plan::ROIS,
             None if whole => &[],
@@ -205,7 +212,7 @@ async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> 
     let described = server.model(&wanted.model).await.map_err(|error| error.to_string())?;
     let images = described.images && described.task != "localize";
     let kind = if images { Kind::Images } else { Kind::Tensors };
-    let (shapes, items) = (wanted.shapes.clone(), wanted.items.unwrap_or(1));
+    let (shapes, items) = (wanted.shapes.clone(), wanted.items);
     let source = Source { model: &wanted.model, described: &described, kind, shapes, items, seed: 1 };
     let messages = match &wanted.input {
         Some(path) => source.files(path)?,
