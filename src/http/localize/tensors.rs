@@ -13,7 +13,7 @@ use crate::{
     error::InferError,
     http::{
         Front,
-        admission::Permit,
+        admission::{Beside, Permit},
         call::{Call, Spent},
         streamed::Queued,
         wire::{Parameter, request::InferRequest, request::Input},
@@ -113,11 +113,11 @@ pub(in crate::http) async fn fit(
         }
     }
     let began = Instant::now();
-    let (chunks, schema) = match Given::of(request.inputs)? {
+    let (chunks, schema, held) = match Given::of(request.inputs)? {
         Given::Rois(rois) => {
             let schema = settings.schema(false).map_err(InferError::BadRequest)?;
             let setting = settings.setting().map_err(InferError::BadRequest)?;
-            (rois.chunk(setting)?.into_iter().collect(), schema)
+            (rois.chunk(setting)?.into_iter().collect(), schema, None)
         }
         Given::Frames(frames) => {
             let options = Options { limits: front.limits.stack.limits, spill_folder: None, file_alone: true };
@@ -134,6 +134,8 @@ pub(in crate::http) async fn fit(
         let ticket = call.push(front, model, inputs, items, Some(setting.clone()))?;
         queued.push((Queued::new(call.clone(), model, ticket), origins, setting));
     }
+    // The queue counts them from here on.
+    drop(held);
     let mut table = Table::new(&schema);
     for (queued, origins, setting) in queued {
         let ran: batch::Answer = queued.answer(front).await?;
@@ -144,14 +146,15 @@ pub(in crate::http) async fn fit(
     Ok(Fitted { outputs: columns(&table, &schema), spent })
 }
 
-/// Looks for spots in posted frames, or leaves that to the engine. What looking for them takes is charged to the permit.
+/// Looks for spots in posted frames, or leaves that to the engine. What that takes is charged to the permit, the chunks included,
+/// which may be many times the frames.
 fn search(
     settings: Settings,
     frames: &Tensor,
     options: Options,
     (whole, memory): (bool, Option<FrameMemory>),
     permit: Option<&Permit>,
-) -> Result<(Vec<Chunk>, Schema), InferError> {
+) -> Result<(Vec<Chunk>, Schema, Option<Beside>), InferError> {
     let sample = if frames.datatype == DataType::Uint16 { SampleType::U16 } else { SampleType::F32 };
     let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
     let raw = Raw {
@@ -164,18 +167,24 @@ fn search(
     let mut stager = stager.whole(whole, memory);
     stager.push(frames.data.clone())?;
     stager.finish();
-    let (mut chunks, mut held) = (Vec::new(), None);
+    let (mut chunks, mut cut, mut held) = (Vec::new(), 0, None::<Beside>);
     loop {
         match stager.step(false)? {
-            Step::Chunk(chunk) => chunks.push(chunk),
+            Step::Chunk(chunk) => {
+                cut += chunk.inputs.iter().map(|input| input.data.len()).sum::<usize>();
+                chunks.push(chunk);
+            }
             Step::Busy => {}
             Step::Wait | Step::End => break,
         }
-        if let (None, Some(permit), bytes @ 1..) = (&held, permit, stager.bytes() as u64) {
-            held = Some(permit.beside(bytes)?);
+        let bytes = (stager.bytes() + cut) as u64;
+        match (&mut held, permit) {
+            (Some(held), _) => held.grow_to(bytes)?,
+            (None, Some(permit)) if bytes > 0 => held = Some(permit.beside(bytes)?),
+            (None, _) => {}
         }
     }
-    Ok((chunks, stager.schema().map_err(InferError::BadRequest)?))
+    Ok((chunks, stager.schema().map_err(InferError::BadRequest)?, held))
 }
 
 /// What a request brings.
@@ -299,6 +308,13 @@ fn bad(why: String) -> InferError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        config::Config,
+        http::{
+            admission::{Admission, AdmissionLimits},
+            stack_options,
+        },
+    };
 
     fn given(name: &str, shape: &[usize]) -> Result<Given, InferError> {
         let tensor = Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Vec::new().into() };
@@ -316,5 +332,47 @@ mod tests {
         let Ok(Given::Rois(none)) = given("rois", &[0, 7, 7]) else { panic!("no ROIs are taken") };
         let setting = Settings::default().setting().expect("the defaults go together");
         assert!(none.chunk(setting).expect("nothing to fit").is_none());
+    }
+
+    #[test]
+    fn what_is_cut_out_of_frames_is_charged_before_it_waits_in_the_queue() {
+        // Spots in a grid: their ROIs take more bytes than the frames.
+        const SIDE: usize = 96;
+        // More than are looked at at once.
+        const FRAMES: usize = 64;
+        let lit = |i: usize| (i / SIDE % 8, i % SIDE % 8) == (4, 4);
+        let frame = (0..SIDE * SIDE).map(|i| if lit(i) { 60_000_u16 } else { 100 });
+        let frames: Vec<u16> = (0..FRAMES).flat_map(|_| frame.clone()).collect();
+        let searched = |bytes_in_flight_max| {
+            let limits = AdmissionLimits {
+                requests_in_flight_max: 1,
+                bytes_in_flight_max,
+                announced_bytes_max: u64::MAX,
+                unknown_length_bytes: 1,
+            };
+            let admission = Admission::new(limits);
+            let permit = admission.admit(Some(1)).expect("room for a byte");
+            let mut settings = Settings::default();
+            settings.set("box_px", "11").expect("odd");
+            let frames = Tensor {
+                datatype: DataType::Uint16,
+                shape: vec![FRAMES, SIDE, SIDE],
+                data: bytes_of(frames.clone()),
+            };
+            let options =
+                Options { spill_folder: None, file_alone: true, ..stack_options(&Config::default()) };
+            let (chunks, _, held) = search(settings, &frames, options, (false, None), Some(&permit))?;
+            let inputs = chunks.iter().flat_map(|chunk| &chunk.inputs);
+            let cut = inputs.map(|input| input.data.len() as u64).sum::<u64>();
+            assert!(cut > frames.data.len() as u64, "{cut} bytes are cut: too few to show anything");
+            let in_flight = admission.in_flight().bytes;
+            assert!(in_flight > cut, "{in_flight} bytes are set aside for {cut}");
+            drop((held, permit));
+            assert_eq!(admission.in_flight().bytes, 0);
+            Ok::<u64, InferError>(in_flight)
+        };
+        let taken = searched(1 << 30).expect("there is room");
+        let refused = searched(taken - 1).expect_err("there is less");
+        assert!(matches!(refused, InferError::Full { .. } | InferError::TooLarge { .. }), "{refused}");
     }
 }
