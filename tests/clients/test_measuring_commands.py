@@ -75,7 +75,7 @@ def test_what_cannot_be_measured_is_said(server):
     check(66, "there is no file", server.url, "digits", "--input", "none.png")
     check(64, "takes no images", server.url, "add", "--as", "images")
     check(64, "the model has the inputs a, b", server.url, "add", "--shape", "c=1,4")
-    check(64, "asked with pictures: leave them out", server.url, "digits", "--items", "2")
+    check(64, "leave them out, or have bench send tensors", server.url, "digits", "--items", "2")
     check(64, "cannot be used with", server.url, "digits", "--concurrency", "1", "--arrivals", "constant")
     # Before anything is measured, however long that would take.
     check(1, "cannot write /nowhere/picture.svg", server.url, "digits", "--seconds", "86400", "--picture", "/nowhere/picture.svg")

@@ -89,7 +89,8 @@ impl Source<'_> {
         let mut random = Random::new(self.seed);
         match self.kind {
             Kind::Images if self.items.is_some() || !self.shapes.is_empty() => Err(format!(
-                "--items and --shape are of tensors, and model {:?} is asked with pictures: leave them out",
+                "--items and --shape are of tensors, and model {:?} is asked with files: leave them out, or have bench send tensors \
+                 (--as tensors)",
                 self.model.name
             )),
             Kind::Images if self.described.task == "localize" => {
