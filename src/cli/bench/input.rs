@@ -108,10 +108,10 @@ impl Source<'_> {
                     let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
                     return Err(format!("--shape names {name:?}; the model has the inputs {}", names.join(", ")));
                 }
-                let open = |input: &&&InputSpec| {
+                let open = |input: &&InputSpec| {
                     !self.shapes.contains_key(&input.name) && input.shape.first().is_some_and(|side| *side < 0)
                 };
-                if self.items.is_some() && wanted.iter().find(open).is_none() {
+                if self.items.is_some() && !wanted.iter().any(open) {
                     return Err("--items is of an open first axis, and no input that is sent has one without a --shape".into());
                 }
                 let (mut heads, mut data) = (Vec::new(), Vec::new());
