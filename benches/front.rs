@@ -104,13 +104,34 @@ async fn load(address: &str, file: &str, connections: usize, seconds: f64) {
 }
 
 async fn echo() {
-    let routes = Router::new().route("/", post(|body: Bytes| async { body }));
+    serve(Router::new().route("/", post(|body: Bytes| async { body }))).await;
+}
+
+async fn serve(routes: Router) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     println!("{}", listener.local_addr().expect("an address"));
     let routes = routes.layer(DefaultBodyLimit::disable());
     axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))), routes)
         .await
         .expect("a server");
+}
+
+/// The least that answers from a thread of its own: [`echo`], where a thread copies each body once, as a session that reads it
+/// in place and writes its output does, and the handler waits for it.
+async fn handed() {
+    let (give, take) = std::sync::mpsc::channel::<(Bytes, tokio::sync::oneshot::Sender<Bytes>)>();
+    std::thread::spawn(move || {
+        for (body, answer) in take {
+            // The caller may be gone.
+            let _ = answer.send(Bytes::from(body.to_vec()));
+        }
+    });
+    let handler = move |body: Bytes| {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        give.send((body, answer)).expect("the thread lives as long as this");
+        async { answered.await.expect("an answer") }
+    };
+    serve(Router::new().route("/", post(handler))).await;
 }
 
 fn main() {
@@ -125,6 +146,7 @@ fn main() {
             runtime().block_on(load(address, file, connections, seconds));
         }
         ["echo"] => runtime().block_on(echo()),
+        ["handed"] => runtime().block_on(handed()),
         _ => println!("front: make bench-front calls this"),
     }
 }

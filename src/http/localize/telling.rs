@@ -34,6 +34,8 @@ pub(super) struct Telling {
     /// On the pool while it works.
     writer: Option<Writer>,
     begun: bool,
+    /// Bytes that the last rows took, for which there is room at once: the next are about as many.
+    room: usize,
     /// On all that was answered so far.
     spent: Spent,
 }
@@ -48,7 +50,7 @@ impl Telling {
     ) -> Telling {
         let (front, model) = (Arc::clone(front), Arc::clone(model));
         let (writer, spent) = (None, Spent::default());
-        Telling { front, model, permit, held: None, call, format, writer, begun: false, spent }
+        Telling { front, model, permit, held: None, call, format, writer, begun: false, room: 0, spent }
     }
 
     /// Tells all that comes. Ends without an error, too, when finding broke off.
@@ -92,9 +94,9 @@ impl Telling {
         writer.ran_on(&answer.device, answer.fallback.map(Fallback::name));
         let spent = Spent::on(decode, &answer);
         self.spent.include(&spent);
-        let (begin, answered) = (!self.begun, Instant::now());
+        let (begin, room, answered) = (!self.begun, self.room, Instant::now());
         let written = self.front.decode.run(move || {
-            let mut out = Vec::new();
+            let mut out = Vec::with_capacity(room);
             if begin {
                 writer.begin(&mut out)?;
             }
@@ -113,6 +115,8 @@ impl Telling {
             }
         }
         self.writer = Some(writer);
+        // Formats of text vary a little.
+        self.room = out.len() + out.len() / 16;
         reply.bytes(out).await
     }
 

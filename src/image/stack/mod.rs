@@ -48,7 +48,7 @@ pub use describe::Dimensions;
 pub use error::StackError;
 pub use npy::Array;
 pub use reader::StackReader;
-pub use samples::{SampleType, Samples};
+pub use samples::{SampleType, Samples, Values};
 
 use directory::Encoding;
 use std::path::PathBuf;

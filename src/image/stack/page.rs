@@ -3,7 +3,7 @@
 use super::{
     Format, StackError,
     packing::{self, Compression, Predictor},
-    samples::{Order, SampleType, Samples, to_native},
+    samples::{Order, SampleType, Samples, Values, to_native},
     store::{Presence, Store},
 };
 
@@ -103,6 +103,11 @@ impl Page {
         self.layout.height.saturating_mul(self.frames)
     }
 
+    /// Samples of all its frames.
+    fn samples(&self) -> usize {
+        self.layout.width as usize * self.rows() as usize
+    }
+
     /// Strips or tiles beside each other.
     fn across(&self) -> usize {
         self.layout.width.div_ceil(self.chunk.0.max(1)) as usize
@@ -133,11 +138,15 @@ impl Page {
     }
 }
 
-/// The memory in which frames come out, used again for each.
+/// The memory in which frames come out, used again for each, or [gathered](Canvas::gather).
 #[derive(Default)]
 pub(super) struct Canvas {
     u16s: Vec<u16>,
     f32s: Vec<f32>,
+    /// Samples that are gathered at once, if any are.
+    gathers: Option<usize>,
+    /// Of these, those of pages that are filled. What is behind them is of one that is not.
+    done: usize,
     raw: Vec<u8>,
     packed: Vec<u8>,
 }
@@ -148,18 +157,51 @@ impl Canvas {
         2 * self.u16s.capacity() + 4 * self.f32s.capacity() + self.raw.capacity() + self.packed.capacity()
     }
 
-    /// The samples of the page that was filled last.
+    /// The samples of the page that was filled last: the last of all that are here.
     pub(super) fn samples(&self, page: &Page) -> Samples<'_> {
-        if page.layout.sample.is_u16() { Samples::U16(&self.u16s) } else { Samples::F32(&self.f32s) }
+        let count = page.samples();
+        if page.layout.sample.is_u16() {
+            Samples::U16(&self.u16s[self.u16s.len() - count..])
+        } else {
+            Samples::F32(&self.f32s[self.f32s.len() - count..])
+        }
     }
 
+    /// Keeps the page that was filled last, and all that follow, one behind the other, until they are
+    /// [taken](Canvas::take), which is to be when there are `room` samples: what is to lie together is copied once.
+    pub(super) fn gather(&mut self, room: usize) {
+        self.gathers = Some(room);
+    }
+
+    /// What was gathered, of whole pages; none of it is here afterwards.
+    pub(super) fn take(&mut self) -> Values {
+        let done = std::mem::take(&mut self.done);
+        // All pages of a stack are of one type.
+        if self.f32s.is_empty() {
+            let unfinished = self.u16s.split_off(done);
+            Values::U16(std::mem::replace(&mut self.u16s, unfinished))
+        } else {
+            let unfinished = self.f32s.split_off(done);
+            Values::F32(std::mem::replace(&mut self.f32s, unfinished))
+        }
+    }
+
+    /// Makes room for a page, behind those that are kept.
     fn prepare(&mut self, page: &Page) {
-        let len = page.layout.width as usize * page.rows() as usize;
+        let start = if self.gathers.is_some() { self.done } else { 0 };
+        let (len, room) = (start + page.samples(), self.gathers.unwrap_or(0));
         if page.layout.sample.is_u16() {
+            self.u16s.reserve_exact(room.saturating_sub(self.u16s.len()));
             self.u16s.resize(len, 0);
         } else {
+            self.f32s.reserve_exact(room.saturating_sub(self.f32s.len()));
             self.f32s.resize(len, 0.0);
         }
+    }
+
+    /// Notes that a page is filled, which was [prepared](Canvas::prepare) for.
+    fn filled(&mut self, page: &Page) {
+        self.done = if page.layout.sample.is_u16() { self.u16s.len() } else { self.f32s.len() };
     }
 }
 
@@ -211,6 +253,7 @@ impl Filling {
             store.release(offset, len);
             self.next += 1;
         }
+        canvas.filled(page);
         Ok(true)
     }
 }
@@ -224,7 +267,9 @@ impl Page {
         store: &Store,
         canvas: &mut Canvas,
     ) -> Result<Result<(), String>, StackError> {
-        let Canvas { u16s, f32s, raw, packed } = canvas;
+        let Canvas { u16s, f32s, raw, packed, .. } = canvas;
+        // Its own are the last.
+        let kept = (if self.layout.sample.is_u16() { u16s.len() } else { f32s.len() }) - self.samples();
         let (width, sample) = (self.layout.width as usize, self.layout.sample);
         let (chunk_width, size) = (self.chunk.0 as usize, sample.bytes());
         let (top, left) = (self.top(index) as usize, index % self.across() * chunk_width);
@@ -232,7 +277,7 @@ impl Page {
 
         // Strips of samples that stay as they are need no way round.
         let straight = !self.tiled && sample.is_as_stored();
-        let first = top * width * size;
+        let first = (kept + top * width) * size;
         let into = if straight && sample.is_u16() {
             &mut bytemuck::cast_slice_mut::<u16, u8>(u16s)[first..first + bytes]
         } else if straight {
@@ -267,7 +312,7 @@ impl Page {
             if columns == width && columns == chunk_width { (1, rows * width) } else { (rows, columns) };
         for row in 0..runs {
             let from = &raw[row * chunk_width * size..][..run * size];
-            let to = (top + row) * width + left;
+            let to = kept + (top + row) * width + left;
             if sample.is_u16() {
                 sample.to_u16(from, &mut u16s[to..to + run]);
             } else {

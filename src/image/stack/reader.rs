@@ -6,7 +6,7 @@ use super::{
     directory::Encoding,
     npy,
     page::{Canvas, Filling, Layout, Page},
-    samples::Order,
+    samples::{Order, Values},
     spill::Spill,
     store::Store,
     tiff::Chain,
@@ -124,6 +124,17 @@ impl StackReader {
             height: page.layout.height,
             samples: self.canvas.samples(&page),
         }))
+    }
+
+    /// Keeps the frames that came last and all that come from here on, until they are [taken](StackReader::take): one behind the
+    /// other, so that what is to lie together is copied once. There is room for so many samples at once.
+    pub fn gather(&mut self, room: usize) {
+        self.canvas.gather(room);
+    }
+
+    /// The frames that came out since they are [gathered](StackReader::gather), or were taken last.
+    pub fn take(&mut self) -> Values {
+        self.canvas.take()
     }
 
     /// What the stack says of itself: known with the first frame at the latest, the pixel size sometimes with the end.

@@ -41,6 +41,53 @@ pub enum Samples<'a> {
     F32(&'a [f32]),
 }
 
+/// [`Samples`] apart from their reader.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Values {
+    /// As [`Samples::U16`].
+    U16(Vec<u16>),
+    /// As [`Samples::F32`].
+    F32(Vec<f32>),
+}
+
+impl Samples<'_> {
+    /// None of their type, and room for so many.
+    pub fn room(self, count: usize) -> Values {
+        match self {
+            Samples::U16(_) => Values::U16(Vec::with_capacity(count)),
+            Samples::F32(_) => Values::F32(Vec::with_capacity(count)),
+        }
+    }
+}
+
+impl Values {
+    /// Appends some of the same type.
+    ///
+    /// # Panics
+    /// If they are of the other: all of a stack are of one.
+    pub fn extend(&mut self, samples: Samples<'_>) {
+        match (self, samples) {
+            (Values::U16(values), Samples::U16(more)) => values.extend_from_slice(more),
+            (Values::F32(values), Samples::F32(more)) => values.extend_from_slice(more),
+            _ => unreachable!("all frames of a stack are of one type"),
+        }
+    }
+
+    /// A look at all of them.
+    pub fn samples(&self) -> Samples<'_> {
+        match self {
+            Values::U16(values) => Samples::U16(values),
+            Values::F32(values) => Samples::F32(values),
+        }
+    }
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        Values::U16(Vec::new())
+    }
+}
+
 /// Which bytes of a number come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Order {

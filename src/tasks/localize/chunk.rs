@@ -11,7 +11,7 @@ use crate::{
         kernels::RoiBuffer,
         tensor::bytes_of,
     },
-    image::stack::{Frames, Samples},
+    image::stack::{Frames, Samples, Values},
 };
 use bytes::Bytes;
 
@@ -36,6 +36,7 @@ pub struct Chunk {
 #[derive(Debug)]
 pub struct Origins {
     frames: Vec<u32>,
+    /// None where all are zeros.
     corners: Vec<[u32; 2]>,
     scores: Vec<f32>,
     /// The chunk is of these frames, and the engine says what was found in them.
@@ -58,40 +59,24 @@ pub(super) fn cut_out(found: &mut RoiBuffer, setting: &Setting) -> Chunk {
     chunk(datatype, side, data, origins, setting)
 }
 
-/// ROIs that were posted as such: each is a frame of its own.
-#[derive(Default)]
-pub(super) struct Gathered {
-    first: u64,
-    side: usize,
-    /// How many there are.
+/// ROIs that were posted as such: each is a frame of its own. Their reader [gathers](crate::image::stack::StackReader::gather) them.
+pub(super) struct Posted {
+    pub(super) side: usize,
+    /// Number of the first that is not handed out.
+    pub(super) first: u64,
+    /// How many are not.
     pub(super) count: usize,
-    values: Values,
 }
 
-impl Gathered {
-    /// Appends those of some frames; all of one type and size.
-    pub(super) fn add(&mut self, frames: &Frames<'_>) {
-        if self.count == 0 {
-            (self.first, self.side) = (frames.first, frames.width as usize);
-            self.values = match frames.samples {
-                Samples::U16(_) => Values::U16(Vec::with_capacity(ROIS * self.side * self.side)),
-                Samples::F32(_) => Values::F32(Vec::with_capacity(ROIS * self.side * self.side)),
-            };
-        }
-        self.values.extend(frames.samples);
-        self.count += frames.count;
-    }
-
-    /// All of them.
-    pub(super) fn chunk(self, setting: &Setting) -> Chunk {
-        let (datatype, data) = self.values.into_bytes();
+impl Posted {
+    /// All that were gathered and not handed out.
+    pub(super) fn chunk(&mut self, gathered: Values, setting: &Setting) -> Chunk {
+        let (datatype, data) = into_bytes(gathered);
+        let items = std::mem::take(&mut self.count);
         let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
-        let origins = Origins {
-            frames: (0..self.count).map(number).collect(),
-            corners: vec![[0; 2]; self.count],
-            scores: Vec::new(),
-            whole: false,
-        };
+        let frames = (0..items).map(number).collect();
+        self.first += items as u64;
+        let origins = Origins { frames, corners: Vec::new(), scores: Vec::new(), whole: false };
         chunk(datatype, self.side, data, origins, setting)
     }
 }
@@ -137,10 +122,7 @@ impl Whole {
                 .as_ref()
                 .and_then(|memory| memory.room(datatype, room * sample).map(|room| (datatype, room)));
             let own = if self.room.is_some() { 0 } else { room };
-            self.values = match frames.samples {
-                Samples::U16(_) => Values::U16(Vec::with_capacity(own)),
-                Samples::F32(_) => Values::F32(Vec::with_capacity(own)),
-            };
+            self.values = frames.samples.room(own);
         }
         match &mut self.room {
             Some((_, room)) => room.extend(bytes),
@@ -154,7 +136,7 @@ impl Whole {
         let (items, [width, height]) = (std::mem::take(&mut self.count), self.size);
         let (datatype, data) = match self.room.take() {
             Some((datatype, room)) => (datatype, room.freeze()),
-            None => std::mem::take(&mut self.values).into_bytes(),
+            None => into_bytes(std::mem::take(&mut self.values)),
         };
         let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
         let frames = (0..items).map(number).collect();
@@ -170,38 +152,17 @@ impl Whole {
     }
 }
 
-/// Values of either type that a stack may have.
-pub(super) enum Values {
-    U16(Vec<u16>),
-    F32(Vec<f32>),
-}
-
-impl Values {
-    fn extend(&mut self, samples: Samples<'_>) {
-        match (self, samples) {
-            (Values::U16(values), Samples::U16(more)) => values.extend_from_slice(more),
-            (Values::F32(values), Samples::F32(more)) => values.extend_from_slice(more),
-            _ => unreachable!("all frames of a stack are of one type"),
-        }
-    }
-
-    fn into_bytes(self) -> (DataType, Bytes) {
-        match self {
-            Values::U16(values) => (DataType::Uint16, bytes_of(values)),
-            Values::F32(values) => (DataType::Fp32, bytes_of(values)),
-        }
-    }
-}
-
-impl Default for Values {
-    fn default() -> Values {
-        Values::U16(Vec::new())
+fn into_bytes(values: Values) -> (DataType, Bytes) {
+    match values {
+        Values::U16(values) => (DataType::Uint16, bytes_of(values)),
+        Values::F32(values) => (DataType::Fp32, bytes_of(values)),
     }
 }
 
 fn chunk(datatype: DataType, side: usize, data: Bytes, origins: Origins, setting: &Setting) -> Chunk {
     let items = origins.frames.len();
-    let corners: Vec<u32> = origins.corners.as_flattened().to_vec();
+    let corners =
+        if origins.corners.is_empty() { vec![0; 2 * items] } else { origins.corners.as_flattened().to_vec() };
     Chunk {
         inputs: vec![
             Tensor { datatype, shape: vec![items, side, side], data },
@@ -220,8 +181,9 @@ impl Origins {
     /// If they are given and not one for each of `items`: to be checked before.
     pub fn of(items: usize, frames: Option<Vec<u32>>, corners: Option<Vec<[u32; 2]>>) -> Origins {
         let frames = frames.unwrap_or_else(|| vec![0; items]);
-        let corners = corners.unwrap_or_else(|| vec![[0; 2]; items]);
-        assert!(frames.len() == items && corners.len() == items, "one frame and one corner for each ROI");
+        let corners = corners.unwrap_or_default();
+        let placed = corners.is_empty() || corners.len() == items;
+        assert!(frames.len() == items && placed, "one frame and one corner for each ROI");
         Origins { frames, corners, scores: Vec::new(), whole: false }
     }
 
@@ -268,8 +230,9 @@ impl Origins {
                 *position += corner[axis] as f32;
             }
         }
-        table.iterations = codes.iter().step_by(2).copied().collect();
-        table.status = codes.iter().skip(1).step_by(2).copied().collect();
+        let (codes, _) = codes.as_chunks();
+        (table.iterations, table.status) =
+            codes.iter().map(|[iterations, status]| (*iterations, *status)).unzip();
         table.frame = self.frames;
         if schema.score.is_some() {
             table.score = self.scores;
@@ -284,7 +247,7 @@ fn turn(rows: &[f32], columns: usize, items: usize) -> Vec<Vec<f32>> {
     let mut turned: Vec<Vec<f32>> = (0..columns).map(|_| Vec::with_capacity(items)).collect();
     for rows in rows.chunks(ROWS * columns) {
         for (index, column) in turned.iter_mut().enumerate() {
-            column.extend(rows.iter().skip(index).step_by(columns));
+            column.extend(rows.chunks_exact(columns).map(|row| row[index]));
         }
     }
     turned

@@ -5,7 +5,7 @@
 
 use super::{
     Schema, Settings,
-    chunk::{Chunk, Gathered, ROIS, Values, Whole, cut_out},
+    chunk::{Chunk, Posted, ROIS, Whole, cut_out},
 };
 use crate::{
     engine::{
@@ -14,7 +14,7 @@ use crate::{
         kernels::{Adu, RoiBuffer, SIDE, SpotFinder},
     },
     error::InferError,
-    image::stack::{Format, Frames, Options, Samples, StackInfo, StackReader},
+    image::stack::{Format, Frames, Options, Samples, StackInfo, StackReader, Values},
 };
 use bytes::Bytes;
 
@@ -72,7 +72,8 @@ enum Source {
     Open,
     Frames(Box<SpotFinder>, RoiBuffer),
     Whole(Whole),
-    Rois(Gathered),
+    /// The reader has them.
+    Rois(Posted),
 }
 
 /// Turns the bytes of one stack into chunks.
@@ -186,7 +187,7 @@ impl Stager {
                 Source::Open => 1,
                 Source::Frames(..) => ROIS,
                 Source::Whole(whole) => whole.room(),
-                Source::Rois(gathered) => ROIS - gathered.count,
+                Source::Rois(posted) => ROIS - posted.count,
             };
             let frames = match self.reader.next_frames(wanted) {
                 Ok(Some(frames)) => frames,
@@ -238,7 +239,8 @@ impl Stager {
             return Err(InferError::BadRequest(CORNERS_NEEDED.into()));
         }
         self.source = if is_rois {
-            Source::Rois(Gathered::default())
+            self.reader.gather(ROIS * width * height);
+            Source::Rois(Posted { side: width, first: 0, count: 0 })
         } else {
             let finder =
                 self.settings.finder(setting.camera(), width, height).map_err(InferError::BadRequest)?;
@@ -266,7 +268,7 @@ impl Stager {
         Step::Chunk(match &mut self.source {
             Source::Frames(_, found) => cut_out(found, setting),
             Source::Whole(whole) => whole.chunk(setting),
-            Source::Rois(gathered) => std::mem::take(gathered).chunk(setting),
+            Source::Rois(posted) => posted.chunk(self.reader.take(), setting),
             Source::Open => unreachable!("nothing is found before it is known where"),
         })
     }
@@ -287,7 +289,7 @@ impl Source {
             Source::Open => 0,
             Source::Frames(_, found) => found.len(),
             Source::Whole(whole) => whole.count,
-            Source::Rois(gathered) => gathered.count,
+            Source::Rois(posted) => posted.count,
         }
     }
 }
@@ -301,24 +303,18 @@ struct Owned {
 
 impl Owned {
     fn of(frames: &Frames<'_>) -> Owned {
-        let values = match frames.samples {
-            Samples::U16(values) => Values::U16(values.to_vec()),
-            Samples::F32(values) => Values::F32(values.to_vec()),
-        };
+        let mut values = frames.samples.room(0);
+        values.extend(frames.samples);
         Owned { first: frames.first, size: [frames.width, frames.height], values }
     }
 
     fn frames(&self) -> Frames<'_> {
-        let samples = match &self.values {
-            Values::U16(values) => Samples::U16(values),
-            Values::F32(values) => Samples::F32(values),
-        };
         let [width, height] = self.size;
-        Frames { first: self.first, count: 1, width, height, samples }
+        Frames { first: self.first, count: 1, width, height, samples: self.values.samples() }
     }
 }
 
-/// Looks for spots in frames; gathers ROIs as they are.
+/// Looks for spots in frames; counts ROIs, which lie with their reader as they are.
 fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
     let (finder, found) = match source {
         Source::Frames(finder, found) => (finder, found),
@@ -326,8 +322,8 @@ fn look(source: &mut Source, frames: &Frames<'_>) -> Result<(), InferError> {
             whole.add(frames);
             return Ok(());
         }
-        Source::Rois(gathered) => {
-            gathered.add(frames);
+        Source::Rois(posted) => {
+            posted.count += frames.count;
             return Ok(());
         }
         Source::Open => return Err(InferError::Internal("frames came before what they are".into())),
