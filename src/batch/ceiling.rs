@@ -1,9 +1,10 @@
 //! How large a batch of a model may be on a device whose memory was too small for one. Pure.
 //!
 //! Out of memory halves the batch and makes half of it the ceiling. It rises by one size after [`GOOD_MIN`] good batches and
-//! [`RISE_AFTER`]; where it fell again after a rise, the time doubles, up to [`RISE_AFTER_MAX`].
+//! [`RISE_AFTER`]; where it fell again after a rise, the time doubles, up to [`RISE_AFTER_MAX`]. It is forgotten when the largest size
+//! was good for that long, and not before: else the time would never grow where the largest alone is too large.
 
-use super::Rules;
+use super::{Rules, policy};
 use std::time::{Duration, Instant};
 
 /// Good batches before a larger one is tried.
@@ -13,7 +14,7 @@ pub const RISE_AFTER: Duration = Duration::from_secs(10);
 /// The most that it grows to.
 pub const RISE_AFTER_MAX: Duration = Duration::from_secs(640);
 
-/// The largest batch that may be tried, below the largest of the model's sizes.
+/// The largest batch that may be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ceiling {
     items: usize,
@@ -42,15 +43,21 @@ impl Ceiling {
         Ceiling { items, good: 0, since: now, rise_after, rose: false }
     }
 
-    /// After a batch that worked: the ceiling from now on, which is `sizes`' last where there is none any more.
+    /// After a batch that worked: the ceiling from now on.
     pub fn worked(mut self, rules: &Rules, now: Instant) -> Ceiling {
         self.good = self.good.saturating_add(1);
-        if self.good >= GOOD_MIN && now.saturating_duration_since(self.since) >= self.rise_after {
-            let larger = rules.sizes.iter().copied().find(|size| *size > self.items);
-            self.items = larger.unwrap_or(self.items);
-            (self.good, self.since, self.rose) = (0, now, true);
+        let due = self.good >= GOOD_MIN && now.saturating_duration_since(self.since) >= self.rise_after;
+        let larger = rules.sizes.iter().copied().find(|size| *size > self.items);
+        if let Some(larger) = larger.filter(|_| due) {
+            self = Ceiling { items: larger, good: 0, since: now, rose: true, ..self };
         }
         self
+    }
+
+    /// Whether batches of the largest size have worked for so long that what was before says nothing any more.
+    pub fn is_over(&self, rules: &Rules, now: Instant) -> bool {
+        self.items >= policy::largest(&rules.sizes)
+            && now.saturating_duration_since(self.since) >= RISE_AFTER_MAX
     }
 }
 

@@ -1,7 +1,7 @@
 //! What becomes of a batch that failed: its jobs go back to the head of their lane, alone, in smaller batches, or to another
 //! device, and are answered with the cause when that was of no use.
 
-use super::{Aftermath, Book, Receipt};
+use super::{Aftermath, Book, Kind, Receipt};
 use crate::{
     batch::{
         Batch, JobKey, Part,
@@ -46,9 +46,10 @@ impl Book {
             let text = format!("too little memory for a batch of {}: {error}", batch.items);
             return self.run_elsewhere(batch, receipt, &text, true, now);
         };
-        let before = model.ceilings.get(&receipt.device).copied();
+        let place = (receipt.device, Kind::of(batch.setting.as_ref()));
+        let before = model.ceilings.get(&place).copied();
         let after = Ceiling::lowered(before, items, now);
-        model.ceilings.insert(receipt.device, after);
+        model.ceilings.insert(place, after);
         let mut aftermath = Aftermath { halved: true, ..Aftermath::default() };
         aftermath.ceiling = (before != Some(after)).then_some(after.items());
         for (part, new) in each_job(batch) {

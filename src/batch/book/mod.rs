@@ -27,7 +27,10 @@ use super::{
     shares::Shares,
     steady::Steady,
 };
-use crate::{engine::Tensor, error::InferError};
+use crate::{
+    engine::{Setting, Tensor},
+    error::InferError,
+};
 use foldhash::{HashMap, HashMapExt};
 use std::{
     collections::BTreeMap,
@@ -47,6 +50,20 @@ pub struct QueueLimits {
 /// More than anybody means by waiting for company; keeps sums of instants in range.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
+/// What a batch counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Items,
+    /// Whole frames, each of which is as much as thousands of the ROIs that the same model is sent.
+    Frames,
+}
+
+impl Kind {
+    fn of(setting: Option<&Setting>) -> Kind {
+        if setting.is_some_and(|setting| setting.finder().is_some()) { Kind::Frames } else { Kind::Items }
+    }
+}
+
 #[derive(Debug)]
 struct Model {
     name: Arc<str>,
@@ -54,7 +71,7 @@ struct Model {
     lanes: Lanes,
     costs: HashMap<DeviceKey, Costs>,
     /// Of devices whose memory was too small for the largest batch.
-    ceilings: HashMap<DeviceKey, Ceiling>,
+    ceilings: HashMap<(DeviceKey, Kind), Ceiling>,
     /// The sizes that GPUs keep to, where they do.
     kept: HashMap<DeviceKey, Steady>,
     /// Names of devices that run it only while no other serves it.

@@ -1,6 +1,6 @@
 //! Batches: formed for a worker, and taken back done or failed.
 
-use super::{Aftermath, Book, Model, Pick, Recalled, Receipt, WorkerKey, serving::Pool};
+use super::{Aftermath, Book, Kind, Model, Pick, Recalled, Receipt, WorkerKey, serving::Pool};
 use crate::{
     batch::{
         Batch, Fallback, ModelKey, Part, Ran, RunResult, ceiling,
@@ -36,12 +36,12 @@ impl Model {
     }
 
     /// A batch worked on a device: the ceiling there, if it has changed.
-    fn worked(&mut self, device: DeviceKey, now: Instant) -> Option<usize> {
-        let ceiling = self.ceilings.get_mut(&device)?;
+    fn worked(&mut self, device: DeviceKey, kind: Kind, now: Instant) -> Option<usize> {
+        let ceiling = self.ceilings.get_mut(&(device, kind))?;
         let (before, after) = (ceiling.items(), ceiling.worked(&self.rules, now));
         *ceiling = after;
-        if after.items() >= policy::largest(&self.rules.sizes) {
-            self.ceilings.remove(&device);
+        if after.is_over(&self.rules, now) {
+            self.ceilings.remove(&(device, kind));
         }
         (after.items() != before).then_some(after.items())
     }
@@ -91,10 +91,9 @@ impl Book {
         let hurry = self.hurried || self.closed || model.retired;
         let pool = Pool::of(&self.roster, key, model);
         let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
-        let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
         let pads = model.rules.padding.pads(self.roster.is_cpu(device));
         let keeps = model.rules.keeps_size(self.roster.is_cpu(device));
-        let (largest, unmeasured) = (policy::largest(&sizes), Costs::default());
+        let unmeasured = Costs::default();
         let costs = model.costs.get(&device).unwrap_or(&unmeasured);
         let ready_in = self.roster.busy_for(worker, now);
         let mut until: Option<Instant> = None;
@@ -106,7 +105,9 @@ impl Book {
             if best.is_some_and(|(best, ..)| best < rank) {
                 continue;
             }
-            let Some(mut front) = lane.front(largest, admits) else {
+            let ceiling = model.ceilings.get(&(device, Kind::of(shape.setting())));
+            let sizes = ceiling::within(&model.rules.sizes, ceiling);
+            let Some(mut front) = lane.front(policy::largest(&sizes), admits) else {
                 continue;
             };
             front.shut |= hurry;
@@ -153,7 +154,8 @@ impl Book {
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
         if model.rules.keeps_size(self.roster.is_cpu(device)) {
-            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
+            let ceiling = model.ceilings.get(&(device, Kind::of(shape.setting())));
+            let sizes = ceiling::within(&model.rules.sizes, ceiling);
             model.kept.insert(device, model.keep(device, &sizes, items, now));
         }
         let estimate = model.costs.entry(device).or_default().estimate(size);
@@ -242,7 +244,7 @@ impl Book {
             if result.is_ok() {
                 let size = policy::padded(&model.rules.sizes, batch.size);
                 model.costs.entry(receipt.device).or_default().record(size, seconds, now);
-                ceiling = model.worked(receipt.device, now);
+                ceiling = model.worked(receipt.device, Kind::of(batch.setting.as_ref()), now);
             }
         }
         for part in &batch.parts {

@@ -3,7 +3,7 @@
 //! A job may run on every device that serves its model, but not on one that failed it while there is another, and on one
 //! that only stands by while there is no other.
 
-use super::{Book, Model, Pieces};
+use super::{Book, Kind, Model, Pieces};
 use crate::{
     batch::{
         JobKey, ModelKey, ceiling,
@@ -100,13 +100,14 @@ impl Book {
         let seconds = models.filter_map(|key| {
             let model = self.models.get(&key)?;
             let costs = model.costs.get(&device)?;
-            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&device));
+            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&(device, Kind::Items)));
             Some(costs.seconds(model.lanes.items(), &sizes))
         });
         seconds.sum()
     }
 
-    /// Who of these workers is best woken for what waits of a model: its place among them.
+    /// Who of these workers is best woken for what waits of a model, which is whoever should have done it first: its place among
+    /// them.
     pub fn best_of(&self, workers: &[WorkerKey], key: ModelKey, now: Instant) -> Option<usize> {
         let model = self.models.get(&key).filter(|model| !model.lanes.is_empty())?;
         let pool = Pool::of(&self.roster, key, model);
@@ -120,10 +121,16 @@ impl Book {
             if !self.roster.serves(*worker, key) || !model.lanes.any(admits) {
                 continue;
             }
-            let speed = self.speed(device, model, size, now);
+            // Whoever waits for more may have batches on their way.
+            let busy = self.roster.busy_for(*worker, now);
+            let done = match self.speed(device, model, size, now) {
+                // It is measured by what it has.
+                (0, _) if busy > 0.0 => (1, busy),
+                (class, seconds) => (class, busy + seconds),
+            };
             // Of equals the last: it fell asleep last, and has the warmest caches.
-            if best.is_none_or(|(_, best)| !faster(best, speed)) {
-                best = Some((index, speed));
+            if best.is_none_or(|(_, best)| !faster(best, done)) {
+                best = Some((index, done));
             }
         }
         best.map(|(index, _)| index)

@@ -172,16 +172,20 @@ fn jobs_of_different_settings_are_not_run_together() {
     assert_eq!((jobs(&second), second.setting.as_ref()), (vec![b], Some(&setting(1.5))));
 }
 
-#[test]
-fn jobs_of_whole_frames_share_no_batch() {
-    let mut desk = Desk::new(false);
+/// What frames are fitted with in which spots are looked for.
+fn finding() -> Setting {
     let model = FitModel::new(Psf::Xynb { sigma_px: [1.3; 2] }, [1.0; 2]).unwrap();
-    let setting = Setting::new(model, Arc::new(Camera::ideal())).finding(FinderOptions {
+    Setting::new(model, Arc::new(Camera::ideal())).finding(FinderOptions {
         method: Method::NetGradient { minimum: 400.0 },
         box_side: 7,
         border: Border::Shift,
         spots_max: 10,
-    });
+    })
+}
+
+#[test]
+fn jobs_of_whole_frames_share_no_batch() {
+    let (mut desk, setting) = (Desk::new(false), finding());
     let jobs = [(); 2].map(|()| desk.push_with(setting.clone()));
     let taken = jobs.map(|_| desk.take().0);
     let alone = |batch: &Arc<Batch>| batch.parts.iter().map(|part| part.job).collect::<Vec<_>>();
@@ -328,6 +332,50 @@ fn too_little_memory_halves_a_batch_and_what_comes_after_it() {
 }
 
 #[test]
+fn a_batch_that_does_not_fit_again_is_tried_after_twice_the_time_though_it_is_the_largest() {
+    let mut desk = Desk::new(false);
+    let mut waits = 10_000;
+    for _ in 0..4 {
+        desk.push(4, 1);
+        let taken = desk.take();
+        assert_eq!(taken.0.items, 4);
+        desk.end(&taken, 0, Err(EngineError::OutOfMemory("no room".into())));
+        desk.pass(waits - 1);
+        for _ in 0..40 {
+            desk.push(2, 1);
+            desk.run(0);
+        }
+        desk.push(4, 1);
+        assert_eq!(desk.run(0), [(0, 2)], "not before {waits} ms");
+        desk.run(0);
+        desk.pass(1);
+        desk.push(2, 1);
+        desk.run(0);
+        waits *= 2;
+        desk.answers();
+    }
+    // It is forgotten when the largest has worked for long.
+    desk.push(4, 1);
+    desk.run(0);
+    desk.pass(640_000);
+    desk.push(4, 1);
+    desk.run(0);
+    assert!(desk.book.models[&MODEL].ceilings.is_empty());
+}
+
+#[test]
+fn want_of_memory_for_frames_makes_batches_of_rois_no_smaller() {
+    let mut desk = Desk::new(false);
+    let frames = Job { setting: Some(finding()), ..desk.job(4, 0) };
+    desk.book.push(frames, desk.now).unwrap();
+    let taken = desk.take();
+    desk.end(&taken, 1, Err(EngineError::OutOfMemory("no room".into())));
+    assert_eq!([desk.run(1), desk.run(1)], [[(0, 2)], [(2, 4)]]);
+    desk.push(4, 1);
+    assert_eq!(desk.run(1), [(0, 4)]);
+}
+
+#[test]
 fn a_long_job_with_many_batches_on_their_way_is_halved_as_often_as_a_short_one() {
     let mut desk = Desk::new(false);
     desk.book.limits = QueueLimits { items_max: 40, bytes_max: 40 };
@@ -419,6 +467,34 @@ fn a_slower_device_leaves_single_jobs_to_a_faster_one_and_helps_with_a_long_queu
     // 15 items take the GPU 75 ms.
     desk.push(14, 1);
     assert_eq!(desk.run(50).len(), 1);
+}
+
+#[test]
+fn of_devices_that_are_as_fast_the_one_is_woken_that_has_nothing_on_its_way() {
+    let mut desk = Desk::new(false);
+    let gpus = ["gpu-0", "gpu-1"].map(|name| {
+        let gpu = desk.book.attach(&name.into());
+        desk.book.measured(MODEL, &name.into(), 1, Duration::from_millis(100), desk.now);
+        assert!(matches!(desk.book.pick(gpu, &[MODEL], desk.now), Pick::Sleep));
+        gpu
+    });
+    for busy in [0, 1] {
+        desk.push(1, 1);
+        let Pick::Run(batch, receipt) = desk.book.pick(gpus[busy], &[MODEL], desk.now) else { panic!() };
+        desk.push(1, 1);
+        assert_eq!(desk.book.best_of(&gpus, MODEL, desk.now), Some(1 - busy), "gpu-{busy} has a batch");
+        let Pick::Run(other, its) = desk.book.pick(gpus[1 - busy], &[MODEL], desk.now) else { panic!() };
+        desk.end(&(batch, receipt), 100, Ok(bytes(1, 1)));
+        desk.end(&(other, its), 100, Ok(bytes(1, 1)));
+    }
+    // A little faster is no reason to wait behind a batch.
+    desk.book.measured(MODEL, &"gpu-0".into(), 1, Duration::from_millis(90), desk.now);
+    desk.push(1, 1);
+    assert_eq!(desk.book.best_of(&gpus, MODEL, desk.now), Some(0));
+    let Pick::Run(..) = desk.book.pick(gpus[0], &[MODEL], desk.now) else { panic!() };
+    desk.push(1, 1);
+    assert_eq!(desk.book.best_of(&gpus, MODEL, desk.now), Some(1));
+    let Pick::Run(..) = desk.book.pick(gpus[1], &[MODEL], desk.now) else { panic!("it leaves it to nobody") };
 }
 
 #[test]
