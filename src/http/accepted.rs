@@ -5,9 +5,14 @@ use axum::http::{HeaderMap, HeaderName, header};
 /// The media types of `Accept` with their parameters, the best liked first; those of one weight in their order. What is not wanted
 /// is left out.
 pub(super) fn media(headers: &HeaderMap) -> Vec<&str> {
+    liked(headers).into_iter().map(|(media, _)| media).collect()
+}
+
+/// The same with their weights.
+pub(super) fn liked(headers: &HeaderMap) -> Vec<(&str, f32)> {
     let mut media: Vec<_> = weighted(headers, header::ACCEPT).filter(|(_, weight)| *weight > 0.0).collect();
     media.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    media.into_iter().map(|(media, _)| media).collect()
+    media
 }
 
 /// Whether a media type, whatever its parameters, has this name.

@@ -52,7 +52,7 @@ impl Call {
             Some(ms) => Duration::from_millis(ms).min(timeout_max),
             None => model.timeout.min(timeout_max),
         };
-        let wish = number(headers, &PRIORITY)?;
+        let wish = if is_of_browsers(headers) { None } else { number(headers, &PRIORITY)? };
         let priority = match wish {
             Some(priority) => {
                 u8::try_from(priority).ok().filter(|p| *p < model.priorities).ok_or_else(|| {
@@ -278,6 +278,13 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Result<Option<u64>, InferEr
         .ok_or_else(|| InferError::BadRequest(format!("header {name} is {value:?}, expected a whole number")))
 }
 
+/// Whether `priority` is the browsers' own header of this name, such as `u=1, i`, which is about their connection: RFC 9218's dictionary
+/// begins with a key where ours is a number, or is empty.
+fn is_of_browsers(headers: &HeaderMap) -> bool {
+    let value = headers.get(PRIORITY).map(|value| value.as_bytes().trim_ascii_start());
+    value.is_some_and(|value| value.first().is_none_or(|first| first.is_ascii_lowercase() || *first == b'*'))
+}
+
 /// Which device answered.
 const DEVICE: HeaderName = HeaderName::from_static("ocelli-device");
 /// Why another device answered than one that the model is meant for.
@@ -390,6 +397,13 @@ mod tests {
         assert_eq!(call(&model, &[("priority", "2")]).unwrap().asked(&model, None, Some(1)).priority, 2);
         let told = call(&model, &[("priority", "3")]).unwrap_err().to_string();
         assert_eq!(told, "header priority is 3; it goes from 0 (most urgent) to 2");
+        // Browsers say with a header of this name what they load first.
+        for of_browsers in ["u=1, i", "i", "*x", ""] {
+            assert_eq!(call(&model, &[("priority", of_browsers)]).unwrap().priority, 1, "{of_browsers}");
+        }
+        for wrong in ["-1", "1.5", "=1"] {
+            assert!(call(&model, &[("priority", wrong)]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! Browsers say which page a request comes from in `Origin`. Control is refused to every page but this server's own. Where
 //! nothing but the way to this machine opens it, that page must have been opened by an address or as `localhost` as well: a
-//! name can be pointed at this machine by whoever owns it. A request with `Authorization` is left to the check of its token:
-//! a browser asks before it sends that header for another page, and is never told yes.
+//! name can be pointed at this machine by whoever owns it. A request that shows a token (`Authorization: Bearer`) is left to the check
+//! of that: a browser asks before it sends one for another page, and is never told yes. What it adds by itself, such as the password of
+//! a proxy (`Basic`), says nothing of the page.
 
+use super::repository::bearer;
 use crate::error::InferError;
 use axum::{
     body::Body,
@@ -25,7 +27,7 @@ pub(super) async fn check(request: Request, next: Next) -> Response<Body> {
 
 /// Refuses what a page of others would have a browser send.
 pub(super) fn own_page(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
-    if method.is_safe() || headers.contains_key(header::AUTHORIZATION) {
+    if method.is_safe() || bearer(headers).is_some() {
         return Ok(());
     }
     let Some(origin) = headers.get(header::ORIGIN) else {
@@ -96,5 +98,13 @@ mod tests {
         let rebound = [(HOST, "evil.example:8000"), (ORIGIN, "http://evil.example:8000")];
         check(&Method::POST, &rebound, false);
         check(&Method::POST, &[rebound[0].clone(), rebound[1].clone(), (AUTHORIZATION, "Bearer x")], true);
+    }
+
+    #[test]
+    fn what_a_browser_adds_by_itself_does_not_make_a_page_the_servers_own() {
+        use header::{AUTHORIZATION, HOST, ORIGIN};
+        let foreign =
+            [(HOST, "127.0.0.1:8000"), (ORIGIN, "http://evil.example"), (AUTHORIZATION, "Basic eDp5")];
+        check(&Method::POST, &foreign, false);
     }
 }

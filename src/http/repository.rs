@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use subtle::ConstantTimeEq;
 
-/// Bytes of a body that brings no files: a configuration is text that people write.
-const BODY_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a body that brings no files. Few: nothing is set aside for it, and anybody may send one.
+const BODY_BYTES_MAX: u64 = 64 << 10;
 
 /// `POST /v2/repository/index`: every version that is known, and the models of the folder that are not loaded.
 pub(super) async fn index(
@@ -146,12 +146,18 @@ fn may(
     }
 }
 
+/// What proxies add: of a request with one of these, nothing says where it is from.
+const FORWARDED: [&str; 4] = ["forwarded", "x-forwarded-for", "via", "k-proxy-request"];
+
 fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), InferError> {
     let refused = |why: &str| Err(InferError::Forbidden(why.to_owned()));
     match (token, bearer(headers)) {
         (Some(token), Some(given)) if bool::from(given.ct_eq(token.as_bytes())) => Ok(()),
         (Some(_), Some(_)) => refused("the token in the header authorization is not admin_token"),
         (Some(_), None) => refused("the header authorization must be Bearer and admin_token"),
+        (None, _) if FORWARDED.iter().any(|name| headers.contains_key(*name)) => {
+            refused("the request came by a proxy, behind which anybody may be: set admin_token and show it")
+        }
         (None, _) if peer.is_some_and(|peer| peer.to_canonical().is_loopback()) => Ok(()),
         (None, _) => {
             refused("only callers on the server's own machine may do this, unless admin_token is set")
@@ -160,7 +166,7 @@ fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -
 }
 
 /// The token that a caller shows.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes)?;
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
@@ -194,6 +200,13 @@ mod tests {
         check(Some(&token), "10.0.0.7", &right, true);
         check(Some(&token), "10.0.0.7", &wrong, false);
         check(None, "nowhere", &none, false);
+        // Behind a proxy on this machine are callers from anywhere.
+        for name in FORWARDED {
+            let mut headers = right.clone();
+            headers.insert(name, HeaderValue::from_static("for=203.0.113.9"));
+            check(Some(&token), "127.0.0.1", &headers, true);
+            check(None, "127.0.0.1", &headers, false);
+        }
         for mode in [RepositoryMode::None, RepositoryMode::Watch] {
             assert!(may(mode, Some(&token), peer("127.0.0.1"), &right).is_err());
         }

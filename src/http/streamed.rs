@@ -45,7 +45,11 @@ impl Form {
             ("application/json", None),
         ];
         let named = |media| forms.iter().find(|(name, _)| accepted::is(media, name)).map(|(_, form)| *form);
-        accepted::media(headers).into_iter().find_map(named).flatten()
+        let liked = accepted::liked(headers);
+        let (form, weight) = liked.iter().find_map(|(media, weight)| Some((named(media)?, *weight)))?;
+        // Who likes anything better takes JSON rather.
+        let is_range = |media| ["*/*", "application/*"].iter().any(|range| accepted::is(media, range));
+        form.filter(|_| liked.iter().all(|(media, other)| !is_range(media) || *other <= weight))
     }
 
     fn write(self, name: &str, json: &[u8]) -> Vec<u8> {
@@ -166,6 +170,9 @@ mod tests {
         assert_eq!(of("application/x-ndjson;q=0.1, application/json"), None);
         assert_eq!(of("application/json;q=0.1, application/x-ndjson;q=0.2"), Some(Form::Lines));
         assert_eq!(of("*/*, text/event-stream"), Some(Form::Events));
+        assert_eq!(of("*/*, text/event-stream;q=0.1"), None);
+        assert_eq!(of("application/*;q=0.5, application/x-ndjson;q=0.4"), None);
+        assert_eq!(of("image/*, application/x-ndjson;q=0.4"), Some(Form::Lines));
         assert_eq!(of("application/json, text/event-stream;q=0, application/x-ndjson; q=0.0"), None);
         assert_eq!(Form::accepted(&HeaderMap::new()), None);
     }

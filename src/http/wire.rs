@@ -18,6 +18,7 @@ pub mod binary;
 pub mod classification;
 pub mod data;
 pub mod devices;
+mod list;
 pub mod model_config;
 pub mod predict;
 pub mod raw;
@@ -128,6 +129,11 @@ impl fmt::Display for Parameter {
 
 /// Characters of a parser's own words, which may repeat a text of any length that it did not expect.
 const WORDS_MAX: usize = 300;
+
+/// A member that may be left out; `null` is the same, which clients write for what they do not set.
+fn absent_or<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
 
 /// A 400 for JSON that cannot be read. Says where, and repeats little of the content.
 fn bad_json(what: &str, error: &serde_json::Error) -> InferError {

@@ -88,6 +88,22 @@ def test_what_a_reply_holds_until_its_end_counts_as_bytes_in_flight(start_server
     assert server.stop() == 0
 
 
+@pytest.mark.parametrize("header", ["Transfer-Encoding: chunked", "Content-Encoding: gzip\r\nTransfer-Encoding: chunked"])
+def test_a_stack_without_a_length_counts_as_what_may_be_held_of_it(start_server, tmp_path, header):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    server = start_server(tmp_path / "models", stack_memory_bytes_max="8MiB", body_bytes_max="8MiB")
+
+    def in_flight():
+        lines = requests.get(f"{server.url}/metrics", timeout=10).text.splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("ocelli_in_flight_bytes "))
+
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(f"POST /predictions/spots HTTP/1.1\r\nHost: t\r\n{header}\r\n\r\n".encode())
+        until(lambda: in_flight() == 8 << 20, 30, "all that may be held is set aside before anything came")
+    until(lambda: in_flight() == 0, 30, "nothing is set aside any more")
+    assert server.stop() == 0
+
+
 def test_what_spots_of_tensors_are_looked_for_in_counts_as_bytes_in_flight(start_server, tmp_path):
     shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
     limits = {"in_flight_bytes_max": "4MiB", "body_bytes_max": "1MiB", "stack_memory_bytes_max": "1MiB"}

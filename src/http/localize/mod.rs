@@ -29,7 +29,7 @@ use bytes::Bytes;
 use drive::Drive;
 use finding::Posted;
 use futures_util::{Stream, stream};
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
 use outgoing::{Event, Outgoing};
 use std::sync::Arc;
@@ -55,8 +55,13 @@ pub(super) async fn predict(
     let permit = request.extensions().get::<Arc<Permit>>().cloned();
     let posted = if posted::is_raw(request.headers())? {
         if let Some(permit) = &permit {
+            let held = front.limits.stack.limits.memory_bytes_max as u64;
+            // What comes in pieces or packed has no length that says how much of it may be held.
+            if request.body().size_hint().exact().is_none() {
+                permit.cover(held)?;
+            }
             // It is not held as a whole, whatever its length.
-            permit.trim(front.limits.stack.limits.memory_bytes_max as u64);
+            permit.trim(held);
         }
         Posted::Stream(body::Reader::new(request.into_body(), front.limits.stack_body))
     } else {

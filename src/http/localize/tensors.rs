@@ -213,7 +213,9 @@ impl Given {
                     return Err(bad(format!("no input {other:?}; there are rois, corners, frame, frames")));
                 }
             };
-            *place = Some(tensor);
+            if place.replace(tensor).is_some() {
+                return Err(bad(format!("input {name:?} is given twice")));
+            }
         }
         match (rois, frames) {
             (Some(rois), None) => {
@@ -332,6 +334,23 @@ mod tests {
         let Ok(Given::Rois(none)) = given("rois", &[0, 7, 7]) else { panic!("no ROIs are taken") };
         let setting = Settings::default().setting().expect("the defaults go together");
         assert!(none.chunk(setting).expect("nothing to fit").is_none());
+    }
+
+    #[test]
+    fn an_input_that_is_given_twice_is_refused_also_without_a_name() {
+        let input = |name: &str, count| {
+            let tensor = Tensor {
+                datatype: DataType::Uint16,
+                shape: vec![count, 7, 7],
+                data: vec![0; 98 * count].into(),
+            };
+            Input::whole(name.to_owned(), tensor, Default::default())
+        };
+        for second in ["rois", ""] {
+            let told =
+                Given::of(vec![input("rois", 1), input(second, 3)]).err().expect("refused").to_string();
+            assert_eq!(told, format!("input {second:?} is given twice"));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! ```
 
 use super::{
-    HEADER_LENGTH, Parameters, bad_json, binary, clipped, count, data, flag,
+    HEADER_LENGTH, Parameters, absent_or, bad_json, binary, clipped, count, data, flag,
     shared_memory::{self, Place},
 };
 use crate::{
@@ -130,11 +130,11 @@ impl InferRequest {
 struct Wire<'a> {
     #[serde(default)]
     id: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "absent_or")]
     parameters: Parameters,
     #[serde(borrow)]
     inputs: Vec<WireInput<'a>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "absent_or")]
     outputs: Vec<WireOutput>,
 }
 
@@ -144,7 +144,7 @@ struct WireInput<'a> {
     shape: Vec<usize>,
     #[serde(borrow)]
     datatype: Cow<'a, str>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "absent_or")]
     parameters: Parameters,
     #[serde(borrow, default)]
     data: Option<&'a RawValue>,
@@ -153,7 +153,7 @@ struct WireInput<'a> {
 #[derive(Deserialize)]
 struct WireOutput {
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "absent_or")]
     parameters: Parameters,
 }
 
@@ -451,6 +451,18 @@ mod tests {
         refuses(&format!(r#"{{"inputs":[],{twice}}}"#), &[], "\"y\" is asked for twice");
         refuses(r#"{"inputs":[],"parameters":{"triton_x":1}}"#, &[], "reserved");
         refuses("{}", &[], "missing field `inputs`");
+    }
+
+    #[test]
+    fn what_is_null_is_left_out() {
+        let input = r#"{"name":"a","shape":[1],"datatype":"FP32","data":[1],"parameters":null}"#;
+        let told = |outputs: &str| {
+            let json = format!(r#"{{"id":null,"parameters":null,"inputs":[{input}],"outputs":{outputs}}}"#);
+            let request = read(&Bytes::from(json), None, &[]).unwrap();
+            (request.inputs.len(), request.outputs.into_iter().map(|output| output.name).collect::<Vec<_>>())
+        };
+        assert_eq!(told("null"), (1, vec![]));
+        assert_eq!(told(r#"[{"name":"y","parameters":null}]"#), (1, vec!["y".to_owned()]));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! row is an object with a member for each, and so are the columns.
 
 use super::{
-    Parameters, bad_json, binary, clipped, data,
+    Parameters, absent_or, bad_json, binary, clipped, data, list,
     predict::{decode_base64, instances},
     reply::{numbers_of, string},
     request::Input,
@@ -49,7 +49,7 @@ struct Wire<'a> {
     instances: Option<&'a RawValue>,
     #[serde(borrow, default)]
     inputs: Option<&'a RawValue>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "absent_or")]
     parameters: Parameters,
 }
 
@@ -151,26 +151,28 @@ fn images(
 }
 
 fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
-    let rows: Vec<&RawValue> =
-        serde_json::from_str(given.get()).map_err(|error| bad_json("instances", &error))?;
-    if rows.is_empty() {
-        return Err(bad("instances is empty, expected 1 or more".into()));
-    }
+    let (_, first) = list::count(given.get(), "instances")?;
+    let first = first.ok_or_else(|| bad("instances is empty, expected 1 or more".into()))?;
     if let [only] = taken.inputs
-        && !names(rows[0], only)
+        && !names(first, only)
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
     let mut columns: BTreeMap<String, String> = BTreeMap::new();
-    for (index, row) in rows.iter().enumerate() {
+    list::each(given.get(), "instances", |index, row| {
         let members: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(row.get())
             .map_err(|_| bad(format!("instance {index} must be an object with a member for each input")))?;
+        // Else the rows of one input would go with others of another.
+        if index > 0 && !members.keys().eq(columns.keys()) {
+            return Err(bad(format!("instance {index} has other members than instance 0")));
+        }
         for (name, value) in members {
             let column = columns.entry(name.into_owned()).or_default();
             column.push(if column.is_empty() { '[' } else { ',' });
             column.push_str(value.get());
         }
-    }
+        Ok(())
+    })?;
     columns
         .into_iter()
         .map(|(name, text)| {
@@ -229,16 +231,15 @@ const DEPTH_MAX: usize = 16;
 /// The shape that the first elements of nested lists say; whether the others agree is found when they are read.
 fn shape(value: &RawValue) -> Result<Vec<usize>, InferError> {
     let mut shape = Vec::new();
-    let mut inner = Cow::Borrowed(value.get());
+    let mut inner = value.get();
     while inner.starts_with('[') {
         if shape.len() == DEPTH_MAX {
             return Err(bad(format!("lists are within each other more than {DEPTH_MAX} deep")));
         }
-        let list: Vec<&RawValue> =
-            serde_json::from_str(&inner).map_err(|error| bad_json("a list of numbers", &error))?;
-        shape.push(list.len());
-        match list.first() {
-            Some(first) => inner = Cow::Owned(first.get().to_owned()),
+        let (count, first) = list::count(inner, "a list of numbers")?;
+        shape.push(count);
+        match first {
+            Some(first) => inner = first.get(),
             None => break,
         }
     }
@@ -260,11 +261,11 @@ enum Element<'a> {
 
 /// A list of texts, or of bytes in base64.
 fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
-    let list: Vec<Element<'_>> = serde_json::from_str(value.get())
-        .map_err(|error| bad_json(&format!("input {:?}", spec.name), &error))?;
+    let what = format!("input {:?}", spec.name);
     let mut bytes = Vec::new();
-    for (index, element) in list.iter().enumerate() {
-        let element = match element {
+    let count = list::each(value.get(), &what, |index, element| {
+        let element = serde_json::from_str(element.get()).map_err(|error| bad_json(&what, &error))?;
+        let element = match &element {
             Element::Plain(text) => Cow::Borrowed(text.as_bytes()),
             Element::Base64 { b64 } => Cow::Owned(decode_base64(index, b64)?),
         };
@@ -272,8 +273,9 @@ fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
             u32::try_from(element.len()).map_err(|_| bad("an element is longer than 4 GiB".into()))?;
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&element);
-    }
-    Ok(Tensor { datatype: DataType::Bytes, shape: vec![list.len()], data: bytes.into() })
+        Ok(())
+    })?;
+    Ok(Tensor { datatype: DataType::Bytes, shape: vec![count], data: bytes.into() })
 }
 
 /// The reply for images: their answers, each the members of an object.
@@ -531,6 +533,9 @@ mod tests {
             (r#"{"instances":[]}"#, "is empty"),
             (r#"{"instances":[[1,2]]}"#, "instance 0 must be an object"),
             (r#"{"instances":[{"c":[1,2]}]}"#, "no input \"c\""),
+            (r#"{"instances":[{"a":[1,2],"b":[1,2]},{"a":[1,2]}]}"#, "instance 1 has other members"),
+            (r#"{"instances":[{"a":[1,2]},{"b":[1,2]}]}"#, "instance 1 has other members"),
+            (r#"{"instances":[{"a":[1,2],"b":[1,2]},{}]}"#, "instance 1 has other members"),
             (r#"{"inputs":{"a":1}}"#, "expected a list"),
             (r#"{"inputs":{"a":[[1,2],[3]]}}"#, "does not fit shape"),
         ] {
