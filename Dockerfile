@@ -26,7 +26,17 @@ COPY examples/images examples/images
 # The commit, for `ocelli --version` and the metric ocelli_build_info.
 ARG REVISION=
 # Names of functions stay, for backtraces; tables of lines would be most of the image.
-RUN OCELLI_COMMIT="${REVISION}" cargo build --profile dist --locked --bin ocelli
+RUN OCELLI_COMMIT="${REVISION}" cargo build --profile dist --locked --bin ocelli \
+    && cargo tree --locked --edges normal --prefix none --format '{p}|{l}|{r}' > crates.txt
+
+# What the licences of the libraries in the binary ask to be said beside it.
+FROM ${PYTHON} AS notices
+WORKDIR /notices
+COPY --from=build /usr/local/cargo/registry/src registry
+COPY --from=build /build/crates.txt ./
+COPY src/http/page/vendor swagger-ui
+COPY tools/notices.py ./
+RUN python3 notices.py crates.txt registry swagger-ui > THIRD-PARTY.txt
 
 # ONNX Runtime, pinned by checksum.
 FROM ${PYTHON} AS libraries
@@ -34,13 +44,14 @@ WORKDIR /fetch
 COPY tools/fetch_onnxruntime.py ./
 RUN python3 fetch_onnxruntime.py /libraries
 
-# ONNX Runtime for CUDA with the libraries that it loads. All but the driver's must be found.
+# ONNX Runtime for CUDA with the libraries that it loads, and what their packages say of them, licences among it. All but the driver's must be found.
 FROM ${PYTHON} AS cuda-libraries
 WORKDIR /fetch
 COPY deploy/container/cuda.txt tools/fetch_onnxruntime.py ./
 RUN pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: --target /wheels -r cuda.txt \
     && mkdir /libraries \
     && find /wheels/nvidia -name '*.so*' -exec mv -t /libraries {} + \
+    && mv -t /libraries /wheels/*.dist-info \
     && rm -rf /wheels \
     && python3 fetch_onnxruntime.py --gpu /libraries \
     && rm /libraries/libonnxruntime_providers_tensorrt.so \
@@ -50,6 +61,7 @@ RUN pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: --
 # What both images have in common.
 FROM ${DEBIAN} AS base
 COPY LICENSE /usr/share/doc/ocelli/LICENSE
+COPY --from=notices /notices/THIRD-PARTY.txt /usr/share/doc/ocelli/THIRD-PARTY.txt
 COPY examples/models /models
 COPY --from=build /build/target/dist/ocelli /usr/local/bin/ocelli
 # The admin listener stays on 127.0.0.1, where the health check asks: whoever reaches it controls devices and models.

@@ -4,10 +4,12 @@
 //! make bench-front                                        # what calls these
 //! cargo bench --bench front -- load ADDRESS FILE CONNECTIONS SECONDS
 //! cargo bench --bench front -- echo
+//! cargo bench --bench front -- handed
 //! ```
 //!
 //! `load` sends the request in FILE, all of it with its head, over so many connections, each as soon as it has its answer, and
 //! prints as JSON what came of it. `echo` is bare axum on a free port of 127.0.0.1, which it prints: it sends each body back.
+//! `handed` is the same, but another thread copies each body.
 
 use axum::{Router, body::Bytes, extract::DefaultBodyLimit, routing::post};
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@
     python3 tools/fetch_onnxruntime.py [--gpu] [FOLDER]
 
 With `--gpu` it is the build for CUDA, in `.lib/gpu/`, and the libraries that it needs of the system are looked for. Wheel and
-libraries are checked against the checksums below. Does nothing when the right libraries are there already, so only the first
+libraries are checked against the checksums below; the licences in the wheel come with them. Does nothing when the right libraries are there already, so only the first
 run needs a network. To use another build, set ORT_DYLIB_PATH to it and leave this script out.
 """
 
@@ -73,6 +73,10 @@ NEEDED = {
 }
 
 
+# Whoever passes the libraries on passes these on, too.
+NOTICES = ("LICENSE", "ThirdPartyNotices.txt")
+
+
 def fail(why):
     """Ends the script with one line."""
     sys.exit(f"fetch_onnxruntime: {why}")
@@ -137,6 +141,9 @@ def fetch(build, machine, folder):
                 fail(f"checksum of {name} is {got}, expected {expected}; not used. Run again, {REMEDY}")
             extracted.chmod(0o755)
             os.replace(extracted, folder / name)
+        for name in NOTICES:
+            with zipfile.ZipFile(wheel) as archive:
+                os.replace(archive.extract(f"onnxruntime/{name}", temporary), folder / f"onnxruntime-{name}")
     say(f"{folder / MAIN} is ready")
 
 

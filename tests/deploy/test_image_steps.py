@@ -112,6 +112,9 @@ def test_the_libraries_of_cuda_are_gathered_and_one_that_is_missing_ends_the_bui
     ]
     library(ours, "libonnxruntime_providers_cuda.so", [*needed, driver])
     library(ours, "libonnxruntime_providers_tensorrt.so")
+    licence = Path("nvidia_cudnn_cu13-9.0.dist-info") / "licenses" / "License.txt"
+    (wheels / licence).parent.mkdir(parents=True)
+    (wheels / licence).write_text("do not lose this")
     if not complete:
         needed[1].unlink()
     done = step(
@@ -126,7 +129,8 @@ def test_the_libraries_of_cuda_are_gathered_and_one_that_is_missing_ends_the_bui
     gathered = {path.name for path in (root / "libraries").iterdir()}
     if complete:
         assert done.returncode == 0, done
-        assert gathered == {"libcublas.so.13", "libcudnn.so.9", "libonnxruntime_providers_cuda.so"}
+        assert gathered == {"libcublas.so.13", "libcudnn.so.9", "libonnxruntime_providers_cuda.so", licence.parts[0]}
+        assert (root / "libraries" / licence).read_text() == "do not lose this"
         assert not (root / "wheels").exists(), "the wheels would be a layer of gigabytes"
     else:
         assert done.returncode != 0 and "libcudnn.so.9" in done.stdout, done
