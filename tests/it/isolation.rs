@@ -181,6 +181,21 @@ fn a_service_managers_signal_to_all_processes_leaves_the_child_to_its_parent() {
 }
 
 #[test]
+fn a_child_serves_where_no_memory_may_be_written_to_files_and_leaves_that_limit() {
+    let region = Region::new(4 << 20, 1).unwrap();
+    let own = post(&region).program.path.into_os_string();
+    let lowered = ["-c".into(), "ulimit -c 0 && exec \"$0\" \"$@\"".into(), own];
+    let program = Program { path: "/bin/sh".into(), arguments: lowered.into(), ..Program::own() };
+    let child = Child::start(Post { program, ..post(&region) }).unwrap();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().collect::<Vec<_>>()[4..6], ["0", "0"], "{core}");
+    let mut engine = child.load(&digits()).unwrap();
+    let inputs = batch(&engine, 2);
+    assert!(engine.start(inputs, None).unwrap().land().is_ok());
+}
+
+#[test]
 fn a_program_that_is_none_of_ours_is_an_error() {
     let region = Region::new(1 << 16, 1).unwrap();
     let check = |path: &str, expected: &str| {

@@ -19,7 +19,7 @@ use crate::engine::{
     onnx::Runtime,
     staging::{Memory, Pinner},
 };
-use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
 use std::{collections::HashMap, os::fd::OwnedFd, sync::Arc};
 
 /// The exit code after a fault of the device or of an engine.
@@ -61,9 +61,13 @@ pub fn serve(socket: OwnedFd) -> Result<(), String> {
 fn alone() -> std::io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // Writing the memory of a process with a GPU to a file takes seconds, in which its parent does not know that it is gone. 1
-    // is what turns it off for files and for programs that collect them.
-    setrlimit(Resource::Core, Rlimit { current: Some(1), maximum: None })
-        .or_else(|_| setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: None }))?;
+    // is what turns it off for files and for programs that collect them. The maximum stays as it is: where it was lowered, few may
+    // raise it again.
+    let maximum = getrlimit(Resource::Core).maximum;
+    let current = Some(maximum.map_or(1, |maximum| maximum.min(1)));
+    if let Err(error) = setrlimit(Resource::Core, Rlimit { current, maximum }) {
+        tracing::warn!(%error, "the memory of a child that crashes may be written to a file, which takes seconds");
+    }
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         // SAFETY: ignoring a signal runs no code of ours. Service managers send these to all processes of a service; the parent
         // drains first, and then ends this one.
