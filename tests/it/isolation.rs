@@ -153,6 +153,22 @@ fn a_model_that_cannot_be_loaded_is_an_error_with_the_reason() {
 }
 
 #[test]
+fn a_model_that_is_tried_over_and_over_leaves_nothing_of_a_try_in_the_child() {
+    let (_region, child, _engine) = start();
+    // The stack of a thread is a mapping, and so is what guards it, until the thread is joined.
+    let mapped = || std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap().lines().count();
+    let fail = || {
+        child.load(&Recipe::Onnx { path: "/nowhere/model.onnx".into(), threads: 1 }).unwrap_err();
+    };
+    // What the first threads of a process take is kept for the next ones.
+    (0..8).for_each(|_| fail());
+    let before = mapped();
+    (0..64).for_each(|_| fail());
+    let after = mapped();
+    assert!(after < before + 64, "{before} mappings, and {after} after 64 tries");
+}
+
+#[test]
 fn a_killed_child_fails_what_is_asked_and_another_answers_on_the_same_memory() {
     let (region, child, mut engine) = start();
     let inputs = batch(&engine, 16);

@@ -44,6 +44,11 @@ impl Seated {
         self.tell.send((id, words_at, ask)).is_ok()
     }
 
+    /// Whether its thread has ended by itself: there was no engine to be had.
+    pub(super) fn is_gone(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Has the engine go, which answers `id` by itself: nobody else need wait for it.
     pub(super) fn leave(mut self, id: u64) -> bool {
         drop(self.thread.take());

@@ -128,11 +128,17 @@ fn attend(desk: &Arc<Desk>, place: &Place) -> Result<(), String> {
                     serde_json::from_slice(&words).map_err(|error| format!("cannot read an ask: {error}"))?;
                 match ask {
                     Ask::Open(_) => return Err("the parent opens twice".to_owned()),
-                    Ask::Load { engine, recipe } => match Seated::load(desk, place, recipe, id) {
-                        Ok(seated) => drop(engines.insert(engine, seated)),
-                        Err(error) => desk
-                            .answer(id, Err(EngineError::Input(format!("no thread for an engine: {error}")))),
-                    },
+                    Ask::Load { engine, recipe } => {
+                        // Those that could not be made: nobody unloads them, and the stack of a thread goes when it is joined.
+                        engines.retain(|_, seated| !seated.is_gone());
+                        match Seated::load(desk, place, recipe, id) {
+                            Ok(seated) => drop(engines.insert(engine, seated)),
+                            Err(error) => {
+                                let none = format!("no thread for an engine: {error}");
+                                desk.answer(id, Err(EngineError::Input(none)));
+                            }
+                        }
+                    }
                     Ask::Memory => desk.answer(id, memory(place)),
                     Ask::Trim => desk.answer(id, trim(place)),
                     Ask::Canary => desk.answer(id, canary(place)),
