@@ -13,6 +13,8 @@ use ocelli::engine::{
 };
 use std::sync::Arc;
 
+/// Pixels of a chunk, for which there is memory from the first frames on.
+const PIXELS_MAX: usize = 1 << 22;
 /// Side of the frames, px: that of the sensor with maps.
 const SIDE: usize = 40;
 
@@ -231,6 +233,74 @@ fn more_spots_than_places_are_found_by_the_host_and_then_have_places() {
     assert_eq!(copies(&fake), 1, "their number");
     check("on the device", &on_gpu(&mut engine, &inputs, &asked), &expected);
     assert_eq!(copies(&fake), 1 + 4, "their number, and they");
+}
+
+/// A frame with a spot in every ninth pixel, and what finds all of them.
+fn crowded(side: usize, camera: &Arc<Camera>) -> (Vec<Tensor>, Setting) {
+    let values: Vec<u16> =
+        (0..side * side).map(|at| if at % side % 3 == 1 && at / side % 3 == 1 { 1000 } else { 0 }).collect();
+    let (datatype, data) = samples(&values, false);
+    let inputs = vec![
+        Tensor { datatype, shape: vec![1, side, side], data: data.into() },
+        Tensor { datatype: DataType::Uint32, shape: vec![1, 2], data: vec![0; 8].into() },
+    ];
+    let method =
+        Method::Contrast { sigma_px: [1.0; 2], wide: 2.0, threshold: Threshold::Photons(0.001), radius: 1 };
+    (inputs, setting(psfs()[0], camera).finding(finding(method, 1_000_000)))
+}
+
+#[test]
+fn crowded_frames_have_later_ones_take_more_memory_up_to_a_bound_and_until_a_rest() {
+    let _fake = FakeCuda::start("");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
+    let inputs = frames(5, 6, 3, false);
+    let held = |engine: &mut GaussMle| {
+        for _ in 0..engine.depth() {
+            on_gpu(engine, &inputs, &asked);
+        }
+        engine.device_bytes()
+    };
+    let first = held(&mut engine);
+    let (crowd, all) = crowded(1200, &camera);
+    let spots = on_gpu(&mut engine, &crowd, &all).corners.len();
+    let grown = held(&mut engine);
+    println!("{spots} spots, {first} bytes held before them and {grown} after");
+    // In each place a spot of 24 bytes, its ROI of FP32 and its results, for one of 32 pixels instead of 128; and two lists of fits
+    // that rounds put aside, of less than 128 bytes each.
+    let (many, few) = (PIXELS_MAX / 32, PIXELS_MAX / 128);
+    let bound = 3 * (many - few) * (24 + 7 * 7 * 4 + 46) + 2 * many * 128;
+    assert!(grown > first && grown - first <= bound as u64, "{spots} spots: {first} bytes, then {grown}");
+    engine.rest();
+    assert_eq!(held(&mut engine), first);
+}
+
+#[test]
+fn where_places_for_as_many_spots_as_there_were_do_not_fit_there_are_as_many_as_at_first() {
+    let fake = FakeCuda::start("memory=1GiB");
+    let mut engine = GaussMle::new(&open(0)).unwrap();
+    let camera = Arc::new(Camera::ideal());
+    let asked = setting(psfs()[0], &camera).finding(finding(contrast(Threshold::Photons(300.0)), 1000));
+    let inputs = frames(5, 6, 3, false);
+    for _ in 0..engine.depth() {
+        on_gpu(&mut engine, &inputs, &asked);
+    }
+    let first = engine.device_bytes();
+    let (crowd, all) = crowded(600, &camera);
+    let spots = on_gpu(&mut engine, &crowd, &all).corners.len();
+    assert!(spots > PIXELS_MAX / 128, "{spots} are no more than there are places for at first");
+    // All but what is held, and a little.
+    let free = (1 << 30) - fake.books().devices[0].own - (2 << 20);
+    fake.tell(&format!("foreign device=0 bytes={free}"));
+    for _ in 0..engine.depth() {
+        check("in less memory", &on_gpu(&mut engine, &inputs, &asked), &on_cpu(&inputs, &asked));
+    }
+    assert_eq!(engine.device_bytes(), first, "as many batches at once as before");
+    check("by the host", &on_gpu(&mut engine, &crowd, &all), &on_cpu(&crowd, &all));
+    let asked_for = fake.books().calls("cuMemAllocAsync");
+    check("and the next", &on_gpu(&mut engine, &inputs, &asked), &on_cpu(&inputs, &asked));
+    assert_eq!(fake.books().calls("cuMemAllocAsync"), asked_for, "it is not tried over and over");
 }
 
 #[test]

@@ -83,6 +83,8 @@ struct Room {
     rois: usize,
     corners: usize,
     results: usize,
+    /// Who asks does with less: want of memory is no reason for fewer batches at once.
+    more_than_needed: bool,
 }
 
 impl Place {
@@ -168,7 +170,9 @@ impl GaussMle {
             let mut place = self.free.recv().expect("its sender is ours");
             match place.make(&self.heap, wanted) {
                 Ok(()) => return Ok(place),
-                Err(error) if error.fault() == Fault::OutOfMemory && self.places > 1 => {
+                Err(error)
+                    if error.fault() == Fault::OutOfMemory && !wanted.more_than_needed && self.places > 1 =>
+                {
                     self.places -= 1;
                     tracing::warn!(places = self.places, %error, "fewer batches at once from now on");
                 }
@@ -177,6 +181,14 @@ impl GaussMle {
                     return Err(error);
                 }
             }
+        }
+    }
+
+    /// Takes the memory of places that no batch is in.
+    fn empty(&self) {
+        let idle: Vec<Place> = self.free.try_iter().collect();
+        for place in idle {
+            self.put_back(place.emptied());
         }
     }
 
@@ -353,10 +365,7 @@ impl Engine for GaussMle {
         self.cameras.clear();
         self.rounds.rest();
         self.search.rest();
-        let idle: Vec<Place> = self.free.try_iter().collect();
-        for place in idle {
-            self.put_back(place.emptied());
-        }
+        self.empty();
         self.results.clear();
         self.inputs.clear();
         if let Err(error) = self.context.trim() {

@@ -2,13 +2,13 @@
 //!
 //! How many spots there are only the device knows, when it has found them. So a batch is begun with places for as many as are
 //! likely, the number is what lands first, and rows for as many are fetched then. A batch of more spots than that is done by the
-//! host, and the next ones have more places.
+//! host, and the next ones have more places: up to a bound, as far as there is memory for them, and until there is nothing to do.
 //!
 //! The first batch takes the memory of a whole chunk ([`PIXELS_MAX`]) of either type, however few frames it has, so that the next ones
 //! take none. Only frames that are larger by themselves, or so small that the margins of their planes count, take more.
 
 use super::{
-    super::{Buffer, Context, CudaError, Heap, Kernel, Module, Streams},
+    super::{Buffer, Context, CudaError, Fault, Heap, Kernel, Module, Streams},
     CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, address, room, row_bytes,
 };
 use crate::engine::{
@@ -39,6 +39,9 @@ const PLANE_VALUES_MIN: usize = PIXELS_MAX / 3 * 4;
 /// Places for spots of a batch, at the least, and pixels for each of more.
 const PLACES_MIN: usize = 4096;
 const PIXELS_PER_PLACE: usize = 128;
+/// The same of as many as a batch before may have it given. Spots that are any closer lie in each other's boxes: that is noise.
+const PLACES_GROWN: usize = 65_536;
+const PIXELS_PER_PLACE_GROWN: usize = 32;
 /// What a grid has of blocks along y and z.
 const BLOCKS_MAX: usize = 65_535;
 /// Of a pixel, of the wider type.
@@ -61,6 +64,19 @@ pub(super) struct Search {
     margins: Option<Arc<Known>>,
     /// The most spots that a batch had.
     most: Arc<AtomicUsize>,
+    /// There was no memory for as many.
+    cramped: bool,
+}
+
+/// Places for spots.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    /// That a batch has.
+    count: usize,
+    /// That there is to be memory for.
+    room: usize,
+    /// More than it would have if none had been before it.
+    grown: bool,
 }
 
 /// A search on the device.
@@ -75,6 +91,8 @@ impl Search {
     pub(super) fn rest(&mut self) {
         self.known.clear();
         (self.work, self.margins) = ([const { None }; 5], None);
+        self.most.store(0, Ordering::Relaxed);
+        self.cramped = false;
     }
 
     fn kernel(&mut self, context: &Context, name: &'static str) -> Result<Kernel, CudaError> {
@@ -146,13 +164,18 @@ impl Search {
         Ok(())
     }
 
-    /// Places for the spots of a batch, and those that there is to be memory for.
-    fn places(&self, known: &Known, frames: &Frames<'_>) -> (usize, usize) {
+    /// Places for the spots of a batch.
+    fn places(&self, known: &Known, frames: &Frames<'_>) -> Places {
         let pixels = frames.count * frames.width * frames.height;
-        let most = self.most.load(Ordering::Relaxed);
-        let likely = |pixels: usize| PLACES_MIN.max(pixels / PIXELS_PER_PLACE).max(most + most / 4);
-        let places = likely(pixels).min(frames.count * known.finder.spots_possible()).max(1);
-        (places, likely(pixels.max(PIXELS_MAX)))
+        let most = if self.cramped { 0 } else { self.most.load(Ordering::Relaxed) };
+        let first = |pixels: usize| PLACES_MIN.max(pixels / PIXELS_PER_PLACE);
+        let grown = |pixels: usize| {
+            most.saturating_add(most / 4).min(PLACES_GROWN.max(pixels / PIXELS_PER_PLACE_GROWN))
+        };
+        let likely = |pixels: usize| first(pixels).max(grown(pixels));
+        let count = likely(pixels).min(frames.count * known.finder.spots_possible()).max(1);
+        let pixels = pixels.max(PIXELS_MAX);
+        Places { count, room: likely(pixels), grown: likely(pixels) > first(pixels) }
     }
 }
 
@@ -205,37 +228,26 @@ impl GaussMle {
         let known = self.search.known(&self.heap, &self.streams, setting, options, &frames)?;
         let maps = self.maps(setting.camera())?;
         self.search.make_room(&self.heap, &known, frames.count, &self.streams.compute)?;
-        let (places, room) = self.search.places(&known, &frames);
-        let mut place = self.place(&Room {
-            frames: views[0].data.len().max(PIXELS_MAX * SAMPLE_BYTES),
-            spots: room * size_of::<Spot>(),
-            count: COUNT_BYTES,
-            rois: room * options.box_side.pow(2) * SAMPLE_BYTES,
-            corners: if maps.is_some() { room * size_of::<[u32; 2]>() } else { 0 },
-            results: room * (row_bytes(setting) + CODE_BYTES),
-        })?;
         let mut counted = self.results.lend(COUNT_BYTES);
-        let begun = self.begin_search(
-            &mut place,
-            &frames,
-            views[0].data,
-            &known,
-            maps.as_ref(),
-            (places, room),
-            &mut counted,
-        );
-        if let Err(error) = begun {
-            // What was begun may still read and write.
-            self.streams.settle();
-            self.put_back(place);
-            return Err(error.into());
+        let (mut places, data) = (self.search.places(&known, &frames), views[0].data);
+        let mut begun = self.try_search(&frames, data, &known, maps.as_ref(), places, &mut counted);
+        if let Err(error) = &begun
+            && places.grown
+            && error.fault() == Fault::OutOfMemory
+        {
+            tracing::debug!(%error, "places for as many spots as there were do not fit: the host finds them");
+            self.search.cramped = true;
+            self.empty();
+            places = self.search.places(&known, &frames);
+            begun = self.try_search(&frames, data, &known, maps.as_ref(), places, &mut counted);
         }
+        let place = begun?;
         drop(views);
         Ok(Flight::Airborne(Box::new(Searching {
             taken: Taken { place: Some(place), back: self.back.clone() },
             context: Arc::clone(&self.context),
             download: Arc::clone(&self.streams.download),
-            places,
+            places: places.count,
             most: Arc::clone(&self.search.most),
             counted,
             results: self.results.clone(),
@@ -243,6 +255,37 @@ impl GaussMle {
             known,
             _maps: maps,
         })))
+    }
+
+    /// Begins it in a place with room for so many spots.
+    fn try_search(
+        &mut self,
+        frames: &Frames<'_>,
+        bytes: &[u8],
+        known: &Known,
+        maps: Option<&Maps>,
+        places: Places,
+        counted: &mut Lent,
+    ) -> Result<Place, CudaError> {
+        let (setting, side, room) = (&known.setting, known.finder.options().box_side, places.room);
+        let mut place = self.place(&Room {
+            frames: bytes.len().max(PIXELS_MAX * SAMPLE_BYTES),
+            spots: room * size_of::<Spot>(),
+            count: COUNT_BYTES,
+            rois: room * side.pow(2) * SAMPLE_BYTES,
+            corners: if maps.is_some() { room * size_of::<[u32; 2]>() } else { 0 },
+            results: room * (row_bytes(setting) + CODE_BYTES),
+            more_than_needed: places.grown,
+        })?;
+        match self.begin_search(&mut place, frames, bytes, known, maps, (places.count, room), counted) {
+            Ok(()) => Ok(place),
+            Err(error) => {
+                // What was begun may still read and write.
+                self.streams.settle();
+                self.put_back(place);
+                Err(error)
+            }
+        }
     }
 
     /// Has the device copy, find, cut, fit and copy back how many there are.
