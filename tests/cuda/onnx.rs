@@ -192,6 +192,48 @@ fn outputs_whose_shapes_only_a_run_can_tell_come_as_they_are() {
 }
 
 #[test]
+fn outputs_whose_named_extents_hold_for_some_batches_come_as_they_are_for_all() {
+    let _fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model");
+    let nodes: [(&str, &[&str], &str); 1] = [("NonZero", &["x"], "at")];
+    // Says that something is found as often as there are items.
+    let at = ("at", INT64, &[Fixed(2), Named("batch")][..]);
+    std::fs::write(&path, model(&nodes, &[("x", FLOAT, &[Named("batch"), Fixed(2)])], &[at])).unwrap();
+    let mut engine = load(&open(0), &path);
+    let often: [(&str, &[f32]); 4] = [
+        ("as often", &[0.0, 1.0, 0.0, 2.0]),
+        ("as often, of another shape", &[0.0, 1.0, 0.0, 2.0, 1.0, 0.0]),
+        ("more often", &[3.0, 1.0, 0.0, 2.0]),
+        ("never, of another shape", &[0.0; 8]),
+    ];
+    for (what, values) in often {
+        let inputs = [floats(vec![values.len() / 2, 2], values)];
+        // Every place has memory for batches that came before.
+        let flights = [0; 3].map(|_| start(&mut engine, &inputs).unwrap());
+        for flight in flights {
+            same(what, &flight.land().unwrap(), &on_cpu(&path, &inputs));
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_the_model_refuses_does_not_change_how_outputs_come() {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), &digits());
+    let wrong = [floats(vec![2, 1, 7, 7], &[0.0; 98])];
+    for _ in 0..3 {
+        let refused = start(&mut engine, &wrong).map(|_| ());
+        assert!(matches!(refused, Err(EngineError::Input(_))), "{refused:?}");
+    }
+    let copied = || fake.books().devices[0].copied_out;
+    let before = copied();
+    let inputs = pictures(1, 2);
+    same("the next", &start(&mut engine, &inputs).unwrap().land().unwrap(), &on_cpu(&digits(), &inputs));
+    assert_eq!(copied() - before, 2 * 10 * 4, "from memory on the device");
+}
+
+#[test]
 fn it_is_told_which_nodes_are_on_the_cpu_and_a_model_that_may_have_none_is_refused() {
     let _fake = FakeCuda::start("");
     let (_, placement) = OnnxOnGpu::load_on_host(&runtime(), &open(0), &digits()).unwrap();

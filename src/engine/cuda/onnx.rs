@@ -58,7 +58,7 @@ pub struct OnnxOnGpu {
     device: Where,
     /// Whether the GPU reads it, by input.
     on_gpu: Vec<bool>,
-    /// Whether outputs of known shape are written to memory of ours.
+    /// Whether outputs of known shape are written to memory of ours: there are some, and no run has told otherwise.
     bind_outputs: bool,
     cuda_graph: bool,
     /// The last number that was given to a graph.
@@ -158,6 +158,7 @@ impl OnnxOnGpu {
         let memory = Memory::Pinned(Arc::new(HostMemory::of(context)));
         let (inputs, outputs) = (signature.inputs.len(), signature.outputs.len());
         let (back, free) = channel();
+        let bind_outputs = session.outputs().any_known();
         let mut engine = OnnxOnGpu {
             places: Vec::new(),
             session,
@@ -166,7 +167,7 @@ impl OnnxOnGpu {
             heap: Heap::new(context),
             device,
             on_gpu,
-            bind_outputs: true,
+            bind_outputs,
             cuda_graph: false,
             graphs: 0,
             weights,
@@ -227,7 +228,7 @@ impl OnnxOnGpu {
         shapes: &[Vec<usize>],
         pixels: Option<&Reading>,
     ) -> Result<(usize, bool), EngineError> {
-        let known = self.places[place].position(shapes);
+        let known = self.places[place].position(shapes, self.bind_outputs);
         let made = if known.is_some() { None } else { Some(self.make(shapes)?) };
         let place = &mut self.places[place];
         let at = known.unwrap_or_else(|| {

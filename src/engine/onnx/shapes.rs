@@ -1,7 +1,8 @@
 //! What a session takes and gives, and which of its outputs' shapes follow from those of its inputs.
 //!
 //! An ONNX file names its free extents (`batch`, `height`): an output extent whose name an input has too is known before a
-//! run, and memory for it can be made once. ONNX Runtime holds a model to such names.
+//! run, and memory for it can be made once. ONNX Runtime does not hold a model to such names: one that halves an image and
+//! doubles it again may name the extents of both alike, which holds for even ones alone. It then refuses that memory.
 
 use super::value;
 use crate::engine::{Dim, Signature, TensorSpec};
@@ -30,6 +31,11 @@ impl OutputShapes {
             Extent::Open => None,
         };
         self.0.iter().map(|extents| extents.iter().map(extent).collect()).collect()
+    }
+
+    /// Whether any is known before a run.
+    pub(in crate::engine) fn any_known(&self) -> bool {
+        self.0.iter().any(|extents| !extents.contains(&Extent::Open))
     }
 }
 
@@ -118,7 +124,8 @@ mod tests {
             tensor(&[(Dim::Free, "batch"), (Dim::Free, "boxes")]),
             tensor(&[(Dim::Free, "")]),
         ];
-        let shapes = output_shapes(&inputs, &outputs).for_inputs(&[vec![4, 3, 64]]);
-        assert_eq!(shapes, [Some(vec![4, 10]), Some(vec![64, 4]), None, None]);
+        let shapes = output_shapes(&inputs, &outputs);
+        assert_eq!(shapes.for_inputs(&[vec![4, 3, 64]]), [Some(vec![4, 10]), Some(vec![64, 4]), None, None]);
+        assert!(shapes.any_known() && !output_shapes(&inputs, &outputs[2..]).any_known());
     }
 }

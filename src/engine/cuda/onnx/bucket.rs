@@ -140,6 +140,11 @@ impl Bucket {
         !self.reads_host() && self.outputs.iter().all(|output| matches!(output, Output::Ours { .. }))
     }
 
+    /// Whether a run writes an output to memory of ours.
+    pub(super) fn binds_outputs(&self) -> bool {
+        self.outputs.iter().any(|output| matches!(output, Output::Ours { .. }))
+    }
+
     /// Whether a run reads memory of the host.
     pub(super) fn reads_host(&self) -> bool {
         self.inputs.iter().any(|input| matches!(input, Input::Host))

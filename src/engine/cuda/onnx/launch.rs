@@ -140,16 +140,17 @@ impl OnnxOnGpu {
         })))
     }
 
-    /// Begins a batch. The first may tell that outputs are not of the shapes that the model file says.
+    /// Begins a batch. Any may tell that outputs are not of the shapes that the model file says: names of extents may hold for some
+    /// inputs and not for others.
     pub(super) fn try_twice(&mut self, mut inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
         if let (Some(pixels), None, Some(first)) = (&self.ends.pixels, &self.normalizer, inputs.first_mut())
             && let Some(numbers) = pixels.normalize(&first.view(), &self.inputs)
         {
             *first = numbers?;
         }
-        let again = (self.batches == 0).then(|| inputs.clone());
+        let again = self.bind_outputs.then(|| inputs.clone());
         match (self.launch(inputs, reduce), again) {
-            // The file may name extents that are not what they say. Then outputs are what a run gives, from now on.
+            // If it works without them, outputs are what a run gives from now on.
             (Err(EngineError::Input(reason)), Some(inputs)) => {
                 self.bind_outputs = false;
                 let flight = self.launch(inputs, reduce);

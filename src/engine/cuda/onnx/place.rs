@@ -27,8 +27,14 @@ impl Place {
         })
     }
 
-    pub(super) fn position(&self, shapes: &[Vec<usize>]) -> Option<usize> {
-        self.buckets.iter().position(|bucket| bucket.shapes == shapes)
+    /// Where there is memory for these shapes. That with outputs which are not to be bound goes.
+    pub(super) fn position(&mut self, shapes: &[Vec<usize>], bind_outputs: bool) -> Option<usize> {
+        let at = self.buckets.iter().position(|bucket| bucket.shapes == shapes)?;
+        if !bind_outputs && self.buckets[at].binds_outputs() {
+            self.buckets.swap_remove(at);
+            return None;
+        }
+        Some(at)
     }
 
     /// Lets go of the shapes that were not used for longest.
