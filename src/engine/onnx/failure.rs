@@ -3,13 +3,13 @@
 use crate::engine::EngineError;
 
 /// Words of a run for which too little memory was free.
-const OUT_OF_MEMORY: [&str; 6] = [
+const OUT_OF_MEMORY: [&str; 5] = [
     "Failed to allocate memory",
     "bad_alloc",
     "out of memory",
     "cudaErrorMemoryAllocation",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    // Of whichever library: CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED.
+    "_ALLOC_FAILED",
 ];
 
 /// Words of a device, or a library on it, that failed.
@@ -23,6 +23,12 @@ const DEVICE: [&str; 7] = [
     "no kernel image is available",
 ];
 
+/// In this form ONNX Runtime tells of any library that failed: `CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0 ; hostname=n1`.
+const LIBRARY: [&str; 2] = [" failure ", " ; GPU="];
+
+/// But in these words a library says that it has nothing for such extents, which come of the batch.
+const EXTENTS: [&str; 3] = ["GRAPH_NOT_SUPPORTED", "SHAPE_DEDUCTION_FAILED", "CUFFT_INVALID_SIZE"];
+
 /// What follows from the error of a run.
 pub(in crate::engine) fn of_run(error: &ort::Error) -> EngineError {
     of_message(error.message())
@@ -35,10 +41,11 @@ pub(in crate::engine) fn is_out_of_memory(message: &str) -> bool {
 
 fn of_message(message: &str) -> EngineError {
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
+    let library_failed = LIBRARY.iter().all(|word| message.contains(word)) && !says(&EXTENTS);
     let line = first_line(message);
     if is_out_of_memory(message) {
         EngineError::OutOfMemory(format!("out of memory: {line}"))
-    } else if says(&DEVICE) {
+    } else if says(&DEVICE) || library_failed {
         EngineError::Device(line)
     } else {
         EngineError::Input(line)
@@ -61,6 +68,12 @@ pub(in crate::engine) fn first_line(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::mem::discriminant;
+
+    fn kind(message: &str, expected: fn(String) -> EngineError) {
+        let got = of_message(message);
+        assert_eq!(discriminant(&got), discriminant(&expected(String::new())), "{got:?}");
+    }
 
     #[test]
     fn messages_for_callers_name_no_source_files() {
@@ -79,22 +92,33 @@ mod tests {
 
     #[test]
     fn want_of_memory_is_no_fault_of_the_device_and_a_wrong_shape_is_the_batchs_own() {
-        let check = |message: &str, expected: fn(String) -> EngineError| {
-            let got = of_message(message);
-            assert_eq!(
-                std::mem::discriminant(&got),
-                std::mem::discriminant(&expected(String::new())),
-                "{got:?}"
-            );
-        };
-        check(
+        kind(
             "BFCArena: Failed to allocate memory for requested buffer of size 4096",
             EngineError::OutOfMemory,
         );
-        check("CUDA failure 2: out of memory ; GPU=0", EngineError::OutOfMemory);
-        check("CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED ; GPU=0", EngineError::OutOfMemory);
-        check("CUDA failure 700: an illegal memory access was encountered ; GPU=0", EngineError::Device);
-        check("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available", EngineError::Device);
-        check("Non-zero status code returned while running Reshape node", EngineError::Input);
+        kind("CUDA failure 2: out of memory ; GPU=0", EngineError::OutOfMemory);
+        kind("CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED ; GPU=0", EngineError::OutOfMemory);
+        kind("CUDA failure 700: an illegal memory access was encountered ; GPU=0", EngineError::Device);
+        kind("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available", EngineError::Device);
+        kind("Non-zero status code returned while running Reshape node", EngineError::Input);
+    }
+
+    #[test]
+    fn a_library_that_fails_is_the_devices_fault_unless_it_has_nothing_for_the_batchs_extents() {
+        let check = |failed: &str, expected: fn(String) -> EngineError| {
+            let before = "Non-zero status code returned while running Conv node. Status Message:";
+            kind(
+                &format!("{before} {failed} ; GPU=0 ; hostname=n1 ; file=/a.cc ; line=9 ; expr=f();"),
+                expected,
+            );
+        };
+        check("CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED", EngineError::Device);
+        check("CUDNN_FE failure 8: HEURISTIC_QUERY_FAILED", EngineError::Device);
+        check("CUDNN_FE failure 5: GRAPH_NOT_SUPPORTED", EngineError::Input);
+        check("CUFFT failure 6: CUFFT_EXEC_FAILED", EngineError::Device);
+        check("CUFFT failure 8: CUFFT_INVALID_SIZE", EngineError::Input);
+        check("CUFFT failure 2: CUFFT_ALLOC_FAILED", EngineError::OutOfMemory);
+        check("CURAND failure 201: (see curand.h)", EngineError::Device);
+        check("CUSPARSE failure 6: CUSPARSE_STATUS_EXECUTION_FAILED", EngineError::Device);
     }
 }
