@@ -29,6 +29,29 @@ pub(crate) fn agree(what: &str, got: &(Vec<f32>, Vec<u8>), expected: &(Vec<f32>,
 }
 
 #[test]
+fn a_batch_is_waited_for_whatever_went_wrong_where_something_else_was_dropped() {
+    let fake = FakeCuda::start("");
+    let context = open(0);
+    let mut engine = GaussMle::new(&context).unwrap();
+    let other = context.event().unwrap();
+    let inputs = batch(4, 200, false);
+    fake.tell("fault on=copy_out hang");
+    let staged = staged(&engine, &inputs);
+    let flight = engine.start(staged, Some(&plain())).unwrap();
+    // Nobody can be told that this fails but who asks for something next.
+    fake.tell("fault on=cuCtxGetCurrent code=1");
+    drop(other);
+    let waits = fake.books().calls("cuEventSynchronize");
+    let landed = std::thread::scope(|scope| {
+        let landing = scope.spawn(|| flight.land());
+        until("it waits", || landing.is_finished() || fake.books().calls("cuEventSynchronize") > waits);
+        fake.tell("release");
+        landing.join().unwrap()
+    });
+    agree("a batch", &read(&landed.unwrap()), &on_cpu(&inputs, &plain()), 5e-3);
+}
+
+#[test]
 fn every_model_gives_what_the_cpu_gives_with_either_type_and_with_maps() {
     let _fake = FakeCuda::start("");
     let mut engine = GaussMle::new(&open(0)).unwrap();

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::engine::staging::Memory;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaStream, result,
+    CudaContext, CudaEvent, CudaStream, DriverError, result,
     sys::{self, CUevent_flags, CUmemPool_attribute, CUmemoryPool},
 };
 use std::{
@@ -103,6 +103,30 @@ pub(super) fn beside_captures(cuda: &CudaContext) {
             tracing::debug!(?error, "a thread may be in the way of graphs that others record");
         }
     }
+}
+
+/// Waits until a stream has done all that it was given.
+///
+/// # Errors
+/// What became of it.
+pub(super) fn synchronize(stream: &CudaStream) -> Result<(), DriverError> {
+    // SAFETY: the stream is there.
+    wait_in(stream.context(), || unsafe { result::stream::synchronize(stream.cu_stream()) })
+}
+
+/// Has this thread wait for work of this context, whatever went wrong before. cudarc keeps an error of where something was dropped
+/// for whoever calls next, and its own ways return that instead of waiting: to somebody who then takes memory for their own that
+/// the device still reads and writes. It is no batch's fault either, and goes to the log.
+fn wait_in(cuda: &CudaContext, wait: impl FnOnce() -> Result<(), DriverError>) -> Result<(), DriverError> {
+    beside_captures(cuda);
+    if let Err(error) = cuda.check_err() {
+        tracing::debug!(?error, "something could not be given back");
+    }
+    // SAFETY: the context is there.
+    if let Err(error) = unsafe { result::ctx::set_current(cuda.cu_ctx()) } {
+        tracing::debug!(?error, "a thread waits for a context that it cannot make its own");
+    }
+    wait()
 }
 
 /// Memory of a GPU, bytes.
@@ -233,13 +257,8 @@ impl Context {
     /// Where the context is broken.
     pub fn trim(&self) -> Result<(), CudaError> {
         let failed = || CudaError::when(format!("cannot give memory of {} back", self.gpu.id));
-        beside_captures(&self.cuda);
-        // What went wrong where things were dropped is kept for whoever calls next: that is no batch's fault.
-        if let Err(error) = self.cuda.check_err() {
-            tracing::debug!(?error, "something could not be given back");
-        }
         // What was freed is free when the stream has come to it.
-        self.heap.synchronize().map_err(failed())?;
+        synchronize(&self.heap).map_err(failed())?;
         if let Some(pool) = self.pool().map_err(failed())? {
             // SAFETY: the pool is the device's own.
             unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(failed())?;
@@ -248,7 +267,7 @@ impl Context {
     }
 
     /// Where memory comes from, on devices that have pools.
-    fn pool(&self) -> Result<Option<CUmemoryPool>, result::DriverError> {
+    fn pool(&self) -> Result<Option<CUmemoryPool>, DriverError> {
         if !self.cuda.has_async_alloc() {
             return Ok(None);
         }
@@ -298,7 +317,7 @@ impl Streams {
     /// Waits until nothing runs on any, whatever became of it: afterwards, memory that was being copied is nobody's.
     pub(super) fn settle(&self) {
         for stream in [&self.upload, &self.compute, &self.download] {
-            if let Err(error) = stream.synchronize() {
+            if let Err(error) = synchronize(stream) {
                 tracing::debug!(?error, "work on a stream ended badly");
             }
         }
@@ -325,8 +344,9 @@ impl Event {
     /// # Errors
     /// What became of the work before it.
     pub fn wait(&self) -> Result<(), CudaError> {
-        beside_captures(self.0.context());
-        self.0.synchronize().map_err(CudaError::when("work on the GPU failed"))
+        // SAFETY: the event is there.
+        wait_in(self.0.context(), || unsafe { result::event::synchronize(self.0.cu_event()) })
+            .map_err(CudaError::when("work on the GPU failed"))
     }
 }
 

@@ -7,7 +7,7 @@
 mod rounds;
 mod search;
 
-use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams};
+use super::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, Streams, context::synchronize};
 use crate::engine::{
     Airborne, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     gauss_mle::{Columns, asked, outputs, signature},
@@ -210,7 +210,7 @@ impl GaussMle {
         let buffers = values.map(upload);
         // Once for each camera: this may wait, for copies alone.
         let copied =
-            self.streams.upload.synchronize().map_err(CudaError::when("cannot copy maps to the GPU"));
+            synchronize(&self.streams.upload).map_err(CudaError::when("cannot copy maps to the GPU"));
         let [gain, bias, variance] = buffers;
         copied?;
         let maps = Maps { camera: Arc::clone(camera), buffers: Arc::new([gain?, bias?, variance?]) };

@@ -5,7 +5,11 @@
 //! itself, and which is slow to read where a batch runs on the CPU or is padded.
 #![allow(unsafe_code)]
 
-use super::{Context, CudaError, context::beside_captures, numa::Near};
+use super::{
+    Context, CudaError,
+    context::{beside_captures, synchronize},
+    numa::Near,
+};
 use crate::engine::staging::{Pin, Pinner};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use std::{
@@ -146,7 +150,7 @@ fn allocate(stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, res
     // SAFETY: any bytes are bytes; nobody reads what nobody wrote.
     let slice = unsafe { stream.alloc::<u8>(bytes.max(1)) }?;
     // Other streams may use it from here on.
-    stream.synchronize()?;
+    synchronize(stream)?;
     Ok(slice)
 }
 

@@ -11,7 +11,7 @@
 //!   loaded; three sizes more, their loops unrolled, are four times as much and more. What unrolling saves is the address and the
 //!   branch of a pixel, of the 50 instructions that it takes; registers are at 95 to 124, without room for the factors of an axis.
 
-use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module, module::Shape};
+use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module, context::synchronize, module::Shape};
 use crate::engine::kernels::{
     FitCall, Psf,
     fit::device::{FitLaunch, FitRound, ROUNDS, SharedMemory, state_words},
@@ -116,7 +116,7 @@ impl Rounds {
         let bytes = state_words(psf) * count.max(room) * size_of::<u32>();
         if self.lists.iter().flatten().any(|list| list.bytes() < bytes) {
             // The batch before may still use them.
-            stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+            synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
         }
         for list in &mut self.lists {
             super::room(&self.heap, list, bytes)?;

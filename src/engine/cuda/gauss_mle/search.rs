@@ -8,7 +8,7 @@
 //! take none. Only frames that are larger by themselves, or so small that the margins of their planes count, take more.
 
 use super::{
-    super::{Buffer, Context, CudaError, Fault, Heap, Kernel, Module, Streams},
+    super::{Buffer, Context, CudaError, Fault, Heap, Kernel, Module, Streams, context::synchronize},
     CODE_BYTES, Columns, GaussMle, Maps, Place, Room, Taken, address, room, row_bytes,
 };
 use crate::engine::{
@@ -148,7 +148,7 @@ impl Search {
         let has = |plane: &Option<Buffer>| plane.as_ref().map_or(0, Buffer::bytes);
         if self.work.iter().zip(wanted).any(|(plane, wanted)| has(plane) < wanted) {
             // The batch before may still use them.
-            stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+            synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
             self.margins = None;
             for (plane, wanted) in self.work.iter_mut().zip(wanted) {
                 room(heap, plane, wanted)?;
@@ -195,7 +195,7 @@ impl Known {
         };
         let uploads = finder.constants().map(|values| (!values.is_empty()).then(|| upload(values)));
         // Once for each search: this may wait, for copies alone, and does whatever became of them.
-        let copied = streams.upload.synchronize();
+        let copied = synchronize(&streams.upload);
         copied.map_err(CudaError::when("cannot copy what spots are found with to the GPU"))?;
         let mut constants = [const { None }; CONSTANTS];
         for (constant, uploaded) in constants.iter_mut().zip(uploads) {
@@ -396,7 +396,7 @@ impl Searching {
             begin()
         };
         if begun.is_err() {
-            let _ = self.download.synchronize();
+            let _ = synchronize(&self.download);
         }
         begun.and_then(|()| self.taken.wait())?;
         Ok(results)

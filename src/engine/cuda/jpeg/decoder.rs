@@ -7,7 +7,10 @@
 use super::library::{Library, Session, Target};
 use crate::{
     engine::{
-        cuda::{Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, preprocess::Preprocessor},
+        cuda::{
+            Buffer, Context, CudaError, Event, Fault, Heap, HostMemory, context::synchronize,
+            preprocess::Preprocessor,
+        },
         kernels::preprocess::{Batch, Pixels},
         staging::{Blocks, Memory},
     },
@@ -119,7 +122,7 @@ impl Decoder {
             Err(failed) => failed,
         };
         // What was begun may still read and write. And what the library says may come of a context that is broken.
-        match self.stream.synchronize() {
+        match synchronize(&self.stream) {
             Ok(()) => Err(failed),
             Err(error) => {
                 self.session.abandon();

@@ -1,7 +1,7 @@
 //! What of a batch is on its way.
 
 use super::{
-    super::{Buffer, CudaError, Event, Streams},
+    super::{Buffer, CudaError, Event, Streams, context::synchronize},
     bucket::Output,
     reduced::Reduced,
 };
@@ -111,7 +111,7 @@ impl Whole {
         };
         let fetched: Result<Vec<Arrival>, CudaError> = self.outputs.iter().map(fetch).collect();
         // Also where one failed: others may be on their way.
-        stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+        synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
         fetched.map(Some)
     }
 }

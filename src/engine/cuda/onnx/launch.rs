@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    super::{CudaError, Fault, Streams},
+    super::{CudaError, Fault, Streams, context::synchronize},
     OnnxOnGpu,
     bucket::Output,
     flight::{Arrival, Running, Whole},
@@ -46,7 +46,7 @@ impl OnnxOnGpu {
         }
         if self.device == Where::Host {
             // Who computes is not on the stream.
-            compute.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+            synchronize(compute).map_err(CudaError::when("work on the GPU failed"))?;
         }
         let pinned = match self.device {
             Where::Device(ordinal) => Where::Pinned(ordinal),

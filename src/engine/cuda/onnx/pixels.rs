@@ -2,7 +2,7 @@
 //! reads them.
 #![allow(unsafe_code)]
 
-use super::super::{Buffer, Context, CudaError, Heap, preprocess::Preprocessor};
+use super::super::{Buffer, Context, CudaError, Heap, context::synchronize, preprocess::Preprocessor};
 use crate::engine::{
     EngineError, PixelInput, Tensor,
     ends::Reading,
@@ -65,7 +65,7 @@ impl Normalizer {
         let mut buffer = Buffer::new(heap, told.len())?;
         // SAFETY: it is waited for while they are there.
         unsafe { buffer.upload(&told, stream) }?;
-        stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+        synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
         let mut at = buffer.address();
         let calls = batches.map(|batch| {
             let tables = at + size_of_val(batch.images()) as u64;

@@ -1,7 +1,7 @@
 //! What outputs are reduced to on the device, so that little of them leaves it: on the stream that computes, behind the network.
 #![allow(unsafe_code)]
 
-use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module};
+use super::super::{Buffer, Context, CudaError, Heap, Kernel, Module, context::synchronize};
 use crate::engine::{
     Anchors, Best, ClassMap, DataType, EngineError, Reduction,
     kernels::postprocess::{
@@ -202,7 +202,7 @@ fn detect(
     let mut placements = Buffer::new(heap, size_of_val(&told[..]))?;
     // SAFETY: it is waited for while they are there.
     unsafe { placements.upload(bytemuck::cast_slice(&told), stream) }?;
-    stream.synchronize().map_err(CudaError::when("work on the GPU failed"))?;
+    synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
     let call = Box::new(DetectCall {
         boxes,
         scores: classes,
