@@ -5,7 +5,7 @@ use crate::{
     fakes::cuda::FakeCuda,
     graph::{Extent::*, FLOAT, INT64, model},
     http::{config, root},
-    support::{Random, open, staged},
+    support::{Random, open, staged, until},
 };
 use ocelli::engine::{
     DataType, Engine, EngineError, Flight, Tensor, TensorView,
@@ -104,6 +104,49 @@ fn an_idle_engine_gives_its_memory_back_and_works_again() {
     engine.rest();
     assert_eq!((engine.device_bytes(), fake.books().devices[0].pool_reserved), (0, 0));
     same("after a rest", &start(&mut engine, &inputs).unwrap().land().unwrap(), &on_cpu(&digits(), &inputs));
+}
+
+/// Runs a model that reads its inputs on the CPU, while memory is taken that counts as ONNX Runtime's, and then has it rest. The
+/// bytes that it holds, before and after.
+fn held_around_a_rest(path: &Path, inputs: &[Tensor]) -> [u64; 2] {
+    let fake = FakeCuda::start("");
+    let mut engine = load(&open(0), path).reading_on_the_cpu();
+    let expected = on_cpu(path, inputs);
+    fake.tell("fault on=record hang");
+    let landed = std::thread::scope(|scope| {
+        let running = scope.spawn(|| start(&mut engine, inputs).unwrap().land().unwrap());
+        until("it is on its way", || running.is_finished() || fake.books().calls("cuEventRecord") > 0);
+        fake.tell("foreign device=0 bytes=100MiB");
+        fake.tell("release");
+        running.join().unwrap()
+    });
+    same("a batch", &landed, &expected);
+    let before = engine.device_bytes();
+    engine.rest();
+    let after = engine.device_bytes();
+    fake.tell("foreign device=0 bytes=0");
+    same("after a rest", &start(&mut engine, inputs).unwrap().land().unwrap(), &expected);
+    [before, after]
+}
+
+#[test]
+fn an_idle_engine_whose_inputs_the_cpu_reads_has_its_arena_given_back_with_a_run_of_zeros() {
+    let folder = tempfile::tempdir().unwrap();
+    let [negate, count] = ["negate", "count"].map(|name| folder.path().join(name));
+    let x = ("x", FLOAT, &[Named("batch")][..]);
+    let y = ("y", FLOAT, &[Named("batch")][..]);
+    std::fs::write(&negate, model(&[("Neg", &["x"], "y")], &[x], &[y])).unwrap();
+    let [before, after] = held_around_a_rest(&negate, &[floats(vec![3], &[1.0, 2.0, 3.0])]);
+    assert_eq!([before, after], [(100 << 20) + 3 * 4, 0]);
+
+    // Nobody counts in steps of zero: what cannot be run is not given back either, and not said to be.
+    let number = |name| (name, FLOAT, &[Fixed(1)][..]);
+    let inputs = [number("from"), number("to"), number("by")];
+    let counted = ("counted", FLOAT, &[Named("many")][..]);
+    let nodes: [(&str, &[&str], &str); 1] = [("Range", &["from", "to", "by"], "counted")];
+    std::fs::write(&count, model(&nodes, &inputs, &[counted])).unwrap();
+    let numbers = [1.0, 6.0, 2.0].map(|number| floats(vec![1], &[number]));
+    assert_eq!(held_around_a_rest(&count, &numbers), [100 << 20; 2]);
 }
 
 #[test]

@@ -143,6 +143,13 @@ impl OnnxOnGpu {
         Ok((engine, placement))
     }
 
+    /// The same as if the CPU read its inputs, as it does those that only say how much there is of something.
+    #[must_use]
+    pub fn reading_on_the_cpu(mut self) -> OnnxOnGpu {
+        self.on_gpu.fill(false);
+        self
+    }
+
     fn around(
         session: Session,
         streams: Streams,

@@ -150,6 +150,13 @@ impl Bucket {
         self.inputs.iter().any(|input| matches!(input, Input::Host))
     }
 
+    /// Zeros for each input that runs read from the host, with its number.
+    pub(super) fn zeros_of_host(&self, signature: &Signature) -> Vec<(usize, Tensor)> {
+        let inputs = self.inputs.iter().zip(&signature.inputs).zip(&self.shapes).enumerate();
+        let of_host = inputs.filter(|(_, ((input, _), _))| matches!(input, Input::Host));
+        of_host.map(|(index, ((_, spec), shape))| (index, Tensor::zeros(spec.datatype, shape))).collect()
+    }
+
     /// What the inputs take on the device.
     pub(super) fn input_bytes(&self) -> usize {
         let bytes = |input: &Input| if let Input::Device(buffer) = input { buffer.bytes() } else { 0 };

@@ -17,7 +17,8 @@ impl OnnxOnGpu {
         }
         match self.shrink() {
             // What is taken again is counted again.
-            Ok(()) => self.arena = 0,
+            Ok(true) => self.arena = 0,
+            Ok(false) => {}
             Err(error) => tracing::debug!(%error, "the arena of an idle model keeps its memory"),
         }
         let idle: Vec<usize> = self.free.try_iter().collect();
@@ -32,8 +33,9 @@ impl OnnxOnGpu {
         }
     }
 
-    /// Has ONNX Runtime give back what its arena does not need, with a run of what was run last.
-    fn shrink(&mut self) -> Result<(), EngineError> {
+    /// Has ONNX Runtime give back what its arena does not need, with a run of what was run last, but for inputs that the CPU reads:
+    /// those are zeros. False where there is no memory to run anything in.
+    fn shrink(&mut self) -> Result<bool, EngineError> {
         let arena = match self.device {
             Where::Device(ordinal) | Where::Pinned(ordinal) => format!("gpu:{ordinal}"),
             Where::Host => "cpu:0".to_owned(),
@@ -43,18 +45,23 @@ impl OnnxOnGpu {
             .iter()
             .flat_map(|place| (0..self.places[*place].buckets.len()).map(|bucket| (*place, bucket)))
             .min_by_key(|(place, bucket)| self.places[*place].buckets[*bucket].input_bytes());
-        let ran = smallest.map_or(Ok(()), |(place, bucket)| {
+        let mut zeros = Vec::new();
+        let ran = smallest.map_or(Ok(false), |(place, bucket)| {
             let mut options = options().map_err(EngineError::Device)?;
             let set = options.set("memory.enable_memory_arena_shrinkage", &arena);
             set.map_err(|error| EngineError::Device(error.message().to_owned()))?;
             let bucket = &mut self.places[place].buckets[bucket];
-            if bucket.reads_host() {
-                return Ok(());
+            let signature = self.session.signature();
+            zeros = bucket.zeros_of_host(signature);
+            for (index, tensor) in &zeros {
+                // SAFETY: they stay until the streams have settled.
+                unsafe { bucket.fill(*index, &signature.inputs[*index].name, tensor, &self.streams.upload) }?;
             }
-            bucket.open(self.session.signature(), Where::Host)?;
-            self.session.run(&bucket.binding, &options).map(|_| ())
+            bucket.open(signature, Where::Host)?;
+            self.session.run(&bucket.binding, &options).map(|_| true)
         });
         self.streams.settle();
+        drop(zeros);
         for place in idle {
             self.put_back(place);
         }
