@@ -114,10 +114,12 @@ impl Axes {
             )
         };
         let batches = batching != Batching::Whole;
+        let is_image = |dim| matches!(dim, Dim::Fixed(1 | 3));
         let (batch_axis, [a, b, c]) = match *spec.shape {
             [n, a, b, c] if n.takes(1) => (true, [a, b, c]),
-            // Grey images in a batch, without an axis for the channel.
-            [n, height, width] if n == Dim::Free && batches => {
+            // Grey images in a batch, without an axis for the channel. An axis of channels at the end, or a word on where they
+            // are, says that there is one, and that the first is a side.
+            [n, height, width] if n == Dim::Free && batches && input.layout.is_none() && !is_image(width) => {
                 return Ok(Axes {
                     batch_axis: true,
                     channel_axis: false,
@@ -130,7 +132,6 @@ impl Axes {
             [a, b, c] => (false, [a, b, c]),
             _ => return Err(wrong()),
         };
-        let is_image = |dim| matches!(dim, Dim::Fixed(1 | 3));
         let layout = match input.layout {
             Some(layout) => layout,
             None => match (is_image(a), is_image(c)) {
@@ -335,6 +336,10 @@ mod tests {
         assert_eq!((preprocess.width, preprocess.height), (33, 20));
         assert_eq!(preprocess.resize, Resize::Exact);
         assert_eq!(any.item_shape(33, 20), [1, 3, 20, 33]);
+        // Without a batch axis, the first is a side, which may be open like any.
+        let own = run(&[-1, -1, 3]);
+        assert_eq!((own.preprocess.layout, own.preprocess.color), (Layout::Nhwc, Color::Rgb));
+        assert_eq!(own.item_shape(33, 20), [20, 33, 3]);
         // One side open: the other is the model's, and is checked against the image later.
         let half = run(&[-1, 64, -1, 3]);
         assert_eq!(half.preprocess_for(33, 20).height, 64);
@@ -365,6 +370,7 @@ mod tests {
         check("", fp32, &[-1, 3, 8, 3], "set input.layout");
         check("", fp32, &[-1, -1, 8, 8], "set input.layout");
         check("layout = \"nchw\"", fp32, &[-1, -1, 8, 8], "set input.color");
+        check("layout = \"nhwc\"", fp32, &[-1, 8, 8], "an image needs");
         check("color = \"gray\"", fp32, &[-1, 3, 8, 8], "input.color has 1 channels");
         check("mean = [1, 2, 3]", fp32, &[-1, 1, 8, 8], "input.mean has 3 numbers");
         check("mean = 0.5", DataType::Uint8, &[-1, 3, 8, 8], "[input]: UINT8");

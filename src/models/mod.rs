@@ -90,8 +90,8 @@ pub struct Model {
     pub interface: Interface,
     /// Every form in which a request may bring its inputs: the interface's own, and pixels for an image.
     pub takes: Vec<TensorSpec>,
-    /// How it treats its first axis: what the signature says, and `Whole` where the task knows better (a detector whose
-    /// free first axis counts boxes).
+    /// How it treats its first axis: what the signature says, and `Whole` where the task or the image knows better (a
+    /// detector whose free first axis counts boxes, a free height).
     pub batching: Batching,
     /// What its engines do beside running its network.
     pub ends: Ends,
@@ -266,8 +266,11 @@ impl Model {
             Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
         };
         let size = image.as_ref().and_then(ImageInput::size);
-        let task = manifest.task.clone().resolve(&signature, &source.labels, size)?;
-        let no_axis = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+        let batch_axis = image.as_ref().is_some_and(|image| image.batch_axis);
+        let task = manifest.task.clone().resolve(&signature, &source.labels, size, batch_axis)?;
+        // A free first axis may be a side of the image.
+        let side = image.is_some() && !batch_axis && signature.batching() == Batching::Dynamic;
+        let no_axis = side || manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
         let batching = if task.can_batch(&signature) && !has_strings(&signature) && !no_axis {
             signature.batching()
         } else {
@@ -536,6 +539,14 @@ mod tests {
         assert_eq!(model.batching, Batching::Whole);
         assert_eq!((model.rules.sizes, model.rules.whole), (vec![1], true));
         assert_eq!(model.image.unwrap().item_shape(8, 8), [1, 3, 8, 8]);
+    }
+
+    #[test]
+    fn a_free_first_axis_that_is_the_height_of_the_image_is_not_a_batch_axis() {
+        let model =
+            resolve("task = \"segment\"\n[input]\nresize = \"none\"\n", &[-1, -1, 3], &[-1, -1, 5]).unwrap();
+        assert_eq!((model.batching, &model.rules.sizes[..]), (Batching::Whole, &[1][..]));
+        assert_eq!(model.image.unwrap().item_shape(33, 20), [20, 33, 3]);
     }
 
     #[test]

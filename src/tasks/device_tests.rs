@@ -85,7 +85,7 @@ fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
     for tensor in [tensor.clone(), halves(&tensor)] {
         let task = Task::Classify(Classify { output: None, activation, top_k: top });
         let signature = signature(&[("scores", &tensor)]);
-        let task = task.resolve(&signature, &Labels::default(), None).unwrap();
+        let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
         let expected = task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);
         let activation = match activation {
             Activation::Softmax => ScoreActivation::Softmax,
@@ -199,7 +199,7 @@ fn masks_are_those_of_the_task() {
                 let layout = Some(if last { crate::image::Layout::Nhwc } else { crate::image::Layout::Nchw });
                 let signature = signature(&[("map", &tensor)]);
                 let task = Task::Segment(Segment { layout, threshold: 0.6, ..Segment::default() });
-                let task = task.resolve(&signature, &Labels::default(), None).unwrap();
+                let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
                 let expected =
                     task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);
                 let data = Aligned::of(&tensor);

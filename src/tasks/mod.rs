@@ -81,7 +81,7 @@ impl Task {
     /// Checks the settings against the model and fills in what they leave open, such as output names.
     ///
     /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken, or keep
-    /// their own size.
+    /// their own size. `batch_axis` says whether the image input has one.
     ///
     /// # Errors
     /// Outputs that are missing, ambiguous, or of a shape that cannot hold such an answer; labels that do not fit.
@@ -90,11 +90,12 @@ impl Task {
         signature: &Signature,
         labels: &Labels,
         input: Option<[u32; 2]>,
+        batch_axis: bool,
     ) -> Result<Task, String> {
         Ok(match self {
             Task::Classify(task) => Task::Classify(task.resolve(signature, labels)?),
             Task::Detect(task) => Task::Detect(task.resolve(signature, labels, input)?),
-            Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input)?),
+            Task::Segment(task) => Task::Segment(task.resolve(signature, labels, input, batch_axis)?),
             Task::Embed(task) => Task::Embed(task.resolve(signature)?),
             Task::Tensors => Task::Tensors,
             Task::Localize => Task::Localize,
@@ -350,7 +351,7 @@ mod tests {
         let labels = Labels::default();
         let resolve = |output: Option<&str>| {
             let embed = Embed { output: output.map(str::to_owned), ..Embed::default() };
-            Task::Embed(embed).resolve(&signature, &labels, None)
+            Task::Embed(embed).resolve(&signature, &labels, None, true)
         };
         assert_eq!(
             resolve(None).unwrap_err(),

@@ -2,7 +2,7 @@
 
 use super::{Labels, Mask, Output, Outputs, choose, is_one, wrong_shape};
 use crate::{
-    engine::{ClassMap, DataType, Dim, Signature},
+    engine::{Batching, ClassMap, DataType, Dim, Signature, TensorSpec},
     image::{Layout, Placement},
 };
 
@@ -12,8 +12,8 @@ pub struct Segment {
     /// The output to read; the only one when open.
     ///
     /// Scores per class are `[1, C, H, W]` or `[1, H, W, C]` (without the 1 for models that do not batch): the class
-    /// of the highest one counts. One channel of scores is compared with the threshold. Integers without a channel
-    /// axis, `[1, H, W]`, are classes already.
+    /// of the highest one counts. One channel of scores is compared with the threshold; in models that batch it needs no
+    /// axis of its own. Integers without a channel axis, `[1, H, W]`, are classes already.
     pub output: Option<String>,
     /// Where the class axis is; open: found from the number of labels, else the shorter of the two it can be.
     pub layout: Option<Layout>,
@@ -49,10 +49,11 @@ impl Segment {
         signature: &Signature,
         labels: &Labels,
         input: Option<[u32; 2]>,
+        batch_axis: bool,
     ) -> Result<Segment, String> {
         let output = choose(signature, self.output.as_deref(), "segment.output")?;
         if !output.shape.is_empty() {
-            let reading = self.reading(&output.name, output.datatype, &output.shape, labels)?;
+            let reading = self.reading_of_file(output, signature, labels, batch_axis)?;
             if let Reading::First { classes, .. } | Reading::Last { classes, .. } = reading
                 && let Dim::Fixed(classes) = classes
             {
@@ -160,6 +161,34 @@ impl Segment {
         }
     }
 
+    /// Which axes are what, by the model file: beside a batch, three axes leave none for classes.
+    fn reading_of_file(
+        &self,
+        output: &TensorSpec,
+        signature: &Signature,
+        labels: &Labels,
+        batch_axis: bool,
+    ) -> Result<Reading, String> {
+        if let [n, height, width] = output.shape[..]
+            && batch_axis
+            && is_one(n)
+            && !is_integers(output.datatype)
+        {
+            if signature.batching() != Batching::Whole {
+                return Ok(Reading::First { classes: Dim::Fixed(1), height, width });
+            }
+            if n == Dim::Free && self.layout.is_none() {
+                return Err(format!(
+                    "output {:?} of shape {} begins with an open axis, which may be the batch or a height: add a channel \
+                     axis, or set segment.layout",
+                    output.name,
+                    super::show(&output.shape)
+                ));
+            }
+        }
+        self.reading(&output.name, output.datatype, &output.shape, labels)
+    }
+
     /// Which axes are what.
     fn reading(
         &self,
@@ -168,7 +197,7 @@ impl Segment {
         shape: &[Dim],
         labels: &Labels,
     ) -> Result<Reading, String> {
-        let integers = !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
+        let integers = is_integers(datatype);
         let [a, b, c] = match *shape {
             [height, width] if integers => return Ok(Reading::Given { height, width }),
             [batch, height, width] if integers && is_one(batch) => {
@@ -211,6 +240,11 @@ impl Segment {
             reading => reading,
         })
     }
+}
+
+/// Whether numbers of this type are classes, unless they have an axis for scores.
+fn is_integers(datatype: DataType) -> bool {
+    !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
 /// An extent of a tensor that is there.
@@ -265,7 +299,7 @@ mod tests {
         let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
         let mut signature = signature(&[("map", &[])]);
         signature.outputs[0].datatype = tensor.datatype;
-        let task = task.resolve(&signature, &labels, Some([4, 4]))?;
+        let task = task.resolve(&signature, &labels, Some([4, 4]), true)?;
         let tensors = [tensor.clone()];
         task.answer(&Outputs::new(&tensors, &signature)?, &labels, placement)
     }
@@ -320,6 +354,30 @@ mod tests {
     }
 
     #[test]
+    fn one_channel_of_a_model_that_batches_needs_no_axis_of_its_own() {
+        let labels = Labels::parse("background\nspot").unwrap();
+        let tensors = [floats(&[1, 3, 2], &[0.2, 0.5, 0.7, 0.49, 0.1, 0.9])];
+        // As wide as there are classes, and the image input has its batch axis fixed, too.
+        for (input, output) in [([-1, 3, 8, 8], [-1, 3, 2]), ([1, 3, 8, 8], [1, 3, 2])] {
+            let mut signature = signature(&[("map", &output)]);
+            signature.inputs = vec![spec("images", DataType::Fp32, &input)];
+            let task = Segment::default().resolve(&signature, &labels, None, true).unwrap();
+            let mask = task.answer(&Outputs::new(&tensors, &signature).unwrap(), &labels, None).unwrap();
+            assert_eq!((mask.width, mask.height, &mask.classes[..]), (2, 3, &[0, 1, 1, 0, 0, 1][..]));
+        }
+        // Another output says that the model does not batch: then the first axis may be the height.
+        let signature = signature(&[("map", &[-1, 3, 2]), ("other", &[5])]);
+        let task = Segment { output: Some("map".to_owned()), ..Segment::default() };
+        let error = task.clone().resolve(&signature, &labels, None, true).unwrap_err();
+        assert!(error.contains("of shape [?, 3, 2]") && error.contains("add a channel axis"), "{error}");
+        // So it is where the image has no batch axis.
+        let planes = [floats(&[1, 3, 2], &[1.0, 2.0, 2.0, 1.0, 1.0, 1.0]), floats(&[5], &[0.0; 5])];
+        let task = task.resolve(&signature, &labels, None, false).unwrap();
+        let mask = task.answer(&Outputs::new(&planes, &signature).unwrap(), &labels, None).unwrap();
+        assert_eq!((mask.width, mask.height, &mask.classes[..]), (3, 1, &[1, 0, 0][..]));
+    }
+
+    #[test]
     fn letterbox_padding_is_removed() {
         // 8 × 4 posted, input 4 × 4: scale 2, one row of padding above and below.
         let placement = Preprocess { resize: Resize::Letterbox, ..Preprocess::new(4, 4) }.placement(8, 4);
@@ -345,7 +403,7 @@ mod tests {
     fn a_coarse_output_for_images_of_any_size_is_spread_over_the_image() {
         let labels = Labels::parse("a\nb").unwrap();
         let signature = signature(&[("map", &[-1, 2, -1, -1])]);
-        let task = Segment::default().resolve(&signature, &labels, None).unwrap();
+        let task = Segment::default().resolve(&signature, &labels, None, true).unwrap();
         let placement = Preprocess { resize: Resize::Exact, ..Preprocess::new(4, 2) }.placement(4, 2);
         // Two classes over 1 × 2: as many columns as classes, which the model file has settled.
         let tensors = [floats(&[1, 2, 1, 2], &[1.0, 0.0, 0.0, 1.0])];
@@ -378,8 +436,8 @@ mod tests {
         assert!(error.contains("not a number"), "{error}");
         assert!(run(Segment::default(), &floats(&[1, 2, 0, 3], &[]), "", None).is_err());
         let labels = Labels::parse("a\nb").unwrap();
-        let error =
-            Segment::default().resolve(&signature(&[("map", &[-1, 21, 64, 64])]), &labels, None).unwrap_err();
+        let wide = signature(&[("map", &[-1, 21, 64, 64])]);
+        let error = Segment::default().resolve(&wide, &labels, None, true).unwrap_err();
         assert_eq!(error, "the labels file has 2 labels, output \"map\" has 21 classes");
     }
 }
