@@ -31,6 +31,8 @@ pub struct DeclaredTensor {
     pub reshape: Option<Vec<Dim>>,
     /// The order of an image's axes, for clients that make one; it changes nothing here.
     pub format: Option<Layout>,
+    /// The file in the model's folder that has the labels of an output's classes.
+    pub labels: Option<String>,
 }
 
 /// What requests see of a model: the names, types and shapes that they use, and how these become the model's own.
@@ -197,6 +199,7 @@ mod tests {
             dims: dims.to_vec(),
             reshape: reshape.map(<[Dim]>::to_vec),
             format: None,
+            labels: None,
         }
     }
 

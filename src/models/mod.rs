@@ -50,7 +50,7 @@ use crate::{
     tasks::{Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use tempfile::TempDir;
 
 /// One version of one model, as it lies on disk.
@@ -68,6 +68,8 @@ pub struct Source {
     pub manifest: Manifest,
     /// Class names; empty if the manifest names no file.
     pub labels: Arc<Labels>,
+    /// Those of each output whose author says a file for it.
+    pub output_labels: BTreeMap<String, Arc<Labels>>,
     /// Size of the model file and of the external data that it names.
     pub bytes: u64,
     /// What its author asks for and does not get, for the log.
@@ -99,6 +101,8 @@ pub struct Model {
     pub task: Task,
     /// Class names.
     pub labels: Arc<Labels>,
+    /// Those of single outputs, where the author says which output has which: ask [`labels_of`](Model::labels_of).
+    output_labels: BTreeMap<String, Arc<Labels>>,
     /// How an image becomes its input; `None` if it does not take images.
     pub image: Option<ImageInput>,
     /// What a fitter does for requests that do not say; `None` for other engines.
@@ -318,6 +322,7 @@ impl Model {
             batching,
             task,
             labels: Arc::clone(&source.labels),
+            output_labels: source.output_labels.clone(),
             image,
             fit,
             frames,
@@ -351,6 +356,14 @@ impl Model {
     pub fn rest(&self) {
         let staging = PixelInput::DATATYPES.into_iter().chain([DataType::Fp32]);
         staging.filter_map(|datatype| self.staging(datatype)).for_each(|staging| staging.clear(SLABS_READY));
+    }
+
+    /// The names of an output's classes: its own where the author says it output by output, else the model's.
+    pub fn labels_of(&self, output: &str) -> Option<&Labels> {
+        match self.manifest.declared {
+            Some(_) => self.output_labels.get(output).map(|labels| &**labels),
+            None => Some(&self.labels),
+        }
     }
 
     /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.
@@ -460,6 +473,7 @@ pub(crate) mod testing {
             folder: PathBuf::new(),
             manifest: Manifest::parse(manifest).unwrap(),
             labels: Arc::default(),
+            output_labels: BTreeMap::new(),
             bytes: 0,
             notes: Vec::new(),
             kept: None,

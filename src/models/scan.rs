@@ -21,6 +21,7 @@ use super::{
 };
 use crate::tasks::Labels;
 use std::{
+    collections::BTreeMap,
     fs,
     io::Read,
     path::{Path, PathBuf},
@@ -83,6 +84,7 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
                         folder: folder.to_owned(),
                         manifest: Manifest::default(),
                         labels: Arc::default(),
+                        output_labels: BTreeMap::new(),
                         bytes,
                         notes: Vec::new(),
                         kept: None,
@@ -153,7 +155,7 @@ fn scan_as(
     let described = describe();
     let mut found = Vec::new();
     let mut add = |version: &str, path: PathBuf| {
-        let source = described.clone().and_then(|Described { manifest, labels, notes, .. }| {
+        let source = described.clone().and_then(|Described { manifest, labels, output_labels, notes }| {
             Ok(Source {
                 name: name.to_owned(),
                 version: version.to_owned(),
@@ -165,6 +167,7 @@ fn scan_as(
                 folder: folder.to_owned(),
                 manifest,
                 labels,
+                output_labels,
                 notes,
                 kept: kept.cloned(),
             })
@@ -255,6 +258,7 @@ fn choose(versions: &Versions, there: &mut Vec<(String, PathBuf)>) -> Vec<String
 struct Described {
     manifest: Manifest,
     labels: Arc<Labels>,
+    output_labels: BTreeMap<String, Arc<Labels>>,
     notes: Vec<String>,
 }
 
@@ -262,13 +266,17 @@ impl Described {
     /// By a configuration of Triton's, with the labels that it names.
     fn of(folder: &Path, config: triton::Described) -> Result<Described, String> {
         let triton::Described { manifest, notes } = config;
-        Ok(Described { labels: labels(folder, &manifest)?, manifest, notes })
+        let outputs = manifest.declared.iter().flat_map(|declared| &declared.outputs);
+        let named = outputs.filter_map(|output| Some((output.name.clone(), output.labels.as_deref()?)));
+        let read = named.map(|(output, file)| Ok((output, labels(folder, Some(file))?)));
+        let output_labels = read.collect::<Result<_, String>>()?;
+        Ok(Described { labels: labels(folder, manifest.labels.as_deref())?, output_labels, manifest, notes })
     }
 }
 
-/// The labels that a manifest names.
-fn labels(folder: &Path, manifest: &Manifest) -> Result<Arc<Labels>, String> {
-    let Some(name) = &manifest.labels else { return Ok(Arc::default()) };
+/// The labels in the file that a manifest names.
+fn labels(folder: &Path, name: Option<&str>) -> Result<Arc<Labels>, String> {
+    let Some(name) = name else { return Ok(Arc::default()) };
     let labels = inside(folder, name)
         .and_then(|path| read(&path, LABELS_BYTES_MAX))
         .and_then(|text| Labels::parse(&text))
@@ -302,7 +310,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
         }
         (false, false) => Manifest::default(),
     };
-    let labels = labels(folder, &manifest)?;
+    let labels = labels(folder, manifest.labels.as_deref())?;
     if let Engine::GaussMle(fit) = &mut manifest.engine {
         for (key, name) in &fit.maps {
             let map = inside(folder, name).and_then(|path| map::read(&path));
@@ -310,7 +318,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
             fit.settings.set_map(key, map)?;
         }
     }
-    Ok(Described { manifest, labels, notes: Vec::new() })
+    Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes: Vec::new() })
 }
 
 /// The path of a file in a folder, which a link may not leave.

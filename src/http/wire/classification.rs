@@ -20,13 +20,13 @@ pub fn best(
     tensor: &Tensor,
     batched: bool,
     k: u64,
-    labels: &Labels,
+    labels: Option<&Labels>,
 ) -> Result<Tensor, InferError> {
     let elements = tensor.elements();
     let items = if batched { tensor.shape.first().copied().unwrap_or(1) } else { 1 };
     let classes = elements.checked_div(items).unwrap_or(0);
     let k = usize::try_from(k).unwrap_or(usize::MAX).min(classes);
-    let labels = Some(labels).filter(|labels| labels.len() == classes);
+    let labels = labels.filter(|labels| labels.len() == classes);
     let data = &tensor.data[..];
     let asked = Asked { classes, k, labels };
     let text = match tensor.datatype {
@@ -121,8 +121,8 @@ mod tests {
     }
 
     fn check(tensor: &Tensor, batched: bool, k: u64, labels: &str, shape: &[usize], expected: &[&str]) {
-        let labels = Labels::parse(labels).unwrap_or_default();
-        let got = best("y", tensor, batched, k, &labels).unwrap();
+        let labels = Labels::parse(labels).ok();
+        let got = best("y", tensor, batched, k, labels.as_ref()).unwrap();
         let texts = strings(&got.data).unwrap();
         let texts: Vec<&str> = texts.iter().map(|text| std::str::from_utf8(text).unwrap()).collect();
         assert_eq!((got.datatype, &got.shape[..]), (DataType::Bytes, shape));
@@ -153,6 +153,6 @@ mod tests {
     #[test]
     fn text_has_no_best_classes() {
         let y = Tensor { datatype: DataType::Bytes, shape: vec![1], data: vec![0; 4].into() };
-        assert!(best("y", &y, true, 1, &Labels::default()).is_err());
+        assert!(best("y", &y, true, 1, None).is_err());
     }
 }

@@ -41,7 +41,12 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     };
     let output = |spec: &TensorSpec| {
         let mut value = tensor(spec, declared.map(|declared| &declared.outputs[..]));
-        let file = model.manifest.labels.as_deref().filter(|_| labelled(model, item(spec, batches)));
+        let own = declared.map(|declared| declared.outputs.iter().find(|own| own.name == spec.name));
+        let file = match own {
+            Some(own) => own.and_then(|own| own.labels.as_deref()),
+            None => model.manifest.labels.as_deref(),
+        };
+        let file = file.filter(|_| labelled(model, spec, batches));
         value["label_filename"] = file.unwrap_or_default().into();
         value
     };
@@ -103,11 +108,12 @@ fn format(model: &Model, declared: Option<&DeclaredTensor>, item: &[Dim]) -> &'s
     }
 }
 
-/// Whether an output's classes are those of the labels: as many, which is what the classification extension goes by.
-fn labelled(model: &Model, item: &[Dim]) -> bool {
-    let fixed = item.iter().map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None });
-    let classes = fixed.product::<Option<usize>>();
-    !model.labels.is_empty() && classes == Some(model.labels.len())
+/// Whether an output's classes are those of its labels: as many, which is what the classification extension goes by.
+fn labelled(model: &Model, spec: &TensorSpec, batches: bool) -> bool {
+    let extents = item(spec, batches).iter();
+    let fixed = extents.map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None });
+    let labels = model.labels_of(&spec.name).filter(|labels| !labels.is_empty());
+    labels.is_some_and(|labels| fixed.product::<Option<usize>>() == Some(labels.len()))
 }
 
 fn versions(versions: &Versions) -> Value {
@@ -237,7 +243,7 @@ mod tests {
         signature.inputs = vec![testing::spec("x", DataType::Fp32, &[-1, 3, 8, 8])];
         let mut source = source("m", "1", "");
         source.manifest = triton::read(text, "m").unwrap().manifest;
-        source.labels = Arc::new(Labels::parse(labels).unwrap());
+        source.output_labels = [("y".to_owned(), Arc::new(Labels::parse(labels).unwrap()))].into();
         let timeout = Duration::from_secs(1);
         let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain).unwrap();
         of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)
@@ -309,6 +315,30 @@ mod tests {
             (&config["model_warmup"][0]["batch_size"], &config["model_warmup"][0]["count"]),
             (&2.into(), &5.into())
         );
+    }
+
+    #[test]
+    fn each_output_has_the_labels_that_are_said_for_it() {
+        let text = "max_batch_size: 4
+            output { name: \"y\" data_type: TYPE_FP32 dims: 3 label_filename: \"words.txt\" }
+            output { name: \"z\" data_type: TYPE_FP32 dims: 3 label_filename: \"colors.txt\" }
+            output { name: \"plain\" data_type: TYPE_FP32 dims: 3 }";
+        let outputs: [(&str, &[i64]); 3] = [("y", &[-1, 3]), ("z", &[-1, 3]), ("plain", &[-1, 3])];
+        let mut source = source("m", "1", "");
+        source.manifest = triton::read(text, "m").unwrap().manifest;
+        let labels = |text: &str| Arc::new(Labels::parse(text).unwrap());
+        source.labels = labels("a\nb\nc");
+        source.output_labels =
+            [("y".to_owned(), labels("a\nb\nc")), ("z".to_owned(), labels("red\ngreen\nblue"))].into();
+        let signature = testing::signature(&outputs);
+        let model =
+            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), &Memory::Plain).unwrap();
+        let first = |output| model.labels_of(output).and_then(|labels| labels.get(0));
+        assert_eq!([first("y").as_deref(), first("z").as_deref()], [Some("a"), Some("red")]);
+        assert_eq!(first("plain"), None);
+        let config = of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs);
+        let file = |index: usize| config["output"][index]["label_filename"].clone();
+        assert_eq!([file(0), file(1), file(2)], ["words.txt", "colors.txt", ""]);
     }
 
     #[test]

@@ -135,6 +135,24 @@ fn a_repository_of_tritons_is_found_with_the_versions_that_its_policy_chooses() 
 }
 
 #[test]
+fn outputs_have_the_labels_that_are_named_for_them() {
+    let config = "output { name: \"y\" data_type: TYPE_FP32 dims: 2 label_filename: \"words.txt\" }
+        output { name: \"z\" data_type: TYPE_FP32 dims: 2 label_filename: \"colors.txt\" }
+        output { name: \"plain\" data_type: TYPE_FP32 dims: 2 }";
+    let folder = folder(&[
+        ("m/1/model.onnx", ONNX),
+        ("m/config.pbtxt", config),
+        ("m/words.txt", "a\nb\n"),
+        ("m/colors.txt", "red\ngreen\n"),
+    ]);
+    let source = scan(folder.path()).unwrap().remove(0).source.unwrap();
+    let first = |output: &str| source.output_labels.get(output).and_then(|labels| labels.get(0));
+    assert_eq!([first("y").as_deref(), first("z").as_deref()], [Some("a"), Some("red")]);
+    assert_eq!(first("plain"), None);
+    assert_eq!(source.labels.get(0).as_deref(), Some("a"));
+}
+
+#[test]
 fn a_fitter_needs_no_model_file() {
     const FIT: &str = "engine = \"gauss-mle\"\n";
     let with_map = format!("{FIT}[camera]\noffset = \"offset.npy\"\n");

@@ -10,7 +10,7 @@ use crate::{
         powers_of_two,
     },
     protocol::inference::{
-        DataType as WireType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput, ModelTensorReshape,
+        DataType as WireType, ModelConfig, ModelInput, ModelInstanceGroup, ModelTensorReshape,
         ModelVersionPolicy, ModelWarmup,
         model_config::SchedulingChoice,
         model_input::Format,
@@ -76,8 +76,10 @@ pub(super) fn described(config: &ModelConfig, name: &str) -> Result<Described, S
         }
     };
     let file = file(&mut told, "default_model_filename", &config.default_model_filename);
-    let labels = labels(&mut told, &config.output);
     let declared = declared(&mut told, config, items_max);
+    // The model's are those of the first output that has some.
+    let mut outputs = declared.iter().flat_map(|declared| &declared.outputs);
+    let labels = outputs.find_map(|output| output.labels.clone());
     let (batch, queue, priority) = batching(&mut told, config, items_max);
     let warmups = warmups(&mut told, &config.model_warmup, items_max);
     let placement = placement(&mut told, &config.instance_group);
@@ -113,19 +115,6 @@ fn file(told: &mut Told, field: &str, name: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// The labels of the first output that has some.
-fn labels(told: &mut Told, outputs: &[ModelOutput]) -> Option<String> {
-    let mut labelled = outputs.iter().filter(|output| !output.label_filename.is_empty());
-    let first = labelled.next()?;
-    for other in labelled.filter(|other| other.label_filename != first.label_filename) {
-        told.note(format!(
-            "output[{:?}].label_filename: a model has one file of labels, which is that of output {:?}",
-            other.name, first.name
-        ));
-    }
-    file(told, &format!("output[{:?}].label_filename", first.name), &first.label_filename)
-}
-
 /// What is said about inputs and outputs; `None` if nothing is, not even whether there is a batch axis.
 fn declared(told: &mut Told, config: &ModelConfig, items_max: usize) -> Option<Declared> {
     if config.input.is_empty() && config.output.is_empty() && items_max == 0 {
@@ -147,7 +136,12 @@ fn declared(told: &mut Told, config: &ModelConfig, items_max: usize) -> Option<D
     let inputs = inputs.collect();
     let outputs = config.output.iter().map(|output| {
         let at = format!("output[{:?}]", output.name);
-        tensor(told, &at, &output.name, output.data_type(), &output.dims, output.reshape.as_ref())
+        let reshape = output.reshape.as_ref();
+        let labels = file(told, &format!("{at}.label_filename"), &output.label_filename);
+        DeclaredTensor {
+            labels,
+            ..tensor(told, &at, &output.name, output.data_type(), &output.dims, reshape)
+        }
     });
     Some(Declared { items_max: (items_max > 0).then_some(items_max), inputs, outputs: outputs.collect() })
 }
@@ -179,7 +173,7 @@ fn tensor(
             told.wrong(format!("{at}.reshape has not as many elements, and extents of -1, as dims has"));
         }
     }
-    DeclaredTensor { name: name.to_owned(), datatype, dims: shape, reshape, format: None }
+    DeclaredTensor { name: name.to_owned(), datatype, dims: shape, reshape, format: None, labels: None }
 }
 
 fn datatype(told: &mut Told, at: &str, datatype: WireType) -> DataType {

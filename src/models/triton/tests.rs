@@ -263,11 +263,6 @@ fn what_has_no_effect_is_told_by_name() {
         ("instance_group { profile: \"1\" }", "instance_group[0].profile"),
         ("instance_group { name: \"g\" passive: true }", "instance_group[\"g\"].passive"),
         ("instance_group { host_policy: \"h\" }", "instance_group[0].host_policy"),
-        (
-            "output { name: \"y\" data_type: TYPE_FP32 dims: 1 label_filename: \"a\" }
-             output { name: \"z\" data_type: TYPE_FP32 dims: 1 label_filename: \"b\" }",
-            "output[\"z\"].label_filename",
-        ),
     ] {
         let notes = check(text).notes;
         assert!(notes.len() == 1 && notes[0].starts_with(&format!("{names}: ")), "{names}: {notes:?}");
