@@ -5,7 +5,10 @@ use crate::{
     error::InferError,
     http::{accepted, query},
     image::stack::{Format as StackFormat, Raw, SampleType},
-    tasks::localize::{Format, Holds, Options, Settings, options, settings::KEYS},
+    tasks::localize::{
+        Format, Holds, Options, Settings, options,
+        settings::{self, KEYS},
+    },
 };
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -47,6 +50,7 @@ impl Asked {
         let mut pairs = query::pairs(query)?;
         // It says more of what another one says.
         pairs.sort_by_key(|(key, _)| key == "z_range_um");
+        settings::agree(pairs.iter().map(|(key, value)| (&**key, &**value))).map_err(|(_, why)| why)?;
         for (key, value) in pairs {
             let value = value.as_ref();
             match key.as_ref() {
@@ -198,6 +202,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_request_says_of_spots_takes_the_place_of_the_manifest_s_in_any_order() {
+        let mut manifest = Settings::default();
+        manifest.set("method", "net-gradient").unwrap();
+        manifest.set("gradient_min", "300").unwrap();
+        let asked = |query| Asked::of(query, &HeaderMap::new(), manifest.clone()).unwrap().settings;
+        let mut noise = manifest.clone();
+        noise.set("noise_min", "3").unwrap();
+        for query in ["noise_min=3", "noise_min=3&method=contrast", "method=contrast&noise_min=3"] {
+            assert_eq!(asked(query), noise, "{query}");
+        }
+        assert_eq!(asked("method=net-gradient"), manifest);
+        let mut gradient = noise.clone();
+        gradient.set("gradient_min", "20").unwrap();
+        for query in ["gradient_min=20&method=net-gradient", "method=net-gradient&gradient_min=20"] {
+            assert_eq!(asked(query), gradient, "{query}");
+        }
+    }
+
+    #[test]
     fn raw_samples_need_a_shape() {
         let raw = |query| asked(query, None).map(|asked| asked.stack);
         let sample = SampleType::U16;
@@ -225,6 +248,13 @@ mod tests {
             ("keep=all&keep=finite", "keep is given twice"),
             ("z_range_um=-0.5,0.5", "needs color_by=z"),
             ("z_range_um=1,0&color_by=z", "the lower and the upper end"),
+            ("photons_min=200&noise_min=3", "noise_min is given beside photons_min"),
+            ("gradient_min=400&photons_min=200", "gradient_min is given beside photons_min"),
+            (
+                "method=contrast&gradient_min=400",
+                "gradient_min is of the method net-gradient, but method is \"contrast\"",
+            ),
+            ("noise_min=5&method=net-gradient", "noise_min is of the method contrast"),
         ] {
             let error = asked(query, None).unwrap_err();
             assert!(error.contains(expected), "{query}: {error}");

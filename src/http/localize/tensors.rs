@@ -16,14 +16,17 @@ use crate::{
         admission::{Beside, Permit},
         call::{Call, Spent},
         streamed::Queued,
-        wire::{Parameter, request::InferRequest, request::Input},
+        wire::{
+            Parameter, Parameters,
+            request::{InferRequest, Input},
+        },
     },
     image::stack::{Format, Options, Raw, SampleType},
     models::{Model, did_you_mean},
     tasks::localize::{
         Columns, Holds, Schema, Settings, Table,
         chunk::{Chunk, Origins},
-        settings::KEYS,
+        settings::{self, KEYS},
         stage::{CORNERS_NEEDED, Stager, Step},
     },
 };
@@ -93,25 +96,7 @@ pub(in crate::http) async fn fit(
     request: InferRequest,
     permit: Option<Arc<Permit>>,
 ) -> Result<Fitted, InferError> {
-    let mut settings = settings.clone();
-    for (key, value) in request.parameters.iter().filter(|(key, _)| !PROTOCOL_KEYS.contains(&key.as_str())) {
-        if !KEYS.iter().any(|(_, known)| known == key) {
-            let known = KEYS.map(|(_, key)| key);
-            let hint = did_you_mean(key, known.iter().copied());
-            return Err(bad(format!("unknown parameter {key:?}; there are {}{hint}", known.join(", "))));
-        }
-        let text = match value {
-            Parameter::Text(text) => text.clone(),
-            other => other.to_string(),
-        };
-        settings.set(key, &text).map_err(InferError::BadRequest)?;
-        if key == "preset" && settings.columns() != Columns::All {
-            return Err(bad(format!(
-                "preset is {text:?}, but tensors have columns of their own: post the stack to /predictions/{}",
-                model.name
-            )));
-        }
-    }
+    let mut settings = changed(settings, &request.parameters, &model.name)?;
     let began = Instant::now();
     let (chunks, schema, held) = match Given::of(request.inputs)? {
         Given::Rois(rois) => {
@@ -144,6 +129,33 @@ pub(in crate::http) async fn fit(
         table.append(more);
     }
     Ok(Fitted { outputs: columns(&table, &schema), spent })
+}
+
+/// A model's settings with what a request changes of them.
+fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<Settings, InferError> {
+    let mut settings = settings.clone();
+    let mut said = Vec::new();
+    for (key, value) in parameters.iter().filter(|(key, _)| !PROTOCOL_KEYS.contains(&key.as_str())) {
+        if !KEYS.iter().any(|(_, known)| known == key) {
+            let known = KEYS.map(|(_, key)| key);
+            let hint = did_you_mean(key, known.iter().copied());
+            return Err(bad(format!("unknown parameter {key:?}; there are {}{hint}", known.join(", "))));
+        }
+        let text = match value {
+            Parameter::Text(text) => text.clone(),
+            other => other.to_string(),
+        };
+        settings.set(key, &text).map_err(InferError::BadRequest)?;
+        said.push((key.as_str(), text.clone()));
+        if key == "preset" && settings.columns() != Columns::All {
+            return Err(bad(format!(
+                "preset is {text:?}, but tensors have columns of their own: post the stack to /predictions/{}",
+                model
+            )));
+        }
+    }
+    settings::agree(said.iter().map(|(key, text)| (*key, text.as_str()))).map_err(|(_, why)| bad(why))?;
+    Ok(settings)
 }
 
 /// Looks for spots in posted frames, or leaves that to the engine. What that takes is charged to the permit, the chunks included,
@@ -321,6 +333,21 @@ mod tests {
     fn given(name: &str, shape: &[usize]) -> Result<Given, InferError> {
         let tensor = Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Vec::new().into() };
         Given::of(vec![Input::whole(name.to_owned(), tensor, Default::default())])
+    }
+
+    #[test]
+    fn parameters_that_contradict_each_other_are_refused_by_name() {
+        let told = |parameters: &str| {
+            let parameters: Parameters = serde_json::from_str(parameters).expect("parameters");
+            changed(&Settings::default(), &parameters, "spots").map_err(|error| error.to_string())
+        };
+        let mut gradient = Settings::default();
+        gradient.set("gradient_min", "300").expect("a number");
+        assert_eq!(told(r#"{"method": "net-gradient", "gradient_min": 300}"#), Ok(gradient));
+        let error = told(r#"{"method": "net-gradient", "noise_min": 5}"#).expect_err("contradictory");
+        assert!(error.contains("noise_min is of the method contrast"), "{error}");
+        let error = told(r#"{"photons_min": 200, "noise_min": 5}"#).expect_err("contradictory");
+        assert!(error.contains("noise_min is given beside photons_min"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::{
     models::strict::Table,
     tasks::{
         Task,
-        localize::settings::{KEYS, Section, Settings},
+        localize::settings::{self, KEYS, Section, Settings},
     },
 };
 
@@ -33,8 +33,10 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         (Section::Detect, root.table("detect")),
     ];
     for (section, table) in &tables {
+        let mut said = Vec::new();
         for (_, key) in KEYS.iter().filter(|(of, _)| of == section) {
             let Some(text) = table.text(key) else { continue };
+            said.push((*key, text.clone()));
             let map = *section == Section::Camera && text.ends_with(".npy");
             let set = if map {
                 file_name(&text).map(|()| fit.maps.push((key, text)))
@@ -44,6 +46,9 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
             if let Err(why) = set {
                 table.mistake_at(key, why.strip_prefix(key).unwrap_or(&why).trim_start());
             }
+        }
+        if let Err((key, why)) = settings::agree(said.iter().map(|(key, text)| (*key, text.as_str()))) {
+            table.mistake_at(key, why.strip_prefix(key).unwrap_or(&why).trim_start());
         }
         table.finish();
     }
@@ -122,6 +127,18 @@ mod tests {
                 "line 6: camera.gain is \"../gain.npy\", allowed: the name of a file in the model's folder, without a path",
                 "line 8: unknown key \"detect.treshold\"",
             ]
+        );
+        let mistakes = fit("[detect]\nmethod = \"net-gradient\"\nnoise_min = 5\n").unwrap_err();
+        assert_eq!(
+            mistakes,
+            [
+                "line 4: detect.noise_min is of the method contrast, but method is \"net-gradient\": leave one of them out"
+            ]
+        );
+        let mistakes = fit("[detect]\nnoise_min = 5\nphotons_min = 200\n").unwrap_err();
+        assert_eq!(
+            mistakes,
+            ["line 3: detect.noise_min is given beside photons_min: give the one that a spot must exceed"]
         );
         let mistakes = fit("[camera]\ngain = 0\n").unwrap_err();
         assert_eq!(mistakes, ["line 1: [fit]: gain: 0 is not above 0 and up to 1000000"]);

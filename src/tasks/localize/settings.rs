@@ -50,6 +50,36 @@ pub const KEYS: [(Section, &str); 21] = [
     (Section::Detect, "spots_max"),
 ];
 
+/// The keys that say what a spot must exceed, each with the method that it is of.
+const LEAST_OF: [(&str, &str); 3] =
+    [("photons_min", "contrast"), ("noise_min", "contrast"), ("gradient_min", "net-gradient")];
+
+/// Whether what one manifest, or one request, says of finding spots goes together. A request's word on it takes the place of the
+/// manifest's; what one of them says is heeded or refused, whatever its order.
+///
+/// # Errors
+/// The key that another one contradicts, and what is wrong, beginning with the key.
+pub fn agree<'a>(
+    said: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+) -> Result<(), (&'static str, String)> {
+    let value = |key: &str| said.clone().find(|(said, _)| *said == key).map(|(_, value)| value.trim());
+    let mut leasts = LEAST_OF.into_iter().filter(|(key, _)| value(key).is_some());
+    let (Some((key, of)), second) = (leasts.next(), leasts.next()) else { return Ok(()) };
+    if let Some((second, _)) = second {
+        return Err((
+            second,
+            format!("{second} is given beside {key}: give the one that a spot must exceed"),
+        ));
+    }
+    match value("method") {
+        Some(method) if method != of => Err((
+            key,
+            format!("{key} is of the method {of}, but method is {method:?}: leave one of them out"),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// What must be exceeded to be a spot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Least {
