@@ -175,6 +175,11 @@ impl Detect {
             None => self.candidates(outputs, labels, placement)?,
         };
         let kept = self.thin_out(candidates, placement);
+        // NaN is at least no score.
+        if let Some(Candidate { score, .. }) = kept.iter().find(|kept| !kept.score.is_finite()) {
+            let output = self.scores.as_deref().or(self.output.as_deref()).unwrap_or_default();
+            return Err(format!("output {output:?} has a box of score {score}, expected a finite number"));
+        }
         let detection = |kept: Candidate| {
             let [x0, y0, x1, y1] = self.place(kept.corners, placement)?;
             let (index, label) = (kept.class, labels.get(kept.class));

@@ -207,6 +207,17 @@ mod tests {
     }
 
     #[test]
+    fn an_infinite_score_is_an_error() {
+        let outputs = [
+            ("boxes", &[-1, 4][..], floats(&[1, 4], &[10.0, 20.0, 30.0, 40.0])),
+            ("labels", &[-1], integers(&[1], &[1])),
+            ("scores", &[-1], floats(&[1], &[f32::INFINITY])),
+        ];
+        let error = run(Detect::default(), &outputs, "", None).unwrap_err();
+        assert!(error.contains("output \"scores\" has a box of score inf"), "{error}");
+    }
+
+    #[test]
     fn no_detections_are_an_empty_answer() {
         let empty = |shape: &[usize]| floats(shape, &[]);
         let outputs: [(&str, &[i64], Tensor); 3] = [

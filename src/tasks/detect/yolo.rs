@@ -183,6 +183,10 @@ fn axes(name: &str, shape: &[Dim]) -> Result<[Dim; 2], String> {
 mod tests {
     use super::{super::testing::*, *};
     use crate::{
+        engine::{
+            DataType, Tensor,
+            reduction::{self, CANDIDATE_WORDS},
+        },
         image::{Preprocess, Resize},
         tasks::testing::*,
     };
@@ -317,6 +321,27 @@ mod tests {
         numbers[0] = f32::NAN;
         let error = check(Detect::default(), &[1, 5, 6], &numbers, "a\nb").unwrap_err();
         assert!(error.contains("not a number"), "{error}");
+    }
+
+    #[test]
+    fn an_infinite_score_is_an_error() {
+        let mut numbers = rows();
+        numbers[5] = f32::INFINITY;
+        let error = check(Detect::default(), &[1, 5, 6], &numbers, "a\nb").unwrap_err();
+        assert!(error.contains("output \"out\" has a box of score inf"), "{error}");
+        // Of what a device has left of the output, as of the output itself.
+        let found = reduction::Candidate {
+            corners: [10.0, 20.0, 30.0, 40.0],
+            score: f32::INFINITY,
+            label: 1,
+            anchor: 0,
+            unused: 0,
+        };
+        let data = bytemuck::bytes_of(&found).to_vec();
+        let left =
+            Tensor { datatype: DataType::Uint32, shape: vec![1, 1, CANDIDATE_WORDS], data: data.into() };
+        let error = run(Detect::default(), &[("out", &[-1, 5, 6], left)], "a\nb", None).unwrap_err();
+        assert!(error.contains("output \"out\" has a box of score inf"), "{error}");
     }
 
     #[test]
