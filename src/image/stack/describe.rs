@@ -1,12 +1,12 @@
 //! What a TIFF's first directory says beside its pixels: the descriptions that ImageJ, tifffile and Micro-Manager write,
-//! OME-XML, and the resolution.
+//! OME-XML, MetaMorph's count of planes, and the resolution.
 
 use super::{
     PixelSize, PixelSizeSource,
     ome::{self, Ome},
 };
 
-/// Printers end well below this; finer resolutions are taken for measured ones. A pixel of 10 µm.
+/// Printers end well below this; finer resolutions are taken for measured ones, whoever wrote them. A pixel of 10 µm.
 const RESOLUTION_PIXEL_NM_MAX: f64 = 10_000.0;
 
 /// How many frames there are, and of what.
@@ -34,6 +34,8 @@ pub(super) struct Description {
     image_j: Option<ImageJ>,
     /// Planes that tifffile says it wrote, and the length of their last two sides.
     shape: Option<Vec<u64>>,
+    /// Planes of a MetaMorph stack, which has one directory for all.
+    pub(super) meta_morph: Option<u64>,
     micro_manager_nm: Option<f64>,
     is_micro_manager: bool,
     /// Pixels per unit.
@@ -87,6 +89,9 @@ impl Description {
         if let Some(image_j) = &self.image_j {
             return Some(image_j.images);
         }
+        if let Some(planes) = self.meta_morph {
+            return Some(planes);
+        }
         let sides = self.shape.as_deref()?;
         let sides = match sides {
             [.., _, 1] if sides.ends_with(&[u64::from(width), 1]) => &sides[..sides.len() - 1],
@@ -114,6 +119,8 @@ impl Description {
             "OME-TIFF"
         } else if self.image_j.is_some() {
             "ImageJ TIFF"
+        } else if self.meta_morph.is_some() {
+            "MetaMorph TIFF"
         } else {
             "TIFF"
         }
@@ -136,20 +143,19 @@ impl Description {
                 3 => 1e7,
                 _ => return None,
             };
-            let (x, y) = self.resolution(unit)?;
-            (x <= RESOLUTION_PIXEL_NM_MAX && y <= RESOLUTION_PIXEL_NM_MAX)
-                .then(|| from(PixelSizeSource::Resolution, (x, y)))
+            Some(from(PixelSizeSource::Resolution, self.resolution(unit)?))
         };
         ome.or_else(image_j).or_else(micro_manager).or_else(plain)
     }
 
-    /// Width and height of a pixel where the resolution counts pixels per `unit` nanometres.
+    /// Width and height of a pixel where the resolution counts pixels per `unit` nanometres; `None` for a printer's.
     fn resolution(&self, unit: f64) -> Option<(f64, f64)> {
         let size = |resolution: Option<f64>| {
             resolution.map(|resolution| unit / resolution).filter(|size| size.is_finite() && *size > 0.0)
         };
         let (x, y) = (size(self.x_resolution), size(self.y_resolution));
-        x.or(y).zip(y.or(x))
+        let measured = |(x, y): &(f64, f64)| *x <= RESOLUTION_PIXEL_NM_MAX && *y <= RESOLUTION_PIXEL_NM_MAX;
+        x.or(y).zip(y.or(x)).filter(measured)
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) const TILE_OFFSETS: u16 = 324;
 pub(super) const TILE_BYTES: u16 = 325;
 pub(super) const SUB_DIRECTORIES: u16 = 330;
 pub(super) const SAMPLE_FORMAT: u16 = 339;
+/// Six numbers on each plane of a stack that has but one directory, as MetaMorph writes it.
+pub(super) const META_MORPH_PLANES: u16 = 33629;
 pub(super) const MICRO_MANAGER: u16 = 51123;
 
 /// What a directory's numbers say; strips and tiles are still without their places.

@@ -863,6 +863,67 @@ fn a_description_after_the_pixels_is_still_read() {
     }
 }
 
+/// A stack as MetaMorph writes it: one directory, of the first plane, and a tag with as many values as there are planes, which
+/// follow each other.
+fn meta_morph(planes: u64, change: impl FnOnce(&Builder, &mut Vec<builder::Field>)) -> Vec<u8> {
+    let mut builder = Builder::new(LITTLE);
+    let samples: Vec<u16> = (0..5 * 4).collect();
+    let data = builder.samples(&samples);
+    let start = builder.put(&data);
+    let mut fields = builder.page(2, 2, start, 8);
+    fields.push(Builder::counting(builder.longs(tags::META_MORPH_PLANES, &[7; 5 * 6]), planes));
+    change(&builder, &mut fields);
+    builder.directory(&fields);
+    builder.bytes
+}
+
+#[test]
+fn planes_that_metamorph_counts_follow_the_first() {
+    let bytes = Bytes::from(meta_morph(5, |_, _| ()));
+    for piece in [1, 30, usize::MAX] {
+        let outcome = read_with(None, options(), &bytes, 1, || piece);
+        assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+        assert_eq!(outcome.planes.concat(), (0..20).map(f64::from).collect::<Vec<_>>());
+        let info = outcome.info.unwrap();
+        assert_eq!((info.frames, info.dialect), (Some(5), "MetaMorph TIFF"));
+    }
+    // Two strips of a plane, one behind the other.
+    let strips = meta_morph(5, |builder, fields| {
+        fields[3] = builder.longs(tags::STRIP_OFFSETS, &[8, 12]);
+        fields[4] = builder.longs(tags::STRIP_BYTES, &[4, 4]);
+        fields.push(builder.short(tags::STRIP_ROWS, 1));
+    });
+    assert_eq!(read(&strips.into()).planes.len(), 5);
+    // One plane is any TIFF's.
+    let one = read(&meta_morph(1, |_, _| ()).into());
+    assert!(one.end.is_ok() && one.planes.len() == 1);
+}
+
+#[test]
+fn planes_that_metamorph_counts_and_that_are_not_there_are_missed() {
+    // More than lie before the directory, and more than there are behind it.
+    assert_says(&refusal(meta_morph(6, |_, _| ())), &["frame 5", "shares bytes"]);
+    let mut builder = Builder::new(LITTLE);
+    let mut fields = builder.page(2, 2, 0, 8);
+    fields.push(Builder::counting(builder.longs(tags::META_MORPH_PLANES, &[7; 30]), 5));
+    let start = (builder.bytes.len() + 2 + 12 * fields.len() + 4 + 120) as u64;
+    fields[3] = builder.longs(tags::STRIP_OFFSETS, &[start]);
+    builder.directory(&fields);
+    assert_eq!(builder.put(&[1; 3 * 8 + 2]), start);
+    assert_says(&refusal(builder.bytes), &["truncated", "frame 3 is incomplete", "6 bytes"]);
+    let packed = |builder: &Builder, fields: &mut Vec<builder::Field>| {
+        fields.push(builder.short(tags::COMPRESSION, 32773));
+    };
+    assert_says(
+        &refusal(meta_morph(5, packed)),
+        &["5 planes of MetaMorph", "compressed", "save the stack as TIFF"],
+    );
+    let limits = Limits { frames_max: 4, ..LIMITS };
+    let outcome =
+        read_with(None, Options { limits, ..options() }, &meta_morph(5, |_, _| ()).into(), 1, || usize::MAX);
+    assert_says(&outcome.end.unwrap_err().to_string(), &["stack_frames_max"]);
+}
+
 #[test]
 fn a_directory_that_contradicts_the_description_is_an_error() {
     let mut builder = Builder::new(LITTLE);

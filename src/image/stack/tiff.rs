@@ -276,6 +276,13 @@ impl Chain {
         let room = if told.is_none() { self.room(&page, directory) } else { None };
         let following = self.following(told.or(room), directory.next)?;
         self.by_room = following.is_some() && told.is_none();
+        if let (None, 0, Some(planes)) = (&following, directory.next, self.wanted.description.meta_morph) {
+            return Err(StackError::unsupported(
+                Format::Tiff,
+                format!("{planes} planes of MetaMorph that are compressed or do not follow each other"),
+                "save the stack as TIFF with a directory for each plane",
+            ));
+        }
         Ok(match following {
             Some(contiguous) => (At::Contiguous(Contiguous { next: 0, ..contiguous }, directory.next), None),
             None => (At::Directory(directory.next), Some(Step::Ready(page))),

@@ -5,7 +5,7 @@ use super::{
     describe::Description,
     directory::{Directory, Encoding, Entry},
     store::{Presence, Store},
-    tags::{DESCRIPTION, MICRO_MANAGER, RESOLUTION_UNIT, X_RESOLUTION, Y_RESOLUTION},
+    tags::{DESCRIPTION, META_MORPH_PLANES, MICRO_MANAGER, RESOLUTION_UNIT, X_RESOLUTION, Y_RESOLUTION},
 };
 
 /// What is read of a description; one that goes on is cut.
@@ -31,6 +31,9 @@ impl Wanted {
 
     /// Notes what describes the stack in the first directory.
     pub(super) fn note(&mut self, directory: &Directory) {
+        // One plane is any TIFF's; the values themselves are not needed.
+        let planes = directory.find(META_MORPH_PLANES).map(|entry| entry.count);
+        self.description.meta_morph = planes.filter(|planes| *planes > 1);
         for entry in &directory.entries {
             if !matches!(
                 entry.tag,

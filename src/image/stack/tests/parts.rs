@@ -163,4 +163,11 @@ fn resolutions_of_printers_are_no_pixel_sizes() {
     }
     description.x_resolution = Some(254_000.0);
     assert!((description.pixel_size().unwrap().y_nm - 100.0).abs() < 1e-9);
+    // Nor are they where ImageJ has kept the unit.
+    let mut description = Description::default();
+    description.take_text(b"ImageJ=1.54f\nunit=inch\n");
+    description.x_resolution = Some(300.0);
+    assert_eq!(description.pixel_size(), None);
+    description.x_resolution = Some(254_000.0);
+    assert!((description.pixel_size().unwrap().y_nm - 100.0).abs() < 1e-9);
 }
