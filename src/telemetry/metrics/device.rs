@@ -1,10 +1,13 @@
 //! What is seen of devices: copied in just before a scrape.
 
 use super::register::Register;
-use prometheus::{CounterVec, GaugeVec, IntCounterVec, IntGaugeVec};
+use prometheus::{
+    CounterVec, GaugeVec, IntCounterVec, IntGaugeVec,
+    core::{MetricVec, MetricVecBuilder},
+};
 use std::collections::BTreeMap;
 
-/// What is seen of a device; what is not told has no sample.
+/// What is seen of a device; what is not told has no sample, but for counters, which stay where they came to.
 #[derive(Debug, Clone, Default)]
 pub struct Readings {
     /// Bytes by kind: `total`, `free`, `own`, `others`, `needed`.
@@ -118,20 +121,23 @@ impl DeviceFamilies {
     pub fn set(&self, device: &str, seen: &Readings) {
         let label = &[device];
         for (kind, bytes) in &seen.memory_bytes {
-            if let Some(bytes) = bytes {
-                self.memory.with_label_values(&[device, kind]).set(*bytes as i64);
+            match bytes {
+                Some(bytes) => self.memory.with_label_values(&[device, kind]).set(*bytes as i64),
+                None => forget(&self.memory, &[device, kind]),
             }
         }
-        if let Some(others) = seen.others {
-            self.others.with_label_values(label).set(others as i64);
+        match seen.others {
+            Some(others) => self.others.with_label_values(label).set(others as i64),
+            None => forget(&self.others, label),
         }
         for (gauge, value) in [
             (&self.utilization, seen.utilization),
             (&self.temperature, seen.temperature_c.map(f64::from)),
             (&self.power, seen.power_w),
         ] {
-            if let Some(value) = value {
-                gauge.with_label_values(label).set(value);
+            match value {
+                Some(value) => gauge.with_label_values(label).set(value),
+                None => forget(gauge, label),
             }
         }
         for (counter, value) in [(&self.energy, seen.energy_j), (&self.waited, Some(seen.waited_s))] {
@@ -149,4 +155,10 @@ impl DeviceFamilies {
             counter.inc_by(count.saturating_sub(counter.get()));
         }
     }
+}
+
+/// Takes a sample back.
+fn forget<M: MetricVecBuilder>(gauges: &MetricVec<M>, labels: &[&str]) {
+    // Fails only for what was never set.
+    let _ = gauges.remove_label_values(labels);
 }

@@ -407,6 +407,35 @@ mod tests {
     }
 
     #[test]
+    fn what_is_told_of_a_device_no_more_has_no_sample() {
+        let metrics = metrics();
+        let seen = Readings {
+            memory_bytes: vec![("free", Some(8)), ("own", Some(3))],
+            others: Some(1),
+            utilization: Some(0.5),
+            temperature_c: Some(40),
+            power_w: Some(90.0),
+            energy_j: Some(7.5),
+            ..Readings::default()
+        };
+        let gauges = |device: &str| {
+            let text = metrics.render();
+            let of_device = text.lines().filter(|line| line.contains(&format!("device=\"{device}\"")));
+            of_device.filter(|line| !line.contains("_total{")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        metrics.devices.set("GPU-1", &seen);
+        metrics.devices.set("GPU-2", &seen);
+        assert_eq!(gauges("GPU-1").len(), 6);
+        let gone = Readings { memory_bytes: vec![("free", Some(8)), ("own", None)], ..Readings::default() };
+        metrics.devices.set("GPU-1", &gone);
+        assert_eq!(gauges("GPU-1"), ["ocelli_device_memory_bytes{device=\"GPU-1\",kind=\"free\"} 8"]);
+        assert_eq!(gauges("GPU-2").len(), 6, "another device's stay");
+        check(&metrics, "ocelli_device_energy_joules_total{device=\"GPU-1\"} 7.5");
+        metrics.devices.set("GPU-1", &seen);
+        assert_eq!(gauges("GPU-1").len(), 6);
+    }
+
+    #[test]
     fn requests_are_counted_by_route_method_and_code() {
         let metrics = metrics();
         let route = metrics.route("/predictions/{model}");
