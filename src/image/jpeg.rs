@@ -22,6 +22,7 @@ pub(super) struct Markers {
     precision: u8,
     /// What is decoded comes in several scans: progressive, or a component after the other.
     scans: bool,
+    /// Decoded at its full size, whatever is enough.
     lossless: bool,
     orientation: Orientation,
 }
@@ -142,6 +143,7 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     let size = (markers.width, markers.height);
     let channels = if markers.components == 1 { 1 } else { 3 };
     let mut header = Header::single(Format::Jpeg, size, channels, 8, markers.orientation);
+    header.scales = !markers.lossless;
     let pixels = u64::from(markers.width) * u64::from(markers.height);
     if markers.scans {
         // All coefficients are held, 16 bits each, until the last scan.

@@ -118,6 +118,8 @@ pub struct Header {
     /// The same of the frames after it: width, height and bits.
     later: Vec<(u32, u32, u8)>,
     orientation: Orientation,
+    /// Whether it may be decoded at a fraction of its size.
+    scales: bool,
     /// Bytes of all decoded frames at their full size.
     frame_bytes: u64,
     /// Bytes that the decoder holds beside them, at most.
@@ -143,6 +145,7 @@ impl Header {
             bits,
             later: Vec::new(),
             orientation,
+            scales: false,
             frame_bytes: samples * u64::from(bits.div_ceil(8)),
             work_bytes: 0,
         }
@@ -165,7 +168,7 @@ impl Header {
     /// As [`decoded_bytes`](Header::decoded_bytes), for a decode that may be scaled because `enough` asks for less.
     pub fn decoded_bytes_for(&self, enough: Enough<'_>) -> u64 {
         let mut bytes = self.frame_bytes;
-        if self.format == Format::Jpeg {
+        if self.scales {
             let eighths = jpeg::eighths((self.width, self.height), enough);
             let scaled = |side: u32| u64::from(jpeg::scaled(side, eighths));
             bytes = scaled(self.width) * scaled(self.height) * u64::from(self.channels);

@@ -509,6 +509,22 @@ fn a_jpeg_of_several_scans_takes_memory_for_all_coefficients() {
 }
 
 #[test]
+fn a_lossless_jpeg_is_charged_at_its_full_size() {
+    let mut file = corpus::jpeg(&corpus::photo(405, 301, 1), 405, PixelFormat::RGB, false);
+    let few = |_, _| Some((50, 37));
+    let bytes = |file: &[u8]| {
+        let header = header(file, &LIMITS).unwrap();
+        [header.decoded_bytes(), header.decoded_bytes_for(&few)]
+    };
+    let [whole, scaled] = bytes(&file);
+    assert!(scaled < whole / 8, "{scaled} of {whole}");
+    // Its frame header as that of a lossless one, which is not scaled.
+    let frame = file.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
+    file[frame + 1] = 0xc3;
+    assert_eq!(bytes(&file), [whole, whole]);
+}
+
+#[test]
 fn more_progressive_scans_than_anyone_writes_are_refused() {
     let bytes = corpus::jpeg(&pixels(rgb), WIDTH, PixelFormat::RGB, true);
     // The last scan again and again: a refinement that changes nothing but costs a pass each.
