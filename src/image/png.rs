@@ -27,8 +27,10 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
     let reader = decoder.read_info().map_err(corrupt)?;
 
     let (color, depth) = reader.output_color_type();
-    let orientation =
-        reader.info().exif_metadata.as_deref().map_or(Orientation::UPRIGHT, Orientation::from_exif);
+    // Some writers keep the prefix that EXIF has in a JPEG.
+    let exif = reader.info().exif_metadata.as_deref();
+    let exif = exif.map(|exif| exif.strip_prefix(b"Exif\0\0").unwrap_or(exif));
+    let orientation = exif.map_or(Orientation::UPRIGHT, Orientation::from_exif);
     let channels = match color {
         ColorType::Grayscale => 1,
         ColorType::GrayscaleAlpha => 2,

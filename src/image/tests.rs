@@ -124,6 +124,24 @@ fn every_orientation_is_applied_to_header_and_pixels() {
             [(1, 1), (w - 2, 1), (1, h - 2), (w - 2, h - 2)].map(|(x, y)| corner(x, y)).iter().collect();
         assert_eq!(corners, seen, "{orientation}");
     }
+    // The same block as it is in a PNG, and as those write it who take it over from a JPEG.
+    let exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
+    let plain = |_: &mut png::Encoder<'_, &mut Vec<u8>>| {};
+    let depth = BitDepth::Eight;
+    let stored = corpus::png((WIDTH, HEIGHT), ColorType::Rgb, depth, &pixels(rgb), plain);
+    for prefix in [&b""[..], b"Exif\0\0"] {
+        let chunk = [b"eXIf", prefix, exif].concat();
+        let mut sum = flate2::Crc::new();
+        sum.update(&chunk);
+        let length = chunk.len() as u32 - 4;
+        let chunk = [&length.to_be_bytes()[..], &chunk, &sum.sum().to_be_bytes()].concat();
+        let mut bytes = stored.clone();
+        // Behind the signature and the header.
+        bytes.splice(33..33, chunk);
+        let turned = frame(&bytes);
+        assert_eq!((turned.width, turned.height), (12, 20), "{prefix:?}");
+        assert_eq!(u8s(&turned)[..3], rgb(0, HEIGHT - 1));
+    }
     let turned = frame(&corpus::fixture("turned.webp"));
     assert_eq!((turned.width, turned.height), (12, 20));
     assert_eq!(u8s(&turned)[..3], rgb(0, HEIGHT - 1));
