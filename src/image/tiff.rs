@@ -1,14 +1,21 @@
 //! TIFF: one or many pages, strips or tiles, 8 and 16 bits (1 to 4 for grey and palettes), classic and BigTIFF.
 //!
-//! All directories are walked and checked before any pixel is read. The conversion of what the decoder gives into grey
-//! or RGB is in `samples`. Reduced copies and masks (by the subfile type) are no pages.
+//! All directories are walked and checked before any pixel is read. Reduced copies and masks (by the subfile type) are no
+//! pages, unless there is nothing else.
+//!
+//! - `source`: the file as the decoder reads it.
+//! - `planes`: planes in tiles.
+//! - `samples`: what the decoder gives becomes grey or RGB.
 
+mod planes;
 mod samples;
 mod source;
+#[cfg(test)]
+mod tests;
 
 use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg};
 use samples::{Kind, Page};
-use source::Source;
+use source::{Changes, Source};
 use tiff::{
     TiffError,
     decoder::{Decoder, DecodingSampleType},
@@ -26,6 +33,8 @@ const NO_PAGE: u32 = 0b101;
 
 /// The value of the compression tag for JPEG streams.
 const COMPRESSION_JPEG: u16 = 7;
+/// And for WebP streams.
+const COMPRESSION_WEBP: u16 = 50001;
 
 fn corrupt(reason: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Tiff, reason)
@@ -48,6 +57,15 @@ struct Pages {
     pages: Vec<(usize, Page)>,
     /// Of a single page; a stack is never turned.
     orientation: Orientation,
+    changes: Changes,
+}
+
+/// What is gathered on the way.
+#[derive(Default)]
+struct Found {
+    /// Bytes of JPEG streams. Pages that share one would have it read for each of them.
+    jpeg_bytes: u64,
+    changes: Changes,
 }
 
 /// Opens the first directory. That one the decoder reads under its own limit for tags, of which a lie takes only address
@@ -64,38 +82,40 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
 
 /// Walks the directories.
 fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
-    let source = Source::new(bytes, Vec::new());
-    let mut decoder = open(source, bytes)?;
-    let mut pages = Vec::new();
-    let mut pixels = 0;
+    let mut decoder = open(Source::new(bytes, Changes::default()), bytes)?;
+    let (mut pages, mut pixels) = (Vec::new(), 0);
     let mut orientation = Orientation::UPRIGHT;
-    // Pages that share a stream would have it read for each of them.
-    let mut jpeg_bytes = 0;
+    let mut found = Found::default();
+    let mut take = |decoder: &mut Decoder<Source<'_>>, index: usize| {
+        limits.check_frames(pages.len() + 1)?;
+        let (width, height) = decoder.dimensions().map_err(from_tiff)?;
+        limits.check_side(width, height)?;
+        pixels += u64::from(width) * u64::from(height);
+        limits.check_pixels(pixels)?;
+        let number = find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1);
+        orientation = if pages.is_empty() { Orientation::new(number) } else { Orientation::UPRIGHT };
+        pages.push((index, page(bytes, decoder, (width, height), limits, &mut found)?));
+        Ok::<_, DecodeError>(())
+    };
+    let mut any = false;
     for index in 0.. {
         // Copies and masks are bounded too: a page may have several.
         limits.check_frames(index / 8)?;
         let kind = find::<u32>(&mut decoder, Tag::NewSubfileType)?.unwrap_or(0);
-        if pages.is_empty() || kind & NO_PAGE == 0 {
-            limits.check_frames(pages.len() + 1)?;
-            let (width, height) = decoder.dimensions().map_err(from_tiff)?;
-            limits.check_side(width, height)?;
-            pixels += u64::from(width) * u64::from(height);
-            limits.check_pixels(pixels)?;
-            if pages.is_empty() {
-                let number = find::<u64>(&mut decoder, Tag::Orientation)?.unwrap_or(1);
-                orientation = Orientation::new(number);
-            }
-            pages.push((index, page(bytes, &mut decoder, (width, height), &mut jpeg_bytes)?));
+        if kind & NO_PAGE == 0 {
+            take(&mut decoder, index)?;
+            any = true;
         }
         if !decoder.more_images() {
             break;
         }
         decoder.next_image().map_err(from_tiff)?;
     }
-    if pages.len() > 1 {
-        orientation = Orientation::UPRIGHT;
+    if !any {
+        decoder.seek_to_image(0).map_err(from_tiff)?;
+        take(&mut decoder, 0)?;
     }
-    Ok(Pages { pages, orientation })
+    Ok(Pages { pages, orientation, changes: found.changes })
 }
 
 fn find<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Result<Option<T>, DecodeError> {
@@ -112,7 +132,8 @@ fn page(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
     (width, height): (u32, u32),
-    jpeg_bytes: &mut u64,
+    limits: &Limits,
+    found: &mut Found,
 ) -> Result<Page, DecodeError> {
     let photometric: u16 = find(decoder, Tag::PhotometricInterpretation)?.unwrap_or(1);
     let bits: u8 = find_all(decoder, Tag::BitsPerSample)?.first().copied().unwrap_or(1);
@@ -133,7 +154,8 @@ fn page(
         (1, 2, 8 | 16) if alpha => Kind::GrayAlpha,
         (2, 3, 8 | 16) => Kind::Rgb,
         // A fourth sample that says nothing of itself is taken as alpha, as other readers do.
-        (2, 4, 8 | 16) if alpha || extra.is_empty() => Kind::Rgba,
+        (2, 4, 8 | 16) if extra.is_empty() => Kind::Rgba,
+        (2, 4.., 8 | 16) if alpha => Kind::Rgba,
         (2, 4.., 8 | 16) => Kind::Rgb,
         (3, 1, 1 | 2 | 4 | 8) => {
             let map: Vec<u16> = find_all(decoder, Tag::ColorMap)?;
@@ -157,34 +179,32 @@ fn page(
             )));
         }
     };
-    let patch = match kind {
-        Kind::Palette(_) => {
-            let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?;
-            let at = source::photometric_at(bytes, directory.0)
-                .ok_or_else(|| corrupt("its colour interpretation is not a number"))?;
-            Some(at)
-        }
-        _ => None,
-    };
-    check_chunks(bytes, decoder, jpeg_bytes)?;
+    let planar = find::<u16>(decoder, Tag::PlanarConfiguration)? == Some(2) && count > 1;
+    if matches!(kind, Kind::Palette(_)) || count > kind.samples() {
+        let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?;
+        let at = source::photometric_at(bytes, directory.0)
+            .ok_or_else(|| corrupt("its colour interpretation is not a number"))?;
+        found.changes.patches.push(at);
+    }
+    check_chunks(bytes, decoder, found)?;
     Ok(Page {
         width,
         height,
         kind,
         bits,
         count,
-        planar: find::<u16>(decoder, Tag::PlanarConfiguration)? == Some(2) && count > 1,
+        planar,
         premultiplied: extra.first() == Some(&1),
-        patch,
+        tiles: if planar { planes::tiles(decoder, limits)? } else { None },
     })
 }
 
 /// Strips or tiles must lie inside the file; JPEG streams must not be larger than the strip or tile that they are for, nor all of
-/// them together than the file: `jpeg_bytes` counts those so far.
+/// them together than the file. Notes those whose bytes are in the other order.
 fn check_chunks(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
-    jpeg_bytes: &mut u64,
+    found: &mut Found,
 ) -> Result<(), DecodeError> {
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
     let (offsets, counts) = if tiled {
@@ -194,19 +214,30 @@ fn check_chunks(
     };
     let offsets: Vec<u64> = find_all(decoder, offsets)?;
     let counts: Vec<u64> = find_all(decoder, counts)?;
-    let jpeg = find::<u16>(decoder, Tag::Compression)? == Some(COMPRESSION_JPEG);
+    let compression: Option<u16> = find(decoder, Tag::Compression)?;
+    let jpeg = compression == Some(COMPRESSION_JPEG);
+    let reversed = match find::<u16>(decoder, Tag::FillOrder)?.unwrap_or(1) {
+        // Streams that have an order of their own.
+        _ if jpeg || compression == Some(COMPRESSION_WEBP) => false,
+        1 => false,
+        2 => true,
+        other => return Err(unsupported(format!("bits in order {other}"))),
+    };
     for (&offset, &count) in offsets.iter().zip(&counts) {
         let chunk = usize::try_from(offset)
             .ok()
             .zip(usize::try_from(count).ok())
             .and_then(|(offset, count)| bytes.get(offset..offset.checked_add(count)?))
             .ok_or_else(|| corrupt("pixel data lies beyond its end"))?;
+        if reversed {
+            found.changes.reversed.push([offset, offset + count]);
+        }
         if !jpeg {
             continue;
         }
         // These streams are read whole and by their own word on their size.
-        *jpeg_bytes += count;
-        if *jpeg_bytes > bytes.len() as u64 {
+        found.jpeg_bytes += count;
+        if found.jpeg_bytes > bytes.len() as u64 {
             return Err(corrupt("its JPEG streams overlap"));
         }
         let markers = jpeg::markers(chunk)?;
@@ -219,7 +250,7 @@ fn check_chunks(
 }
 
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    let Pages { pages, orientation } = walk(bytes, limits)?;
+    let Pages { pages, orientation, .. } = walk(bytes, limits)?;
     let (_, first) = &pages[0];
     let size = (first.width, first.height);
     let mut header =
@@ -227,14 +258,14 @@ pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeErro
     header.later =
         pages[1..].iter().map(|(_, page)| (page.width, page.height, page.decoded_bits())).collect();
     header.frame_bytes = pages.iter().map(|(_, page)| page.decoded_bytes()).sum();
-    header.work_bytes = pages.iter().map(|(_, page)| page.raw_bytes()).max().unwrap_or(0);
+    let work = |(_, page): &(usize, Page)| page.raw_bytes() + page.tile_bytes();
+    header.work_bytes = pages.iter().map(work).max().unwrap_or(0);
     Ok(header)
 }
 
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, DecodeError> {
-    let Pages { pages, orientation } = walk(bytes, limits)?;
-    let patches = pages.iter().filter_map(|(_, page)| page.patch).collect();
-    let mut decoder = open(Source::new(bytes, patches), bytes)?;
+    let Pages { pages, orientation, changes } = walk(bytes, limits)?;
+    let mut decoder = open(Source::new(bytes, changes), bytes)?;
     let mut frames = Vec::with_capacity(pages.len());
     let mut at = 0;
     for (index, page) in pages {
@@ -260,13 +291,17 @@ fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples
     if !same || (kind == Some(DecodingSampleType::U16)) != wide {
         return Err(corrupt("its headers disagree about its size"));
     }
+    let mut into = |samples: &mut [u8]| match page.tiles {
+        Some(tiles) => planes::read(decoder, page, tiles, samples),
+        None => decoder.read_image_bytes(samples).map_err(from_tiff),
+    };
     if wide {
         let mut samples = vec![0u16; layout.complete_len / 2];
-        decoder.read_image_bytes(bytemuck::cast_slice_mut(&mut samples)).map_err(from_tiff)?;
+        into(bytemuck::cast_slice_mut(&mut samples))?;
         Ok(super::Samples::U16(samples))
     } else {
         let mut samples = vec![0u8; layout.complete_len];
-        decoder.read_image_bytes(&mut samples).map_err(from_tiff)?;
+        into(&mut samples)?;
         Ok(super::Samples::U8(samples))
     }
 }

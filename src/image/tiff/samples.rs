@@ -9,9 +9,9 @@ pub(super) enum Kind {
     Gray,
     /// Grey, then alpha.
     GrayAlpha,
-    /// Three samples; more are dropped by the decoder.
+    /// Three samples, and perhaps others that mean nothing here.
     Rgb,
-    /// RGB, then alpha.
+    /// RGB, then alpha, and perhaps others.
     Rgba,
     /// Indices into all reds, then all greens, then all blues, 16 bits each.
     Palette(Vec<u16>),
@@ -31,6 +31,15 @@ impl Kind {
             Kind::Rgba => 4,
         }
     }
+
+    /// Samples per pixel that are read; those behind them are left out.
+    pub(super) fn samples(&self) -> u16 {
+        match self {
+            Kind::Palette(_) => 1,
+            Kind::Cmyk => 4,
+            _ => u16::from(self.channels()),
+        }
+    }
 }
 
 /// One page, from its directory.
@@ -46,8 +55,8 @@ pub(super) struct Page {
     pub(super) planar: bool,
     /// Whether colours are stored multiplied with alpha.
     pub(super) premultiplied: bool,
-    /// Where the file says "palette".
-    pub(super) patch: Option<u64>,
+    /// Width and height of the tiles of planes.
+    pub(super) tiles: Option<[u32; 2]>,
 }
 
 impl Page {
@@ -62,32 +71,43 @@ impl Page {
         pixels * u64::from(self.kind.channels()) * u64::from(self.decoded_bits() / 8)
     }
 
-    /// Samples per pixel as the decoder gives them.
-    fn given(&self) -> u64 {
-        match self.kind {
-            // Without planes it leaves out what is beyond RGB; planes come all.
-            Kind::Rgb if !self.planar => 3,
-            _ => u64::from(self.count),
-        }
-    }
-
-    /// Bytes as the decoder gives them: rows padded to whole bytes.
+    /// Bytes as the decoder gives them: rows padded to whole bytes, all samples of the file.
     pub(super) fn raw_bytes(&self) -> u64 {
-        let (interleaved, planes) = if self.planar { (1, self.given()) } else { (self.given(), 1) };
+        let count = u64::from(self.count);
+        let (interleaved, planes) = if self.planar { (1, count) } else { (count, 1) };
         let row = (u64::from(self.width) * interleaved * u64::from(self.bits)).div_ceil(8);
         row * u64::from(self.height) * planes
+    }
+
+    /// Bytes of a tile of a plane, as it is read by itself.
+    pub(super) fn tile_bytes(&self) -> u64 {
+        let [width, height] = self.tiles.unwrap_or_default();
+        u64::from(width) * u64::from(height) * u64::from(self.bits / 8)
     }
 
     /// Turns what the decoder gave into grey or RGB.
     pub(super) fn convert(&self, raw: Samples) -> Samples {
         match raw {
             Samples::U8(raw) => Samples::U8(self.convert_u8(raw)),
-            Samples::U16(raw) => Samples::U16(self.convert_any(raw, u32::from(u16::MAX))),
+            Samples::U16(raw) => Samples::U16(self.convert_any(self.arrange(raw), u32::from(u16::MAX))),
+        }
+    }
+
+    /// The samples that are read, side by side.
+    fn arrange<T: Copy>(&self, raw: Vec<T>) -> Vec<T> {
+        let (count, read) = (usize::from(self.count), usize::from(self.kind.samples()));
+        if self.planar {
+            let plane = self.width as usize * self.height as usize;
+            (0..plane).flat_map(|i| (0..read).map(move |c| c * plane + i)).map(|at| raw[at]).collect()
+        } else if read < count {
+            raw.chunks_exact(count).flat_map(|pixel| &pixel[..read]).copied().collect()
+        } else {
+            raw
         }
     }
 
     fn convert_u8(&self, raw: Vec<u8>) -> Vec<u8> {
-        let raw = if self.bits < 8 { self.unpack(&raw) } else { raw };
+        let raw = if self.bits < 8 { self.unpack(&raw) } else { self.arrange(raw) };
         match &self.kind {
             Kind::Palette(map) => self.look_up(&raw, map),
             Kind::Gray if self.bits < 8 => {
@@ -125,18 +145,7 @@ impl Page {
         indices.iter().flat_map(|&index| [0, 1, 2].map(|c| channel(c, index))).collect()
     }
 
-    fn convert_any<T: Sample>(&self, mut raw: Vec<T>, white: u32) -> Vec<T> {
-        if self.planar {
-            let plane = self.width as usize * self.height as usize;
-            let channels = match self.kind {
-                Kind::Cmyk => 4,
-                _ => usize::from(self.kind.channels()),
-            };
-            raw = (0..plane)
-                .flat_map(|i| (0..channels).map(move |c| (i, c)))
-                .map(|(i, c)| raw[c * plane + i])
-                .collect();
-        }
+    fn convert_any<T: Sample>(&self, raw: Vec<T>, white: u32) -> Vec<T> {
         match self.kind {
             Kind::Cmyk => {
                 let (pixels, _) = raw.as_chunks::<4>();

@@ -1,7 +1,11 @@
-//! The bytes of a TIFF as its decoder reads them: with a budget, and with palettes disguised as grey.
+//! The bytes of a TIFF as its decoder reads them: with a budget, and changed where it does not understand them.
 //!
 //! The decoder refuses palettes, whose samples are stored exactly as grey ones are. So the number that says "palette" is
-//! replaced as it is read, and the indices come out.
+//! replaced as it is read, and the indices come out. It is the same with colours that have other samples beside them: the
+//! decoder drops these before it adds up what was predicted from them, and of grey it gives all that there are.
+//!
+//! Nor does it know of bytes whose first bit is the lowest: strips and tiles of these are turned as they are read, packed or
+//! not, as libtiff does it.
 
 use std::io::{Error, Read, Result, Seek, SeekFrom};
 
@@ -15,22 +19,39 @@ const READ_BYTES_BASE: u64 = 256 << 20;
 const PHOTOMETRIC: u16 = 262;
 const BLACK_IS_ZERO: u8 = 1;
 
+/// What is read otherwise than it is in the file.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// Where to read [`BLACK_IS_ZERO`].
+    pub(super) patches: Vec<u64>,
+    /// Strips and tiles whose bytes begin with the lowest bit: from, and up to.
+    pub(super) reversed: Vec<[u64; 2]>,
+}
+
 /// A reader over the file.
 pub(super) struct Source<'a> {
     bytes: &'a [u8],
     position: u64,
-    /// Where to read [`BLACK_IS_ZERO`], ascending.
-    patches: Vec<u64>,
+    changes: Changes,
     budget: u64,
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn new(bytes: &'a [u8], mut patches: Vec<u64>) -> Source<'a> {
-        patches.sort_unstable();
+    pub(super) fn new(bytes: &'a [u8], mut changes: Changes) -> Source<'a> {
+        changes.patches.sort_unstable();
+        changes.reversed.sort_unstable();
+        // None begins before the one in front of it ends, so that they are found by where they end.
+        changes.reversed.dedup_by(|next, last| {
+            let meet = next[0] < last[1];
+            if meet {
+                last[1] = last[1].max(next[1]);
+            }
+            meet
+        });
         Source {
             bytes,
             position: 0,
-            patches,
+            changes,
             budget: READ_BYTES_BASE.saturating_add(READ_FILES_MAX * bytes.len() as u64),
         }
     }
@@ -43,8 +64,14 @@ impl Read for Source<'_> {
         let count = rest.len().min(buffer.len());
         buffer[..count].copy_from_slice(&rest[..count]);
         let end = start + count as u64;
-        let first = self.patches.partition_point(|&at| at < start);
-        for at in self.patches[first..].iter().take_while(|&&at| at < end) {
+        let Changes { patches, reversed } = &self.changes;
+        let first = reversed.partition_point(|[_, to]| *to <= start);
+        for [from, to] in reversed[first..].iter().take_while(|[from, _]| *from < end) {
+            let within = (from.max(&start) - start) as usize..(to.min(&end) - start) as usize;
+            buffer[within].iter_mut().for_each(|byte| *byte = byte.reverse_bits());
+        }
+        let first = patches.partition_point(|&at| at < start);
+        for at in patches[first..].iter().take_while(|&&at| at < end) {
             buffer[(at - start) as usize] = BLACK_IS_ZERO;
         }
         self.position = end;

@@ -1,0 +1,234 @@
+//! TIFFs put together tag by tag: kinds that no fixture has.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use super::super::{DecodeError, Frame, Limits, Samples, corpus::whole, decode, header};
+
+const LIMITS: Limits = Limits { side_max: 1000, pixels_max: 1_000_000, frames_max: 10 };
+
+const SUBFILE: u16 = 254;
+const COMPRESSION: u16 = 259;
+const PHOTOMETRIC: u16 = 262;
+const FILL_ORDER: u16 = 266;
+const ORIENTATION: u16 = 274;
+const SAMPLES: u16 = 277;
+const ROWS: u16 = 278;
+const PLANAR: u16 = 284;
+const PREDICTOR: u16 = 317;
+const TILE: [u16; 2] = [322, 323];
+const EXTRA: u16 = 338;
+const SUBSAMPLING: u16 = 530;
+
+/// A directory without where its pixels are, and the strips or tiles that it is for.
+#[derive(Clone)]
+struct Page {
+    tags: Vec<(u16, Vec<u32>)>,
+    chunks: Vec<Vec<u8>>,
+}
+
+impl Page {
+    /// One of this size with `samples` of `bits` for each pixel, in one strip (or, with tiles said, in those).
+    fn new([width, height]: [u32; 2], bits: u32, samples: u32, chunks: Vec<Vec<u8>>) -> Page {
+        let tags = vec![(256, vec![width]), (257, vec![height]), (258, vec![bits; samples as usize])];
+        Page { tags, chunks }.with(SAMPLES, &[samples]).with(ROWS, &[height])
+    }
+
+    fn with(mut self, tag: u16, values: &[u32]) -> Page {
+        self.tags.retain(|(other, _)| *other != tag);
+        self.tags.push((tag, values.to_vec()));
+        self
+    }
+}
+
+/// A little-endian file of these pages.
+fn file(pages: &[Page]) -> Vec<u8> {
+    let mut bytes = b"II*\0\0\0\0\0".to_vec();
+    let mut link = 4;
+    for Page { tags, chunks } in pages {
+        let mut tags = tags.clone();
+        let tiled = tags.iter().any(|(tag, _)| *tag == TILE[0]);
+        let mut offsets = Vec::new();
+        for chunk in chunks {
+            offsets.push(bytes.len() as u32);
+            bytes.extend(chunk);
+        }
+        tags.retain(|(tag, _)| !tiled || *tag != ROWS);
+        tags.push((if tiled { 324 } else { 273 }, offsets));
+        let counts = chunks.iter().map(|chunk| chunk.len() as u32).collect();
+        tags.push((if tiled { 325 } else { 279 }, counts));
+        tags.sort();
+        bytes.resize(bytes.len().next_multiple_of(2), 0);
+        let mut table = (tags.len() as u16).to_le_bytes().to_vec();
+        for (tag, values) in &tags {
+            // SHORT where that is enough, as LONG is not for every tag.
+            let (kind, size) = if values.iter().any(|value| *value > 0xffff) { (4u16, 4) } else { (3, 2) };
+            table.extend(tag.to_le_bytes());
+            table.extend(kind.to_le_bytes());
+            table.extend((values.len() as u32).to_le_bytes());
+            let mut inside: Vec<u8> =
+                values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(size)).collect();
+            if inside.len() > 4 {
+                let at = (bytes.len() as u32).to_le_bytes().to_vec();
+                bytes.extend(std::mem::replace(&mut inside, at));
+            }
+            inside.resize(4, 0);
+            table.extend(inside);
+        }
+        let at = (bytes.len() as u32).to_le_bytes();
+        bytes[link..link + 4].copy_from_slice(&at);
+        link = bytes.len() + table.len();
+        bytes.extend(table);
+        bytes.extend([0; 4]);
+    }
+    bytes
+}
+
+fn frames(pages: &[Page]) -> Vec<Frame> {
+    let bytes = file(pages);
+    let frames = decode(&bytes, &LIMITS, &whole).unwrap();
+    let header = header(&bytes, &LIMITS).unwrap();
+    let sizes = frames.iter().map(|frame| (frame.width, frame.height, 8 * frame.samples.bytes_each() as u8));
+    assert!(header.frames().eq(sizes), "{header:?}");
+    assert_eq!(header.channels, frames[0].channels);
+    frames
+}
+
+fn u8s(page: Page) -> (u8, Vec<u8>) {
+    let frame = frames(&[page]).remove(0);
+    let Samples::U8(samples) = frame.samples else { panic!("16 bits") };
+    (frame.channels, samples)
+}
+
+/// A sample of a picture in which all differ from their neighbours.
+fn sample(x: u32, y: u32, channel: u32) -> u8 {
+    (x * 3 + y * 7 + channel * 50) as u8
+}
+
+/// The pixels of a picture, of some of its channels.
+fn picture([width, height]: [u32; 2], channels: &[u32]) -> Vec<u8> {
+    let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
+    places.flat_map(|(x, y)| channels.iter().map(move |c| sample(x, y, *c))).collect()
+}
+
+const SIZE: [u32; 2] = [37, 21];
+
+#[test]
+fn planes_in_tiles_that_stand_over_the_picture_are_read() {
+    let [width, height] = SIZE;
+    for (samples, [across, down]) in [(3, [16, 16]), (4, [16, 32]), (3, [64, 16]), (3, [48, 32])] {
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        for plane in 0..samples {
+            for top in (0..height).step_by(down as usize) {
+                for left in (0..width).step_by(across as usize) {
+                    let places = (top..top + down).flat_map(|y| (left..left + across).map(move |x| (x, y)));
+                    let tile: Vec<u8> = places.map(|(x, y)| sample(x, y, plane)).collect();
+                    high.push(tile.iter().flat_map(|v| (u16::from(*v) * 257).to_le_bytes()).collect());
+                    low.push(tile);
+                }
+            }
+        }
+        let tiled = |bits, chunks| {
+            let page = Page::new(SIZE, bits, samples, chunks).with(PHOTOMETRIC, &[2]).with(PLANAR, &[2]);
+            page.with(TILE[0], &[across]).with(TILE[1], &[down])
+        };
+        let channels: Vec<u32> = (0..samples).collect();
+        let expected = picture(SIZE, &channels);
+        assert_eq!(u8s(tiled(8, low)), (samples as u8, expected.clone()), "{across} x {down}");
+        let Samples::U16(found) = frames(&[tiled(16, high)]).remove(0).samples else { panic!("8 bits") };
+        assert!(found.iter().map(|v| v / 257).eq(expected.into_iter().map(u16::from)));
+    }
+}
+
+#[test]
+fn tiles_larger_than_any_picture_are_refused_before_they_take_memory() {
+    let page = Page::new(SIZE, 8, 3, vec![vec![0; 16]; 9]).with(PHOTOMETRIC, &[2]).with(PLANAR, &[2]);
+    let page = page.with(TILE[0], &[16]).with(TILE[1], &[1 << 30]);
+    let error = header(&file(&[page]), &LIMITS).unwrap_err().to_string();
+    assert!(error.contains("tiles of 16 x 1073741824"), "{error}");
+}
+
+#[test]
+fn samples_beyond_colours_and_alpha_are_left_out() {
+    let interleaved = |samples: u32, extra: &[u32]| {
+        let channels: Vec<u32> = (0..samples).collect();
+        let page = Page::new(SIZE, 8, samples, vec![picture(SIZE, &channels)]);
+        page.with(PHOTOMETRIC, &[2]).with(EXTRA, extra)
+    };
+    let rgb = (3, picture(SIZE, &[0, 1, 2]));
+    let rgba = (4, picture(SIZE, &[0, 1, 2, 3]));
+    assert_eq!(u8s(interleaved(4, &[0])), rgb);
+    assert_eq!(u8s(interleaved(6, &[0, 2, 0])), rgb);
+    assert_eq!(u8s(interleaved(5, &[2, 0])), rgba);
+    let planar = |samples: u32, extra: &[u32]| {
+        let planes = (0..samples).map(|plane| picture(SIZE, &[plane])).collect();
+        let page = Page::new(SIZE, 8, samples, planes).with(PHOTOMETRIC, &[2]).with(PLANAR, &[2]);
+        page.with(EXTRA, extra)
+    };
+    assert_eq!(u8s(planar(4, &[0])), rgb);
+    assert_eq!(u8s(planar(5, &[2, 0])), rgba);
+}
+
+#[test]
+fn samples_that_are_left_out_are_predicted_from_as_well() {
+    use std::io::Write;
+    let mut differences = Vec::new();
+    for row in picture(SIZE, &[0, 1, 2, 3, 4]).chunks(5 * SIZE[0] as usize) {
+        differences.extend(&row[..5]);
+        differences.extend(row.windows(6).map(|samples| samples[5].wrapping_sub(samples[0])));
+    }
+    let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(&differences).unwrap();
+    let page = Page::new(SIZE, 8, 5, vec![packed.finish().unwrap()]).with(PHOTOMETRIC, &[2]);
+    let page = page.with(COMPRESSION, &[8]).with(PREDICTOR, &[2]);
+    assert_eq!(u8s(page.clone().with(EXTRA, &[0, 0])), (3, picture(SIZE, &[0, 1, 2])));
+    assert_eq!(u8s(page.with(EXTRA, &[2, 0])), (4, picture(SIZE, &[0, 1, 2, 3])));
+}
+
+#[test]
+fn luma_and_chroma_in_planes_are_those_side_by_side() {
+    let page = |chunks| Page::new(SIZE, 8, 3, chunks).with(PHOTOMETRIC, &[6]).with(SUBSAMPLING, &[1, 1]);
+    let side_by_side = u8s(page(vec![picture(SIZE, &[0, 1, 2])]));
+    let planes = (0..3).map(|plane| picture(SIZE, &[plane])).collect();
+    assert_eq!(u8s(page(planes).with(PLANAR, &[2])), side_by_side);
+}
+
+#[test]
+fn bits_in_the_other_order_are_read_in_theirs() {
+    // 37 pixels in 5 bytes for each row.
+    let row = |y: u32| (0..5).map(move |x| sample(x, y, 0).reverse_bits() ^ sample(y, x, 1));
+    let plain: Vec<u8> = (0..SIZE[1]).flat_map(row).collect();
+    let reversed = |bytes: &[u8]| bytes.iter().map(|byte| byte.reverse_bits()).collect::<Vec<u8>>();
+    let page = |chunk| Page::new(SIZE, 1, 1, vec![chunk]).with(PHOTOMETRIC, &[1]);
+    let expected = u8s(page(plain.clone()));
+    assert!(expected.1.contains(&0) && expected.1.contains(&255));
+    assert_eq!(u8s(page(reversed(&plain)).with(FILL_ORDER, &[2])), expected);
+    // What is packed is turned as it is stored, its lengths as well.
+    let packed: Vec<u8> = plain.chunks(5).flat_map(|row| [&[4][..], row].concat()).collect();
+    let packbits = |chunk| page(chunk).with(COMPRESSION, &[32773]);
+    assert_eq!(u8s(packbits(packed.clone())), expected);
+    assert_eq!(u8s(packbits(reversed(&packed)).with(FILL_ORDER, &[2])), expected);
+    // Each page says it for itself.
+    let both = [page(plain.clone()), page(reversed(&plain)).with(FILL_ORDER, &[2])];
+    let [first, second] = &frames(&both)[..] else { panic!("two pages") };
+    assert_eq!(first, second);
+    let unknown = file(&[page(plain).with(FILL_ORDER, &[3])]);
+    let error = decode(&unknown, &LIMITS, &whole).unwrap_err();
+    assert!(matches!(&error, DecodeError::Unsupported { what, .. } if what == "bits in order 3"), "{error}");
+}
+
+#[test]
+fn a_reduced_copy_before_the_picture_is_no_page() {
+    let gray = |size: [u32; 2]| Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
+    let copy = gray([9, 5]).with(SUBFILE, &[1]);
+    let sizes =
+        |pages: &[Page]| frames(pages).iter().map(|frame| [frame.width, frame.height]).collect::<Vec<_>>();
+    assert_eq!(sizes(&[copy.clone(), gray(SIZE)]), [SIZE]);
+    assert_eq!(sizes(&[copy.clone(), gray(SIZE), gray([8, 8])]), [SIZE, [8, 8]]);
+    // It turns as it says itself, and what the copy holds does not matter.
+    let turned = gray(SIZE).with(ORIENTATION, &[6]);
+    let floats = copy.clone().with(339, &[3]);
+    assert_eq!(sizes(&[floats, turned]), [[SIZE[1], SIZE[0]]]);
+    // Where there is nothing else, it is the picture.
+    assert_eq!(sizes(&[copy.clone()]), [[9, 5]]);
+    assert_eq!(sizes(&[copy.clone(), copy.with(SUBFILE, &[4])]), [[9, 5]]);
+}
