@@ -9,7 +9,7 @@
 //! - [`given`]: a model that a caller sends.
 //! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
 //! - `external`: the files that an ONNX file reads its weights from.
-//! - `input`: from manifest and signature to how an image becomes the model's input.
+//! - `input`: from manifest and signature to how an image becomes the model's input; `images`: what that is.
 //! - `map`: what a camera's pixels differ in, from a file.
 //!
 //! A [`Source`] is what lies on disk; a [`Model`] is what it became once an engine had told its signature. Loading
@@ -21,6 +21,7 @@ pub mod control;
 pub mod declared;
 mod external;
 pub mod given;
+mod images;
 mod input;
 pub mod manifest;
 mod map;
@@ -33,6 +34,7 @@ pub use catalog::{Catalog, Entry, State};
 pub use control::{Change, Command, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
 pub use given::Given;
+pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, scan};
 pub(crate) use strict::did_you_mean;
@@ -46,10 +48,10 @@ use crate::{
         onnx::gpu::Provider,
         staging::{Memory, Staging},
     },
-    image::Preprocess,
     tasks::{Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
+use images::{SLABS_READY, Slabs};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use tempfile::TempDir;
 
@@ -123,125 +125,6 @@ pub struct Model {
     pub manifest: Manifest,
     /// What became of its requests.
     pub statistics: Statistics,
-}
-
-/// How an image becomes a model's input.
-pub struct ImageInput {
-    /// Resize, colour, normalisation. A side that is each image's own stands as 1: ask
-    /// [`preprocess_for`](ImageInput::preprocess_for).
-    pub preprocess: Preprocess,
-    /// How engines make numbers of its pixels; `None` where the model takes those as they are.
-    pub pixels: Option<PixelInput>,
-    /// `None` where images keep their own size: their memory is allocated one by one.
-    staging: Option<Slabs>,
-    own_width: bool,
-    own_height: bool,
-    batch_axis: bool,
-    channel_axis: bool,
-}
-
-/// Memory that images are written to: one slot per image, one slab per largest batch. It is taken when it is asked for.
-struct Slabs {
-    /// For images of 8 bits, and for those that the model takes as they are.
-    low: Staging,
-    /// For pixels of 16 bits.
-    high: Staging,
-}
-
-/// Slabs that are there when a model is served: of three batches on their way, and the one that images are put in.
-const SLABS_READY: usize = 4;
-
-/// What an image is staged as.
-pub struct Form<'a> {
-    /// Element type.
-    pub datatype: DataType,
-    /// Of one image; with a batch axis, `shape[0]` is 1 and counts items.
-    pub shape: Vec<usize>,
-    /// Bytes that it takes.
-    pub bytes: usize,
-    /// Where it is written to, if it shares memory with others.
-    pub staging: Option<&'a Staging>,
-}
-
-impl ImageInput {
-    /// Width and height of the input in pixels; `None` where images keep their own.
-    pub fn size(&self) -> Option<[u32; 2]> {
-        let own = self.own_width || self.own_height;
-        (!own).then_some([self.preprocess.width, self.preprocess.height])
-    }
-
-    /// What to do with an image of `width` × `height` pixels. An image whose size does not fit is refused when this is
-    /// applied.
-    pub fn preprocess_for(&self, width: u32, height: u32) -> Preprocess {
-        let mut preprocess = self.preprocess.clone();
-        if self.own_width {
-            preprocess.width = width;
-        }
-        if self.own_height {
-            preprocess.height = height;
-        }
-        preprocess
-    }
-
-    /// What an image of `width` × `height` pixels with samples of 1 or 2 bytes is staged as: pixels of as many, or what the
-    /// network reads where that is bytes.
-    pub fn form(&self, bytes_each: usize, width: u32, height: u32) -> Form<'_> {
-        let preprocess = self.preprocess_for(width, height);
-        let (datatype, shape, bytes) = match &self.pixels {
-            None => (DataType::Uint8, self.item_shape(width, height), preprocess.out_bytes()),
-            Some(pixels) => {
-                let shape = pixels.shape(preprocess.width, preprocess.height);
-                let bytes = shape.iter().product::<usize>() * bytes_each;
-                (PixelInput::DATATYPES[bytes_each - 1], shape, bytes)
-            }
-        };
-        Form { datatype, shape, bytes, staging: self.staging(datatype) }
-    }
-
-    /// The memory in which tensors of such images lie side by side.
-    pub fn staging(&self, datatype: DataType) -> Option<&Staging> {
-        let slabs = self.staging.as_ref()?;
-        match datatype {
-            DataType::Uint8 => Some(&slabs.low),
-            DataType::Uint16 => Some(&slabs.high),
-            _ => None,
-        }
-    }
-
-    /// The forms in which requests bring pixels, for an input that they see as `own`.
-    fn pixel_specs(&self, own: &TensorSpec) -> Vec<TensorSpec> {
-        let Some(pixels) = &self.pixels else { return Vec::new() };
-        let [width, height] = [self.preprocess.width, self.preprocess.height];
-        let mut shape: Vec<Dim> = pixels.shape(width, height).into_iter().map(Dim::Fixed).collect();
-        let last = shape.len() - 1;
-        if self.own_height {
-            shape[last - 2] = Dim::Free;
-        }
-        if self.own_width {
-            shape[last - 1] = Dim::Free;
-        }
-        if self.batch_axis {
-            shape[0] = own.shape[0];
-        }
-        let spec = |datatype| TensorSpec { name: own.name.clone(), datatype, shape: shape.clone() };
-        PixelInput::DATATYPES.map(spec).to_vec()
-    }
-
-    /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts
-    /// items.
-    pub fn item_shape(&self, width: u32, height: u32) -> Vec<usize> {
-        let extents = self.preprocess_for(width, height).shape();
-        let mut shape = if self.channel_axis {
-            extents.to_vec()
-        } else {
-            // Grey without an axis for it: channels come first then, see `input`.
-            extents[1..].to_vec()
-        };
-        if self.batch_axis {
-            shape.insert(0, 1);
-        }
-        shape
-    }
 }
 
 impl Model {
