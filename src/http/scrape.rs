@@ -89,11 +89,11 @@ impl Front {
         let load = self.queue.load();
         metrics.queue_bytes.set(load.bytes as i64);
         metrics.queue_oldest_age_seconds.set(load.oldest.unwrap_or_default().as_secs_f64());
-        let mut items: BTreeMap<Arc<str>, usize> = BTreeMap::new();
-        for model in self.catalog.ready() {
-            let of_version =
-                load.models.iter().find(|load| load.key == model.key).map_or(0, |load| load.items);
-            *items.entry(Arc::clone(&model.name)).or_default() += of_version;
+        // The queue knows what may still run of a model that has left the catalog, and forgets it after that.
+        let known = metrics.models().into_iter().map(|name| (name, 0));
+        let mut items: BTreeMap<Arc<str>, usize> = known.collect();
+        for of_version in load.models {
+            *items.entry(of_version.name).or_default() += of_version.items;
         }
         for (name, items) in items {
             metrics.model(&name).queue_items.set(items as i64);

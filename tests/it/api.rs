@@ -1,7 +1,7 @@
 //! The API by example: images in each of their forms, tensors, metadata, and what bad requests get.
 
 use crate::support::{DIGITS, Reply, Server, config, digits_with, three, until_metrics};
-use ocelli::config::Config;
+use ocelli::config::{Config, RepositoryMode};
 use serde_json::json;
 
 const BASE64: &str = "base64 of the image";
@@ -390,6 +390,27 @@ async fn a_trace_and_a_request_id_are_honoured() {
         trace.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && !trace.contains("b7ad6b7169203331"),
         "{trace}"
     );
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_queue_of_a_model_that_is_unloaded_is_told_until_it_is_empty() {
+    let server = Server::start_slow(Config { repository_mode: RepositoryMode::Explicit, ..config() }).await;
+    let waits = server.send("POST", "/predictions/slow", &[("timeout", "50000")], three());
+    let unloaded = async {
+        until_metrics(server.address, &["ocelli_queue_items{model=\"slow\"} 1"]).await;
+        server.send("POST", "/v2/repository/models/slow/unload", &[], "").await
+    };
+    let reply = tokio::select! {
+        reply = waits => panic!("answered without waiting: {reply:?}"),
+        reply = unloaded => reply,
+    };
+    assert_eq!(reply.status, 200, "{reply:?}");
+    // The caller has gone away; when the queue is empty, its gauge says so at the same time.
+    until_metrics(server.address, &["ocelli_queue_bytes 0"]).await;
+    let text = server.get("/metrics").await.body;
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.lines().any(|line| line == "ocelli_queue_items{model=\"slow\"} 0"), "{text}");
     server.end().await;
 }
 

@@ -173,10 +173,12 @@ pub struct Load {
 }
 
 /// What waits and runs of one model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelLoad {
     /// Which.
     pub key: ModelKey,
+    /// Its name, which other versions may have as well.
+    pub name: Arc<str>,
     /// Items that wait or run.
     pub items: usize,
     /// Jobs of which something waits.
@@ -437,8 +439,12 @@ impl Book {
     pub fn load(&self, now: Instant) -> Load {
         let models = self.models.values();
         let oldest = models.clone().filter_map(|model| model.lanes.oldest()).min();
-        let load =
-            |(key, m): (&ModelKey, &Model)| ModelLoad { key: *key, items: m.items, waiting: m.lanes.len() };
+        let load = |(key, m): (&ModelKey, &Model)| ModelLoad {
+            key: *key,
+            name: Arc::clone(&m.name),
+            items: m.items,
+            waiting: m.lanes.len(),
+        };
         let mut by_model: Vec<_> = self.models.iter().map(load).collect();
         by_model.sort_unstable_by_key(|load| load.key);
         Load {

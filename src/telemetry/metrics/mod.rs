@@ -254,6 +254,12 @@ impl Metrics {
         Arc::clone(model)
     }
 
+    /// The names of all models for which something was counted, of those that are gone as well.
+    pub fn models(&self) -> Vec<Arc<str>> {
+        let known = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        known.keys().map(|name| Arc::from(name.as_str())).collect()
+    }
+
     /// What is counted for a route. A template that [`Metrics::new`] was not told of is `other`.
     pub fn route(&self, template: &str) -> &RouteMetrics {
         self.routes.get(template)
