@@ -302,7 +302,7 @@ options! {
             "Counted from when the GPU was begun to be waited for.";
         gpu_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
             "With backend gpu: how long all GPUs may be away before the server ends with exit code 69; 0 for ever.",
-            "Also counts after the start: when every GPU was lost and none has come back.";
+            "Also counts after the start: when every GPU was lost and none has come back. One that is drained, or was given back because nobody needed it, is not away.";
         idle_release_ms: Duration, Millis { min: 0, max: DAY_MS }, "0",
             "How long nobody has needed a GPU before it is given back whole; 0 for never.",
             "It is taken again with the next request for one of its models, which waits or runs on the CPU as while_waiting says.";

@@ -213,3 +213,30 @@ async fn an_idle_gpu_is_given_back_and_taken_again_on_demand() {
         end(&machine, server);
     }
 }
+
+#[tokio::test]
+async fn a_server_for_gpus_alone_goes_on_where_one_is_away_and_another_is_only_drained_or_idle() {
+    let machine = Machine::new("count=2 memory=2GiB");
+    machine.occupy(0, "1900MiB").await;
+    let limit = Duration::from_secs(4);
+    let options = [("backend", "gpu"), ("gpu-timeout-ms", "4000"), ("idle-release-ms", "500")];
+    let alone = "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n";
+    let server = machine.start("thread", &[("spots", alone)], &options).await;
+    let other = id(1);
+    // The first one's wait is over all the time, in each of its turns.
+    let waits = async || server.device(GPU).await["waited_s"].as_f64().unwrap();
+    let on = async |state: &str, cause: &str| {
+        let stands = async || {
+            let gpu = server.device(&other).await;
+            gpu["state"] == state && gpu["cause"] == cause
+        };
+        until(&format!("{state}, {cause}"), stands).await;
+        let before = waits().await.max(limit.as_secs_f64());
+        until("the first has had turns", async || waits().await > before + 0.5).await;
+    };
+    on("waiting", "idle").await;
+    assert_eq!(server.localize_on().await.1, other, "the first request has it taken again");
+    assert_eq!(server.send("POST", &format!("/v2/devices/{other}/drain"), &[], "").await.status, 200);
+    on("fenced", "drain").await;
+    server.end();
+}

@@ -4,13 +4,16 @@
 //!
 //! - [`senses`]: what is seen from outside.
 //! - [`gpu`]: the keeper of a GPU; [`cpu`]: that of the CPU, which stands in for GPUs that are away.
+//! - [`away`]: since when there is no GPU at all.
 
+mod away;
 mod cpu;
 mod gpu;
 mod senses;
 
 use super::{Devices, device::Hold, health::hangs, worker::words};
 use crate::{config::WhileWaiting, telemetry::metrics::Metrics};
+use away::{Away, Standing};
 use senses::Senses;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -72,6 +75,7 @@ struct State {
     ended: bool,
     /// Keepers that have not looked yet.
     undecided: usize,
+    away: Away,
 }
 
 /// The keepers of all devices.
@@ -128,6 +132,11 @@ impl Keepers {
     fn decide(&self) {
         self.lock().undecided -= 1;
         self.changed.notify_all();
+    }
+
+    /// Says how a GPU stands. How long there has been none though some are waited for, if that is so.
+    fn away(&self, index: usize, standing: Standing, now: Instant) -> Option<Duration> {
+        self.lock().away.note(index, standing, now)
     }
 
     /// Whether the server ends.

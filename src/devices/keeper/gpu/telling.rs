@@ -5,6 +5,7 @@ use super::{
         Sample,
         others::{Others, Ourselves},
     },
+    super::away::Standing,
     Keeper,
 };
 use crate::{
@@ -82,10 +83,18 @@ impl Keeper {
 
     /// What waiting too long brings, and what is said of it meanwhile.
     pub(super) fn patience(&mut self, now: Instant) {
-        let waited = self.claim.lease.waited(now);
-        if self.hold.is_some() || self.idle || self.drained || !self.devices.book.needs(self.index) {
+        // One that fell ill while nobody needed it is not had on demand.
+        let idle = self.idle && self.claim.states.state() == DeviceState::Waiting;
+        let standing = match self.hold.is_some() || idle || self.drained {
+            true => Standing::There,
+            false if self.devices.book.needs(self.index) => Standing::Awaited,
+            false => Standing::Unneeded,
+        };
+        let away = self.devices.keepers.away(self.index, standing, now);
+        if standing != Standing::Awaited {
             return;
         }
+        let waited = self.claim.lease.waited(now);
         let available = self.seen.memory_free_bytes;
         let (required, reason) = (self.seen.memory_needed_bytes, self.claim.states.reason());
         let device = &*self.gpu.id;
@@ -103,12 +112,14 @@ impl Keeper {
             self.next_report = Some((now + pause, pause));
         }
         if let Some(limit) = self.devices.sharing.gpu_timeout
-            && waited >= limit
+            && let Some(away) = away
+            && away >= limit
+            // One that is being taken has its try.
             && self.devices.devices.iter().all(|device| device.hold().is_none())
         {
             let reason = format!(
                 "backend is gpu, and none could be had for {} s (gpu_timeout_ms): {device} is {} ({reason})",
-                waited.as_secs(),
+                away.as_secs(),
                 self.claim.states.state().name()
             );
             self.devices.parts.status.give_up(reason);
