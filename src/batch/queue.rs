@@ -107,11 +107,21 @@ impl Queue {
 
     /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs
     /// that only it can run wait for it if they have the time, and are refused with the reason if not. Holds until the
-    /// device serves again, or something else is said. Without a word of it a device is not expected back.
+    /// device serves again, or something else is said; to say the same again changes nothing. Without a word of it a device is
+    /// not expected back.
     pub fn expect(&self, device: &Arc<str>, absence: Absence) {
         let mut state = self.lock();
-        state.book.expect(device, absence, Instant::now());
-        self.leave(state, None);
+        if state.book.expect(device, absence, Instant::now()) {
+            self.leave(state, None);
+        }
+    }
+
+    /// The same, for whoever knows less than others: it holds where nothing was said of it since the device last served.
+    pub fn suppose(&self, device: &Arc<str>, absence: Absence) {
+        let mut state = self.lock();
+        if state.book.suppose(device, absence, Instant::now()) {
+            self.leave(state, None);
+        }
     }
 
     /// Lets no more jobs for a model in; what waits still runs. When the last of it has ended, or if no worker serves the

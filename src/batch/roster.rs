@@ -102,10 +102,19 @@ impl Roster {
         **self.name(device) == *CPU
     }
 
-    /// Says why a device goes, and when it should be back.
-    pub fn set_absence(&mut self, device: &Arc<str>, absence: Absence) {
+    /// Says why a device goes, and when it should be back; true if that is news.
+    pub fn set_absence(&mut self, device: &Arc<str>, absence: Absence) -> bool {
         let device = self.device(device);
-        self.devices[device.0 as usize].absence = Some(absence);
+        let told = &mut self.devices[device.0 as usize].absence;
+        let news = told.as_ref() != Some(&absence);
+        *told = Some(absence);
+        news
+    }
+
+    /// Whether something of the kind was said since the device last served.
+    pub fn is_absence_told(&mut self, device: &Arc<str>) -> bool {
+        let device = self.device(device);
+        self.devices[device.0 as usize].absence.is_some()
     }
 
     /// Notes a fault of a device, for messages.

@@ -6,8 +6,11 @@ use super::{
     health::states::{Evidence, States},
     lease::{self, Lease, Seen, Step},
 };
-use crate::status::Cause;
-use std::time::Instant;
+use crate::status::{Cause, DeviceState};
+use std::time::{Duration, Instant};
+
+/// What it may take to take a GPU, for those who wait for it.
+const TAKING: Duration = Duration::from_secs(2);
 
 /// What of a GPU's memory we want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +61,15 @@ pub(super) struct Decision {
     pub(super) needed: u64,
 }
 
+/// What has a say in when a GPU is back, beside the claim to it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Outlook {
+    /// It is taken as soon as somebody needs it, or those who do wait for as long as there is hope.
+    pub(super) patient: bool,
+    /// A call hangs there, beside which it is not taken anew.
+    pub(super) hangs: bool,
+}
+
 /// Our claim to one GPU, held or not.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
@@ -65,23 +77,26 @@ pub(super) struct Claim {
     pub(super) lease: Lease,
     /// Whether it works.
     pub(super) states: States,
+    /// It was to be taken, now or when it is due, by what was known last.
+    wanted: bool,
 }
 
 impl Claim {
     /// To a GPU that is not ours yet.
     pub(super) fn new(now: Instant) -> Claim {
-        Claim { lease: Lease::new(now), states: States::default() }
+        Claim { lease: Lease::new(now), states: States::default(), wanted: false }
     }
 
     /// Whether to take it now, by the last look: `None` where nothing can be known of others. For a GPU that is not held, and
     /// may be taken as far as its health goes.
     pub(super) fn decide(&mut self, now: Instant, seen: Option<&Seen>, want: &Want) -> Decision {
         let needed = want.needed();
+        self.wanted = true;
         let decision = |next, verdict| Decision { next, verdict, needed };
         match self.lease.look(now, seen, needed) {
             Step::Pausing(_) => decision(Next::Stay, "tried a moment ago"),
             Step::Contended(contention) => {
-                self.states.waiting(Cause::Contended, contention.to_string());
+                self.waiting(Cause::Contended, contention.to_string());
                 decision(Next::Leave, "contended")
             }
             Step::Calming(_) => {
@@ -98,12 +113,18 @@ impl Claim {
                         want.total,
                         want.headroom
                     );
-                    self.states.waiting(Cause::Memory, reason);
+                    self.waiting(Cause::Memory, reason);
                     return Decision { next: Next::Leave, verdict: "too full", needed: floor };
                 }
                 decision(Next::Take, if seen.is_some() { "free" } else { "unknown: no NVML" })
             }
         }
+    }
+
+    /// It is not ours, and nobody can say for how long.
+    pub(super) fn waiting(&mut self, cause: Cause, reason: impl Into<String>) {
+        self.wanted = false;
+        self.states.waiting(cause, reason);
     }
 
     /// It was taken, and works.
@@ -116,6 +137,23 @@ impl Claim {
     pub(super) fn short_of_memory(&mut self, now: Instant, reason: &str, scatter: f64) {
         self.states.refused(Cause::Memory, reason);
         self.lease.failed(now, scatter);
+    }
+
+    /// When a GPU that is not held should serve again; none where nobody can say. The same at each call, as long as nothing
+    /// happens and it is not overdue: in the past where it is waited for as long as it takes.
+    pub(super) fn back(&self, now: Instant, outlook: Outlook) -> Option<Instant> {
+        let states = &self.states;
+        match (states.state(), states.cause()) {
+            // One that is lost to this process is tried, and nobody should wait for that.
+            (DeviceState::Lost, _) | (_, Cause::Drain | Cause::Poisoned) => None,
+            (DeviceState::Fenced, _) if !states.may_take(now) => {
+                states.retry_at().filter(|at| *at > now).map(|at| at + TAKING)
+            }
+            _ if outlook.hangs => None,
+            _ if outlook.patient => Some(now - self.lease.waited(now)),
+            (DeviceState::Warming, _) => Some(now + TAKING),
+            _ => self.wanted.then(|| self.lease.due(now) + TAKING),
+        }
     }
 
     /// Takes evidence in. True where it has to be given up now.
@@ -166,6 +204,111 @@ mod tests {
         assert_eq!(decide(true, 3000, &large).0, Next::Take);
         let (_, _, why) = decide(true, 2999, &large);
         assert!(why.ends_with("and 2999 MiB are free of the 3000 MiB that must be"), "{why}");
+    }
+
+    /// A GPU that served and met this a moment ago, and when.
+    fn after(evidence: &Evidence) -> (Claim, Instant) {
+        let t0 = Instant::now();
+        let mut claim = Claim::new(t0);
+        claim.decide(t0, None, &want(305, None));
+        claim.taken(t0);
+        assert!(claim.note(t0, evidence) && claim.left(t0));
+        (claim, t0)
+    }
+
+    const FAULT: Evidence = Evidence::Xid(48);
+    const FREE: Seen = Seen { others: false, free: Some(4096 * MIB), utilization: Some(0) };
+    const BUSY: Seen = Seen { others: true, free: Some(0), utilization: Some(0) };
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_gpu_that_failed_is_expected_back_after_its_pause_and_then_by_what_is_seen_there() {
+        let (mut claim, t0) = after(&FAULT);
+        let paused = Some(t0 + s(1) + TAKING);
+        assert_eq!(claim.back(t0, Outlook::default()), paused);
+        // What it was about last is not done yet, but does not hang.
+        assert_eq!(claim.back(t0 + s(2), Outlook::default()), Some(t0 + s(2) + TAKING));
+        claim.decide(t0 + s(3), Some(&BUSY), &want(305, None));
+        assert_eq!(claim.states.state(), DeviceState::Fenced, "until it is taken");
+        assert_eq!(claim.back(t0 + s(3), Outlook::default()), None, "others have it");
+        claim.decide(t0 + s(4), Some(&FREE), &want(305, None));
+        let calm = Some(t0 + s(4) + s(2) + TAKING);
+        for at in [4, 5, 6] {
+            assert_eq!(claim.back(t0 + s(at), Outlook::default()), calm, "it has to be calm first");
+        }
+    }
+
+    #[test]
+    fn a_gpu_on_which_a_call_hangs_is_not_expected_back() {
+        for patient in [false, true] {
+            let hung = Outlook { hangs: true, patient };
+            let (claim, t0) = after(&Evidence::Stuck(s(60)));
+            assert_eq!(claim.back(t0, hung), Some(t0 + s(1) + TAKING), "it may come back meanwhile");
+            assert_eq!(claim.back(t0 + s(1), hung), None);
+            let (mut claim, t0) = after(&FAULT);
+            claim.states.drained(true);
+            claim.states.drained(false);
+            assert_eq!(claim.back(t0, hung), None, "whatever it was taken out for");
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_is_gone_or_drained_or_lost_to_this_process_is_not_waited_for() {
+        let poisoned = Evidence::Poisoned("code 700".into());
+        for (evidence, drained) in
+            [(Evidence::OnBus(false), false), (poisoned, false), (FAULT, true), (Evidence::Xid(119), true)]
+        {
+            let (mut claim, t0) = after(&evidence);
+            if drained {
+                claim.states.drained(true);
+            }
+            for patient in [false, true] {
+                let outlook = Outlook { patient, hangs: false };
+                for at in [0, 1, 100] {
+                    assert_eq!(claim.back(t0 + s(at), outlook), None, "{evidence:?}, {at} s, {patient}");
+                }
+            }
+        }
+        let (mut advised, t0) = after(&Evidence::Xid(119));
+        assert_eq!(advised.back(t0, Outlook::default()), Some(t0 + s(60) + TAKING));
+        advised.note(t0, &Evidence::Advice(1));
+        assert_eq!(advised.back(t0 + s(60), Outlook::default()), None, "as long as that is advised");
+    }
+
+    #[test]
+    fn a_gpu_that_had_too_little_memory_is_expected_back_when_it_is_tried_again_but_not_beside_others() {
+        let (t0, mut claim) = (Instant::now(), Claim::new(Instant::now()));
+        claim.decide(t0, Some(&FREE), &want(305, None));
+        claim.short_of_memory(t0, "somebody was faster", 0.5);
+        let paused = t0 + Duration::from_millis(500);
+        let again = paused + s(2);
+        for at in [t0, paused, again] {
+            claim.decide(at, Some(&FREE), &want(305, None));
+            assert_eq!(claim.back(at, Outlook::default()), Some(again + TAKING));
+        }
+        // Nobody else computes there, and yet there is no room.
+        let full = Seen { others: false, ..BUSY };
+        claim.decide(again, Some(&full), &want(305, Some(305)));
+        assert_eq!((claim.states.cause(), claim.back(again, Outlook::default())), (Cause::Memory, None));
+        claim.decide(again, Some(&BUSY), &want(305, None));
+        assert_eq!((claim.states.cause(), claim.back(again, Outlook::default())), (Cause::Contended, None));
+    }
+
+    #[test]
+    fn a_gpu_that_is_taken_on_demand_or_waited_for_patiently_is_back_in_time_for_everybody() {
+        let patient = Outlook { patient: true, hangs: false };
+        let (mut claim, t0) = after(&FAULT);
+        assert_eq!(claim.back(t0, patient), Some(t0 + s(1) + TAKING), "not before its pause is over");
+        claim.decide(t0 + s(2), Some(&BUSY), &want(305, None));
+        for at in [2, 1000] {
+            assert_eq!(claim.back(t0 + s(at), patient), Some(t0), "and said once");
+        }
+        claim.states.taking();
+        assert_eq!(claim.back(t0 + s(1000), patient), Some(t0), "however long that takes");
+        assert_eq!(claim.back(t0 + s(1000), Outlook::default()), Some(t0 + s(1000) + TAKING));
     }
 
     #[test]

@@ -191,14 +191,14 @@ impl Work {
                 }
             }
             if let Some(over) = self.health.over() {
-                // Before this place at the queue is given up: jobs are to know whether to wait. Whoever keeps the device tells
-                // more of it soon.
+                // Before this place at the queue is given up: jobs are to know whether to wait. Whoever keeps the device knows
+                // more, and has said it, or says it soon.
                 let (reason, after) = match over {
                     Over::Left => ("it was given back", Duration::ZERO),
                     Over::Failed(reason) => (reason.as_str(), BACK_AFTER),
                 };
                 let absence = Absence { reason: reason.into(), back: Some(Instant::now() + after) };
-                self.queue.expect(&self.health.device, absence);
+                self.queue.suppose(&self.health.device, absence);
                 return;
             }
             match self.place.take_within(&self.served, self.patience()) {
@@ -370,6 +370,22 @@ mod tests {
         queue.close();
         worker.join();
         assert_eq!(health.over(), None);
+    }
+
+    #[test]
+    fn a_worker_that_leaves_does_not_outdo_what_its_keeper_has_said() {
+        for why in [Over::Left, Over::Failed("it broke".into())] {
+            let (worker, queue, health) = worker(false);
+            let push = || queue.push(Job::plain(ModelKey(1), Vec::new(), 1, Instant::now()));
+            let answer = push().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(answer).unwrap();
+            queue.expect(&health.device, Absence { reason: "drained by request".into(), back: None });
+            health.end(why);
+            worker.join();
+            let refused = push().err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(refused.contains("cpu is away: drained by request"), "{refused}");
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ async fn fit(address: SocketAddr, model: &str, spots: usize) -> Reply {
 }
 
 /// The same, within so many milliseconds.
-async fn fit_within(address: SocketAddr, model: &str, spots: usize, timeout: &str) -> Reply {
+pub(crate) async fn fit_within(address: SocketAddr, model: &str, spots: usize, timeout: &str) -> Reply {
     let pixel = |spot: usize, i: usize| {
         let (x, y) = ((i % 7) as f64 - 3.0, (i / 7) as f64 - 3.0);
         10.0 + 100.0 * (spot + 1) as f64 * (-(x * x + y * y) / 3.4).exp()

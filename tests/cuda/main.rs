@@ -1,6 +1,7 @@
 //! The GPU path of the service on a fake CUDA driver, which runs our kernels' device code on the host.
 #![allow(clippy::unwrap_used)]
 
+mod absence;
 mod contention;
 mod driver;
 mod failover;

@@ -1,8 +1,8 @@
-//! The end of a server: ready turns, callers are still served, what was accepted is finished.
+//! The end of a server: ready turns, callers are still served, what was accepted is finished. And that of a device.
 
 use crate::support::{Server, config, send, three, until_metrics};
 use axum::body::Body;
-use ocelli::{app::Undone, config::Config};
+use ocelli::{app::Undone, config::Config, status::DeviceState};
 use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -48,4 +48,31 @@ async fn a_second_signal_ends_now_whatever_the_delay() {
     now.cancel();
     let ended = tokio::time::timeout(Duration::from_secs(60), ending).await.expect("not an hour").unwrap();
     assert_eq!(ended.jobs, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_only_device_is_drained_requests_are_refused_with_the_reason() {
+    let server = Server::start(config()).await;
+    let post = async |path: &str, body: Vec<u8>| {
+        let timeout = [("timeout", "20000")];
+        send(server.address, "POST", path, &timeout, body.into()).await
+    };
+    let stands = |state: DeviceState| {
+        let state = move |server: &Server| server.devices().iter().all(|device| device.state == state);
+        server.wait_until(state)
+    };
+    assert_eq!(post("/predictions/digits", three()).await.status, 200);
+    for _ in 0..3 {
+        assert_eq!(post("/v2/devices/cpu/drain", Vec::new()).await.status, 200);
+        stands(DeviceState::Fenced).await;
+        let reply = post("/predictions/digits", three()).await;
+        assert_eq!(reply.status, 503, "{:?}", reply.body);
+        assert!(reply.headers.contains_key("retry-after"));
+        let error = reply.json()["error"].to_string();
+        assert!(error.contains("cpu is away: drained by request"), "{error}");
+        assert_eq!(post("/v2/devices/cpu/resume", Vec::new()).await.status, 200);
+        stands(DeviceState::Serving).await;
+        assert_eq!(post("/predictions/digits", three()).await.status, 200);
+    }
+    server.end().await;
 }

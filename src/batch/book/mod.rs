@@ -23,7 +23,7 @@ use super::{
     entry::{Entry, Pieces},
     lanes::Lanes,
     rates::{Costs, Throughput},
-    roster::{Absence, DeviceKey, Roster},
+    roster::{DeviceKey, Roster},
     shares::Shares,
     steady::Steady,
 };
@@ -293,12 +293,6 @@ impl Book {
         let key = WorkerKey(self.new_key());
         self.roster.attach(key, device);
         key
-    }
-
-    /// Says why a device's workers leave or have left, and when it should be back.
-    pub fn expect(&mut self, device: &Arc<str>, absence: Absence, now: Instant) {
-        self.roster.set_absence(device, absence);
-        self.strand(now);
     }
 
     /// Removes a worker. Its batches can still finish.

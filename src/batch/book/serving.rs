@@ -13,7 +13,10 @@ use crate::{
     },
     error::InferError,
 };
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// When to come back to a model whose devices are away, where nobody can say more.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -148,6 +151,20 @@ impl Book {
             }
         }
         news
+    }
+
+    /// Says why a device's workers leave or have left, and when it should be back; true if that is news.
+    pub fn expect(&mut self, device: &Arc<str>, absence: Absence, now: Instant) -> bool {
+        let news = self.roster.set_absence(device, absence);
+        if news {
+            self.strand(now);
+        }
+        news
+    }
+
+    /// The same, where nothing was said of it since the device last served.
+    pub fn suppose(&mut self, device: &Arc<str>, absence: Absence, now: Instant) -> bool {
+        !self.roster.is_absence_told(device) && self.expect(device, absence, now)
     }
 
     /// Why a model that was served is not any more.

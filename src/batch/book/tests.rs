@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    batch::{Batch, Fallback, Job, Padding, QueuePolicies, QueuePolicy, Ran, Then, Wait},
+    batch::{Batch, Fallback, Job, Padding, QueuePolicies, QueuePolicy, Ran, Then, Wait, roster::Absence},
     engine::{
         DataType, EngineError, Setting,
         kernels::{Border, Camera, FinderOptions, FitModel, Method, Psf},

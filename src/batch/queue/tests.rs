@@ -452,3 +452,41 @@ fn many_callers_and_failing_workers_end_with_every_answer_right_and_nothing_left
     assert_eq!((load.items, load.bytes, load.waiting, load.running), (0, 0, 0, 0));
     assert!(queue.lock().replies.is_empty());
 }
+
+#[test]
+fn what_is_supposed_of_a_device_that_is_away_does_not_outdo_what_was_said_since_it_served() {
+    let (queue, gpu) = (queue(Duration::ZERO), device("gpu-0"));
+    let now = Instant::now();
+    let absence = |reason: &str, back| Absence { reason: reason.into(), back };
+    let refusal = || queue.push(job(A, 1, 0)).err().map(|error| error.to_string());
+    for (said, refused) in [(Some(None), true), (Some(Some(now)), false), (None, false)] {
+        let worker = queue.attach(&gpu);
+        assert!(worker.try_take(&[A]).is_none(), "it serves, and what was said before is over");
+        if let Some(back) = said {
+            queue.expect(&gpu, absence("drained", back));
+        }
+        queue.suppose(&gpu, absence("it was given back", Some(now)));
+        drop(worker);
+        let why = refusal();
+        assert_eq!(why.is_some(), refused, "{said:?}");
+        assert!(why.is_none_or(|why| why.contains("gpu-0 is away: drained")));
+    }
+    queue.expect(&gpu, absence("lost", None));
+    assert!(refusal().unwrap().contains("lost"), "who knows may say something else at any time");
+}
+
+#[test]
+fn what_is_said_anew_of_a_device_that_is_away_is_heard_by_who_waits_for_it() {
+    let (queue, gpu) = (queue(Duration::ZERO), device("gpu-0"));
+    let worker = queue.attach(&gpu);
+    assert!(worker.try_take(&[A]).is_none());
+    let paused = Absence { reason: "it failed".into(), back: Some(Instant::now()) };
+    queue.expect(&gpu, paused.clone());
+    drop(worker);
+    let mut ticket = queue.push(job(A, 1, 0)).unwrap();
+    queue.expect(&gpu, paused);
+    assert!((&mut ticket).now_or_never().is_none(), "that is no news");
+    queue.expect(&gpu, Absence { reason: "others have it".into(), back: None });
+    let error = wait(ticket).unwrap_err();
+    assert!(error.to_string().contains("gpu-0 is away: others have it"), "{error}");
+}

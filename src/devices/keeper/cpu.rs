@@ -5,8 +5,13 @@ use super::{
     super::{Devices, device::Hold, health::Over, supervisor::NO_MODEL},
     Ending, PAUSE_AFTER_PANIC, survive,
 };
-use crate::status::{Cause, DeviceState};
+use crate::{
+    batch::queue::Absence,
+    status::{Cause, DeviceState},
+};
 use std::sync::Arc;
+
+const DRAINED: &str = "drained by request";
 
 /// Keeps the CPU until the server ends.
 pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
@@ -50,11 +55,13 @@ impl Keeper<'_> {
         match (asked, device.hold()) {
             (true, _) if !self.drained => {
                 tracing::info!(device = &*device.id, "drained by request");
+                // Before its workers leave: jobs that only it can run are not to wait for somebody to resume it.
+                devices.parts.queue.expect(&device.id, Absence { reason: DRAINED.into(), back: None });
                 if let Some(hold) = device.let_go() {
                     hold.health.end(Over::Left);
                     self.ending.push(hold);
                 }
-                status.set_device(&device.id, DeviceState::Fenced, Cause::Drain, "drained by request");
+                status.set_device(&device.id, DeviceState::Fenced, Cause::Drain, DRAINED);
             }
             (true, _) => {}
             (false, Some(hold)) => serve(devices, index, &hold),

@@ -196,10 +196,10 @@ impl Keeper {
             } else {
                 tracing::info!(device, "resumed by request: the GPU is taken again when others leave it");
             }
+            self.claim.states.drained(drained);
             if drained {
                 self.leave(now, Over::Left);
             }
-            self.claim.states.drained(drained);
             self.restart(now);
         }
     }
@@ -208,7 +208,7 @@ impl Keeper {
     fn leave(&mut self, now: Instant, why: Over) {
         self.ticket = None;
         if let Some(hold) = self.hold.take() {
-            // Before its workers leave: jobs that only it can run are told whether to wait.
+            // Before its workers leave: jobs that only it can run are told whether to wait. What the claim says is why it goes.
             self.expect(now);
             if let Over::Failed(reason) = &why {
                 // Whoever waits for something that hangs there need wait no more.
@@ -253,16 +253,16 @@ impl Keeper {
         }
         let unused = now.saturating_duration_since(self.activity.1);
         if !self.devices.book.needs(self.index) {
+            self.claim.waiting(Cause::Empty, NO_MODEL);
             self.leave(now, Over::Left);
-            self.claim.states.waiting(Cause::Empty, NO_MODEL);
         } else if self.devices.sharing.idle_release.is_some_and(|limit| unused >= limit) {
             tracing::info!(device = &*self.gpu.id, ?unused, "an idle GPU is given back");
             // Requests that come meanwhile wait for it, or run elsewhere.
+            self.claim.waiting(Cause::Idle, "nobody needed it; it is taken again when somebody does");
             self.idle = true;
             self.leave(now, Over::Left);
             self.idle = true;
             self.devices.book.set_presence(self.index, Presence::Idle);
-            self.claim.states.waiting(Cause::Idle, "nobody needed it; it is taken again when somebody does");
         }
     }
 }

@@ -201,6 +201,11 @@ impl Ending {
         }
     }
 
+    /// Whether a call hangs there. One of a process of its own ends with that.
+    fn hangs(&self, now: Instant) -> bool {
+        self.0.iter().any(|hold| hold.health.stuck_for(now).is_some())
+    }
+
     /// Whether all are gone.
     fn is_done(&mut self) -> bool {
         for hold in std::mem::take(&mut self.0) {

@@ -205,6 +205,15 @@ impl Lease {
         }
     }
 
+    /// When it is to be taken, as long as nobody contends for it. For a GPU that is not held.
+    pub fn due(&self, now: Instant) -> Instant {
+        let pause = self.not_before.map_or(now, |until| until.max(now));
+        match self.troubled {
+            true => pause.max(self.calm_since.unwrap_or(pause) + self.calm()),
+            false => pause,
+        }
+    }
+
     /// How long it has to be calm.
     fn calm(&self) -> Duration {
         doubled(CALM, self.failures.saturating_sub(1), CALM_MAX)
@@ -307,6 +316,23 @@ mod tests {
         assert_eq!(lease.waited(now + SETTLED), Duration::ZERO);
         lease.failed(now + SETTLED, 0.5);
         assert_eq!(lease.look(now + SETTLED, None, 0), Step::Pausing(now + SETTLED + PAUSE));
+    }
+
+    #[test]
+    fn what_is_due_is_taken_then_and_stays_due_at_the_same_time_until_it_is() {
+        let t0 = Instant::now();
+        let mut lease = Lease::new(t0);
+        assert_eq!((lease.due(t0), lease.look(t0, None, 0)), (t0, Step::Take));
+        lease.failed(t0, 0.5);
+        let due = lease.due(t0);
+        assert_eq!(due, t0 + PAUSE + CALM);
+        for at in [0, 499, 500, 501, 2499] {
+            assert_ne!(lease.look(t0 + ms(at), None, 0), Step::Take, "{at}");
+            assert_eq!(lease.due(t0 + ms(at)), due, "{at}");
+        }
+        assert_eq!(lease.look(due, None, 0), Step::Take);
+        lease.look(due, Some(&seen(true, 0, 0)), GIB);
+        assert_eq!(lease.due(due), due + CALM, "others have come: it has to be calm anew");
     }
 
     /// Two who want one GPU that has room for one, for ten minutes of looks. Returns who holds it at the end, and how often it was

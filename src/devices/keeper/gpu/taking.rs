@@ -37,7 +37,7 @@ impl Keeper {
             return Some(false);
         }
         if !self.devices.book.needs(self.index) {
-            self.claim.states.waiting(Cause::Empty, NO_MODEL);
+            self.claim.waiting(Cause::Empty, NO_MODEL);
             return Some(false);
         }
         if self.idle {
@@ -53,9 +53,7 @@ impl Keeper {
         let looked = match self.senses.look(&self.gpu, self.began, now) {
             Known::Nothing => None,
             Known::Silence => {
-                self.claim
-                    .states
-                    .waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
+                self.claim.waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
                 return self.decided.then_some(false);
             }
             Known::Look(_, sample) => Some(self.others(&sample)),
@@ -113,6 +111,7 @@ impl Keeper {
             1 => "another server has waited for it for longer".to_owned(),
             ahead => format!("{ahead} other servers have waited for it for longer"),
         };
+        // It is wanted all the same, and is to be had soon, or others have it then.
         self.claim.states.waiting(Cause::Turn, reason);
         false
     }
@@ -166,6 +165,8 @@ impl Keeper {
         match (refusal, failed) {
             (Refusal::Memory(_), None) => {
                 tracing::warn!(device, reason, "the GPU has too little free memory; it is tried again");
+                // What is said when it leaves.
+                self.claim.states.refused(Cause::Memory, reason.as_str());
                 self.leave(now, Over::Left);
                 self.claim.short_of_memory(now, &reason, scatter(now));
             }

@@ -1,9 +1,12 @@
 //! What is said of a GPU: to the queue, to people, to the log.
 
 use super::{
-    super::super::probe::{
-        Sample,
-        others::{Others, Ourselves},
+    super::super::{
+        claim::Outlook,
+        probe::{
+            Sample,
+            others::{Others, Ourselves},
+        },
     },
     super::away::Standing,
     Keeper,
@@ -15,8 +18,6 @@ use crate::{
 };
 use std::time::{Duration, Instant};
 
-/// What it may take to take a GPU, for those who wait for it.
-const TAKING: Duration = Duration::from_secs(2);
 /// Between two lines of the log on one wait, at first; twice as long each time.
 const REPORT: Duration = Duration::from_secs(5);
 const REPORT_MAX: Duration = Duration::from_secs(300);
@@ -27,10 +28,10 @@ impl Keeper {
         let (state, cause, reason) =
             (self.claim.states.state(), self.claim.states.cause(), self.claim.states.reason());
         let status = &self.devices.parts.status;
+        if self.hold.is_none() {
+            self.expect(now);
+        }
         if status.set_device(&self.gpu.id, state, cause, reason) {
-            if self.hold.is_none() {
-                self.expect(now);
-            }
             // What is taken out, and what serves when it was taken, has been told by whoever did it.
             let told = matches!(state, DeviceState::Fenced | DeviceState::Lost)
                 || matches!(cause, Cause::Proved | Cause::Poisoned);
@@ -64,20 +65,10 @@ impl Keeper {
 
     /// Tells the queue why the GPU is away, and when it should be back.
     pub(super) fn expect(&self, now: Instant) {
-        let back = match self.claim.states.state() {
-            _ if self.drained => None,
-            _ if self.idle => Some(now),
-            DeviceState::Lost => None,
-            // It is tried, and nobody should wait for that.
-            _ if self.claim.states.cause() == Cause::Poisoned => None,
-            DeviceState::Fenced => self.claim.states.retry_at().map(|at| at.max(now) + TAKING),
-            // Whoever is to wait for it does so for as long as there is hope.
-            _ if self.devices.sharing.while_waiting == WhileWaiting::Wait => Some(now),
-            DeviceState::Warming => Some(now + TAKING),
-            _ if self.claim.states.cause() == Cause::Memory => Some(now + TAKING),
-            _ => None,
-        };
-        let absence = Absence { reason: self.claim.states.reason().into(), back };
+        let waits = self.devices.sharing.while_waiting == WhileWaiting::Wait;
+        let outlook = Outlook { patient: self.idle || waits, hangs: self.ending.hangs(now) };
+        let reason = self.claim.states.reason().into();
+        let absence = Absence { reason, back: self.claim.back(now, outlook) };
         self.devices.parts.queue.expect(&self.devices.devices[self.index].id, absence);
     }
 

@@ -1,0 +1,102 @@
+//! What becomes of requests that one GPU alone may answer, while it is away: they wait for it if it is expected back in their time,
+//! and are refused with the reason if not.
+
+use crate::{
+    failover::fit_within,
+    http::Reply,
+    machine::{GPU, MODES, Machine, Running, until},
+    scenarios::end,
+};
+
+/// Nothing else answers.
+const ALONE: &str = "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n";
+/// Time enough for everything here, on a slow machine too; whoever waits to its end is late (504).
+const ENOUGH_MS: &str = "120000";
+
+async fn fit(server: &Running) -> Reply {
+    fit_within(server.address, "spots", 3, ENOUGH_MS).await
+}
+
+/// A request is refused with this reason.
+async fn refused(server: &Running, reason: &str) {
+    let reply = fit(server).await;
+    let error = reply.json()["error"].to_string();
+    assert_eq!(reply.status, 503, "{error}");
+    assert!(reply.headers.contains_key("retry-after"), "{error}");
+    assert!(error.contains(&format!("{GPU} is away: {reason}")), "{error}");
+}
+
+async fn drain(server: &Running) {
+    assert_eq!(server.send("POST", &format!("/v2/devices/{GPU}/drain"), &[], "").await.status, 200);
+    server.until_state("fenced", "drain").await;
+}
+
+#[tokio::test]
+async fn while_a_gpu_is_drained_requests_are_refused_whatever_was_said_before() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ALONE, &[]).await;
+        drain(&server).await;
+        refused(&server, "drained by request").await;
+        assert_eq!(server.send("POST", &format!("/v2/devices/{GPU}/resume"), &[], "").await.status, 200);
+        server.until_state("serving", "proved").await;
+        assert_eq!(fit(&server).await.status, 200);
+        // It would be back in a minute, for which there is time enough; then nobody can say when.
+        machine.tell("nvml", "xid gpu=0 code=119").await;
+        server.until_state("fenced", "xid").await;
+        drain(&server).await;
+        refused(&server, "drained by request").await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_lost_is_not_waited_for() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ALONE, &[]).await;
+        machine.tell("nvml", "xid gpu=0 code=79").await;
+        server.until_state("lost", "bus").await;
+        refused(&server, "Xid 79").await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_failed_and_that_others_have_since_is_not_waited_for() {
+    for isolation in MODES {
+        let machine = Machine::new("memory=16GiB context=100MiB");
+        let server = machine.serving(isolation, ALONE, &[]).await;
+        // While it is ours, that takes it from nobody.
+        machine.tell("nvml", "process gpu=0 pid=4242 memory=100MiB").await;
+        machine.tell("nvml", "set gpu=0 utilization=95").await;
+        let seen = async || server.device(GPU).await["utilization_percent"] == 95;
+        until("the look has been taken", seen).await;
+        machine.tell("nvml", "xid gpu=0 code=48").await;
+        server.until_state("fenced", "xid").await;
+        // First it is expected back, and the request waits; then others have it.
+        refused(&server, "Xid 48").await;
+        let contended = async || server.device(GPU).await["verdict"] == "contended";
+        until("it is shown", contended).await;
+        refused(&server, "Xid 48").await;
+        machine.tell("nvml", "end gpu=0 pid=4242").await;
+        server.until_state("serving", "proved").await;
+        assert_eq!(fit(&server).await.status, 200);
+        end(&machine, server);
+    }
+}
+
+/// A process of its own is ended with the call, and the GPU comes back.
+#[tokio::test]
+async fn a_gpu_on_which_a_call_of_the_server_itself_hangs_is_not_waited_for() {
+    let machine = Machine::new("");
+    let server = machine.serving("thread", ALONE, &[("gpu-stuck-ms", "5000")]).await;
+    machine.tell("cuda", "fault on=kernel hang times=always").await;
+    for _ in 0..3 {
+        refused(&server, "a call has not come back for ").await;
+    }
+    machine.tell("cuda", "clear").await;
+    server.until_state("serving", "proved").await;
+    assert_eq!(fit(&server).await.status, 200);
+    end(&machine, server);
+}
