@@ -47,7 +47,7 @@ pub fn find(threads: usize, nvml: Option<&Path>, runtime: &Result<Runtime, Strin
     let gpus = cuda::probe().map_err(|reason| reason.to_string()).map(|driver| {
         let samples = NvmlProbe::open(nvml).map(|mut probe| probe.sample()).unwrap_or_default();
         let look = |gpu: Gpu| {
-            let sample = samples.iter().find(|sample| sample.is_of(&gpu.id, &gpu.pci));
+            let sample = samples.iter().find(|sample| sample.gpu.is(&gpu.id, &gpu.pci));
             let networks = runtime.as_ref().map_err(Clone::clone).and_then(|runtime| runtime.check_gpu(&gpu));
             look(gpu, sample, networks.err())
         };

@@ -89,8 +89,9 @@ pub(super) struct Keepers {
 impl Keepers {
     /// Starts a thread for each device.
     pub(super) fn start(&self, devices: &Arc<Devices>) -> std::io::Result<()> {
-        let gpus = devices.devices.iter().any(|device| device.gpu.is_some());
-        let senses = gpus.then(|| Arc::new(Senses::start(devices.sharing.nvml.as_deref())));
+        let gpus = || devices.devices.iter().filter_map(|device| device.gpu.as_ref());
+        let nvml = devices.sharing.nvml.as_deref();
+        let senses = gpus().next().is_some().then(|| Arc::new(Senses::start(nvml, gpus())));
         for (index, device) in devices.devices.iter().enumerate() {
             let theirs = Arc::clone(devices);
             let thread = std::thread::Builder::new();

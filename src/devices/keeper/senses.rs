@@ -4,7 +4,7 @@
 use super::super::{
     health::xid,
     probe::{
-        Probe, Sample,
+        GpuId, Probe, Sample,
         events::{Happening, Watch},
         nvml::{NvmlProbe, Unavailable},
         sampler::Sampler,
@@ -12,6 +12,7 @@ use super::super::{
 };
 use crate::engine::cuda::Gpu;
 use std::{
+    collections::VecDeque,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -24,8 +25,43 @@ pub(super) const AGE_MAX: Duration = Duration::from_secs(3);
 /// So long may the first look take before it counts as one that hangs.
 const FIRST: Duration = Duration::from_secs(10);
 
-/// What happened to GPUs, by their UUIDs, until somebody takes it.
-type Happenings = Arc<Mutex<Vec<(String, Happening)>>>;
+/// Of one GPU, what may wait for its keeper; older ones are dropped for newer ones.
+const HAPPENINGS_MAX: usize = 1000;
+
+type Happenings = Arc<Mutex<Inboxes>>;
+
+/// What happened to the GPUs that are kept, until their keepers take it. What happens to others on the machine is heard by nobody.
+struct Inboxes(Vec<Inbox>);
+
+struct Inbox {
+    uuid: String,
+    pci: String,
+    happenings: VecDeque<Happening>,
+}
+
+impl Inboxes {
+    /// Empty ones, of GPUs by their UUIDs and places on the bus.
+    fn of(gpus: Vec<(String, String)>) -> Inboxes {
+        let inbox = |(uuid, pci)| Inbox { uuid, pci, happenings: VecDeque::new() };
+        Inboxes(gpus.into_iter().map(inbox).collect())
+    }
+
+    /// Something happened; of parts of a GPU (MIG), to each.
+    fn put(&mut self, gpu: &GpuId, happening: Happening) {
+        for inbox in self.0.iter_mut().filter(|inbox| gpu.is(&inbox.uuid, &inbox.pci)) {
+            if inbox.happenings.len() == HAPPENINGS_MAX {
+                inbox.happenings.pop_front();
+            }
+            inbox.happenings.push_back(happening);
+        }
+    }
+
+    /// What has happened to a GPU since the last call, the oldest first.
+    fn take(&mut self, uuid: &str) -> Vec<Happening> {
+        let mine = self.0.iter_mut().filter(|inbox| inbox.uuid == uuid);
+        mine.flat_map(|inbox| inbox.happenings.drain(..)).collect()
+    }
+}
 
 /// The eyes and ears of the keepers.
 pub(super) struct Senses {
@@ -44,9 +80,10 @@ pub(super) enum Known {
 }
 
 impl Senses {
-    /// Begins to look. `library`: NVML, where it is not the system's.
-    pub(super) fn start(library: Option<&Path>) -> Senses {
-        let happenings = Happenings::default();
+    /// Begins to look. `library`: NVML, where it is not the system's. `kept`: the GPUs that somebody asks for.
+    pub(super) fn start<'a>(library: Option<&Path>, kept: impl Iterator<Item = &'a Gpu>) -> Senses {
+        let kept = kept.map(|gpu| (gpu.id.clone(), gpu.pci.clone())).collect();
+        let happenings = Arc::new(Mutex::new(Inboxes::of(kept)));
         let probe = Opening {
             library: library.map(Path::to_owned),
             happenings: Arc::clone(&happenings),
@@ -68,7 +105,7 @@ impl Senses {
             None => Known::Nothing,
             Some(look) if look.samples.is_empty() => Known::Nothing,
             Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
-            Some(look) => match look.samples.iter().find(|sample| sample.is_of(&gpu.id, &gpu.pci)) {
+            Some(look) => match look.samples.iter().find(|sample| sample.gpu.is(&gpu.id, &gpu.pci)) {
                 Some(sample) => Known::Look(look.at, Box::new(sample.clone())),
                 None => Known::Nothing,
             },
@@ -78,14 +115,12 @@ impl Senses {
     /// A look that is finished after this call, if one comes soon.
     pub(super) fn fresh(&self, gpu: &Gpu) -> Option<Sample> {
         let look = self.sampler.as_ref()?.fresh(AGE_MAX)?;
-        look.samples.iter().find(|sample| sample.is_of(&gpu.id, &gpu.pci)).cloned()
+        look.samples.iter().find(|sample| sample.gpu.is(&gpu.id, &gpu.pci)).cloned()
     }
 
     /// What has happened to a GPU since the last call.
     pub(super) fn happened(&self, gpu: &Gpu) -> Vec<Happening> {
-        let mut all = self.happenings.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine = all.extract_if(.., |(uuid, _)| *uuid == gpu.id);
-        mine.map(|(_, happening)| happening).collect()
+        self.happenings.lock().unwrap_or_else(PoisonError::into_inner).take(&gpu.id)
     }
 }
 
@@ -163,19 +198,12 @@ impl Opening {
                 }
                 Happening::Lost => tracing::warn!(device, "the driver cannot reach the GPU any more"),
             }
-            let mut happenings = happenings.lock().unwrap_or_else(PoisonError::into_inner);
-            // A GPU that nobody keeps is heard by nobody.
-            if happenings.len() < HAPPENINGS_MAX {
-                happenings.push((gpu.uuid.clone(), happening));
-            }
+            happenings.lock().unwrap_or_else(PoisonError::into_inner).put(gpu, happening);
         });
         let watch = watch.inspect_err(|error| tracing::warn!(%error, "Xid errors are not heard")).ok();
         Some((probe, watch))
     }
 }
-
-/// Xid errors that may wait to be heard.
-const HAPPENINGS_MAX: usize = 1000;
 
 impl Probe for Opening {
     fn sample(&mut self) -> Vec<Sample> {
@@ -189,6 +217,48 @@ impl Probe for Opening {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn gpu(uuid: &str, pci: &str) -> GpuId {
+        GpuId { uuid: uuid.into(), pci: pci.into(), name: String::new() }
+    }
+
+    #[test]
+    fn what_happens_to_gpus_that_nobody_keeps_leaves_room_for_what_happens_to_ours() {
+        let (ours, others) = (gpu("GPU-1", "00000000:01:00.0"), gpu("GPU-2", "00000000:02:00.0"));
+        let mut inboxes = Inboxes::of(vec![("GPU-1".into(), "0000:01:00.0".into())]);
+        for _ in 0..=HAPPENINGS_MAX {
+            inboxes.put(&others, Happening::Xid(13));
+        }
+        inboxes.put(&ours, Happening::Xid(48));
+        assert_eq!(inboxes.take("GPU-1"), [Happening::Xid(48)]);
+        assert_eq!(inboxes.take("GPU-1"), [], "it is told once");
+    }
+
+    #[test]
+    fn of_more_than_may_wait_the_oldest_are_dropped() {
+        let ours = gpu("GPU-1", "00000000:01:00.0");
+        let mut inboxes = Inboxes::of(vec![("GPU-1".into(), "0000:01:00.0".into())]);
+        inboxes.put(&ours, Happening::UnknownXid);
+        for _ in 1..HAPPENINGS_MAX {
+            inboxes.put(&ours, Happening::Xid(13));
+        }
+        inboxes.put(&ours, Happening::Lost);
+        let taken = inboxes.take("GPU-1");
+        assert_eq!((taken.len(), taken.first()), (HAPPENINGS_MAX, Some(&Happening::Xid(13))));
+        assert_eq!(taken.last(), Some(&Happening::Lost));
+    }
+
+    #[test]
+    fn what_happens_to_a_gpu_is_heard_by_all_parts_of_it() {
+        let whole = gpu("GPU-1", "00000000:C1:00.0");
+        let parts = ["MIG-a", "MIG-b"].map(|part| (part.to_owned(), "0000:c1:00.0".to_owned()));
+        let elsewhere = ("MIG-c".to_owned(), "0000:c2:00.0".to_owned());
+        let mut inboxes = Inboxes::of(parts.into_iter().chain([elsewhere]).collect());
+        inboxes.put(&whole, Happening::Xid(48));
+        for (part, heard) in [("MIG-a", true), ("MIG-b", true), ("MIG-c", false), ("GPU-1", false)] {
+            assert_eq!(inboxes.take(part) == [Happening::Xid(48)], heard, "{part}");
+        }
+    }
 
     #[test]
     fn what_cannot_be_opened_is_tried_again_ever_more_rarely_and_told_once() {

@@ -31,6 +31,15 @@ pub struct GpuId {
     pub name: String,
 }
 
+impl GpuId {
+    /// Whether it is the GPU that CUDA knows by this UUID, at this place on the bus; a part of a GPU (MIG) goes by the place of
+    /// the whole, which NVML writes with more digits.
+    pub fn is(&self, uuid: &str, pci: &str) -> bool {
+        let bus = || !pci.is_empty() && self.pci.to_lowercase().ends_with(pci);
+        self.uuid == uuid || (uuid.starts_with("MIG-") && bus())
+    }
+}
+
 /// One look at one GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
@@ -79,13 +88,6 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Whether it is of the GPU that CUDA knows by this UUID, at this place on the bus; a part of a GPU (MIG) goes by the place of
-    /// the whole, which NVML writes with more digits.
-    pub fn is_of(&self, uuid: &str, pci: &str) -> bool {
-        let bus = || !pci.is_empty() && self.gpu.pci.to_lowercase().ends_with(pci);
-        self.gpu.uuid == uuid || (uuid.starts_with("MIG-") && bus())
-    }
-
     /// A sample without readings.
     pub fn of(gpu: GpuId) -> Sample {
         Sample {
