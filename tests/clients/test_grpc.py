@@ -1,5 +1,6 @@
 """gRPC: Triton's own client against the live server, and the messages themselves where the client hides them."""
 
+import json
 import queue
 import re
 import shutil
@@ -7,6 +8,7 @@ import struct
 import threading
 
 import grpc
+import http2
 import make_models
 import ml_dtypes
 import numpy as np
@@ -541,6 +543,49 @@ def test_bytes_that_are_no_message_are_refused(channel):
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     for junk in (b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f", bytes(range(256))):
         fails(lambda junk=junk: call(junk, timeout=SECONDS), "INTERNAL")
+
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@pytest.mark.parametrize("over", ["HTTP", "gRPC"])
+def test_replies_are_in_flight_until_their_caller_has_made_room_for_them(start_server, models, tmp_path, digits, over):
+    (tmp_path / "image-identity").symlink_to(models / "image-identity")
+    server = start_server(tmp_path)
+    _, image, _ = digits[0]
+    if over == "HTTP":
+        port, path, headers, body = server.port, "/predictions/image-identity", [], image
+    else:
+        request = service_pb2.ModelInferRequest(model_name="image-identity")
+        request.inputs.add(name="image", datatype="BYTES", shape=[1, 1])
+        request.raw_input_contents.append(struct.pack("<I", len(image)) + image)
+        body = request.SerializeToString()
+        port, path, body = server.grpc_port, INFER, struct.pack(">BI", 0, len(body)) + body
+        headers = [("content-type", "application/grpc"), ("te", "trailers")]
+    window, streams = 1000, [1, 3, 5, 7, 9]
+    with http2.Connection(port, window) as connection:
+        got = dict.fromkeys(streams, b"")
+        for stream in streams:
+            connection.post(stream, path, headers, body)
+        while any(len(data) < window for data in got.values()):
+            kind, _, stream, payload = connection.receive()
+            got[stream] += payload if kind == http2.DATA else b""
+        assert gauge(server, "ocelli_requests_in_flight") == len(streams)
+        assert gauge(server, "ocelli_in_flight_bytes") >= len(streams) * len(image)
+        for stream in [0, *streams]:
+            connection.open(stream, 1 << 30)
+        open_still = set(streams)
+        while open_still:
+            kind, flags, stream, payload = connection.receive()
+            got[stream] += payload if kind == http2.DATA else b""
+            open_still -= {stream} if flags & http2.END_STREAM else set()
+    if over == "HTTP":
+        assert all(json.loads(data)["image"] for data in got.values())
+    else:
+        assert all(struct.unpack(">BI", data[:5]) == (0, len(data) - 5) for data in got.values())
+    assert min(len(data) for data in got.values()) > 500_000
+    until_in_flight(server, 0)
+    assert server.stop() == 0
 
 
 def test_an_input_that_the_model_refuses_is_the_callers_fault(stub):

@@ -6,13 +6,14 @@ mod http2;
 
 use axum::{
     Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::Request,
     http::HeaderMap,
     middleware::{self, Next},
     response::IntoResponse,
     routing::{get, post},
 };
+use futures_util::stream;
 use ocelli::{
     error::InferError,
     http::{
@@ -23,6 +24,7 @@ use ocelli::{
     },
 };
 use std::{
+    convert::Infallible,
     net::SocketAddr,
     sync::{
         Arc,
@@ -44,6 +46,8 @@ const LONG: Duration = Duration::from_secs(600);
 /// No test waits longer for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BODY_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// Far more than the buffers between server and client hold.
+const LARGE_BYTES: usize = 64 * 1024 * 1024;
 
 fn settings() -> Settings {
     Settings {
@@ -87,6 +91,12 @@ async fn parts(headers: HeaderMap, body: Bytes) -> Result<String, InferError> {
     Ok(parts.len().to_string())
 }
 
+/// A reply in two large frames.
+async fn large_twice() -> Body {
+    let frame = Bytes::from(vec![b'x'; LARGE_BYTES]);
+    Body::from_stream(stream::iter([frame.clone(), frame].map(Ok::<_, Infallible>)))
+}
+
 async fn start(settings: Settings) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -95,7 +105,8 @@ async fn start(settings: Settings) -> Server {
     let head = HeadLimits { body_bytes_max: BODY_BYTES_MAX, option: "body_bytes_max", uri_bytes_max: 8192 };
     let router = Router::new()
         .route("/", get(|| async { "hello" }))
-        .route("/large", get(|| async { vec![b'x'; 64 * 1024 * 1024] }))
+        .route("/large", get(|| async { vec![b'x'; LARGE_BYTES] }))
+        .route("/large-twice", get(large_twice))
         .route(
             "/wait",
             get(async move || {
@@ -277,6 +288,24 @@ async fn a_client_that_does_not_take_its_answer_is_cut() {
     until(|| server.connections.ended_stalled.load(Relaxed) == 1).await;
     until(|| server.connections.open.load(Relaxed) == 0).await;
     drop(stream);
+}
+
+#[tokio::test]
+async fn a_client_that_reads_steadily_gets_its_answer_however_long_a_frame_takes() {
+    let server = start(with_clocks(|clocks| clocks.write_stall = 6 * SHORT)).await;
+    let ask = |path| format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    let mut steady = server.send(ask("/large-twice")).await;
+    // Asks later and reads nothing: when it is cut, the other has been reading for longer than the clock allows for 64 KiB.
+    let deaf = server.send(ask("/large")).await;
+    let (mut got, mut buffer) = (0, vec![0; 256 * 1024]);
+    while server.connections.ended_stalled.load(Relaxed) == 0 {
+        got += soon(steady.read(&mut buffer)).await.unwrap();
+        tokio::time::sleep(SHORT / 20).await;
+    }
+    got += rest(steady).await.len();
+    assert!(got > 2 * LARGE_BYTES, "{got}");
+    assert_eq!(server.connections.ended_stalled.load(Relaxed), 1);
+    drop(deaf);
 }
 
 #[tokio::test]

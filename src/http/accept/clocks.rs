@@ -13,7 +13,7 @@ use std::{
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A client that reads slowly must take at least this much in each [`Clocks::write_stall`].
-const STALL_BYTES_MIN: usize = 64 * 1024;
+pub(super) const STALL_BYTES_MIN: usize = 64 * 1024;
 
 /// How long a connection may stay in each of its states.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,7 +71,7 @@ struct State {
     preface: Option<usize>,
     http2: bool,
     requests: u64,
-    /// Answers under way. The instant is set while something of an answer waits for the client to take it.
+    /// Answers under way. The instant is set while a piece of an answer waits for the client's window.
     answers: HashMap<u64, Option<Instant>>,
     /// Since when the socket takes no more, and what it took since.
     blocked: Option<(Instant, usize)>,
@@ -166,7 +166,7 @@ impl Watch {
         request
     }
 
-    /// Something of the answer waits for the client since `since`, or nothing does.
+    /// A piece of the answer waits for the client's window since `since`, or none does. Whatever waits for the socket is seen there.
     pub fn answer_waits(&self, request: u64, since: Option<Instant>) {
         if let Some(answer) = self.state().answers.get_mut(&request) {
             *answer = since;

@@ -1,6 +1,9 @@
 //! Around each request of a connection: reports its begin and end, and says `Connection: close` where it must be said.
 
-use super::{Stages, clocks::Watch};
+use super::{
+    Stages,
+    clocks::{STALL_BYTES_MIN, Watch},
+};
 use axum::{
     body::{Body, Bytes},
     http::{HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery},
@@ -19,6 +22,12 @@ use std::{
 };
 use tokio::sync::Notify;
 use tower::ServiceExt;
+
+/// What of a reply goes to an HTTP/2 connection at once: it keeps what the client's window does not let out, and a reply counts as
+/// sent when its last piece is there. The clock for answers that are not taken asks for as much.
+const HTTP2_PIECE_BYTES_MAX: usize = STALL_BYTES_MIN;
+/// The same for HTTP/1, where one piece is one write: hyper writes what it has before it asks for more than 256 KiB.
+const HTTP1_PIECE_BYTES_MAX: usize = 1024 * 1024;
 
 /// A body that nobody read is read and thrown away up to this size, and so fast; beyond it the connection is closed.
 const UNREAD_BYTES_MAX: u64 = 64 * 1024;
@@ -82,8 +91,7 @@ where
                     response.headers_mut().insert(header::CONNECTION, close);
                 }
             }
-            under_way.waits();
-            Ok(response.map(|body| Answer { body, under_way }))
+            Ok(response.map(|body| Answer::of(body, under_way, http1)))
         })
     }
 }
@@ -122,12 +130,6 @@ async fn throw_away(mut left: Incoming) -> bool {
 struct UnderWay {
     request: u64,
     watch: Arc<Watch>,
-}
-
-impl UnderWay {
-    fn waits(&self) {
-        self.watch.answer_waits(self.request, Some(Instant::now()));
-    }
 }
 
 impl Drop for UnderWay {
@@ -187,10 +189,32 @@ impl HttpBody for Upload {
     }
 }
 
-/// A reply's body that reports whether it waits for the client or the client for it.
+/// A reply's body, piece by piece. Until the last one has been asked for, the reply is under way, with all that it holds.
 pub struct Answer {
     body: Body,
+    /// What has come of the body's last frame and has not been handed on.
+    rest: Bytes,
+    piece_bytes_max: usize,
+    /// Whether the client says how much of it may be sent. Elsewhere only the socket can be what it waits for, and says so itself.
+    windowed: bool,
     under_way: UnderWay,
+}
+
+impl Answer {
+    fn of(body: Body, under_way: UnderWay, http1: bool) -> Answer {
+        let piece_bytes_max = if http1 { HTTP1_PIECE_BYTES_MAX } else { HTTP2_PIECE_BYTES_MAX };
+        let answer = Answer { body, rest: Bytes::new(), piece_bytes_max, windowed: !http1, under_way };
+        answer.waits(true);
+        answer
+    }
+
+    /// Notes whether something waits for the client to make room for it, since now, or the client for us.
+    fn waits(&self, waits: bool) {
+        if self.windowed {
+            let UnderWay { request, watch } = &self.under_way;
+            watch.answer_waits(*request, waits.then(Instant::now));
+        }
+    }
 }
 
 impl HttpBody for Answer {
@@ -201,22 +225,137 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
-        match &frame {
-            Poll::Ready(_) => self.under_way.waits(),
-            Poll::Pending => {
-                let Self { under_way, .. } = &*self;
-                under_way.watch.answer_waits(under_way.request, None);
+        if self.rest.is_empty() {
+            let frame = Pin::new(&mut self.body).poll_frame(context);
+            self.waits(frame.is_ready());
+            match ready!(frame).map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(bytes))) => self.rest = bytes,
+                Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
             }
+        } else {
+            self.waits(true);
         }
-        frame
+        let piece = self.rest.len().min(self.piece_bytes_max);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (rest, behind) = (self.rest.len() as u64, self.body.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest + behind.lower());
+        if let Some(upper) = behind.upper() {
+            hint.set_upper(rest.saturating_add(upper));
+        }
+        hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::http::{
+        accept::{Clocks, Verdict},
+        admission::{self, Admission, AdmissionLimits},
+    };
+    use axum::http::HeaderMap;
+    use futures_util::{FutureExt, stream};
+    use http_body_util::StreamBody;
+
+    const CLOCKS: Clocks = Clocks {
+        idle: Duration::from_secs(75),
+        header: Duration::from_secs(10),
+        write_stall: Duration::from_secs(30),
+    };
+
+    fn answer(body: Body, http1: bool) -> (Answer, Arc<Watch>) {
+        let watch = Arc::new(Watch::new(Instant::now()));
+        let under_way = UnderWay { request: watch.request_begins(), watch: Arc::clone(&watch) };
+        (Answer::of(body, under_way, http1), watch)
+    }
+
+    /// The next frame of an answer, which is there.
+    fn next(answer: &mut Answer) -> Option<Frame<Bytes>> {
+        answer.frame().now_or_never().expect("it waits for nothing").map(Result::unwrap)
+    }
+
+    fn pattern(bytes: usize) -> Bytes {
+        (0..bytes).map(|i| (i % 251) as u8).collect()
+    }
+
+    #[test]
+    fn a_reply_of_any_length_goes_out_whole_in_pieces_that_are_told_of_until_the_last() {
+        for (http1, most) in [(true, HTTP1_PIECE_BYTES_MAX), (false, HTTP2_PIECE_BYTES_MAX)] {
+            for length in [1, most - 1, most, most + 1, 3 * most + 7] {
+                let sent = pattern(length);
+                let (mut answer, watch) = answer(Body::from(sent.clone()), http1);
+                let mut got = Vec::new();
+                while !answer.is_end_stream() {
+                    assert_eq!(answer.size_hint().exact(), Some((length - got.len()) as u64));
+                    let piece = next(&mut answer).unwrap().into_data().unwrap();
+                    assert!(!piece.is_empty() && piece.len() <= most, "{}", piece.len());
+                    assert_eq!(piece.as_ptr(), sent[got.len()..].as_ptr(), "nothing is copied");
+                    got.extend_from_slice(&piece);
+                    assert_eq!(answer.is_end_stream(), got.len() == length);
+                }
+                assert_eq!((&got[..], watch.requests_open()), (&sent[..], 1));
+                drop(answer);
+                assert_eq!(watch.requests_open(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn trailers_and_what_the_reply_holds_stay_behind_its_last_piece() {
+        let admission = Admission::new(AdmissionLimits {
+            requests_in_flight_max: 1,
+            bytes_in_flight_max: 100,
+            announced_bytes_max: 100,
+            unknown_length_bytes: 0,
+        });
+        let frames = [Frame::data(pattern(3 * HTTP2_PIECE_BYTES_MAX)), Frame::trailers(HeaderMap::new())];
+        let body = Body::new(StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>))));
+        let permit = Arc::new(admission.admit(Some(10)).unwrap());
+        let held = admission::hold(Response::new(body), permit).into_body();
+        let (mut answer, _watch) = answer(held, false);
+        for piece in 0..3 {
+            let piece = (piece, next(&mut answer).unwrap().into_data().unwrap().len());
+            assert_eq!(piece.1, HTTP2_PIECE_BYTES_MAX, "{piece:?}");
+            let now = admission.in_flight();
+            assert_eq!((now.requests, now.bytes), (1, 10), "{piece:?}");
+        }
+        assert!(next(&mut answer).unwrap().is_trailers() && next(&mut answer).is_none());
+    }
+
+    #[test]
+    fn each_piece_that_a_window_lets_out_begins_the_clock_anew() {
+        let (mut answer, watch) = answer(Body::from(pattern(5 * HTTP2_PIECE_BYTES_MAX)), false);
+        while !answer.is_end_stream() {
+            let began = Instant::now();
+            next(&mut answer).unwrap();
+            let verdict = |since: Instant| watch.verdict(&CLOCKS, since + CLOCKS.write_stall);
+            let early = verdict(began - Duration::from_nanos(1));
+            assert!(matches!(early, Verdict::LookAt(_)), "{early:?}");
+            let late = verdict(Instant::now());
+            assert!(matches!(late, Verdict::End(_)), "a window that stays shut: {late:?}");
+        }
+    }
+
+    #[test]
+    fn without_windows_only_the_socket_says_that_an_answer_is_not_taken() {
+        let (mut answer, watch) = answer(Body::from(pattern(2 * HTTP1_PIECE_BYTES_MAX)), true);
+        next(&mut answer).unwrap();
+        let hours = Instant::now() + Duration::from_secs(3 * 3600);
+        let verdict = watch.verdict(&CLOCKS, hours);
+        assert!(matches!(verdict, Verdict::LookAt(_)), "{verdict:?}");
+        watch.write_blocked(Instant::now());
+        let verdict = watch.verdict(&CLOCKS, hours);
+        assert!(matches!(verdict, Verdict::End(_)), "{verdict:?}");
     }
 }

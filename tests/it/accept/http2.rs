@@ -1,6 +1,6 @@
 //! HTTP/2 clients, in frames: RFC 9113, section 4.1 for their form.
 
-use super::{SHORT, Server, rest, settings, soon, start, until, with_clocks};
+use super::{LARGE_BYTES, SHORT, Server, rest, settings, soon, start, until, with_clocks};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::{
@@ -8,10 +8,12 @@ use tokio::{
     net::TcpStream,
 };
 
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 /// END_STREAM and END_HEADERS.
 const WHOLE: u8 = 5;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -125,6 +127,26 @@ async fn a_window_that_never_opens_does_not_hold_an_answer_for_ever() {
     assert_eq!(first(&mut stream, HEADERS).await.unwrap().0, 1);
     until(|| server.connections.ended_stalled.load(Relaxed) == 1).await;
     while next(&mut stream).await.is_some() {}
+}
+
+#[tokio::test]
+async fn an_answer_that_waits_for_its_window_is_not_idle() {
+    let server = start(with_clocks(|clocks| clocks.idle = SHORT)).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE = 1000.
+    let mut stream = connect(&server, &[0, 4, 0, 0, 3, 232]).await;
+    stream.write_all(&get(1, "/large")).await.unwrap();
+    let mut got = first(&mut stream, DATA).await.unwrap().1.len();
+    assert_eq!(got, 1000);
+    // Begins to be idle later, and is ended.
+    assert_eq!(rest(server.send("").await).await, "");
+    assert_eq!(server.connections.ended_idle.load(Relaxed), 1);
+    let more = (LARGE_BYTES as u32).to_be_bytes();
+    for id in [0, 1] {
+        stream.write_all(&frame(WINDOW_UPDATE, 0, id, &more)).await.unwrap();
+    }
+    while got < LARGE_BYTES {
+        got += first(&mut stream, DATA).await.expect("the whole answer").1.len();
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,64 @@
+"""HTTP/2 in frames (RFC 9113), for what clients hide: windows that open when a test says so, calls that do not end."""
+
+import socket
+import struct
+
+DATA, HEADERS, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 4, 6, 7, 8
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
+INITIAL_WINDOW_SIZE = 4
+FRAME_BYTES_MAX = 16_384
+SECONDS = 120  # only bounds a test that hangs
+
+
+class Connection:
+    """A connection on which each answer may send `window` bytes until more is allowed."""
+
+    def __init__(self, port, window):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self.send(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def send(self, kind, flags, stream, payload):
+        self.socket.sendall(struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload)
+
+    def post(self, stream, path, headers, body, end=True):
+        """Posts; the body must fit into the windows that everybody has, all requests together. `end`: whether it ends."""
+        fields = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", path), *headers]
+        # Literals that nobody remembers (RFC 7541, 6.2.2), no name or value of them longer than 126 bytes.
+        strings = [[bytes([len(text)]) + text.encode() for text in field] for field in fields]
+        self.send(HEADERS, END_HEADERS, stream, b"".join(b"\0" + name + value for name, value in strings))
+        for at in range(0, len(body), FRAME_BYTES_MAX):
+            self.send(DATA, 0, stream, body[at : at + FRAME_BYTES_MAX])
+        if end:
+            self.send(DATA, END_STREAM, stream, b"")
+
+    def open(self, stream, count):
+        """Allows so many more bytes to an answer; stream 0: to all together."""
+        self.send(WINDOW_UPDATE, 0, stream, struct.pack(">I", count))
+
+    def receive(self):
+        """The next frame that is about a request: its kind, flags, stream and payload."""
+        while True:
+            head = self.exactly(9)
+            kind, flags, stream = struct.unpack(">BBI", head[3:])
+            payload = self.exactly(int.from_bytes(head[:3], "big"))
+            assert kind != GOAWAY, payload
+            if kind in (SETTINGS, PING) and not flags & ACK:
+                self.send(kind, ACK, 0, payload if kind == PING else b"")
+            elif stream:
+                return kind, flags, stream, payload
+
+    def exactly(self, count):
+        parts = []
+        while count:
+            part = self.socket.recv(min(count, 1 << 20))
+            assert part, "the connection was closed"
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
