@@ -1,5 +1,6 @@
 //! The bytes of a call, within the limits of `http`'s bodies: each message is charged to the call's permit when its length is
-//! known, which is before it has come, and one that is too large is refused there.
+//! known, which is before it has come, and one that is too large is refused there. What it is more when it is unpacked and decoded
+//! is charged by `codec`.
 
 use super::status;
 use crate::{

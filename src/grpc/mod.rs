@@ -3,15 +3,18 @@
 //!
 //! - `around`: what every call passes: name, span, admission, counts.
 //! - `incoming`: the bytes of a call, within their limits.
+//! - `large`: the calls whose messages may be large; `codec`: what such a message takes in memory, told before it is decoded.
 //! - `service`: the calls; `change`: what those say that load and unload models; `convert`: tensors in messages, there and back.
 //! - `health`: gRPC's own health checks.
 //! - `status`: the table from error to code.
 
 mod around;
 mod change;
+mod codec;
 mod convert;
 mod health;
 mod incoming;
+mod large;
 mod service;
 mod status;
 
@@ -69,21 +72,22 @@ pub fn paths() -> Vec<&'static str> {
 /// What the gRPC listener serves until `stages` close it.
 pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
     let body_bytes_max = usize::try_from(front.limits.body.bytes_max).unwrap_or(usize::MAX);
-    let inference = GrpcInferenceServiceServer::new(service::Service::new(front, stages))
-        // What is sent back is numbers: whoever wants them packed asks a proxy.
+    let service = Arc::new(service::Service::new(front, stages));
+    // What is sent back is numbers: whoever wants them packed asks a proxy.
+    let small = GrpcInferenceServiceServer::from_arc(Arc::clone(&service))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
+        .max_decoding_message_size(SMALL_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
-    let large = inference.clone().max_decoding_message_size(body_bytes_max);
-    let small = inference.max_decoding_message_size(SMALL_BYTES_MAX);
+    let large = large::routes(service, body_bytes_max);
     let health = HealthServer::new(health::Health::new(front, stages));
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(protocol::DESCRIPTORS)
         .build_v1()
         .expect("the build wrote the definitions");
-    let router = CALLS.into_iter().fold(Router::new(), |router, path| {
+    let router = CALLS.into_iter().fold(large, |router, path| {
         if matches!(path, INFER | LOAD | STREAM) {
-            router.route_service(path, large.clone())
+            router
         } else if path.starts_with("/inference.") {
             router.route_service(path, small.clone())
         } else if path.starts_with("/grpc.health.") {

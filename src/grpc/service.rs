@@ -3,6 +3,7 @@
 use super::{
     around::Arrived,
     change::{load, one_repository, unload_body},
+    codec,
     convert::{self, EMPTY_FINAL},
     status,
 };
@@ -58,9 +59,8 @@ impl Service {
     }
 
     /// Whether a caller may load and unload: by the rules of HTTP.
-    fn may_control<M>(&self, request: &Request<M>) -> Result<(), Status> {
-        let peer = request.extensions().get::<Peer>();
-        repository::allowed(&self.front, peer, request.metadata().as_ref())
+    pub(super) fn may_control(&self, extensions: &Extensions, headers: &HeaderMap) -> Result<(), Status> {
+        repository::allowed(&self.front, extensions.get::<Peer>(), headers)
             .map_err(|error| status::of(&error))
     }
 
@@ -185,7 +185,7 @@ async fn stream_answer(
     head: Arc<Head>,
     message: ModelInferRequest,
 ) -> ModelStreamInferResponse {
-    let (arrived, bytes) = (Instant::now(), prost::Message::encoded_len(&message) as u64);
+    let (arrived, bytes) = (Instant::now(), codec::held(&message));
     let (name, id) = (message.model_name.clone(), message.id.clone());
     let asked = message.parameters.contains_key(EMPTY_FINAL);
     // A message in work takes memory as a request does.
@@ -277,8 +277,8 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let answer = async {
             let head = Head::of(metadata, &extensions)?;
             if let Some(permit) = extensions.get::<Arc<Permit>>() {
-                // More than came, if it was compressed.
-                permit.cover(prost::Message::encoded_len(&message) as u64)?;
+                // What came is what was set aside at its end: more, if it was packed or has elements of its own.
+                permit.cover(codec::held(&message))?;
             }
             infer(&self.front, &head, head.arrived, message, None).await
         };
@@ -365,7 +365,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
-        self.may_control(&request)?;
+        self.may_control(request.extensions(), request.metadata().as_ref())?;
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         one_repository(&repository_name)?;
         let loaded = async { repository::load_as(&self.front, &model_name, load(parameters)?).await };
@@ -377,7 +377,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
-        self.may_control(&request)?;
+        self.may_control(request.extensions(), request.metadata().as_ref())?;
         let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
         one_repository(&repository_name)?;
         let unloaded = repository::unload_as(&self.front, &model_name, &unload_body(parameters)).await;

@@ -125,6 +125,15 @@ impl Admission {
         }
     }
 
+    /// Refuses what is more than the whole budget.
+    fn has_ever(&self, what: &'static str, got: u64) -> Result<(), InferError> {
+        let limit = self.limits.bytes_in_flight_max;
+        if got > limit {
+            return Err(InferError::TooLarge { what, got, limit, option: "in_flight_bytes_max" });
+        }
+        Ok(())
+    }
+
     fn full(&self, what: &'static str, limit: u64) -> InferError {
         // With everything taken, the mean time in flight is about when half of it is free again.
         let held = Duration::from_micros(self.held_us.load(Ordering::Relaxed));
@@ -177,6 +186,15 @@ impl Permit {
         Ok(())
     }
 
+    /// The same where `bytes` is all that `what` takes.
+    ///
+    /// # Errors
+    /// As [`Permit::cover`], and [`InferError::TooLarge`] where there never is as much.
+    pub fn cover_all(&self, what: &'static str, bytes: u64) -> Result<(), InferError> {
+        self.admission.has_ever(what, bytes)?;
+        self.cover(bytes)
+    }
+
     /// Sets aside more for what the request takes beside its body, until that is dropped.
     ///
     /// # Errors
@@ -206,15 +224,8 @@ impl Beside {
     /// # Errors
     /// As [`Permit::beside`]; what was set aside stays.
     pub fn grow_to(&mut self, bytes: u64) -> Result<(), InferError> {
+        self.admission.has_ever("what is held beside the body in bytes", bytes)?;
         let max = self.admission.limits.bytes_in_flight_max;
-        if bytes > max {
-            return Err(InferError::TooLarge {
-                what: "what is held beside the body in bytes",
-                got: bytes,
-                limit: max,
-                option: "in_flight_bytes_max",
-            });
-        }
         let more = bytes.saturating_sub(self.bytes);
         if !take(&self.admission.bytes, more, max) {
             self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 """gRPC: Triton's own client against the live server, and the messages themselves where the client hides them."""
 
+import gzip
 import json
 import queue
 import re
@@ -546,6 +547,52 @@ def test_bytes_that_are_no_message_are_refused(channel):
 
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+ENTRIES = {"inputs": b"\x2a\0", "outputs": b"\x32\0", "raw contents": b"\x3a\0", "parameters of an input": b"\x2a\2\x22\0"}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("packing", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_a_message_of_a_great_many_entries_is_refused_before_it_is_read(channel, entry, packing):
+    junk = b"\x0a\x08identity" + ENTRIES[entry] * 1_000_000
+    call = channel.unary_unary(INFER)
+    told = "000000 inputs, outputs, raw contents and parameters, more than the 4096"
+    fails(lambda: call(junk, timeout=SECONDS, compression=packing), "INVALID_ARGUMENT", told)
+    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+    fails(lambda: next(stream(iter([junk]), timeout=SECONDS, compression=packing)), "INVALID_ARGUMENT", told)
+
+
+def test_elements_that_take_more_than_their_bytes_count_before_they_are_read(start_server, only_digits):
+    server = start_server(only_digits, body_bytes_max="8MiB", in_flight_bytes_max="16MiB")
+    # An empty text is two bytes there, and 32 as long as it is held.
+    request = service_pb2.ModelInferRequest(model_name="digits")
+    request.inputs.add(name="image", datatype="BYTES", shape=[1_000_000, 1]).contents.bytes_contents.extend([b""] * 1_000_000)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        told = f"more than the limit of {16 << 20}; raise it with in_flight_bytes_max"
+        fails(lambda: stub.ModelInfer(request, timeout=SECONDS), "RESOURCE_EXHAUSTED", told)
+        fails(lambda: next(stub.ModelStreamInfer(iter([request]), timeout=SECONDS)), "RESOURCE_EXHAUSTED", told)
+        until(lambda: gauge(server, "ocelli_in_flight_bytes") == 0, SECONDS, "no bytes are in flight")
+        one = np.zeros((1, 1, 32, 32), np.float32)
+        assert stub.ModelInfer(message("digits", "image", one), timeout=SECONDS).raw_output_contents
+    assert server.stop() == 0
+
+
+def test_a_packed_message_counts_unpacked_while_its_call_has_not_ended(start_server, only_digits):
+    server = start_server(only_digits)
+    request = message("digits", "image", np.zeros((1, 1 << 23), np.float32))
+    packed = gzip.compress(request.SerializeToString())
+    headers = [("content-type", "application/grpc"), ("te", "trailers"), ("grpc-encoding", "gzip")]
+    with http2.Connection(server.grpc_port, 1 << 20) as connection:
+        connection.post(1, INFER, headers, struct.pack(">BI", 1, len(packed)) + packed, end=False)
+        unpacked = request.ByteSize()
+        until(lambda: gauge(server, "ocelli_in_flight_bytes") >= unpacked, 30, f"{unpacked} bytes are in flight")
+    until(lambda: gauge(server, "ocelli_in_flight_bytes") == 0, SECONDS, "no bytes are in flight")
+    assert server.stop() == 0
+
+
+def test_whoever_may_not_load_is_told_before_the_message_is_read(channel):
+    load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+    fails(lambda: load(b"\xff\xff\xff", timeout=SECONDS), "PERMISSION_DENIED", "repository_mode")
 
 
 @pytest.mark.parametrize("over", ["HTTP", "gRPC"])

@@ -1,0 +1,69 @@
+//! The calls whose messages may be large. Each is what the generated service does for it, with a codec that charges what it decodes.
+
+use super::{
+    INFER, LOAD, STREAM,
+    codec::{Countable, Counted},
+    service::Service,
+};
+use crate::{
+    http::admission::Permit, protocol::inference::grpc_inference_service_server::GrpcInferenceService,
+};
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    response::Response,
+    routing::any,
+};
+use prost::Message;
+use std::sync::Arc;
+use tonic::{codec::CompressionEncoding, server::Grpc};
+use tower::service_fn;
+
+#[derive(Clone)]
+struct Large {
+    service: Arc<Service>,
+    bytes_max: usize,
+}
+
+/// Their routes, for messages of at most so many bytes.
+pub(super) fn routes(service: Arc<Service>, bytes_max: usize) -> Router {
+    Router::new()
+        .route(INFER, any(infer))
+        .route(LOAD, any(load))
+        .route(STREAM, any(stream))
+        .with_state(Large { service, bytes_max })
+}
+
+impl Large {
+    fn grpc<E: Message + 'static, D: Countable>(&self, request: &Request) -> Grpc<Counted<E, D>> {
+        let permit = request.extensions().get::<Arc<Permit>>().cloned();
+        Grpc::new(Counted::charged_to(permit))
+            .accept_compressed(CompressionEncoding::Gzip)
+            .accept_compressed(CompressionEncoding::Deflate)
+            .max_decoding_message_size(self.bytes_max)
+            .max_encoding_message_size(usize::MAX)
+    }
+}
+
+async fn infer(State(large): State<Large>, request: Request) -> Response {
+    let service = &large.service;
+    let call = service_fn(|request| service.model_infer(request));
+    large.grpc(&request).unary(call, request).await.map(Body::new)
+}
+
+async fn load(State(large): State<Large>, request: Request) -> Response {
+    // The call asks as well; by then, the files that it brings have been read.
+    if let Err(refused) = large.service.may_control(request.extensions(), request.headers()) {
+        return refused.into_http();
+    }
+    let service = &large.service;
+    let call = service_fn(|request| service.repository_model_load(request));
+    large.grpc(&request).unary(call, request).await.map(Body::new)
+}
+
+async fn stream(State(large): State<Large>, request: Request) -> Response {
+    let service = &large.service;
+    let call = service_fn(|request| service.model_stream_infer(request));
+    large.grpc(&request).streaming(call, request).await.map(Body::new)
+}
