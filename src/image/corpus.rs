@@ -233,5 +233,6 @@ pub(super) fn every_kind() -> Vec<(&'static str, Format, Vec<u8>)> {
     ] {
         images.push((name, format, fixture(name)));
     }
+    images.extend(super::tiff::tests::kinds().map(|(name, bytes)| (name, Format::Tiff, bytes)));
     images
 }

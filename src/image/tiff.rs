@@ -11,7 +11,7 @@ mod planes;
 mod samples;
 mod source;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg};
 use samples::{Kind, Page};

@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use super::super::{DecodeError, Frame, Limits, Samples, corpus::whole, decode, header};
+use super::super::{
+    DecodeError, Frame, Limits, Samples,
+    corpus::{HEIGHT, WIDTH, whole},
+    decode, header,
+};
 
 const LIMITS: Limits = Limits { side_max: 1000, pixels_max: 1_000_000, frames_max: 10 };
 
@@ -110,23 +114,42 @@ fn picture([width, height]: [u32; 2], channels: &[u32]) -> Vec<u8> {
     places.flat_map(|(x, y)| channels.iter().map(move |c| sample(x, y, *c))).collect()
 }
 
+/// The tiles of its planes, one after another.
+fn planes_in_tiles([width, height]: [u32; 2], planes: u32, [across, down]: [u32; 2]) -> Vec<Vec<u8>> {
+    let mut tiles = Vec::new();
+    for plane in 0..planes {
+        for top in (0..height).step_by(down as usize) {
+            for left in (0..width).step_by(across as usize) {
+                let places = (top..top + down).flat_map(|y| (left..left + across).map(move |x| (x, y)));
+                tiles.push(places.map(|(x, y)| sample(x, y, plane)).collect());
+            }
+        }
+    }
+    tiles
+}
+
+/// One file of each kind, for tests of what becomes of any file.
+pub(in crate::image) fn kinds() -> [(&'static str, Vec<u8>); 3] {
+    let size = [WIDTH, HEIGHT];
+    let colors = |samples, chunks| Page::new(size, 8, samples, chunks).with(PHOTOMETRIC, &[2]);
+    let tiles = colors(3, planes_in_tiles(size, 3, [16, 16])).with(PLANAR, &[2]);
+    let more = colors(5, vec![picture(size, &[0, 1, 2, 3, 4])]).with(EXTRA, &[2, 0]);
+    let bits = Page::new(size, 1, 1, vec![picture([3, HEIGHT], &[0])]).with(PHOTOMETRIC, &[1]);
+    [
+        ("planes in tiles", file(&[tiles.with(TILE[0], &[16]).with(TILE[1], &[16])])),
+        ("more samples", file(&[bits.clone().with(SUBFILE, &[1]), more])),
+        ("bits in the other order", file(&[bits.with(FILL_ORDER, &[2])])),
+    ]
+}
+
 const SIZE: [u32; 2] = [37, 21];
 
 #[test]
 fn planes_in_tiles_that_stand_over_the_picture_are_read() {
-    let [width, height] = SIZE;
     for (samples, [across, down]) in [(3, [16, 16]), (4, [16, 32]), (3, [64, 16]), (3, [48, 32])] {
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        for plane in 0..samples {
-            for top in (0..height).step_by(down as usize) {
-                for left in (0..width).step_by(across as usize) {
-                    let places = (top..top + down).flat_map(|y| (left..left + across).map(move |x| (x, y)));
-                    let tile: Vec<u8> = places.map(|(x, y)| sample(x, y, plane)).collect();
-                    high.push(tile.iter().flat_map(|v| (u16::from(*v) * 257).to_le_bytes()).collect());
-                    low.push(tile);
-                }
-            }
-        }
+        let low = planes_in_tiles(SIZE, samples, [across, down]);
+        let wide = |v: &u8| (u16::from(*v) * 257).to_le_bytes();
+        let high = low.iter().map(|tile| tile.iter().flat_map(wide).collect()).collect();
         let tiled = |bits, chunks| {
             let page = Page::new(SIZE, bits, samples, chunks).with(PHOTOMETRIC, &[2]).with(PLANAR, &[2]);
             page.with(TILE[0], &[across]).with(TILE[1], &[down])
