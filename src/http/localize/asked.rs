@@ -50,7 +50,7 @@ impl Asked {
         let mut pairs = query::pairs(query)?;
         // It says more of what another one says.
         pairs.sort_by_key(|(key, _)| key == "z_range_um");
-        settings::agree(pairs.iter().map(|(key, value)| (&**key, &**value))).map_err(|(_, why)| why)?;
+        settings::agree(&pairs).map_err(|(_, why)| why)?;
         for (key, value) in pairs {
             let value = value.as_ref();
             match key.as_ref() {

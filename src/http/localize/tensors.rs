@@ -154,7 +154,7 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
             )));
         }
     }
-    settings::agree(said.iter().map(|(key, text)| (*key, text.as_str()))).map_err(|(_, why)| bad(why))?;
+    settings::agree(&said).map_err(|(_, why)| bad(why))?;
     Ok(settings)
 }
 

@@ -252,6 +252,6 @@ fn a_reduced_copy_before_the_picture_is_no_page() {
     let floats = copy.clone().with(339, &[3]);
     assert_eq!(sizes(&[floats, turned]), [[SIZE[1], SIZE[0]]]);
     // Where there is nothing else, it is the picture.
-    assert_eq!(sizes(&[copy.clone()]), [[9, 5]]);
+    assert_eq!(sizes(std::slice::from_ref(&copy)), [[9, 5]]);
     assert_eq!(sizes(&[copy.clone(), copy.with(SUBFILE, &[4])]), [[9, 5]]);
 }

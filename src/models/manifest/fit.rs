@@ -33,21 +33,20 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         (Section::Detect, root.table("detect")),
     ];
     for (section, table) in &tables {
-        let mut said = Vec::new();
-        for (_, key) in KEYS.iter().filter(|(of, _)| of == section) {
-            let Some(text) = table.text(key) else { continue };
-            said.push((*key, text.clone()));
+        let keys = KEYS.iter().filter(|(of, _)| of == section);
+        let said: Vec<_> = keys.filter_map(|(_, key)| Some((*key, table.text(key)?))).collect();
+        for (key, text) in &said {
             let map = *section == Section::Camera && text.ends_with(".npy");
             let set = if map {
-                file_name(&text).map(|()| fit.maps.push((key, text)))
+                file_name(text).map(|()| fit.maps.push((key, text.clone())))
             } else {
-                fit.settings.set(key, &text)
+                fit.settings.set(key, text)
             };
             if let Err(why) = set {
                 table.mistake_at(key, why.strip_prefix(key).unwrap_or(&why).trim_start());
             }
         }
-        if let Err((key, why)) = settings::agree(said.iter().map(|(key, text)| (*key, text.as_str()))) {
+        if let Err((key, why)) = settings::agree(&said) {
             table.mistake_at(key, why.strip_prefix(key).unwrap_or(&why).trim_start());
         }
         table.finish();

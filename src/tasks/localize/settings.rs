@@ -59,10 +59,11 @@ const LEAST_OF: [(&str, &str); 3] =
 ///
 /// # Errors
 /// The key that another one contradicts, and what is wrong, beginning with the key.
-pub fn agree<'a>(
-    said: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-) -> Result<(), (&'static str, String)> {
-    let value = |key: &str| said.clone().find(|(said, _)| *said == key).map(|(_, value)| value.trim());
+pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), (&'static str, String)> {
+    let value = |key: &str| {
+        let found = said.iter().find(|(said, _)| said.as_ref() == key);
+        found.map(|(_, value)| value.as_ref().trim())
+    };
     let mut leasts = LEAST_OF.into_iter().filter(|(key, _)| value(key).is_some());
     let (Some((key, of)), second) = (leasts.next(), leasts.next()) else { return Ok(()) };
     if let Some((second, _)) = second {
