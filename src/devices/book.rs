@@ -1,11 +1,12 @@
 //! Which models are served, where each is to be, and where it is: what devices that come and go are held against.
 //!
 //! - [`refused`]: which devices cannot have a model, and when that is tried again; [`claims`]: which no other model may have.
-//! - [`memory`]: what models need and hold of a GPU's memory.
+//! - [`waiting`]: what is served nowhere yet; [`memory`]: what models need and hold of a GPU's memory.
 
 mod claims;
 mod memory;
 mod refused;
+mod waiting;
 
 use super::{
     device::{Engines, Hold, Refusal},
@@ -20,7 +21,7 @@ use super::{
 use crate::{
     batch::{ModelKey, Queue},
     config::WhileWaiting,
-    models::{Found, Model, Source},
+    models::{Model, Source},
 };
 use claims::Claims;
 use memory::name;
@@ -30,6 +31,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Instant,
 };
+pub(super) use waiting::Away;
+use waiting::Waiting;
 
 /// A model that is served, and all that it takes to load it once more.
 pub(super) struct Served {
@@ -90,8 +93,8 @@ struct State {
     entries: Vec<Entry>,
     /// Models that are about to be loaded: name, bytes of the file, devices.
     announced: Vec<(String, u64, Vec<usize>)>,
-    /// Models whose devices were all away.
-    waiting: Vec<Found>,
+    /// Models that are served nowhere yet.
+    waiting: Vec<Waiting>,
     /// GPUs that models have for themselves.
     claims: Claims,
     /// By the index of a device; those that are not in it are the CPU.
@@ -191,7 +194,12 @@ impl Book {
             let why = entry.refused.why(index, hold.number)?;
             Some((entry.served.model.name.to_string(), why.to_owned()))
         };
-        state.entries.iter().filter_map(of).collect()
+        let waits = |waiting: &Waiting| {
+            let why = waiting.why(index, hold.number)?;
+            Some((waiting.name().to_owned(), why.to_owned()))
+        };
+        let waiting = state.waiting.iter().filter_map(waits);
+        state.entries.iter().filter_map(of).chain(waiting).collect()
     }
 
     /// Takes a model out; hands over what tells whether devices have anything of it.
@@ -254,7 +262,7 @@ impl Book {
         let state = self.lock();
         state.entries.iter().any(|entry| entry.served.placed.has(index))
             || state.announced.iter().any(|(.., on)| on.contains(&index))
-            || !state.waiting.is_empty()
+            || state.waiting.iter().any(|waiting| waiting.is_for(index))
     }
 
     /// Whether no model is on a device.
@@ -269,7 +277,7 @@ impl Book {
         let load = queue.load();
         let state = self.lock();
         let entries = state.entries.iter().filter(|entry| entry.served.placed.has(index));
-        let mut activity = (!state.waiting.is_empty(), 0);
+        let mut activity = (state.waiting.iter().any(|waiting| waiting.is_for(index)), 0);
         for Entry { served, .. } in entries {
             let counts = served.model.statistics.snapshot();
             let failures: u64 = counts.failures.iter().map(|sum| sum.count).sum();
@@ -277,32 +285,6 @@ impl Book {
             activity.1 += counts.success.count + failures;
         }
         activity
-    }
-
-    /// A model's devices are all away: it is loaded when one of them is back.
-    pub(super) fn wait_for_device(&self, found: Found) {
-        let mut state = self.lock();
-        state.waiting.retain(|other| (&other.name, &other.version) != (&found.name, &found.version));
-        state.waiting.push(found);
-    }
-
-    /// Those that wait.
-    pub(super) fn who_waits(&self) -> Vec<Found> {
-        self.lock().waiting.clone()
-    }
-
-    /// Takes one that waits; none where it does no more, or another has taken it.
-    pub(super) fn take_waiting(&self, name: &str, version: &str) -> Option<Found> {
-        let waiting = &mut self.lock().waiting;
-        let at = waiting.iter().position(|found| (&*found.name, &*found.version) == (name, version))?;
-        Some(waiting.remove(at))
-    }
-
-    /// Nobody wants a model any more that waits.
-    pub(super) fn stop_waiting(&self, name: &str) {
-        let mut state = self.lock();
-        state.waiting.retain(|found| found.name != name);
-        state.let_go_of(name);
     }
 
     /// A model is to have the GPUs among these devices for itself, if its manifest says so: from before it is loaded.
@@ -340,7 +322,7 @@ impl State {
     /// Ends a model's claim, where no version of it is served or waits.
     fn let_go_of(&mut self, name: &str) {
         let served = self.entries.iter().any(|entry| entry.served.source.name == name);
-        if !served && self.waiting.iter().all(|found| found.name != name) {
+        if !served && self.waiting.iter().all(|waiting| waiting.name() != name) {
             self.claims.end(name);
         }
     }

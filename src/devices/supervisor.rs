@@ -8,6 +8,7 @@ mod load;
 mod swap;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use super::{
     book::Book,
@@ -32,7 +33,7 @@ use load::NotLoaded;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::AtomicU64},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -237,8 +238,8 @@ impl Devices {
         self.parts.status.set_models(counts);
     }
 
-    /// Loads one model and publishes it, or the reason why it cannot be served. One whose devices are all away stays on the
-    /// list of those that load, until one of them is back.
+    /// Loads one model and publishes it, or the reason why it cannot be served. One whose devices are all away, or have no room
+    /// for it now, waits until one of them is back or has.
     ///
     /// # Errors
     /// The reason.
@@ -249,59 +250,22 @@ impl Devices {
 
     /// The same, for whoever has the turn.
     fn load_now(&self, found: &Found) -> Result<Loading, String> {
-        let (name, version) = (&found.name, &found.version);
-        let loaded = self.try_load(found);
-        match &loaded {
-            Ok(loading) => self.present(found, loading),
-            Err(NotLoaded::Away(reason)) => {
-                tracing::warn!(model = name, version, reason, "the model waits for a device");
-                self.publish(found, State::Loading);
-                self.book.wait_for_device(found.clone());
+        match self.try_load(found) {
+            Ok(loading) => {
+                self.present(found, &loading);
+                self.book.stop_waiting_for(found);
+                Ok(loading)
             }
-            Err(NotLoaded::Failed(reason)) => {
-                tracing::error!(model = name, version, reason, "model is unavailable");
-                self.publish(found, State::Unavailable(reason.clone()));
-                self.book.disclaim(name);
+            Err(why) => {
+                let reason = why.reason().to_owned();
+                self.not_loaded(found, why);
+                Err(reason)
             }
-        }
-        loaded.map_err(NotLoaded::into_reason)
-    }
-
-    /// Loads the models that waited for a device.
-    pub(super) fn load_waiting(&self) {
-        self.load_of(&self.book.who_waits());
-    }
-
-    /// Of these, those that wait still: one that was unloaded meanwhile, or loaded anew from other files, does not.
-    fn load_of(&self, found: &[Found]) {
-        for Found { name, version, .. } in found {
-            let _turn = self.turn();
-            if let Some(found) = self.book.take_waiting(name, version) {
-                // The result is in the catalog and in the log; what has to wait still is on the list again.
-                let _ = self.load_now(&found);
-                self.count();
-            }
-        }
-    }
-
-    /// The same, where one of them may be on this device now: it stands in for GPUs that stay away too long.
-    pub(super) fn load_waiting_on(&self, index: usize) {
-        let wanted = |found: &Found| {
-            let placed = found.source.as_ref().ok().and_then(|source| self.place(source).ok());
-            placed.is_some_and(|placed| self.book.wanted_on(index, &placed, &self.sharing))
-        };
-        if self.book.who_waits().iter().any(wanted) {
-            self.load_waiting();
         }
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether somebody loads a model just now, or is about to: what a device has then is not all that it will have.
-    fn is_loading(&self) -> bool {
-        self.book.has_announced() || matches!(self.turn.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// Loads one model and publishes nothing.

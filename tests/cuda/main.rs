@@ -27,3 +27,4 @@ mod server;
 mod sharing;
 mod staging;
 mod support;
+mod waiting;

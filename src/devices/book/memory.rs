@@ -31,8 +31,9 @@ impl Book {
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let served = served.map(|entry| (name(&entry.served.source), entry.served.source.bytes));
         let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
-        let mut models: Vec<(String, u64)> =
-            served.chain(announced.map(|(name, bytes, _)| (name.clone(), *bytes))).collect();
+        let announced = announced.map(|(name, bytes, _)| (name.clone(), *bytes));
+        let waiting = state.waiting_for(index).map(|source| (name(source), source.bytes));
+        let mut models: Vec<(String, u64)> = served.chain(announced).chain(waiting).collect();
         models.sort();
         models.dedup_by(|one, other| one.0 == other.0);
         let learned = self.learned();
@@ -83,6 +84,7 @@ impl Book {
         let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
         let names =
             served.map(|entry| name(&entry.served.source)).chain(announced.map(|(name, ..)| name.clone()));
+        let names = names.chain(state.waiting_for(index).map(name));
         let least = names.map(|name| learned.measured(gpu, &name)).min()??;
         Some(least.saturating_add(learned.measured_context(gpu)))
     }

@@ -42,6 +42,12 @@ impl Refused {
         self.0.iter().find(|one| (one.index, one.hold) == (index, hold)).map(|one| one.why.as_str())
     }
 
+    /// The same, where it may pass.
+    pub(super) fn why_for_now(&self, index: usize, hold: u64) -> Option<&str> {
+        let one = self.0.iter().find(|one| (one.index, one.hold) == (index, hold))?;
+        one.again.map(|_| one.why.as_str())
+    }
+
     /// Whether it is not to be tried there now.
     pub(super) fn bars(&self, index: usize, hold: u64, now: Instant) -> bool {
         let mut here = self.0.iter().filter(|one| (one.index, one.hold) == (index, hold));

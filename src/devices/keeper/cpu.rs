@@ -95,6 +95,6 @@ fn serve(devices: &Devices, index: usize, hold: &Arc<Hold>) {
     if let Err(refusal) = devices.catch_up(index, hold) {
         tracing::warn!(device = &*hold.health.device, reason = %refusal, "a model is not served here");
     }
-    devices.load_waiting_on(index);
+    devices.load_waiting_on(index, hold);
     devices.book.balance(index, hold, &devices.sharing);
 }

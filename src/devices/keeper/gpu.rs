@@ -247,6 +247,7 @@ impl Keeper {
         if let Err(refusal) = self.devices.catch_up(self.index, &hold) {
             return self.refused(now, &refusal);
         }
+        self.devices.try_waiting_on(self.index, &hold);
         let (busy, met) = self.devices.book.activity(self.index, &self.devices.parts.queue);
         if busy || met != self.activity.0 {
             self.activity = (met, now);

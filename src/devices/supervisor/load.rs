@@ -2,10 +2,9 @@
 
 use super::{
     super::{
-        book::Served,
+        book::{Away, Served},
         device::{Device, Engines, Hold, Refusal},
         forward::{Asked, Proof},
-        health::Over,
         place::{self, Kind, Placed},
         plan::NoRoom,
         worker::{Lent, words},
@@ -60,15 +59,15 @@ impl Devices {
         let holds: Vec<(usize, Arc<Hold>)> =
             placed.on.iter().chain(&placed.stands_in).filter_map(here).collect();
         if holds.is_empty() {
-            return Err(NotLoaded::Away(self.away(&placed)));
+            let (reason, refused) = (self.away(&placed), Vec::new());
+            return Err(NotLoaded::Away(Box::new(Away { reason, placed, refused, failed: false })));
         }
-        let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
         let loaded = side_by_side(holds.iter().map(|(index, hold)| || self.load_here(*index, hold, &source)));
 
         let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
         let Some(first) = engines.next() else {
-            let why = reasons(&names, loaded.iter().map(|loaded| loaded.as_ref().err()));
-            return Err(NotLoaded::by(&holds, why));
+            let refusals = loaded.into_iter().filter_map(Result::err).collect();
+            return Err(self.nowhere(placed, &holds, refusals));
         };
         // Images are decoded into what the most demanding device likes, which may be away.
         let memories = std::iter::once(first).chain(engines).map(|engine| engine.memory());
@@ -90,8 +89,8 @@ impl Devices {
             }
         }));
         if proved.iter().all(Result::is_err) {
-            let why = reasons(&names, proved.iter().map(|proved| proved.as_ref().err()));
-            return Err(NotLoaded::by(&holds, why));
+            let refusals = proved.into_iter().filter_map(Result::err).collect();
+            return Err(self.nowhere(placed, &holds, refusals));
         }
         model.ready();
         self.parts.queue.register(key, &model.name, model.rules.clone());
@@ -199,7 +198,8 @@ impl Devices {
     /// left out for a while, and these are left alone.
     ///
     /// # Errors
-    /// Where it has too little memory for any model, or the hold is over: then it has to be given back.
+    /// Where it has too little memory for any model, one that waits for it included, or the hold is over: then it has to be given
+    /// back.
     pub(in super::super) fn catch_up(&self, index: usize, hold: &Arc<Hold>) -> Result<(), Refusal> {
         let mut short = None;
         while let Some(served) = self.book.missing(index, hold, &self.sharing) {
@@ -229,8 +229,7 @@ impl Devices {
                 }
             }
         }
-        let in_vain = self.devices[index].gpu.is_some() && self.book.is_empty_on(index) && !self.is_loading();
-        short.filter(|_| in_vain).map_or(Ok(()), Err)
+        short.filter(|_| self.has_none(index)).map_or_else(|| self.check_in_vain(index, hold), Err)
     }
 }
 
@@ -251,25 +250,18 @@ fn fell_short(hold: &Hold, refusal: Refusal) -> Refusal {
 
 /// Why a model is not loaded.
 pub(super) enum NotLoaded {
-    /// Its devices are away.
-    Away(String),
+    /// Its devices are away, or have no room for it now.
+    Away(Box<Away>),
     /// Anything else.
     Failed(String),
 }
 
 impl NotLoaded {
-    /// That none of these could; one that was given back meanwhile, as nobody had needed it, is another time's matter.
-    fn by(holds: &[(usize, Arc<Hold>)], reason: String) -> NotLoaded {
-        match holds.iter().any(|(_, hold)| hold.health.over() == Some(&Over::Left)) {
-            true => NotLoaded::Away(reason),
-            false => NotLoaded::Failed(reason),
-        }
-    }
-
     /// In words.
-    pub(super) fn into_reason(self) -> String {
+    pub(super) fn reason(&self) -> &str {
         match self {
-            NotLoaded::Away(reason) | NotLoaded::Failed(reason) => reason,
+            NotLoaded::Away(away) => &away.reason,
+            NotLoaded::Failed(reason) => reason,
         }
     }
 }
@@ -284,15 +276,4 @@ fn side_by_side<T: Send, F: FnOnce() -> T + Send>(things: impl ExactSizeIterator
         let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
         joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
-}
-
-/// Why no device could: one reason as it is, several with their devices.
-fn reasons<'a>(devices: &[&str], reasons: impl Iterator<Item = Option<&'a Refusal>>) -> String {
-    let reasons: Vec<_> = devices.iter().zip(reasons.flatten()).collect();
-    match reasons.as_slice() {
-        [(_, only)] => only.to_string(),
-        several => {
-            several.iter().map(|(device, why)| format!("{device}: {why}")).collect::<Vec<_>>().join("; ")
-        }
-    }
 }

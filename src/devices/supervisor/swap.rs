@@ -1,7 +1,7 @@
 //! Models that come and go while others serve: a new one is loaded and warmed beside the old one, takes its place in the
 //! catalog in one step, and the old one stays until the last request that has begun with it has ended.
 
-use super::{Devices, NotLoaded};
+use super::Devices;
 use crate::models::{Found, Model, State};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
@@ -30,7 +30,8 @@ impl Devices {
             }
             match self.try_load(found) {
                 Ok(loading) => self.present(found, &loading),
-                Err(NotLoaded::Away(reason) | NotLoaded::Failed(reason)) if old.is_some() => {
+                Err(why) if old.is_some() => {
+                    let reason = why.reason();
                     tracing::error!(
                         model = name,
                         version,
@@ -38,20 +39,10 @@ impl Devices {
                         "a new load failed; the old one goes on serving"
                     );
                     self.parts.catalog.note(name, version, &format!("the last load failed: {reason}"));
-                    reasons.push(reason);
+                    reasons.push(reason.to_owned());
                     continue;
                 }
-                Err(NotLoaded::Away(reason)) => {
-                    tracing::warn!(model = name, version, reason, "the model waits for a device");
-                    self.book.wait_for_device(found.clone());
-                    reasons.push(format!("{reason}; it is loaded when one of them is back"));
-                }
-                Err(NotLoaded::Failed(reason)) => {
-                    tracing::error!(model = name, version, reason, "model is unavailable");
-                    self.publish(found, State::Unavailable(reason.clone()));
-                    self.book.disclaim(name);
-                    reasons.push(reason);
-                }
+                Err(why) => reasons.push(self.not_loaded(found, why)),
             }
             if let Some(old) = old {
                 self.leave(old);

@@ -1,7 +1,10 @@
 //! What becomes of models and of the CPU while callers, keepers and the loader meet.
 #![allow(clippy::unwrap_used)] // a test may panic
 
-use super::{super::health::Over, *};
+use super::{
+    super::{book::Away, health::Over, place::Placed},
+    *,
+};
 use crate::{
     batch::QueueLimits,
     engine::{Engine, EngineError, Setting, Signature, Tensor, TensorView},
@@ -48,15 +51,21 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn a_model_that_was_unloaded_while_it_waited_for_a_device_is_not_loaded_after_all() {
     let devices = devices();
+    // None that there is: whoever keeps one loads what waits for it.
+    let away = || Placed { on: vec![7], stands_in: None, instead: false, notes: Vec::new() };
+    let now = Instant::now();
+    let who_waits = || devices.book.who_waits(7, 1, &devices.sharing, now);
     for name in ["stays", "goes"] {
-        devices.book.wait_for_device(found(name, Err("it cannot be read".into())));
+        let away = Away { reason: String::new(), placed: away(), refused: Vec::new(), failed: false };
+        devices.book.wait_for_device(&found(name, Err("it cannot be read".into())), away, now);
     }
     // Whoever loads what waits has looked, and then it is the other one's turn.
-    let waiting = devices.book.who_waits();
+    let waiting = who_waits();
+    assert_eq!(waiting.len(), 2);
     devices.unload("goes");
-    devices.load_of(&waiting);
+    devices.load_of(&waiting, 7, 1);
     assert_eq!([devices.parts.catalog.has("stays"), devices.parts.catalog.has("goes")], [true, false]);
-    assert!(devices.book.who_waits().is_empty());
+    assert!(who_waits().is_empty());
     end(&devices);
 }
 

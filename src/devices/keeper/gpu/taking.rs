@@ -129,7 +129,8 @@ impl Keeper {
             Ok(hold) => {
                 self.hold = Some(Arc::clone(&hold));
                 let loaded = self.devices.catch_up(self.index, &hold);
-                loaded.and_then(|()| hold.canary().map_err(Refusal::Failed))
+                let works = loaded.and_then(|()| hold.canary().map_err(Refusal::Failed));
+                works.and_then(|()| self.devices.begin_with_waiting(self.index, &hold))
             }
             Err(not) => {
                 self.hold = not.left;
@@ -146,7 +147,9 @@ impl Keeper {
         self.activity.1 = now;
         self.devices.book.set_presence(self.index, Presence::Here);
         tracing::info!(device, ?waited, taking_took = ?(now - began), "the GPU serves: a forward pass works");
-        self.devices.load_waiting();
+        if let Some(hold) = &self.hold {
+            self.devices.load_waiting_on(self.index, hold);
+        }
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
             let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());
             self.ourselves = Ourselves::after(process, &before, &after);

@@ -1,0 +1,153 @@
+//! Models that are served nowhere yet wait for a device of theirs to be back, or to have room, and are loaded then.
+
+use super::{
+    super::{
+        book::Away,
+        device::{Hold, Refusal},
+        health::Over,
+        place::Placed,
+    },
+    Devices, NotLoaded,
+};
+use crate::models::{Found, State};
+use std::{
+    sync::{Arc, TryLockError},
+    time::Instant,
+};
+
+/// A model under which devices failed more often than so, in a row, is taken for what makes them fail.
+const FAULTS_MAX: u32 = 5;
+
+impl Devices {
+    /// Loads the models that a device which is ours may have now, or is to stand in for.
+    pub(in super::super) fn load_waiting_on(&self, index: usize, hold: &Hold) {
+        self.load_of(&self.due(index, hold.number), index, hold.number);
+    }
+
+    /// The same, unless somebody loads something just now: whoever looks after a GPU does not wait for that.
+    pub(in super::super) fn try_waiting_on(&self, index: usize, hold: &Hold) {
+        if !self.is_loading() {
+            self.load_waiting_on(index, hold);
+        }
+    }
+
+    fn due(&self, index: usize, hold: u64) -> Vec<Found> {
+        self.book.who_waits(index, hold, &self.sharing, Instant::now())
+    }
+
+    /// Of these, those that wait still: one that was unloaded meanwhile, or loaded anew from other files, does not.
+    pub(super) fn load_of(&self, found: &[Found], index: usize, hold: u64) {
+        for Found { name, version, .. } in found {
+            let _turn = self.turn();
+            let same = |found: &Found| (&found.name, &found.version) == (name, version);
+            if let Some(found) = self.due(index, hold).into_iter().find(same) {
+                // The result is in the catalog and in the log.
+                let _ = self.load_now(&found);
+                self.count();
+            }
+        }
+    }
+
+    /// For a GPU that was just taken and has nothing: loads what waited for it.
+    ///
+    /// # Errors
+    /// Where it has too little memory for any of that, or the hold is over: then it has to be given back.
+    pub(in super::super) fn begin_with_waiting(&self, index: usize, hold: &Arc<Hold>) -> Result<(), Refusal> {
+        if !self.book.is_empty_on(index) {
+            return Ok(());
+        }
+        self.try_waiting_on(index, hold);
+        match hold.health.over() {
+            Some(Over::Failed(reason)) => Err(Refusal::Failed(reason.clone())),
+            _ => self.check_in_vain(index, hold),
+        }
+    }
+
+    /// Checks whether a GPU is held for nothing: it has no model, and no room for any that waits for it.
+    ///
+    /// # Errors
+    /// Why there is no room.
+    pub(super) fn check_in_vain(&self, index: usize, hold: &Hold) -> Result<(), Refusal> {
+        let short = self.book.no_room_for_waiting(index, hold.number);
+        short.filter(|_| self.has_none(index)).map_or(Ok(()), Err)
+    }
+
+    /// Whether a device is a GPU that has no model, and is not about to have one.
+    pub(super) fn has_none(&self, index: usize) -> bool {
+        self.devices[index].gpu.is_some() && self.book.is_empty_on(index) && !self.is_loading()
+    }
+
+    /// Whether somebody loads a model just now, or is about to: what a device has then is not all that it will have.
+    fn is_loading(&self) -> bool {
+        self.book.has_announced() || matches!(self.turn.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// What follows from none of these holds having taken a model. It waits where that may pass: where a GPU had too little
+    /// memory, and where a hold has ended.
+    pub(super) fn nowhere(
+        &self,
+        placed: Placed,
+        holds: &[(usize, Arc<Hold>)],
+        refusals: Vec<Refusal>,
+    ) -> NotLoaded {
+        let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
+        let reason = reasons(&names, &refusals);
+        let of = |((index, hold), refusal): (&(usize, Arc<Hold>), Refusal)| {
+            // What the host lacks it lacks the next time as well, and trying takes it from others.
+            let for_now = self.devices[*index].gpu.is_some() && refusal.may_pass();
+            (*index, hold.number, refusal, for_now)
+        };
+        let refused: Vec<_> = holds.iter().zip(refusals).map(of).collect();
+        let now = Instant::now();
+        let failed = |(_, hold): &(usize, Arc<Hold>)| {
+            matches!(hold.health.over(), Some(Over::Failed(_))) || hold.health.stuck_for(now).is_some()
+        };
+        let failed = holds.iter().any(failed);
+        let ended = failed || holds.iter().any(|(_, hold)| hold.health.is_over());
+        match ended || refused.iter().any(|(.., for_now)| *for_now) {
+            true => NotLoaded::Away(Box::new(Away { reason, placed, refused, failed })),
+            false => NotLoaded::Failed(reason),
+        }
+    }
+
+    /// Publishes that a model is served nowhere, and has it wait if that may help. Tells why, and what becomes of it.
+    pub(super) fn not_loaded(&self, found: &Found, why: NotLoaded) -> String {
+        let (name, version) = (&found.name, &found.version);
+        let reason = match why {
+            NotLoaded::Failed(reason) => reason,
+            NotLoaded::Away(away) => {
+                let next = match away.refused.is_empty() {
+                    true => "it is loaded when one of them is back",
+                    false => "it is tried again",
+                };
+                let (reason, told) = (away.reason.clone(), format!("{}; {next}", away.reason));
+                let beside_others = away.refused.iter().any(|(index, ..)| !self.book.is_empty_on(*index));
+                let faults = self.book.wait_for_device(found, *away, Instant::now());
+                if faults <= FAULTS_MAX {
+                    tracing::warn!(model = name, version, reason, "the model waits for a device");
+                    // A server that has no room for one of its models is as ready as it will be.
+                    let state = if beside_others { State::Unavailable(told.clone()) } else { State::Loading };
+                    self.publish(found, state);
+                    return told;
+                }
+                format!("{reason}; devices failed while it was loaded, {faults} times in a row")
+            }
+        };
+        tracing::error!(model = name, version, reason, "model is unavailable");
+        self.publish(found, State::Unavailable(reason.clone()));
+        self.book.stop_waiting_for(found);
+        self.book.disclaim(name);
+        reason
+    }
+}
+
+/// Why no device could: one reason as it is, several with their devices.
+fn reasons(devices: &[&str], reasons: &[Refusal]) -> String {
+    match reasons {
+        [only] => only.to_string(),
+        several => {
+            let named = devices.iter().zip(several).map(|(device, why)| format!("{device}: {why}"));
+            named.collect::<Vec<_>>().join("; ")
+        }
+    }
+}

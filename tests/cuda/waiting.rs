@@ -1,0 +1,119 @@
+//! Models that nothing else may serve while their GPUs are away or too full: they wait, and are served when there is room, without
+//! anybody asking for it; with GPUs on threads of the server and in processes of their own.
+
+use crate::{
+    machine::{BLIND, GPU, MODES, Machine, ON_GPU, Running, id, until},
+    process::on_cpu,
+    scenarios::{end, on_gpu},
+};
+
+/// A fitter that only these GPUs may serve.
+fn only(gpus: &str) -> String {
+    format!("[placement]\ndevices = \"{gpus}\"\nfallback = \"never\"\n")
+}
+
+/// What is said of a model in the list: its state, and why.
+async fn stands(server: &Running, model: &str) -> (String, String) {
+    let list: serde_json::Value = serde_json::from_str(&server.get("/v2/models").await.1).unwrap();
+    let models = list["models"].as_array().or(list.as_array()).unwrap();
+    let one = models.iter().find(|one| one["name"] == model).unwrap();
+    let word = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    (word("state"), word("reason"))
+}
+
+/// Waits until a GPU has come to a state for a cause so often.
+async fn until_times(server: &Running, gpu: usize, state: &str, cause: &str, times: u64) {
+    let of = format!(
+        "ocelli_device_transitions_total{{device=\"{}\",reason=\"{cause}\",state=\"{state}\"}} ",
+        id(gpu)
+    );
+    let count = |text: &str| text.lines().find_map(|line| line.strip_prefix(&of)?.parse::<u64>().ok());
+    until(&of, async || count(&server.get("/metrics").await.1) >= Some(times)).await;
+}
+
+#[tokio::test]
+async fn a_model_that_gets_no_memory_while_it_is_loaded_waits_and_is_served_when_there_is_some() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        // Enough for a context and a fit of one spot, and not for whole frames. Nobody is seen who has the rest.
+        let machine = Machine::new("memory=2GiB");
+        machine.tell("cuda", "foreign device=0 bytes=1950MiB").await;
+        let options = [("backend", "gpu"), BLIND];
+        let server = machine.start(isolation, &[("spots", &only("gpu"))], &options).await;
+        // First when it is loaded at the start, and then each time that the GPU is taken for it.
+        until_times(&server, 0, "waiting", "memory", 3).await;
+        assert_eq!(stands(&server, "spots").await, ("LOADING".into(), String::new()));
+        assert_eq!(server.localize_with(&[]).await.1.status, 503);
+        machine.tell("cuda", "foreign device=0 bytes=0").await;
+        server.until_ready().await;
+        on_gpu(&server, &expected).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_has_no_room_beside_others_says_so_and_is_served_when_it_has() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("memory=4GiB");
+        let explicit = [("repository-mode", "explicit")];
+        let server = machine.serving(isolation, ON_GPU, &explicit).await;
+        machine.tell("cuda", "foreign device=0 bytes=3700MiB").await;
+        server.add("alone", &only("gpu"));
+        let reply = server.send("POST", "/v2/repository/models/alone/load", &[], "").await;
+        let said = String::from_utf8_lossy(&reply.body).into_owned();
+        assert!(reply.status >= 400 && said.contains("; it is tried again"), "{}: {said}", reply.status);
+        let (state, why) = stands(&server, "alone").await;
+        assert_eq!(state, "UNAVAILABLE");
+        assert!(why.contains("of 4294967296 bytes") && why.ends_with("; it is tried again"), "{why}");
+        let listed = async || {
+            let told = server.device(GPU).await["refused_models"].clone();
+            told.as_array().unwrap().iter().any(|one| one["model"] == "alone")
+        };
+        until("it is listed with what has no room", listed).await;
+        // The server is as ready as before, and serves on.
+        server.until_ready().await;
+        on_gpu(&server, &expected).await;
+        machine.tell("cuda", "foreign device=0 bytes=0").await;
+        until("it is served", async || stands(&server, "alone").await.0 == "READY").await;
+        assert_eq!(server.localize_by("alone", &[]).await.0.len(), expected.len());
+        until("it is listed no more", async || !listed().await).await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_model_under_which_a_gpu_fails_is_loaded_when_the_gpu_is_back() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ON_GPU, &[("repository-mode", "explicit")]).await;
+        // The next kernel is of its first forward pass.
+        machine.tell("cuda", "fault on=kernel code=700").await;
+        server.add("alone", &only("gpu"));
+        let reply = server.send("POST", "/v2/repository/models/alone/load", &[], "").await;
+        let said = String::from_utf8_lossy(&reply.body).into_owned();
+        assert!(reply.status >= 400 && said.contains("; it is tried again"), "{}: {said}", reply.status);
+        until("it is served", async || stands(&server, "alone").await.0 == "READY").await;
+        assert_eq!(server.localize_by("alone", &[]).await.0.len(), expected.len());
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_no_model_may_use_is_left_alone_while_one_waits_for_another() {
+    for isolation in MODES {
+        let machine = Machine::new("count=2 memory=2GiB");
+        machine.occupy(1, "1800MiB").await;
+        let server = machine.start(isolation, &[("spots", &only("gpu:1"))], &[]).await;
+        server.until_said("the model waits for a device").await;
+        machine.vacate(1).await;
+        server.until_ready().await;
+        assert_eq!(server.localize_on().await.1, id(1));
+        let other = server.device(&id(0)).await;
+        assert_eq!((&other["state"], &other["cause"]), (&"waiting".into(), &"empty".into()));
+        let serves = format!("ocelli_device_transitions_total{{device=\"{}\",reason=\"proved\"", id(0));
+        assert!(!server.get("/metrics").await.1.contains(&serves), "it never was ours");
+        end(&machine, server);
+    }
+}
