@@ -1,6 +1,10 @@
 //! One device, and each hold on it: its workers, and how engines come to be on it. Engines of a GPU are made and tried on the thread of its first
 //! worker, to which its context is bound; those of the CPU where the caller is, so that loading stops nothing that serves.
 
+mod refusal;
+
+pub(super) use refusal::{NotTaken, Refusal};
+
 use super::{
     forward::{self, Asked, Proof},
     health::Health,
@@ -12,7 +16,7 @@ use crate::{
     batch::{ModelKey, Recalled},
     engine::{
         Engine, EngineError,
-        child::{Executor, NotOpened, Place, Recipe},
+        child::{Executor, Place, Recipe},
         cuda::{Gpu, HostMemory, jpeg::Offer, onnx::Load},
         onnx::Runtime,
         staging::Memory,
@@ -33,75 +37,6 @@ pub const CPU: &str = crate::batch::roster::CPU;
 
 /// A model's engines on a device, one for each worker that is to serve it.
 pub(super) type Engines = Vec<Box<dyn Engine + Send>>;
-
-/// What a device is asked to do, and cannot now.
-#[derive(Debug, Clone)]
-pub(super) enum Refusal {
-    /// Too little memory is free; another time there may be more.
-    Memory(String),
-    /// It was loaded, and left too little memory free; another time there may be more.
-    Room(String),
-    /// It could not be taken for what this process has run on a GPU before. Another process may have it.
-    Poisoned(String),
-    /// Anything else.
-    Failed(String),
-}
-
-impl Refusal {
-    /// Whether it may be otherwise another time, on the same hold.
-    pub(super) fn may_pass(&self) -> bool {
-        matches!(self, Refusal::Memory(_) | Refusal::Room(_))
-    }
-}
-
-impl From<EngineError> for Refusal {
-    fn from(error: EngineError) -> Refusal {
-        match error {
-            EngineError::OutOfMemory(reason) => Refusal::Memory(reason),
-            EngineError::Input(reason) | EngineError::Device(reason) => Refusal::Failed(reason),
-        }
-    }
-}
-
-impl From<NotOpened> for Refusal {
-    fn from(not: NotOpened) -> Refusal {
-        match not {
-            NotOpened::Poisoned(error) => Refusal::Poisoned(error.to_string()),
-            NotOpened::Failed(error) => error.into(),
-        }
-    }
-}
-
-impl From<String> for Refusal {
-    fn from(reason: String) -> Refusal {
-        Refusal::Failed(reason)
-    }
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Refusal::Memory(reason)
-            | Refusal::Room(reason)
-            | Refusal::Poisoned(reason)
-            | Refusal::Failed(reason) => f.write_str(reason),
-        }
-    }
-}
-
-/// A device that could not be taken.
-pub(super) struct NotTaken {
-    /// Why.
-    pub(super) refusal: Refusal,
-    /// What there is of a hold on it, for whoever ends it.
-    pub(super) left: Option<Arc<Hold>>,
-}
-
-impl From<String> for NotTaken {
-    fn from(reason: String) -> NotTaken {
-        NotTaken { refusal: reason.into(), left: None }
-    }
-}
 
 /// A device, ours or not.
 pub(super) struct Device {
@@ -152,17 +87,13 @@ impl Device {
             let (host, isolation) = (self.host.clone(), parts.isolation.clone());
             // The watch over calls that hang tells of it first: here it is only ended, since the keeper has nothing to end yet.
             let patience = self.stuck_after.map(|after| 2 * after);
-            let busy = health.busy();
-            let opened = first.call(move || {
-                let _busy = busy;
-                isolation.open(&gpu, host, patience)
-            });
+            let opened = first.call_device(move || isolation.open(&gpu, host, patience));
             opened.map_err(Refusal::Failed).and_then(|opened| opened.map_err(Refusal::from))
         });
         if let Some(Ok(executor)) = &opened {
             let executor = executor.clone();
             // Where this fails, so does what comes next.
-            let _ = first.call(move || executor.bind());
+            let _ = first.call_device(move || executor.bind());
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let hold = |executor| {
@@ -244,7 +175,7 @@ impl Hold {
                 .map_err(|error| format!("cannot start another thread for the device: {error}"))?;
             if let Some(executor) = self.executor.clone() {
                 // Where this fails, so does what comes next.
-                let _ = worker.call(move || executor.bind());
+                let _ = worker.call_device(move || executor.bind());
             }
             self.workers.write().unwrap_or_else(PoisonError::into_inner).push(worker);
         }
@@ -268,13 +199,22 @@ impl Hold {
                 let (executor, runtime) = (executor.clone(), parts.runtime.clone());
                 let recipes: Vec<Recipe> =
                     (0..instances).map(|made| recipe(source, parts, true, instances - made)).collect();
-                // Until it is done, whoever still waits for it.
-                let (health, busy) = (self.health.clone(), self.health.busy());
+                let health = self.health.clone();
                 self.first.call(move || {
-                    let _busy = busy;
-                    let made = recipes.iter().map(|recipe| executor.make(recipe, &runtime));
-                    let made = made.collect::<Result<_, _>>();
-                    made.inspect_err(|error| health.note(error)).map_err(Refusal::from)
+                    let mut made = Engines::new();
+                    for recipe in &recipes {
+                        let _busy = health.busy();
+                        match executor.make(recipe, &runtime) {
+                            Ok(engine) => made.push(engine),
+                            Err(error) => {
+                                health.note(&error);
+                                // While it counts as busy: this is calls of the device as well.
+                                made.clear();
+                                return Err(Refusal::from(error));
+                            }
+                        }
+                    }
+                    Ok(made)
                 })?
             }
         }
@@ -286,9 +226,8 @@ impl Hold {
     /// Where it is broken.
     pub(super) fn memory(&self) -> Result<Option<(u64, u64)>, Refusal> {
         let Some(executor) = &self.executor else { return Ok(None) };
-        let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
-        self.first.call(move || {
-            let _busy = busy;
+        let (executor, health) = (executor.clone(), self.health.clone());
+        self.first.call_device(move || {
             let memory = executor.memory().inspect_err(|error| health.note(error));
             memory.map(|memory| Some((memory.free, memory.total))).map_err(Refusal::from)
         })?
@@ -310,8 +249,14 @@ impl Hold {
                 let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
                 let health = self.health.clone();
                 self.first.call(move || {
-                    forward::prove(&mut engines, &model, &asked, Some((&executor, &health)))
-                        .map(|proof| (engines, proof))
+                    match forward::prove(&mut engines, &model, &asked, Some((&executor, &health))) {
+                        Ok(proof) => Ok((engines, proof)),
+                        Err(refusal) => {
+                            let _busy = health.busy();
+                            drop(engines);
+                            Err(refusal)
+                        }
+                    }
                 })?
             }
         }
@@ -332,15 +277,14 @@ impl Hold {
     /// Drops engines that are not wanted after all, where they were made.
     pub(super) fn drop_engines(&self, engines: Engines) {
         // Where the thread has ended, they are dropped with the message.
-        let _ = self.first.call(move || drop(engines));
+        let _ = self.first.call_device(move || drop(engines));
     }
 
     /// Gives back to the driver what nothing holds, after engines that could not stay; where that fails, what comes next does.
     pub(super) fn trim(&self) {
         let Some(executor) = &self.executor else { return };
-        let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
-        let _ = self.first.call(move || {
-            let _busy = busy;
+        let (executor, health) = (executor.clone(), self.health.clone());
+        let _ = self.first.call_device(move || {
             let trimmed = executor.trim();
             trimmed.inspect_err(|error| health.note(error))
         });
@@ -352,9 +296,8 @@ impl Hold {
     /// What it did instead.
     pub(super) fn canary(&self) -> Result<(), String> {
         let Some(executor) = &self.executor else { return Ok(()) };
-        let (executor, health, busy) = (executor.clone(), self.health.clone(), self.health.busy());
-        self.first.call(move || {
-            let _busy = busy;
+        let (executor, health) = (executor.clone(), self.health.clone());
+        self.first.call_device(move || {
             let answered = executor.canary();
             answered.inspect_err(|error| health.note(error)).map_err(|error| error.to_string())
         })?

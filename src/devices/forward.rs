@@ -97,7 +97,11 @@ pub(super) fn prove(
     let mut canary = Duration::ZERO;
     let instances = engines.len() as u64;
     for engine in engines {
-        engine.equip(&model.ends).map_err(noted)?;
+        let equipped = {
+            let _busy = busy();
+            engine.equip(&model.ends)
+        };
+        equipped.map_err(noted)?;
         let weights = engine.device_bytes();
         let mut buffers = Vec::new();
         for &size in &model.rules.sizes {
@@ -133,7 +137,11 @@ pub(super) fn prove(
     }
     if let (Some((gpu, _)), Some(footprint)) = (gpu, &mut footprint) {
         // Growing left free memory behind, which is not the driver's to keep.
-        gpu.trim().map_err(noted)?;
+        let trimmed = {
+            let _busy = busy();
+            gpu.trim()
+        };
+        trimmed.map_err(noted)?;
         footprint.free = gpu_memory(gpu)?.free;
     }
     Ok(Proof { canary, footprint })

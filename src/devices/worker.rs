@@ -31,6 +31,9 @@ const REST_AFTER: Duration = Duration::from_secs(30);
 /// How often whoever waits for a worker looks whether its device hangs.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// What is said to whoever asks a thread that is gone.
+const ENDED: &str = "the device's thread has ended";
+
 /// A model in the hands of devices. All that they have of it is one hold on it, whatever of it a device that hangs never gives
 /// back: so it can be told what requests hold ([`Devices::let_go`](super::Devices::let_go)).
 pub(super) type Lent = Arc<Arc<Model>>;
@@ -115,7 +118,8 @@ impl Worker {
         self.queue.recall(self.place, reason)
     }
 
-    /// Does something on the worker's thread, between two batches, and waits for it as long as the device does not hang.
+    /// Does something on the worker's thread, between two batches, and waits for it as long as the device does not hang. What of
+    /// it may hang says so itself ([`Health::busy`]).
     ///
     /// # Errors
     /// If it panics, the thread has ended, or the device hangs.
@@ -123,6 +127,25 @@ impl Worker {
         &self,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R, String> {
+        self.wait(&self.post(work)?)
+    }
+
+    /// The same, for one call of the device. That hangs when it takes too long itself, however long it had to wait for what
+    /// came before it.
+    ///
+    /// # Errors
+    /// As [`Worker::call`].
+    pub(super) fn call_device<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R, String> {
+        self.call(as_busy(&self.health, work))
+    }
+
+    fn post<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<mpsc::Receiver<Result<R, String>>, String> {
         let (done, reply) = mpsc::channel();
         let work = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
@@ -131,12 +154,14 @@ impl Worker {
         });
         let sent = self.mail.send(Mail::Do(work));
         self.queue.wake();
-        let ended = || "the device's thread has ended".to_owned();
-        sent.map_err(|_| ended())?;
+        sent.map(|()| reply).map_err(|_| ENDED.to_owned())
+    }
+
+    fn wait<R>(&self, reply: &mpsc::Receiver<Result<R, String>>) -> Result<R, String> {
         loop {
             match reply.recv_timeout(LOOK) {
                 Ok(result) => return result,
-                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(ended()),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(ENDED.to_owned()),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     if let Some(time) = self.health.stuck_for(Instant::now()) {
                         return Err(health::hangs(time));
@@ -156,6 +181,15 @@ impl Worker {
         if self.thread.join().is_err() {
             tracing::error!("a worker thread panicked outside of an engine");
         }
+    }
+}
+
+/// Something that the device is about from when it begins.
+fn as_busy<R, W: FnOnce() -> R>(health: &Health, work: W) -> impl FnOnce() -> R + use<R, W> {
+    let health = health.clone();
+    move || {
+        let _busy = health.busy();
+        work()
     }
 }
 
@@ -222,6 +256,8 @@ impl Work {
     }
 
     fn accept(&mut self, model: Lent, engine: Box<dyn Engine + Send>) {
+        // Memory that a device copies from is its driver's to give.
+        let _busy = self.health.busy();
         let assembler = Assembler::for_inputs(engine.memory(), model.signature.inputs.len());
         if let Some(slabs) = model.staging(DataType::Uint8) {
             // Images that do not lie side by side are gathered, on a device as many batches as there may be at once.
@@ -386,6 +422,27 @@ mod tests {
             let refused = push().err().map(|error| error.to_string()).unwrap_or_default();
             assert!(refused.contains("cpu is away: drained by request"), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_call_of_the_device_that_waits_for_its_turn_does_not_count_as_one_that_takes_long() {
+        let (worker, queue, health) = worker(false);
+        let (release, released) = mpsc::channel::<()>();
+        // What comes first takes its time in many calls, of which none is long.
+        let first = worker.post(move || released.recv().map(|()| Instant::now())).unwrap();
+        let of_device = health.clone();
+        let call =
+            as_busy(&health, move || of_device.busy_for(Instant::now()).map(|busy| Instant::now() - busy));
+        let second = worker.post(call).unwrap();
+        assert_eq!(health.busy_for(Instant::now()), None, "it has not begun");
+        release.send(()).unwrap();
+        let first_ended = worker.wait(&first).unwrap().unwrap();
+        let second_began = worker.wait(&second).unwrap().unwrap();
+        assert!(second_began >= first_ended);
+        assert_eq!(worker.call_device(|| 7), Ok(7));
+        assert_eq!(health.busy_for(Instant::now()), None);
+        queue.close();
+        worker.join();
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Health {
     }
 
     /// How long the device has been about what it has been about longest.
-    fn busy_for(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn busy_for(&self, now: Instant) -> Option<Duration> {
         let began = self.lock().began.values().min().copied();
         began.map(|began| now.saturating_duration_since(began))
     }
