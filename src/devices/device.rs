@@ -293,13 +293,13 @@ impl Hold {
     /// Whether the device answers as it should: a small fit, whose result is known. Nothing to ask of the CPU.
     ///
     /// # Errors
-    /// What it did instead.
-    pub(super) fn canary(&self) -> Result<(), String> {
+    /// What it did instead; [`Refusal::Memory`] says nothing of how it is.
+    pub(super) fn canary(&self) -> Result<(), Refusal> {
         let Some(executor) = &self.executor else { return Ok(()) };
         let (executor, health) = (executor.clone(), self.health.clone());
         self.first.call_device(move || {
             let answered = executor.canary();
-            answered.inspect_err(|error| health.note(error)).map_err(|error| error.to_string())
+            answered.inspect_err(|error| health.note(error)).map_err(Refusal::from)
         })?
     }
 

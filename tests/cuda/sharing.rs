@@ -240,3 +240,46 @@ async fn a_server_for_gpus_alone_goes_on_where_one_is_away_and_another_is_only_d
     on("fenced", "drain").await;
     server.end();
 }
+
+/// How often GPUs were taken for broken.
+async fn fenced(server: &Running) -> usize {
+    let (_, text) = server.get("/metrics").await;
+    let of = |line: &&str| line.starts_with("ocelli_device_transitions_total") && line.contains("\"fenced\"");
+    text.lines().filter(of).count()
+}
+
+#[tokio::test]
+async fn a_gpu_whose_memory_others_have_when_it_is_to_show_that_it_works_is_waited_for_and_not_taken_for_broken()
+ {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        machine.tell("cuda", "still fault on=cuMemAlloc* times=always code=2").await;
+        let server = machine.start(isolation, &[("spots", ON_GPU)], &[]).await;
+        server.until_state("waiting", "memory").await;
+        machine.tell("cuda", "still clear").await;
+        server.until_state("serving", "proved").await;
+        assert_eq!(fenced(&server).await, 0);
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_in_doubt_while_others_have_its_memory_serves_on_and_is_asked_again() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ON_GPU, &[]).await;
+        let found = server.localize().await.len();
+        machine.tell("cuda", "fault on=cuMemAlloc* times=always code=2").await;
+        machine.tell("nvml", "xid gpu=0 code=63").await;
+        server.until_said("no memory is left to see whether the GPU works").await;
+        let kernels = || machine.log().iter().filter(|operation| operation.kind == "kernel").count();
+        let before = kernels();
+        machine.tell("cuda", "clear").await;
+        // Nobody else has anything computed.
+        until("it is asked again", async || kernels() > before).await;
+        let (rows, device) = server.localize_on().await;
+        assert_eq!((rows.len(), &*device), (found, GPU));
+        assert_eq!(fenced(&server).await, 0);
+        end(&machine, server);
+    }
+}

@@ -31,6 +31,9 @@ use std::{
 /// How long a hold that is over may take to end before the next look.
 const SETTLE: Duration = Duration::from_secs(2);
 
+/// A GPU that is in doubt and whose memory others have is asked again after so long.
+const CANARY_AGAIN: Duration = Duration::from_secs(5);
+
 /// Looks after one GPU.
 pub(super) struct Keeper {
     devices: Arc<Devices>,
@@ -46,6 +49,8 @@ pub(super) struct Keeper {
     /// The last sample, and when it was taken.
     sample: Option<(Instant, Sample)>,
     seen: Seen,
+    /// What it must show waits until then.
+    canary_after: Instant,
     began: Instant,
     waiting_since: SystemTime,
     drained: bool,
@@ -82,6 +87,7 @@ impl Keeper {
             ticket: None,
             sample: None,
             seen,
+            canary_after: now,
             began: now,
             waiting_since: SystemTime::now(),
             drained: false,
@@ -238,10 +244,19 @@ impl Keeper {
     /// Looks after a GPU that serves.
     fn tend(&mut self, now: Instant) {
         let Some(hold) = self.hold.clone() else { return };
-        if self.claim.states.canary_due() {
-            let evidence = Evidence::Canary(hold.canary());
-            if self.claim.note(now, &evidence) {
-                return self.leave(now, Over::Failed(self.claim.states.reason().to_owned()));
+        if self.claim.states.canary_due() && now >= self.canary_after {
+            match hold.canary() {
+                Err(refusal) if refusal.may_pass() => {
+                    let (device, reason) = (&*self.gpu.id, refusal.to_string());
+                    tracing::info!(device, reason, "no memory is left to see whether the GPU works: later");
+                    self.canary_after = now + CANARY_AGAIN;
+                }
+                answered => {
+                    let evidence = Evidence::Canary(answered.map_err(|refusal| refusal.to_string()));
+                    if self.claim.note(now, &evidence) {
+                        return self.leave(now, Over::Failed(self.claim.states.reason().to_owned()));
+                    }
+                }
             }
         }
         if let Err(refusal) = self.devices.catch_up(self.index, &hold) {

@@ -129,7 +129,7 @@ impl Keeper {
             Ok(hold) => {
                 self.hold = Some(Arc::clone(&hold));
                 let loaded = self.devices.catch_up(self.index, &hold);
-                let works = loaded.and_then(|()| hold.canary().map_err(Refusal::Failed));
+                let works = loaded.and_then(|()| hold.canary());
                 works.and_then(|()| self.devices.begin_with_waiting(self.index, &hold))
             }
             Err(not) => {
