@@ -5,6 +5,7 @@ stopped nothing. Pictures of all views go to the folder that `browser.SHOTS` nam
 the README.
 """
 
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 
+import localize
 import numpy as np
 import pytest
 import requests
@@ -287,6 +289,18 @@ def test_spots_are_shown_on_their_frames_with_the_picture_of_all(visit, site):
     page.keyboard.press("End")
     assert page.inner_text(".frames output").startswith("Frame 160 of 160")
     window.shot("spots")
+
+
+def test_a_stack_that_the_browser_cannot_paint_is_answered_all_the_same(visit):
+    packed = io.BytesIO()
+    tifffile.imwrite(packed, localize.movie()[:20].astype(np.float16), photometric="minisblack")
+    window = visit()
+    window.page.select_option("#model", "spots")
+    window.give("drop", ("half.tif", packed.getvalue()))
+    page = window.answered()
+    assert page.locator("#answers .refusal").count() == 0
+    assert "localizations in 20 frames" in page.inner_text(".result .says")
+    assert page.inner_text(".result .shown .none").startswith("No preview: ")
 
 
 def test_the_movie_that_is_made_here_is_a_stack_with_known_rings(visit):

@@ -1,10 +1,15 @@
 """The proxies: their files are taken, agree with the server's options, and lose nothing while replicas are restarted."""
 
+import http.server
 import re
+import socket
+import threading
 
 import common
 import pytest
+import requests
 from common import DEPLOY
+from proxies import Proxy
 from rolling_restart import restart_in_turn, shipped
 
 NGINX = (DEPLOY / "nginx" / "ocelli.conf").read_text()
@@ -38,8 +43,37 @@ def test_a_drain_lasts_longer_than_haproxy_takes_to_notice():
     assert int(interval) * int(falls) < int(shipped()[0]["drain_delay_ms"]) / 1000
 
 
-def test_replicas_follow_each_other_later_than_nginx_forgives():
-    assert seconds(NGINX.replace("=", " "), "fail_timeout") < shipped()[1]
+class Replica(http.server.BaseHTTPRequestHandler):
+    """Says 503 of one model, as a replica does while it is loaded or cannot be."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.send_response(503 if "broken" in self.path else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("name", ["nginx", "haproxy"])
+def test_a_model_that_is_not_ready_takes_no_other_along(tmp_path, name):
+    common.tool(name)
+    replicas = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Replica) for _ in range(2)]
+    for replica in replicas:
+        threading.Thread(target=replica.serve_forever, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    proxy = Proxy(name, tmp_path / name, port, [replica.server_port for replica in replicas]).wait()
+    try:
+        statuses = lambda model: [requests.get(f"http://127.0.0.1:{port}/v2/models/{model}", timeout=20).status_code for _ in range(5)]
+        assert statuses("broken") == [503] * 5
+        assert statuses("good") == [200] * 5
+    finally:
+        proxy.stop()
+        for replica in replicas:
+            replica.shutdown()
 
 
 @pytest.mark.parametrize("proxy", ["nginx", "haproxy"])

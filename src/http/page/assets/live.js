@@ -38,6 +38,8 @@ export function leave() {
 
 async function tick() {
   if (!document.hidden) await look();
+  // It may have been left and entered again meanwhile, and be on its way once more.
+  clearTimeout(timer);
   if (looking) timer = setTimeout(tick, EVERY_MS);
 }
 

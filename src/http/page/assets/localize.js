@@ -52,8 +52,8 @@ function take(found, line, text) {
   if (found.first.length < 4000) found.first += `${text}\n`;
 }
 
-/** The spots on the frames, with a slider through them; the picture of all; and how good they are. */
-export function shown(found, stack, picture, model, query, file) {
+/** The spots on the frames, with a slider through them; the picture of all, until `signal` ends that; and how good they are. */
+export function shown(found, stack, picture, model, query, file, signal) {
   const { frames } = found.head;
   const unit = found.head.pixel_size_nm ? "nm" : "px";
   const size = found.head.frame_size_px;
@@ -65,10 +65,11 @@ export function shown(found, stack, picture, model, query, file) {
     says.textContent = `Frame ${frame + 1} of ${found.tail.frames}: ${spots.length} ${spots.length === 1 ? "spot" : "spots"}`;
     // Of a file that cannot be read here, ROIs say nothing of where they are to be drawn.
     if (!picture) return;
-    const image = stack.paint && frame < stack.frames ? await stack.paint(frame) : null;
+    const turned = stack.paint && frame < stack.frames;
+    const image = turned ? await stack.paint(frame).catch(() => null) : null;
     // The slider has gone on.
     if (wanted !== frame) return;
-    if (image) picture.draw(image);
+    if (turned) picture.draw(image);
     picture.clear();
     picture.rings(spots, RADIUS_PX);
   };
@@ -83,9 +84,11 @@ export function shown(found, stack, picture, model, query, file) {
   const largest = size ? Math.max(...size) : PICTURE_PX;
   // Larger frames have as many pixels as the server sees fit.
   const asked = largest < PICTURE_PX / 2 ? { scale: Math.round(PICTURE_PX / largest), ...query } : query;
-  render(model, asked, file).then(
+  render(model, asked, file, signal).then(
     (blob) => {
-      image.src = URL.createObjectURL(blob);
+      const url = URL.createObjectURL(blob);
+      image.src = url;
+      signal.addEventListener("abort", () => URL.revokeObjectURL(url));
       image.alt = `${found.count} localizations, rendered`;
       drawing.replaceChildren(image, el("figcaption", { class: "quiet", text: "All localizations, rendered by the server" }));
     },
@@ -111,8 +114,8 @@ export function shown(found, stack, picture, model, query, file) {
   };
 }
 
-const render = async (model, query, file) => {
-  const reply = await ask(predictions(model, { ...query, format: "png" }), { method: "POST", body: file });
+const render = async (model, query, file, signal) => {
+  const reply = await ask(predictions(model, { ...query, format: "png" }), { method: "POST", body: file, signal });
   return reply.blob();
 };
 

@@ -17,10 +17,11 @@ export class Picture {
     if (scale > 1) this.element.classList.add("pixels");
   }
 
+  /** Shows an image in place of what was shown; none where there is none. */
   draw(bitmap) {
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, this.width, this.height);
-    context.drawImage(bitmap, 0, 0, this.width, this.height);
+    if (bitmap) context.drawImage(bitmap, 0, 0, this.width, this.height);
   }
 
   clear() {

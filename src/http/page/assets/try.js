@@ -175,6 +175,7 @@ async function run(given) {
       const card = cards[at];
       try {
         words = await (task === "localize" ? fit : predict)({ card, file: files[at], name, query, signal, asking });
+        if (signal.aborted) return;
       } catch (error) {
         if (signal.aborted) return;
         failed += 1;
@@ -201,10 +202,16 @@ function heading(file, ...more) {
 /** The picture of a file, or why there is none. */
 async function pictured(file, says) {
   const source = await open(file);
-  if (!source.paint) return { source, picture: null, element: el("p", { class: "quiet none", text: `No preview: ${source.reason}.` }) };
-  const picture = new Picture(source.width, source.height, says);
-  picture.draw(await source.paint(0));
-  return { source, picture, element: picture.element };
+  const none = (reason) => ({ source: { ...source, paint: null }, picture: null, element: el("p", { class: "quiet none", text: `No preview: ${reason}.` }) });
+  if (!source.paint) return none(source.reason);
+  try {
+    const picture = new Picture(source.width, source.height, says);
+    picture.draw(await source.paint(0));
+    return { source, picture, element: picture.element };
+  } catch (error) {
+    // What the header promised may be more than can be painted here. The server may well read it.
+    return none(error.message);
+  }
 }
 
 const facts = (model, device) => el("span", {}, ` · ${model}`, device ? ` on ${device}` : "");
@@ -233,10 +240,11 @@ async function predict({ card, file, name, query, signal }) {
   let wanted = 0;
   const show = async (at) => {
     wanted = at;
-    const page = picture && source.frames > 1 ? await source.paint(Math.min(at, source.frames - 1)) : null;
+    const turned = picture && source.frames > 1;
+    const page = turned ? await source.paint(Math.min(at, source.frames - 1)).catch(() => null) : null;
     // The slider has gone on.
     if (wanted !== at) return;
-    if (page) picture.draw(page);
+    if (turned) picture.draw(page);
     picture?.clear();
     says.replaceChildren(answer(all[at], picture));
   };
@@ -273,15 +281,15 @@ async function fit({ card, file, name, query, signal, asking }) {
     asking.textContent = progressText(far);
   });
   const took = performance.now() - began;
-  if (signal.aborted) return;
   let { source, picture, element } = await pictured(file, file.name);
+  if (signal.aborted) return;
   const [width, height] = found.head.frame_size_px || [source.width, source.height];
   if (!picture && width && height) {
     // The spots alone.
     picture = new Picture(width, height, "the spots");
     element = el("div", {}, picture.element, element);
   }
-  const { below, beside } = shown(found, source, picture, name, { ...asked, render, colormap }, file);
+  const { below, beside } = shown(found, source, picture, name, { ...asked, render, colormap }, file, signal);
   card.firstChild.replaceWith(heading(file, facts(found.head.served_as)));
   const keep = file.name === "movie.npy" ? el("button", { type: "button", class: "button small", text: "Save this movie", onclick: () => save(file, file.name) }) : null;
   card.append(
