@@ -18,9 +18,9 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet};
+use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::Instant};
 
 /// A request that is sent again and again.
 #[derive(Debug, Clone)]
@@ -107,10 +107,11 @@ impl Load {
         places
     }
 
-    /// Measures a closed loop of so many callers. Returns when all have ended. Where no request ends in time, it goes on until one
-    /// does: what takes longer than the span has a latency, too.
+    /// Measures a closed loop of so many callers. Returns when all have ended. What ends after the span was begun within it, and has a
+    /// latency or is a failure all the same: a server that hangs must not look well for what it answered before. Where nothing ends
+    /// in the span, rates are over the time that all took.
     pub(in crate::cli) async fn closed(&self, callers: usize, span: Span) -> Point {
-        let tally = Arc::new(Mutex::new((Tally::new(self.bound), span.measured)));
+        let tally = Arc::new(Mutex::new(Tally::new(self.bound)));
         let end = span.warm_up + span.measured;
         let (began, turn) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
         let mut tasks = JoinSet::new();
@@ -118,28 +119,28 @@ impl Load {
             let (load, tally, turn) = (self.clone(), Arc::clone(&tally), Arc::clone(&turn));
             tasks.spawn(async move {
                 loop {
-                    let counted = |tally: &Tally| tally.count() > 0;
-                    if began.elapsed() >= end
-                        && counted(&tally.lock().unwrap_or_else(PoisonError::into_inner).0)
-                    {
-                        return;
-                    }
                     let ended = load.once(turn.fetch_add(1, Ordering::Relaxed), Instant::now()).await;
                     // By its end, so that a second of load is a second of answers.
                     let at = began.elapsed();
-                    let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
-                    if at >= span.warm_up && at < end {
-                        tally.0.add(&ended);
-                    } else if at >= end && !counted(&tally.0) {
-                        tally.0.add(&ended);
-                        tally.1 = at - span.warm_up;
+                    if at >= end {
+                        return (at, ended);
+                    }
+                    if at >= span.warm_up {
+                        tally.lock().unwrap_or_else(PoisonError::into_inner).add(&ended);
                     }
                 }
             });
         }
-        while tasks.join_next().await.is_some() {}
-        let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
-        tally.0.point(callers as f64, tally.1.as_secs_f64())
+        let last = tasks.join_all().await;
+        let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let measured = if tally.count() > 0 {
+            last.iter().for_each(|(_, ended)| tally.add_after(ended));
+            span.measured
+        } else {
+            last.iter().for_each(|(_, ended)| tally.add(ended));
+            last.iter().map(|(at, _)| *at - span.warm_up).max().unwrap_or(span.measured)
+        };
+        tally.point(callers as f64, measured.as_secs_f64())
     }
 
     /// Sends one request that was due at `due`.
@@ -279,5 +280,46 @@ mod tests {
         assert_eq!((point.answered, point.failed), (1, 0));
         // A rate is over the time that it took, not over a thousandth of a second.
         assert!(point.p50 >= 30.0 && point.answered_per_second < 40.0, "{point:?}");
+    }
+
+    /// A server of so many quick answers, after which each takes `then`.
+    fn tiring(quick: usize, then: Duration) -> Router {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let answer = move || {
+            let before = asked.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(if before < quick { Duration::from_millis(10) } else { then })
+        };
+        Router::new().route("/", get(answer))
+    }
+
+    /// It begins between two quick answers.
+    const SPAN: Span = Span { warm_up: Duration::from_millis(995), measured: Duration::from_secs(5) };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_hangs_within_a_closed_loop_has_failed() {
+        let mut load = load(tiring(440, Duration::MAX), 1);
+        load.time_max = Duration::from_secs(10);
+        let point = load.closed(4, SPAN).await;
+        assert_eq!((point.answered, point.failed), (44, 4), "{point:?}");
+        assert_eq!(point.statuses["timeout"], 4);
+        assert_eq!(point.verdict(60_000.0), Err("8.3 % failed".into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_after_the_span_of_a_closed_loop_has_a_latency_and_is_in_no_rate() {
+        let point = load(tiring(120, Duration::from_secs(20)), 1).closed(1, SPAN).await;
+        assert_eq!((point.answered, point.failed), (22, 0), "{point:?}");
+        assert!(point.max >= 20_000.0 && point.p50 < 20_000.0, "{point:?}");
+        assert_eq!((point.seconds, point.answered_per_second, point.goodput_per_second), (5.0, 4.2, 4.2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_nothing_ends_within_the_span_rates_are_over_what_all_callers_took() {
+        let point = load(tiring(0, Duration::from_secs(31)), 1).closed(3, SPAN).await;
+        assert_eq!((point.answered, point.failed), (3, 0), "{point:?}");
+        assert!(
+            (point.seconds - 30.0).abs() < 0.1 && (point.answered_per_second - 0.1).abs() < 0.01,
+            "{point:?}"
+        );
     }
 }

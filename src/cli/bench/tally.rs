@@ -40,6 +40,9 @@ pub(in crate::cli) struct Tally {
     statuses: BTreeMap<String, u64>,
     answered: u64,
     failed: u64,
+    /// Of the answers those that rates are of.
+    in_span: u64,
+    /// Of these those within the bound.
     in_time: u64,
 }
 
@@ -54,25 +57,39 @@ impl Tally {
             statuses: BTreeMap::new(),
             answered: 0,
             failed: 0,
+            in_span: 0,
             in_time: 0,
         }
     }
 
     /// Takes another. Percentiles are of answers only: a refusal is quick and says nothing of them.
     pub(in crate::cli) fn add(&mut self, ended: &Ended) {
+        if self.take(ended) {
+            self.in_span += 1;
+            self.in_time += u64::from(ended.latency <= self.bound);
+        }
+    }
+
+    /// Takes one that ended after the span that is measured: it has a status and a latency, and is no part of a rate.
+    pub(super) fn add_after(&mut self, ended: &Ended) {
+        self.take(ended);
+    }
+
+    /// Whether it is an answer.
+    fn take(&mut self, ended: &Ended) -> bool {
         let name = ended.status.map_or_else(str::to_owned, |status| status.to_string());
         *self.statuses.entry(name).or_default() += 1;
         record(&mut self.late, ended.late);
         if !matches!(ended.status, Ok(200..=299)) {
             self.failed += 1;
-            return;
+            return false;
         }
         self.answered += 1;
-        self.in_time += u64::from(ended.latency <= self.bound);
         record(&mut self.latency, ended.latency);
         for (stage, took) in stages(&ended.timing) {
             record(self.stages.entry(stage).or_insert_with(histogram), took);
         }
+        true
     }
 
     /// Requests that were taken.
@@ -90,7 +107,7 @@ impl Tally {
             seconds,
             answered: self.answered,
             failed: self.failed,
-            answered_per_second: self.answered as f64 / seconds,
+            answered_per_second: self.in_span as f64 / seconds,
             goodput_per_second: self.in_time as f64 / seconds,
             p50,
             p95,
@@ -121,8 +138,9 @@ pub(in crate::cli) struct Point {
     pub(in crate::cli) seconds: f64,
     pub(in crate::cli) answered: u64,
     pub(in crate::cli) failed: u64,
+    /// Of answers within the seconds: in a closed loop, others come after them.
     pub(in crate::cli) answered_per_second: f64,
-    /// Answers within the bound on latency.
+    /// Of these, those within the bound on latency.
     pub(in crate::cli) goodput_per_second: f64,
     pub(in crate::cli) p50: f64,
     pub(in crate::cli) p95: f64,
