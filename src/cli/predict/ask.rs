@@ -61,7 +61,11 @@ impl Asking {
             }
             let request =
                 request.body(Body::from(message.body.clone())).map_err(|error| error.to_string())?;
-            let (answered, status, after) = match self.once(request).await {
+            let Ok(asked) = tokio::time::timeout(self.time_max, self.once(request)).await else {
+                // Not asked again: what took so long would take as long, and longer than whoever asks wants to wait.
+                return Err(format!("no reply within {} ms", self.time_max.as_millis()));
+            };
+            let (answered, status, after) = match asked {
                 Ok((status, after, reply)) => (Ok(reply), Some(status), after),
                 Err(why) => (Err(why), None, None),
             };
@@ -74,15 +78,11 @@ impl Asking {
     }
 
     async fn once(&self, request: Request<Body>) -> Result<(u16, Option<Duration>, Reply), String> {
-        let asked = async {
-            let reply = self.server.send(request).await?;
-            let (status, after) = (reply.status(), retry_after(&reply));
-            let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await;
-            let body = body.map_err(|error| format!("the reply broke off: {}", causes(&error)))?;
-            Ok((status.as_u16(), after, Reply { ok: status.is_success(), body }))
-        };
-        let late = || format!("no reply within {} ms", self.time_max.as_millis());
-        tokio::time::timeout(self.time_max, asked).await.unwrap_or_else(|_| Err(late()))
+        let reply = self.server.send(request).await?;
+        let (status, after) = (reply.status(), retry_after(&reply));
+        let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await;
+        let body = body.map_err(|error| format!("the reply broke off: {}", causes(&error)))?;
+        Ok((status.as_u16(), after, Reply { ok: status.is_success(), body }))
     }
 
     fn query(&self) -> String {
@@ -139,5 +139,37 @@ fn datatype(sample: SampleType) -> &'static str {
         SampleType::F16 => "FP16",
         SampleType::F32 => "FP32",
         SampleType::F64 => "FP64",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, routing::post};
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_whose_answer_is_late_is_not_asked_about_again() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&asked);
+        let answer = move || {
+            seen.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<()>()
+        };
+        let asking = Asking {
+            server: Server::Here(Router::new().route("/predictions/m", post(answer))),
+            model: Name::parse("m"),
+            described: Described { task: "classify".into(), images: true, inputs: Vec::new() },
+            patience: Patience { retries: 5, wait_max: Duration::from_secs(30) },
+            time_max: Duration::from_secs(120),
+            set: Vec::new(),
+        };
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let reply = asking.file(file.path()).await.map(|reply| reply.body);
+        assert_eq!(reply, Err("no reply within 120000 ms".into()));
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 }
