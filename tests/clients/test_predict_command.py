@@ -183,6 +183,21 @@ def test_files_that_are_asked_about_are_not_written_over(spots, server, tmp_path
     assert [picture.read_bytes(), stack.read_bytes()] == before
 
 
+@pytest.mark.parametrize("output", [".", "movie.hdf5", "other.yaml"])
+def test_the_yaml_beside_a_raw_movie_stays(spots, tmp_path, output):
+    frames = localize.movie()
+    raw, yaml = tmp_path / "movie.raw", tmp_path / "movie.yaml"
+    raw.write_bytes(frames.astype("<u2").tobytes())
+    yaml.write_text("Camera: of the microscope\n")
+    sides = f"{frames.shape[2]}x{frames.shape[1]}x{frames.shape[0]}"
+    done = command("spots", raw, "--raw", sides, "--format", "hdf5", "-o", tmp_path / output, "--url", spots.url)
+    assert done.returncode == 64 and b".yaml" in done.stderr and done.stdout == b"", done
+    assert sorted(tmp_path.iterdir()) == [raw, yaml] and yaml.read_text() == "Camera: of the microscope\n"
+    for _ in range(2):
+        done = command("spots", raw, "--raw", sides, "-o", tmp_path / "spots.hdf5", "--url", spots.url)
+        assert done.returncode == 0 and (tmp_path / "spots.yaml").exists(), done
+
+
 def test_a_dash_is_the_standard_output_and_the_standard_input(spots, server, tmp_path):
     picture = IMAGES / "digits" / "3-0.png"
     written = command("digits", picture, "--url", server.url, "-o", tmp_path / "out")

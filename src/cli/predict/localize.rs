@@ -117,6 +117,7 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     }
     if !output.is_dir() && found.len() == 1 {
         let format = format.map_or_else(|| by_extension(output), Ok)?;
+        yaml_is_ours(output, format)?;
         return Ok(Into::Files(vec![output.clone()], format));
     }
     if !output.is_dir() {
@@ -133,9 +134,38 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
         if files::same(found, &file) {
             return Err(format!("{} would be written over: name another folder", file.display()));
         }
+        yaml_is_ours(&file, format)?;
         files.push(file);
     }
     Ok(Into::Files(files, format))
+}
+
+/// Whether the YAML that Picasso wants beside its HDF5 takes no other file's place: raw movies have one of the same name that says
+/// how they were taken.
+fn yaml_is_ours(file: &Path, format: Format) -> Result<(), String> {
+    if format != Format::Hdf5 || is_special(file) {
+        return Ok(());
+    }
+    if file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("yaml")) {
+        let told = "a file of YAML is written beside the HDF5 by its name: name one that ends in .hdf5";
+        return Err(format!("-o {}: {told}", file.display()));
+    }
+    let yaml = file.with_extension("yaml");
+    // A link that leads nowhere is there, too.
+    if fs::symlink_metadata(&yaml).is_ok() && !file.exists() {
+        return Err(format!(
+            "{} would be written over, and is of something else, since there is no {}: move it, or name another \
+             file or folder",
+            yaml.display(),
+            file.display()
+        ));
+    }
+    Ok(())
+}
+
+/// A pipe or a device.
+fn is_special(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|there| !there.is_file())
 }
 
 fn by_extension(path: &Path) -> Result<Format, String> {
@@ -170,8 +200,7 @@ async fn to_file(
     bar: &indicatif::ProgressBar,
 ) -> Result<Ended, String> {
     let cannot = |error: io::Error| format!("cannot write {}: {error}", file.display());
-    let special = fs::metadata(file).is_ok_and(|there| !there.is_file());
-    if format == Format::Hdf5 && !special {
+    if format == Format::Hdf5 && !is_special(file) {
         // Picasso wants a YAML file beside its HDF5, and the server gives both in one archive.
         let mut archive = Vec::new();
         let ended = asking.stack(path, Format::Picasso, &wanted.raw, &mut archive, bar).await;
@@ -266,5 +295,39 @@ mod tests {
             "1466 spots in 160 frames, 1466 written to a.csv, in 0.03 s; converged 1466\n"
         );
         assert_eq!(summary(&Ended::default(), Path::new("a.csv"), 0.5), "written to a.csv, in 0.50 s\n");
+    }
+
+    fn yaml_beside(there: &[&str], output: &str, expected: Result<(), &str>) {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in there {
+            fs::write(folder.path().join(name), "").expect("a file");
+        }
+        let root = format!("{}/", folder.path().display());
+        let told =
+            yaml_is_ours(&folder.path().join(output), Format::Hdf5).map_err(|why| why.replace(&root, ""));
+        assert_eq!(told, expected.map_err(str::to_owned), "{there:?} {output}");
+    }
+
+    #[test]
+    fn the_yaml_of_hdf5_takes_no_other_files_place() {
+        yaml_beside(&[], "movie.hdf5", Ok(()));
+        yaml_beside(&["movie.hdf5", "movie.yaml"], "movie.hdf5", Ok(()));
+        yaml_beside(
+            &["movie.raw", "movie.yaml"],
+            "movie.hdf5",
+            Err(
+                "movie.yaml would be written over, and is of something else, since there is no movie.hdf5: move it, \
+                 or name another file or folder",
+            ),
+        );
+        yaml_beside(
+            &[],
+            "out.yaml",
+            Err(
+                "-o out.yaml: a file of YAML is written beside the HDF5 by its name: name one that ends in .hdf5",
+            ),
+        );
+        assert_eq!(yaml_is_ours(Path::new("/dev/null"), Format::Hdf5), Ok(()));
+        assert_eq!(yaml_is_ours(Path::new("out.yaml"), Format::Csv), Ok(()));
     }
 }
