@@ -2,6 +2,7 @@
 
 use super::super::table::table;
 use serde_json::Value;
+use std::borrow::Cow;
 
 /// How answers are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Sheet {
             }
         }
         match self.form {
-            Form::Json => (line(file, reply), mistakes),
+            Form::Json => (line(file, &in_one_line(reply, &told)), mistakes),
             Form::Table | Form::Csv => (text, mistakes),
         }
     }
@@ -78,10 +79,14 @@ impl Sheet {
         why: &str,
         reply: Option<&[u8]>,
     ) -> String {
-        match (self.form, reply) {
-            (Form::Json, Some(reply)) if reply.starts_with(b"{") => line(file, reply),
-            (Form::Json, _) => line(file, serde_json::json!({ "error": why }).to_string().as_bytes()),
-            _ => self.failed(file, frame, why),
+        if self.form != Form::Json {
+            return self.failed(file, frame, why);
+        }
+        // Whoever stands between may say anything.
+        let told = reply.and_then(|reply| Some((reply, serde_json::from_slice::<Value>(reply).ok()?)));
+        match told.filter(|(_, told)| told.is_object()) {
+            Some((reply, told)) => line(file, &in_one_line(reply, &told)),
+            None => line(file, &serde_json::json!({ "error": why }).to_string()),
         }
     }
 
@@ -212,11 +217,18 @@ impl Sheet {
     }
 }
 
+/// A reply that is `told`, as it came where it is one line.
+fn in_one_line<'a>(reply: &'a [u8], told: &Value) -> Cow<'a, str> {
+    let reply = reply.trim_ascii();
+    if reply.contains(&b'\n') || reply.contains(&b'\r') {
+        return told.to_string().into();
+    }
+    String::from_utf8_lossy(reply)
+}
+
 /// A reply as a line that begins with the file's name.
-fn line(file: &str, reply: &[u8]) -> String {
+fn line(file: &str, reply: &str) -> String {
     let name = Value::from(file);
-    let reply = String::from_utf8_lossy(reply);
-    let reply = reply.trim();
     match reply.strip_prefix('{') {
         Some(members) if members.trim_start() != "}" => format!("{{\"file\":{name},{members}\n"),
         _ => format!("{{\"file\":{name},\"reply\":{reply}}}\n"),
@@ -345,5 +357,29 @@ mod tests {
             "{\"file\":\"a\\\"b\",\"model\":\"m\"}\n",
         );
         check(Form::Json, "classify", &[("a", "[{\"3\":1}]")], "{\"file\":\"a\",\"reply\":[{\"3\":1}]}\n");
+    }
+
+    #[test]
+    fn a_reply_of_several_lines_is_one_of_json() {
+        let reply = "{\n  \"model\": \"m\",\r\n  \"classes\": []\n}\n";
+        let mut sheet = Sheet::new(Form::Json, "classify");
+        let (text, mistakes) = sheet.add("a", reply.as_bytes());
+        assert_eq!((text.lines().count(), mistakes.len()), (1, 0), "{text}");
+        let told = serde_json::json!({ "file": "a", "model": "m", "classes": [] });
+        assert_eq!(serde_json::from_str::<Value>(&text).ok(), Some(told), "{text}");
+    }
+
+    fn fails(reply: &str, expected: &str) {
+        let text = Sheet::new(Form::Json, "classify").fail("a", None, "why", Some(reply.as_bytes()));
+        assert_eq!(text, expected, "{reply}");
+    }
+
+    #[test]
+    fn what_a_gateway_says_is_a_line_of_json_whatever_it_is() {
+        fails("{\n  \"message\": \"no route\"\n}\n", "{\"file\":\"a\",\"message\":\"no route\"}\n");
+        fails("{\"error\": \"full\"}\n", "{\"file\":\"a\",\"error\": \"full\"}\n");
+        fails("{upstream} is away", "{\"file\":\"a\",\"error\":\"why\"}\n");
+        fails("{\"error\": \"cut of", "{\"file\":\"a\",\"error\":\"why\"}\n");
+        fails("<html>", "{\"file\":\"a\",\"error\":\"why\"}\n");
     }
 }
