@@ -85,7 +85,8 @@ fn walk(folder: &Path, takes: Takes, depth: usize, found: &mut Vec<PathBuf>) -> 
                 return Err(format!("{} is more than {DEPTH_MAX} folders deep", path.display()));
             }
             walk(&path, takes, depth + 1, found)?;
-        } else if takes.takes(&path) {
+        } else if takes.takes(&path) && path.is_file() {
+            // A pipe would be waited for; it is read where it is named.
             found.push(path);
         }
     }
@@ -134,5 +135,16 @@ mod tests {
         check(&["none.png"], Takes::Images, Err("there is no file none.png"));
         check(&["*.gif"], Takes::Images, Err("no file fits the pattern \"*.gif\""));
         check(&["empty"], Takes::Tensors, Err("the folder empty holds no file that ends in npy, json"));
+    }
+
+    #[test]
+    fn of_a_folder_only_files_are_meant() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let within = |name: &str| folder.path().join(name);
+        std::fs::write(within("b.png"), "").expect("a file");
+        std::os::unix::fs::symlink(within("b.png"), within("link.png")).expect("a link");
+        let _socket = std::os::unix::net::UnixListener::bind(within("a.png")).expect("a socket");
+        let given = [folder.path().display().to_string()];
+        assert_eq!(find(&given, Takes::Images), Ok(vec![within("b.png"), within("link.png")]));
     }
 }
