@@ -10,6 +10,7 @@
 //! What is fitted comes with the batch ([`Setting`]), so that requests may ask for another model than the default. Batches may be
 //! camera frames as well, in which the engine looks for spots itself: [`frames`].
 
+mod crew;
 pub mod frames;
 
 pub use super::kernels::Columns;
@@ -20,8 +21,8 @@ use super::{
 };
 use bytemuck::AnyBitPattern;
 use bytes::Bytes;
+use crew::Crew;
 use frames::{Fitted, Frames};
-use rayon::prelude::*;
 use std::{
     hash::{Hash, Hasher},
     sync::Arc,
@@ -92,8 +93,7 @@ impl Hash for Setting {
 pub struct GaussMle {
     signature: Signature,
     set: InstructionSet,
-    /// None where one thread is all there is.
-    pool: Option<rayon::ThreadPool>,
+    crew: Crew,
 }
 
 impl GaussMle {
@@ -102,16 +102,7 @@ impl GaussMle {
     /// # Errors
     /// If the system refuses a thread.
     pub fn new(threads: usize) -> Result<GaussMle, String> {
-        let pool = if threads > 1 {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(|index| format!("ocelli-fit-{index}"))
-                .build();
-            Some(pool.map_err(|error| format!("cannot start the threads that fit: {error}"))?)
-        } else {
-            None
-        };
-        Ok(GaussMle { signature: signature(), set: InstructionSet::detect(), pool })
+        Ok(GaussMle { signature: signature(), set: InstructionSet::detect(), crew: Crew::new(threads)? })
     }
 
     /// Finds and fits the spots of frames: each thread takes as many.
@@ -122,19 +113,17 @@ impl GaussMle {
         options: &FinderOptions,
     ) -> Result<Vec<Tensor>, EngineError> {
         let count = frames.count;
-        let threads = self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads);
-        let part = count.div_ceil(threads).max(1);
-        let search_part =
-            |start: usize| Fitted::search(self.set, setting, options, frames, start..count.min(start + part));
-        let starts: Vec<usize> = (0..count).step_by(part).collect();
-        let parts: Result<Vec<Fitted>, Invalid> = match &self.pool {
-            Some(pool) if starts.len() > 1 => {
-                pool.install(|| starts.into_par_iter().map(search_part).collect())
-            }
-            _ => starts.into_iter().map(search_part).collect(),
+        let part = count.div_ceil(self.crew.threads()).max(1);
+        let mut parts: Vec<Fitted> = (0..count).step_by(part).map(|_| Fitted::default()).collect();
+        let search_part = |(index, fitted): (usize, &mut Fitted)| {
+            let range = index * part..count.min((index + 1) * part);
+            *fitted = Fitted::search(self.set, setting, options, frames, range)?;
+            Ok::<_, Invalid>(())
         };
+        let searched = self.crew.share(parts.iter_mut().enumerate(), search_part);
+        searched.map_err(|error| EngineError::Input(error.to_string()))?;
         let mut all = Fitted::default();
-        for part in parts.map_err(|error| EngineError::Input(error.to_string()))? {
+        for part in parts {
             all.append(part);
         }
         Ok(all.answer(count, options.spots_max))
@@ -184,13 +173,8 @@ impl Engine for GaussMle {
             fit_rows(self.set, &setting.model, &setting.camera, rois.part(range), rows, codes)
         };
         let row_part = PART * columns.count();
-        let fitted: Result<(), Invalid> = match &self.pool {
-            Some(pool) if count > PART => pool.install(|| {
-                let parts = rows.par_chunks_mut(row_part).zip(codes.par_chunks_mut(PART));
-                parts.enumerate().try_for_each(fit_part)
-            }),
-            _ => rows.chunks_mut(row_part).zip(codes.chunks_mut(PART)).enumerate().try_for_each(fit_part),
-        };
+        let parts = rows.chunks_mut(row_part).zip(codes.chunks_mut(PART)).enumerate();
+        let fitted: Result<(), Invalid> = self.crew.share(parts, fit_part);
         fitted.map_err(|error| EngineError::Input(error.to_string()))?;
         Ok(outputs(columns, count, tensor::bytes_of(rows), tensor::bytes_of(codes)))
     }
