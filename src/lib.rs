@@ -77,3 +77,6 @@ pub mod status;
 pub mod tasks;
 /// Logs, metrics and traces.
 pub mod telemetry;
+
+#[cfg(test)]
+mod blessed;

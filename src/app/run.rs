@@ -109,7 +109,7 @@ impl Signals {
 
 /// One row of `ocelli check`.
 pub struct Checked {
-    /// The model's name and version.
+    /// The model's name.
     pub name: String,
     /// Its version.
     pub version: String,

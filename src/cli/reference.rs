@@ -1,9 +1,9 @@
 //! Holds `docs/cli.md` equal to the command line: every command that is shown has its section, and in it the table of its arguments.
 
 use super::command;
-use crate::config::OPTIONS;
+use crate::{blessed, config::OPTIONS};
 use clap::{Arg, Command};
-use std::{fmt::Write, fs, path::Path};
+use std::{fmt::Write, fs};
 
 /// The arguments of a command that are its own: options have a page to themselves.
 fn table(command: &Command) -> String {
@@ -63,15 +63,6 @@ fn renewed(page: &str) -> String {
 
 #[test]
 fn the_reference_of_the_command_line_has_every_command_and_argument() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cli.md");
-    let page = fs::read_to_string(&path).expect("docs/cli.md");
-    let renewed = renewed(&page);
-    if std::env::var_os("OCELLI_BLESS").is_some() {
-        fs::write(&path, &renewed).expect("docs/cli.md");
-    }
-    let page = fs::read_to_string(&path).expect("docs/cli.md");
-    assert!(
-        page == renewed,
-        "docs/cli.md is not what clap knows; OCELLI_BLESS=1 cargo test --lib cli rewrites its tables"
-    );
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cli.md")).expect("docs/cli.md");
+    blessed::check("docs/cli.md", &renewed(&page), "cli");
 }

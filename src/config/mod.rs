@@ -141,7 +141,8 @@ impl Default for Config {
     }
 }
 
-fn cores() -> usize {
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
     available_parallelism().map_or(1, usize::from)
 }
 

@@ -1,6 +1,7 @@
 //! From sources to a configuration, as a caller sees it.
 
 use super::*;
+use crate::blessed;
 use std::{fs, path::Path, time::Duration};
 
 /// What the sources are to hold: the file's text, variables, flags.
@@ -278,23 +279,10 @@ fn names_are_told_apart_by_file_variable_and_flag() {
     }
 }
 
-/// Holds a file of the repository equal to what is rendered, or rewrites it with `OCELLI_BLESS=1`.
-fn check_file(name: &str, rendered: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
-    if std::env::var_os("OCELLI_BLESS").is_some() {
-        fs::write(&path, rendered).expect(name);
-    }
-    let found = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        found == rendered,
-        "{name} is not what the table of options renders; OCELLI_BLESS=1 cargo test --lib config rewrites it"
-    );
-}
-
 #[test]
 fn the_default_file_lists_every_option_and_reads_back_as_the_defaults() {
     let rendered = toml_defaults();
-    check_file("deploy/ocelli.toml", &rendered);
+    blessed::check("deploy/ocelli.toml", &rendered, "config");
     let loaded = read(&Given { file: &rendered, ..NOTHING }).expect("no mistakes");
     assert_eq!(loaded.config, read(&NOTHING).expect("defaults").config);
     for setting in loaded.settings {
@@ -304,7 +292,7 @@ fn the_default_file_lists_every_option_and_reads_back_as_the_defaults() {
 
 #[test]
 fn the_reference_of_options_is_the_table() {
-    check_file("docs/options.md", &options_md());
+    blessed::check("docs/options.md", &options_md(), "config");
 }
 
 #[test]

@@ -1,5 +1,7 @@
-//! One device, and each hold on it: its workers, and how engines come to be on it. Engines of a GPU are made and tried on the thread of its first
-//! worker, to which its context is bound; those of the CPU where the caller is, so that loading stops nothing that serves.
+//! One device, and each hold on it: its workers, and how engines come to be on it.
+//!
+//! Engines of a GPU are made and tried on the thread of its first worker, to which its context is bound; those of the CPU where
+//! the caller is, so that loading stops nothing that serves.
 
 mod refusal;
 

@@ -31,8 +31,8 @@ use std::{
 /// ROIs that one thread fits in one go: enough to fill lanes again and again, few enough to share a batch evenly.
 const PART: usize = 512;
 
-/// What a request asks of the fit: the model and the camera, and what is a spot where they are to be found first. Two are equal when they say the same, or share their camera
-/// where it has maps.
+/// What a request asks of the fit: the model and the camera, and what is a spot where they are to be found first. Two are
+/// equal when they say the same, or share their camera where it has maps.
 #[derive(Debug, Clone)]
 pub struct Setting {
     name: Arc<str>,

@@ -24,7 +24,7 @@ pub mod tensor;
 pub use ends::{Ends, PixelInput};
 pub use gauss_mle::Setting;
 pub use reduction::{Anchors, Best, ClassMap, Reduction};
-pub use signature::{Batching, Dim, Signature, TensorSpec};
+pub use signature::{Batching, Dim, Signature, TensorSpec, show};
 pub use tensor::{DataType, Tensor, TensorView};
 
 /// Why an engine did not answer: one kind for each thing that can follow.

@@ -11,6 +11,18 @@ pub enum Dim {
     Free,
 }
 
+/// A shape as people write it, `?` for what is free.
+pub fn show(shape: &[Dim]) -> String {
+    let extents: Vec<String> = shape
+        .iter()
+        .map(|dim| match dim {
+            Dim::Fixed(n) => n.to_string(),
+            Dim::Free => "?".to_owned(),
+        })
+        .collect();
+    format!("[{}]", extents.join(", "))
+}
+
 impl Dim {
     /// Whether an extent of `n` fits.
     pub fn takes(self, n: usize) -> bool {

@@ -24,6 +24,8 @@ impl Orientation {
 
     /// From an EXIF block (which begins with its TIFF header); upright when it says nothing.
     pub(super) fn from_exif(block: &[u8]) -> Orientation {
+        // Some writers of other formats keep the prefix that it has in a JPEG.
+        let block = block.strip_prefix(b"Exif\0\0").unwrap_or(block);
         Exif::from_exif_chunk(block).map_or(Orientation::UPRIGHT, |exif| Orientation(exif.to_exif()))
     }
 

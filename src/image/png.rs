@@ -27,9 +27,7 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
     let reader = decoder.read_info().map_err(corrupt)?;
 
     let (color, depth) = reader.output_color_type();
-    // Some writers keep the prefix that EXIF has in a JPEG.
     let exif = reader.info().exif_metadata.as_deref();
-    let exif = exif.map(|exif| exif.strip_prefix(b"Exif\0\0").unwrap_or(exif));
     let orientation = exif.map_or(Orientation::UPRIGHT, Orientation::from_exif);
     let channels = match color {
         ColorType::Grayscale => 1,

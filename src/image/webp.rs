@@ -72,11 +72,7 @@ fn open<'a>(bytes: &'a [u8], limits: &Limits) -> Result<(Opened<'a>, Header), De
         let (name, chunk) = chunk?;
         check_stream(&name, chunk)?;
         match &name {
-            b"EXIF" => {
-                // Some writers keep the prefix that EXIF has in a JPEG.
-                let exif = chunk.strip_prefix(b"Exif\0\0").unwrap_or(chunk);
-                orientation = Orientation::from_exif(exif);
-            }
+            b"EXIF" => orientation = Orientation::from_exif(chunk),
             b"ANMF" => {
                 for inner in chunks(chunk.get(ANIMATION_FRAME_HEADER..).unwrap_or_default()) {
                     let (name, chunk) = inner?;

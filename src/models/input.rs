@@ -5,7 +5,7 @@ use super::{
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{Batching, Dim, PixelInput, Signature, TensorSpec},
+    engine::{Batching, Dim, PixelInput, Signature, TensorSpec, show},
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
@@ -43,7 +43,7 @@ pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Resu
             return Err(format!(
                 "input {:?} of shape {} leaves its channels open: set input.color",
                 spec.name,
-                show(spec)
+                show(&spec.shape)
             ));
         }
     };
@@ -56,7 +56,7 @@ pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Resu
                 "input.color has {} channels, input {:?} of shape {} has {channels}",
                 color.channels(),
                 spec.name,
-                show(spec)
+                show(&spec.shape)
             ));
         }
     };
@@ -110,7 +110,7 @@ impl Axes {
                 "input {:?} has shape {}; an image needs [N, C, H, W], [N, H, W, C], [C, H, W] or [H, W, C] with 1 or 3 \
                  channels, and N free or 1",
                 spec.name,
-                show(spec)
+                show(&spec.shape)
             )
         };
         let batches = batching != Batching::Whole;
@@ -142,7 +142,7 @@ impl Axes {
                     return Err(format!(
                         "which axis of input {:?} of shape {} has the channels cannot be told: set input.layout",
                         spec.name,
-                        show(spec)
+                        show(&spec.shape)
                     ));
                 }
             },
@@ -175,7 +175,7 @@ fn side(
         (Dim::Fixed(n), Some(set)) if n as u64 != u64::from(set) => Err(format!(
             "input.{key} is {set}, but input {:?} of shape {} has {n}: leave input.{key} out",
             spec.name,
-            show(spec)
+            show(&spec.shape)
         )),
         (_, Some(set)) => Ok(Some(set)),
         (Dim::Free, None) if any_size => Ok(None),
@@ -183,7 +183,7 @@ fn side(
             "input {:?} of shape {} leaves its {key} open: set input.{key}, or input.resize = \"none\" to take images \
              at their own size",
             spec.name,
-            show(spec)
+            show(&spec.shape)
         )),
     }
 }
@@ -243,18 +243,6 @@ fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize)
             values.len()
         )),
     }
-}
-
-fn show(spec: &TensorSpec) -> String {
-    let extents: Vec<String> = spec
-        .shape
-        .iter()
-        .map(|dim| match dim {
-            Dim::Fixed(n) => n.to_string(),
-            Dim::Free => "?".to_owned(),
-        })
-        .collect();
-    format!("[{}]", extents.join(", "))
 }
 
 #[cfg(test)]

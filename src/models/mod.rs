@@ -36,7 +36,7 @@ pub use declared::{Declared, DeclaredTensor, Interface};
 pub use given::Given;
 pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};
-pub use scan::{Found, scan};
+pub use scan::{Found, check_name, scan};
 pub(crate) use strict::did_you_mean;
 pub use warmup::{Fill, Warmup, WarmupInput};
 
@@ -322,14 +322,6 @@ fn first_fixed(signature: &Signature) -> String {
             None => Some(format!(" ({:?} has no axis)", spec.name)),
         })
         .unwrap_or_default()
-}
-
-/// Checks a name that a model is to have: it goes into URLs, metrics and log files as it is.
-///
-/// # Errors
-/// What is allowed.
-pub fn check_name(name: &str) -> Result<(), String> {
-    scan::check_name(name)
 }
 
 /// 1, 2, 4 and so on, and `largest` itself.

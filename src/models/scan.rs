@@ -373,8 +373,11 @@ fn model_bytes(path: &Path) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Names go into URLs, metrics and log files as they are.
-pub(super) fn check_name(name: &str) -> Result<(), String> {
+/// Checks a name that a model is to have: it goes into URLs, metrics and log files as it is.
+///
+/// # Errors
+/// What is allowed.
+pub fn check_name(name: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     if begins && name.len() <= 64 && name.bytes().all(allowed) {

@@ -29,7 +29,7 @@ pub use mask::{Mask, MaskClass, Run};
 pub use segment::Segment;
 
 use crate::{
-    engine::{Dim, Reduction, Signature, Tensor, TensorSpec},
+    engine::{Dim, Reduction, Signature, Tensor, TensorSpec, show},
     image::Placement,
 };
 
@@ -232,18 +232,6 @@ impl Output<'_> {
 /// The mistake of an output whose shape cannot hold the answer.
 fn wrong_shape(name: &str, shape: &[Dim], expected: &str) -> String {
     format!("output {name:?} has shape {}, expected {expected}", show(shape))
-}
-
-/// A shape as people write it, `?` for what is free.
-fn show(shape: &[Dim]) -> String {
-    let extents: Vec<String> = shape
-        .iter()
-        .map(|dim| match dim {
-            Dim::Fixed(n) => n.to_string(),
-            Dim::Free => "?".to_owned(),
-        })
-        .collect();
-    format!("[{}]", extents.join(", "))
 }
 
 fn no_such_output(signature: &Signature, name: &str) -> String {

@@ -2,7 +2,7 @@
 
 use super::{Labels, Mask, Output, Outputs, choose, is_one, wrong_shape};
 use crate::{
-    engine::{Batching, ClassMap, DataType, Dim, Signature, TensorSpec},
+    engine::{Batching, ClassMap, DataType, Dim, Signature, TensorSpec, show},
     image::{Layout, Placement},
 };
 
@@ -182,7 +182,7 @@ impl Segment {
                     "output {:?} of shape {} begins with an open axis, which may be the batch or a height: add a channel \
                      axis, or set segment.layout",
                     output.name,
-                    super::show(&output.shape)
+                    show(&output.shape)
                 ));
             }
         }
@@ -224,7 +224,7 @@ impl Segment {
                 _ => {
                     return Err(format!(
                         "output {name:?} of shape {} can be read both ways: set segment.layout",
-                        super::show(shape)
+                        show(shape)
                     ));
                 }
             },

@@ -23,6 +23,7 @@ use super::{
     output::{self, Output},
     table::table,
 };
+use crate::config::cores;
 use arguments::Wanted;
 use bytes::Bytes;
 use clap::ArgMatches;
@@ -30,7 +31,6 @@ use serde_json::{Value, json};
 use std::{
     io::{self, IsTerminal},
     path::Path,
-    thread::available_parallelism,
     time::Duration,
 };
 use sweep::Plan;
@@ -42,7 +42,7 @@ impl Streams<'_> {
             Ok(wanted) => wanted,
             Err(reason) => return self.complain(&reason, Exit::Usage),
         };
-        match runtime(available_parallelism().map_or(1, usize::from)) {
+        match runtime(cores()) {
             Ok(runtime) => runtime.block_on(self.measure(&wanted)),
             Err(reason) => self.complain(&reason, Exit::Failure),
         }

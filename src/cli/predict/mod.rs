@@ -22,7 +22,10 @@ use super::{
     options,
     output::Output,
 };
-use crate::{app::Local, config::Config};
+use crate::{
+    app::Local,
+    config::{Config, cores},
+};
 use arguments::Wanted;
 use ask::{Asking, Reply};
 use clap::ArgMatches;
@@ -33,7 +36,6 @@ use rows::{Form, Sheet};
 use std::{
     io::{self, IsTerminal, Write},
     path::PathBuf,
-    thread::available_parallelism,
 };
 
 impl Streams<'_> {
@@ -55,8 +57,7 @@ impl Streams<'_> {
         }
         match Target::parse(url) {
             Ok(target) => {
-                let threads = available_parallelism().map_or(1, usize::from);
-                match runtime(threads) {
+                match runtime(cores()) {
                     Ok(runtime) => {
                         let exit = until_signal(&runtime, self.predict_on(Server::there(&target), wanted));
                         // A pipe that is still read is not waited for.

@@ -54,7 +54,7 @@ impl Keeper<'_> {
         let asked = status.is_drained(&device.id);
         match (asked, device.hold()) {
             (true, _) if !self.drained => {
-                tracing::info!(device = &*device.id, "drained by request");
+                tracing::info!(device = &*device.id, "{DRAINED}");
                 // Before its workers leave: jobs that only it can run are not to wait for somebody to resume it.
                 devices.parts.queue.expect(&device.id, Absence { reason: DRAINED.into(), back: None });
                 if let Some(hold) = device.let_go() {

@@ -1,7 +1,8 @@
 //! The fitter of Gaussian spots on a GPU: what [`GaussMle`](crate::engine::gauss_mle::GaussMle) takes and gives, with three
 //! batches on their way. One is copied in, one is fitted and one is copied out, each on a stream of its own.
 //!
-//! The kernels write the outputs as they are sent, so what is copied out is the reply's. Memory for a batch is allocated when the first of its size comes, and kept. Where three do not fit, there are fewer.
+//! The kernels write the outputs as they are sent, so what is copied out is the reply's. Memory for a batch is allocated when the
+//! first of its size comes, and kept. Where three do not fit, there are fewer.
 #![allow(unsafe_code)]
 
 mod rounds;

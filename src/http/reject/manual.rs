@@ -259,20 +259,11 @@ pub fn errors_md() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{fs, path::Path};
+    use crate::blessed;
 
     #[test]
     fn the_manual_of_errors_is_what_the_table_says() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/errors.md");
-        let rendered = errors_md();
-        if std::env::var_os("OCELLI_BLESS").is_some() {
-            fs::write(&path, &rendered).expect("docs/errors.md");
-        }
-        let page = fs::read_to_string(&path).expect("docs/errors.md");
-        assert!(
-            page == rendered,
-            "docs/errors.md is not what the table says; OCELLI_BLESS=1 cargo test --lib reject rewrites it"
-        );
+        blessed::check("docs/errors.md", &errors_md(), "reject");
     }
 
     #[test]

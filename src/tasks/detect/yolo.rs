@@ -2,7 +2,7 @@
 
 use super::{BoxFormat, Detect, Orientation, Raw, finite};
 use crate::{
-    engine::{Dim, Signature},
+    engine::{Dim, Signature, show},
     tasks::{Labels, Outputs, choose, is_one, wrong_shape},
 };
 
@@ -46,7 +46,7 @@ impl Detect {
                     return Err(format!(
                         "detect.orientation is set to the axis that counts anchors in output {:?} of shape {}",
                         output.name,
-                        super::super::show(&output.shape)
+                        show(&output.shape)
                     ));
                 }
                 self.orientation = known;
@@ -129,7 +129,7 @@ impl Detect {
                 (true, true) => {
                     return Err(format!(
                         "output {name:?} of shape {} can be read both ways: set detect.orientation",
-                        super::super::show(shape)
+                        show(shape)
                     ));
                 }
                 (false, false) => return Err(self.misfit(name, shape, labels)),

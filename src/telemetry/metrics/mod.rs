@@ -296,7 +296,8 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{fs, path::Path, time::Duration};
+    use crate::blessed;
+    use std::time::Duration;
 
     const ROUTES: [&str; 1] = ["/predictions/{model}"];
 
@@ -490,15 +491,6 @@ mod tests {
 
     #[test]
     fn the_reference_of_metrics_is_the_registry() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
-        let rendered = metrics_md();
-        if std::env::var_os("OCELLI_BLESS").is_some() {
-            fs::write(&path, &rendered).expect("docs/metrics.md");
-        }
-        let found = fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            found == rendered,
-            "docs/metrics.md is not what the registry holds; OCELLI_BLESS=1 cargo test --lib metrics rewrites it"
-        );
+        blessed::check("docs/metrics.md", &metrics_md(), "metrics");
     }
 }
