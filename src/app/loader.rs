@@ -56,7 +56,7 @@ fn load(
     name: &str,
     overrides: &Overrides,
 ) -> Result<(), InferError> {
-    let failed = |reason| InferError::LoadFailed { name: name.to_owned(), reason };
+    let failed = |reason: String| InferError::LoadFailed { name: name.to_owned(), reason };
     let mut found = models::scan(folder).map_err(failed)?;
     found.retain(|found| found.name == name);
     if found.is_empty() {
@@ -64,7 +64,7 @@ fn load(
     }
     for found in &mut found {
         if let Ok(source) = &mut found.source {
-            overrides.apply(&mut source.manifest);
+            overrides.apply(&mut source.manifest).map_err(|why| failed(format!("config: {why}")))?;
         }
     }
     reload(devices, logs, name, &found)

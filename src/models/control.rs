@@ -1,9 +1,14 @@
 //! Asking for models to be loaded and unloaded while the server runs: what callers and the watcher of the folder say, and
 //! what the thread that loads models hears.
 
-use super::{Given, Manifest, manifest::Waiting};
+use super::{
+    Given, Manifest, powers_of_two,
+    triton::{self, Queueing},
+};
 use crate::error::InferError;
 use std::{
+    collections::BTreeSet,
+    fmt,
     path::PathBuf,
     sync::{Mutex, PoisonError, mpsc},
     time::Duration,
@@ -50,16 +55,18 @@ pub enum Command {
 pub struct Overrides {
     /// Items of the largest batch, 1 to 1024.
     pub items_max: Option<usize>,
-    /// Sizes that batches are padded to, ascending.
+    /// Sizes that batches are padded to beside those that there are.
     pub sizes: Option<Vec<usize>>,
     /// How long a batch may wait for company, at most 10 s.
     pub wait_max: Option<Duration>,
     /// Instances per device, 1 to 64.
     pub instances: Option<usize>,
-    /// Priority of requests that do not say, from 0.
-    pub priority: Option<u8>,
     /// How requests wait.
-    pub queue: Option<Waiting>,
+    pub queue: Option<Queueing>,
+    /// Which kind its devices are of, as configurations call it. This can only be repeated.
+    pub kind: Option<String>,
+    /// The numbers of its GPUs. Likewise.
+    pub gpus: Option<BTreeSet<i32>>,
 }
 
 /// What a load asks for.
@@ -72,24 +79,46 @@ pub enum Change {
 }
 
 impl Overrides {
-    /// Changes a manifest.
-    pub fn apply(&self, manifest: &mut Manifest) {
-        let Overrides { items_max, sizes, wait_max, instances, priority, queue } = self;
-        if let Some(largest) = items_max {
-            manifest.batch.items_max = Some(*largest);
-            manifest.batch.sizes = None;
+    /// Changes a manifest, as it lies in the folder: what is said there already changes nothing.
+    ///
+    /// # Errors
+    /// What does not go with the rest of the manifest, by its name in configurations. The manifest may then have been changed in
+    /// part.
+    pub fn apply(&self, manifest: &mut Manifest) -> Result<(), String> {
+        let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus } = self;
+        let batch = &mut manifest.batch;
+        if let Some(largest) = items_max.filter(|largest| *largest != batch.largest()) {
+            batch.items_max = Some(largest);
+            batch.sizes = None;
         }
-        if let Some(sizes) = sizes {
-            let mut sizes = sizes.clone();
-            sizes.extend(items_max.filter(|largest| sizes.last() < Some(largest)));
-            manifest.batch.sizes = Some(sizes);
+        if let Some(preferred) = sizes {
+            let largest = batch.largest();
+            let usual = batch.sizes.clone().unwrap_or_else(|| powers_of_two(largest));
+            let sizes = triton::preferring(usual.clone(), preferred, largest)?;
+            // Whoever sends a configuration back names those that there are.
+            if *preferred != usual {
+                batch.sizes = Some(sizes);
+            }
         }
-        manifest.batch.wait_max = wait_max.unwrap_or(manifest.batch.wait_max);
-        manifest.placement.instances = instances.unwrap_or(manifest.placement.instances);
+        batch.wait_max = wait_max.unwrap_or(batch.wait_max);
+        let placement = &mut manifest.placement;
+        let differs = |member: &str, said: &dyn fmt::Debug, now: &dyn fmt::Debug| {
+            format!(
+                "instance_group.{member} is {said:?}, and cannot be changed while the server runs: it is {now:?}"
+            )
+        };
+        let now = (triton::kind(placement), triton::gpus(placement));
+        if let Some(kind) = kind.as_deref().filter(|kind| *kind != now.0) {
+            return Err(differs("kind", &kind, &now.0));
+        }
+        if let Some(gpus) = gpus.as_ref().filter(|gpus| **gpus != now.1.iter().copied().collect()) {
+            return Err(differs("gpus", &gpus.iter().collect::<Vec<_>>(), &now.1));
+        }
+        placement.instances = instances.unwrap_or(placement.instances);
         if let Some(queue) = queue {
-            manifest.queue = queue.clone();
+            (manifest.queue, manifest.priority) = queue.over(&manifest.queue, manifest.priority)?;
         }
-        manifest.priority = priority.unwrap_or(manifest.priority);
+        Ok(())
     }
 }
 
@@ -169,17 +198,57 @@ mod tests {
             || Manifest::parse("priority = 3\n[batch]\nsizes = [1, 4]\nwait_ms_max = 7").expect("fine");
         let changed = |overrides: Overrides| {
             let mut manifest = manifest();
-            overrides.apply(&mut manifest);
-            manifest
+            overrides.apply(&mut manifest).map(|()| manifest)
         };
-        assert_eq!(changed(Overrides::default()), manifest());
-        let larger = changed(Overrides { items_max: Some(12), ..Overrides::default() });
+        assert_eq!(changed(Overrides::default()), Ok(manifest()));
+        let larger = changed(Overrides { items_max: Some(12), ..Overrides::default() }).expect("fine");
         assert_eq!((larger.batch.items_max, larger.batch.sizes), (Some(12), None));
         assert_eq!((larger.priority, larger.batch.wait_max), (3, Duration::from_millis(7)));
         let sizes = Some(vec![2, 8]);
         let both =
-            changed(Overrides { items_max: Some(16), sizes, instances: Some(2), ..Overrides::default() });
-        assert_eq!((both.batch.sizes, both.placement.instances), (Some(vec![2, 8, 16]), 2));
+            changed(Overrides { items_max: Some(16), sizes, instances: Some(2), ..Overrides::default() })
+                .expect("fine");
+        assert_eq!((both.batch.sizes, both.placement.instances), (Some(vec![1, 2, 4, 8, 16]), 2));
+    }
+
+    #[test]
+    fn preferred_sizes_are_beside_those_that_there_are_and_never_above_the_largest() {
+        let changed = |text: &str, items_max: Option<usize>, sizes: &[usize]| {
+            let mut manifest = Manifest::parse(text).expect("fine");
+            let sizes = Some(sizes.to_vec());
+            Overrides { items_max, sizes, ..Overrides::default() }.apply(&mut manifest)?;
+            Ok::<_, String>(manifest.batch.sizes)
+        };
+        assert_eq!(changed("", None, &[3]), Ok(Some(vec![1, 2, 3, 4, 8, 16])));
+        assert_eq!(changed("", None, &[1, 2, 4, 8, 16]), Ok(None), "they are what it has");
+        assert_eq!(changed("[batch]\nsizes = [3, 7]", None, &[5]), Ok(Some(vec![3, 5, 7])));
+        assert_eq!(changed("[batch]\nsizes = [3, 7]", Some(4), &[3]), Ok(Some(vec![1, 2, 3, 4])));
+        for (items_max, size) in [(Some(4), 1024), (None, 17)] {
+            let told = changed("", items_max, &[size]).expect_err("too large");
+            assert!(told.contains(&format!("preferred_batch_size holds {size}, allowed: 1 to")), "{told}");
+        }
+    }
+
+    #[test]
+    fn devices_can_be_repeated_and_not_changed() {
+        let check = |text: &str, kind: Option<&str>, gpus: Option<&[i32]>| {
+            let (kind, gpus) = (kind.map(str::to_owned), gpus.map(|gpus| gpus.iter().copied().collect()));
+            let mut manifest = Manifest::parse(text).expect("fine");
+            Overrides { kind, gpus, ..Overrides::default() }.apply(&mut manifest)
+        };
+        let two = "[placement]\ndevices = [\"gpu:0\", \"gpu:10\", \"gpu:2\"]";
+        assert_eq!(check("", Some("KIND_AUTO"), Some(&[])), Ok(()));
+        assert_eq!(check(two, Some("KIND_GPU"), Some(&[10, 2, 0])), Ok(()));
+        assert_eq!(check("[placement]\ndevices = \"cpu\"", Some("KIND_CPU"), None), Ok(()));
+        for (text, kind, gpus, told) in [
+            ("", Some("KIND_CPU"), None, "instance_group.kind is \"KIND_CPU\""),
+            ("", None, Some(&[0][..]), "instance_group.gpus is [0], and cannot be changed"),
+            (two, Some("KIND_AUTO"), None, "it is \"KIND_GPU\""),
+            (two, Some("KIND_GPU"), Some(&[]), "it is [0, 10, 2]"),
+        ] {
+            let why = check(text, kind, gpus).expect_err("another device");
+            assert!(why.contains(told), "{why} lacks {told}");
+        }
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     app::{AppError, Local},
     config::Config,
-    models::Overrides,
+    models::Manifest,
     tasks::localize::Settings,
 };
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
@@ -191,17 +191,17 @@ impl Streams<'_> {
 /// Measures a setup with more and more callers.
 fn trial(config: &Config, wanted: &Wanted, setup: Setup) -> Result<Vec<Point>, AppError> {
     let config = Config { compute_threads: setup.threads, ..config.clone() };
-    let overrides = Overrides {
-        items_max: Some(setup.items_max),
-        wait_max: Some(Duration::from_millis(setup.wait_ms_max)),
-        instances: Some(setup.instances),
-        ..Overrides::default()
+    let change = |manifest: &mut Manifest| {
+        manifest.batch.items_max = Some(setup.items_max);
+        manifest.batch.sizes = None;
+        manifest.batch.wait_max = Duration::from_millis(setup.wait_ms_max);
+        manifest.placement.instances = setup.instances;
     };
     let runtime = runtime(config.http_threads).map_err(AppError::Failed)?;
     let local = {
         let _inside = runtime.enter();
         let model = (&*wanted.model.name, wanted.model.version.as_deref());
-        Local::start(&config, model, &|manifest| overrides.apply(manifest))?
+        Local::start(&config, model, &change)?
     };
     let measured = runtime.block_on(measure(Server::here(&local), wanted));
     local.end();

@@ -8,7 +8,7 @@ use crate::{
     batch::{QueuePolicy, Then},
     engine::{Batching, DataType, Dim, TensorSpec},
     image::Layout,
-    models::{DeclaredTensor, Fill, Model, Warmup, manifest::Versions},
+    models::{DeclaredTensor, Fill, Model, Warmup, manifest::Versions, triton},
 };
 use serde_json::{Map, Value, json};
 
@@ -129,21 +129,12 @@ fn versions(versions: &Versions) -> Value {
 
 /// Where its instances may run.
 fn instances(model: &Model) -> Value {
-    let devices = &model.manifest.placement.devices;
-    let on_cpu = devices.iter().filter(|device| *device == "cpu").count();
-    let kind = match on_cpu {
-        0 if devices.is_empty() => "KIND_AUTO",
-        0 => "KIND_GPU",
-        all if all == devices.len() => "KIND_CPU",
-        _ => "KIND_AUTO",
-    };
-    // GPUs that are meant by name have no number here.
-    let gpus = devices.iter().filter_map(|device| device.strip_prefix("gpu:").unwrap_or(device).parse().ok());
+    let placement = &model.manifest.placement;
     json!({
         "name": &*model.name,
-        "kind": kind,
+        "kind": triton::kind(placement),
         "count": model.instances,
-        "gpus": gpus.collect::<Vec<i32>>(),
+        "gpus": triton::gpus(placement),
         "secondary_devices": [],
         "profile": [],
         "passive": false,
@@ -197,7 +188,7 @@ mod tests {
     use crate::{
         batch::ModelKey,
         engine::staging::Memory,
-        models::{testing::source, triton},
+        models::testing::source,
         protocol::DESCRIPTORS,
         tasks::{Labels, testing},
     };

@@ -3,7 +3,7 @@
 use super::{bad_json, clipped};
 use crate::{
     error::InferError,
-    models::{Change, Given, Overrides, manifest::PRIORITY_MAX, triton},
+    models::{Change, Given, Overrides, triton},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -167,20 +167,18 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
     for (member, value) in config {
         let same = current.and_then(|current| current.get(member)) == Some(value);
         match member.as_str() {
+            // A model that does not batch.
+            "max_batch_size" if same && value.as_u64() == Some(0) => {}
+            // Said even where it is so already: it may be so because of an earlier load, and this one begins with the folder.
+            "max_batch_size" => {
+                overrides.items_max = Some(Number(member, value).within(1, ITEMS_MAX)? as usize);
+            }
+            "dynamic_batching" => batching(object(member, value)?, &mut overrides)?,
+            "instance_group" => instances(value, &mut overrides)?,
             _ if same => {}
             "name" if value.as_str() == Some(name) => {}
             "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
             "backend" if value.as_str() == Some("onnxruntime") => {}
-            "max_batch_size" => {
-                overrides.items_max = Some(Number(member, value).within(1, ITEMS_MAX)? as usize);
-            }
-            "dynamic_batching" => {
-                batching(object(member, value)?, current.and_then(|c| c.get(member)), &mut overrides)?;
-            }
-            "instance_group" => {
-                let current = current.and_then(|current| current.get(member)?.get(0));
-                overrides.instances = Some(instances(value, current)?);
-            }
             other => {
                 return Err(bad(format!(
                     "config: {:?} cannot be changed while the server runs; what can: max_batch_size, dynamic_batching, \
@@ -193,11 +191,8 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
     Ok(overrides)
 }
 
-fn batching(
-    members: &Map<String, Value>,
-    current: Option<&Value>,
-    overrides: &mut Overrides,
-) -> Result<(), InferError> {
+fn batching(members: &Map<String, Value>, overrides: &mut Overrides) -> Result<(), InferError> {
+    let mut queue = Map::new();
     for (member, value) in members {
         let path = format!("dynamic_batching.{member}");
         match member.as_str() {
@@ -215,80 +210,57 @@ fn batching(
                     Some(Duration::from_micros(Number(&path, value).within(0, WAIT_US_MAX)?));
             }
             // All of them together: see below.
-            _ if QUEUE.contains(&member.as_str()) => {}
-            _ => repeats(&path, value, current.and_then(|current| current.get(member)))?,
+            _ if QUEUE.contains(&member.as_str()) => drop(queue.insert(member.clone(), value.clone())),
+            "preserve_ordering" if value.as_bool() == Some(false) => {}
+            _ => {
+                return Err(bad(format!(
+                    "config: {path} = {} is not supported",
+                    clipped(&value.to_string())
+                )));
+            }
         }
     }
-    queue(members, current, overrides)
+    if !queue.is_empty() {
+        overrides.queue = Some(triton::queueing(queue).map_err(|why| bad(format!("config: {why}")))?);
+    }
+    Ok(())
 }
 
 /// What in `dynamic_batching` says how requests wait.
 const QUEUE: [&str; 4] =
     ["priority_levels", "default_priority_level", "default_queue_policy", "priority_queue_policy"];
 
-/// Puts what is said over what is so.
-fn queue(
-    members: &Map<String, Value>,
-    current: Option<&Value>,
-    overrides: &mut Overrides,
-) -> Result<(), InferError> {
-    let current = |member: &str| current.and_then(|current| current.get(member));
-    let said = |member: &str| members.get(member).filter(|value| current(member) != Some(*value));
-    if QUEUE.iter().all(|member| said(member).is_none()) {
-        return Ok(());
-    }
-    let mut whole = Map::new();
-    for member in QUEUE {
-        let otherwise = || match member {
-            "priority_levels" => Some((PRIORITY_MAX + 1).into()),
-            "default_priority_level" => Some(2.into()),
-            _ => None,
-        };
-        let value = members.get(member).or_else(|| current(member)).cloned();
-        whole.extend(value.or_else(otherwise).map(|value| (member.to_owned(), value)));
-    }
-    let (waiting, priority) =
-        triton::waiting(&Value::Object(whole).to_string()).map_err(|why| bad(format!("config: {}", why)))?;
-    if said("default_priority_level").is_some() {
-        overrides.priority = priority;
-    }
-    if QUEUE.iter().any(|member| *member != "default_priority_level" && said(member).is_some()) {
-        overrides.queue = Some(waiting);
-    }
-    Ok(())
-}
-
 /// One group, whose devices are those that it has.
-fn instances(value: &Value, current: Option<&Value>) -> Result<usize, InferError> {
+fn instances(value: &Value, overrides: &mut Overrides) -> Result<(), InferError> {
     let Some([group]) = value.as_array().map(Vec::as_slice) else {
         return Err(bad("config: instance_group must have one group".into()));
     };
     let mut count = 1;
     for (member, value) in object("instance_group", group)? {
+        let told = |expected: &str| {
+            let value = value.to_string();
+            bad(format!("config: instance_group.{} is {}, {expected}", clipped(member), clipped(&value)))
+        };
         match member.as_str() {
             "count" => count = Number("instance_group.count", value).within(1, INSTANCES_MAX)?,
-            other if current.is_some_and(|current| current.get(other) == Some(value)) => {}
-            "kind" if matches!(value.as_str(), Some("KIND_CPU" | "KIND_AUTO")) => {}
-            "name" => {}
-            "gpus" if value.as_array().is_some_and(Vec::is_empty) => {}
-            other => {
-                let value = value.to_string();
-                return Err(bad(format!(
-                    "config: instance_group.{} is {}, which is not supported; count is, and kind KIND_CPU or KIND_AUTO",
-                    clipped(other),
-                    clipped(&value)
-                )));
+            "kind" => {
+                let kind = value.as_str().ok_or_else(|| told("expected KIND_CPU or the like"))?;
+                overrides.kind = Some(clipped(kind).to_owned());
             }
+            "gpus" => {
+                let number = |gpu: &Value| i32::try_from(gpu.as_i64()?).ok();
+                let gpus = value.as_array().and_then(|gpus| gpus.iter().map(number).collect());
+                overrides.gpus = Some(gpus.ok_or_else(|| told("expected a list of the numbers of GPUs"))?);
+            }
+            "name" => {}
+            "secondary_devices" | "profile" if value.as_array().is_some_and(Vec::is_empty) => {}
+            "passive" if value.as_bool() == Some(false) => {}
+            "host_policy" if value.as_str() == Some("") => {}
+            _ => return Err(told("which is not supported; count is")),
         }
     }
-    Ok(count as usize)
-}
-
-fn repeats(path: &str, value: &Value, current: Option<&Value>) -> Result<(), InferError> {
-    if current == Some(value) {
-        return Ok(());
-    }
-    Err(bad(format!("config: {path} = {} is not supported", clipped(&value.to_string()))))
+    overrides.instances = Some(count as usize);
+    Ok(())
 }
 
 fn object<'a>(path: &str, value: &'a Value) -> Result<&'a Map<String, Value>, InferError> {
@@ -312,8 +284,11 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
     use crate::{
-        batch::{QueuePolicies, QueuePolicy, Then},
-        models::manifest::Waiting,
+        batch::{ModelKey, QueuePolicies, QueuePolicy},
+        engine::{DataType, staging::Memory},
+        http::wire::model_config,
+        models::{Manifest, Model, manifest::Waiting, testing::source},
+        tasks::testing,
     };
     use serde_json::json;
 
@@ -344,48 +319,78 @@ mod tests {
                     "preferred_batch_size": [4, 2], "max_queue_delay_microseconds": 500, "default_priority_level": 1,
                     "default_queue_policy": { "default_timeout_microseconds": "2000000" }
                 },
-                "instance_group": [{ "count": 2, "kind": "KIND_CPU" }]
+                "instance_group": [{ "count": 2, "kind": "KIND_CPU", "gpus": [2, 0] }]
             }),
             None,
-        );
+        )
+        .unwrap();
         let wait_max = Some(Duration::from_secs(2));
         let default = QueuePolicy { wait_max, may_shorten: false, ..QueuePolicy::default() };
         let policies = QueuePolicies { default, ..QueuePolicies::default() };
+        let queue = got.queue.clone().unwrap().over(&Waiting::default(), 1);
+        assert_eq!(queue, Ok((Waiting { policies, ..Waiting::default() }, 0)));
         let expected = Overrides {
             items_max: Some(8),
             sizes: Some(vec![2, 4]),
             wait_max: Some(Duration::from_micros(500)),
             instances: Some(2),
-            priority: Some(0),
-            queue: Some(Waiting { policies, ..Waiting::default() }),
+            queue: got.queue.clone(),
+            kind: Some("KIND_CPU".to_owned()),
+            gpus: Some([0, 2].into()),
         };
-        assert_eq!(got, Ok(expected));
+        assert_eq!(got, expected);
+    }
+
+    /// What `/config` tells of a model after a load.
+    fn told(manifest: &Manifest, overrides: &Overrides) -> Value {
+        let mut signature = testing::signature(&[("y", &[-1, 3])]);
+        signature.inputs = vec![testing::spec("x", DataType::Fp32, &[-1, 4])];
+        let mut source = source("m", "1", "");
+        source.manifest = manifest.clone();
+        overrides.apply(&mut source.manifest).unwrap();
+        let timeout = Duration::from_secs(1);
+        let model = Model::resolve(ModelKey(1), &source, signature, timeout, &Memory::Plain).unwrap();
+        model_config::of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs)
     }
 
     #[test]
-    fn how_requests_wait_is_changed_over_what_is_so() {
-        let current = json!({ "dynamic_batching": {
-            "priority_levels": 3, "default_priority_level": 3,
-            "default_queue_policy": { "timeout_action": "REJECT", "default_timeout_microseconds": 0,
-                "allow_timeout_override": true, "max_queue_size": 5 },
-            "priority_queue_policy": {},
-        } });
-        let changed = |dynamic: Value| config(&json!({ "dynamic_batching": dynamic }), Some(&current));
-        assert_eq!(changed(current["dynamic_batching"].clone()), Ok(Overrides::default()));
-        let got =
-            changed(json!({ "priority_queue_policy": { "1": { "timeout_action": "DELAY" } } })).unwrap();
-        let queue = got.queue.unwrap();
-        assert_eq!((queue.priorities, queue.policies.of(1).jobs_max, got.priority), (3, Some(5), None));
-        assert_eq!(queue.policies.of(0).then, Then::Delay);
-        let only = Overrides { priority: Some(1), ..Overrides::default() };
-        assert_eq!(changed(json!({ "default_priority_level": 2 })), Ok(only));
-        let told = changed(json!({ "priority_levels": 2 })).unwrap_err().to_string();
-        assert!(
-            told.contains("default_priority_level is 3, allowed: 1 to priority_levels, which is 2"),
-            "{told}"
-        );
-        let told = changed(json!({ "default_queue_policy": { "size": 2 } })).unwrap_err().to_string();
-        assert!(told.contains("size"), "{told}");
+    fn a_change_that_is_sent_again_and_a_config_that_is_sent_back_change_nothing() {
+        let described =
+            "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 3, 6 ] priority_levels: 3
+            default_priority_level: 2 priority_queue_policy { key: 1 value { max_queue_size: 2 } } }
+            instance_group { kind: KIND_GPU gpus: [ 2, 10 ] count: 2 }";
+        for manifest in [Manifest::default(), triton::read(described, "m").unwrap().manifest] {
+            let plain = told(&manifest, &Overrides::default());
+            for change in [
+                json!({ "max_batch_size": 2 }),
+                json!({ "max_batch_size": 32 }),
+                json!({ "instance_group": [{ "count": 3 }] }),
+                json!({ "dynamic_batching": { "preferred_batch_size": [5] } }),
+                json!({ "dynamic_batching": { "max_queue_delay_microseconds": 700 } }),
+                json!({ "dynamic_batching": { "default_priority_level": 3 } }),
+                json!({ "dynamic_batching": { "default_queue_policy": { "max_queue_size": 7 } } }),
+            ] {
+                let load = |current: &Value, config_: &Value| {
+                    told(&manifest, &config(config_, Some(current)).unwrap())
+                };
+                assert_eq!(load(&plain, &plain), plain);
+                let changed = load(&plain, &change);
+                assert_ne!(changed, plain, "{change}");
+                assert_eq!(load(&changed, &change), changed, "{change} again");
+                assert_eq!(load(&changed, &changed), changed, "{change}, and /config back");
+            }
+        }
+    }
+
+    #[test]
+    fn every_change_is_one_of_what_the_folder_says() {
+        let manifest = Manifest::default();
+        let load =
+            |current: &Value, config_: &Value| told(&manifest, &config(config_, Some(current)).unwrap());
+        let plain = told(&manifest, &Overrides::default());
+        let bounded = json!({ "dynamic_batching": { "default_queue_policy": { "max_queue_size": 7 } } });
+        let levels = json!({ "dynamic_batching": { "priority_levels": 3 } });
+        assert_eq!(load(&load(&plain, &bounded), &levels), load(&plain, &levels));
     }
 
     #[test]
@@ -419,7 +424,10 @@ mod tests {
         refuses(&json!({ "max_batch_size": 0 }), "expected 1 to 1024");
         refuses(&json!({ "ensemble_scheduling": {} }), "ensemble_scheduling");
         refuses(&json!({ "dynamic_batching": { "preserve_ordering": true } }), "preserve_ordering = true");
-        refuses(&json!({ "instance_group": [{ "kind": "KIND_GPU" }] }), "instance_group.kind");
+        refuses(&json!({ "instance_group": [{ "kind": 1 }] }), "instance_group.kind");
+        refuses(&json!({ "instance_group": [{ "gpus": ["0"] }] }), "instance_group.gpus");
+        refuses(&json!({ "instance_group": [{ "passive": true }] }), "instance_group.passive");
+        refuses(&json!({ "dynamic_batching": { "default_queue_policy": { "size": 2 } } }), "size");
     }
 
     #[test]

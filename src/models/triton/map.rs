@@ -207,7 +207,11 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
     let Some(SchedulingChoice::DynamicBatching(dynamic)) = &config.scheduling_choice else {
         return (limits, Waiting::default(), None);
     };
-    limits.sizes = sizes(told, &dynamic.preferred_batch_size, items_max);
+    let preferred = &dynamic.preferred_batch_size;
+    if !preferred.is_empty() {
+        let preferred = preferred.iter().map(|size| i64::from(*size));
+        limits.sizes = Some(sizes(told, powers_of_two(items_max), preferred, items_max));
+    }
     limits.wait_max = Duration::from_micros(dynamic.max_queue_delay_microseconds);
     if limits.wait_max > WAIT_MAX {
         told.wrong(format!(
@@ -229,14 +233,16 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
 /// The longest that a batch may wait for company, as in `batch.wait_ms_max`.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Batches are padded to the sizes that are preferred, and to powers of two so that none is padded by much.
-fn sizes(told: &mut Told, preferred: &[i32], items_max: usize) -> Option<Vec<usize>> {
-    if preferred.is_empty() {
-        return None;
-    }
-    let mut sizes = powers_of_two(items_max);
+/// Batches are padded to the sizes that are preferred, and to those that there are without (powers of two), so that none is
+/// padded by much.
+pub(super) fn sizes(
+    told: &mut Told,
+    mut sizes: Vec<usize>,
+    preferred: impl Iterator<Item = i64>,
+    items_max: usize,
+) -> Vec<usize> {
     for size in preferred {
-        match usize::try_from(*size) {
+        match usize::try_from(size) {
             Ok(size) if (1..=items_max).contains(&size) => sizes.push(size),
             _ => told.wrong(format!(
                 "dynamic_batching.preferred_batch_size holds {size}, allowed: 1 to max_batch_size, which is {items_max}"
@@ -245,7 +251,7 @@ fn sizes(told: &mut Told, preferred: &[i32], items_max: usize) -> Option<Vec<usi
     }
     sizes.sort_unstable();
     sizes.dedup();
-    Some(sizes)
+    sizes
 }
 
 /// Where instances run: the devices of all groups, and the instances of the largest.
@@ -301,6 +307,24 @@ fn placement(told: &mut Told, groups: &[ModelInstanceGroup]) -> Placing {
     placing.devices.sort();
     placing.devices.dedup();
     placing
+}
+
+/// What `instance_group` calls the devices of a placement.
+pub fn kind(placing: &Placing) -> &'static str {
+    let devices = &placing.devices;
+    let on_cpu = devices.iter().filter(|device| *device == "cpu").count();
+    match on_cpu {
+        0 if devices.is_empty() => "KIND_AUTO",
+        0 => "KIND_GPU",
+        all if all == devices.len() => "KIND_CPU",
+        _ => "KIND_AUTO",
+    }
+}
+
+/// The numbers of its GPUs. Those that are meant by name have none here.
+pub fn gpus(placing: &Placing) -> Vec<i32> {
+    let number = |device: &String| device.strip_prefix("gpu:").unwrap_or(device).parse().ok();
+    placing.devices.iter().filter_map(number).collect()
 }
 
 /// Without a policy the highest version is served.

@@ -19,9 +19,12 @@ mod queue;
 mod text;
 mod verdict;
 
-use super::{Manifest, manifest::Waiting};
+use super::Manifest;
 use map::Told;
+pub use map::{gpus, kind};
 use prost_reflect::{DynamicMessage, MessageDescriptor};
+pub use queue::Queueing;
+use serde_json::{Map, Value};
 
 /// The name of the file.
 pub(super) const CONFIG_FILE: &str = "config.pbtxt";
@@ -51,18 +54,34 @@ pub(super) fn read_json(json: &str, name: &str) -> Result<Described, String> {
     described(&message(text::definition(), json)?, name)
 }
 
-/// How requests wait by a `dynamic_batching` in JSON, and the priority of those that do not say.
+/// What these members of a `dynamic_batching` in JSON say of how requests wait.
 ///
 /// # Errors
-/// As [`read`].
-pub fn waiting(json: &str) -> Result<(Waiting, Option<u8>), String> {
+/// The first that is no such member, or not of its type.
+pub fn queueing(members: Map<String, Value>) -> Result<Queueing, String> {
+    let given: Vec<String> =
+        members.iter().filter(|(_, value)| !value.is_null()).map(|(member, _)| member.clone()).collect();
     let definition = text::definition().get_field_by_name("dynamic_batching");
     let definition = definition.and_then(|field| field.kind().as_message().cloned());
-    let message = message(definition.expect("the definitions have it"), json)?;
-    let mut told = Told::default();
+    let definition = definition.expect("the definitions have it");
+    let message = message(definition, &Value::Object(members).to_string())?;
     let dynamic = message.transcode_to().map_err(|error| error.to_string())?;
-    let waiting = queue::waiting(&mut told, &dynamic);
-    told.into_wrong().map_or(Ok(waiting), Err)
+    Ok(Queueing::of(dynamic, &|member| given.iter().any(|given| given == member)))
+}
+
+/// The sizes that batches are padded to, with those that somebody prefers beside them.
+///
+/// # Errors
+/// Every size that is larger than the largest batch.
+pub(super) fn preferring(
+    sizes: Vec<usize>,
+    preferred: &[usize],
+    items_max: usize,
+) -> Result<Vec<usize>, String> {
+    let mut told = Told::default();
+    let preferred = preferred.iter().map(|size| i64::try_from(*size).unwrap_or(i64::MAX));
+    let sizes = map::sizes(&mut told, sizes, preferred, items_max);
+    told.into_wrong().map_or(Ok(sizes), Err)
 }
 
 fn message(definition: MessageDescriptor, json: &str) -> Result<DynamicMessage, String> {

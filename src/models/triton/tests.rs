@@ -5,7 +5,10 @@ use crate::{
     batch::{QueuePolicies, QueuePolicy, Then},
     engine::{DataType, Dim},
     image::Layout,
-    models::{Fill, Warmup, WarmupInput, manifest::Versions},
+    models::{
+        Fill, Warmup, WarmupInput,
+        manifest::{Versions, Waiting},
+    },
 };
 use proptest::prelude::*;
 use prost_reflect::{Kind, MessageDescriptor};
