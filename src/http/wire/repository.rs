@@ -21,14 +21,13 @@ const FILE: &str = "file:";
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Index {
-    #[serde(default)]
-    ready: bool,
+    ready: Option<bool>,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Control<P> {
-    #[serde(default)]
-    parameters: P,
+    parameters: Option<P>,
 }
 
 /// Text where it lies, unless something in it is escaped.
@@ -41,7 +40,7 @@ struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 /// 400 for what is no such body.
 pub fn only_ready(body: &[u8]) -> Result<bool, InferError> {
     let index: Index = parse(body)?;
-    Ok(index.ready)
+    Ok(index.ready.unwrap_or(false))
 }
 
 /// Checks the body of an unload. No model depends on another here, so that `unload_dependents` asks for nothing.
@@ -50,8 +49,8 @@ pub fn only_ready(body: &[u8]) -> Result<bool, InferError> {
 /// 400 for parameters that are not known.
 pub fn unload(body: &[u8]) -> Result<(), InferError> {
     let control: Control<Map<String, Value>> = parse(body)?;
-    match control.parameters.iter().find(|(name, value)| *name != "unload_dependents" || !value.is_boolean())
-    {
+    let parameters = control.parameters.unwrap_or_default();
+    match parameters.iter().find(|(name, value)| *name != "unload_dependents" || !value.is_boolean()) {
         None => Ok(()),
         Some((name, value)) => Err(bad(format!(
             "parameter {:?} is {}; the only one is unload_dependents, true or false",
@@ -76,7 +75,7 @@ impl Load {
     pub fn of_body(body: &[u8]) -> Result<Load, InferError> {
         let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = parse(body)?;
         let mut load = Load::default();
-        for (name, value) in control.parameters {
+        for (name, value) in control.parameters.unwrap_or_default() {
             let text = serde_json::from_str::<Text<'_>>(value.get()).ok();
             match (name.strip_prefix(FILE), text) {
                 (Some(_), None) => return Err(not_a_file(&name)),
@@ -179,6 +178,13 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
             "name" if value.as_str() == Some(name) => {}
             "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
             "backend" if value.as_str() == Some("onnxruntime") => {}
+            other if current.is_none() && !["name", "platform", "backend"].contains(&other) => {
+                return Err(bad(format!(
+                    "config: {:?} is only taken where it repeats what a model that serves has, and this one does not serve: load \
+                     it without it, and then with what GET /v2/models/{name}/config says",
+                    clipped(other)
+                )));
+            }
             other => {
                 return Err(bad(format!(
                     "config: {:?} cannot be changed while the server runs; what can: max_batch_size, dynamic_batching, \
@@ -420,6 +426,9 @@ mod tests {
         let other = json!({ "input": [{ "name": "y" }] });
         let told = config(&other, Some(&current)).unwrap_err().to_string();
         assert!(told.contains("\"input\" cannot be changed"), "{told}");
+        // Whether it repeats something is not known of a model that does not serve.
+        let told = config(&other, None).unwrap_err().to_string();
+        assert!(told.contains("\"input\" is only taken") && told.contains("does not serve"), "{told}");
         refuses(&json!({ "name": "n" }), "\"name\"");
         refuses(&json!({ "max_batch_size": 0 }), "expected 1 to 1024");
         refuses(&json!({ "ensemble_scheduling": {} }), "ensemble_scheduling");
@@ -435,6 +444,19 @@ mod tests {
         assert_eq!((only_ready(b""), only_ready(br#"{"ready":true}"#)), (Ok(false), Ok(true)));
         assert!(only_ready(br#"{"redy":true}"#).is_err());
         assert_eq!(unload(br#"{"parameters":{"unload_dependents":true}}"#), Ok(()));
+        assert_eq!(unload(br#"{"parameters":{"unload_dependents":false}}"#), Ok(()));
         assert!(unload(br#"{"parameters":{"other":true}}"#).is_err());
+        for body in [r#"{"config":"{}"}"#, r#"{"paramters":{"config":"{}"}}"#, r#"{"unload_dependent":true}"#]
+        {
+            assert!(load(body.as_bytes(), None).is_err(), "{body}");
+            assert!(unload(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+
+    #[test]
+    fn null_is_as_good_as_nothing() {
+        assert_eq!(only_ready(br#"{"ready":null}"#), Ok(false));
+        assert_eq!(unload(br#"{"parameters":null}"#), Ok(()));
+        assert_eq!(load(br#"{"parameters":null}"#, None), load(b"", None));
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{Parameter, Parameters, bad_json, clipped, count};
 use crate::error::InferError;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use std::fmt;
 
 /// Which region a tensor lies in, or is to be put in.
@@ -50,14 +50,20 @@ pub fn place(of: fmt::Arguments<'_>, parameters: &mut Parameters) -> Result<Opti
 
 /// What a caller registers.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Registration {
     /// The name that its processes open it by.
     pub key: String,
     /// Bytes of it in front of the region.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_none")]
     pub offset: u64,
     /// Bytes of the region.
     pub byte_size: u64,
+}
+
+/// A count that may be left out, or null.
+fn or_none<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// Reads a registration.
@@ -134,7 +140,8 @@ mod tests {
     fn a_registration_has_a_key_and_a_size() {
         let read = |text: &str| registration(text.as_bytes());
         let expected = Registration { key: "/k".to_owned(), offset: 0, byte_size: 9 };
-        assert_eq!(read(r#"{"key":"/k","byte_size":9}"#), Ok(expected));
+        assert_eq!(read(r#"{"key":"/k","byte_size":9}"#), Ok(expected.clone()));
+        assert_eq!(read(r#"{"key":"/k","byte_size":9,"offset":null}"#), Ok(expected));
         for text in [
             "",
             "{}",
@@ -142,6 +149,7 @@ mod tests {
             r#"{"byte_size":9}"#,
             r#"{"key":"k","byte_size":-1}"#,
             r#"{"key":1}"#,
+            r#"{"key":"/k","byte_size":9,"ofset":100}"#,
         ] {
             assert!(matches!(read(text), Err(InferError::BadRequest(_))), "{text}");
         }
