@@ -115,10 +115,13 @@ pub(crate) fn signature(model: &Model) -> Cow<'_, Signature> {
     }
 }
 
-/// All versions of a model, in whatever state.
+/// The versions of a model that can be asked for: those that take requests; this one, where it is none of them any more.
 pub(crate) fn versions(front: &Front, model: &Model) -> Vec<String> {
-    let entries = front.catalog.list().into_iter().filter(|entry| entry.name == model.name);
-    entries.map(|entry| entry.version.to_string()).collect()
+    let mut versions = front.catalog.ready_versions(&model.name);
+    if versions.is_empty() {
+        versions.push(Arc::clone(&model.version));
+    }
+    versions.iter().map(ToString::to_string).collect()
 }
 
 /// `GET /v2/models/stats`, and of one model `GET /v2/models/{model}[/versions/{version}]/stats`: all versions that take

@@ -171,6 +171,13 @@ impl Catalog {
             .collect()
     }
 
+    /// The versions of a model that take requests, rising.
+    pub fn ready_versions(&self, name: &str) -> Vec<Arc<str>> {
+        let ready = |of: &&Version| matches!(of.state, State::Ready(_));
+        let map = self.map();
+        map.get(name).into_iter().flatten().filter(ready).map(|of| Arc::clone(&of.version)).collect()
+    }
+
     /// The models that take requests, by name and rising version.
     pub fn ready(&self) -> Vec<Arc<Model>> {
         self.map()
@@ -237,6 +244,8 @@ mod tests {
         let versions: Vec<String> = catalog.list().iter().map(|e| e.version.to_string()).collect();
         assert_eq!(versions, ["9", "10", "11"]);
         assert_eq!(catalog.ready().len(), 2);
+        assert_eq!(catalog.ready_versions("digits").iter().map(|v| &**v).collect::<Vec<_>>(), ["9", "10"]);
+        assert!(catalog.ready_versions("letters").is_empty());
     }
 
     #[test]
