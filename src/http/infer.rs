@@ -326,7 +326,7 @@ fn output(model: &Model, there: &[(String, Tensor)], wanted: &Wanted) -> Result<
         None => tensor.clone(),
         Some(k) => {
             let batched = model.batching != Batching::Whole && model.fit.is_none();
-            classification::best(name, tensor, batched, k, model.labels_of(name))?
+            classification::best(name, tensor, batched, k, |classes| model.labels_of(name, Some(classes)))?
         }
     };
     Ok(Output { name: name.clone(), tensor, binary: wanted.binary, place: wanted.place.clone() })

@@ -241,11 +241,12 @@ impl Model {
         staging.filter_map(|datatype| self.staging(datatype)).for_each(|staging| staging.clear(SLABS_READY));
     }
 
-    /// The names of an output's classes: its own where the author says it output by output, else the model's.
-    pub fn labels_of(&self, output: &str) -> Option<&Labels> {
+    /// The names of an output's classes: its own where the author says it output by output, however many they are, else the
+    /// model's, if they are as many as its classes: they are not for each output.
+    pub fn labels_of(&self, output: &str, classes: Option<usize>) -> Option<&Labels> {
         match self.manifest.declared {
             Some(_) => self.output_labels.get(output).map(|labels| &**labels),
-            None => Some(&self.labels),
+            None => Some(&*self.labels).filter(|labels| classes == Some(labels.len())),
         }
     }
 

@@ -19,7 +19,7 @@ use super::{
     map,
     triton::{self, CONFIG_FILE},
 };
-use crate::tasks::Labels;
+use crate::{engine::Dim, tasks::Labels};
 use std::{
     collections::BTreeMap,
     fs,
@@ -47,6 +47,8 @@ pub struct Found {
     pub version: String,
     /// What lies on disk, or the reason.
     pub source: Result<Source, String>,
+    /// Whether it is not there, and only a version policy names it: the others are served as if it did not.
+    pub only_named: bool,
 }
 
 /// Everything in a model folder, by name and rising version.
@@ -72,6 +74,7 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
                 )),
                 name: format!("{name}.onnx"),
                 version: FLAT_VERSION.to_owned(),
+                only_named: false,
             }
         } else {
             Found {
@@ -92,6 +95,7 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
                 }),
                 name,
                 version: FLAT_VERSION.to_owned(),
+                only_named: false,
             }
         });
     }
@@ -144,35 +148,48 @@ fn scan_as(
         name: name.to_owned(),
         version: version.to_owned(),
         source: Err(reason),
+        only_named: false,
     };
     if let Err(reason) = check_name(name) {
         return vec![failed("", reason)];
     }
-    let inside = match entries(folder) {
+    let mut inside = match entries(folder) {
         Ok(inside) => inside,
         Err(reason) => return vec![failed("", reason)],
     };
-    let described = describe();
+    let mut described = describe();
+    if let Ok(Described { tritons: true, notes, .. }) = &mut described {
+        // Triton passes them over, and serves the others.
+        inside.retain(|(version, path)| {
+            let passed_over = is_padded(version) && path.is_dir();
+            if passed_over {
+                notes.push(format!("the folder {version} is passed over: a version has no leading zeros"));
+            }
+            !passed_over
+        });
+    }
     let mut found = Vec::new();
     let mut add = |version: &str, path: PathBuf| {
-        let source = described.clone().and_then(|Described { manifest, labels, output_labels, notes }| {
-            Ok(Source {
-                name: name.to_owned(),
-                version: version.to_owned(),
-                bytes: match manifest.engine {
-                    Engine::Onnx => model_bytes(&path)?,
-                    Engine::GaussMle(_) => file_bytes(&path)?,
-                },
-                path,
-                folder: folder.to_owned(),
-                manifest,
-                labels,
-                output_labels,
-                notes,
-                kept: kept.cloned(),
-            })
-        });
-        found.push(Found { name: name.to_owned(), version: version.to_owned(), source });
+        let source =
+            described.clone().and_then(|Described { manifest, labels, output_labels, notes, .. }| {
+                Ok(Source {
+                    name: name.to_owned(),
+                    version: version.to_owned(),
+                    bytes: match manifest.engine {
+                        Engine::Onnx => model_bytes(&path)?,
+                        Engine::GaussMle(_) => file_bytes(&path)?,
+                    },
+                    path,
+                    folder: folder.to_owned(),
+                    manifest,
+                    labels,
+                    output_labels,
+                    notes,
+                    kept: kept.cloned(),
+                })
+            });
+        let (name, version) = (name.to_owned(), version.to_owned());
+        found.push(Found { name, version, source, only_named: false });
     };
     let own = described.as_ref().ok().and_then(|described| described.manifest.file.as_deref());
     let model_file = own.unwrap_or(MODEL_FILE).to_owned();
@@ -195,11 +212,10 @@ fn scan_as(
     let mut mistakes = Vec::new();
     let mut numbered = Vec::new();
     for (version, path) in inside {
-        let digits = version.bytes().all(|byte| byte.is_ascii_digit());
-        if !digits || !path.is_dir() {
+        if !is_number(&version) || !path.is_dir() {
             continue;
         }
-        if version.len() > 18 || (version.starts_with('0') && version != "0") {
+        if version.len() > 18 || is_padded(&version) {
             mistakes.push(failed(
                 &version,
                 format!("version {version:?} must be 1 to 18 digits without leading zeros"),
@@ -218,7 +234,7 @@ fn scan_as(
     if let Ok(described) = &described {
         for version in choose(&described.manifest.versions, &mut numbered) {
             let why = format!("version_policy of {CONFIG_FILE} names it, but there is no folder {version}");
-            mistakes.push(failed(&version, why));
+            mistakes.push(Found { only_named: true, ..failed(&version, why) });
         }
     }
     for (version, path) in numbered {
@@ -234,6 +250,15 @@ fn scan_as(
         found.push(failed("", described.err().unwrap_or(missing)));
     }
     found
+}
+
+fn is_number(version: &str) -> bool {
+    version.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether it is a number with leading zeros.
+fn is_padded(version: &str) -> bool {
+    is_number(version) && version.starts_with('0') && version != "0"
 }
 
 /// Leaves those versions that are to be served; gives those that are asked for and are not there.
@@ -260,17 +285,32 @@ struct Described {
     labels: Arc<Labels>,
     output_labels: BTreeMap<String, Arc<Labels>>,
     notes: Vec<String>,
+    /// Whether that is a configuration of Triton's.
+    tritons: bool,
 }
 
 impl Described {
     /// By a configuration of Triton's, with the labels that it names.
     fn of(folder: &Path, config: triton::Described) -> Result<Described, String> {
-        let triton::Described { manifest, notes } = config;
-        let outputs = manifest.declared.iter().flat_map(|declared| &declared.outputs);
-        let named = outputs.filter_map(|output| Some((output.name.clone(), output.labels.as_deref()?)));
-        let read = named.map(|(output, file)| Ok((output, labels(folder, Some(file))?)));
-        let output_labels = read.collect::<Result<_, String>>()?;
-        Ok(Described { labels: labels(folder, manifest.labels.as_deref())?, output_labels, manifest, notes })
+        let triton::Described { manifest, mut notes } = config;
+        let mut output_labels = BTreeMap::new();
+        for output in manifest.declared.iter().flat_map(|declared| &declared.outputs) {
+            let Some(file) = output.labels.as_deref() else { continue };
+            let labels = labels(folder, Some(file))?;
+            let extents = output.dims.iter().map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None });
+            if let Some(classes) =
+                extents.product::<Option<usize>>().filter(|classes| *classes != labels.len())
+            {
+                notes.push(format!(
+                    "output[{:?}].label_filename: {file:?} has {} labels, and the output has {classes} classes",
+                    output.name,
+                    labels.len()
+                ));
+            }
+            output_labels.insert(output.name.clone(), labels);
+        }
+        let labels = labels(folder, manifest.labels.as_deref())?;
+        Ok(Described { labels, output_labels, manifest, notes, tritons: true })
     }
 }
 
@@ -300,10 +340,11 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
             ));
         }
         (false, true) => {
-            let mut config = triton::read(&text(CONFIG_FILE)?, name)
+            let config = triton::read(&text(CONFIG_FILE)?, name)
                 .map_err(|reason| format!("{CONFIG_FILE}: {reason}"))?;
-            config.notes = config.notes.into_iter().map(|note| format!("{CONFIG_FILE}: {note}")).collect();
-            return Described::of(folder, config);
+            let mut described = Described::of(folder, config)?;
+            described.notes.iter_mut().for_each(|note| note.insert_str(0, &format!("{CONFIG_FILE}: ")));
+            return Ok(described);
         }
         (true, false) => {
             Manifest::parse(&text(MANIFEST_FILE)?).map_err(|error| format!("{MANIFEST_FILE}: {error}"))?
@@ -318,7 +359,7 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
             fit.settings.set_map(key, map)?;
         }
     }
-    Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes: Vec::new() })
+    Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes: Vec::new(), tritons: false })
 }
 
 /// The path of a file in a folder, which a link may not leave.

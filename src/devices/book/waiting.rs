@@ -131,7 +131,7 @@ mod tests {
 
     fn found(name: &str) -> Found {
         let source = Source { bytes: 1 << 30, ..source(name, "1", "engine = \"gauss-mle\"\n") };
-        Found { name: name.into(), version: "1".into(), source: Ok(source) }
+        Found { name: name.into(), version: "1".into(), source: Ok(source), only_named: false }
     }
 
     /// For the second of three devices.

@@ -13,7 +13,8 @@ pub(super) struct Leaving {
 
 impl Devices {
     /// Loads all versions of a model anew. What fails leaves the version that serves, if there is one, and is listed with
-    /// its reason; versions that are gone from the folder go.
+    /// its reason; versions that are gone from the folder go. What is only named is listed with its reason, and fails nothing
+    /// beside versions that are there.
     ///
     /// # Errors
     /// The reasons of all versions that failed.
@@ -21,8 +22,10 @@ impl Devices {
         let _turn = self.turn();
         self.book.stop_waiting(name);
         let mut reasons = Vec::new();
+        let is_some_there = found.iter().any(|found| !found.only_named);
         for found in found {
             let version = &found.version;
+            let may_lack = found.only_named && is_some_there;
             let old = self.serving(name, Some(version)).pop();
             if old.is_none() {
                 self.publish(found, State::Loading);
@@ -30,7 +33,7 @@ impl Devices {
             }
             match self.try_load(found) {
                 Ok(loading) => self.present(found, &loading),
-                Err(why) if old.is_some() => {
+                Err(why) if old.is_some() && !may_lack => {
                     let reason = why.reason();
                     tracing::error!(
                         model = name,
@@ -42,7 +45,12 @@ impl Devices {
                     reasons.push(reason.to_owned());
                     continue;
                 }
-                Err(why) => reasons.push(self.not_loaded(found, why)),
+                Err(why) => {
+                    let reason = self.not_loaded(found, why);
+                    if !may_lack {
+                        reasons.push(reason);
+                    }
+                }
             }
             if let Some(old) = old {
                 self.leave(old);

@@ -31,7 +31,7 @@ fn devices() -> Arc<Devices> {
 }
 
 fn found(name: &str, source: Result<crate::models::Source, String>) -> Found {
-    Found { name: name.into(), version: "1".into(), source }
+    Found { name: name.into(), version: "1".into(), source, only_named: false }
 }
 
 fn end(devices: &Devices) {
@@ -130,6 +130,36 @@ fn a_model_has_all_the_instances_that_it_asks_for_though_no_other_had_as_many_at
     assert_eq!(workers(), 3);
     devices.reload("spots", &of(2)).unwrap();
     assert_eq!(workers(), 3, "those that are there stay");
+    end(&devices);
+}
+
+#[test]
+fn a_version_that_is_only_named_is_listed_and_fails_no_load_of_others() {
+    let devices = devices();
+    let of = |version: &str| Found {
+        version: version.into(),
+        ..found("spots", Ok(source("spots", version, "engine = \"gauss-mle\"\n")))
+    };
+    let only_named = || Found {
+        version: "2".into(),
+        only_named: true,
+        ..found("spots", Err("there is no folder 2".into()))
+    };
+    let both = [of("1"), of("2")];
+    devices.announce(&both);
+    devices.load_all(&both, &|| false);
+    let ready =
+        || devices.parts.catalog.ready().iter().map(|model| model.version.to_string()).collect::<Vec<_>>();
+    assert_eq!(ready(), ["1", "2"]);
+    assert_eq!(devices.reload("spots", &[of("1"), only_named()]), Ok(()));
+    assert_eq!(ready(), ["1"]);
+    let listed = devices.parts.catalog.list().pop().unwrap();
+    assert!(matches!(listed.state, State::Unavailable(reason) if reason == "there is no folder 2"));
+    let nothing_else = || devices.reload("spots", &[only_named()]);
+    assert_eq!((nothing_else(), ready()), (Err("there is no folder 2".to_owned()), vec!["1".to_owned()]));
+    // Where it is all that there would be, what serves stays as with any load that fails.
+    devices.reload("spots", &[of("2")]).unwrap();
+    assert_eq!((nothing_else(), ready()), (Err("there is no folder 2".to_owned()), vec!["2".to_owned()]));
     end(&devices);
 }
 

@@ -11,24 +11,23 @@ use crate::{
 use std::cmp::Ordering;
 
 /// The `k` best classes of each item, best first; equal values in the order of their index. With `batched`, the first
-/// axis counts items and stays. Labels are told if there is one for each class.
+/// axis counts items and stays. `labels` are asked for with the number of classes; those that have one are told with it.
 ///
 /// # Errors
 /// 400 for an output that has no numbers.
-pub fn best(
+pub fn best<'a>(
     name: &str,
     tensor: &Tensor,
     batched: bool,
     k: u64,
-    labels: Option<&Labels>,
+    labels: impl FnOnce(usize) -> Option<&'a Labels>,
 ) -> Result<Tensor, InferError> {
     let elements = tensor.elements();
     let items = if batched { tensor.shape.first().copied().unwrap_or(1) } else { 1 };
     let classes = elements.checked_div(items).unwrap_or(0);
     let k = usize::try_from(k).unwrap_or(usize::MAX).min(classes);
-    let labels = labels.filter(|labels| labels.len() == classes);
     let data = &tensor.data[..];
-    let asked = Asked { classes, k, labels };
+    let asked = Asked { classes, k, labels: labels(classes) };
     let text = match tensor.datatype {
         DataType::Bool | DataType::Uint8 => asked.of(data, |[b]: [u8; 1]| b),
         DataType::Uint16 => asked.of(data, u16::from_le_bytes),
@@ -122,7 +121,7 @@ mod tests {
 
     fn check(tensor: &Tensor, batched: bool, k: u64, labels: &str, shape: &[usize], expected: &[&str]) {
         let labels = Labels::parse(labels).ok();
-        let got = best("y", tensor, batched, k, labels.as_ref()).unwrap();
+        let got = best("y", tensor, batched, k, |_| labels.as_ref()).unwrap();
         let texts = strings(&got.data).unwrap();
         let texts: Vec<&str> = texts.iter().map(|text| std::str::from_utf8(text).unwrap()).collect();
         assert_eq!((got.datatype, &got.shape[..]), (DataType::Bytes, shape));
@@ -138,9 +137,10 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_are_is_all_and_labels_of_another_number_are_left_out() {
+    fn more_than_there_are_is_all_and_classes_beyond_the_labels_have_none() {
         let y = floats(&[3], &[1.0, f32::NAN, 2.0]);
-        check(&y, false, 9, "a\nb", &[3], &["2.000000:2", "1.000000:0", "NaN:1"]);
+        check(&y, false, 9, "a\nb", &[3], &["2.000000:2", "1.000000:0:a", "NaN:1:b"]);
+        check(&y, false, 1, "a\nb\nc\nd", &[1], &["2.000000:2:c"]);
     }
 
     #[test]
@@ -153,6 +153,6 @@ mod tests {
     #[test]
     fn text_has_no_best_classes() {
         let y = Tensor { datatype: DataType::Bytes, shape: vec![1], data: vec![0; 4].into() };
-        assert!(best("y", &y, true, 1, None).is_err());
+        assert!(best("y", &y, true, 1, |_| None).is_err());
     }
 }

@@ -108,12 +108,12 @@ fn format(model: &Model, declared: Option<&DeclaredTensor>, item: &[Dim]) -> &'s
     }
 }
 
-/// Whether an output's classes are those of its labels: as many, which is what the classification extension goes by.
+/// Whether an output's classes have labels, by the same rule as in the classification extension.
 fn labelled(model: &Model, spec: &TensorSpec, batches: bool) -> bool {
     let extents = item(spec, batches).iter();
     let fixed = extents.map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None });
-    let labels = model.labels_of(&spec.name).filter(|labels| !labels.is_empty());
-    labels.is_some_and(|labels| fixed.product::<Option<usize>>() == Some(labels.len()))
+    let labels = model.labels_of(&spec.name, fixed.product());
+    labels.is_some_and(|labels| !labels.is_empty())
 }
 
 fn versions(versions: &Versions) -> Value {
@@ -324,7 +324,7 @@ mod tests {
         let signature = testing::signature(&outputs);
         let model =
             Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), &Memory::Plain).unwrap();
-        let first = |output| model.labels_of(output).and_then(|labels| labels.get(0));
+        let first = |output| model.labels_of(output, Some(3)).and_then(|labels| labels.get(0));
         assert_eq!([first("y").as_deref(), first("z").as_deref()], [Some("a"), Some("red")]);
         assert_eq!(first("plain"), None);
         let config = of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs);
@@ -333,8 +333,22 @@ mod tests {
     }
 
     #[test]
-    fn labels_of_another_number_than_classes_are_of_no_output() {
+    fn labels_of_another_number_than_classes_are_those_of_the_output_that_names_them() {
         let file = |labels| config_of(TEXT, labels)["output"][0]["label_filename"].clone();
-        assert_eq!((file("a\nb\nc\n"), file("a\nb\n")), ("words.txt".into(), "".into()));
+        assert_eq!((file("a\nb\nc\n"), file("a\nb\n")), ("words.txt".into(), "words.txt".into()));
+    }
+
+    #[test]
+    fn a_models_labels_are_those_of_the_outputs_with_as_many_classes() {
+        let mut source = source("m", "1", "labels = \"words.txt\"");
+        source.labels = Arc::new(Labels::parse("a\nb\nc").unwrap());
+        let signature = testing::signature(&[("y", &[-1, 3]), ("z", &[-1, 4]), ("free", &[-1, -1])]);
+        let model =
+            Model::resolve(ModelKey(1), &source, signature, Duration::from_secs(1), &Memory::Plain).unwrap();
+        let config = of(&model, &model.interface.signature.inputs, &model.interface.signature.outputs);
+        let file = |index: usize| config["output"][index]["label_filename"].clone();
+        assert_eq!([file(0), file(1), file(2)], ["words.txt", "", ""]);
+        let first = |classes| model.labels_of("free", Some(classes)).and_then(|labels| labels.get(0));
+        assert_eq!((first(3).as_deref(), first(4)), (Some("a"), None));
     }
 }

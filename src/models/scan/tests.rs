@@ -135,6 +135,42 @@ fn a_repository_of_tritons_is_found_with_the_versions_that_its_policy_chooses() 
 }
 
 #[test]
+fn versions_that_are_only_named_are_told_from_those_that_are_broken() {
+    let config = "version_policy { specific { versions: [ 1, 2, 3 ] } }";
+    let folder = folder(&[("m/1/model.onnx", ONNX), ("m/2/other", ""), ("m/config.pbtxt", config)]);
+    let found = scan(folder.path()).unwrap();
+    let got: Vec<_> = found.iter().map(|found| (found.source.is_ok(), found.only_named)).collect();
+    assert_eq!(got, [(true, false), (false, false), (false, true)]);
+}
+
+#[test]
+fn a_repository_of_tritons_may_have_folders_with_leading_zeros_which_are_passed_over() {
+    let config = "version_policy { all { } }";
+    let files = [
+        ("m/0/model.onnx", ONNX),
+        ("m/2/model.onnx", ONNX),
+        ("m/003/model.onnx", ONNX),
+        ("m/config.pbtxt", config),
+    ];
+    check(&files, &[("m", "0", ""), ("m", "2", "")]);
+    let notes = scan(folder(&files).path()).unwrap().remove(1).source.unwrap().notes;
+    assert_eq!(notes, ["the folder 003 is passed over: a version has no leading zeros"]);
+}
+
+#[test]
+fn another_number_of_labels_than_of_classes_is_told_of_outputs_whose_size_is_known() {
+    let notes = |output: &str| {
+        let config =
+            format!("output {{ name: \"y\" data_type: TYPE_FP32 {output} label_filename: \"words.txt\" }}");
+        let files = [("m/1/model.onnx", ONNX), ("m/config.pbtxt", &config), ("m/words.txt", "a\nb\n")];
+        scan(folder(&files).path()).unwrap().remove(0).source.unwrap().notes
+    };
+    let told = "config.pbtxt: output[\"y\"].label_filename: \"words.txt\" has 2 labels, and the output has 6 classes";
+    assert_eq!(notes("dims: [ 2, 3 ]"), [told]);
+    assert!(notes("dims: 2").is_empty() && notes("dims: [ -1, 3 ]").is_empty());
+}
+
+#[test]
 fn outputs_have_the_labels_that_are_named_for_them() {
     let config = "output { name: \"y\" data_type: TYPE_FP32 dims: 2 label_filename: \"words.txt\" }
         output { name: \"z\" data_type: TYPE_FP32 dims: 2 label_filename: \"colors.txt\" }
