@@ -1,8 +1,10 @@
 //! `openapi.yaml` against what the code can answer.
 
+use crate::support::{Server, config};
+use axum::body::Body;
 use ocelli::http::reject::KINDS;
 use serde_norway::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn document() -> Value {
     serde_norway::from_str(include_str!("../../openapi.yaml")).unwrap()
@@ -12,7 +14,7 @@ fn document() -> Value {
 fn operations(document: &Value) -> Vec<(String, String, Value)> {
     let mut operations = Vec::new();
     for (path, item) in document["paths"].as_mapping().unwrap() {
-        for method in ["get", "post", "put"] {
+        for method in ["get", "put", "post", "delete", "options", "head", "patch", "trace"] {
             if let Some(operation) = item.get(method) {
                 let path = path.as_str().unwrap().to_owned();
                 operations.push((method.to_owned(), path, operation.clone()));
@@ -34,6 +36,28 @@ fn the_paths_are_those_of_the_router() {
         document["paths"].as_mapping().unwrap().keys().map(|path| path.as_str().unwrap()).collect();
     let routed: BTreeSet<&str> = ocelli::http::paths().into_iter().collect();
     assert_eq!(declared, routed, "openapi.yaml, router");
+}
+
+/// A 405 names the methods of its path, and comes before anything of the request is looked at.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_methods_of_each_path_are_those_of_the_router() {
+    let server = Server::start(config()).await;
+    let mut declared = BTreeMap::<String, BTreeSet<String>>::new();
+    for (method, path, _) in operations(&document()) {
+        let methods = declared.entry(path).or_default();
+        // Whoever may get something may ask for its head, which the document does not repeat.
+        methods.extend((method == "get").then(|| "HEAD".to_owned()));
+        methods.insert(method.to_uppercase());
+    }
+    for (path, methods) in declared {
+        let asked = path.replace('{', "").replace('}', "");
+        let reply = server.send("PATCH", &asked, &[], Body::empty()).await;
+        assert_eq!(reply.status, 405, "PATCH {path}");
+        let allowed = reply.headers["allow"].to_str().unwrap();
+        let allowed: BTreeSet<String> = allowed.split(',').map(|method| method.trim().to_owned()).collect();
+        assert_eq!(methods, allowed, "{path}: openapi.yaml, router");
+    }
+    server.end().await;
 }
 
 #[test]
