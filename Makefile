@@ -42,6 +42,7 @@ help:
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make fuzz         parsers under libFuzzer, a minute each (FUZZ=...); make test changes files at random, for seconds"
 	@echo "make test-guide   docs/pytorch.md run with PyTorch, which is fetched (some gigabytes)"
+	@echo "make test-fakes-sanitized  the GPU path on the fake driver with AddressSanitizer and ThreadSanitizer (minutes; no part of make test)"
 	@echo "make test-docker  both images built and run by Docker, and deploy/compose.yaml started (needs Docker with Compose)"
 	@echo "make advisories   what RustSec's database has against our dependencies (needs a network)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
