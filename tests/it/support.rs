@@ -191,7 +191,9 @@ impl Drop for Server {
         let end = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let patience = Duration::from_secs(2);
-            runtime.map(|runtime| runtime.block_on(tokio::time::timeout(patience, app.drain(&now))))
+            runtime.map(|runtime| {
+                runtime.block_on(async { tokio::time::timeout(patience, app.drain(&now)).await })
+            })
         };
         // The test has failed already.
         let _ = std::thread::spawn(end).join();
