@@ -72,6 +72,32 @@ def test_lines_of_json_are_the_replies_in_the_order_of_the_files(server, digits)
     assert [line["classes"][0]["label"] for line in lines] == [digit for _, _, digit in digits]
 
 
+@pytest.fixture(scope="module")
+def as_torchserve(start_server):
+    """A server that answers as TorchServe does whoever asks for nothing."""
+    return start_server(ROOT / "examples" / "models", torchserve_answers="on")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_a_server_that_answers_as_torchserve_prints_the_same_bytes(server, as_torchserve, form):
+    files = [IMAGES / "digits", IMAGES / "digits-3-7.tif"]
+    expected = command("digits", *files, "--format", form, "--url", server.url)
+    done = command("digits", *files, "--format", form, "--url", as_torchserve.url)
+    assert (expected.returncode, done.returncode) == (0, 0), done.stderr
+    assert done.stdout == expected.stdout and done.stdout
+
+
+def test_an_answer_in_a_form_that_was_asked_for_is_a_line_of_json_and_no_row(server):
+    picture = IMAGES / "digits" / "3-0.png"
+    asked = ("digits", picture, "--set", "format=torchserve", "--set", "top_k=1", "--url", server.url)
+    done = command(*asked, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)) == ["file", "3"]
+    for form in ("table", "csv"):
+        done = command(*asked, "--format", form)
+        assert done.returncode == 1 and b"none of classes" in done.stderr, done
+
+
 def test_a_file_that_fails_leaves_the_others_and_shows_in_the_exit_code(server, tmp_path):
     bad = tmp_path / "bad, \"file\".png"
     bad.write_bytes(b"no image")

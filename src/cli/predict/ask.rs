@@ -85,18 +85,25 @@ impl Asking {
         Ok((status.as_u16(), after, Reply { ok: status.is_success(), body }))
     }
 
-    fn query(&self) -> String {
-        query(self.set.iter().map(|(key, value)| (&**key, &**value)))
+    /// Whether whoever asks wants replies in a form of their own choice.
+    pub(super) fn sets_format(&self) -> bool {
+        self.set.iter().any(|(key, _)| key == "format")
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.set.iter().map(|(key, value)| (&**key, &**value))
     }
 
     fn picture(&self, bytes: Vec<u8>) -> Message {
-        let path = self.model.path("/predictions") + &self.query();
+        // The server may be set to another form than that which rows are made of.
+        let own = (!self.sets_format()).then_some(("format", "ocelli"));
+        let path = self.model.path("/predictions") + &query(self.pairs().chain(own));
         let media = "application/octet-stream".to_owned();
         Message { path, headers: vec![(header::CONTENT_TYPE.as_str(), media)], body: bytes.into() }
     }
 
     fn tensors(&self, headers: Vec<(&'static str, String)>, body: Bytes) -> Message {
-        Message { path: self.model.path("/v2/models") + "/infer" + &self.query(), headers, body }
+        Message { path: self.model.path("/v2/models") + "/infer" + &query(self.pairs()), headers, body }
     }
 
     fn binary(&self, head: &str, data: &[u8]) -> Message {

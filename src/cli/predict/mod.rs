@@ -164,7 +164,7 @@ impl Streams<'_> {
             Err(error) => return self.complain(&cannot_write(wanted, &error), Exit::Failure),
         };
         let bar = bar(found.len() as u64, FILES_BAR);
-        let mut sheet = Sheet::new(form, &asking.described.task);
+        let mut sheet = Sheet::new(form, &asking.described.task).in_any_form(asking.sets_format());
         let asked = stream::iter(found).map(|path| async move {
             let reply = asking.file(&path).await;
             (path, reply)

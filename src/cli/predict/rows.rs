@@ -24,7 +24,12 @@ pub(super) struct Sheet {
     /// Values in a vector, once the first is there.
     width: Option<usize>,
     begun: bool,
+    /// Whether replies may be in another form than our own.
+    any: bool,
 }
+
+/// What replies have an answer in.
+const MEMBERS: &str = "classes, detections, mask, vector and outputs";
 
 /// Numbers of a vector or tensor that a table shows.
 const SHOWN: usize = 4;
@@ -40,7 +45,13 @@ impl Sheet {
             _ if form == Form::Csv => &["output", "index", "value"],
             _ => &["output", "datatype", "shape", "data"],
         };
-        Sheet { form, columns, rows: Vec::new(), width: None, begun: false }
+        Sheet { form, columns, rows: Vec::new(), width: None, begun: false, any: false }
+    }
+
+    /// The same for replies in a form that was asked for: as lines of JSON they are what they are. No row is made of them.
+    pub(super) fn in_any_form(mut self, any: bool) -> Sheet {
+        self.any = any && self.form == Form::Json;
+        self
     }
 
     /// What a file's reply adds to the output, and the mistakes of its frames.
@@ -56,13 +67,20 @@ impl Sheet {
             frames.iter().enumerate().map(|(index, frame)| (Some(index), frame)).collect()
         });
         for (frame, answer) in frames {
-            match answer["error"].as_str() {
-                Some(why) => {
+            let added = match answer["error"].as_str() {
+                Some(why) => Err(why.to_owned()),
+                None => {
+                    self.answer(file, frame, answer).ok_or_else(|| format!("the reply has none of {MEMBERS}"))
+                }
+            };
+            match added {
+                Ok(rows) => text += &rows,
+                Err(_) if self.any && answer["error"].is_null() => (),
+                Err(why) => {
                     let place = frame.map(|frame| format!("frame {frame}: ")).unwrap_or_default();
                     mistakes.push(format!("{place}{why}"));
-                    text += &self.failed(file, frame, why);
+                    text += &self.failed(file, frame, &why);
                 }
-                None => text += &self.answer(file, frame, answer),
             }
         }
         match self.form {
@@ -101,9 +119,10 @@ impl Sheet {
         vec![file.to_owned(), frame.map(|frame| frame.to_string()).unwrap_or_default()]
     }
 
-    fn answer(&mut self, file: &str, frame: Option<usize>, answer: &Value) -> String {
+    /// The rows of an answer; none where it is none.
+    fn answer(&mut self, file: &str, frame: Option<usize>, answer: &Value) -> Option<String> {
         let mut text = String::new();
-        for cells in self.cells(answer) {
+        for cells in self.cells(answer)? {
             let mut row = self.head(file, frame);
             if self.columns == ["vector"] && self.form == Form::Csv {
                 self.width.get_or_insert(cells.len());
@@ -115,17 +134,17 @@ impl Sheet {
             }
             text += &self.put(row);
         }
-        text
+        Some(text)
     }
 
-    /// The cells of an answer's rows, behind those that say where it is from.
-    fn cells(&self, answer: &Value) -> Vec<Vec<String>> {
+    /// The cells of an answer's rows, behind those that say where it is from; none for what has no member of any task.
+    fn cells(&self, answer: &Value) -> Option<Vec<Vec<String>>> {
         let list = |member: &Value| member.as_array().cloned().unwrap_or_default();
         let keys = |value: &Value, keys: &[&str]| -> Vec<String> {
             keys.iter().map(|key| cell(&value[*key])).collect()
         };
         if let Some(classes) = answer["classes"].as_array() {
-            return classes.iter().map(|class| keys(class, self.columns)).collect();
+            return Some(classes.iter().map(|class| keys(class, self.columns)).collect());
         }
         if let Some(found) = answer["detections"].as_array() {
             let row = |found: &Value| {
@@ -133,18 +152,18 @@ impl Sheet {
                 row.extend(list(&found["box"]).iter().map(cell));
                 row
             };
-            return found.iter().map(row).collect();
+            return Some(found.iter().map(row).collect());
         }
         if let Some(classes) = answer["mask"]["classes"].as_array() {
-            return classes.iter().map(|class| keys(class, self.columns)).collect();
+            return Some(classes.iter().map(|class| keys(class, self.columns)).collect());
         }
         if let Some(vector) = answer["vector"].as_array() {
-            return match self.form {
+            return Some(match self.form {
                 Form::Csv => vec![vector.iter().map(cell).collect()],
                 Form::Table | Form::Json => vec![vec![shortened(vector)]],
-            };
+            });
         }
-        let outputs = list(&answer["outputs"]);
+        let outputs = answer["outputs"].as_array()?;
         let rows = outputs.iter().flat_map(|output| {
             let data = list(&output["data"]);
             match self.form {
@@ -161,7 +180,7 @@ impl Sheet {
                 }
             }
         });
-        rows.collect()
+        Some(rows.collect())
     }
 
     fn put(&mut self, row: Vec<String>) -> String {
@@ -339,6 +358,28 @@ mod tests {
             "tensors",
             &[("a", r#"{"outputs":[{"name":"y","data":[1,2]}]}"#)],
             "file,frame,output,index,value,error\na,,y,0,1,\na,,y,1,2,\n",
+        );
+    }
+
+    #[test]
+    fn a_reply_without_an_answer_is_a_mistake() {
+        let mistakes = |form, reply: &str| Sheet::new(form, "classify").add("a", reply.as_bytes()).1;
+        for reply in [r#"{"3":0.98,"9":0.01}"#, r#"[{"3":0.98}]"#, r#"{"predictions":[{"3":0.98}]}"#] {
+            for form in [Form::Table, Form::Csv, Form::Json] {
+                let told = mistakes(form, reply);
+                assert!(told.len() == 1 && told[0].contains("has none of classes"), "{reply}: {told:?}");
+            }
+        }
+        for reply in [r#"{"classes":[]}"#, r#"{"detections":[]}"#, r#"{"mask":{"classes":[]}}"#] {
+            assert_eq!(mistakes(Form::Csv, reply), [""; 0], "{reply}");
+        }
+        let told = ("a", r#"{"3":0.98}"#);
+        check(
+            Form::Csv,
+            "classify",
+            &[told],
+            "file,frame,label,index,score,error\n\
+             a,,,,,\"the reply has none of classes, detections, mask, vector and outputs\"\n",
         );
     }
 
