@@ -97,7 +97,7 @@ def test_an_image_that_is_dropped_or_pasted_gets_its_label_its_timings_and_the_c
     assert page.locator(".legend dt").all_inner_texts() == ["Decode", "Queue", "Batch", "Compute", "Network and rest"]
     page.click("summary:has-text('The same from your code')")
     code = page.locator(".code pre").first
-    assert code.inner_text() == f"curl -T 'my three.png' '{window.url}/predictions/digits'"
+    assert code.inner_text() == f"curl -T 'my three.png' '{window.url}/predictions/digits?format=ocelli'"
     page.click("role=tab[name=Python]")
     assert "requests.post" in code.inner_text()
     page.keyboard.press("ArrowRight")
@@ -105,6 +105,19 @@ def test_an_image_that_is_dropped_or_pasted_gets_its_label_its_timings_and_the_c
     page.click("summary:has-text('JSON')")
     assert json.loads(page.locator(".code pre").nth(1).inner_text())["classes"][0]["label"] == "3"
     window.shot("classify")
+
+
+def test_a_server_that_answers_as_torchserve_shows_labels_as_well(browser, start_server, folder):
+    server = start_server(folder, torchserve_answers="on")
+    window = Visit(browser, server.url)
+    window.open("/")
+    window.page.select_option("#model", "digits")
+    window.give("drop", ("3.png", THREE))
+    page = window.answered()
+    assert page.inner_text("#asking") == "Answered by digits: 3, 98.2 %."
+    assert page.inner_text(".classes li:first-child .name") == "3"
+    window.close()
+    assert server.stop() == 0
 
 
 def test_what_the_page_shows_as_code_works(visit, site, tmp_path):

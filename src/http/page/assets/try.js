@@ -166,6 +166,8 @@ async function run(given) {
   if (asking.getBoundingClientRect().top > innerHeight * 0.7) asking.scrollIntoView();
   const { task } = known.get(name) || {};
   const query = task === "segment" ? { mask: "rle" } : settings();
+  // The server may be set to another form than that which is shown here.
+  if (task === "classify") query.format = "ocelli";
   let [next, done, failed, words] = [0, 0, 0, ""];
   const say = () => (asking.textContent = done < files.length ? `Asking ${name}: ${done} of ${files.length}…${left}` : `${ended(name, files.length, failed, words)}${left}`);
   say();
