@@ -15,7 +15,7 @@ use crate::{
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::{borrow::Cow, collections::HashSet, io::Write};
 
 /// How a mask is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -140,14 +140,19 @@ pub fn several(of: Of<'_>, entries: &[Result<Vec<u8>, InferError>]) -> Vec<u8> {
 }
 
 /// The members of an object from label to probability, as TorchServe's classifiers answer; a class without a label has its
-/// index.
+/// index. Of classes with one label the first is there, which is the best: of a name that is there twice, readers keep the last.
 pub fn probabilities(classes: &[Class]) -> Vec<u8> {
     let mut json = Vec::with_capacity(256);
-    for (index, class) in classes.iter().enumerate() {
-        if index > 0 {
+    let mut written = HashSet::with_capacity(classes.len());
+    for class in classes {
+        let name = class.label.as_deref().map_or_else(|| class.index.to_string().into(), Cow::Borrowed);
+        if !written.insert(name.clone()) {
+            continue;
+        }
+        if written.len() > 1 {
             json.push(b',');
         }
-        string(&mut json, class.label.as_deref().unwrap_or(&class.index.to_string()));
+        string(&mut json, &name);
         json.push(b':');
         write(&mut json, &class.score);
     }
@@ -235,4 +240,22 @@ fn write_mask(json: &mut Vec<u8>, mask: &Mask, form: MaskForm) -> Result<(), Inf
 
 fn write(json: &mut Vec<u8>, value: &impl serde::Serialize) {
     serde_json::to_writer(json, value).expect("plain values can be written to memory");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_classes_with_one_label_the_best_is_told() {
+        let class = |label: Option<&str>, index, score| Class { label: label.map(Into::into), index, score };
+        let classes = [
+            class(Some("crane"), 134, 0.5),
+            class(Some("crane"), 517, 0.25),
+            class(None, 7, 0.125),
+            class(Some("7"), 8, 0.0625),
+        ];
+        let json = String::from_utf8(probabilities(&classes));
+        assert_eq!(json.as_deref(), Ok(r#""crane":0.5,"7":0.125"#));
+    }
 }
