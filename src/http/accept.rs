@@ -18,7 +18,7 @@ mod seats;
 mod service;
 
 pub use clocks::{Clocks, Phase, Reason, Verdict, Watch};
-pub use service::{Answer, Peer};
+pub use service::{Answer, Peer, Slashed};
 
 use axum::{
     body::Body,

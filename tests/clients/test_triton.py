@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 import zlib
+from urllib.parse import urljoin
 
 import numpy as np
 import pytest
@@ -158,6 +160,21 @@ def test_the_asyncio_client(server):
             assert entry["name"] == "identity"
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("path", ["/docs/", "/docs/errors/", "/docs/options/?a=b"])
+def test_documents_whose_path_ends_in_a_slash_find_their_parts(server, path):
+    first = requests.get(server.url + path, timeout=wire.TIMEOUT, allow_redirects=False)
+    # Relative, so that it holds behind a proxy that serves below a path.
+    assert first.status_code == 308 and first.headers["Location"].startswith("../"), first.headers
+    page = requests.get(server.url + path, timeout=wire.TIMEOUT)
+    assert page.status_code == 200 and page.url == server.url + path.replace("/?", "?").rstrip("/"), page.url
+    parts = re.findall(r'<(?:link|script|img)\b[^>]*?(?:href|src)="([^"]+)"', page.text)
+    assert len(parts) >= 4, parts
+    for part in parts:
+        reply = requests.get(urljoin(page.url, part), timeout=wire.TIMEOUT)
+        assert reply.status_code == 200, (part, reply.url, reply.text)
+    assert requests.get(server.url + "/docs/nothing/", timeout=wire.TIMEOUT).status_code == 404
 
 
 def test_paths_may_end_in_a_slash_and_those_of_others_say_so(server):

@@ -64,7 +64,9 @@ where
         }
         let http1 = request.version() < Version::HTTP_2;
         let (mut parts, incoming) = request.into_parts();
-        without_slash(&mut parts.uri);
+        if without_slash(&mut parts.uri) {
+            parts.extensions.insert(Slashed);
+        }
         parts.extensions.insert(self.peer);
         // A client that waits for `100 Continue` would be told to send if we read.
         let waits_for_us = parts.headers.contains_key(header::EXPECT);
@@ -96,8 +98,12 @@ where
     }
 }
 
-/// A path that ends in a slash is that without it, as other servers have it: scrapers ask for `/metrics/`.
-fn without_slash(uri: &mut Uri) {
+/// In the extensions of a request whose path ended in a slash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slashed;
+
+/// A path that ends in a slash is that without it, as other servers have it: scrapers ask for `/metrics/`. Whether it was one.
+fn without_slash(uri: &mut Uri) -> bool {
     let shorter: Option<PathAndQuery> = match uri.path_and_query() {
         Some(whole) if whole.path().len() > 1 && whole.path().ends_with('/') => {
             let (path, query) = (&whole.path()[..whole.path().len() - 1], whole.query());
@@ -105,11 +111,11 @@ fn without_slash(uri: &mut Uri) {
         }
         _ => None,
     };
-    if let Some(shorter) = shorter {
-        let mut parts = std::mem::take(uri).into_parts();
-        parts.path_and_query = Some(shorter);
-        *uri = Uri::from_parts(parts).expect("one part was replaced by another of its kind");
-    }
+    let Some(shorter) = shorter else { return false };
+    let mut parts = std::mem::take(uri).into_parts();
+    parts.path_and_query = Some(shorter);
+    *uri = Uri::from_parts(parts).expect("one part was replaced by another of its kind");
+    true
 }
 
 /// Reads what little is left of a body, so that the connection can be kept; false if it is much, or slow in coming.

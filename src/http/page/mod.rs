@@ -7,13 +7,13 @@
 mod assets;
 mod manuals;
 
-use super::{Front, Route, accepted, coding, reject::Problem};
+use super::{Front, Route, accept::Slashed, accepted, coding, reject::Problem};
 use assets::{Asset, Assets};
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, header},
+    extract::{Path, Request, State},
+    http::{HeaderName, HeaderValue, Response, StatusCode, Uri, header},
     middleware,
     response::IntoResponse,
     routing::get,
@@ -53,10 +53,10 @@ pub(super) fn router(front: &Front) -> Router<Arc<Front>> {
 
 /// The page for those who ask for one, as browsers do. Others get what clients of KServe's first protocol look here for: that
 /// the server is alive, or why it is to be restarted.
-async fn home(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
-    let wanted = accepted::media(&headers).into_iter().any(|media| accepted::is(media, "text/html"));
+async fn home(State(front): State<Arc<Front>>, request: Request) -> Response<Body> {
+    let wanted = accepted::media(request.headers()).into_iter().any(|media| accepted::is(media, "text/html"));
     let mut reply = match wanted && front.page.is_some() {
-        true => answer(file(&front, "index.html"), &headers, &uri),
+        true => answer(file(&front, "index.html"), &request),
         false => match front.status.live(Instant::now()) {
             Ok(()) => Json(json!({ "status": "alive" })).into_response(),
             Err(reason) => Problem::not_live(&reason).into_response(),
@@ -66,26 +66,20 @@ async fn home(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> 
     reply
 }
 
-async fn documents(State(front): State<Arc<Front>>, headers: HeaderMap, uri: Uri) -> Response<Body> {
-    answer(file(&front, "docs.html"), &headers, &uri)
+async fn documents(State(front): State<Arc<Front>>, request: Request) -> Response<Body> {
+    answer(file(&front, "docs.html"), &request)
 }
 
 async fn manual(
     State(front): State<Arc<Front>>,
     Path(name): Path<String>,
-    headers: HeaderMap,
-    uri: Uri,
+    request: Request,
 ) -> Response<Body> {
-    answer(front.page.as_ref().and_then(|assets| assets.manual(&name)), &headers, &uri)
+    answer(front.page.as_ref().and_then(|assets| assets.manual(&name)), &request)
 }
 
-async fn part(
-    State(front): State<Arc<Front>>,
-    Path(name): Path<String>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Response<Body> {
-    answer(file(&front, &name), &headers, &uri)
+async fn part(State(front): State<Arc<Front>>, Path(name): Path<String>, request: Request) -> Response<Body> {
+    answer(file(&front, &name), &request)
 }
 
 /// Names are looked up in a table.
@@ -93,12 +87,25 @@ fn file<'a>(front: &'a Front, name: &str) -> Option<&'a Asset> {
     front.page.as_ref()?.get(name)
 }
 
+/// Sends whoever asked for a document's path with a slash behind it to that without: its parts have addresses relative to that.
+/// So has the reply, whatever a proxy puts before the path.
+fn slashless(uri: &Uri) -> Response<Body> {
+    let whole = uri.path_and_query().map_or("/", |whole| whole.as_str());
+    let path = uri.path();
+    let begin = path.rfind('/').map_or(0, |slash| slash + 1);
+    let to = format!("../{}", &whole[begin..]);
+    (StatusCode::PERMANENT_REDIRECT, [(header::LOCATION, to)]).into_response()
+}
+
 /// A file, or that the caller's copy of it is still good.
-fn answer(asset: Option<&Asset>, headers: &HeaderMap, uri: &Uri) -> Response<Body> {
+fn answer(asset: Option<&Asset>, request: &Request) -> Response<Body> {
+    let (headers, uri) = (request.headers(), request.uri());
     let Some(asset) = asset else {
         return Problem::not_found(uri.path()).into_response();
     };
-    let mut reply = if asset.is_known_to(headers) {
+    let mut reply = if asset.is_document() && request.extensions().get::<Slashed>().is_some() {
+        slashless(uri)
+    } else if asset.is_known_to(headers) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
         match asset.body(headers) {
