@@ -22,6 +22,8 @@ pub(super) struct Posted {
     pub(super) files: Vec<Result<Bytes, InferError>>,
     /// The body was the file itself.
     pub(super) raw: bool,
+    /// They came as a list.
+    pub(super) listed: bool,
     /// What a JSON body says beside its images.
     pub(super) parameters: Parameters,
 }
@@ -44,7 +46,9 @@ pub(super) async fn read(request: Request, front: &Front) -> Result<Posted, Infe
     }
     let parts_max = limits.parts_max;
     match form {
-        Form::Raw => Ok(Posted { files: vec![Ok(body)], raw: true, parameters: Parameters::new() }),
+        Form::Raw => {
+            Ok(Posted { files: vec![Ok(body)], raw: true, listed: false, parameters: Parameters::new() })
+        }
         // Finding parts and reading base64 takes a millisecond per megabyte: not on the async threads.
         form if body.len() > INLINE_BYTES_MAX => {
             front.decode.run(move || find(&form, &body, parts_max)).await?
@@ -69,7 +73,8 @@ fn find(form: &Form, body: &Bytes, parts_max: usize) -> Result<Posted, InferErro
             (files, instances.parameters)
         }
     };
-    Ok(Posted { files, raw: matches!(form, Form::Raw), parameters })
+    let (raw, listed) = (matches!(form, Form::Raw), matches!(form, Form::Json));
+    Ok(Posted { files, raw, listed, parameters })
 }
 
 enum Form {

@@ -2,7 +2,8 @@
 //!
 //! A raw body is one file, and a file of one frame gets a plain answer. Everything else (multipart, JSON instances,
 //! multi-page files) gets a list with an entry per frame, in order. One bad image is an error in its own entry; only
-//! when nothing could be answered is the first error the reply's own.
+//! when nothing could be answered is the first error the reply's own. TorchServe's form differs in one: there a multipart
+//! form of one file is that file as well.
 
 use super::{
     Front, accepted,
@@ -111,7 +112,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
     let (media, body) = match &entries[..] {
         [Ok(png)] if wants_png => ("image/png", png.clone()),
-        entries if asked.torchserve => ("application/json", answer::bare(entries, posted.raw)),
+        entries if asked.torchserve => ("application/json", answer::bare(entries, !posted.listed)),
         [Ok(members)] if posted.raw => ("application/json", answer::one(of, members)),
         _ if wants_png => {
             return Err(InferError::NotAcceptable {

@@ -133,6 +133,18 @@ def test_torchserves_form_is_the_five_best_by_label(server, digits):
     assert reply.status_code == 400 and "classify" in reply.json()["error"], reply.text
 
 
+def test_in_torchserves_form_one_file_has_an_object_however_it_is_posted(server, digits):
+    _, image, digit = digits[0]
+    url = f"{server.url}/predictions/digits?format=torchserve&top_k=1"
+    raw = wire.ok(requests.post(url, data=image, timeout=wire.TIMEOUT))
+    assert list(raw) == [digit], raw
+    assert wire.ok(requests.post(url, files=[("data", image)], timeout=wire.TIMEOUT)) == raw
+    # A list was sent, so a list is answered.
+    instances = {"instances": [{"b64": wire.b64(image)}]}
+    assert wire.ok(requests.post(url, json=instances, timeout=wire.TIMEOUT)) == [raw]
+    own = requests.post(url.replace("=torchserve", "=ocelli"), files=[("data", image)], timeout=wire.TIMEOUT)
+    wire.many(own, "classify", 1)
+
 
 def test_torchserves_form_may_be_asked_for_by_accept(server, digits):
     headers = {"Accept": "application/json; format=torchserve"}
