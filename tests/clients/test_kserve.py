@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import requests
 import wire
+from server import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+import make_models  # noqa: E402
 
 
 def predict(server, model, body, version=None):
@@ -69,6 +73,26 @@ def test_numbers_nested_as_pixels_are_pixels(server):
     pixels[0, 3, 3, 0] = 256
     reply = predict(server, "digits", {"instances": pixels.tolist()})
     assert reply.status_code == 400 and "from 0 to 255" in reply.json()["error"], reply.text
+
+
+def test_text_is_predicted_in_the_shape_of_its_lists(start_server, tmp_path):
+    graph = make_models.Graph()
+    graph.node("Identity", "t", output="u")
+    pairs = graph.bytes("pairs", [("t", make_models.TYPES["BYTES"], ["N", 2])], [("u", make_models.TYPES["BYTES"], ["N", 2])])
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "model.onnx").write_bytes(pairs)
+    server = start_server(tmp_path)
+    given = [["a", {"b64": wire.b64(b"b")}], ["c", ""], ["\u00e9", "f"]]
+    text = [["a", "b"], ["c", ""], ["\u00e9", "f"]]
+    for body, expected in (
+        ({"instances": given}, {"predictions": text}),
+        ({"instances": [{"t": row} for row in given]}, {"predictions": text}),
+        ({"inputs": given}, {"outputs": text}),
+        ({"inputs": {"t": given}}, {"outputs": text}),
+    ):
+        assert wire.ok(predict(server, "pairs", body)) == expected, body
+    reply = predict(server, "pairs", {"instances": ["a", "b"]})
+    assert reply.status_code == 400 and "shape [2]" in reply.json()["error"], reply.text
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 //! Predictions by KServe's first protocol: rows (`{"instances": […]}`, answered by `predictions`) or columns
 //! (`{"inputs": …}`, answered by `outputs`), of numbers, of text, or of images as `{"b64": "…"}`.
 //!
-//! `NaN`, `Infinity` and `-Infinity` are taken bare, as TensorFlow Serving takes them. Numbers say their shape by how they are nested,
-//! and nothing says their type: it is the input's own, unless they are nested as only pixels of 8 bits are. With several inputs a
-//! row is an object with a member for each, and so are the columns.
+//! `NaN`, `Infinity` and `-Infinity` are taken bare, as TensorFlow Serving takes them. Lists say their shape by how they are
+//! nested, and nothing says the type of numbers: it is the input's own, unless they are nested as only pixels of 8 bits are. With
+//! several inputs a row is an object with a member for each, and so are the columns.
 
 use super::{
     Parameters, absent_or, bad_json, binary, clipped, data, list,
@@ -236,7 +236,7 @@ fn shape(value: &RawValue) -> Result<Vec<usize>, InferError> {
         if shape.len() == DEPTH_MAX {
             return Err(bad(format!("lists are within each other more than {DEPTH_MAX} deep")));
         }
-        let (count, first) = list::count(inner, "a list of numbers")?;
+        let (count, first) = list::count(inner, "a list")?;
         shape.push(count);
         match first {
             Some(first) => inner = first.get(),
@@ -244,7 +244,7 @@ fn shape(value: &RawValue) -> Result<Vec<usize>, InferError> {
         }
     }
     match shape.is_empty() {
-        true => Err(bad("expected a list of numbers".into())),
+        true => Err(bad("expected a list".into())),
         false => Ok(shape),
     }
 }
@@ -259,12 +259,16 @@ enum Element<'a> {
     },
 }
 
-/// A list of texts, or of bytes in base64.
+/// Texts, or bytes in base64, in lists that say their shape.
 fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
     let what = format!("input {:?}", spec.name);
-    let mut bytes = Vec::new();
-    let count = list::each(value.get(), &what, |index, element| {
-        let element = serde_json::from_str(element.get()).map_err(|error| bad_json(&what, &error))?;
+    let shape = shape(value)?;
+    let (mut bytes, mut index) = (Vec::new(), 0);
+    each_of(&shape, value, &what, &mut |element| {
+        let text = element.get();
+        // serde would take a list of one text for the object.
+        let read = if text.starts_with('[') { "null" } else { text };
+        let element = serde_json::from_str(read).map_err(|error| bad_json(&what, &error))?;
         let element = match &element {
             Element::Plain(text) => Cow::Borrowed(text.as_bytes()),
             Element::Base64 { b64 } => Cow::Owned(decode_base64(index, b64)?),
@@ -273,9 +277,24 @@ fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
             u32::try_from(element.len()).map_err(|_| bad("an element is longer than 4 GiB".into()))?;
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&element);
+        index += 1;
         Ok(())
     })?;
-    Ok(Tensor { datatype: DataType::Bytes, shape: vec![count], data: bytes.into() })
+    Ok(Tensor { datatype: DataType::Bytes, shape, data: bytes.into() })
+}
+
+/// Does something with each element of lists within each other, which must have this shape.
+fn each_of(
+    shape: &[usize],
+    value: &RawValue,
+    what: &str,
+    take: &mut dyn FnMut(&RawValue) -> Result<(), InferError>,
+) -> Result<(), InferError> {
+    let Some((expected, inner)) = shape.split_first() else { return take(value) };
+    match list::each(value.get(), what, |_, element| each_of(inner, element, what, take))? {
+        count if count == *expected => Ok(()),
+        count => Err(bad(format!("{what}: a list has {count} where the first of its kind has {expected}"))),
+    }
 }
 
 /// The reply for images: their answers, each the members of an object.
@@ -458,6 +477,37 @@ mod tests {
                 panic!()
             };
             assert_eq!(inputs[0].tensor.data[..], *b"\x02\0\0\0ab\x01\0\0\0c", "{body}");
+        }
+    }
+
+    #[test]
+    fn text_has_the_shape_that_its_lists_say() {
+        let spec = [TensorSpec { name: "t".into(), datatype: DataType::Bytes, shape: vec![Free, Free] }];
+        let text = |body: &str| match read(body.as_bytes(), taken(&spec, false), 4)? {
+            (_, Asked::Tensors(mut inputs)) => {
+                let Tensor { shape, data, .. } = inputs.remove(0).tensor;
+                Ok::<_, InferError>((shape, data.to_vec()))
+            }
+            other => panic!("{other:?}"),
+        };
+        let four = b"\x01\0\0\0a\x01\0\0\0b\x01\0\0\0c\x01\0\0\0d".to_vec();
+        for body in [
+            r#"{"instances":[["a","b"],[{"b64":"Yw"},"d"]]}"#,
+            r#"{"instances":[{"t":["a","b"]},{"t":["c","d"]}]}"#,
+            r#"{"inputs":{"t":[["a",{"b64":"Yg=="}],["c","d"]]}}"#,
+        ] {
+            assert_eq!(text(body), Ok((vec![2, 2], four.clone())), "{body}");
+        }
+        assert_eq!(text(r#"{"inputs":[["a"],["b"],["c"],["d"]]}"#), Ok((vec![4, 1], four)));
+        for (body, told) in [
+            (r#"{"inputs":[["a","b"],["c"]]}"#, "1 where the first of its kind has 2"),
+            (r#"{"inputs":["a",["b"]]}"#, "a string or an object with b64"),
+            (r#"{"inputs":[["a"],"b"]}"#, "expected a list"),
+            (r#"{"inputs":"a"}"#, "expected a list"),
+            (r#"{"inputs":[[1]]}"#, "a string or an object with b64"),
+        ] {
+            let error = text(body).unwrap_err().to_string();
+            assert!(error.contains(told), "{body}: {error}");
         }
     }
 
