@@ -273,7 +273,7 @@ options! {
             "A request counts from its headers until its reply has been sent.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once, and of what replies hold until their end; more are answered with 429.",
-            "A body counts with its announced length, one without a length with 16 MiB at first and with more as it grows. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame.";
+            "A body counts with its announced length, one without a length with 16 MiB at first and with more as it grows. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
         body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";

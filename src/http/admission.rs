@@ -205,6 +205,16 @@ impl Permit {
         Ok(beside)
     }
 
+    /// The same for what is made of the body while that is there.
+    ///
+    /// # Errors
+    /// As [`Permit::beside`], and [`InferError::TooLarge`] where there never is as much as both.
+    pub fn beside_body(&self, bytes: u64) -> Result<Beside, InferError> {
+        let both = self.bytes().saturating_add(bytes);
+        self.admission.has_ever("the body and what is decoded from it in bytes", both)?;
+        self.beside(bytes)
+    }
+
     /// Bytes set aside.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)

@@ -2,9 +2,13 @@
 //! base64 or of numbers.
 
 use super::{
-    Front, body,
+    Front,
+    admission::Permit,
+    body,
     call::{Call, Spent},
-    infer, predict,
+    infer,
+    posted::Charged,
+    predict,
     target::Target,
     wire::v1::{self, Asked, Form, Taken},
 };
@@ -83,6 +87,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         )));
     }
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
+    let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
     let body = body::of(request, front.limits.body).await?;
     let began = Instant::now();
     let (of, parts_max) = (Arc::clone(model), front.limits.parts_max);
@@ -90,7 +95,16 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let read = move || {
         let inputs = &of.interface.signature.inputs;
         let taken = Taken { inputs, pixels: &of.takes[inputs.len()..], images: of.image.is_some() };
-        v1::read(&body, taken, parts_max)
+        let (form, asked) = v1::read(&body, taken, parts_max, &mut |bytes| charged.room(bytes))?;
+        Ok::<_, InferError>((
+            form,
+            match asked {
+                Asked::Images { files, parameters } => {
+                    Asked::Images { files: charged.files(files), parameters }
+                }
+                tensors @ Asked::Tensors(_) => tensors,
+            },
+        ))
     };
     let (form, asked) = front.decode.run(read).await??;
     let (json, spent) = match asked {

@@ -1,7 +1,9 @@
 //! What a prediction request posts: one file as the raw body, files in a multipart form, or base64 in JSON.
 
 use super::{
-    Front, body,
+    Front,
+    admission::{Beside, Permit},
+    body,
     multipart::{self, MultipartLimits, Part},
     wire::{Parameters, predict},
 };
@@ -11,6 +13,7 @@ use axum::{
     http::{HeaderMap, header},
 };
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// What the routes of images take, for messages.
 const ACCEPTED: &str = "an image/* type or application/octet-stream for one image, multipart/form-data for files, or \
@@ -40,6 +43,7 @@ pub(super) fn is_raw(headers: &HeaderMap) -> Result<bool, InferError> {
 pub(super) async fn read(request: Request, front: &Front) -> Result<Posted, InferError> {
     let limits = &front.limits;
     let form = Form::of(request.headers())?;
+    let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
     let body = body::of(request, limits.body).await?;
     if body.is_empty() {
         return Err(InferError::BadRequest("the body is empty, expected an image".into()));
@@ -51,16 +55,16 @@ pub(super) async fn read(request: Request, front: &Front) -> Result<Posted, Infe
         }
         // Finding parts and reading base64 takes a millisecond per megabyte: not on the async threads.
         form if body.len() > INLINE_BYTES_MAX => {
-            front.decode.run(move || find(&form, &body, parts_max)).await?
+            front.decode.run(move || find(&form, &body, parts_max, &mut charged)).await?
         }
-        form => find(&form, &body, parts_max),
+        form => find(&form, &body, parts_max, &mut charged),
     }
 }
 
 /// Bodies up to here are taken apart where they are; a hand-over to the pool would take longer.
 const INLINE_BYTES_MAX: usize = 4096;
 
-fn find(form: &Form, body: &Bytes, parts_max: usize) -> Result<Posted, InferError> {
+fn find(form: &Form, body: &Bytes, parts_max: usize, charged: &mut Charged) -> Result<Posted, InferError> {
     let (files, parameters) = match form {
         Form::Raw => (vec![Ok(body.clone())], Parameters::new()),
         Form::Multipart(boundary) => {
@@ -68,13 +72,53 @@ fn find(form: &Form, body: &Bytes, parts_max: usize) -> Result<Posted, InferErro
             (files(multipart::parts(body, boundary, &limits)?)?, Parameters::new())
         }
         Form::Json => {
-            let instances = predict::instances(body, parts_max)?;
+            let instances = predict::instances(body, parts_max, &mut |bytes| charged.room(bytes))?;
             let files = instances.images.into_iter().map(|image| image.map(Bytes::from)).collect();
-            (files, instances.parameters)
+            (charged.files(files), instances.parameters)
         }
     };
     let (raw, listed) = (matches!(form, Form::Raw), matches!(form, Form::Json));
     Ok(Posted { files, raw, listed, parameters })
+}
+
+/// Files that are decoded from a request's body: they count beside it, as long as one of them is there.
+pub(super) struct Charged {
+    permit: Option<Arc<Permit>>,
+    held: Option<Arc<Beside>>,
+}
+
+impl Charged {
+    pub(super) fn to(permit: Option<Arc<Permit>>) -> Charged {
+        Charged { permit, held: None }
+    }
+
+    /// Sets so many bytes aside, for files that are about to be decoded.
+    pub(super) fn room(&mut self, bytes: u64) -> Result<(), InferError> {
+        let permit = self.permit.as_ref();
+        self.held = permit.map(|permit| permit.beside_body(bytes)).transpose()?.map(Arc::new);
+        Ok(())
+    }
+
+    /// The files, each of which holds what was set aside.
+    pub(super) fn files(&self, files: Vec<Result<Bytes, InferError>>) -> Vec<Result<Bytes, InferError>> {
+        let hold = |bytes| match &self.held {
+            Some(held) => Bytes::from_owner(Held { bytes, _held: Arc::clone(held) }),
+            None => bytes,
+        };
+        files.into_iter().map(|file| file.map(hold)).collect()
+    }
+}
+
+/// A file, and what is set aside for it.
+struct Held {
+    bytes: Bytes,
+    _held: Arc<Beside>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 enum Form {

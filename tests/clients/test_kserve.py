@@ -37,6 +37,7 @@ def test_images_are_predicted_as_rows_and_as_columns(server, digits):
     forms = {
         "rows": ({"instances": images}, "predictions"),
         "rows with keys": ({"instances": [{"image_bytes": i, "key": "1"} for i in images]}, "predictions"),
+        "rows by the input's name": ({"instances": [{"image": i} for i in images]}, "predictions"),
         "columns": ({"inputs": images}, "outputs"),
         "named columns": ({"inputs": {"image": images}}, "outputs"),
     }
@@ -99,6 +100,7 @@ def test_text_is_predicted_in_the_shape_of_its_lists(start_server, tmp_path):
     ("model", "body", "status", "told"),
     [
         ("identity", {}, 400, "either instances"),
+        ("identity", [[[1, 2]], None, None], 400, "expected an object"),
         ("identity", {"instances": []}, 400, "is empty"),
         ("identity", {"instances": [[1, 2]]}, 400, "shape [1, 2]"),
         ("identity", {"instances": [[1, "x"]]}, 400, "expected"),

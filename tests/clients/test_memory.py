@@ -1,10 +1,13 @@
 """Memory that a burst took is given back while the server lives on."""
 
+import base64
 import contextlib
 import resource
 import socket
 
 import pytest
+import requests
+import wire
 from server import until
 
 CONNECTIONS = 1500
@@ -22,6 +25,51 @@ def many_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, CONNECTIONS + 500), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# What a request of images in base64 may take, of its body: the body, and the three quarters of it that it says.
+OF_THE_BODY_MAX = 2.0
+IMAGE_BYTES = 75_000_000
+
+
+@pytest.mark.parametrize("path", ["/v1/models/digits:predict", "/predictions/digits"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_images_in_base64_are_in_memory_once_as_text_and_once_as_bytes(start_server, only_digits, path, rows):
+    server = start_server(only_digits)
+
+    def most():
+        with open(f"/proc/{server.process.pid}/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+
+    def post(image):
+        body = b'{"instances": [' + b",".join([b'{"b64": "' + image + b'"}'] * rows) + b"]}"
+        reply = requests.post(server.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=wire.TIMEOUT)
+        assert reply.status_code == 400 and "not an image" in reply.json()["error"], reply.text
+        return len(body)
+
+    post(base64.b64encode(bytes(30_000)))
+    before = most()
+    body = post(base64.b64encode(bytes(IMAGE_BYTES // rows)))
+    took = (most() - before) / body
+    print(f"{took:.2f} bytes for each of a body of {body / 1e6:.0f} MB")
+    assert took > 1, "it was not in memory at all"
+    assert took < OF_THE_BODY_MAX
+
+
+def test_what_is_decoded_from_base64_counts_beside_the_body(start_server, only_digits):
+    server = start_server(only_digits, body_bytes_max="1MiB", in_flight_bytes_max="1MiB")
+    headers = {"Content-Type": "application/json"}
+    for path in ("/v1/models/digits:predict", "/predictions/digits"):
+        for image, status in ((bytes(400_000), 400), (bytes(500_000), 413)):
+            body = b'{"instances": ["' + base64.b64encode(image) + b'"]}'
+            reply = requests.post(server.url + path, data=body, headers=headers, timeout=wire.TIMEOUT)
+            assert reply.status_code == status, (path, reply.text)
+        assert "in_flight_bytes_max" in reply.json()["error"], reply.text
+
+    def nothing_left():
+        return "\nocelli_in_flight_bytes 0\n" in requests.get(server.url + "/metrics", timeout=wire.TIMEOUT).text
+
+    until(nothing_left, GIVEN_BACK_SECONDS_MAX, "what was set aside is given back")
 
 
 def test_what_a_burst_of_connections_took_goes_back_to_the_system(start_server, only_digits, many_files):

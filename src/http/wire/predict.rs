@@ -7,7 +7,7 @@
 //! Base64 is the standard alphabet, with or without its padding; line breaks and other white space are refused, as
 //! JSON strings have no reason for them. Members that we do not know, such as `key`, are ignored.
 
-use super::{Parameters, bad_json};
+use super::{Parameters, absent_or, bad_json, object};
 use crate::error::InferError;
 use base64::{
     Engine,
@@ -25,6 +25,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
+/// Asked for room for so many bytes beside the request's own, before they are written; what it refuses is not decoded.
+pub type Room<'a> = &'a mut dyn FnMut(u64) -> Result<(), InferError>;
+
 /// Images in JSON, decoded from base64.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instances {
@@ -38,7 +41,7 @@ pub struct Instances {
 struct Wire<'a> {
     #[serde(borrow)]
     instances: Bounded<'a>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "absent_or")]
     parameters: Parameters,
 }
 
@@ -80,7 +83,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bounded<'a> {
 
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a base64 string or an object with b64, data or image_bytes")]
-enum Instance<'a> {
+pub(super) enum Instance<'a> {
     Text(#[serde(borrow)] Cow<'a, str>),
     Base64 {
         #[serde(borrow)]
@@ -99,7 +102,7 @@ enum Instance<'a> {
 /// A base64 string, or an object that holds one.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a base64 string or an object with b64")]
-enum Text<'a> {
+pub(super) enum Text<'a> {
     Plain(#[serde(borrow)] Cow<'a, str>),
     Wrapped {
         #[serde(borrow)]
@@ -108,7 +111,7 @@ enum Text<'a> {
 }
 
 impl Instance<'_> {
-    fn base64(&self) -> &str {
+    fn base64(&self) -> &Cow<'_, str> {
         match self {
             Instance::Text(text) | Instance::Base64 { b64: text } => text,
             Instance::Data { data: text } | Instance::ImageBytes { image_bytes: text } => match text {
@@ -116,31 +119,47 @@ impl Instance<'_> {
             },
         }
     }
+
+    /// What it takes beside the request, once decoded.
+    fn bytes(&self) -> u64 {
+        let text = self.base64();
+        // Only what had escapes is there twice.
+        let copied = if matches!(text, Cow::Owned(_)) { text.len() } else { 0 };
+        (base64::decoded_len_estimate(text.len()) + copied) as u64
+    }
 }
 
 /// Reads `{"instances": […]}` with 1 to `parts_max` instances.
 ///
 /// # Errors
-/// 400 for JSON of another form, 413 naming `parts_max`.
-pub fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError> {
-    let wire: Wire<'_> = serde_json::from_slice(body)
-        .map_err(|error| bad_json("the JSON body {\"instances\": […]}", &error))?;
-    if wire.instances.count == 0 {
+/// 400 for JSON of another form, 413 naming `parts_max`, and what `room` says.
+pub fn instances(body: &[u8], parts_max: usize, room: Room<'_>) -> Result<Instances, InferError> {
+    let wire: Wire<'_> =
+        object(body).map_err(|error| bad_json("the JSON body {\"instances\": […]}", &error))?;
+    let Bounded { kept, count } = wire.instances;
+    Ok(Instances { images: decoded(kept, count, parts_max, room)?, parameters: wire.parameters })
+}
+
+/// The bytes of 1 to `parts_max` instances. There are `count`; no more need be kept than are allowed.
+pub(super) fn decoded(
+    kept: Vec<Instance<'_>>,
+    count: usize,
+    parts_max: usize,
+    room: Room<'_>,
+) -> Result<Vec<Result<Vec<u8>, InferError>>, InferError> {
+    if count == 0 {
         return Err(InferError::BadRequest("instances is empty, expected 1 or more".to_owned()));
     }
-    if wire.instances.count > parts_max {
+    if count > parts_max {
         return Err(InferError::TooLarge {
             what: "the number of instances",
-            got: wire.instances.count as u64,
+            got: count as u64,
             limit: parts_max as u64,
             option: "parts_max",
         });
     }
-    let decode = |(index, instance): (usize, &Instance<'_>)| decode_base64(index, instance.base64());
-    Ok(Instances {
-        images: wire.instances.kept.iter().enumerate().map(decode).collect(),
-        parameters: wire.parameters,
-    })
+    room(kept.iter().map(Instance::bytes).sum())?;
+    Ok(kept.iter().enumerate().map(|(index, instance)| decode_base64(index, instance.base64())).collect())
 }
 
 /// The bytes of an instance.
@@ -155,6 +174,27 @@ pub(super) fn decode_base64(index: usize, text: &str) -> Result<Vec<u8>, InferEr
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::*;
+
+    /// The same where there is room.
+    fn instances(body: &[u8], parts_max: usize) -> Result<Instances, InferError> {
+        super::instances(body, parts_max, &mut |_| Ok(()))
+    }
+
+    #[test]
+    fn room_is_asked_for_before_anything_is_decoded() {
+        let asked = |body: &[u8], most: u64| {
+            let mut told = 0;
+            let read = super::instances(body, 4, &mut |bytes| {
+                told = bytes;
+                if bytes > most { Err(InferError::BadRequest("no room".into())) } else { Ok(()) }
+            });
+            (read.is_ok(), told)
+        };
+        assert_eq!(asked(br#"{"instances":["YWJj",{"b64":"YWJjYWJj"}]}"#, 9), (true, 9));
+        assert_eq!(asked(br#"{"instances":["YWJj",{"b64":"YWJjYWJj"}]}"#, 8), (false, 9));
+        // What has escapes is copied before.
+        assert_eq!(asked(br#"{"instances":["YW\u004Aj"]}"#, 7), (true, 7));
+    }
 
     fn check(body: &str, expected: &[&str]) {
         let got = instances(body.as_bytes(), 4).unwrap();
@@ -177,6 +217,7 @@ mod tests {
             &["ab", "c"],
         );
         check(r#"{"instances":["YW\u0049="]}"#, &["ab"]);
+        check(r#"{"instances":["YWI="],"parameters":null}"#, &["ab"]);
     }
 
     #[test]
@@ -190,6 +231,7 @@ mod tests {
     fn other_json_is_refused_with_what_is_expected() {
         refuses("{", "EOF");
         refuses("[]", "expected");
+        refuses(r#" [["YWI="]]"#, "a list, expected an object");
         refuses(r#"{"instances":[]}"#, "1 or more");
         refuses(r#"{"instances":[1]}"#, "expected a base64 string or an object with b64");
         refuses(r#"{"inputs":[]}"#, "missing field `instances`");

@@ -8,7 +8,7 @@
 //! ```
 
 use super::{
-    HEADER_LENGTH, Parameters, absent_or, bad_json, binary, clipped, count, data, flag,
+    HEADER_LENGTH, Parameters, absent_or, bad_json, binary, clipped, count, data, flag, object,
     shared_memory::{self, Place},
 };
 use crate::{
@@ -189,7 +189,7 @@ pub fn read(
         )));
     }
     let wire: Wire<'_> =
-        serde_json::from_slice(&body[..length]).map_err(|error| bad_json("the inference request", &error))?;
+        object(&body[..length]).map_err(|error| bad_json("the inference request", &error))?;
     if let Some(name) = wire.parameters.keys().find(|name| name.starts_with("triton_")) {
         return Err(bad(format!(
             "parameter {:?} is reserved: names must not begin with triton_",

@@ -6,8 +6,8 @@
 //! several inputs a row is an object with a member for each, and so are the columns.
 
 use super::{
-    Parameters, absent_or, bad_json, binary, clipped, data, list,
-    predict::{decode_base64, instances},
+    Parameters, absent_or, bad_json, binary, clipped, data, list, object,
+    predict::{Instance, Room, decode_base64, decoded},
     reply::{numbers_of, string},
     request::Input,
 };
@@ -67,15 +67,20 @@ pub struct Taken<'a> {
 /// Reads a request for a model that takes such inputs. Members that are not known, such as `signature_name`, are ignored.
 ///
 /// # Errors
-/// 400 saying what was expected; 413 for more than `images_max` images.
-pub fn read(body: &[u8], taken: Taken<'_>, images_max: usize) -> Result<(Form, Asked), InferError> {
+/// 400 saying what was expected; 413 for more than `images_max` images; what `room` says, which is asked for theirs.
+pub fn read(
+    body: &[u8],
+    taken: Taken<'_>,
+    images_max: usize,
+    room: Room<'_>,
+) -> Result<(Form, Asked), InferError> {
     let quoted;
-    let wire: Wire<'_> = match serde_json::from_slice(body) {
+    let wire: Wire<'_> = match object(body) {
         Ok(wire) => wire,
         Err(error) => {
             // Clients of TensorFlow Serving write what is no number as a bare word.
             quoted = words_quoted(body).ok_or_else(|| bad_json("the body", &error))?;
-            serde_json::from_slice(&quoted).map_err(|error| bad_json("the body", &error))?
+            object(&quoted).map_err(|error| bad_json("the body", &error))?
         }
     };
     let (form, given) = match (wire.instances, wire.inputs) {
@@ -85,7 +90,7 @@ pub fn read(body: &[u8], taken: Taken<'_>, images_max: usize) -> Result<(Form, A
     };
     let parameters = wire.parameters;
     if taken.images && !holds_numbers(given, taken.inputs.first()) {
-        let files = images(form, given, taken.inputs, images_max)?;
+        let files = images(form, given, taken.inputs, images_max, room)?;
         return Ok((form, Asked::Images { files, parameters }));
     }
     let inputs = match form {
@@ -95,15 +100,17 @@ pub fn read(body: &[u8], taken: Taken<'_>, images_max: usize) -> Result<(Form, A
     Ok((form, Asked::Tensors(inputs)))
 }
 
+/// What numbers are that JSON lacks.
+const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
+
 /// The same with quotes around `NaN`, `Infinity` and `-Infinity` where they stand outside of strings; `None` if there are none.
 fn words_quoted(body: &[u8]) -> Option<Vec<u8>> {
-    const WORDS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
     let (mut out, mut found, mut at) = (Vec::with_capacity(body.len() + 64), false, 0);
     let (mut string, mut escaped) = (false, false);
     while let Some(&byte) = body.get(at) {
-        let word = WORDS.iter().find(|word| !string && body[at..].starts_with(word));
+        let word = WORDS.iter().find(|word| !string && body[at..].starts_with(word.as_bytes()));
         if let Some(word) = word {
-            out.extend([b"\"", *word, b"\""].concat());
+            out.extend(format!("\"{word}\"").bytes());
             (found, at) = (true, at + word.len());
             continue;
         }
@@ -115,7 +122,8 @@ fn words_quoted(body: &[u8]) -> Option<Vec<u8>> {
     found.then_some(out)
 }
 
-/// Whether the innermost first element is a number, also where it is within an object, as what the input is given.
+/// Whether the innermost first element is a number, or a word that stands for one, also where it is within an object, as what
+/// the input is given.
 fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
     match (first.as_bytes().first(), input) {
@@ -125,36 +133,62 @@ fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
             let members = members.and_then(Result::ok).unwrap_or_default();
             members.get(input.name.as_str()).is_some_and(|value| holds_numbers(value, None))
         }
+        (Some(b'"'), _) => WORDS.iter().any(|word| {
+            let rest = first[1..].strip_prefix(word);
+            rest.is_some_and(|rest| rest.starts_with('"'))
+        }),
         (first, _) => first.is_some_and(|byte| byte.is_ascii_digit() || *byte == b'-'),
     }
 }
 
+/// Images where they stand: what is read of them is their text, and what is written their bytes.
 fn images(
     form: Form,
     given: &RawValue,
     specs: &[TensorSpec],
     images_max: usize,
+    room: Room<'_>,
 ) -> Result<Vec<Result<Bytes, InferError>>, InferError> {
-    let mut list = given.get().to_owned();
-    if form == Form::Columns {
-        // Of one input, its name may be left out; of one image, its list.
-        let named: Option<BTreeMap<Cow<'_, str>, &RawValue>> = serde_json::from_str(&list).ok();
-        let inner =
-            named.as_ref().and_then(|named| Some(named.get(specs.first()?.name.as_str())?.get().to_owned()));
-        list = inner.unwrap_or(list);
-        if !list.trim_start().starts_with('[') {
-            list = format!("[{list}]");
+    let name = specs.first().map_or("", |spec| &spec.name);
+    // Of one input, its name may be left out; of one image, its list.
+    let (list, one) = match form {
+        Form::Rows => (given, false),
+        Form::Columns => {
+            let list = member(given, name).unwrap_or(given);
+            (list, !list.get().starts_with('['))
         }
-    }
-    let read = instances(format!("{{\"instances\":{list}}}").as_bytes(), images_max)?;
-    Ok(read.images.into_iter().map(|image| image.map(Bytes::from)).collect())
+    };
+    let mut kept = Vec::new();
+    let count = if one {
+        kept.push(image(0, list, name)?);
+        1
+    } else {
+        list::each(list.get(), "the list of images", |index, row| {
+            if index < images_max {
+                kept.push(image(index, row, name)?);
+            }
+            Ok(())
+        })?
+    };
+    let images = decoded(kept, count, images_max, room)?;
+    Ok(images.into_iter().map(|image| image.map(Bytes::from)).collect())
+}
+
+/// An image, which may be named by the input.
+fn image<'a>(index: usize, row: &'a RawValue, name: &str) -> Result<Instance<'a>, InferError> {
+    let read = serde_json::from_str(row.get());
+    let read = read.or_else(|error| match member(row, name) {
+        Some(named) => serde_json::from_str(named.get()),
+        None => Err(error),
+    });
+    read.map_err(|error| bad_json(&format!("instance {index}"), &error))
 }
 
 fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
     let (_, first) = list::count(given.get(), "instances")?;
     let first = first.ok_or_else(|| bad("instances is empty, expected 1 or more".into()))?;
     if let [only] = taken.inputs
-        && !names(first, only)
+        && member(first, &only.name).is_none()
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
@@ -184,7 +218,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
 
 fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
     if let [only] = taken.inputs
-        && !names(given, only)
+        && member(given, &only.name).is_none()
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
@@ -195,10 +229,9 @@ fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, Infe
     columns.into_iter().map(column).collect()
 }
 
-/// Whether a value is an object with a member for an input.
-fn names(value: &RawValue, spec: &TensorSpec) -> bool {
-    serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(value.get())
-        .is_ok_and(|members| members.contains_key(spec.name.as_str()))
+/// The member of a value, if that is an object which has it.
+fn member<'a>(value: &'a RawValue, name: &str) -> Option<&'a RawValue> {
+    serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(value.get()).ok()?.remove(name)
 }
 
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
@@ -410,6 +443,11 @@ mod tests {
     use super::*;
     use crate::engine::Dim::{Fixed, Free};
 
+    /// The same where there is room.
+    fn read(body: &[u8], taken: Taken<'_>, images_max: usize) -> Result<(Form, Asked), InferError> {
+        super::read(body, taken, images_max, &mut |_| Ok(()))
+    }
+
     fn spec_of(name: &str, datatype: DataType) -> TensorSpec {
         TensorSpec { name: name.to_owned(), datatype, shape: vec![Free, Fixed(2)] }
     }
@@ -512,12 +550,27 @@ mod tests {
     }
 
     #[test]
+    fn numbers_may_begin_with_a_word_also_where_images_are_taken() {
+        let specs = [spec_of("image", DataType::Fp32)];
+        for (body, numbers) in [
+            (r#"{"instances":[[NaN,1]]}"#, true),
+            (r#"{"instances":[{"image":[-Infinity,1]}]}"#, true),
+            (r#"{"inputs":{"image":[["Infinity",1]]}}"#, true),
+            (r#"{"instances":["NaNN"]}"#, false),
+        ] {
+            let (_, asked) = read(body.as_bytes(), taken(&specs, true), 4).unwrap();
+            assert_eq!(matches!(asked, Asked::Tensors(_)), numbers, "{body}");
+        }
+    }
+
+    #[test]
     fn images_come_as_rows_or_columns() {
         let specs = [spec_of("image", DataType::Fp32)];
         for (body, form) in [
             (r#"{"instances":[{"b64":"YWI="},{"image_bytes":{"b64":"Yw"}}]}"#, Form::Rows),
             (r#"{"inputs":[{"b64":"YWI="},"Yw"]}"#, Form::Columns),
             (r#"{"inputs":{"image":[{"b64":"YWI="},{"b64":"Yw"}]}}"#, Form::Columns),
+            (r#"{"instances":[{"image":{"b64":"YWI="}},{"image":"Yw","key":"1"}]}"#, Form::Rows),
         ] {
             let (got, Asked::Images { files, .. }) = read(body.as_bytes(), taken(&specs, true), 4).unwrap()
             else {
@@ -581,6 +634,7 @@ mod tests {
             ("{}", "either instances"),
             (r#"{"instances":[],"inputs":[]}"#, "either instances"),
             (r#"{"instances":[]}"#, "is empty"),
+            ("[[[1,2]],null,null]", "a list, expected an object"),
             (r#"{"instances":[[1,2]]}"#, "instance 0 must be an object"),
             (r#"{"instances":[{"c":[1,2]}]}"#, "no input \"c\""),
             (r#"{"instances":[{"a":[1,2],"b":[1,2]},{"a":[1,2]}]}"#, "instance 1 has other members"),
