@@ -159,7 +159,8 @@ pub(super) fn decoded(
         });
     }
     room(kept.iter().map(Instance::bytes).sum())?;
-    Ok(kept.iter().enumerate().map(|(index, instance)| decode_base64(index, instance.base64())).collect())
+    let decode = |(index, instance): (usize, Instance<'_>)| decode_base64(index, instance.base64());
+    Ok(kept.into_iter().enumerate().map(decode).collect())
 }
 
 /// The bytes of an instance.
