@@ -64,10 +64,13 @@ impl Service {
             .map_err(|error| status::of(&error))
     }
 
-    /// Whether a caller may register shared memory: by the rules of HTTP.
-    fn may_share<M>(&self, request: &Request<M>) -> Result<(), Status> {
-        let peer = request.extensions().get::<Peer>();
-        shared_memory::allowed(&self.front, peer, request.metadata().as_ref())
+    /// Whether a caller may do with shared memory what a rule of HTTP is for.
+    fn may<M>(
+        &self,
+        rule: fn(&Front, Option<&Peer>, &HeaderMap) -> Result<(), InferError>,
+        request: &Request<M>,
+    ) -> Result<(), Status> {
+        rule(&self.front, request.extensions().get(), request.metadata().as_ref())
             .map_err(|error| status::of(&error))
     }
 
@@ -389,7 +392,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
     ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
-        self.may_share(&request)?;
+        self.may(shared_memory::may_look, &request)?;
         let name = request.into_inner().name;
         let regions = match self.front.shared_memory.find(&name) {
             _ if name.is_empty() => self.front.shared_memory.all(),
@@ -410,7 +413,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
     ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
-        self.may_share(&request)?;
+        self.may(shared_memory::allowed, &request)?;
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
         let registered = self.front.shared_memory.register(&name, Registration { key, offset, byte_size });
         registered.map_err(|error| status::of(&error))?;
@@ -421,7 +424,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
     ) -> Result<Response<SystemSharedMemoryUnregisterResponse>, Status> {
-        self.may_share(&request)?;
+        self.may(shared_memory::may_look, &request)?;
         self.front.shared_memory.unregister(&request.into_inner().name);
         Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
     }
@@ -429,17 +432,15 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
     /// A GPU's memory is never shared, so there is none.
     async fn cuda_shared_memory_status(
         &self,
-        request: Request<CudaSharedMemoryStatusRequest>,
+        _: Request<CudaSharedMemoryStatusRequest>,
     ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
-        self.may_share(&request)?;
         Ok(Response::new(CudaSharedMemoryStatusResponse::default()))
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
-        request: Request<CudaSharedMemoryUnregisterRequest>,
+        _: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
-        self.may_share(&request)?;
         Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
     }
 }

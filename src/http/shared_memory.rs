@@ -148,7 +148,16 @@ impl SharedMemory {
     }
 }
 
-/// Whether a caller may register regions, look at them and forget them.
+/// Whether a caller may look at regions and forget them. Where memory is not shared there are none, and so nothing to keep from
+/// anyone: clients ask, and forget all, before they begin, whatever they go on to do.
+///
+/// # Errors
+/// 403.
+pub(crate) fn may_look(front: &Front, peer: Option<&Peer>, headers: &HeaderMap) -> Result<(), InferError> {
+    if front.shared_memory.is_on() { allowed(front, peer, headers) } else { Ok(()) }
+}
+
+/// Whether a caller may register regions and use them.
 ///
 /// # Errors
 /// 403, and where memory is not shared at all.
@@ -169,13 +178,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
     type Rejection = InferError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Name, InferError> {
-        Ok(Name(segment(parts, state, "region").await?.unwrap_or_default()))
+        let name = segment(parts, state, "region").await?;
+        name.as_deref().map_or(Ok(()), wire::check_name)?;
+        Ok(Name(name.unwrap_or_default()))
     }
 }
 
 /// `GET /v2/systemsharedmemory[/region/{region}]/status`
 pub(super) async fn status(State(front): State<Arc<Front>>, Name(name): Name, request: Request) -> Response {
-    if let Err(error) = allowed(&front, request.extensions().get(), request.headers()) {
+    if let Err(error) = may_look(&front, request.extensions().get(), request.headers()) {
         return error.into_response();
     }
     let there = match front.shared_memory.find(&name) {
@@ -207,28 +218,19 @@ pub(super) async fn unregister(
     Name(name): Name,
     request: Request,
 ) -> Result<(), InferError> {
-    allowed(&front, request.extensions().get(), request.headers())?;
+    may_look(&front, request.extensions().get(), request.headers())?;
     front.shared_memory.unregister(&name);
     Ok(())
 }
 
 /// `GET /v2/cudasharedmemory/status`: memory of GPUs is never shared, so there is none. Clients that share memory ask before
 /// they begin.
-pub(super) async fn cuda_status(
-    State(front): State<Arc<Front>>,
-    request: Request,
-) -> Result<Json<Value>, InferError> {
-    allowed(&front, request.extensions().get(), request.headers())?;
-    Ok(Json(json!([])))
+pub(super) async fn cuda_status() -> Json<Value> {
+    Json(json!([]))
 }
 
 /// `POST /v2/cudasharedmemory/unregister`: all of none. `perf_analyzer` begins and ends with it.
-pub(super) async fn cuda_unregister(
-    State(front): State<Arc<Front>>,
-    request: Request,
-) -> Result<(), InferError> {
-    allowed(&front, request.extensions().get(), request.headers())
-}
+pub(super) async fn cuda_unregister() {}
 
 fn bad(what: String) -> InferError {
     InferError::BadRequest(what)

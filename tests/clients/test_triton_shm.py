@@ -297,11 +297,18 @@ def test_it_is_off_unless_regions_are_allowed(server, memory):
             client.kind = kind
             told = "shared_memory_regions_max"
             refuses(lambda client=client: client.register_system_shared_memory("r", handle.key, 128), told)
-            refuses(lambda client=client: client.get_system_shared_memory_status(), told)
-            refuses(lambda client=client: client.unregister_system_shared_memory(), told)
-            refuses(lambda client=client: client.unregister_cuda_shared_memory(), told)
+            # What clients begin with, also those that share nothing.
+            client.unregister_system_shared_memory()
+            client.unregister_system_shared_memory("r")
+            client.unregister_cuda_shared_memory()
+            assert regions(client) == {}
+            cuda = client.get_cuda_shared_memory_status()
+            assert cuda == [] if kind is triton_http else not cuda.regions
+            refuses(lambda client=client: client.get_system_shared_memory_status("r"), 'no shared memory region "r"')
             given = placed(client, "x", [2, 16], "FP32", "r", 128)
             refuses(lambda client=client, given=given: client.infer("identity", [given]), told)
+    too_long = f"{server.url}/v2/systemsharedmemory/region/{'r' * 257}/unregister"
+    wire.problem(requests.post(too_long, timeout=wire.TIMEOUT), 400, "257 bytes, more than the limit of 256")
 
 
 def test_with_a_token_only_who_has_it_may_register_and_use_regions(start_server, only_digits, memory):
