@@ -197,11 +197,7 @@ fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Param
             Some(ParameterChoice::Int64Param(value)) => Parameter::Integer(value),
             Some(ParameterChoice::StringParam(value)) => Parameter::Text(value),
             Some(ParameterChoice::DoubleParam(value)) => Parameter::Number(value),
-            Some(ParameterChoice::Uint64Param(value)) => {
-                Parameter::Integer(i64::try_from(value).map_err(|_| {
-                    bad(format!("parameter {name:?} of {of} is {value}, more than {}", i64::MAX))
-                })?)
-            }
+            Some(ParameterChoice::Uint64Param(value)) => Parameter::from(value),
             None => return Err(bad(format!("parameter {name:?} of {of} has no value"))),
         };
         Ok((name, value))

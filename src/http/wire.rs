@@ -50,6 +50,13 @@ pub enum Parameter {
     Text(String),
 }
 
+impl From<u64> for Parameter {
+    /// An integer, or, beyond those, a number: what is no setting of ours may be of any size, such as an id.
+    fn from(value: u64) -> Parameter {
+        i64::try_from(value).map_or(Parameter::Number(value as f64), Parameter::Integer)
+    }
+}
+
 impl<'de> Deserialize<'de> for Parameter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Parameter, D::Error> {
         struct Any;
@@ -69,7 +76,7 @@ impl<'de> Deserialize<'de> for Parameter {
             }
 
             fn visit_u64<E>(self, value: u64) -> Result<Parameter, E> {
-                Ok(i64::try_from(value).map_or(Parameter::Number(value as f64), Parameter::Integer))
+                Ok(Parameter::from(value))
             }
 
             fn visit_f64<E>(self, value: f64) -> Result<Parameter, E> {

@@ -304,6 +304,14 @@ def test_every_type_goes_both_ways_typed(start_types, name):
         fails(lambda: start_types.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", f"70000, which is no {name}")
 
 
+def test_an_id_of_64_bits_is_ignored_and_a_setting_of_as_many_is_refused(stub):
+    request = message("identity", "x", ONES)
+    request.parameters["sequence_id"].uint64_param = 2**64 - 1
+    assert stub.ModelInfer(request, timeout=SECONDS).raw_output_contents == request.raw_input_contents
+    request.parameters["timeout"].uint64_param = 2**64 - 1
+    fails(lambda: stub.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", "timeout", "an integer of 0 or more")
+
+
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_half_precision_is_raw_only(start_types, name):
     request = message(f"one_{name.lower()}", "x", np.array([1, 2], NUMPY[name]), name)
@@ -522,7 +530,11 @@ BAD = {
     "reserved": (lambda r: setattr(r.parameters["triton_x"], "bool_param", True), "INVALID_ARGUMENT", "triton_x"),
     "no value": (lambda r: r.parameters["a"].ClearField("bool_param"), "INVALID_ARGUMENT", "\"a\" of the request has no value"),
     "bad timeout": (lambda r: setattr(r.parameters["timeout"], "string_param", "x"), "INVALID_ARGUMENT", "\"timeout\" is \"x\""),
-    "large number": (lambda r: setattr(r.parameters["a"], "uint64_param", 2**64 - 1), "INVALID_ARGUMENT", "more than"),
+    "large number": (
+        lambda r: setattr(r.parameters["priority"], "uint64_param", 2**64 - 1),
+        "INVALID_ARGUMENT",
+        "expected an integer of 0 or more",
+    ),
     "shared memory": (
         lambda r: setattr(r.inputs[0].parameters["shared_memory_region"], "string_param", "r"),
         "INVALID_ARGUMENT",
