@@ -202,7 +202,7 @@ impl<'a> TensorView<'a> {
     /// The elements of a [`DataType::Bytes`] tensor as text.
     ///
     /// # Errors
-    /// If a length prefix leads out of the data, an element is not UTF-8, or the count is not the shape's.
+    /// If a length prefix leads out of the data, an element is not UTF-8 or holds a NUL, or the count is not the shape's.
     pub fn strings(&self) -> Result<Vec<&'a str>, String> {
         let expected: usize = self.shape.iter().product();
         let mut strings = Vec::new();
@@ -212,9 +212,14 @@ impl<'a> TensorView<'a> {
             let (element, tail) = tail.split_at_checked(length).ok_or_else(|| {
                 format!("string {} says it has {length} bytes, but {} are left", strings.len(), tail.len())
             })?;
-            strings.push(
-                std::str::from_utf8(element).map_err(|_| format!("string {} is not UTF-8", strings.len()))?,
-            );
+            let index = strings.len();
+            let text =
+                std::str::from_utf8(element).map_err(|_| format!("element {index} is not UTF-8 text"))?;
+            // Which would end it for engines that mark the end so.
+            if text.contains('\0') {
+                return Err(format!("element {index} holds a NUL, a byte of 0"));
+            }
+            strings.push(text);
             rest = tail;
         }
         if !rest.is_empty() || strings.len() != expected {

@@ -312,6 +312,17 @@ def test_an_id_of_64_bits_is_ignored_and_a_setting_of_as_many_is_refused(stub):
     fails(lambda: stub.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", "timeout", "an integer of 0 or more")
 
 
+@pytest.mark.parametrize(
+    ("element", "told"), [(b"a\xff", "is not UTF-8"), (b"a\0b", "holds a NUL, a byte of 0")], ids=["no UTF-8", "NUL"]
+)
+def test_what_is_no_text_is_refused_with_its_input_and_element(start_types, element, told):
+    request = service_pb2.ModelInferRequest(model_name="one_bytes")
+    request.inputs.add(name="x", datatype="BYTES", shape=[3])
+    request.raw_input_contents.append(raw("BYTES", [b"two words", element, b""]))
+    told = f'input "x" is of strings, but its element 1 {told}'
+    fails(lambda: start_types.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", told)
+
+
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_half_precision_is_raw_only(start_types, name):
     request = message(f"one_{name.lower()}", "x", np.array([1, 2], NUMPY[name]), name)

@@ -39,7 +39,7 @@ impl Inputs {
         let zeros: Vec<Tensor> =
             self.smallest.iter().map(|(datatype, shape)| Tensor::zeros(*datatype, shape)).collect();
         let views: Vec<TensorView<'_>> = zeros.iter().map(Tensor::view).collect();
-        let values: Vec<_> = views.iter().map(value::lend).collect::<Result<_, _>>()?;
+        let values: Vec<_> = views.iter().map(|view| value::lend("", view)).collect::<Result<_, _>>()?;
         let options = RunOptions::new().and_then(|mut options| {
             options.set("memory.enable_memory_arena_shrinkage", "cpu:0")?;
             Ok(options)

@@ -183,7 +183,9 @@ impl Engine for OnnxEngine {
         let numbers = pixels.and_then(|(pixels, view)| pixels.normalize(view, &self.blocks)).transpose()?;
         let numbers = numbers.as_ref().map(Tensor::view);
         let views = numbers.iter().chain(&inputs[usize::from(numbers.is_some())..]);
-        let values: Vec<_> = views.clone().map(value::lend).collect::<Result<_, _>>()?;
+        let named = self.session.signature().inputs.iter().zip(views.clone());
+        let lent = named.map(|(spec, view)| value::lend(&spec.name, view));
+        let values: Vec<_> = lent.collect::<Result<_, _>>()?;
         let outputs = self.session.inner().run(values.as_slice());
         let outputs = outputs.map_err(|error| failure::of_run(&error))?;
         self.had.note(views);

@@ -76,13 +76,13 @@ pub(super) fn shape_of(extents: &[usize]) -> Shape {
     Shape::new(extents.iter().map(|&n| n as i64))
 }
 
-/// Lends a tensor's memory to a session for one run. Byte strings are copied, since ONNX Runtime keeps its own.
-pub(super) fn lend<'a>(view: &TensorView<'a>) -> Result<SessionInputValue<'a>, EngineError> {
+/// Lends the memory of the input of this name to a session for one run. Byte strings are copied, since ONNX Runtime keeps its own.
+pub(super) fn lend<'a>(name: &str, view: &TensorView<'a>) -> Result<SessionInputValue<'a>, EngineError> {
     let bad = |error: ort::Error| EngineError::Input(failure::first_line(error.message()));
     let shape = shape_of(&view.shape);
     if view.datatype == DataType::Bytes {
-        let strings: Vec<String> =
-            view.strings().map_err(EngineError::Input)?.into_iter().map(str::to_owned).collect();
+        let wrong = |why| EngineError::Input(format!("input {name:?} is of strings, but its {why}"));
+        let strings: Vec<String> = view.strings().map_err(wrong)?.into_iter().map(str::to_owned).collect();
         let copy = OrtTensor::from_string_array((shape, strings.as_slice())).map_err(bad)?;
         return Ok(SessionInputValue::Owned(copy.into_dyn()));
     }
