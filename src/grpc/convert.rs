@@ -5,7 +5,7 @@ use crate::{
     error::InferError,
     http::infer::INLINE_BYTES_MAX,
     http::wire::{
-        Parameter, Parameters, binary, data, flag,
+        BINARY_OUTPUT, Parameter, Parameters, binary, data, flag,
         reply::Output,
         request::{InferRequest, Input, Requested, check_head, fits},
         shared_memory::{self, REGION},
@@ -61,7 +61,7 @@ pub(super) fn request(message: ModelInferRequest, specs: &[TensorSpec]) -> Resul
     for tensor in message.inputs {
         inputs.push(input(tensor, &mut raw, specs)?);
     }
-    let binary_default = flag(&parameters, "binary_data_output")?.unwrap_or(true);
+    let binary_default = flag(&parameters, BINARY_OUTPUT)?.unwrap_or(true);
     let mut outputs: Vec<Requested> = Vec::with_capacity(message.outputs.len());
     let mut names = HashSet::new();
     for output in message.outputs {

@@ -9,7 +9,7 @@ use super::{
     streamed::{self, Form},
     target::Target,
     wire::{
-        HEADER_LENGTH, classification, raw,
+        BINARY_OUTPUT, HEADER_LENGTH, classification, flag, raw,
         reply::{self, InferReply, Output},
         request::{self as oip, InferRequest, Input, Requested, fits},
         shared_memory::Place,
@@ -90,7 +90,7 @@ fn bad(message: String) -> InferError {
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let length = oip::json_length(request.headers())?;
-    let form = Form::accepted(request.headers());
+    let form = Form::accepted(request.headers(), &["application/json", "application/octet-stream"]);
     let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
     let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
     let (began, text) = (Instant::now(), length.unwrap_or(body.len()));
@@ -237,6 +237,15 @@ async fn in_parts(
             "output {:?} is asked for in shared memory, but the outputs of a reply that comes item by item are in it",
             output.name
         )));
+    }
+    // A raw request is all binary without asking for it.
+    let all_binary = request.outputs.is_empty() && flag(&request.parameters, BINARY_OUTPUT)? == Some(true);
+    if all_binary || request.outputs.iter().any(|output| output.binary) {
+        return Err(bad(
+            "outputs are asked for as binary data, but those of a reply that comes item by item are text: leave one out, \
+             Accept or binary_data"
+                .to_owned(),
+        ));
     }
     let asked = (request.outputs.clone(), request.binary_default);
     if let Some(images) = encoded::sent(model, &request.inputs) {

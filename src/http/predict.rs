@@ -91,7 +91,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     if model.image.is_none() {
         return Err(takes_tensors(model));
     }
-    let form = Form::accepted(request.headers());
+    let form = Form::accepted(request.headers(), &["application/json"]);
     // A stream has one form.
     let wants_png = accepts_png(request.headers(), &model.task) && form.is_none();
     let torchserve = (front.torchserve_answers || accepts_torchserve(request.headers())) && form.is_none();

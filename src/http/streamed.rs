@@ -36,15 +36,16 @@ const AHEAD_MIN: usize = 8;
 pub(super) const FILES_AHEAD: usize = 4;
 
 impl Form {
-    /// What the caller asks for, if it is one of these: not where JSON in one piece is liked better, or as much and named first.
-    pub(super) fn accepted(headers: &HeaderMap) -> Option<Form> {
+    /// What the caller asks for, if it is one of these: not where a reply in one piece, which is of the types `whole`, is liked
+    /// better, or as much and named first.
+    pub(super) fn accepted(headers: &HeaderMap, whole: &[&str]) -> Option<Form> {
         let forms = [
             ("application/x-ndjson", Some(Form::Lines)),
             ("application/ndjson", Some(Form::Lines)),
             ("text/event-stream", Some(Form::Events)),
-            ("application/json", None),
         ];
-        let named = |media| forms.iter().find(|(name, _)| accepted::is(media, name)).map(|(_, form)| *form);
+        let forms = || forms.into_iter().chain(whole.iter().map(|name| (*name, None)));
+        let named = |media| forms().find(|(name, _)| accepted::is(media, name)).map(|(_, form)| form);
         let liked = accepted::liked(headers);
         let (form, weight) = liked.iter().find_map(|(media, weight)| Some((named(media)?, *weight)))?;
         // Who likes anything better takes JSON rather.
@@ -158,9 +159,11 @@ mod tests {
 
     #[test]
     fn the_form_is_what_accept_asks_for() {
-        let of = |accept: &'static str| {
-            Form::accepted(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]))
+        let (json, binary) = (["application/json"], ["application/json", "application/octet-stream"]);
+        let accepted = |accept: &'static str, whole: &[&str]| {
+            Form::accepted(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]), whole)
         };
+        let of = |accept| accepted(accept, &json);
         assert_eq!(of("application/x-ndjson"), Some(Form::Lines));
         assert_eq!(of("text/html, text/event-stream;q=0.9"), Some(Form::Events));
         assert_eq!(of("Text/Event-Stream; Q=1"), Some(Form::Events));
@@ -174,7 +177,19 @@ mod tests {
         assert_eq!(of("application/*;q=0.5, application/x-ndjson;q=0.4"), None);
         assert_eq!(of("image/*, application/x-ndjson;q=0.4"), Some(Form::Lines));
         assert_eq!(of("application/json, text/event-stream;q=0, application/x-ndjson; q=0.0"), None);
-        assert_eq!(Form::accepted(&HeaderMap::new()), None);
+        assert_eq!(Form::accepted(&HeaderMap::new(), &json), None);
+        // Where there is such a reply in one piece.
+        for accept in [
+            "application/octet-stream, application/x-ndjson;q=0.1",
+            "application/octet-stream, text/event-stream",
+        ] {
+            assert_eq!(accepted(accept, &binary), None, "{accept}");
+            assert!(of(accept).is_some(), "{accept}");
+        }
+        assert_eq!(
+            accepted("application/octet-stream;q=0.1, text/event-stream", &binary),
+            Some(Form::Events)
+        );
     }
 
     #[tokio::test]

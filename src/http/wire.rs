@@ -37,6 +37,9 @@ use std::{collections::BTreeMap, fmt};
 /// The length of the JSON in front of binary tensors, in requests and replies.
 pub const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
+/// The parameter of a request that asks for all outputs as binary data.
+pub(crate) const BINARY_OUTPUT: &str = "binary_data_output";
+
 /// One value of `parameters`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Parameter {

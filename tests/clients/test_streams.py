@@ -109,6 +109,31 @@ def test_encoded_images_in_a_tensor_come_one_by_one(server, digits, form):
     assert done == {"done": {"answered": len(images) - 1, "failed": 1}}
 
 
+def test_binary_outputs_are_not_streamed_and_who_likes_them_better_gets_them(server):
+    x = np.float32([[np.nan] * 16])
+
+    def ask(accept, **members):
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1, 16], "datatype": "FP32", "data": ["NaN"] * 16}], **members})
+        url = f"{server.url}/v2/models/identity/infer"
+        return requests.post(url, data=body, headers={"Accept": accept}, timeout=wire.TIMEOUT)
+
+    everything = {"parameters": {"binary_data_output": True}}
+    for members in (everything, {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}):
+        for accept in ("application/x-ndjson", "text/event-stream"):
+            wire.problem(ask(accept, **members), 400, "binary data, but .* item by item")
+        reply = ask("application/octet-stream, application/x-ndjson;q=0.1", **members)
+        assert reply.status_code == 200 and reply.content.endswith(x.tobytes()), reply.text
+    # What is asked for as text is, whatever the request's default.
+    text = {**everything, "outputs": [{"name": "y", "parameters": {"binary_data": False}}]}
+    error, done = lines(ask("application/x-ndjson", **text))
+    assert "not a finite number" in error["error"] and done["done"] == {"answered": 0, "failed": 1}
+    # A raw request is not one for binary outputs.
+    headers = {"Accept": "application/x-ndjson", "Inference-Header-Content-Length": "0"}
+    url, raw = f"{server.url}/v2/models/identity/infer", np.ones(16, np.float32).tobytes()
+    part, done = lines(requests.post(url, data=raw, headers=headers, timeout=wire.TIMEOUT))
+    assert part["outputs"][0]["data"] == [1] * 16 and done["done"]["answered"] == 1
+
+
 def test_what_is_one_run_is_one_part(server):
     x = np.arange(4, dtype=np.float32)
     part, done = lines(infer(server, "fixed1", [("x", [1, 4], "FP32", x.tobytes())], "application/x-ndjson"))

@@ -8,7 +8,8 @@
 //! ```
 
 use super::{
-    HEADER_LENGTH, Parameters, absent_or, bad_json, binary, clipped, count, data, flag, object,
+    BINARY_OUTPUT, HEADER_LENGTH, Parameters, absent_or, bad_json, binary, clipped, count, data, flag,
+    object,
     shared_memory::{self, Place},
 };
 use crate::{
@@ -210,7 +211,7 @@ pub fn read(
             behind.len()
         )));
     }
-    let binary_default = flag(&wire.parameters, "binary_data_output")?.unwrap_or(false);
+    let binary_default = flag(&wire.parameters, BINARY_OUTPUT)?.unwrap_or(false);
     if let Some(name) = repeated(wire.outputs.iter().map(|output| &*output.name)) {
         return Err(bad(format!("output {:?} is asked for twice", clipped(name))));
     }
