@@ -310,14 +310,24 @@ impl Asked {
             None => wire::count(parameters, "top_k")?,
         };
         let mut task = model.task.clone();
-        if let (Some(top_k), Task::Classify(classify)) = (top_k, &mut task) {
-            let top_k = usize::try_from(top_k).ok().filter(|k| *k > 0);
-            classify.top_k = top_k.ok_or_else(|| bad("top_k", "0", "a whole number of at least 1"))?;
+        match (top_k, &mut task) {
+            (None, _) => {}
+            (Some(top_k), Task::Classify(classify)) => {
+                let top_k = usize::try_from(top_k).ok().filter(|k| *k > 0);
+                classify.top_k = top_k.ok_or_else(|| bad("top_k", "0", "a whole number of at least 1"))?;
+            }
+            (Some(top_k), _) => {
+                return Err(bad("top_k", &top_k.to_string(), "a model with the task classify for it"));
+            }
         }
-        let mask = match options.mask.as_deref() {
-            None | Some("png") => MaskForm::Png,
-            Some("rle") => MaskForm::Rle,
-            Some(other) => return Err(bad("mask", other, "png or rle")),
+        let mask = match (options.mask.as_deref(), &task) {
+            (None, _) => MaskForm::Png,
+            (Some(form @ ("png" | "rle")), task) if !matches!(task, Task::Segment(_)) => {
+                return Err(bad("mask", form, "a model with the task segment for it"));
+            }
+            (Some("png"), _) => MaskForm::Png,
+            (Some("rle"), _) => MaskForm::Rle,
+            (Some(other), _) => return Err(bad("mask", other, "png or rle")),
         };
         if let (Some("torchserve"), None, Task::Classify(classify)) =
             (options.format.as_deref(), top_k, &mut task)

@@ -97,6 +97,21 @@ def test_a_mask_comes_as_a_picture_or_as_runs(server):
     assert "png" not in mask and (np.maximum(got, 0) == classes).mean() > 0.97
 
 
+def test_options_are_refused_by_models_whose_task_has_no_such_thing(server, digits):
+    image = digits[0][1]
+    for model, query, told in (
+        ("digits", {"mask": "rle"}, "mask is .rle., .*segment"),
+        ("embed", {"mask": "png"}, "mask is .png., .*segment"),
+        ("embed", {"top_k": 1}, "top_k is .1., .*classify"),
+        ("segment", {"top_k": 1}, "top_k is .1., .*classify"),
+        ("digits-detector", {"top_k": 1}, "top_k is .1., .*classify"),
+    ):
+        wire.problem(wire.post_image(server, model, image, query=query), 400, told)
+    instances = {"instances": [{"b64": wire.b64(image)}], "parameters": {"top_k": 1}}
+    reply = requests.post(wire.prediction_url(server, "embed"), json=instances, timeout=wire.TIMEOUT)
+    wire.problem(reply, 400, "top_k is .1., .*classify")
+
+
 def test_a_mask_takes_its_share_of_memory_by_the_size_of_the_posted_picture(start_server, models):
     # The photo is decoded at an eighth of its size, for an input of 64 x 64, and its mask has all of it.
     server = start_server(models, image_pixels_max=1_000_000, decode_bytes_max=4_000_000)

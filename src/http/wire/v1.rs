@@ -67,7 +67,8 @@ pub struct Taken<'a> {
 /// Reads a request for a model that takes such inputs. Members that are not known, such as `signature_name`, are ignored.
 ///
 /// # Errors
-/// 400 saying what was expected; 413 for more than `images_max` images; what `room` says, which is asked for theirs.
+/// 400 saying what was expected, and for an option of images beside numbers; 413 for more than `images_max` images; what `room`
+/// says, which is asked for theirs.
 pub fn read(
     body: &[u8],
     taken: Taken<'_>,
@@ -92,6 +93,12 @@ pub fn read(
     if taken.images && !holds_numbers(given, taken.inputs.first()) {
         let files = images(form, given, taken.inputs, images_max, room)?;
         return Ok((form, Asked::Images { files, parameters }));
+    }
+    if parameters.contains_key("top_k") {
+        return Err(bad(
+            "top_k is for images, which are answered by their classes; numbers are answered by all that the model gives"
+                .into(),
+        ));
     }
     let inputs = match form {
         Form::Rows => row_tensors(given, taken)?,
