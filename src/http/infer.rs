@@ -4,7 +4,8 @@ use super::{
     Front, body,
     call::{Call, Spent},
     encoded,
-    localize::tensors::{self, Fitted},
+    localize::tensors::{self, Changes, Fitted},
+    query,
     shared_memory::{self, Caller},
     streamed::{self, Form},
     target::Target,
@@ -90,6 +91,11 @@ fn bad(message: String) -> InferError {
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let length = oip::json_length(request.headers())?;
+    let said = request.uri().query().unwrap_or_default();
+    let changes = match &model.fit {
+        Some(settings) => Some(Changes::of(said, settings)?),
+        None => query::has_no_options(said).map(|()| None).map_err(bad)?,
+    };
     let form = Form::accepted(request.headers(), &["application/json", "application/octet-stream"]);
     let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
     let body = body::aligned(request, front.limits.body, length.unwrap_or(0)).await?;
@@ -105,7 +111,10 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         length if signature.fit.is_some() => oip::read(&body, length, &[]),
         length => oip::read(&body, length, &signature.takes),
     };
-    let request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
+    let mut request = if text < INLINE_BYTES_MAX { read()? } else { front.decode.run(read).await?? };
+    if let Some(changes) = changes {
+        changes.join(&mut request.parameters)?;
+    }
     let request = shared_memory::fetch(front, model, &caller, request).await?;
     let call = call.asked(model, request.timeout()?, request.priority()?);
     call.stage("decode", began.elapsed());

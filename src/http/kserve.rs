@@ -8,7 +8,7 @@ use super::{
     call::{Call, Spent},
     infer,
     posted::Charged,
-    predict,
+    predict, query,
     target::Target,
     wire::v1::{self, Asked, Form, Taken},
 };
@@ -86,6 +86,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             "model {name:?} takes stacks: post them to /predictions/{name}"
         )));
     }
+    query::has_no_options(request.uri().query().unwrap_or_default()).map_err(InferError::BadRequest)?;
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
     let body = body::of(request, front.limits.body).await?;

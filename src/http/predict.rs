@@ -56,7 +56,7 @@ impl Options {
                 "top_k" => &mut options.top_k,
                 "mask" => &mut options.mask,
                 "format" => &mut options.format,
-                key => return Err(query::unknown(key, ["top_k", "mask", "format"])),
+                key => return Err(query::unknown(key, query::OPTIONS)),
             };
             *option = Some(value.into_owned());
         }

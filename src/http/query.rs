@@ -3,6 +3,9 @@
 use crate::models::did_you_mean;
 use std::borrow::Cow;
 
+/// The options of a prediction.
+pub(super) const OPTIONS: [&str; 3] = ["top_k", "mask", "format"];
+
 /// A key and its value.
 pub(super) type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
 
@@ -37,9 +40,40 @@ pub(super) fn unknown<'k>(key: &str, known: impl IntoIterator<Item = &'k str>) -
     format!("unknown key {key:?} in the query; there are {known}{hint}")
 }
 
+/// Refuses the options of predictions in the query of a request whose body says what is wanted, where they would not be heard. All
+/// else is let through as it is: clients and gateways have keys of their own there.
+///
+/// # Errors
+/// Words for the caller, naming the key.
+pub(super) fn has_no_options(query: &str) -> Result<(), String> {
+    for pair in query.split('&') {
+        let key = pair.split_once('=').map_or(pair, |(key, _)| key);
+        let key = percent_encoding::percent_decode_str(key).decode_utf8_lossy();
+        if OPTIONS.contains(&key.as_ref()) {
+            return Err(format!(
+                "{key} in the query is for /predictions alone: here it is the body that says what is wanted, in \"parameters\""
+            ));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_predictions_are_refused_by_name_where_the_body_says_what_is_wanted() {
+        for query in ["", "test_1=1&test_2=2", "debug", "a=1&a=2", "b=%ff", "top_k2=1&x=top_k&&"] {
+            assert_eq!(has_no_options(query), Ok(()), "{query}");
+        }
+        for (query, key) in
+            [("top_k=1", "top_k"), ("a=1&mask=rle", "mask"), ("form%61t=x", "format"), ("top_k", "top_k")]
+        {
+            let error = has_no_options(query).expect_err(query);
+            assert!(error.starts_with(&format!("{key} in the query")), "{query}: {error}");
+        }
+    }
 
     #[test]
     fn keys_have_values_that_are_decoded() {

@@ -52,7 +52,7 @@ def rows(server, data, model="spots", headers=None, units="px", **query):
     return np.load(io.BytesIO(response.content))
 
 
-def post_infer(server, inputs, parameters=None, model="spots", binary=True):
+def post_infer(server, inputs, parameters=None, model="spots", binary=True, query=None):
     """The response to an inference request with arrays by name."""
     given = [
         {"name": name, "shape": list(a.shape), "datatype": NAMES[a.dtype], "parameters": {"binary_data_size": a.nbytes}}
@@ -61,12 +61,13 @@ def post_infer(server, inputs, parameters=None, model="spots", binary=True):
     head = json.dumps({"inputs": given, "parameters": {"binary_data_output": binary, **(parameters or {})}}).encode()
     body = head + b"".join(np.ascontiguousarray(a).tobytes() for a in inputs.values())
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    return requests.post(f"{server.url}/v2/models/{model}/infer", data=body, headers=headers, timeout=wire.TIMEOUT)
+    url = f"{server.url}/v2/models/{model}/infer"
+    return requests.post(url, data=body, params=query, headers=headers, timeout=wire.TIMEOUT)
 
 
-def infer(server, inputs, parameters=None, model="spots"):
+def infer(server, inputs, parameters=None, model="spots", query=None):
     """The columns of an inference request that must succeed."""
-    response = post_infer(server, inputs, parameters, model)
+    response = post_infer(server, inputs, parameters, model, query=query)
     assert response.status_code == 200, response.text[:1000]
     length = int(response.headers["Inference-Header-Content-Length"])
     data, columns = response.content[length:], {}

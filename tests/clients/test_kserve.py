@@ -115,6 +115,19 @@ def test_what_is_wrong_is_said(server, model, body, status, told):
     assert reply.status_code == status and told in reply.json()["error"], reply.text
 
 
+def test_options_of_predictions_are_refused_where_they_would_not_be_heard(server, digits):
+    image = {"instances": [{"b64": wire.b64(digits[0][1])}]}
+    url = f"{server.url}/v1/models/digits:predict"
+    wire.problem(requests.post(f"{url}?top_k=1", json=image, timeout=wire.TIMEOUT), 400, "top_k in the query")
+    (answer,) = wire.ok(requests.post(f"{url}?by=gateway", json=image, timeout=wire.TIMEOUT))["predictions"]
+    assert len(answer["classes"]) == 3, answer
+    (answer,) = wire.ok(predict(server, "digits", {**image, "parameters": {"top_k": 1}}))["predictions"]
+    assert len(answer["classes"]) == 1, answer
+    wire.problem(predict(server, "embed", {**image, "parameters": {"top_k": 1}}), 400, "top_k is .1., .*classify")
+    numbers = {"instances": np.zeros((1, 1, 32, 32)).tolist(), "parameters": {"top_k": 1}}
+    wire.problem(predict(server, "digits", numbers), 400, "top_k is for images")
+
+
 def test_one_bad_image_fails_the_request(server, digits):
     body = {"instances": [{"b64": wire.b64(digits[0][1])}, {"b64": wire.b64(b"no image")}]}
     reply = predict(server, "digits", body)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import requests
 import tifffile
+import wire
 from conftest import EXAMPLES
 from server import BINARY, LIBRARY, ROOT, until
 
@@ -220,6 +221,29 @@ def test_settings_are_changed_by_query_and_by_parameters_alike(server, data, fou
         assert by_query.tobytes() != found.tobytes()
     again = localize.rows(server, data)
     assert again.tobytes() == found.tobytes(), "the model's own settings were changed"
+
+
+def test_the_query_of_an_inference_request_says_what_its_parameters_say(server, rois):
+    given = {"rois": rois[0], "corners": rois[1]}
+    own = localize.infer(server, given)
+    expected = localize.infer(server, given, {"psf": "xynbs", "sigma_px": 1.4})
+    assert "sigma" in expected and "sigma" not in own
+    for query, parameters in (
+        ({"psf": "xynbs", "sigma_px": "1.4"}, {}),
+        ({"psf": "xynbs"}, {"sigma_px": 1.4}),
+        ({"sigma_px": "1.40"}, {"psf": "xynbs", "sigma_px": 1.4}),
+    ):
+        got = localize.infer(server, given, parameters, query=query)
+        assert got.keys() == expected.keys(), (query, parameters)
+        for name, column in got.items():
+            np.testing.assert_array_equal(column, expected[name], err_msg=name)
+    for query, parameters, told in (
+        ({"nonsense": "1"}, {}, 'unknown key "nonsense" in the query'),
+        ({"top_k": "1"}, {}, 'unknown key "top_k" in the query'),
+        ({"psf": "gauss"}, {}, "psf is .gauss., expected xynb"),
+        ({"psf": "xynb"}, {"psf": "xynbs"}, 'psf is "xynb" in the query and "xynbs" in the parameters'),
+    ):
+        wire.problem(localize.post_infer(server, given, parameters, query=query), 400, told)
 
 
 def test_requests_of_different_settings_do_not_mix(server, rois):

@@ -201,6 +201,15 @@ def test_priority_timeout_and_other_parameters_are_taken(client):
     refuses(lambda: client.infer("identity", [tensor("x", x)], parameters={"triton_x": 1}))
 
 
+def test_keys_of_the_query_are_passed_over_and_options_of_predictions_refused(client):
+    x = np.ones((1, 16), np.float32)
+    # As the client's own examples send them.
+    reply = client.infer("identity", [tensor("x", x)], query_params={"test_1": 1, "test_2": 2})
+    assert (reply.as_numpy("y") == x).all()
+    for key, value in (("top_k", 1), ("mask", "rle"), ("format", "torchserve")):
+        refuses(lambda: client.infer("identity", [tensor("x", x)], query_params={key: value}), f"{key} in the query")
+
+
 def test_errors_say_what_is_wrong(client):
     x = np.ones((1, 16), np.float32)
     assert "unknown model" in str(refuses(lambda: client.infer("nothing", [tensor("x", x)])))

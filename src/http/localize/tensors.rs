@@ -1,7 +1,8 @@
 //! `POST /v2/models/{model}/infer` for a fitter: `rois` or `frames` in, a tensor per column of the results out.
 //!
 //! Inputs: `rois` `[n, b, b]`, with `corners` `[n, 2]` and `frame` `[n]` beside it where the caller has them, or `frames`
-//! `[t, h, w]`; UINT16 or FP32. Parameters of the request are the keys of [`settings`](crate::tasks::localize::settings).
+//! `[t, h, w]`; UINT16 or FP32. Parameters of the request, and keys of its query, are those of
+//! [`settings`](crate::tasks::localize::settings).
 //! Positions are in pixels from the centre of the frame's first pixel (of the ROI's, without corners), z in um.
 
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
         Front,
         admission::{Beside, Permit},
         call::{Call, Spent},
+        query,
         streamed::Queued,
         wire::{
             Parameter, Parameters,
@@ -131,6 +133,67 @@ pub(in crate::http) async fn fit(
     Ok(Fitted { outputs: columns(&table, &schema), spent })
 }
 
+/// What the query of a request changes of a model's settings, by the same keys as its parameters do.
+pub(in crate::http) struct Changes<'m> {
+    settings: &'m Settings,
+    said: Vec<(&'static str, String)>,
+}
+
+impl<'m> Changes<'m> {
+    /// What a query says to a model with these settings.
+    ///
+    /// # Errors
+    /// 400 naming the key that is none, or whose value cannot be.
+    pub(in crate::http) fn of(query: &str, settings: &'m Settings) -> Result<Changes<'m>, InferError> {
+        let read = || {
+            let each = query::pairs(query)?.into_iter().map(|(key, value)| {
+                let (_, known) = KEYS
+                    .into_iter()
+                    .find(|(_, known)| *known == key)
+                    .ok_or_else(|| query::unknown(&key, KEYS.map(|(_, key)| key)))?;
+                settings.clone().set(known, &value)?;
+                Ok((known, value.into_owned()))
+            });
+            each.collect::<Result<_, String>>()
+        };
+        Ok(Changes { settings, said: read().map_err(bad)? })
+    }
+
+    /// Adds them to the parameters, which must not say otherwise.
+    ///
+    /// # Errors
+    /// 400 naming the key that has two values.
+    pub(in crate::http) fn join(self, parameters: &mut Parameters) -> Result<(), InferError> {
+        let with = |key, value: &str| {
+            let mut settings = self.settings.clone();
+            settings.set(key, value).map(|()| settings)
+        };
+        for (key, value) in &self.said {
+            match parameters.get(*key) {
+                // Ways to write one value are several: what comes of it counts.
+                Some(other) if with(key, &text_of(other)) != with(key, value) => {
+                    return Err(bad(format!(
+                        "{key} is {value:?} in the query and {other} in the parameters: say it once"
+                    )));
+                }
+                Some(_) => {}
+                None => {
+                    parameters.insert((*key).to_owned(), Parameter::Text(value.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A parameter as the text of a setting.
+fn text_of(value: &Parameter) -> String {
+    match value {
+        Parameter::Text(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// A model's settings with what a request changes of them.
 fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<Settings, InferError> {
     let mut settings = settings.clone();
@@ -141,10 +204,7 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
             let hint = did_you_mean(key, known.iter().copied());
             return Err(bad(format!("unknown parameter {key:?}; there are {}{hint}", known.join(", "))));
         }
-        let text = match value {
-            Parameter::Text(text) => text.clone(),
-            other => other.to_string(),
-        };
+        let text = text_of(value);
         settings.set(key, &text).map_err(InferError::BadRequest)?;
         said.push((key.as_str(), text.clone()));
         if key == "preset" && settings.columns() != Columns::All {
@@ -348,6 +408,43 @@ mod tests {
         assert!(error.contains("noise_min is of the method contrast"), "{error}");
         let error = told(r#"{"photons_min": 200, "noise_min": 5}"#).expect_err("contradictory");
         assert!(error.contains("noise_min is given beside photons_min"), "{error}");
+    }
+
+    #[test]
+    fn what_the_query_says_is_as_if_a_parameter_said_it_and_must_not_differ_from_one() {
+        let told = |query: &str, parameters: &str| {
+            let mut parameters: Parameters = serde_json::from_str(parameters).expect("parameters");
+            Changes::of(query, &Settings::default())
+                .and_then(|changes| changes.join(&mut parameters))
+                .and_then(|()| changed(&Settings::default(), &parameters, "spots"))
+                .map_err(|error| error.to_string())
+        };
+        let mut wide = Settings::default();
+        for (key, value) in [("psf", "xynbs"), ("sigma_px", "1.5")] {
+            wide.set(key, value).expect("a setting");
+        }
+        for (query, parameters) in [
+            ("psf=xynbs&sigma_px=1.5", "{}"),
+            ("psf=xynbs", r#"{"sigma_px": 1.5, "priority": 1}"#),
+            ("psf=xynbs&sigma_px=1.50", r#"{"sigma_px": 1.5, "psf": "xynbs"}"#),
+        ] {
+            assert_eq!(told(query, parameters), Ok(wide.clone()), "{query} {parameters}");
+        }
+        for (query, parameters, expected) in [
+            (
+                "psf=xynb",
+                r#"{"psf": "xynbs"}"#,
+                r#"psf is "xynb" in the query and "xynbs" in the parameters"#,
+            ),
+            ("sigma_px=1.4", r#"{"sigma_px": 1.5}"#, r#"sigma_px is "1.4" in the query and 1.5 in"#),
+            ("gian=2", "{}", r#"unknown key "gian" in the query; there are psf"#),
+            ("priority=1", "{}", r#"unknown key "priority" in the query"#),
+            ("box_px=8", "{}", r#"box_px is "8", expected an odd number"#),
+            ("noise_min=5", r#"{"photons_min": 200}"#, "noise_min is given beside photons_min"),
+        ] {
+            let error = told(query, parameters).expect_err(query);
+            assert!(error.contains(expected), "{query} {parameters}: {error}");
+        }
     }
 
     #[test]
