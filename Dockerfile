@@ -64,8 +64,10 @@ COPY LICENSE /usr/share/doc/ocelli/LICENSE
 COPY --from=notices /notices/THIRD-PARTY.txt /usr/share/doc/ocelli/THIRD-PARTY.txt
 COPY examples/models /models
 COPY --from=build /build/target/dist/ocelli /usr/local/bin/ocelli
+# ONNX Runtime reports nothing to anybody: the server sees to it by itself, and this to whatever else runs in the image.
 # The admin listener stays on 127.0.0.1, where the health check asks: whoever reaches it controls devices and models.
-ENV OCELLI_LISTEN=0.0.0.0:8000 \
+ENV ORT_DISABLE_TELEMETRY=1 \
+    OCELLI_LISTEN=0.0.0.0:8000 \
     OCELLI_MODELS=/models \
     OCELLI_KERNEL_CACHE_FOLDER=/tmp/ocelli-kernels \
     ORT_DYLIB_PATH=/usr/local/lib/ocelli/libonnxruntime.so.1.31.1

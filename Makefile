@@ -19,6 +19,9 @@ ifndef OCELLI_CONFIG
 serve: export OCELLI_MODELS := $(or $(OCELLI_MODELS),examples/models)
 endif
 
+# ONNX Runtime reports to Microsoft what runs where; the server turns that off by itself, tests do it here.
+export ORT_DISABLE_TELEMETRY := 1
+
 # A library of the user's own is taken as it is, and nothing is fetched.
 ifndef ORT_DYLIB_PATH
 ORT := ort

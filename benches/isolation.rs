@@ -10,7 +10,7 @@
 use ocelli::engine::{
     DataType, Engine, Tensor,
     child::{Child, Place, Post, Program, Recipe, Region},
-    onnx::Runtime,
+    onnx::{Runtime, report_nothing},
     staging::Assembler,
 };
 use std::{
@@ -78,6 +78,7 @@ fn time(engine: &mut dyn Engine, tensor: &Tensor, staged: bool) -> (Duration, Du
 }
 
 fn main() {
+    report_nothing();
     let library = PathBuf::from(std::env::var_os("ORT_DYLIB_PATH").expect("ORT_DYLIB_PATH"));
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("identity.onnx");

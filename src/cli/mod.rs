@@ -29,6 +29,7 @@ mod worker;
 use crate::{
     app::{self, AppError},
     config::{self, Config, Loaded},
+    engine::onnx::report_nothing,
     telemetry::{COMMIT, VERSION},
 };
 use clap::{Arg, ArgMatches, Command, error::ErrorKind};
@@ -178,6 +179,7 @@ fn shown() -> Command {
 
 /// Parses and runs.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    report_nothing();
     let mut streams = Streams {
         colour: io::stdout().is_terminal() && io::stderr().is_terminal(),
         out: &mut io::stdout(),

@@ -262,7 +262,7 @@ options! {
             "Empty means CUDA_CACHE_PATH, or else the driver's own place in the home folder. A folder that lasts spares a container the compiling at every start.";
         onnx_runtime: PathBuf, Path { empty: true }, "",
             "The ONNX Runtime shared library (libonnxruntime.so).",
-            "Empty means the value of ORT_DYLIB_PATH and, where that is not set either, the system's libonnxruntime.so.";
+            "Empty means the value of ORT_DYLIB_PATH and, where that is not set either, the system's libonnxruntime.so. What its builds report to Microsoft is turned off (ORT_DISABLE_TELEMETRY is set).";
     }
     section "Connections and requests" {
         connections_max: usize, Count { min: 1, max: 1_000_000 }, "8192",

@@ -8,5 +8,6 @@ mod fuzz;
 mod isolation;
 mod localizations;
 mod openapi;
+mod quiet;
 mod support;
 mod tidy;

@@ -6,6 +6,7 @@
 //! - `session`: a model file, loaded for a provider; `shapes`: what is known of its outputs before a run; `placement`: which
 //!   node runs where.
 //! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
+//! - [`report_nothing`]: it sends no reports.
 //! - `libraries`: whether it can run models on a GPU here; `failure`: whose fault a failed run is; `idle`: memory that an idle model
 //!   gives back.
 
@@ -15,12 +16,14 @@ pub mod gpu;
 mod idle;
 mod libraries;
 mod placement;
+mod reports;
 pub(super) mod session;
 mod shapes;
 pub(super) mod value;
 
 pub use gpu::OnGpu;
 pub use placement::Placement;
+pub use reports::report_nothing;
 
 use super::{
     Ends, Engine, EngineError, Setting, Signature, Tensor, TensorView,

@@ -21,7 +21,7 @@ mod spots;
 #[allow(dead_code, reason = "the tests on the fake driver take more of it")]
 mod support;
 
-use ocelli::engine::onnx::Runtime;
+use ocelli::engine::onnx::{Runtime, report_nothing};
 use std::{path::Path, process::ExitCode};
 
 /// Every check by its name, and what runs it.
@@ -51,6 +51,7 @@ const CHECKS: &[(&str, fn())] = &[
 const SKIPPED: u8 = 77;
 
 fn main() -> ExitCode {
+    report_nothing();
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["check", name] => match CHECKS.iter().find(|(known, _)| *known == name) {
