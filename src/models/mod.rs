@@ -8,7 +8,6 @@
 //! - [`warmup`]: runs that an author asks for before the first request.
 //! - [`given`]: a model that a caller sends.
 //! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
-//! - `external`: the files that an ONNX file reads its weights from.
 //! - `input`: from manifest and signature to how an image becomes the model's input; `images`: what that is.
 //! - `map`: what a camera's pixels differ in, from a file.
 //!
@@ -19,7 +18,6 @@ pub mod catalog;
 pub mod changes;
 pub mod control;
 pub mod declared;
-mod external;
 pub mod given;
 mod images;
 mod input;

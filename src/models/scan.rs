@@ -14,12 +14,14 @@
 
 use super::{
     Engine, Manifest, Source,
-    external::external_files,
     manifest::Versions,
     map,
     triton::{self, CONFIG_FILE},
 };
-use crate::{engine::Dim, tasks::Labels};
+use crate::{
+    engine::{Dim, onnx::external::external_files},
+    tasks::Labels,
+};
 use std::{
     collections::BTreeMap,
     fs,

@@ -11,3 +11,4 @@ mod openapi;
 mod quiet;
 mod support;
 mod tidy;
+mod weights;

@@ -3,7 +3,7 @@
 //! - [`Runtime`]: the library and its environment.
 //! - [`OnnxEngine`]: a model on the CPU. On a GPU it is [`cuda::onnx`](super::cuda::onnx).
 //! - [`gpu`]: what a model's author may ask for on a GPU.
-//! - `session`: a model file, loaded for a provider; `shapes`: what is known of its outputs before a run; `placement`: which
+//! - `session`: a model file, loaded for a provider, with the files that it names (`external`); `shapes`: what is known of its outputs before a run; `placement`: which
 //!   node runs where.
 //! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: it sends no reports.
@@ -11,6 +11,7 @@
 //!   gives back.
 
 pub(super) mod binding;
+pub(crate) mod external;
 pub(super) mod failure;
 pub mod gpu;
 mod idle;

@@ -4,6 +4,7 @@
 use super::{
     Runtime,
     binding::Binding,
+    external,
     failure::{self, first_line},
     gpu::{ConvSearch, OnGpu, Provider},
     placement::{self, Placement, checked},
@@ -20,6 +21,7 @@ use std::{
     ffi::{CStr, c_char},
     path::Path,
     ptr,
+    sync::Arc,
 };
 
 /// What a model is loaded for.
@@ -70,8 +72,17 @@ impl Session {
             Target::Gpu(gpu) => providers(runtime, path, gpu)?,
         };
         let threads = if let Target::Cpu(threads) = target { threads } else { 1 };
-        let session =
-            commit(runtime, path, threads, &providers).map_err(|error| first_line(error.message()))?;
+        // TensorRT reads a model's files itself, while it builds.
+        let reads_itself = |gpu: GpuTarget<'_>| matches!(gpu.asked.provider, Provider::TensorRt { .. });
+        let weights = match target {
+            Target::Gpu(gpu) if reads_itself(gpu) => Vec::new(),
+            _ => {
+                let name = path.file_name().unwrap_or_default().display();
+                external::read(path).map_err(|reason| format!("{name}: {reason}"))?
+            }
+        };
+        let session = commit(runtime, path, threads, &providers, weights);
+        let session = session.map_err(|error| first_line(error.message()))?;
         let (signature, outputs) = shapes::of(&session)?;
         Ok(Session { session, signature, outputs })
     }
@@ -149,16 +160,21 @@ fn commit(
     path: &Path,
     threads: usize,
     providers: &[ExecutionProviderDispatch],
+    weights: Vec<(String, Arc<[u8]>)>,
 ) -> ort::Result<OrtSession> {
     let (key, value) = placement::RECORD;
-    OrtSession::builder(&runtime.environment)?
+    let mut builder = OrtSession::builder(&runtime.environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(threads)?
         // Idle threads that spin would take the cores from decoding and from the front.
         .with_intra_op_spinning(false)?
         .with_config_entry(key, value)?
-        .with_execution_providers(providers)?
-        .commit_from_file(path)
+        .with_execution_providers(providers)?;
+    for (name, bytes) in weights {
+        // The session has a copy of them, and these go with the builder.
+        builder = builder.with_external_initializer_file_in_memory(name, bytes)?;
+    }
+    builder.commit_from_file(path)
 }
 
 /// What runs the model's nodes, the first that can. One that cannot be had is an error, not a model on the CPU.

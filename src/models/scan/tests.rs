@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use super::*;
-use crate::models::external;
+use crate::engine::onnx::external;
 
 /// The least that is an ONNX file: the version of its format.
 const ONNX: &str = "\u{8}\u{8}";

@@ -1,4 +1,4 @@
-//! Which other files an ONNX file reads its weights from, found without loading it.
+//! Which other files an ONNX file reads its weights from, found without loading it, and what is in them.
 //!
 //! A model file names them itself, so a model from elsewhere could name any file of this machine. Only the skeleton
 //! of the file is read: weights inside it are skipped over. Field numbers are those of `onnx.proto`.
@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io::{BufReader, Read, Seek},
     path::{Component, Path},
+    sync::Arc,
 };
 
 /// Graphs within graphs (branches, loops) beyond this are a mistake: twice this many messages within messages.
@@ -19,7 +20,7 @@ const ENTRY_BYTES_MAX: u64 = 8192;
 ///
 /// # Errors
 /// A file that is not ONNX, and names that lead out of the model's folder.
-pub(super) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
+pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
     let file = File::open(path).map_err(|error| format!("cannot read it: {error}"))?;
     let bytes = file.metadata().map_err(|error| format!("cannot read it: {error}"))?.len();
     let names = Walk::over(file, bytes)?;
@@ -31,6 +32,29 @@ pub(super) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
         }
     }
     Ok(names)
+}
+
+/// What is in these files, by their names: ONNX Runtime would map them, and see what is written over them while it runs, or
+/// end the process where they are cut off.
+///
+/// # Errors
+/// A file that cannot be read, or not whole.
+pub(super) fn read(path: &Path) -> Result<Vec<(String, Arc<[u8]>)>, String> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let of = |name: String| {
+        let read = File::open(folder.join(&name)).and_then(|mut file| {
+            let length = file.metadata()?.len() as usize;
+            // In place at once: weights are large, and nobody else has them yet.
+            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length).collect();
+            file.read_exact(Arc::get_mut(&mut bytes).expect("it is new"))?;
+            Ok(bytes)
+        });
+        match read {
+            Ok(bytes) => Ok((name, bytes)),
+            Err(error) => Err(format!("cannot read its external data {name:?}: {error}")),
+        }
+    };
+    external_files(path)?.into_iter().map(of).collect()
 }
 
 /// The messages that can hold tensors.
@@ -168,11 +192,11 @@ impl<R: Read + Seek> Walk<R> {
 }
 
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     //! ONNX files for tests, as far as external data goes.
 
     /// A field that holds bytes.
-    pub(in crate::models) fn field(number: u8, inside: &[u8]) -> Vec<u8> {
+    pub(crate) fn field(number: u8, inside: &[u8]) -> Vec<u8> {
         let key = u32::from(number) << 3 | 2;
         let mut bytes = varint(key);
         bytes.extend(varint(inside.len() as u32));
@@ -191,7 +215,7 @@ pub(super) mod testing {
     }
 
     /// A tensor whose data lies in another file.
-    pub(in crate::models) fn tensor(location: &str) -> Vec<u8> {
+    pub(crate) fn tensor(location: &str) -> Vec<u8> {
         let entry = |key: &str, value: &str| {
             field(13, &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat())
         };
@@ -207,7 +231,7 @@ pub(super) mod testing {
     }
 
     /// A model with this one initializer in its graph.
-    pub(in crate::models) fn model(location: &str) -> Vec<u8> {
+    pub(crate) fn model(location: &str) -> Vec<u8> {
         [vec![0x08, 8], field(7, &field(5, &tensor(location)))].concat()
     }
 }

@@ -1,0 +1,87 @@
+//! A model's files that change while it is served: what was loaded is what answers, or nothing does.
+
+use crate::support::{Server, config};
+use std::{fs, io::Write};
+
+/// Weights of the model; many, so that they are worth a look from where they lie.
+const COUNT: usize = 4096;
+
+/// A number as protobuf has it.
+fn varint(mut value: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+    bytes
+}
+
+/// A field that has bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [vec![number << 3 | 2], varint(bytes.len()), bytes.to_vec()].concat()
+}
+
+/// A field that has a number.
+fn count(number: u8, value: usize) -> Vec<u8> {
+    [vec![number << 3], varint(value)].concat()
+}
+
+/// `y = x * w`, FP32, as ONNX; `w` lies in `model.onnx.data`.
+fn scaling() -> Vec<u8> {
+    let value = |name: &str| {
+        let shape = [field(1, &field(2, b"n")), field(1, &count(1, COUNT))].concat();
+        let tensor = [count(1, 1), field(2, &shape)].concat();
+        [field(1, name.as_bytes()), field(2, &field(1, &tensor))].concat()
+    };
+    let node = [field(1, b"x"), field(1, b"w"), field(2, b"y"), field(4, b"Mul")].concat();
+    let beside = [field(1, b"location"), field(2, b"model.onnx.data")].concat();
+    let weights = [count(1, COUNT), count(2, 1), field(8, b"w"), field(13, &beside), count(14, 1)].concat();
+    let graph = [field(1, &node), field(2, b"g"), field(5, &weights)].concat();
+    let graph = [graph, field(11, &value("x")), field(12, &value("y"))].concat();
+    [count(1, 8), field(7, &graph), field(8, &count(2, 13))].concat()
+}
+
+/// The weights, all of this value.
+fn weights(value: f32) -> Vec<u8> {
+    value.to_le_bytes().repeat(COUNT)
+}
+
+/// A folder with the model, which doubles.
+fn doubling() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("lin");
+    fs::create_dir(&model).unwrap();
+    fs::write(model.join("model.onnx"), scaling()).unwrap();
+    fs::write(model.join("model.onnx.data"), weights(2.0)).unwrap();
+    folder
+}
+
+/// What the model makes of ones, or why it has no answer.
+async fn ask(server: &Server) -> Result<f64, String> {
+    let data = vec!["1"; COUNT].join(",");
+    let input =
+        format!("{{\"name\": \"x\", \"datatype\": \"FP32\", \"shape\": [1, {COUNT}], \"data\": [{data}]}}");
+    let body = format!("{{\"inputs\": [{input}]}}");
+    let reply = server.send("POST", "/v2/models/lin/infer", &[], body).await;
+    if reply.status != 200 {
+        return Err(reply.json().to_string());
+    }
+    let numbers = reply.json()["outputs"][0]["data"].as_array().unwrap().clone();
+    assert!(numbers.iter().all(|number| *number == numbers[0]));
+    Ok(numbers[0].as_f64().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_beside_a_model_may_be_written_over_and_cut_off_while_it_serves() {
+    let folder = doubling();
+    let data = folder.path().join("lin/model.onnx.data");
+    let server = Server::start_with(folder, config()).await;
+    assert_eq!(ask(&server).await, Ok(2.0));
+    let mut file = fs::OpenOptions::new().write(true).open(&data).unwrap();
+    file.write_all(&weights(7.0)).unwrap();
+    assert_eq!(ask(&server).await, Ok(2.0));
+    file.set_len(0).unwrap();
+    assert_eq!(ask(&server).await, Ok(2.0));
+    server.end().await;
+}
