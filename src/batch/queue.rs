@@ -159,6 +159,14 @@ impl Queue {
         Ok(Ticket { job, pushed, patience, reply: receiver, queue: Some(Arc::clone(self)) })
     }
 
+    /// Whether a job of this model would be let in, if it could wait as long as it has to.
+    ///
+    /// # Errors
+    /// [`InferError::Unserved`] where the model's devices are away and not expected back.
+    pub fn check_served(&self, model: ModelKey) -> Result<(), InferError> {
+        self.lock().book.in_sight(model, None, Instant::now())
+    }
+
     /// Adds a worker: one thread that runs batches on `device`.
     pub fn attach(self: &Arc<Queue>, device: &Arc<str>) -> Worker {
         let mut state = self.lock();

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     batch::{ModelKey, Queue},
     config::WhileWaiting,
-    models::{Model, Source},
+    models::{Files, Model, Source},
 };
 use claims::Claims;
 use memory::name;
@@ -40,6 +40,8 @@ pub(super) struct Served {
     pub(super) model: Lent,
     /// What lies on disk.
     pub(super) source: Source,
+    /// Its files, as they were loaded.
+    pub(super) files: Files,
     /// Runs that its author asks for.
     pub(super) asked: Vec<Asked>,
     placed: Placed,
@@ -47,8 +49,13 @@ pub(super) struct Served {
 
 impl Served {
     /// A model, and where it is to be.
-    pub(super) fn new(model: &Lent, source: Source, asked: Vec<Asked>, placed: Placed) -> Served {
-        Served { model: Arc::clone(model), source, asked, placed }
+    pub(super) fn new(
+        model: &Lent,
+        (source, files): (Source, Files),
+        asked: Vec<Asked>,
+        placed: Placed,
+    ) -> Served {
+        Served { model: Arc::clone(model), source, files, asked, placed }
     }
 }
 
@@ -176,18 +183,24 @@ impl Book {
         entry.on.push(On { index, hold: hold.number, health, footprint, paused: false });
     }
 
-    /// A device cannot have a model, as long as it is held or until there is room.
-    pub(super) fn refuse(&self, index: usize, hold: &Hold, key: ModelKey, refusal: &Refusal) {
+    /// A device cannot have a model: as long as it is held, or `for_now`.
+    pub(super) fn refuse(
+        &self,
+        index: usize,
+        hold: &Hold,
+        key: ModelKey,
+        (refusal, for_now): (&Refusal, bool),
+    ) {
         tracing::debug!(device = &*hold.health.device, %refusal, "a model is not served here");
         if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.served.model.key == key) {
             entry.coming.retain(|coming| coming.0 != index);
-            entry.refused.note(index, hold.number, refusal.to_string(), refusal.may_pass(), Instant::now());
+            entry.refused.note(index, hold.number, refusal.to_string(), for_now, Instant::now());
             // What an earlier hold had of it is gone.
             entry.served.model.statistics.holds(&hold.health.device, None);
         }
     }
 
-    /// Models that a device cannot have, as long as it is held or until there is room, and why.
+    /// Models that a device cannot have, as long as it is held or for now, and why.
     pub(super) fn refused(&self, index: usize, hold: &Hold) -> Vec<(String, String)> {
         let state = self.lock();
         let of = |entry: &Entry| {
@@ -213,7 +226,7 @@ impl Book {
         entry.map(|entry| Arc::downgrade(&entry.served.model)).unwrap_or_default()
     }
 
-    /// A model that is to be served on a device, and is not; what somebody loads there is not meant, nor what had no room a
+    /// A model that is to be served on a device, and is not; what somebody loads there is not meant, nor what was refused a
     /// moment ago.
     pub(super) fn missing(&self, index: usize, hold: &Hold, sharing: &Sharing) -> Option<Arc<Served>> {
         let (state, now) = (self.lock(), Instant::now());

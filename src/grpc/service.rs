@@ -234,7 +234,8 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<ModelReadyRequest>,
     ) -> Result<Response<ModelReadyResponse>, Status> {
         let ModelReadyRequest { name, version } = request.into_inner();
-        Ok(Response::new(ModelReadyResponse { ready: target(name, version).find(&self.front).is_ok() }))
+        let ready = target(name, version).find_served(&self.front).is_ok();
+        Ok(Response::new(ModelReadyResponse { ready }))
     }
 
     async fn server_metadata(

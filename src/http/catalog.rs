@@ -9,7 +9,7 @@ use super::{
 use crate::{
     engine::{Dim, Signature, TensorSpec},
     error::InferError,
-    models::{Model, State as ModelState},
+    models::{Entry, Model, State as ModelState},
     telemetry::statistics::Held,
 };
 use axum::{Json, extract::State};
@@ -46,14 +46,23 @@ pub(super) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
         .iter()
         .map(|entry| {
             let (state, reason, task) = match &entry.state {
-                ModelState::Loading => ("LOADING", "", None),
-                ModelState::Ready(model) => ("READY", "", Some(model.task.name())),
-                ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.as_str(), None),
+                ModelState::Loading => ("LOADING", Cow::Borrowed(""), None),
+                ModelState::Ready(model) => ("READY", said(&front, entry, model), Some(model.task.name())),
+                ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.into(), None),
             };
             json!({ "name": &*entry.name, "version": &*entry.version, "state": state, "reason": reason, "task": task })
         })
         .collect();
     Json(json!({ "models": entries, "repository_mode": front.repository_mode.name() }))
+}
+
+/// What there is to say of a version that is loaded: why no device serves it now, and what became of a later load.
+pub(super) fn said<'e>(front: &Front, entry: &'e Entry, model: &Model) -> Cow<'e, str> {
+    match front.queue.check_served(model.key) {
+        Err(InferError::Unserved { reason, .. }) if entry.note.is_empty() => reason.into(),
+        Err(InferError::Unserved { reason, .. }) => format!("{reason}; {}", entry.note).into(),
+        _ => Cow::Borrowed(&entry.note),
+    }
 }
 
 /// `GET /v2/models/{model}[/versions/{version}]`
@@ -86,9 +95,11 @@ fn pixels(model: &Model) -> Value {
 
 /// `GET /v2/models/{model}[/versions/{version}]/ready`. Callers of Triton expect 400 for a model that is not ready.
 pub(super) async fn ready(State(front): State<Arc<Front>>, target: Target) -> Result<Json<Value>, Problem> {
-    match target.find(&front) {
+    match target.find_served(&front) {
         Ok(model) => Ok(Json(json!({ "name": &*model.name, "ready": true }))),
-        Err(InferError::ModelUnavailable { name, reason }) => Err(Problem::model_not_ready(&name, &reason)),
+        Err(InferError::ModelUnavailable { name, reason } | InferError::Unserved { name, reason, .. }) => {
+            Err(Problem::model_not_ready(&name, &reason))
+        }
         Err(error) => Err(Problem::from(&error)),
     }
 }

@@ -52,14 +52,14 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, 
     let mut known = BTreeSet::new();
     for entry in front.catalog.list() {
         let (state, reason) = match &entry.state {
-            ModelState::Loading => ("LOADING", ""),
-            ModelState::Ready(_) => ("READY", &*entry.note),
-            ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.as_str()),
+            ModelState::Loading => ("LOADING", "".into()),
+            ModelState::Ready(model) => ("READY", catalog::said(front, &entry, model)),
+            ModelState::Unavailable(reason) => ("UNAVAILABLE", reason.into()),
         };
         known.insert(entry.name.to_string());
         if !only_ready || state == "READY" {
             let (name, version) = (entry.name.to_string(), entry.version.to_string());
-            entries.push(Known { name, version, state, reason: reason.to_owned() });
+            entries.push(Known { name, version, state, reason: reason.into_owned() });
         }
     }
     if !only_ready {

@@ -24,6 +24,13 @@ impl Target {
         tracing::Span::current().record("model", &*model.name);
         Ok(model)
     }
+
+    /// The model, if a device serves it, or is expected to.
+    pub(crate) fn find_served(&self, front: &Front) -> Result<Arc<Model>, InferError> {
+        let model = self.find(front)?;
+        front.queue.check_served(model.key)?;
+        Ok(model)
+    }
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Target {

@@ -8,6 +8,7 @@
 //! - [`warmup`]: runs that an author asks for before the first request.
 //! - [`given`]: a model that a caller sends.
 //! - [`control`]: asking for models to be loaded and unloaded while the server runs; [`changes`]: what changed in the folder.
+//! - [`files`]: the files of a model as they were when it was loaded.
 //! - `input`: from manifest and signature to how an image becomes the model's input; `images`: what that is.
 //! - `map`: what a camera's pixels differ in, from a file.
 //!
@@ -18,6 +19,7 @@ pub mod catalog;
 pub mod changes;
 pub mod control;
 pub mod declared;
+pub mod files;
 pub mod given;
 mod images;
 mod input;
@@ -31,6 +33,7 @@ pub mod warmup;
 pub use catalog::{Catalog, Entry, State};
 pub use control::{Change, Command, Control, Overrides};
 pub use declared::{Declared, DeclaredTensor, Interface};
+pub use files::Files;
 pub use given::Given;
 pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};

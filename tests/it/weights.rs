@@ -1,7 +1,9 @@
 //! A model's files that change while it is served: what was loaded is what answers, or nothing does.
 
-use crate::support::{Server, config};
-use std::{fs, io::Write};
+use crate::support::{Server, config, send};
+use axum::body::Body;
+use ocelli::status::DeviceState;
+use std::{fs, io::Write, path::Path};
 
 /// Weights of the model; many, so that they are worth a look from where they lie.
 const COUNT: usize = 4096;
@@ -57,6 +59,13 @@ fn doubling() -> tempfile::TempDir {
     folder
 }
 
+/// Puts a file in another's place in one step.
+fn replace(file: &Path, bytes: &[u8]) {
+    let new = file.with_extension("new");
+    fs::write(&new, bytes).unwrap();
+    fs::rename(new, file).unwrap();
+}
+
 /// What the model makes of ones, or why it has no answer.
 async fn ask(server: &Server) -> Result<f64, String> {
     let data = vec!["1"; COUNT].join(",");
@@ -72,6 +81,26 @@ async fn ask(server: &Server) -> Result<f64, String> {
     Ok(numbers[0].as_f64().unwrap())
 }
 
+/// Has the CPU drained and taken again, and waits until it serves or says of which file it does not.
+async fn drain_and_resume(server: &Server) {
+    let tell = async |what: &str| {
+        let reply = send(server.admin, "POST", &format!("/v2/devices/cpu/{what}"), &[], Body::empty()).await;
+        assert_eq!(reply.status, 200);
+    };
+    tell("drain").await;
+    server.wait_until(|server| server.devices()[0].state == DeviceState::Fenced).await;
+    tell("resume").await;
+    server.wait_until(|server| serves(server) || says(server, "model.onnx")).await;
+}
+
+fn serves(server: &Server) -> bool {
+    server.devices()[0].state == DeviceState::Serving
+}
+
+fn says(server: &Server, what: &str) -> bool {
+    server.devices()[0].reason.contains(what)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn weights_beside_a_model_may_be_written_over_and_cut_off_while_it_serves() {
     let folder = doubling();
@@ -83,5 +112,59 @@ async fn weights_beside_a_model_may_be_written_over_and_cut_off_while_it_serves(
     assert_eq!(ask(&server).await, Ok(2.0));
     file.set_len(0).unwrap();
     assert_eq!(ask(&server).await, Ok(2.0));
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_that_comes_back_does_not_serve_other_weights_than_it_had() {
+    let folder = doubling();
+    let data = folder.path().join("lin/model.onnx.data");
+    let server = Server::start_with(folder, config()).await;
+    assert_eq!(ask(&server).await, Ok(2.0));
+    replace(&data, &weights(7.0));
+    drain_and_resume(&server).await;
+    let refused = ask(&server).await.unwrap_err();
+    assert!(refused.contains("model.onnx.data is not what it was when the model was loaded"), "{refused}");
+    // The same bytes in another file are what was loaded: it serves by itself.
+    replace(&data, &weights(2.0));
+    server.wait_until(serves).await;
+    assert_eq!(ask(&server).await, Ok(2.0));
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_comes_back_though_somebody_touched_its_models_files() {
+    let folder = doubling();
+    let files = ["lin/model.onnx", "lin/model.onnx.data"].map(|file| folder.path().join(file));
+    let server = Server::start_with(folder, config()).await;
+    for file in files {
+        fs::write(&file, fs::read(&file).unwrap()).unwrap();
+    }
+    drain_and_resume(&server).await;
+    assert!(serves(&server), "{:?}", server.devices());
+    assert_eq!(ask(&server).await, Ok(2.0));
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cpu_that_was_resumed_without_its_model_says_so_and_serves_it_once_it_can() {
+    let folder = doubling();
+    let model = folder.path().join("lin/model.onnx");
+    let away = model.with_extension("away");
+    let server = Server::start_with(folder, config()).await;
+    fs::rename(&model, &away).unwrap();
+    drain_and_resume(&server).await;
+    assert!(says(&server, "lin: cannot read model.onnx"), "{:?}", server.devices());
+    let get = async |path| send(server.admin, "GET", path, &[], Body::empty()).await;
+    assert_eq!(get("/v2/health/ready").await.status, 503);
+    let refused = ask(&server).await.unwrap_err();
+    assert!(refused.contains("cpu is away: lin: cannot read model.onnx"), "{refused}");
+    let ready = server.get("/v2/models/lin/ready").await;
+    assert_eq!(ready.status, 400, "{}", ready.json());
+    fs::rename(&away, &model).unwrap();
+    server.wait_until(serves).await;
+    assert_eq!(ask(&server).await, Ok(2.0));
+    assert_eq!(get("/v2/health/ready").await.status, 200);
+    assert_eq!(server.get("/v2/models/lin/ready").await.status, 200);
     server.end().await;
 }

@@ -174,12 +174,7 @@ impl Book {
     }
 
     /// Refuses a job of a model whose devices are away and will not be back in time.
-    pub(super) fn in_sight(
-        &self,
-        key: ModelKey,
-        deadline: Option<Instant>,
-        now: Instant,
-    ) -> Result<(), InferError> {
+    pub fn in_sight(&self, key: ModelKey, deadline: Option<Instant>, now: Instant) -> Result<(), InferError> {
         match self.unserved(key) {
             Some(absence) => out_of_sight(&self.models[&key], &absence, deadline, now).map_or(Ok(()), Err),
             None => Ok(()),

@@ -11,6 +11,8 @@ pub(in crate::devices) enum Refusal {
     Memory(String),
     /// It was loaded, and left too little memory free; another time there may be more.
     Room(String),
+    /// A model's files are not what they were when it was loaded, or cannot be read; another time they may be.
+    Files(String),
     /// It could not be taken for what this process has run on a GPU before. Another process may have it.
     Poisoned(String),
     /// Anything else.
@@ -20,7 +22,7 @@ pub(in crate::devices) enum Refusal {
 impl Refusal {
     /// Whether it may be otherwise another time, on the same hold.
     pub(in crate::devices) fn may_pass(&self) -> bool {
-        matches!(self, Refusal::Memory(_) | Refusal::Room(_))
+        matches!(self, Refusal::Memory(_) | Refusal::Room(_) | Refusal::Files(_))
     }
 }
 
@@ -53,6 +55,7 @@ impl std::fmt::Display for Refusal {
         match self {
             Refusal::Memory(reason)
             | Refusal::Room(reason)
+            | Refusal::Files(reason)
             | Refusal::Poisoned(reason)
             | Refusal::Failed(reason) => f.write_str(reason),
         }

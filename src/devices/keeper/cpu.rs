@@ -15,7 +15,8 @@ const DRAINED: &str = "drained by request";
 
 /// Keeps the CPU until the server ends.
 pub(super) fn keep(devices: &Arc<Devices>, index: usize) {
-    let mut keeper = Keeper { devices, index, ending: Ending::default(), drained: false, failed: false };
+    let mut keeper =
+        Keeper { devices, index, ending: Ending::default(), drained: false, failed: false, vain: None };
     let (id, mut goes_on) = (&*devices.devices[index].id, devices.keepers.pause());
     while goes_on {
         // Where it panics, workers serve on: what it was about is begun anew.
@@ -34,6 +35,8 @@ struct Keeper<'a> {
     drained: bool,
     /// A thread of it has ended by itself.
     failed: bool,
+    /// Since it was taken anew it serves nothing: what is said of that.
+    vain: Option<String>,
 }
 
 impl Keeper<'_> {
@@ -64,7 +67,12 @@ impl Keeper<'_> {
                 status.set_device(&device.id, DeviceState::Fenced, Cause::Drain, DRAINED);
             }
             (true, _) => {}
-            (false, Some(hold)) => serve(devices, index, &hold),
+            (false, Some(hold)) => {
+                serve(devices, index, &hold);
+                if self.vain.is_some() {
+                    self.tell(&hold);
+                }
+            }
             (false, None) if self.ending.is_done() => {
                 let (cause, reason) = match std::mem::take(&mut self.failed) {
                     true => (Cause::Taken, "taking it anew, and loading models"),
@@ -74,9 +82,8 @@ impl Keeper<'_> {
                 match device.take(&devices.parts) {
                     Ok(hold) => {
                         serve(devices, index, &hold);
-                        if devices.book.is_empty_on(index) {
-                            status.set_device(&device.id, DeviceState::Waiting, Cause::Empty, NO_MODEL);
-                        }
+                        self.vain = Some(String::new());
+                        self.tell(&hold);
                     }
                     Err(not) => {
                         tracing::warn!(device = &*device.id, reason = %not.refusal, "not resumed yet");
@@ -87,6 +94,26 @@ impl Keeper<'_> {
         }
         self.drained = asked;
         self.ending.is_done();
+    }
+
+    /// Says why it serves nothing, to operators and to callers, until it serves something.
+    fn tell(&mut self, hold: &Hold) {
+        let (devices, index) = (self.devices, self.index);
+        if !devices.book.is_empty_on(index) {
+            self.vain = None;
+            return;
+        }
+        let refused = devices.book.refused(index, hold);
+        let refused: Vec<String> =
+            refused.into_iter().map(|(model, why)| format!("{model}: {why}")).collect();
+        let reason = if refused.is_empty() { NO_MODEL.to_owned() } else { refused.join("; ") };
+        if self.vain.as_ref() != Some(&reason) {
+            let id = &devices.devices[index].id;
+            devices.parts.status.set_device(id, DeviceState::Waiting, Cause::Empty, &reason);
+            let absence = Absence { reason: reason.as_str().into(), back: None };
+            devices.parts.queue.expect(id, absence);
+            self.vain = Some(reason);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     batch::ModelKey,
     engine::{cuda::headroom_bytes, staging::Memory},
-    models::{Model, Source},
+    models::{Files, Model, Source},
     status::{Cause, DeviceState},
     telemetry::statistics::Held,
 };
@@ -62,7 +62,9 @@ impl Devices {
             let (reason, refused) = (self.away(&placed), Vec::new());
             return Err(NotLoaded::Away(Box::new(Away { reason, placed, refused, failed: false })));
         }
-        let loaded = side_by_side(holds.iter().map(|(index, hold)| || self.load_here(*index, hold, &source)));
+        let files = Files::of(&source).map_err(failed)?;
+        let load = |(index, hold): &(usize, Arc<Hold>)| self.load_here(*index, hold, &source, &files);
+        let loaded = side_by_side(holds.iter().map(|held| || load(held)));
 
         let mut engines = loaded.iter().flatten().flat_map(|(engines, _)| engines);
         let Some(first) = engines.next() else {
@@ -98,25 +100,41 @@ impl Devices {
         for index in instead.chain(&placed.stands_in) {
             self.parts.queue.stand_by(key, &self.devices[*index].id);
         }
-        let served = Served::new(&model, source, asked, placed);
+        let served = Served::new(&model, (source, files), asked, placed);
         let coming = holds.iter().map(|(index, hold)| (*index, hold.number)).collect();
         let served = self.book.enter(served, coming);
         let on = holds.iter().zip(proved).map(|((index, hold), proved)| {
             let on =
                 proved.map(|(engines, proof, load)| self.put(*index, hold, &served, engines, proof, load));
             if let Err(refusal) = &on {
-                self.book.refuse(*index, hold, key, refusal);
+                self.book.refuse(*index, hold, key, (refusal, refusal.may_pass()));
             }
             (Arc::clone(&self.devices[*index].id), on.map_err(|refusal| refusal.to_string()))
         });
         Ok(Loading { on: on.collect(), model: Arc::clone(&model) })
     }
 
-    /// Makes a model's engines on a device that has room for them, and tells how long that took.
-    fn load_here(&self, index: usize, hold: &Hold, source: &Source) -> Result<(Engines, Duration), Refusal> {
+    /// Makes a model's engines on a device that has room for them, and tells how long that took. What other files have become
+    /// meanwhile is not served: devices that have the model already go on with what these were.
+    fn load_here(
+        &self,
+        index: usize,
+        hold: &Hold,
+        source: &Source,
+        files: &Files,
+    ) -> Result<(Engines, Duration), Refusal> {
         let started = Instant::now();
+        files.check().map_err(Refusal::Files)?;
         self.check_room(index, hold, source)?;
         let loaded = hold.load(source, &self.parts).map_err(|refusal| fell_short(hold, refusal));
+        if let Err(reason) = files.check() {
+            // Why it could not be loaded, or what was loaded instead.
+            if let Ok(engines) = loaded {
+                hold.drop_engines(engines);
+                hold.trim();
+            }
+            return Err(Refusal::Files(reason));
+        }
         loaded.map(|engines| (engines, started.elapsed()))
     }
 
@@ -195,7 +213,7 @@ impl Devices {
     }
 
     /// Loads onto a device what is to be served there and is not yet. What has no room beside models that are served there is
-    /// left out for a while, and these are left alone.
+    /// left out for a while, and these are left alone. So is whatever the CPU refuses: nobody gives it back to take it anew.
     ///
     /// # Errors
     /// Where it has too little memory for any model, one that waits for it included, or the hold is over: then it has to be given
@@ -208,7 +226,7 @@ impl Devices {
             }
             let (model, version) = (&*served.model.name, &*served.model.version);
             let load = || {
-                let (engines, load) = self.load_here(index, hold, &served.source)?;
+                let (engines, load) = self.load_here(index, hold, &served.source, &served.files)?;
                 let (engines, proof) =
                     self.prove_here(index, hold, &served.source, &served.model, &served.asked, engines)?;
                 Ok((engines, proof, load))
@@ -224,7 +242,8 @@ impl Devices {
                 Err(refusal) if hold.health.is_over() => return Err(refusal),
                 Err(refusal) => {
                     tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
-                    self.book.refuse(index, hold, served.model.key, &refusal);
+                    let for_now = refusal.may_pass() || self.devices[index].gpu.is_none();
+                    self.book.refuse(index, hold, served.model.key, (&refusal, for_now));
                     short = short.or(Some(refusal).filter(|refusal| matches!(refusal, Refusal::Memory(_))));
                 }
             }

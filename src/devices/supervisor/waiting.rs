@@ -93,8 +93,10 @@ impl Devices {
         let names: Vec<&str> = holds.iter().map(|(index, _)| &*self.devices[*index].id).collect();
         let reason = reasons(&names, &refusals);
         let of = |((index, hold), refusal): (&(usize, Arc<Hold>), Refusal)| {
-            // What the host lacks it lacks the next time as well, and trying takes it from others.
-            let for_now = self.devices[*index].gpu.is_some() && refusal.may_pass();
+            // What the host lacks it lacks the next time as well, and trying takes it from others. Files that change while they
+            // are loaded are for whoever asked for the load.
+            let lacks_room = matches!(refusal, Refusal::Memory(_) | Refusal::Room(_));
+            let for_now = self.devices[*index].gpu.is_some() && lacks_room;
             (*index, hold.number, refusal, for_now)
         };
         let refused: Vec<_> = holds.iter().zip(refusals).map(of).collect();

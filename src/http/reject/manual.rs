@@ -59,8 +59,8 @@ fn explain(kind: Kind) -> Entry {
             InferError::Input("Reshape: the input tensor cannot be reshaped to the requested shape".into()),
         ),
         MODEL_NOT_READY => entry(
-            "The answer of `GET /v2/models/{model}/ready` for a model that is known but failed to load, or is being loaded. \
-             (400 is what Triton answers there; a request for the model itself gets `model-unavailable`.)",
+            "The answer of `GET /v2/models/{model}/ready` for a model that is known but failed to load, is being loaded, or whose \
+             devices are away and not expected back. (400 is what Triton answers there; a request for the model itself gets `model-unavailable`.)",
             "Ask again later. If it stays, `detail` and `POST /v2/repository/index` have the reason, and the log has more.",
             Problem::model_not_ready("digits", "it is being loaded"),
         ),

@@ -1,0 +1,172 @@
+//! The files of a model as they were when it was loaded: a device that comes back later loads them again, and is not to serve
+//! something else under the same name.
+
+use super::{Engine, Source};
+use crate::engine::onnx::external::external_files;
+use foldhash::fast::FixedState;
+use std::{
+    fs::{File, Metadata},
+    hash::{BuildHasher, Hasher},
+    io::{self, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+/// Bytes that are read at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What an engine is made from, as it was at some moment.
+#[derive(Debug)]
+pub struct Files(Vec<One>);
+
+#[derive(Debug)]
+struct One {
+    path: PathBuf,
+    /// As messages have it.
+    name: String,
+    stamp: Stamp,
+    content: u64,
+}
+
+/// A file whose stamp is the same has the same content.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+impl Files {
+    /// Those of a model, as they are now. They are read once.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn of(source: &Source) -> Result<Files, String> {
+        if let Engine::GaussMle(_) = source.manifest.engine {
+            // Its settings are in the manifest, which is kept.
+            return Ok(Files(Vec::new()));
+        }
+        let path = &source.path;
+        let own = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let beside = external_files(path).map_err(|reason| format!("{own}: {reason}"))?;
+        let beside = beside.into_iter().map(|name| (folder.join(&name), name));
+        let all = std::iter::once((path.clone(), own)).chain(beside);
+        all.map(|(path, name)| {
+            let (stamp, content) = look(&path).map_err(|error| cannot_read(&name, &error))?;
+            Ok(One { path, name, stamp, content })
+        })
+        .collect::<Result<_, _>>()
+        .map(Files)
+    }
+
+    /// Checks that they are the same still. Who touched a file, or put a copy in its place, has changed nothing: such a file is
+    /// read.
+    ///
+    /// # Errors
+    /// Which is not, and what to do.
+    pub fn check(&self) -> Result<(), String> {
+        for One { path, name, stamp, content } in &self.0 {
+            let now = std::fs::metadata(path).map_err(|error| cannot_read(name, &error))?;
+            if Stamp::of(&now) == *stamp {
+                continue;
+            }
+            let same = now.len() == stamp.bytes
+                && look(path).map_err(|error| cannot_read(name, &error))?.1 == *content;
+            if !same {
+                return Err(format!(
+                    "{name} is not what it was when the model was loaded: load the model again, or put the file back"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn cannot_read(name: &str, error: &io::Error) -> String {
+    format!("cannot read {name}: {error}")
+}
+
+fn look(path: &Path) -> io::Result<(Stamp, u64)> {
+    let mut file = File::open(path)?;
+    // Before its content: what is written meanwhile has another.
+    let stamp = Stamp::of(&file.metadata()?);
+    let (mut hasher, mut chunk) = (FixedState::default().build_hasher(), vec![0; CHUNK_BYTES]);
+    loop {
+        // Whole chunks, so that the same bytes give the same.
+        let read = fill(&mut file, &mut chunk)?;
+        if read == 0 {
+            return Ok((stamp, hasher.finish()));
+        }
+        hasher.write(&chunk[..read]);
+    }
+}
+
+/// Reads as much as fits, less only at the end.
+fn fill(file: &mut File, chunk: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < chunk.len() {
+        match file.read(&mut chunk[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+
+    use super::*;
+    use crate::{engine::onnx::external::testing::model, models::testing::source};
+    use std::fs;
+
+    #[test]
+    fn the_same_bytes_are_the_same_files_and_others_or_none_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, beside] = ["model.onnx", "w.data"].map(|name| folder.path().join(name));
+        let weights = vec![7; CHUNK_BYTES + 1];
+        fs::write(&own, model("w.data")).unwrap();
+        fs::write(&beside, &weights).unwrap();
+        let files = Files::of(&Source { path: own.clone(), ..source("m", "1", "") }).unwrap();
+        assert_eq!(files.check(), Ok(()));
+        let copy = folder.path().join("copy");
+        fs::copy(&beside, &copy).unwrap();
+        fs::rename(&copy, &beside).unwrap();
+        assert_eq!(files.check(), Ok(()), "a copy");
+
+        let mut other = weights.clone();
+        *other.last_mut().unwrap() = 8;
+        fs::write(&beside, &other).unwrap();
+        let changed = files.check().unwrap_err();
+        assert!(changed.starts_with("w.data is not what it was"), "{changed}");
+        fs::write(&beside, &weights).unwrap();
+        assert_eq!(files.check(), Ok(()));
+
+        fs::write(&own, model("v.data")).unwrap();
+        assert!(files.check().unwrap_err().starts_with("model.onnx is not what it was"));
+        fs::remove_file(&own).unwrap();
+        assert!(files.check().unwrap_err().starts_with("cannot read model.onnx: No such file"));
+    }
+
+    #[test]
+    fn a_fitter_has_no_files_of_its_own() {
+        let fitter = source("spots", "1", "engine = \"gauss-mle\"\n");
+        assert_eq!(Files::of(&fitter).unwrap().check(), Ok(()));
+    }
+}
