@@ -2,7 +2,10 @@
 
 use crate::support::{Server, config, send};
 use axum::body::Body;
-use ocelli::status::DeviceState;
+use ocelli::{
+    config::{Config, RepositoryMode},
+    status::DeviceState,
+};
 use std::{fs, io::Write, path::Path};
 
 /// Weights of the model; many, so that they are worth a look from where they lie.
@@ -166,5 +169,33 @@ async fn a_cpu_that_was_resumed_without_its_model_says_so_and_serves_it_once_it_
     assert_eq!(ask(&server).await, Ok(2.0));
     assert_eq!(get("/v2/health/ready").await.status, 200);
     assert_eq!(server.get("/v2/models/lin/ready").await.status, 200);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_that_failed_is_told_while_the_model_before_it_serves() {
+    let folder = doubling();
+    let model = folder.path().join("lin/model.onnx");
+    let mode = Config { repository_mode: RepositoryMode::Explicit, ..config() };
+    let server = Server::start_with(folder, mode).await;
+    let load = async || server.send("POST", "/v2/repository/models/lin/load", &[], "{}").await.status;
+    let told = async || {
+        let models = server.get("/v2/models").await.json()["models"].clone();
+        let metrics = server.get("/metrics").await.body;
+        let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+        let failed = metrics.lines().find(|line| line.starts_with("ocelli_model_load_failed{"));
+        assert_eq!(models[0]["state"], "READY");
+        (models[0]["reason"].as_str().unwrap().to_owned(), failed.map(str::to_owned))
+    };
+    let line = |value: u8| Some(format!("ocelli_model_load_failed{{model=\"lin\",version=\"1\"}} {value}"));
+    assert_eq!(told().await, (String::new(), line(0)));
+    replace(&model, b"<html>");
+    assert_ne!(load().await, 200);
+    let (reason, failed) = told().await;
+    assert!(reason.starts_with("the last load failed: model.onnx"), "{reason}");
+    assert_eq!((ask(&server).await, failed), (Ok(2.0), line(1)));
+    replace(&model, &scaling());
+    assert_eq!(load().await, 200);
+    assert_eq!(told().await, (String::new(), line(0)));
     server.end().await;
 }

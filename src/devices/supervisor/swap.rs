@@ -41,6 +41,7 @@ impl Devices {
                         reason,
                         "a new load failed; the old one goes on serving"
                     );
+                    self.parts.metrics.model(name).set_load_failed(version, true);
                     self.parts.catalog.note(name, version, &format!("the last load failed: {reason}"));
                     reasons.push(reason.to_owned());
                     continue;

@@ -375,6 +375,25 @@ mod tests {
     }
 
     #[test]
+    fn a_load_has_failed_until_one_succeeds() {
+        let metrics = metrics();
+        let model = metrics.model("digits");
+        let failed = |value: u8| {
+            check(&metrics, &format!("ocelli_model_load_failed{{model=\"digits\",version=\"1\"}} {value}"));
+        };
+        model.set_state("1", ModelState::Unavailable);
+        failed(1);
+        model.set_state("1", ModelState::Loading);
+        failed(1);
+        model.set_state("1", ModelState::Ready);
+        failed(0);
+        model.set_load_failed("1", true);
+        failed(1);
+        model.remove_version("1");
+        assert!(!metrics.render().contains("ocelli_model_load_failed{"));
+    }
+
+    #[test]
     fn a_device_is_in_one_state() {
         let metrics = metrics();
         metrics.devices.set_state("cpu", &["warming", "serving"], "warming");

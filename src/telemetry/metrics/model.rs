@@ -118,6 +118,7 @@ pub(super) struct Families {
     queue_items: IntGaugeVec,
     outcomes: IntCounterVec,
     state: IntGaugeVec,
+    load_failed: IntGaugeVec,
 }
 
 impl Families {
@@ -177,6 +178,11 @@ impl Families {
                 "1 for the state that a version of a model is in, 0 for the others.",
                 &["model", "version", "state"],
             ),
+            load_failed: register.gauges(
+                "ocelli_model_load_failed",
+                "1 where the last load of a version failed, though an older one may go on serving, until one succeeds.",
+                &["model", "version"],
+            ),
         }
     }
 }
@@ -232,6 +238,17 @@ impl ModelMetrics {
                 .with_label_values(&[&self.name, version, state.name()])
                 .set(i64::from(state == now));
         }
+        match now {
+            ModelState::Ready => self.set_load_failed(version, false),
+            ModelState::Unavailable => self.set_load_failed(version, true),
+            // It is not known yet.
+            ModelState::Loading => {}
+        }
+    }
+
+    /// Says what became of the last load of a version.
+    pub fn set_load_failed(&self, version: &str, failed: bool) {
+        self.families.load_failed.with_label_values(&[&self.name, version]).set(i64::from(failed));
     }
 
     /// Forgets a version that is gone from the catalog.
@@ -240,6 +257,7 @@ impl ModelMetrics {
             // Fails only for what was never set.
             let _ = self.families.state.remove_label_values(&[&self.name, version, state.name()]);
         }
+        let _ = self.families.load_failed.remove_label_values(&[&self.name, version]);
     }
 }
 
