@@ -34,12 +34,15 @@ pub(crate) fn external_files(path: &Path) -> Result<BTreeSet<String>, String> {
     Ok(names)
 }
 
-/// What is in these files, by their names: ONNX Runtime would map them, and see what is written over them while it runs, or
+/// A file that a model names: as it names it, and what is in it.
+pub(super) type Beside = (String, Arc<[u8]>);
+
+/// What is in the files that a model names: ONNX Runtime would map them, and see what is written over them while it runs, or
 /// end the process where they are cut off.
 ///
 /// # Errors
 /// A file that cannot be read, or not whole.
-pub(super) fn read(path: &Path) -> Result<Vec<(String, Arc<[u8]>)>, String> {
+pub(super) fn read(path: &Path) -> Result<Vec<Beside>, String> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let of = |name: String| {
         let read = File::open(folder.join(&name)).and_then(|mut file| {

@@ -4,7 +4,7 @@
 use super::{
     Runtime,
     binding::Binding,
-    external,
+    external::{self, Beside},
     failure::{self, first_line},
     gpu::{ConvSearch, OnGpu, Provider},
     placement::{self, Placement, checked},
@@ -21,7 +21,6 @@ use std::{
     ffi::{CStr, c_char},
     path::Path,
     ptr,
-    sync::Arc,
 };
 
 /// What a model is loaded for.
@@ -160,7 +159,7 @@ fn commit(
     path: &Path,
     threads: usize,
     providers: &[ExecutionProviderDispatch],
-    weights: Vec<(String, Arc<[u8]>)>,
+    weights: Vec<Beside>,
 ) -> ort::Result<OrtSession> {
     let (key, value) = placement::RECORD;
     let mut builder = OrtSession::builder(&runtime.environment)?
