@@ -2,6 +2,7 @@
 //! request is answered once and rightly, the state says what happened, and nothing is left on the GPU at the end.
 
 use crate::{
+    failover::fit_within,
     machine::{GPU, MODES, Machine, ON_GPU, Running, near, until},
     process::on_cpu,
 };
@@ -68,6 +69,25 @@ async fn a_call_that_hangs_is_answered_elsewhere_and_the_gpu_comes_back() {
         }
         end(&machine, server);
     }
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_where_memory_is_pinned_too_holds_up_neither_requests_nor_the_end() {
+    let expected = on_cpu().await;
+    let machine = Machine::new("");
+    let server = machine.serving("thread", SMALL, &WATCHED).await;
+    for call in ["cuMemHostRegister*", "kernel"] {
+        machine.tell("cuda", &format!("fault on={call} hang times=always")).await;
+    }
+    answered(&server, &expected, server.until_state("fenced", "stuck")).await;
+    // What comes now needs more such memory than there is.
+    answered(&server, &expected, async {}).await;
+    server.until_said("the driver hangs where memory is pinned").await;
+    on_the_cpu(&server, &expected).await;
+    let tensors = fit_within(server.address, "spots", 3, "120000").await;
+    assert_eq!(tensors.status, 200, "{:?}", tensors.body);
+    assert_eq!(server.device(GPU).await["state"], "fenced");
+    server.end();
 }
 
 #[tokio::test]

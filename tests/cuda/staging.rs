@@ -47,6 +47,54 @@ fn memory_that_was_taken_without_the_gpu_or_before_it_was_given_back_is_register
 }
 
 #[test]
+fn a_driver_that_hangs_while_it_registers_memory_holds_up_nobody_who_takes_some_or_gives_it_back() {
+    let fake = FakeCuda::start("");
+    let gpu = probe().unwrap().gpus.remove(0);
+    let host = HostMemory::default();
+    let context = Context::open_with(&gpu, host.clone()).unwrap();
+    let (known, staging) = (staging(&host), staging(&host));
+    let of_known = known.slot();
+    fake.tell("fault on=cuMemHostRegister* hang times=always");
+    let (tell, told) = std::sync::mpsc::channel();
+    let threads: Vec<_> = (0..4u8)
+        .map(|thread| {
+            let (staging, tell) = (staging.clone(), tell.clone());
+            std::thread::spawn(move || {
+                let mut slots: Vec<_> = (0..8).map(|_| staging.slot()).collect();
+                slots.iter_mut().for_each(|slot| slot.fill(thread));
+                assert!(slots.iter().all(|slot| slot.iter().all(|byte| *byte == thread)));
+                drop(slots);
+                tell.send(()).unwrap();
+            })
+        })
+        .collect();
+    for _ in &threads {
+        told.recv_timeout(crate::machine::PATIENCE).expect("nobody waits for the driver");
+    }
+    // What the driver knows goes when the driver is back, and its last holder does not wait for that.
+    drop((of_known, known));
+    staging.clear(0);
+    assert_eq!(fake.books().devices[0].registered, SLOT as u64);
+    fake.tell("clear");
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let patience = std::time::Instant::now() + crate::machine::PATIENCE;
+    while fake.books().devices[0].registered > 0 {
+        assert!(std::time::Instant::now() < patience, "the driver is back, and nobody has any of it");
+        std::thread::yield_now();
+    }
+    // From now on it is waited for again.
+    let slot = staging.slot();
+    assert_eq!(fake.books().devices[0].registered, SLOT as u64);
+    drop((slot, staging, context));
+    fake.books().assert_empty();
+}
+
+/// Slabs of one slot.
+fn staging(host: &HostMemory) -> Staging {
+    Staging::new(SLOT, 1, Memory::Pinned(Arc::new(host.clone()))).unwrap()
+}
+
+#[test]
 fn a_context_that_goes_late_leaves_the_next_ones_memory_registered() {
     let fake = FakeCuda::start("");
     let gpu = probe().unwrap().gpus.remove(0);

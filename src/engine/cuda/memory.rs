@@ -1,24 +1,11 @@
-//! Memory on the device and memory that it copies from and to by itself.
-//!
-//! Host memory is ours, and only registered with the driver: whoever still reads it when a context has gone (a reply that is
-//! being sent) reads memory that is still there. That leaves out write-combined memory, which the driver must allocate
-//! itself, and which is slow to read where a batch runs on the CPU or is padded.
+//! Memory on the device.
 #![allow(unsafe_code)]
 
-use super::{
-    Context, CudaError,
-    context::{beside_captures, synchronize},
-    numa::Near,
-};
-use crate::engine::staging::{Pin, Pinner};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
-use std::{
-    collections::BTreeMap,
-    ptr::NonNull,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+use super::{Context, CudaError, context::synchronize};
+use cudarc::driver::{CudaSlice, CudaStream, result, sys};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 /// What one owner holds on a device, such as an engine.
@@ -165,133 +152,5 @@ fn shortage(context: &Context, bytes: usize) -> String {
             context.held_bytes()
         ),
         Err(_) => format!("cannot allocate {bytes} bytes on {id}"),
-    }
-}
-
-/// Registers host memory with a device's driver, while this process has the device. Memory that is taken when it has not is
-/// registered when it has; when the context goes, all is unregistered, so that nobody who still reads it keeps the context, and
-/// registered again with the next one.
-#[derive(Debug, Clone, Default)]
-pub struct HostMemory(Arc<Mutex<Pins>>);
-
-#[derive(Debug, Default)]
-struct Pins {
-    /// Of the device, while it is ours.
-    cuda: Option<Arc<CudaContext>>,
-    /// The processors near it, where there is a choice.
-    near: Option<Near>,
-    /// Memory that is there, by where it begins.
-    memory: BTreeMap<usize, Known>,
-}
-
-/// Memory that the driver is to know.
-#[derive(Debug)]
-struct Known {
-    bytes: usize,
-    /// Whether it does.
-    registered: bool,
-}
-
-impl HostMemory {
-    /// For copies from and to this device (and any other).
-    pub fn of(context: &Context) -> HostMemory {
-        context.host.clone()
-    }
-
-    /// Registers everything: the device is ours from now on. What is registered already is so by a hold on the same context that
-    /// has not ended yet, and stays so.
-    pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
-        let mut pins = self.lock();
-        pins.cuda = Some(Arc::clone(cuda));
-        pins.near = near.cloned();
-        let mut memory = std::mem::take(&mut pins.memory);
-        for (start, known) in &mut memory {
-            known.registered = known.registered || pins.register(*start, known.bytes);
-        }
-        pins.memory = memory;
-    }
-
-    /// Unregisters everything: this context goes.
-    pub(super) fn close(&self, cuda: &Arc<CudaContext>) {
-        let mut pins = self.lock();
-        if pins.cuda.as_ref().is_some_and(|open| Arc::ptr_eq(open, cuda)) {
-            let mut memory = std::mem::take(&mut pins.memory);
-            for (start, known) in &mut memory {
-                if std::mem::take(&mut known.registered) {
-                    pins.unregister(*start);
-                }
-            }
-            (pins.memory, pins.cuda) = (memory, None);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pins> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Pins {
-    /// False where the driver refuses, or there is none now.
-    fn register(&self, start: usize, bytes: usize) -> bool {
-        let Some(cuda) = &self.cuda else { return false };
-        let register = || {
-            beside_captures(cuda);
-            cuda.bind_to_thread()?;
-            let (start, flags) =
-                (std::ptr::with_exposed_provenance_mut(start), sys::CU_MEMHOSTREGISTER_PORTABLE);
-            // SAFETY: the memory is there until its pin is dropped, which waits for the lock that is held here.
-            unsafe { sys::cuMemHostRegister_v2(start, bytes, flags) }.result()
-        };
-        let registered = match &self.near {
-            Some(near) => near.within(register),
-            None => register(),
-        };
-        if let Err(error) = registered {
-            let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
-            tracing::warn!(%error, "copies of this memory will wait for each other");
-        }
-        registered.is_ok()
-    }
-
-    fn unregister(&self, start: usize) {
-        let Some(cuda) = &self.cuda else { return };
-        beside_captures(cuda);
-        let released = cuda.bind_to_thread().and_then(|()| {
-            // SAFETY: registered, and not unregistered since, as the notes say under the lock that is held here. Its memory is there
-            // until its pin is dropped, which waits for that lock.
-            unsafe { sys::cuMemHostUnregister(std::ptr::with_exposed_provenance_mut(start)) }.result()
-        });
-        if let Err(error) = released {
-            // A broken context has forgotten it, and the memory is ours.
-            tracing::debug!(?error, "host memory could not be unregistered");
-        }
-    }
-}
-
-impl Pinner for HostMemory {
-    unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
-        let start = start.as_ptr().expose_provenance();
-        let mut pins = self.lock();
-        let registered = pins.register(start, bytes);
-        // What the driver refused is plain memory; what it was not asked for yet, it is when it is there.
-        (registered || pins.cuda.is_none()).then(|| {
-            pins.memory.insert(start, Known { bytes, registered });
-            Box::new(Pinned { start, host: self.clone() }) as Pin
-        })
-    }
-}
-
-/// Memory that the driver knows while there is one.
-struct Pinned {
-    start: usize,
-    host: HostMemory,
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        let mut pins = self.host.lock();
-        if pins.memory.remove(&self.start).is_some_and(|known| known.registered) {
-            pins.unregister(self.start);
-        }
     }
 }

@@ -4,7 +4,7 @@
 //! - [`driver`]: what there is, or in one line why there is nothing.
 //! - [`context`]: a GPU that is ours, its streams and events.
 //! - [`numa`]: the processors near it.
-//! - [`memory`]: buffers on it, and host memory that it copies from and to by itself.
+//! - [`memory`]: buffers on it; [`host`]: memory of the host that it copies from and to by itself.
 //! - [`module`]: our kernels on it; `preprocess`: those that make items of images.
 //! - [`canary`]: whether it answers as it should.
 //! - [`fault`]: what follows from an error.
@@ -18,6 +18,7 @@ pub mod context;
 pub mod driver;
 pub mod fault;
 pub mod gauss_mle;
+pub mod host;
 pub mod jpeg;
 pub mod memory;
 pub mod module;
@@ -29,5 +30,6 @@ pub use canary::canary;
 pub use context::{Context, Event, MemoryInfo, Streams, headroom_bytes, remains};
 pub use driver::{Driver, Gpu, NoGpu, keep_kernels_in, probe};
 pub use fault::{CudaError, Fault};
-pub use memory::{Buffer, Heap, HostMemory};
+pub use host::HostMemory;
+pub use memory::{Buffer, Heap};
 pub use module::{Kernel, Module};

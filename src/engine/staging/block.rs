@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::engine::{
-    child::region::{Part, Region},
+    child::region::Region,
     tensor::{Tensor, TensorView},
 };
 use bytes::Bytes;
@@ -25,15 +25,21 @@ const BATCHES: usize = 4;
 /// Free blocks that a store keeps at least: what three batches of two inputs take.
 const FREE_BLOCKS_MAX: usize = 6;
 
-/// Holds memory known to a device; dropping it ends that.
-pub type Pin = Box<dyn Send + Sync>;
+/// Holds memory known to a device; dropping it ends that, and waits for it.
+pub type Pin = Box<dyn Release>;
+
+/// What knows memory to a device.
+pub trait Release: Send + Sync {
+    /// Ends that without waiting for the device, and drops the memory when the device knows it no more.
+    fn release(self: Box<Self>, memory: Box<dyn Send>);
+}
 
 /// Makes host memory known to a device, so that it copies from and to it by itself, while the host does other things.
 pub trait Pinner: fmt::Debug + Send + Sync {
     /// Makes it known; `None` where the device refuses: copies are slower then, and as right.
     ///
     /// # Safety
-    /// The memory is there until the pin is dropped.
+    /// The memory is there until the pin is dropped, or has dropped it ([`Release::release`]).
     unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin>;
 }
 
@@ -77,14 +83,24 @@ impl Memory {
 /// A fixed block of bytes that somebody wrote, be it zeros.
 pub(super) struct Block {
     start: NonNull<u8>,
-    of: Of,
+    bytes: usize,
+    /// The memory itself, until it is dropped, and whether it is part of a region.
+    of: Option<Box<dyn Send>>,
+    shared: bool,
     pin: Option<Pin>,
 }
 
-/// Where a block is from.
-enum Of {
-    Heap(Layout),
-    Region(Part),
+/// Memory of the host's own.
+struct Heap(NonNull<u8>, Layout);
+
+// SAFETY: it is owned, and nobody reads or writes it by this.
+unsafe impl Send for Heap {}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `Block::new` with this layout; no device knows of it any more.
+        unsafe { dealloc(self.0.as_ptr(), self.1) }
+    }
 }
 
 // SAFETY: a block is plain memory with one owner; who may write which part is settled by `Slot` and `Lent`.
@@ -100,13 +116,19 @@ impl Block {
         // SAFETY: the layout is not empty.
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
-        Block { start, of: Of::Heap(layout), pin: None }
+        Block {
+            start,
+            bytes: layout.size(),
+            of: Some(Box::new(Heap(start, layout))),
+            shared: false,
+            pin: None,
+        }
     }
 
     /// The same, known to a device.
     fn pinned(bytes: usize, pinner: &dyn Pinner) -> Block {
         let mut block = Block::new(bytes, PAGE);
-        // SAFETY: the block drops its pin before its memory.
+        // SAFETY: the pin has the memory when the block is dropped.
         block.pin = unsafe { pinner.pin(block.start, block.bytes()) };
         block
     }
@@ -114,7 +136,13 @@ impl Block {
     /// A part of a region, if there is room.
     fn shared(bytes: usize, region: &Region) -> Option<Block> {
         let part = region.lend(bytes)?;
-        Some(Block { start: part.start(), of: Of::Region(part), pin: None })
+        Some(Block {
+            start: part.start(),
+            bytes: part.len(),
+            of: Some(Box::new(part)),
+            shared: true,
+            pin: None,
+        })
     }
 
     pub(super) fn start(&self) -> *mut u8 {
@@ -122,19 +150,14 @@ impl Block {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        match &self.of {
-            Of::Heap(layout) => layout.size(),
-            Of::Region(part) => part.len(),
-        }
+        self.bytes
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.pin = None;
-        if let Of::Heap(layout) = self.of {
-            // SAFETY: allocated in `new` with this layout; no device knows of it any more.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
+        if let (Some(pin), Some(of)) = (self.pin.take(), self.of.take()) {
+            pin.release(of);
         }
     }
 }
@@ -262,7 +285,7 @@ impl AsRef<[u8]> for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
-        if matches!((&block.of, &self.store.memory), (Of::Region(_), Memory::Landing(..))) {
+        if block.shared && matches!(self.store.memory, Memory::Landing(..)) {
             return;
         }
         let mut free = self.store.lock();
@@ -296,6 +319,13 @@ pub(super) mod tests {
             assert!(start.addr().get().is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE), "whole pages");
             self.0.fetch_add(bytes, Ordering::SeqCst);
             Some(Box::new(Counted(bytes, Arc::clone(&self.0))))
+        }
+    }
+
+    impl Release for Counted {
+        fn release(self: Box<Self>, memory: Box<dyn Send>) {
+            drop(self);
+            drop(memory);
         }
     }
 

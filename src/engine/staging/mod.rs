@@ -12,8 +12,10 @@ pub mod block;
 pub mod slots;
 
 pub use assemble::Assembler;
-pub use block::{Blocks, Lent, Memory, Pin, Pinner};
+pub use block::{Blocks, Lent, Memory, Pin, Pinner, Release};
 pub use slots::{Slot, Staging};
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -171,15 +171,21 @@ impl Staging {
     /// The next slot. Its content is whatever its last user left.
     pub fn slot(&self) -> Slot {
         let mut state = self.pool.lock();
-        let (slab, index) = match state.current.take() {
-            Some(current) => current,
-            None => {
-                let block = state.free.pop().unwrap_or_else(|| self.pool.block());
+        let (slab, index) = loop {
+            if let Some(current) = state.current.take() {
+                break current;
+            }
+            if let Some(block) = state.free.pop() {
                 let slab = Arc::new(Slab { block: Some(block), pool: Arc::downgrade(&self.pool) });
                 state.slabs.retain(|slab| slab.strong_count() > 0);
                 state.slabs.push(Arc::downgrade(&slab));
-                (slab, 0)
+                break (slab, 0);
             }
+            // A device may take its time over it, for which nobody else is to wait.
+            drop(state);
+            let block = self.pool.block();
+            state = self.pool.lock();
+            state.free.push(block);
         };
         if index + 1 < self.pool.slots {
             state.current = Some((Arc::clone(&slab), index + 1));

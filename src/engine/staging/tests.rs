@@ -1,12 +1,18 @@
 //! Slots, blocks and batches made of them.
 #![allow(clippy::unwrap_used)] // a test may panic
+#![allow(unsafe_code)] // the pinner of a test
 
 use super::{block::tests::Counter, *};
 use crate::engine::{DataType, Tensor};
 use bytes::Bytes;
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::Duration,
 };
 
 fn row(staging: &Staging, value: f32) -> Tensor {
@@ -98,6 +104,46 @@ fn slabs_that_nobody_uses_are_given_back_when_that_is_asked_for() {
 
 fn pinned(bytes: &Arc<AtomicUsize>) -> Memory {
     Memory::Pinned(Arc::new(Counter(Arc::clone(bytes))))
+}
+
+/// A device that takes its time over the first memory that it is told of.
+#[derive(Debug)]
+struct Slow {
+    began: mpsc::Sender<()>,
+    goes_on: Mutex<Option<mpsc::Receiver<()>>>,
+}
+
+impl Pinner for Slow {
+    unsafe fn pin(&self, _: NonNull<u8>, _: usize) -> Option<Pin> {
+        let goes_on = self.goes_on.lock().unwrap().take();
+        if let Some(goes_on) = goes_on {
+            self.began.send(()).unwrap();
+            // It ends with the test as well.
+            let _ = goes_on.recv();
+        }
+        None
+    }
+}
+
+#[test]
+fn while_a_device_is_told_of_one_slab_others_are_handed_out_and_come_back() {
+    let ((began, begins), (release, goes_on)) = (mpsc::channel(), mpsc::channel());
+    let slow = Slow { began, goes_on: Mutex::new(Some(goes_on)) };
+    let staging = Staging::new(8, 1, Memory::Pinned(Arc::new(slow))).unwrap();
+    let (theirs, others) = (staging.clone(), staging.clone());
+    let first = std::thread::spawn(move || drop(theirs.slot()));
+    begins.recv().unwrap();
+    let (tell, told) = mpsc::channel();
+    let second = std::thread::spawn(move || {
+        drop(row(&others, 2.0));
+        tell.send(()).unwrap();
+    });
+    let patience = Duration::from_secs(60);
+    let told = told.recv_timeout(patience);
+    release.send(()).unwrap();
+    assert_eq!(told, Ok(()), "it does not wait for the device");
+    first.join().unwrap();
+    second.join().unwrap();
 }
 
 #[test]

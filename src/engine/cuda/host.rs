@@ -1,0 +1,345 @@
+//! Host memory that a device copies from and to by itself.
+//!
+//! It is ours, and only registered with the driver: whoever still reads it when a context has gone (a reply that is
+//! being sent) reads memory that is still there. That leaves out write-combined memory, which the driver must allocate
+//! itself, and which is slow to read where a batch runs on the CPU or is padded.
+//!
+//! A thread of its own makes these calls, and no lock is held over one: images are decoded into such memory, and replies give it
+//! back, on threads that serve everybody. Where the driver hangs, that thread hangs alone, and memory is plain until the driver is back.
+#![allow(unsafe_code)]
+
+use super::{Context, CudaError, context::beside_captures, numa::Near};
+use crate::engine::staging::{Pin, Pinner, Release};
+use cudarc::driver::{CudaContext, sys};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ptr::NonNull,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// A call that takes longer is waited for by nobody.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Registers host memory with a device's driver, while this process has the device. Memory that is taken when it has not is
+/// registered when it has; when the context goes, all is unregistered, so that nobody who still reads it keeps the context, and
+/// registered again with the next one.
+#[derive(Clone, Default)]
+pub struct HostMemory(Arc<Owner>);
+
+/// Whose end is that of the thread.
+#[derive(Default)]
+struct Owner(Arc<Shared>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// What the thread and those for whom it works have in common.
+#[derive(Default)]
+struct Shared {
+    pins: Mutex<Pins>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Pins {
+    /// Of the device, while it is ours.
+    cuda: Option<Arc<CudaContext>>,
+    /// The processors near it, where there is a choice.
+    near: Option<Near>,
+    /// That which goes, and whether one does.
+    closing: Option<Arc<CudaContext>>,
+    closes: bool,
+    /// Memory that is there, by where it begins.
+    memory: BTreeMap<usize, Known>,
+    /// The thread is there, or nobody is left for whom it would work.
+    started: bool,
+    ended: bool,
+    /// Calls that have come back, and whether one has not for long.
+    calls: u64,
+    hangs: bool,
+}
+
+/// Memory that the driver is to know.
+struct Known {
+    bytes: usize,
+    state: State,
+    /// The memory itself, when nobody has it any more: it goes when the driver does not know it.
+    left: Option<Box<dyn Send>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The driver does not know it, and is to.
+    New,
+    /// It is just told so, or that it goes.
+    Called,
+    Registered,
+    Refused,
+}
+
+/// One call of the driver.
+struct Call {
+    start: usize,
+    bytes: usize,
+    cuda: Arc<CudaContext>,
+    near: Option<Near>,
+    register: bool,
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostMemory").finish_non_exhaustive()
+    }
+}
+
+impl HostMemory {
+    /// For copies from and to this device (and any other).
+    pub fn of(context: &Context) -> HostMemory {
+        context.host.clone()
+    }
+
+    /// Registers everything: the device is ours from now on. What is registered already is so by a hold on the same context that
+    /// has not ended yet, and stays so.
+    pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
+        let shared = self.shared();
+        let mut pins = shared.lock();
+        pins.cuda = Some(Arc::clone(cuda));
+        pins.near = near.cloned();
+        for known in pins.memory.values_mut().filter(|known| known.state == State::Refused) {
+            known.state = State::New;
+        }
+        let pins = shared.call(pins);
+        drop(
+            shared.wait(pins, |pins| !pins.closes && pins.memory.values().all(|known| !known.is_under_way())),
+        );
+    }
+
+    /// Unregisters everything: this context goes. Where the driver hangs, it goes when the driver is back.
+    pub(super) fn close(&self, cuda: &Arc<CudaContext>) {
+        let shared = self.shared();
+        let mut pins = shared.lock();
+        if pins.cuda.as_ref().is_some_and(|open| Arc::ptr_eq(open, cuda)) {
+            (pins.closing, pins.closes) = (pins.cuda.take(), true);
+            let pins = shared.call(pins);
+            drop(shared.wait(pins, |pins| !pins.closes));
+        }
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.0.0
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Pins> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the thread look what there is to do.
+    fn call<'a>(self: &'a Arc<Shared>, mut pins: MutexGuard<'a, Pins>) -> MutexGuard<'a, Pins> {
+        if !pins.started {
+            let shared = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("ocelli-pins".into());
+            match thread.spawn(move || shared.work()) {
+                Ok(_) => pins.started = true,
+                Err(error) => {
+                    tracing::warn!(%error, "no thread to pin memory on: copies will wait for each other")
+                }
+            }
+        }
+        self.changed.notify_all();
+        pins
+    }
+
+    /// Waits for that, as long as the driver answers.
+    fn wait<'a>(
+        &'a self,
+        mut pins: MutexGuard<'a, Pins>,
+        done: impl Fn(&Pins) -> bool,
+    ) -> MutexGuard<'a, Pins> {
+        while !done(&pins) && !pins.hangs && pins.started {
+            let calls = pins.calls;
+            let waited = self
+                .changed
+                .wait_timeout_while(pins, PATIENCE, |pins| !done(pins) && !pins.hangs && pins.calls == calls);
+            let (now, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            pins = now;
+            if timeout.timed_out() {
+                pins.hangs = true;
+                self.changed.notify_all();
+                tracing::warn!("the driver hangs where memory is pinned: copies will wait for each other");
+            }
+        }
+        pins
+    }
+
+    /// Calls the driver, one thing after the other, until nobody is left who could have memory.
+    fn work(&self) {
+        let mut pins = self.lock();
+        loop {
+            if let Some(call) = pins.next() {
+                drop(pins);
+                let (start, register) = (call.start, call.register);
+                // Drops its hold on the context as well: whoever closes that is to have the last one.
+                let works = call.make();
+                pins = self.lock();
+                (pins.calls, pins.hangs) = (pins.calls + 1, false);
+                let left = pins.called(start, register, works);
+                self.changed.notify_all();
+                drop(pins);
+                drop(left);
+                pins = self.lock();
+            } else if pins.closes {
+                let closed = pins.closing.take();
+                drop(pins);
+                // Before it is told: whoever closes it has the last hold on it, unless it has waited for too long.
+                drop(closed);
+                pins = self.lock();
+                pins.closes = pins.closing.is_some();
+                self.changed.notify_all();
+            } else if pins.ended {
+                return;
+            } else {
+                pins = self.changed.wait(pins).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+impl Known {
+    fn is_under_way(&self) -> bool {
+        matches!(self.state, State::New | State::Called)
+    }
+}
+
+impl Pins {
+    /// What the driver is told next.
+    fn next(&mut self) -> Option<Call> {
+        let goes = |known: &Known| self.closing.is_some() || known.left.is_some();
+        let cuda = self.closing.as_ref().or(self.cuda.as_ref())?;
+        let mut memory = self.memory.iter();
+        let (start, register) = memory.find_map(|(start, known)| match known.state {
+            State::Registered if goes(known) => Some((*start, false)),
+            State::New if self.closing.is_none() => Some((*start, true)),
+            _ => None,
+        })?;
+        let (cuda, near) = (Arc::clone(cuda), self.near.clone());
+        let known = self.memory.get_mut(&start)?;
+        known.state = State::Called;
+        Some(Call { start, bytes: known.bytes, cuda, near, register })
+    }
+
+    /// A call has come back. Gives memory that nobody has any more and the driver does not know.
+    fn called(&mut self, start: usize, register: bool, works: bool) -> Option<Known> {
+        let known = self.memory.get_mut(&start)?;
+        known.state = match (register, works) {
+            (true, true) => State::Registered,
+            (true, false) => State::Refused,
+            // A broken context has forgotten it, and the memory is ours.
+            (false, _) => State::New,
+        };
+        let gone = known.left.is_some() && known.state != State::Registered;
+        if gone { self.memory.remove(&start) } else { None }
+    }
+
+    /// Nobody has this memory any more: it goes now, or when the driver does not know it.
+    fn leave(&mut self, start: usize, memory: Box<dyn Send>) -> Option<Box<dyn Send>> {
+        match self.memory.get_mut(&start) {
+            Some(known) if matches!(known.state, State::Called | State::Registered) => {
+                known.left = Some(memory);
+                None
+            }
+            _ => {
+                self.memory.remove(&start);
+                Some(memory)
+            }
+        }
+    }
+}
+
+impl Call {
+    /// False where the driver refuses.
+    fn make(self) -> bool {
+        let Call { start, bytes, cuda, near, register } = self;
+        beside_captures(&cuda);
+        let call = || {
+            cuda.bind_to_thread()?;
+            let start = std::ptr::with_exposed_provenance_mut(start);
+            if register {
+                // SAFETY: the memory is there while it is noted, and it is noted until this has come back (`Pins::leave`).
+                unsafe { sys::cuMemHostRegister_v2(start, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }.result()
+            } else {
+                // SAFETY: it is registered, and not unregistered since, as the notes say; it is there as above.
+                unsafe { sys::cuMemHostUnregister(start) }.result()
+            }
+        };
+        let called = match near.filter(|_| register) {
+            Some(near) => near.within(call),
+            None => call(),
+        };
+        match called {
+            Ok(()) => {}
+            Err(error) if register => {
+                let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
+                tracing::warn!(%error, "copies of this memory will wait for each other");
+            }
+            Err(error) => tracing::debug!(?error, "host memory could not be unregistered"),
+        }
+        called.is_ok()
+    }
+}
+
+impl Pinner for HostMemory {
+    unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
+        let start = start.as_ptr().expose_provenance();
+        let shared = self.shared();
+        let mut pins = shared.lock();
+        pins.memory.insert(start, Known { bytes, state: State::New, left: None });
+        // What is there without a device is registered when it is.
+        if pins.cuda.is_some() {
+            let under_way = |pins: &Pins| pins.memory.get(&start).is_some_and(Known::is_under_way);
+            pins = shared.wait(shared.call(pins), |pins| pins.cuda.is_none() || !under_way(pins));
+            if pins.memory.get(&start).is_some_and(|known| known.state == State::Refused) {
+                pins.memory.remove(&start);
+                return None;
+            }
+        }
+        Some(Box::new(Pinned { start: Some(start), host: self.clone() }))
+    }
+}
+
+/// Memory that the driver knows while there is one.
+struct Pinned {
+    /// Until it is released.
+    start: Option<usize>,
+    host: HostMemory,
+}
+
+impl Release for Pinned {
+    fn release(mut self: Box<Self>, memory: Box<dyn Send>) {
+        let Some(start) = self.start.take() else { return };
+        let shared = self.host.shared();
+        let left = shared.lock().leave(start, memory);
+        shared.changed.notify_all();
+        drop(left);
+    }
+}
+
+impl Drop for Pinned {
+    /// Where the memory is somebody else's: waits until the driver does not know it.
+    fn drop(&mut self) {
+        let Some(start) = self.start.take() else { return };
+        let shared = self.host.shared();
+        let mut pins = shared.lock();
+        let _ = pins.leave(start, Box::new(()));
+        shared.changed.notify_all();
+        let is_there = |pins: &mut Pins| pins.memory.contains_key(&start);
+        drop(shared.changed.wait_while(pins, is_there));
+    }
+}
