@@ -106,9 +106,9 @@ impl Queue {
     }
 
     /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs
-    /// that only it can run wait for it if they have the time, and are refused with the reason if not. Holds until the
-    /// device serves again, or something else is said; to say the same again changes nothing. Without a word of it a device is
-    /// not expected back.
+    /// that only it can run wait for it if they have the time, and are refused with the reason if not. Holds for each model until
+    /// the device serves it again, for all until it has [returned](Worker::returned), or until something else is said; to say
+    /// the same again changes nothing. Without a word of it a device is not expected back.
     pub fn expect(&self, device: &Arc<str>, absence: Absence) {
         let mut state = self.lock();
         if state.book.expect(device, absence, Instant::now()) {

@@ -53,6 +53,8 @@ impl Worker {
 struct Device {
     name: Arc<str>,
     absence: Option<Absence>,
+    /// What it has served since that was said: of these it is back.
+    served: Vec<ModelKey>,
     /// What its last fault was.
     fault: Option<Arc<str>>,
 }
@@ -81,7 +83,12 @@ impl Roster {
     pub fn device(&mut self, name: &Arc<str>) -> DeviceKey {
         let known = self.devices.iter().position(|device| device.name == *name);
         let index = known.unwrap_or_else(|| {
-            self.devices.push(Device { name: Arc::clone(name), absence: None, fault: None });
+            self.devices.push(Device {
+                name: Arc::clone(name),
+                absence: None,
+                served: Vec::new(),
+                fault: None,
+            });
             self.devices.len() - 1
         });
         DeviceKey(index as u32)
@@ -105,16 +112,23 @@ impl Roster {
     /// Says why a device goes, and when it should be back; true if that is news.
     pub fn set_absence(&mut self, device: &Arc<str>, absence: Absence) -> bool {
         let device = self.device(device);
-        let told = &mut self.devices[device.0 as usize].absence;
-        let news = told.as_ref() != Some(&absence);
-        *told = Some(absence);
+        let device = &mut self.devices[device.0 as usize];
+        let news = device.absence.as_ref() != Some(&absence) || !device.served.is_empty();
+        (device.absence, device.served) = (Some(absence), Vec::new());
         news
     }
 
-    /// Whether something of the kind was said since the device last served.
+    /// Whether something of the kind was said since the device last served anything.
     pub fn is_absence_told(&mut self, device: &Arc<str>) -> bool {
         let device = self.device(device);
-        self.devices[device.0 as usize].absence.is_some()
+        let device = &self.devices[device.0 as usize];
+        device.absence.is_some() && device.served.is_empty()
+    }
+
+    /// A device is back with all that it will serve for now: of no model is it to come.
+    pub fn end_absence(&mut self, device: DeviceKey) {
+        let device = &mut self.devices[device.0 as usize];
+        (device.absence, device.served) = (None, Vec::new());
     }
 
     /// Notes a fault of a device, for messages.
@@ -132,7 +146,11 @@ impl Roster {
             worker.serves = Some(serves.to_vec());
             if !serves.is_empty() {
                 let device = &mut self.devices[worker.device.0 as usize];
-                (device.absence, device.fault) = (None, None);
+                device.fault = None;
+                // One that is taken anew loads a model at a time: whoever waits for the others waits on.
+                if device.absence.is_some() {
+                    device.served.extend_from_slice(serves);
+                }
             }
         }
         news
@@ -172,20 +190,23 @@ impl Roster {
         models
     }
 
-    /// Why these devices, which served once, are away, and when the first of them should be back.
-    pub fn absence(&self, devices: &[DeviceKey]) -> Absence {
-        let told = |key: &DeviceKey| {
+    /// Why these devices, which served a model once, do not now, and when the first of them should again.
+    pub fn absence(&self, devices: &[DeviceKey], model: ModelKey) -> Absence {
+        let absence = |key: &DeviceKey| {
             let device = &self.devices[key.0 as usize];
-            let why = device.absence.as_ref().map(|absence| &absence.reason).or(device.fault.as_ref());
-            match why {
-                Some(why) => format!("{} is away: {why}", device.name),
-                None => format!("{} is away", device.name),
+            device.absence.as_ref().filter(|_| !device.served.contains(&model))
+        };
+        let told = |key: &DeviceKey| {
+            let Device { name, fault, .. } = &self.devices[key.0 as usize];
+            match absence(key).map(|absence| &absence.reason).or(fault.as_ref()) {
+                Some(why) => format!("{name} is away: {why}"),
+                None if self.present().contains(key) => format!("{name} is there, and does not serve it now"),
+                None => format!("{name} is away"),
             }
         };
-        let absences = devices.iter().filter_map(|key| self.devices[key.0 as usize].absence.as_ref());
         Absence {
             reason: devices.iter().map(told).collect::<Vec<_>>().join("; ").into(),
-            back: absences.filter_map(|absence| absence.back).min(),
+            back: devices.iter().filter_map(absence).filter_map(|absence| absence.back).min(),
         }
     }
 

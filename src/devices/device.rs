@@ -276,6 +276,12 @@ impl Hold {
         self.workers().iter().for_each(|worker| worker.pause(model, paused));
     }
 
+    /// Says that it has all models that it will have for now: requests wait for it to come back with no other.
+    pub(super) fn complete(&self) {
+        // The first has one instance of each.
+        self.first.complete();
+    }
+
     /// Drops engines that are not wanted after all, where they were made.
     pub(super) fn drop_engines(&self, engines: Engines) {
         // Where the thread has ended, they are dropped with the message.

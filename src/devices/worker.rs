@@ -44,6 +44,8 @@ enum Mail {
     Serve(Lent, Box<dyn Engine + Send>),
     /// Takes no more work for a model, or takes it again; its engine stays.
     Pause(ModelKey, bool),
+    /// The device has all models that it will have for now.
+    Complete(mpsc::Sender<()>),
     /// Something to be done on this thread.
     Do(Box<dyn FnOnce() + Send>),
 }
@@ -118,6 +120,17 @@ impl Worker {
         self.queue.recall(self.place, reason)
     }
 
+    /// Says, between two batches, that the device has all models that it will have for now: nobody waits any longer for those
+    /// that it has not. When this returns, that is said, or the device is gone or hangs.
+    pub(super) fn complete(&self) {
+        let (told, reply) = mpsc::channel();
+        let sent = self.mail.send(Mail::Complete(told));
+        self.queue.wake();
+        if sent.is_ok() {
+            let _ = self.wait(&reply);
+        }
+    }
+
     /// Does something on the worker's thread, between two batches, and waits for it as long as the device does not hang. What of
     /// it may hang says so itself ([`Health::busy`]).
     ///
@@ -127,7 +140,7 @@ impl Worker {
         &self,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R, String> {
-        self.wait(&self.post(work)?)
+        self.wait(&self.post(work)?)?
     }
 
     /// The same, for one call of the device. That hangs when it takes too long itself, however long it had to wait for what
@@ -157,10 +170,10 @@ impl Worker {
         sent.map(|()| reply).map_err(|_| ENDED.to_owned())
     }
 
-    fn wait<R>(&self, reply: &mpsc::Receiver<Result<R, String>>) -> Result<R, String> {
+    fn wait<R>(&self, reply: &mpsc::Receiver<R>) -> Result<R, String> {
         loop {
             match reply.recv_timeout(LOOK) {
-                Ok(result) => return result,
+                Ok(result) => return Ok(result),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Err(ENDED.to_owned()),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     if let Some(time) = self.health.stuck_for(Instant::now()) {
@@ -221,6 +234,7 @@ impl Work {
                 match mail {
                     Mail::Serve(model, engine) => self.accept(model, engine),
                     Mail::Pause(model, paused) => self.pause(model, paused),
+                    Mail::Complete(told) => self.complete(&told),
                     Mail::Do(work) => work(),
                 }
             }
@@ -273,6 +287,15 @@ impl Work {
         if !paused && self.engines.contains_key(&model) {
             self.served.push(model);
         }
+    }
+
+    fn complete(&self, told: &mpsc::Sender<()>) {
+        // Of a device that is over by now, whoever keeps it says when it comes back.
+        if !self.health.is_over() {
+            self.place.returned(&self.served);
+        }
+        // Whoever asked waits for it.
+        let _ = told.send(());
     }
 
     /// How long to wait for work before memory is let go; for ever where there is none to let go. What batches were put together in
@@ -436,8 +459,8 @@ mod tests {
         let second = worker.post(call).unwrap();
         assert_eq!(health.busy_for(Instant::now()), None, "it has not begun");
         release.send(()).unwrap();
-        let first_ended = worker.wait(&first).unwrap().unwrap();
-        let second_began = worker.wait(&second).unwrap().unwrap();
+        let first_ended = worker.wait(&first).unwrap().unwrap().unwrap();
+        let second_began = worker.wait(&second).unwrap().unwrap().unwrap();
         assert!(second_began >= first_ended);
         assert_eq!(worker.call_device(|| 7), Ok(7));
         assert_eq!(health.busy_for(Instant::now()), None);

@@ -7,6 +7,7 @@ use crate::{
     machine::{GPU, MODES, Machine, Running, until},
     scenarios::end,
 };
+use futures_util::future::join_all;
 
 /// Nothing else answers.
 const ALONE: &str = "[placement]\ndevices = \"gpu\"\nfallback = \"never\"\n";
@@ -46,6 +47,27 @@ async fn while_a_gpu_is_drained_requests_are_refused_whatever_was_said_before() 
         server.until_state("fenced", "xid").await;
         drain(&server).await;
         refused(&server, "drained by request").await;
+        end(&machine, server);
+    }
+}
+
+/// It is taken anew with one model after the other.
+#[tokio::test]
+async fn requests_wait_until_a_gpu_that_comes_back_has_their_model_too() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let names = ["a", "b", "c"];
+        let models = names.map(|name| (name, ALONE));
+        let server = machine.start(isolation, &models, &[("idle-release-ms", "500")]).await;
+        server.until_ready().await;
+        let all: &[&[&str]] = &[&["c"], &["b"], &["a"], &names];
+        for asked in all {
+            server.until_state("waiting", "idle").await;
+            let asking = asked.iter().map(|name| fit_within(server.address, name, 3, ENOUGH_MS));
+            for reply in join_all(asking).await {
+                assert_eq!(reply.status, 200, "{asked:?}: {:?}", reply.body);
+            }
+        }
         end(&machine, server);
     }
 }

@@ -167,10 +167,18 @@ impl Book {
         !self.roster.is_absence_told(device) && self.expect(device, absence, now)
     }
 
+    /// A worker has all that its device will serve for now: whoever waits for it to come back with anything else is told.
+    pub fn returned(&mut self, worker: WorkerKey, serves: &[ModelKey], now: Instant) {
+        let Some(device) = self.roster.device_of(worker) else { return };
+        self.note_serves(worker, serves);
+        self.roster.end_absence(device);
+        self.strand(now);
+    }
+
     /// Why a model that was served is not any more.
     pub(super) fn unserved(&self, key: ModelKey) -> Option<Absence> {
         let model = self.models.get(&key).filter(|model| !model.homes.is_empty())?;
-        (!self.roster.may_be_served(key)).then(|| self.roster.absence(&model.homes))
+        (!self.roster.may_be_served(key)).then(|| self.roster.absence(&model.homes, key))
     }
 
     /// Refuses a job of a model whose devices are away and will not be back in time.

@@ -543,6 +543,51 @@ fn jobs_of_a_model_whose_device_is_away_wait_only_if_it_is_back_in_time() {
 }
 
 #[test]
+fn a_device_that_comes_back_with_one_model_after_the_other_is_waited_for_until_it_has_all_that_it_gets() {
+    const OTHER: ModelKey = ModelKey(2);
+    for gets_it in [true, false] {
+        let mut desk = Desk::new(false);
+        let rules = desk.book.models[&MODEL].rules.clone();
+        desk.book.register(OTHER, "letters", rules);
+        assert!(matches!(desk.book.pick(desk.worker, &[MODEL, OTHER], desk.now), Pick::Sleep));
+        let back = Some(desk.now + Duration::from_secs(2));
+        desk.book.expect(&"cpu".into(), Absence { reason: "it is idle".into(), back }, desk.now);
+        desk.book.detach(desk.worker, desk.now);
+        let push = |desk: &mut Desk| {
+            let job = Job { model: OTHER, ..desk.job(1, 7) };
+            desk.book.push(job, desk.now)
+        };
+        let before = push(&mut desk).unwrap();
+        desk.worker = desk.book.attach(&"cpu".into());
+        for serves in [&[][..], &[MODEL]] {
+            assert!(matches!(desk.book.pick(desk.worker, serves, desk.now), Pick::Sleep));
+            assert_eq!(desk.answers(), [], "with {serves:?}");
+        }
+        let meanwhile = push(&mut desk).expect("it waits as well");
+        if gets_it {
+            desk.book.returned(desk.worker, &[MODEL, OTHER], desk.now);
+            assert_eq!(desk.answers(), []);
+            let picked = desk.book.pick(desk.worker, &[MODEL, OTHER], desk.now);
+            let Pick::Run(batch, _) = picked else { panic!("{picked:?}") };
+            assert_eq!((batch.model, batch.items), (OTHER, 2));
+        } else {
+            desk.book.returned(desk.worker, &[MODEL], desk.now);
+            let refused = InferError::Unserved {
+                name: "letters".into(),
+                reason: "cpu is there, and does not serve it now".into(),
+                retry_after: Duration::from_secs(5),
+            };
+            let answers = desk.answers();
+            assert_eq!(answers.len(), 2);
+            for waited in [before, meanwhile] {
+                assert!(answers.contains(&(waited, Err(refused.clone()))), "{answers:?}");
+            }
+            assert_eq!(push(&mut desk), Err(refused));
+        }
+    }
+}
+
+#[test]
 fn a_late_job_is_answered_when_a_batch_is_formed_and_never_runs() {
     let mut desk = Desk::new(false);
     let late = desk.push_due(1, 5).unwrap();

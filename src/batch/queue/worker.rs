@@ -42,6 +42,14 @@ impl Worker {
         self.key
     }
 
+    /// Says that this is all that its device will serve for now: jobs that wait for it to come back with anything else are
+    /// answered.
+    pub fn returned(&self, serves: &[ModelKey]) {
+        let mut state = self.queue.lock();
+        state.book.returned(self.key, serves, Instant::now());
+        self.queue.leave(state, None);
+    }
+
     /// Waits for a batch of one of the models it serves. To be called from a thread that may block.
     pub fn take(&self, serves: &[ModelKey]) -> Taken {
         self.take_within(serves, None)

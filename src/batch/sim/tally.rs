@@ -29,10 +29,11 @@ pub(super) struct Tally {
     pub(super) unserved: usize,
     pub(super) refused_unserved: usize,
     pub(super) recalled: usize,
+    pub(super) partly_back: usize,
 }
 
 impl Tally {
-    fn fields(&mut self) -> [&mut usize; 26] {
+    fn fields(&mut self) -> [&mut usize; 27] {
         [
             &mut self.jobs,
             &mut self.batches,
@@ -60,6 +61,7 @@ impl Tally {
             &mut self.unserved,
             &mut self.refused_unserved,
             &mut self.recalled,
+            &mut self.partly_back,
         ]
     }
 

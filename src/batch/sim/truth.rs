@@ -1,5 +1,6 @@
 //! What is true of every job, kept apart from the book in the plainest way, and the checks against it.
 
+mod away;
 mod job;
 
 use super::tally::Tally;
@@ -53,6 +54,10 @@ pub(super) struct Truth {
     pub(super) closed: bool,
     /// What each attached worker serves, and on which device, once it has said so.
     pub(super) serving: HashMap<usize, (Arc<str>, Vec<ModelKey>)>,
+    /// Devices that served a model once.
+    homes: HashSet<(ModelKey, Arc<str>)>,
+    /// Devices that are away, and may have come back with some of their models: when they should be, and which.
+    away: HashMap<Arc<str>, (Option<Instant>, HashSet<ModelKey>)>,
     /// Models for which the CPU only stands by.
     pub(super) standby: HashSet<ModelKey>,
     /// The smallest batch of a model that was too large for a device, and when.
@@ -70,6 +75,8 @@ impl Truth {
             retired: Vec::new(),
             closed: false,
             serving: HashMap::new(),
+            homes: HashSet::new(),
+            away: HashMap::new(),
             standby: HashSet::new(),
             too_large: HashMap::new(),
             tally: Tally::default(),
@@ -157,7 +164,7 @@ impl Truth {
                 self.tally.full += 1;
             }
             Err(InferError::Unserved { .. }) => {
-                assert!(!self.is_served(job.model));
+                assert!(!self.is_served(job.model) && !self.is_coming(job.model, job.deadline));
                 self.tally.refused_unserved += 1;
             }
             Err(InferError::Late(_)) => {
@@ -408,6 +415,7 @@ impl Truth {
             }
             Err(InferError::Unserved { .. }) => {
                 assert!(!self.is_served(job.model), "{job:?}");
+                assert!(!self.is_coming(job.model, job.deadline), "{job:?}");
                 self.tally.unserved += 1;
             }
             Err(error) => panic!("answer: {error}"),

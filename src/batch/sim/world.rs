@@ -42,6 +42,11 @@ enum Event {
     Late(usize),
     Vanish(usize),
     Return(usize),
+    /// One that has returned loads its next model.
+    Load {
+        worker: usize,
+        absences: usize,
+    },
     /// Something else takes a device's memory, or gives it back.
     Memory(usize),
     Retire(ModelKey),
@@ -54,6 +59,10 @@ struct SimWorker {
     /// None while it is away.
     key: Option<WorkerKey>,
     serves: Vec<ModelKey>,
+    /// How many of these it has: one that returns loads them one after the other.
+    loaded: usize,
+    /// How often it has gone.
+    absences: usize,
     /// Its name; several workers may be on one.
     device: Arc<str>,
     /// Rows of the largest batch that its memory holds.
@@ -157,10 +166,16 @@ impl World {
                 assert!(aftermath.is_none() && self.book.is_settled(), "what was recalled is worth nothing");
             }
             Event::Vanish(worker) => self.vanish(worker),
-            Event::Return(worker) => {
-                let worker = &mut self.workers[worker];
+            Event::Return(index) => {
+                let worker = &mut self.workers[index];
                 worker.key = Some(self.book.attach(&worker.device));
                 worker.home = false;
+                worker.loaded = 0;
+                let absences = worker.absences;
+                self.plan(0, Event::Load { worker: index, absences });
+            }
+            Event::Load { worker, absences } if self.workers[worker].absences == absences => {
+                self.load(worker);
             }
             Event::Memory(worker) => {
                 let device = Arc::clone(&self.workers[worker].device);
@@ -176,7 +191,7 @@ impl World {
                 self.truth.closed = true;
                 self.book.close(now);
             }
-            Event::Finish { .. } | Event::Recall { .. } | Event::Look => {}
+            Event::Finish { .. } | Event::Recall { .. } | Event::Load { .. } | Event::Look => {}
         }
     }
 
@@ -236,12 +251,12 @@ impl World {
                 continue;
             };
             let now = self.at();
-            let serves = worker.serves.clone();
+            let serves = worker.serves[..worker.loaded].to_vec();
             let device = Arc::clone(&worker.device);
             // What it would take for the largest batch, or as long as it may be thought to.
             let (base, per_row) = serves.iter().map(|key| self.costs[key]).max().unwrap_or_default();
             let own = worker.slow * 20 * (base + per_row) + 200_000;
-            self.truth.serving.insert(index, (Arc::clone(&device), serves.clone()));
+            self.truth.asks(index, &device, &serves);
             let pick = self.book.pick(key, &serves, now);
             self.settle();
             match pick {
@@ -331,10 +346,31 @@ impl World {
         Ok(Ran { outputs: vec![output], stage: Duration::ZERO, compute: self.at() - batch.taken })
     }
 
+    /// A worker that has returned has another model, or can have no more; with the last one, it says so.
+    fn load(&mut self, index: usize) {
+        let now = self.at();
+        let refused = self.random.percent(5);
+        let worker = &mut self.workers[index];
+        let (Some(key), false) = (worker.key, worker.home) else { return };
+        worker.loaded += usize::from(!refused && worker.loaded < worker.serves.len());
+        let (serves, lacks) = worker.serves.split_at(worker.loaded);
+        if refused || lacks.is_empty() {
+            self.truth.asks(index, &worker.device, serves);
+            self.truth.returned(&worker.device);
+            self.book.returned(key, serves, now);
+            return;
+        }
+        lacks.iter().for_each(|model| self.truth.lacks(*model, now));
+        let absences = worker.absences;
+        let takes = self.random.between(0, 2 * self.pace);
+        self.plan(takes, Event::Load { worker: index, absences });
+    }
+
     fn vanish(&mut self, worker: usize) {
         let Some(key) = self.workers[worker].key.take() else {
             return;
         };
+        self.workers[worker].absences += 1;
         let now = self.at();
         let running = self.workers[worker].running.take();
         self.workers[worker].life += 1;
@@ -343,6 +379,7 @@ impl World {
         let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
         if self.random.percent(50) {
             let back = back.map(|after| now + Duration::from_micros(after));
+            self.truth.leaves(&device, back);
             self.book.expect(&device, Absence { reason: "it is being mended".into(), back }, now);
             self.settle();
         }
@@ -369,14 +406,16 @@ impl World {
 
     /// Somebody sees that a worker hangs: what it has goes to others, and another comes in its place when it has gone.
     fn recall(&mut self, worker: usize) {
-        let SimWorker { key, running, device, life, .. } = &mut self.workers[worker];
+        let SimWorker { key, running, device, life, absences, .. } = &mut self.workers[worker];
         let (Some(key), Some((batch, receipt))) = (key.take(), running.take()) else { return };
         let device = Arc::clone(device);
         *life += 1;
+        *absences += 1;
         let now = self.at();
         let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
         if self.random.percent(50) {
             let back = back.map(|after| now + Duration::from_micros(after));
+            self.truth.leaves(&device, back);
             self.book.expect(&device, Absence { reason: "it hangs".into(), back }, now);
             self.settle();
         }

@@ -82,6 +82,7 @@ impl Keeper<'_> {
                 match device.take(&devices.parts) {
                     Ok(hold) => {
                         serve(devices, index, &hold);
+                        hold.complete();
                         self.vain = Some(String::new());
                         self.tell(&hold);
                     }

@@ -65,6 +65,8 @@ impl World {
             let key = book.attach(&device);
             SimWorker {
                 key: Some(key),
+                loaded: serves.len(),
+                absences: 0,
                 serves,
                 device,
                 rows_max: usize::MAX,

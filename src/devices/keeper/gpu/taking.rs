@@ -148,6 +148,7 @@ impl Keeper {
         self.devices.book.set_presence(self.index, Presence::Here);
         tracing::info!(device, ?waited, taking_took = ?(now - began), "the GPU serves: a forward pass works");
         if let Some(hold) = &self.hold {
+            hold.complete();
             self.devices.load_waiting_on(self.index, hold);
         }
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
