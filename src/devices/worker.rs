@@ -323,9 +323,10 @@ impl Work {
             return;
         };
         let started = Instant::now();
+        // Memory that a device copies from is its driver's to give.
+        let busy = self.health.busy();
         let inputs = loaded.assemble(&batch);
         let (stage, begun) = (started.elapsed(), Instant::now());
-        let busy = self.health.busy();
         let begin = || match batch.reduced {
             true => loaded.engine.start_reduced(inputs),
             false => loaded.engine.start(inputs, batch.setting.as_ref()),
@@ -377,15 +378,19 @@ mod tests {
     use super::*;
     use crate::{
         batch::{Job, QueueLimits},
-        engine::{Setting, Signature, TensorView, staging::Memory},
+        engine::{
+            Setting, Signature, TensorSpec, TensorView,
+            staging::{Memory, testing::Refusing},
+        },
         models::testing::source,
-        tasks::testing::{floats, signature},
+        tasks::testing::{floats, signature, spec},
     };
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// An engine without inputs, which works unless it breaks where batches are put together.
+    /// An engine that always says the same, which breaks where batches are put together if it has no memory for them.
     struct Constant {
         signature: Signature,
-        breaks: bool,
+        memory: Option<Memory>,
     }
 
     impl Engine for Constant {
@@ -398,17 +403,24 @@ mod tests {
         }
 
         fn memory(&self) -> Memory {
-            assert!(!self.breaks, "no memory for anybody");
-            Memory::Plain
+            self.memory.clone().expect("no memory for anybody")
         }
     }
 
-    /// A worker of the CPU that has such an engine, and its queue.
+    /// A worker of the CPU that has such an engine without inputs, and its queue.
     fn worker(breaks: bool) -> (Worker, Arc<Queue>, Health) {
-        let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 10 });
+        worker_with(Vec::new(), |_| (!breaks).then_some(Memory::Plain))
+    }
+
+    /// The same with these inputs, and memory of what is known of the device.
+    fn worker_with(
+        inputs: Vec<TensorSpec>,
+        memory: impl FnOnce(&Health) -> Option<Memory>,
+    ) -> (Worker, Arc<Queue>, Health) {
+        let queue = Queue::new(QueueLimits { items_max: 10, bytes_max: 100_000 });
         let health = Health::new(batch::roster::CPU.into(), Arc::clone(&queue), false, None);
         let mut signature = signature(&[("y", &[2])]);
-        signature.inputs.clear();
+        signature.inputs = inputs;
         let (source, time) = (source("m", "1", ""), Duration::from_secs(60));
         let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
         queue.register(model.key, "m", model.rules.clone());
@@ -416,7 +428,7 @@ mod tests {
         let (name, queue_of, health_of) = ("test".into(), Arc::clone(&queue), health.clone());
         let post = Post { name, health: health_of, queue: queue_of, metrics };
         let worker = Worker::start(post).unwrap();
-        worker.serve(Arc::new(Arc::new(model)), Box::new(Constant { signature, breaks }));
+        worker.serve(Arc::new(Arc::new(model)), Box::new(Constant { signature, memory: memory(&health) }));
         (worker, queue, health)
     }
 
@@ -426,6 +438,28 @@ mod tests {
         let ticket = queue.push(Job::plain(ModelKey(1), Vec::new(), 1, Instant::now())).unwrap();
         let answer = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(ticket);
         assert_eq!(answer.unwrap().outputs[0].shape, [2]);
+        queue.close();
+        worker.join();
+        assert_eq!(health.over(), None);
+    }
+
+    #[test]
+    fn a_device_is_about_a_batch_from_when_it_is_put_together() {
+        let told = Arc::new(AtomicUsize::new(0));
+        let watch = |health: &Health| {
+            let (told, health) = (Arc::clone(&told), health.clone());
+            let refuse = move || {
+                assert!(health.busy_for(Instant::now()).is_some(), "nobody would see that it hangs here");
+                told.fetch_add(1, Ordering::SeqCst);
+            };
+            Some(Memory::Pinned(Arc::new(Refusing(Box::new(refuse)))))
+        };
+        let (worker, queue, health) = worker_with(vec![spec("x", DataType::Fp32, &[-1, 2])], watch);
+        let job = Job::plain(ModelKey(1), vec![floats(&[1, 2], &[1.0, 2.0])], 1, Instant::now());
+        let ticket = queue.push(job).unwrap();
+        let answer = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(ticket);
+        assert_eq!(answer.map(|answer| answer.outputs.len()), Ok(1));
+        assert_eq!(told.load(Ordering::SeqCst), 1);
         queue.close();
         worker.join();
         assert_eq!(health.over(), None);
