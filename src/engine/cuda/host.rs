@@ -149,7 +149,7 @@ impl Shared {
             match thread.spawn(move || shared.work()) {
                 Ok(_) => pins.started = true,
                 Err(error) => {
-                    tracing::warn!(%error, "no thread to pin memory on: copies will wait for each other")
+                    tracing::warn!(%error, "no thread to pin memory on: copies will wait for each other");
                 }
             }
         }
