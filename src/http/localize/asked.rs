@@ -255,6 +255,10 @@ mod tests {
                 "gradient_min is of the method net-gradient, but method is \"contrast\"",
             ),
             ("noise_min=5&method=net-gradient", "noise_min is of the method contrast"),
+            (
+                "method=Net-Gradient&gradient_min=300",
+                "method is \"Net-Gradient\", expected contrast or net-gradient",
+            ),
         ] {
             let error = asked(query, None).unwrap_err();
             assert!(error.contains(expected), "{query}: {error}");

@@ -73,7 +73,8 @@ pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), (&'stati
         ));
     }
     match value("method") {
-        Some(method) if method != of => Err((
+        // Another word is no method at all, which is told where it is set.
+        Some(method) if method != of && LEAST_OF.iter().any(|(_, of)| *of == method) => Err((
             key,
             format!("{key} is of the method {of}, but method is {method:?}: leave one of them out"),
         )),
