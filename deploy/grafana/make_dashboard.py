@@ -318,7 +318,7 @@ def rows():
             target(f"time() - process_start_time_seconds{{{REPLICA}}}", "{{instance}}"), width=6,
         ),
         lines(
-            "Lines of the log that were lost", "Whoever reads the log is too slow.", "short",
+            "Lines of the log that were lost", "Whoever reads the log, or its disk, is too slow, full or gone.", "short",
             target(f"sum by (instance) (increase(ocelli_log_lines_lost_total{{{REPLICA}}}[$__rate_interval]))", "{{instance}}"),
             width=6,
         ),

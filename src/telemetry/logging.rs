@@ -1,7 +1,7 @@
 //! Sets up the log: lines on the standard error, for people or as JSON, and one file per model.
 //!
 //! Lines are handed to a thread of their own, so that a slow terminal, pipe or disk never holds up a request; what it
-//! cannot keep up with is dropped and counted ([`LinesLost`]).
+//! cannot keep up with, or cannot write, is dropped and counted ([`LinesLost`]).
 
 use super::{
     lines::{HumanFields, JsonLines, KeepFields},
@@ -11,7 +11,10 @@ use super::{
 use std::{
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 use tracing::Subscriber;
 use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
@@ -76,6 +79,7 @@ pub struct Logging {
     files: Option<Arc<ModelFiles>>,
     traces: Option<Arc<Traces>>,
     lost: ErrorCounter,
+    failed: Failed,
     _console: WorkerGuard,
 }
 
@@ -101,7 +105,10 @@ impl Logging {
 
     /// Counts the lines that are lost, for as long as there is somebody who asks.
     pub fn lines_lost(&self) -> LinesLost {
-        LinesLost { console: Some(self.lost.clone()), files: self.files.as_ref().map(Arc::downgrade) }
+        LinesLost {
+            console: Some((self.lost.clone(), self.failed.clone())),
+            files: self.files.as_ref().map(Arc::downgrade),
+        }
     }
 }
 
@@ -126,18 +133,56 @@ impl ModelLogs {
     }
 }
 
-/// Counts the lines that were dropped because their reader or disk was too slow. Keeps no log open. The default is of no
+/// Lines that could not be written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Failed(Arc<AtomicUsize>);
+
+impl Failed {
+    /// So far.
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// A writer of lines, each in one call, whose failures count.
+    pub(super) fn counting<W>(&self, writer: W) -> Counting<W> {
+        Counting { writer, failed: self.clone() }
+    }
+}
+
+/// A writer that counts the lines that it could not write: the thread that has it says nothing of them.
+pub(super) struct Counting<W> {
+    writer: W,
+    failed: Failed,
+}
+
+impl<W: Write> Write for Counting<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.write_all(line).map(|()| line.len())
+    }
+
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        self.writer.write_all(line).inspect_err(|_| {
+            self.failed.0.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+/// Counts the lines that were dropped because their reader or disk was too slow, full or gone. Keeps no log open. The default is of no
 /// log, and stays at 0.
 #[derive(Debug, Clone, Default)]
 pub struct LinesLost {
-    console: Option<ErrorCounter>,
+    console: Option<(ErrorCounter, Failed)>,
     files: Option<Weak<ModelFiles>>,
 }
 
 impl LinesLost {
     /// So far.
     pub fn count(&self) -> u64 {
-        let console = self.console.as_ref().map_or(0, ErrorCounter::dropped_lines);
+        let console = self.console.as_ref().map_or(0, |(slow, failed)| slow.dropped_lines() + failed.count());
         let files = self.files.as_ref().and_then(Weak::upgrade).map_or(0, |files| files.lines_lost());
         (console + files) as u64
     }
@@ -185,7 +230,8 @@ fn subscriber(
         }
         None => None,
     };
-    let (writer, guard) = tracing_appender::non_blocking(console);
+    let failed = Failed::default();
+    let (writer, guard) = tracing_appender::non_blocking(failed.counting(console));
     let lost = writer.error_counter();
     let console = match format {
         Format::Human { colour } => tracing_subscriber::fmt::layer()
@@ -199,7 +245,7 @@ fn subscriber(
     let lines = KeepFields.and_then(console).and_then(files.clone().map(ToModelFiles)).with_filter(filter);
     let subscriber =
         tracing_subscriber::registry().with(traces.as_ref().map(|traces| traces.layer())).with(lines);
-    Ok((subscriber, Logging { files, traces, lost, _console: guard }))
+    Ok((subscriber, Logging { files, traces, lost, failed, _console: guard }))
 }
 
 #[cfg(test)]
@@ -351,6 +397,32 @@ mod tests {
         };
         assert_eq!(messages("digits.log"), ["by field", "shown", "by span", "by outer span"]);
         assert_eq!(messages("boxes.log"), ["event wins", "named later"]);
+    }
+
+    /// A disk that is full.
+    struct Full;
+
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_are_counted() {
+        let (subscriber, logging) = subscriber(Format::Json, "info", None, None, Full).expect("a log");
+        let lost = logging.lines_lost();
+        tracing::subscriber::with_default(subscriber, || {
+            info!("one");
+            info!("another");
+        });
+        // With it ends the thread that writes.
+        drop(logging);
+        assert_eq!(lost.count(), 2);
     }
 
     #[test]

@@ -3,7 +3,10 @@
 //!
 //! Only models that were added have a file: a name that a caller made up and that got into an event opens nothing.
 
-use super::lines::{JsonFields, json_line};
+use super::{
+    lines::{JsonFields, json_line},
+    logging::Failed,
+};
 use std::{
     collections::BTreeMap,
     io::{self, Write},
@@ -27,6 +30,8 @@ pub(super) struct ModelFiles {
     writers: RwLock<BTreeMap<String, NonBlocking>>,
     /// By file name, so that two names that differ only in what a file name cannot hold share a writer.
     opened: Mutex<BTreeMap<String, (NonBlocking, WorkerGuard)>>,
+    /// Of all files.
+    failed: Failed,
 }
 
 impl ModelFiles {
@@ -37,6 +42,7 @@ impl ModelFiles {
             folder: folder.canonicalize()?,
             writers: RwLock::default(),
             opened: Mutex::default(),
+            failed: Failed::default(),
         })
     }
 
@@ -54,7 +60,7 @@ impl ModelFiles {
                     .max_log_files(FILES_MAX)
                     .build(&self.folder)
                     .map_err(io::Error::other)?;
-                let (writer, guard) = tracing_appender::non_blocking(file);
+                let (writer, guard) = tracing_appender::non_blocking(self.failed.counting(file));
                 opened.insert(name, (writer.clone(), guard));
                 writer
             }
@@ -68,11 +74,11 @@ impl ModelFiles {
         &self.folder
     }
 
-    /// Lines that were lost because a disk was slower than the log.
+    /// Lines that were lost because a disk was slower than the log, full or gone.
     pub(super) fn lines_lost(&self) -> usize {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = |(writer, _): &(NonBlocking, _)| writer.error_counter().dropped_lines();
-        opened.values().map(lost).sum()
+        opened.values().map(lost).sum::<usize>() + self.failed.count()
     }
 
     /// Writes what is left and closes the files.

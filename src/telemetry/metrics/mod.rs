@@ -206,7 +206,7 @@ impl Metrics {
         );
         let log_lines_lost_total = register.counter(
             "ocelli_log_lines_lost_total",
-            "Lines of the log that were dropped because their reader or disk was too slow.",
+            "Lines of the log that were dropped because their reader or disk was too slow, full or gone.",
         );
         register
             .gauges("ocelli_build_info", "Always 1; the labels name the build.", &["version", "commit"])
