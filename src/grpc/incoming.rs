@@ -79,6 +79,8 @@ struct Framing {
     prefix: Vec<u8>,
     /// Of the message that is coming.
     left: u64,
+    /// What that takes in all.
+    whole: u64,
     /// Messages whose first byte has come.
     begun: u64,
 }
@@ -86,7 +88,7 @@ struct Framing {
 impl Framing {
     fn new(limits: BodyLimits, permit: Option<&Arc<Permit>>) -> Framing {
         let prefix = Vec::with_capacity(PREFIX_BYTES);
-        Framing { limits, permit: permit.cloned(), prefix, left: 0, begun: 0 }
+        Framing { limits, permit: permit.cloned(), prefix, left: 0, whole: 0, begun: 0 }
     }
 
     /// Whether no message is half there.
@@ -94,9 +96,15 @@ impl Framing {
         self.left == 0 && self.prefix.is_empty()
     }
 
-    /// The next bytes: at most one message is put together at a time, so the permit covers the largest.
+    /// The next bytes: at most one message is put together at a time, so the permit covers the largest that has not been handed over.
     fn see(&mut self, bytes: &Bytes) -> Result<(), InferError> {
         let mut bytes = &bytes[..];
+        if self.left > 0
+            && let Some(permit) = &self.permit
+        {
+            // What was set aside for it may have gone with one that came before it, in the same piece.
+            permit.cover(self.whole)?;
+        }
         while !bytes.is_empty() {
             if self.left > 0 {
                 let skipped = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
@@ -111,10 +119,11 @@ impl Framing {
                 && let Ok(length) = <[u8; 4]>::try_from(length)
             {
                 self.left = u64::from(u32::from_be_bytes(length));
+                self.whole = self.left + PREFIX_BYTES as u64;
                 self.prefix.clear();
                 let (got, limit) = (self.left, self.limits.bytes_max);
                 match &self.permit {
-                    Some(permit) if got <= limit => permit.cover(got + PREFIX_BYTES as u64)?,
+                    Some(permit) if got <= limit => permit.cover(self.whole)?,
                     None if got <= limit => (),
                     Some(_) => {
                         let (what, option) = ("the message in bytes", self.limits.option);
@@ -201,6 +210,17 @@ mod tests {
         assert!(told(stops_after([whole.clone(), half.clone()].concat(), Messages::Many).await));
         assert!(told(stops_after(half, Messages::Many).await));
         assert!(told(stops_after(whole, Messages::One).await), "one that does not end");
+    }
+
+    #[test]
+    fn a_message_half_there_is_charged_when_the_one_before_it_has_been_handed_over() {
+        let mut framing = framing(700, 10_000);
+        let sent = [message(3), message(600)].concat();
+        framing.see(&Bytes::copy_from_slice(&sent[..100])).unwrap();
+        let permit = framing.permit.clone().unwrap();
+        permit.trim(0);
+        framing.see(&Bytes::copy_from_slice(&sent[100..200])).unwrap();
+        assert!(permit.bytes() >= 605, "{}", permit.bytes());
     }
 
     #[test]

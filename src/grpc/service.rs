@@ -28,6 +28,7 @@ use crate::{
 };
 use axum::http::{HeaderMap, Uri};
 use futures_util::{FutureExt, Stream, StreamExt, stream};
+use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use std::{
     pin::Pin,
@@ -182,18 +183,30 @@ async fn infer(
     ended
 }
 
+/// The permit of a message of a stream: it takes memory as a request does, of which all was set aside when it was decoded. The
+/// stream itself holds nothing then, however long it goes on.
+fn permit_of(
+    call: Option<&Arc<Permit>>,
+    message: &ModelInferRequest,
+) -> Result<Option<Arc<Permit>>, InferError> {
+    let Some(call) = call else { return Ok(None) };
+    let permit = call.split_off()?;
+    permit.trim(codec::held(message));
+    Ok(Some(Arc::new(permit)))
+}
+
 /// One message of a stream: what failed is told in its place, and the stream goes on.
 async fn stream_answer(
     front: Arc<Front>,
     head: Arc<Head>,
     message: ModelInferRequest,
+    permit: Result<Option<Arc<Permit>>, InferError>,
 ) -> ModelStreamInferResponse {
-    let (arrived, bytes) = (Instant::now(), codec::held(&message));
+    let arrived = Instant::now();
     let (name, id) = (message.model_name.clone(), message.id.clone());
     let asked = message.parameters.contains_key(EMPTY_FINAL);
-    // A message in work takes memory as a request does.
-    let ended = match front.admission.admit(Some(bytes)) {
-        Ok(permit) => infer(&front, &head, arrived, message, Some(Arc::new(permit))).await,
+    let ended = match permit {
+        Ok(permit) => infer(&front, &head, arrived, message, permit).await,
         Err(full) => Err(full),
     };
     let (mut reply, error_message) = match ended {
@@ -303,15 +316,19 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
         // The call is over for `around` when its head is sent; what follows is logged under its id all the same.
         let span = tracing::Span::current();
+        let call = extensions.get::<Arc<Permit>>().cloned();
         let answers = messages
             // What was accepted is answered; what would come after that goes elsewhere.
             .take_until(async move { stages.closing().await })
             .map(move |message| {
                 let (front, head) = (Arc::clone(&front), Arc::clone(&head));
                 let span = span.clone();
+                // Before the next one is decoded, at the cost of the call as this one was.
+                let message = message.map(|message| (permit_of(call.as_ref(), &message), message));
                 async move {
                     // Its work goes on whether or not the caller reads, so that it keeps from nobody what it is done with.
-                    let answer = stream_answer(front, head, message?).instrument(span);
+                    let (permit, message) = message?;
+                    let answer = stream_answer(front, head, message, permit).instrument(span);
                     let answer = AbortOnDropHandle::new(tokio::spawn(answer)).await;
                     answer.map_err(|error| Status::internal(format!("a message was not answered: {error}")))
                 }
@@ -370,6 +387,11 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<RepositoryModelLoadRequest>,
     ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
         self.may_control(request.extensions(), request.metadata().as_ref())?;
+        if let Some(permit) = request.extensions().get::<Arc<Permit>>() {
+            // As for an inference: the end of the call has set aside what came, which is less if it was packed.
+            let bytes = request.get_ref().encoded_len() as u64;
+            permit.cover(bytes).map_err(|error| status::of(&error))?;
+        }
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         one_repository(&repository_name)?;
         let loaded = async { repository::load_as(&self.front, &model_name, load(parameters)?).await };

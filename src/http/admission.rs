@@ -215,6 +215,16 @@ impl Permit {
         self.beside(bytes)
     }
 
+    /// Moves all that is set aside here to a request of its own, so that it is counted once: what came with a call that goes on.
+    ///
+    /// # Errors
+    /// [`InferError::Full`] where there are too many requests; nothing is set aside here then either.
+    pub fn split_off(&self) -> Result<Permit, InferError> {
+        let alone = self.admission.admit(Some(0)).inspect_err(|_| self.trim(0))?;
+        alone.bytes.store(self.bytes.swap(0, Ordering::AcqRel), Ordering::Release);
+        Ok(alone)
+    }
+
     /// Bytes set aside.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
@@ -339,6 +349,24 @@ mod tests {
         assert_eq!(admission.in_flight().bytes, 60);
         drop(beside);
         assert_eq!(admission.in_flight().bytes, 0);
+    }
+
+    #[test]
+    fn what_is_split_off_is_another_request_s_and_counted_once() {
+        let admission = admission();
+        let call = admission.admit(Some(60)).unwrap();
+        let message = call.split_off().unwrap();
+        assert_eq!((call.bytes(), message.bytes()), (0, 60));
+        let now = admission.in_flight();
+        assert_eq!((now.requests, now.bytes), (2, 60));
+        // A third request is one too many, and what came for it is no longer there.
+        call.cover(40).unwrap();
+        let full = call.split_off().unwrap_err();
+        assert!(matches!(full, InferError::Full { limit: 2, .. }), "{full}");
+        assert_eq!(admission.in_flight().bytes, 60);
+        drop(message);
+        let now = admission.in_flight();
+        assert_eq!((now.requests, now.bytes), (1, 0));
     }
 
     #[test]

@@ -613,6 +613,33 @@ def test_a_packed_message_counts_unpacked_while_its_call_has_not_ended(start_ser
     assert server.stop() == 0
 
 
+def test_a_stream_holds_its_messages_for_as_long_as_they_are_in_work(start_server, only_digits):
+    server = start_server(only_digits, body_bytes_max="6MiB", in_flight_bytes_max="14MiB")
+    # Typed, it takes 12 MiB while it is decoded: there is no room for it twice.
+    large = service_pb2.ModelInferRequest(model_name="digits")
+    values = np.zeros((1024, 1, 32, 32), np.float32)
+    large.inputs.add(name="image", datatype="FP32", shape=values.shape).contents.fp32_contents.extend(values.ravel())
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelInfer(large, timeout=SECONDS).outputs[0].shape == [1024, 10]
+        until(lambda: gauge(server, "ocelli_in_flight_bytes") == 0, SECONDS, "no bytes are in flight")
+        streams = []
+        for packing in [grpc.Compression.NoCompression, grpc.Compression.Gzip]:
+            sent = queue.Queue()
+            stream = stub.ModelStreamInfer(iter(sent.get, None), timeout=SECONDS, compression=packing)
+            streams.append((stream, sent))
+            for _ in range(2):
+                sent.put(large)
+                reply = next(stream)
+                assert not reply.error_message and reply.infer_response.outputs[0].shape == [1024, 10], reply
+                until(lambda: gauge(server, "ocelli_in_flight_bytes") == 0, SECONDS, "no bytes are in flight")
+        assert gauge(server, "ocelli_requests_in_flight") == 2, "both streams are open"
+        for stream, sent in streams:
+            sent.put(None)
+            assert list(stream) == []
+    assert server.stop() == 0
+
+
 def test_whoever_may_not_load_is_told_before_the_message_is_read(channel):
     load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
     fails(lambda: load(b"\xff\xff\xff", timeout=SECONDS), "PERMISSION_DENIED", "repository_mode")
