@@ -345,7 +345,7 @@ options! {
             "Sides and pixels of a frame are bounded as those of an image are.";
         stack_memory_bytes_max: usize, Bytes { min: KIB, max: TIB }, "64MiB",
             "Memory for those bytes of a stack that can only be read when more of it is there.",
-            "Each request that posts a stack counts as so many bytes of in_flight_bytes_max. Files that are written in order need next to nothing.";
+            "Each request that posts a stack counts as so many bytes of in_flight_bytes_max, or as its length if that is less; it is never more than half of in_flight_bytes_max. Files that are written in order need next to nothing.";
         stack_spill_bytes_max: u64, Bytes { min: 0, max: 1024 * TIB }, "16GiB",
             "What may go to a temporary file where that memory is full, for each stack.",
             "0 for no such files: stacks that do not stream must then fit into stack_memory_bytes_max.";

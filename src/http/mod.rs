@@ -113,11 +113,14 @@ pub struct Limits {
 
 /// How stacks are read under a configuration, by requests and by `ocelli predict` alike.
 pub fn stack_options(config: &Config) -> stack::Options {
+    // Each stack is charged for it: with more, none could ever be let in. The other half is for what spots are looked for in, and
+    // for other requests.
+    let charged_max = usize::try_from(config.in_flight_bytes_max / 2).unwrap_or(usize::MAX);
     let limits = stack::Limits {
         side_max: config.image_side_max,
         frame_pixels_max: config.image_pixels_max,
         frames_max: config.stack_frames_max,
-        memory_bytes_max: config.stack_memory_bytes_max,
+        memory_bytes_max: config.stack_memory_bytes_max.min(charged_max),
         spill_bytes_max: config.stack_spill_bytes_max,
     };
     let spill_folder = (config.stack_spill_bytes_max > 0).then(|| {

@@ -49,6 +49,11 @@ def rois(found):
     return np.stack(cut), corners, found["frame"].astype("<u4")
 
 
+def in_flight(server):
+    lines = requests.get(f"{server.url}/metrics", timeout=10).text.splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("ocelli_in_flight_bytes "))
+
+
 def same_rows(got, expected, suffix="_px"):
     """Asserts that tensors are the rows of a table in pixels, to the last bit."""
     for name, column in got.items():
@@ -89,19 +94,28 @@ def test_what_a_reply_holds_until_its_end_counts_as_bytes_in_flight(start_server
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("header", ["Transfer-Encoding: chunked", "Content-Encoding: gzip\r\nContent-Length: 100000"])
-def test_a_stack_whose_length_nobody_knows_counts_as_what_may_be_held_of_it(start_server, tmp_path, header):
-    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
-    server = start_server(tmp_path / "models", stack_memory_bytes_max="8MiB", body_bytes_max="8MiB")
+HEADERS = ["Transfer-Encoding: chunked", "Content-Encoding: gzip\r\nContent-Length: 100000"]
 
-    def in_flight():
-        lines = requests.get(f"{server.url}/metrics", timeout=10).text.splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("ocelli_in_flight_bytes "))
+
+@pytest.mark.parametrize("header", [*HEADERS, "Content-Length: 100000000"])
+def test_a_stack_counts_as_what_may_be_held_of_it_whatever_its_length(start_server, tmp_path, header):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    server = start_server(tmp_path / "models", stack_memory_bytes_max="8MiB", body_bytes_max="2MiB")
 
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"POST /predictions/spots HTTP/1.1\r\nHost: t\r\n{header}\r\n\r\n".encode())
-        until(lambda: in_flight() == 8 << 20, 30, "all that may be held is set aside before anything came")
-    until(lambda: in_flight() == 0, 30, "nothing is set aside any more")
+        until(lambda: in_flight(server) == 8 << 20, 30, "all that may be held is set aside before anything came")
+    until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
+    assert server.stop() == 0
+
+
+def test_a_stack_of_no_length_is_let_in_where_less_may_be_in_flight_than_held_of_one(start_server, tmp_path, data):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    server = start_server(tmp_path / "models", in_flight_bytes_max="14MiB", body_bytes_max="6MiB")
+    reply = localize.post(server, iter([data]), format="csv")
+    assert reply.status_code == 200, reply.text
+    assert reply.content == localize.post(server, data, format="csv").content
+    until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
     assert server.stop() == 0
 
 

@@ -56,11 +56,10 @@ pub(super) async fn predict(
     let posted = if posted::is_raw(request.headers())? {
         if let Some(permit) = &permit {
             let held = front.limits.stack.limits.memory_bytes_max as u64;
-            // What comes in pieces or packed has no length that says how much of it may be held.
-            if request.body().size_hint().exact().is_none() {
-                permit.cover(held)?;
-            }
-            // It is not held as a whole, whatever its length.
+            // It is not held as a whole, whatever its length. What comes in pieces or packed has none that says how much of it may be
+            // held, and what admission took for a length is no more than a body may have that is.
+            let held = request.body().size_hint().exact().map_or(held, |length| length.min(held));
+            permit.cover(held)?;
             permit.trim(held);
         }
         Posted::Stream(body::Reader::new(request.into_body(), front.limits.stack_body))
