@@ -19,6 +19,10 @@ constexpr float ERROR_DONE = 1e-3f;      // so does one after which no more than
 constexpr float ERROR_STEP_MAX = 0.03f;  // but only if this short: the standard errors are those before it
 constexpr float DAMPING_MAX = 1e3f;       // what brings a step of unit length down to STEP_DONE
 
+// Where the focal lines are farther from z = 0 than this many depths of focus, no fit finds its way from one side of a line to the
+// other: the widths on the way there fit worse.
+constexpr float LINE_PASSABLE = 1.f;
+
 constexpr int CONVERGED = 0, ITERATION_LIMIT = 1, AT_BOUND = 2, SINGULAR = 3, BAD_INPUT = 4;
 
 // The state of one fit in each lane.
@@ -238,8 +242,9 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         return vmin(vmax(step, -reach), reach);
     }
 
-    // The likelihood has a second maximum at the other side of the focus, and where the data say little of z a third one, beyond
-    // the focal lines. A fit that is done is begun anew there, and given up as soon as it cannot become better than the best.
+    // The likelihood has a second maximum at the other side of the focus, and where the data say little of z, or the focal lines
+    // are far apart, a third one beyond them. A fit that is done is begun anew there, and given up as soon as it cannot become
+    // better than the best.
     MEMBER void turn(const FitSetup& setup, Mask<V> done, V expected) {
         const Mask<V> first = starts == 0, later = starts > 0;
         const Mask<V> hopeless = active & later & !done & (expected > best_deviance);
@@ -261,7 +266,8 @@ template <int MODEL, bool MAPS, class V> struct Fit {
         const V mirrored = vsel(above, -far, far), outside = vsel(above, beyond, -beyond);
         const V next = vclamp(vsel(later, outside, mirrored), setup.z_min, setup.z_max);
         const Mask<V> vague = (vabs(z) < line + 0.25f * depth) & (best_error() > 0.125f * depth);
-        const Mask<V> again = ended & (first | ((starts == 1) & vague));
+        const Mask<V> inside = vabs(z) < vset<V>(line > LINE_PASSABLE * depth ? line : 0.f);
+        const Mask<V> again = ended & (first | ((starts == 1) & (vague | inside)));
         const Mask<V> finished = ended & !again;
         for (int k = 0; k < COUNT; ++k) {
             theta[k] = vsel(finished, best_theta[k], theta[k]);

@@ -27,6 +27,9 @@ struct Job {
     /// `gamma_um`, `depth_um`, `a_x`, `a_y`, `b_x`, `b_y`.
     #[serde(default)]
     astigmatism: BTreeMap<String, f32>,
+    /// Where z may be, um.
+    #[serde(default = "z_um")]
+    z_um: [f32; 2],
     side: usize,
     /// `u16` or `f32`.
     data_type: String,
@@ -46,6 +49,10 @@ struct Job {
     out: String,
 }
 
+fn z_um() -> [f32; 2] {
+    [-1.0, 1.0]
+}
+
 fn psf(job: &Job) -> anyhow::Result<Psf> {
     let calibration = |name: &str| job.astigmatism.get(name).copied().unwrap_or_default();
     Ok(match job.psf.as_str() {
@@ -58,7 +65,7 @@ fn psf(job: &Job) -> anyhow::Result<Psf> {
             b: [calibration("b_x"), calibration("b_y")],
             gamma_um: calibration("gamma_um"),
             depth_um: calibration("depth_um"),
-            z_um: [-1.0, 1.0],
+            z_um: job.z_um,
         }),
         other => bail!("psf {other} is none of xynb, xynbs, xynbsxsy, xyznb"),
     })

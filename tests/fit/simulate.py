@@ -97,8 +97,8 @@ def simulate(model, theta, side, random, camera=IDEAL):
     return Rois(model, camera, theta, adu, corners, electrons, np.square(noise))
 
 
-def fit(rois, instructions=None, repeat=1):
-    """The kernels' results as a structured array, and the seconds of the shortest run."""
+def fit(rois, instructions=None, repeat=1, z_um=(-1, 1)):
+    """The kernels' results as a structured array, and the seconds of the shortest run. `z_um`: where z may be."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
 
@@ -121,6 +121,7 @@ def fit(rois, instructions=None, repeat=1):
                 "b_x": astigmatism.b_x,
                 "b_y": astigmatism.b_y,
             },
+            "z_um": z_um,
             "side": rois.side,
             "data_type": kind,
             "rois": saved("rois", rois.adu, "<u2" if kind == "u16" else "<f4"),
