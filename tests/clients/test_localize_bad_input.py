@@ -77,11 +77,15 @@ def linked(data, index, target):
         ("offset=inf", "offset: inf"),
         ("read_noise=-1", "read_noise: -1"),
         ("sigma_px=0", "sigma_px: 0 is not between"),
+        ("psf=xynbs&sigma_px=9", "sigma_px: 9 is not between"),
         ("psf=gauss", "psf .*xynbsxsy"),
         ("psf=xyznb&z_um=1,-1", "z_um"),
         ("psf=xyznb&depth_um=0", "depth_um"),
         ("iterations_max=0", "iterations_max"),
-        ("noise_min=0", "noise"),
+        ("noise_min=0", "noise_min: 0 is not above 0"),
+        ("photons_min=-5", "photons_min: -5 is not above 0"),
+        ("gradient_min=nan", "gradient_min: NaN is not above 0"),
+        ("radius_px=99", "radius_px .*1 to 16"),
         ("spots_max=0", "spots_max .*1 to 65536"),
         ("sigma=1.3", "unknown key .*sigma_px"),
         ("format=xml", "format .*thunderstorm"),
@@ -96,6 +100,12 @@ def linked(data, index, target):
 def test_settings_that_cannot_be_are_named(server, query, says):
     data = localize.npy(flat())
     wire.problem(localize.post(server, data, **dict(pair.split("=", 1) for pair in query.split("&"))), 400, says)
+
+
+@pytest.mark.parametrize("query", ["noise_min=-5", "noise_min=nan", "photons_min=0", "radius_px=99"])
+def test_what_spots_are_is_checked_where_none_are_looked_for(server, query):
+    data, (key, value) = localize.npy(flat(3, 7, 7)), query.split("=")
+    wire.problem(localize.post(server, data, input="rois", **{key: value}), 400, key)
 
 
 @pytest.mark.parametrize(

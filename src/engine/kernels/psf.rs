@@ -121,14 +121,10 @@ impl FitModel {
                 ));
             }
         }
-        let field = match psf {
-            Psf::Xynb { .. } | Psf::Xyznb(_) => "sigma_px",
-            Psf::Xynbs { .. } | Psf::Xynbsxsy { .. } => "sigma_start_px",
-        };
         for sigma in psf.sigma() {
             if !SIGMA_PX.contains(&sigma) {
                 let (low, high) = (SIGMA_PX.start(), SIGMA_PX.end());
-                return Err(Invalid::new(field, format!("{sigma} is not between {low} and {high}")));
+                return Err(Invalid::new("sigma_px", format!("{sigma} is not between {low} and {high}")));
             }
         }
         let [along_x, along_y] = pixel_um;

@@ -158,7 +158,7 @@ impl SpotFinder {
         width: usize,
         height: usize,
     ) -> Result<SpotFinder, Invalid> {
-        check(options, camera, width, height)?;
+        options.check_for(camera, width, height)?;
         let plan = Plan::new(options, camera, width, height);
         let contrast = matches!(options.method, Method::Contrast { .. });
         let plane = |needed, height| if needed { Plane::new(width, height, 0.0) } else { Plane::none() };
@@ -271,59 +271,74 @@ fn strongest(spots: &mut [Spot], max: usize) -> usize {
     max
 }
 
-fn check(options: &FinderOptions, camera: &Camera, width: usize, height: usize) -> Result<(), Invalid> {
-    let side = options.box_side;
-    if !SIDE.contains(&side) || side.is_multiple_of(2) {
-        let (low, high) = (SIDE.start(), SIDE.end());
-        return Err(Invalid::new("box", format!("{side} is not an odd number between {low} and {high}")));
-    }
-    if options.spots_max == 0 {
-        return Err(Invalid::new("spots_max", "0 leaves no spot: allow at least 1".to_owned()));
-    }
-    if width < side || height < side {
-        let why = format!("{width} x {height} pixels are smaller than the box of {side} x {side}");
-        return Err(Invalid::new("frame", why));
-    }
-    if width.checked_mul(height).is_none_or(|pixels| pixels > FRAME_PIXELS_MAX) {
-        let why = format!("{width} x {height} pixels are more than {FRAME_PIXELS_MAX}");
-        return Err(Invalid::new("frame", why));
-    }
-    if let Some((rows, columns)) = camera.sensor()
-        && (columns, rows) != (width, height)
-    {
-        let why = format!("{width} x {height} pixels, but the camera's maps are {columns} x {rows}");
-        return Err(Invalid::new("frame", why));
-    }
-    match options.method {
-        Method::NetGradient { minimum } => {
-            if width < side + 2 || height < side + 2 {
-                let least = side + 2;
-                let why = format!(
-                    "{width} x {height} pixels hold no box of {side} x {side} with the gradients at its edges: that \
-                     takes {least} x {least}"
-                );
-                return Err(Invalid::new("frame", why));
-            }
-            positive("net_gradient", minimum)
+impl FinderOptions {
+    /// Whether spots can be looked for like this, in frames of whatever size.
+    ///
+    /// # Errors
+    /// Where an option is out of range, by the key that requests have for it.
+    pub fn check(&self) -> Result<(), Invalid> {
+        let side = self.box_side;
+        if !SIDE.contains(&side) || side.is_multiple_of(2) {
+            let (low, high) = (SIDE.start(), SIDE.end());
+            let why = format!("{side} is not an odd number between {low} and {high}");
+            return Err(Invalid::new("box_px", why));
         }
-        Method::Contrast { sigma_px, wide, threshold, radius } => {
-            if let Some(sigma) = sigma_px.iter().find(|sigma| !SIGMA_PX.contains(*sigma)) {
-                let (low, high) = (SIGMA_PX.start(), SIGMA_PX.end());
-                return Err(Invalid::new("sigma_px", format!("{sigma} is not between {low} and {high}")));
-            }
-            if !WIDE.contains(&wide) {
-                let (low, high) = (WIDE.start(), WIDE.end());
-                return Err(Invalid::new("wide", format!("{wide} is not between {low} and {high}")));
-            }
-            if !RADIUS.contains(&radius) {
-                let (low, high) = (RADIUS.start(), RADIUS.end());
-                return Err(Invalid::new("radius", format!("{radius} is not between {low} and {high}")));
-            }
-            match threshold {
-                Threshold::Photons(photons) => positive("threshold_photons", photons),
-                Threshold::Noise(times) => positive("threshold_noise", times),
+        if self.spots_max == 0 {
+            return Err(Invalid::new("spots_max", "0 leaves no spot: allow at least 1".to_owned()));
+        }
+        match self.method {
+            Method::NetGradient { minimum } => positive("gradient_min", minimum),
+            Method::Contrast { sigma_px, wide, threshold, radius } => {
+                if let Some(sigma) = sigma_px.iter().find(|sigma| !SIGMA_PX.contains(*sigma)) {
+                    let (low, high) = (SIGMA_PX.start(), SIGMA_PX.end());
+                    return Err(Invalid::new("sigma_px", format!("{sigma} is not between {low} and {high}")));
+                }
+                if !WIDE.contains(&wide) {
+                    let (low, high) = (WIDE.start(), WIDE.end());
+                    return Err(Invalid::new("wide", format!("{wide} is not between {low} and {high}")));
+                }
+                if !RADIUS.contains(&radius) {
+                    let (low, high) = (RADIUS.start(), RADIUS.end());
+                    return Err(Invalid::new(
+                        "radius_px",
+                        format!("{radius} is not between {low} and {high}"),
+                    ));
+                }
+                match threshold {
+                    Threshold::Photons(photons) => positive("photons_min", photons),
+                    Threshold::Noise(times) => positive("noise_min", times),
+                }
             }
         }
+    }
+
+    /// And whether in frames of this size, by this camera.
+    fn check_for(&self, camera: &Camera, width: usize, height: usize) -> Result<(), Invalid> {
+        self.check()?;
+        let side = self.box_side;
+        if width < side || height < side {
+            let why = format!("{width} x {height} pixels are smaller than the box of {side} x {side}");
+            return Err(Invalid::new("frame", why));
+        }
+        if width.checked_mul(height).is_none_or(|pixels| pixels > FRAME_PIXELS_MAX) {
+            let why = format!("{width} x {height} pixels are more than {FRAME_PIXELS_MAX}");
+            return Err(Invalid::new("frame", why));
+        }
+        if let Some((rows, columns)) = camera.sensor()
+            && (columns, rows) != (width, height)
+        {
+            let why = format!("{width} x {height} pixels, but the camera's maps are {columns} x {rows}");
+            return Err(Invalid::new("frame", why));
+        }
+        let least = side + 2;
+        if matches!(self.method, Method::NetGradient { .. }) && (width < least || height < least) {
+            let why = format!(
+                "{width} x {height} pixels hold no box of {side} x {side} with the gradients at its edges: that \
+                 takes {least} x {least}"
+            );
+            return Err(Invalid::new("frame", why));
+        }
+        Ok(())
     }
 }
 

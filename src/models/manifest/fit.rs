@@ -51,10 +51,14 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         }
         table.finish();
     }
-    if fit.maps.is_empty()
-        && let Err(why) = fit.settings.clone().setting()
-    {
-        tables[0].1.mistake(format_args!("[fit]: {why}"));
+    // Maps have their mistakes told when they are read.
+    if let Err(why) = fit.settings.clone().setting() {
+        let (key, what) = why.split_once(": ").unwrap_or((&why, ""));
+        let of = KEYS.iter().find(|(_, known)| *known == key);
+        match of.and_then(|(of, key)| Some((&tables.iter().find(|(section, _)| section == of)?.1, *key))) {
+            Some((table, key)) => table.mistake_at(key, what),
+            None => tables[0].1.mistake(&why),
+        }
     }
     let (priority, timeout) = read::urgency(root, PRIORITY_MAX + 1);
     let mut batch = read::batch(&root.table("batch"), BATCH_ITEMS_MAX);
@@ -140,7 +144,13 @@ mod tests {
             ["line 3: detect.noise_min is given beside photons_min: give the one that a spot must exceed"]
         );
         let mistakes = fit("[camera]\ngain = 0\n").unwrap_err();
-        assert_eq!(mistakes, ["line 1: [fit]: gain: 0 is not above 0 and up to 1000000"]);
+        assert_eq!(mistakes, ["line 3: camera.gain 0 is not above 0 and up to 1000000"]);
+        let mistakes = fit("[detect]\nnoise_min = 0\n").unwrap_err();
+        assert_eq!(mistakes, ["line 3: detect.noise_min 0 is not above 0 and up to 1000000000"]);
+        let mistakes = fit("[camera]\ngain = \"gain.npy\"\n[detect]\nradius_px = 40\n").unwrap_err();
+        assert_eq!(mistakes, ["line 5: detect.radius_px is \"40\", expected a number from 1 to 16"]);
+        let mistakes = fit("[camera]\ngain = \"gain.npy\"\n[detect]\nnoise_min = -5\n").unwrap_err();
+        assert_eq!(mistakes, ["line 5: detect.noise_min -5 is not above 0 and up to 1000000000"]);
         assert!(fit("labels = \"a.txt\"\n").unwrap_err()[0].contains("unknown key \"labels\""));
         assert!(fit("task = \"classify\"\n").unwrap_err()[0].contains("allowed: localize"));
     }

@@ -9,7 +9,7 @@ use crate::engine::{
     Setting,
     kernels::{
         Astigmatism, Border, Camera, CameraValue, FinderOptions, FitModel, ITERATIONS_MAX, Invalid, Method,
-        Psf, SIDE, SensorMap, SpotFinder, Threshold,
+        Psf, RADIUS, SIDE, SensorMap, SpotFinder, Threshold,
     },
 };
 use std::{fmt::Display, str::FromStr, sync::Arc};
@@ -200,7 +200,11 @@ impl Settings {
             "photons_min" => self.least = Least::Photons(number(key, value)?),
             "noise_min" => self.least = Least::Noise(number(key, value)?),
             "gradient_min" => self.least = Least::Gradient(number(key, value)?),
-            "radius_px" => self.radius_px = number(key, value)?,
+            "radius_px" => {
+                let radius = value.parse().ok().filter(|radius| RADIUS.contains(radius));
+                let range = format!("a number from {} to {}", RADIUS.start(), RADIUS.end());
+                self.radius_px = radius.ok_or_else(|| wrong(&range))?;
+            }
             "border" => {
                 self.drop_at_border = match value {
                     "shift" => false,
@@ -257,10 +261,11 @@ impl Settings {
         self.columns
     }
 
-    /// What the engine is asked to do, checked. The camera is made once, and again after it was changed.
+    /// What the engine is asked to do, checked, and so is what is taken for a spot. The camera is made once, and again after it
+    /// was changed.
     ///
     /// # Errors
-    /// Values that do not go together, by their keys.
+    /// Values that are out of range or do not go together, beginning with the key.
     pub fn setting(&mut self) -> Result<Setting, String> {
         let said = |error: Invalid| error.to_string();
         let psf = match self.psf {
@@ -280,6 +285,7 @@ impl Settings {
                 Arc::clone(self.camera.insert(Arc::new(camera)))
             }
         };
+        self.spots().check().map_err(said)?;
         Ok(Setting::new(model, camera))
     }
 
@@ -351,5 +357,32 @@ fn pair<T: FromStr + Copy>(key: &str, value: &str) -> Result<[T; 2], String> {
         _ => Err(format!(
             "{key} is {value:?}, expected one number, or one for x and one for y, such as 1.3,1.4"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_out_of_range_is_told_by_its_key() {
+        for (_, key) in KEYS {
+            // Far off, some make another key's range impossible instead.
+            let values: &[_] = if ["a", "b"].contains(&key) { &["nan"] } else { &["-1e30", "0", "nan"] };
+            let bad = values.iter().map(|value| {
+                let mut settings = Settings::default();
+                let psf =
+                    if ["gamma_um", "depth_um", "a", "b", "z_um"].contains(&key) { "xyznb" } else { "xynbs" };
+                settings.set("psf", psf).expect("known");
+                let said = if key == "z_um" { format!("0,{value}") } else { (*value).to_owned() };
+                settings.set(key, &said).and_then(|()| settings.setting().map(|_| ()))
+            });
+            let refused: Vec<_> = bad.filter_map(Result::err).collect();
+            assert!(!refused.is_empty(), "{key} takes anything");
+            for why in refused {
+                let rest = why.strip_prefix(key).unwrap_or_else(|| panic!("{key}: {why}"));
+                assert!(rest.starts_with([':', ' ']), "{key}: {why}");
+            }
+        }
     }
 }

@@ -403,7 +403,7 @@ fn what_cannot_be_fitted_is_named() {
     check(Camera::new(&short, &scalar(1.0), &scalar(1.0)), "offset", "19 values");
 
     check(FitModel::new(Psf::Xynb { sigma_px: [0.1, 1.0] }, SQUARE), "sigma_px", "0.1");
-    check(FitModel::new(Psf::Xynbs { sigma_start_px: f32::NAN }, SQUARE), "sigma_start_px", "NaN");
+    check(FitModel::new(Psf::Xynbs { sigma_start_px: f32::NAN }, SQUARE), "sigma_px", "NaN");
     check(FitModel::new(Psf::Xynb { sigma_px: [1.0; 2] }, [0.1, 0.0]), "pixel_um", "along y");
     let flat = Astigmatism { depth_um: 0.0, ..astigmatism() };
     check(FitModel::new(Psf::Xyznb(flat), SQUARE), "depth_um", "0");

@@ -386,7 +386,7 @@ fn what_cannot_be_looked_for_is_an_error_that_names_it() {
     let good = contrast(Threshold::Photons(100.0));
     check(good, 6, 40, "frame: 6 x 40 pixels are smaller than the box of 7 x 7");
     check(good, 1 << 20, 1 << 20, "frame: 1048576 x 1048576 pixels are more than 67108864");
-    check(FinderOptions { box_side: 8, ..good }, 40, 40, "box: 8 is not an odd number between 3 and 21");
+    check(FinderOptions { box_side: 8, ..good }, 40, 40, "box_px: 8 is not an odd number between 3 and 21");
     check(FinderOptions { spots_max: 0, ..good }, 40, 40, "spots_max: 0 leaves no spot: allow at least 1");
     check(
         net_gradient(5.0),
@@ -394,18 +394,13 @@ fn what_cannot_be_looked_for_is_an_error_that_names_it() {
         40,
         "frame: 8 x 40 pixels hold no box of 7 x 7 with the gradients at its edges: that takes 9 x 9",
     );
-    check(net_gradient(f32::NAN), 40, 40, "net_gradient: NaN is not above 0 and up to 1000000000");
-    check(
-        contrast(Threshold::Photons(0.0)),
-        40,
-        40,
-        "threshold_photons: 0 is not above 0 and up to 1000000000",
-    );
+    check(net_gradient(f32::NAN), 40, 40, "gradient_min: NaN is not above 0 and up to 1000000000");
+    check(contrast(Threshold::Photons(0.0)), 40, 40, "photons_min: 0 is not above 0 and up to 1000000000");
     check(
         contrast(Threshold::Noise(f32::INFINITY)),
         40,
         40,
-        "threshold_noise: inf is not above 0 and up to 1000000000",
+        "noise_min: inf is not above 0 and up to 1000000000",
     );
     let with = |sigma_px, wide, radius| {
         let method = Method::Contrast { sigma_px, wide, threshold: Threshold::Noise(4.0), radius };
@@ -413,7 +408,7 @@ fn what_cannot_be_looked_for_is_an_error_that_names_it() {
     };
     check(with([1.0, 6.0], 2.0, 3), 40, 40, "sigma_px: 6 is not between 0.3 and 5");
     check(with([1.0, 1.0], 1.0, 3), 40, 40, "wide: 1 is not between 1.25 and 3");
-    check(with([1.0, 1.0], 2.0, 17), 40, 40, "radius: 17 is not between 1 and 16");
+    check(with([1.0, 1.0], 2.0, 17), 40, 40, "radius_px: 17 is not between 1 and 16");
 
     let ones = map(30, 20, |_, _| 1.0);
     let camera = Camera::new(&CameraValue::Scalar(0.0), &ones, &CameraValue::Scalar(0.0)).unwrap();
