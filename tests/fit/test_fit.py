@@ -92,10 +92,11 @@ def test_spots_beyond_focal_lines_that_are_far_apart_are_found_there(side, gamma
     line = abs(gamma)
     parts = [simulate.fit(rois, z_um=part)[0] for part in ((-end, -line), (-line, line), (line, end))]
     best = np.max([part["log_likelihood_ratio"] for part in parts], axis=0)
-    missed = (found["status"] == 0) & (best - found["log_likelihood_ratio"] > 2)
+    converged = found["status"] == 0
+    missed = converged & (best - found["log_likelihood_ratio"] > 2)
     print(f"status {np.bincount(found['status'])}; in a lesser maximum without a flag {missed.sum()}")
-    # Of 30,000 none to 0.01 %; without a start beyond the lines 0.5 % to 1 % (7 x 7), and 5 % to 9 % (11 x 11).
-    assert missed.mean() <= 0.001
+    # Of 20,000 none to 0.005 %; without a start beyond the lines 0.5 % to 1 % (7 x 7), and 5 % to 9 % (11 x 11).
+    assert converged.mean() > 0.9 and missed.sum() <= 0.001 * converged.sum()
 
 
 @pytest.mark.parametrize("instructions", SETS)
