@@ -96,7 +96,7 @@ def test_spots_beyond_focal_lines_that_are_far_apart_are_found_there(side, gamma
     missed = converged & (best - found["log_likelihood_ratio"] > 2)
     print(f"status {np.bincount(found['status'])}; in a lesser maximum without a flag {missed.sum()}")
     # Of 20,000 none to 0.005 %; without a start beyond the lines 0.5 % to 1 % (7 x 7), and 5 % to 9 % (11 x 11).
-    assert converged.mean() > 0.9 and missed.sum() <= 0.001 * converged.sum()
+    assert converged.mean() > 0.8 and missed.sum() <= 0.001 * converged.sum()
 
 
 @pytest.mark.parametrize("instructions", SETS)

@@ -50,7 +50,7 @@ async fn the_methods_of_each_path_are_those_of_the_router() {
         methods.insert(method.to_uppercase());
     }
     for (path, methods) in declared {
-        let asked = path.replace('{', "").replace('}', "");
+        let asked = path.replace(['{', '}'], "");
         let reply = server.send("PATCH", &asked, &[], Body::empty()).await;
         assert_eq!(reply.status, 405, "PATCH {path}");
         let allowed = reply.headers["allow"].to_str().unwrap();
