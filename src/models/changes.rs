@@ -1,4 +1,4 @@
-//! What changed in the model folder between two looks: by the names, sizes and times of files, not by their content.
+//! What changed in the model folder between two looks: by the names, places, sizes and times of files, not by their content.
 //!
 //! What cannot be read has not changed: a file system that does not answer for a moment is no reason to unload anything.
 
@@ -13,15 +13,22 @@ use std::{
 const DEPTH_MAX: usize = 3;
 
 /// A file as a look sees it.
-type Seen = (String, u64, Option<SystemTime>);
+#[derive(Debug, Clone, PartialEq)]
+struct Seen {
+    name: String,
+    /// Where it lies when links have been followed: one that leads elsewhere shows other files, of whatever size and time.
+    place: PathBuf,
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
 
 /// One look at a model folder.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Look {
     /// For each name that a model may have, its files; none where they cannot all be read.
     models: BTreeMap<String, Option<Vec<Seen>>>,
-    /// The folder itself cannot be read.
-    unread: bool,
+    /// Why the folder itself cannot be read.
+    unread: Option<String>,
 }
 
 /// What a folder asks for.
@@ -39,9 +46,7 @@ impl Look {
         let mut look = Look::default();
         // Not there is not empty either: it may be about to be mounted, or put in another's place.
         let entries = fs::metadata(folder).and_then(|_| entries(folder)).unwrap_or_else(|error| {
-            let folder = folder.display();
-            tracing::warn!(%folder, %error, "the model folder cannot be read: what is served stays");
-            look.unread = true;
+            look.unread = Some(error.to_string());
             Vec::new()
         });
         for (name, path) in entries {
@@ -61,13 +66,18 @@ impl Look {
     /// This look, and of what it could not read what the one before saw.
     #[must_use]
     pub fn filled_from(mut self, mut before: Look) -> Look {
-        if self.unread {
+        if self.unread.is_some() {
             return before;
         }
         for (name, files) in self.models.iter_mut().filter(|(_, files)| files.is_none()) {
             *files = before.models.remove(name).flatten();
         }
         self
+    }
+
+    /// Why nothing of it can be read, where that is so.
+    pub fn unread(&self) -> Option<&str> {
+        self.unread.as_deref()
     }
 
     /// The names that models have there.
@@ -77,7 +87,7 @@ impl Look {
 
     /// What to do about what changed from this look to a later one.
     pub fn changes(&self, later: &Look) -> Vec<Change> {
-        if later.unread {
+        if later.unread.is_some() {
             return Vec::new();
         }
         let gone = self.models.keys().filter(|name| !later.models.contains_key(*name));
@@ -107,7 +117,9 @@ fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) -> io::Result<()> {
     let Some(metadata) = there(fs::metadata(path))? else { return Ok(()) };
     if metadata.is_file() {
-        files.push((name.to_owned(), metadata.len(), metadata.modified().ok()));
+        let Some(place) = there(fs::canonicalize(path))? else { return Ok(()) };
+        let (bytes, modified) = (metadata.len(), metadata.modified().ok());
+        files.push(Seen { name: name.to_owned(), place, bytes, modified });
     } else if metadata.is_dir() && depth > 0 {
         for (inner, path) in entries(path)? {
             collect(&format!("{name}/{inner}"), &path, depth - 1, files)?;

@@ -296,6 +296,48 @@ def test_models_follow_their_folder(start_server, folder, models):
     server.kill()
 
 
+@pytest.mark.parametrize("how", ["a link to the folder", "the folder", "a link to a model"])
+def test_models_follow_what_takes_the_place_of_their_folder(start_server, models, tmp_path, how):
+    """As a volume that is synchronised from elsewhere does it: all at once, by a link or a name that changes hands."""
+    releases = [tmp_path / name for name in ("first", "second")]
+    shutil.copytree(models / "identity", releases[0] / "identity")
+    shutil.copytree(models / "identity", releases[1] / "identity")
+    other = (models / "add" / "model.onnx").read_bytes()
+    (releases[1] / "identity" / "model.onnx").write_bytes(other)
+    served = tmp_path / "models"
+
+    def link(at, to):
+        (tmp_path / "next").symlink_to(to)
+        (tmp_path / "next").rename(at)
+
+    if how == "a link to the folder":
+        link(served, releases[0])
+    elif how == "the folder":
+        shutil.copytree(releases[0], served)
+    else:
+        served.mkdir()
+        link(served / "identity", releases[0] / "identity")
+    server = start_server(served, repository_mode="watch")
+
+    def inputs():
+        reply = requests.get(f"{server.url}/v2/models/identity", timeout=wire.TIMEOUT).json()
+        return [spec["name"] for spec in reply.get("inputs", [])]
+
+    before = inputs()
+    if how == "a link to the folder":
+        link(served, releases[1])
+    elif how == "the folder":
+        shutil.rmtree(served)
+        shutil.copytree(releases[1], served)
+    else:
+        link(served / "identity", releases[1] / "identity")
+    until(lambda: inputs() not in ([], before), SECONDS_MAX, "what lies there now is served")
+    # And it is heard from then on.
+    shutil.copytree(models / "embed", served / "embed")
+    until(lambda: server.status("/v2/models/embed/ready") == 200, SECONDS_MAX, "a new model is served")
+    server.kill()
+
+
 def test_the_api_listens_on_several_addresses_and_metrics_apart(start_server, only_digits):
     first, second, metrics = free_ports(3)
     server = start_server(
