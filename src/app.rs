@@ -5,6 +5,7 @@ mod admin;
 mod base;
 mod loader;
 mod local;
+mod open_files;
 mod run;
 mod watch;
 
@@ -167,9 +168,10 @@ impl App {
         devices.announce(&found);
         let stages = Stages::default();
         let routes = http::routes(Arc::clone(&front));
+        let connections_max = open_files::connections_max(&config, open_files::raise());
         let acceptor = |listener| Acceptor {
             listener,
-            settings: accept_settings(&config),
+            settings: accept_settings(&config, connections_max),
             stages: stages.clone(),
             connections: Arc::clone(&front.connections),
             threads: threads.handles().to_vec(),
@@ -369,10 +371,10 @@ async fn beat(status: Arc<Status>, threads: Vec<Handle>) {
     }
 }
 
-fn accept_settings(config: &Config) -> Settings {
+fn accept_settings(config: &Config, connections_max: usize) -> Settings {
     let default = Settings::default();
     Settings {
-        connections_max: config.connections_max,
+        connections_max,
         clocks: Clocks { idle: config.idle_timeout_ms, header: config.header_timeout_ms, ..default.clocks },
         close_timeout: config.drain_timeout_ms,
         ..default

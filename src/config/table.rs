@@ -267,7 +267,7 @@ options! {
     section "Connections and requests" {
         connections_max: usize, Count { min: 1, max: 1_000_000 }, "8192",
             "Open connections on each address of the API; more wait until one ends.",
-            "Each needs a file descriptor: keep it below the process's limit on open files.";
+            "Each needs a file descriptor. Where the process may not have so many files open, fewer are let in, and a warning says so at the start.";
         requests_in_flight_max: usize, Count { min: 1, max: 1_000_000 }, "1024",
             "Requests being worked on at once; more are answered with 429.",
             "A request counts from its headers until its reply has been sent.";

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import requests
 import wire
-from server import Server, until
+from server import BINARY, Server, until
 
 
 @pytest.fixture
@@ -93,6 +93,21 @@ def test_connections_that_cannot_be_accepted_are_counted(start):
         assert others == [0, 0, 0, 0] and errors > 0
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
     until(lambda: server.status("/v2/health/ready") == 200, 60, "it accepts again")
+
+
+def test_connections_leave_files_to_probes_where_few_may_be_open(start, tmp_path):
+    binary = tmp_path / "few-files"
+    binary.write_text(f"#!/bin/sh\nulimit -n 256 && exec '{BINARY}' \"$@\"\n")
+    binary.chmod(0o755)
+    server = start(binary=binary)
+    with ExitStack() as opened:
+        connect(server, opened, 400)
+        until(lambda: ended(server)[3] > 0, 60, "no more are let in")
+        for probe in ("live", "ready"):
+            reply = requests.get(f"{server.admin_url}/v2/health/{probe}", timeout=wire.TIMEOUT)
+            assert reply.status_code == 200, reply.text
+        assert ended(server)[4] == 0, "none was tried in vain"
+    assert "connections_max is 8192, and 64 fit" in server.log_text()
 
 
 @pytest.mark.parametrize(
