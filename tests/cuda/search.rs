@@ -328,7 +328,7 @@ fn what_goes_wrong_with_frames_is_the_batchs_or_the_devices_fault() {
         setting(psfs()[0], &camera).finding(FinderOptions { box_side: 4, ..*asked.finder().unwrap() });
     let inputs = staged(&engine, &frames(9, 3, 3, false));
     let Err(EngineError::Input(why)) = engine.start(inputs, Some(&small)) else { panic!("a bad box") };
-    assert!(why.contains("box: 4 is not an odd number"), "{why}");
+    assert!(why.contains("box_px: 4 is not an odd number"), "{why}");
     fake.tell("fault on=cuMemAllocAsync code=2 times=always");
     assert!(matches!(start(&mut engine), Err(EngineError::OutOfMemory(_))));
     fake.tell("clear");

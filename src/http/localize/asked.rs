@@ -51,7 +51,8 @@ impl Asked {
         // It says more of what another one says.
         pairs.sort_by_key(|(key, _)| key == "z_range_um");
         settings::agree(&pairs).map_err(|(_, why)| why)?;
-        for (key, value) in pairs {
+        options::agree(&pairs)?;
+        for (key, value) in &pairs {
             let value = value.as_ref();
             match key.as_ref() {
                 "input" => holds = word("input", value, Holds::from_name, "auto, frames or rois")?,
@@ -69,6 +70,7 @@ impl Asked {
                 }
             }
         }
+        settings.heeds(&pairs)?;
         let format = match format {
             Some(format) => format,
             None => self::format(headers)?,
@@ -217,6 +219,22 @@ mod tests {
         gradient.set("gradient_min", "20").unwrap();
         for query in ["gradient_min=20&method=net-gradient", "method=net-gradient&gradient_min=20"] {
             assert_eq!(asked(query), gradient, "{query}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_beside_something_else_is_refused_by_its_key() {
+        let told = |query| asked(query, None).expect_err(query);
+        assert!(told("scale=2&scale_nm=20").contains("scale_nm is given beside scale"));
+        assert!(told("colormap=viridis&color_by=z").contains("colormap is of color_by=density"));
+        let mut manifest = Settings::default();
+        manifest.set("gradient_min", "300").unwrap();
+        let of =
+            |query| Asked::of(query, &HeaderMap::new(), manifest.clone()).map_err(|error| error.to_string());
+        assert!(of("border=shift").unwrap_err().contains("border is shift, but the method is net-gradient"));
+        assert!(told("method=net-gradient&border=shift").contains("border is shift"));
+        for query in ["border=drop", "method=contrast&border=shift", "border=shift&noise_min=3"] {
+            assert!(of(query).is_ok(), "{query}");
         }
     }
 

@@ -215,6 +215,7 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
         }
     }
     settings::agree(&said).map_err(|(_, why)| bad(why))?;
+    settings.heeds(&said).map_err(bad)?;
     Ok(settings)
 }
 

@@ -52,17 +52,6 @@ pub enum Columns {
     GaussMle,
 }
 
-impl Columns {
-    /// By the names `all` and `gaussmle`.
-    pub fn from_name(name: &str) -> Option<Columns> {
-        match name {
-            "all" => Some(Columns::All),
-            "gaussmle" => Some(Columns::GaussMle),
-            _ => None,
-        }
-    }
-}
-
 /// Which rows are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
@@ -237,6 +226,25 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// Whether what one request says of pictures goes together: of two keys of one thing, neither is passed over.
+///
+/// # Errors
+/// What is wrong, beginning with the key.
+pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
+    let is_said = |key: &str| said.iter().any(|(said, _)| said.as_ref() == key);
+    if is_said("scale") && is_said("scale_nm") {
+        return Err(
+            "scale_nm is given beside scale: give the one that says how large a pixel of the picture is"
+                .into(),
+        );
+    }
+    let by_z = said.iter().any(|(key, value)| key.as_ref() == "color_by" && value.as_ref() == "z");
+    if by_z && is_said("colormap") {
+        return Err("colormap is of color_by=density, but color_by is z, which has colours of its own: leave one of them out".into());
+    }
+    Ok(())
 }
 
 fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {

@@ -261,6 +261,21 @@ impl Settings {
         self.columns
     }
 
+    /// Whether what a request said, which is set, has an effect beside all that is set.
+    ///
+    /// # Errors
+    /// What has none, beginning with the key.
+    pub fn heeds(&self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
+        let shifts =
+            said.iter().any(|(key, value)| key.as_ref() == "border" && value.as_ref().trim() == "shift");
+        if shifts && matches!(self.least, Least::Gradient(_)) {
+            return Err("border is shift, but the method is net-gradient, which finds no spot whose box would leave the frame: \
+                        leave border out, or give method=contrast"
+                .into());
+        }
+        Ok(())
+    }
+
     /// What the engine is asked to do, checked, and so is what is taken for a spot. The camera is made once, and again after it
     /// was changed.
     ///
