@@ -10,7 +10,7 @@ const LINES_MAX: usize = 450;
 
 /// What each top-level module stands on: it may use those of a lower rank, and the leaves. `http` and `devices` have
 /// the same rank: they do not know each other. `grpc` is another wire of `http`.
-const RANKS: [(&str, u32); 10] = [
+const RANKS: [(&str, i32); 10] = [
     ("cli", 8),
     ("app", 7),
     ("grpc", 6),
@@ -26,11 +26,13 @@ const RANKS: [(&str, u32); 10] = [
 /// Modules that use no other of ours.
 const LEAVES: [&str; 5] = ["config", "error", "protocol", "status", "telemetry"];
 
-fn rank(module: &str) -> u32 {
+fn rank(module: &str) -> i32 {
     let ranked = RANKS.iter().find(|(name, _)| *name == module);
     match ranked {
         Some((_, rank)) => *rank,
         None if LEAVES.contains(&module) => 0,
+        // Tests alone have it, of leaves as well.
+        None if module == "blessed" => -1,
         None => {
             panic!("module {module} has no rank: add it to RANKS or LEAVES in tests/it/tidy.rs")
         }

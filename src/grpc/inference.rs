@@ -1,0 +1,188 @@
+//! One inference: by itself, or as a message of a stream.
+
+use super::{
+    around::Arrived,
+    codec,
+    convert::{self, EMPTY_FINAL},
+};
+use crate::{
+    error::InferError,
+    http::{
+        Front,
+        admission::Permit,
+        call::Call,
+        infer,
+        observe::Uncounted,
+        reject::kind_of,
+        shared_memory::{self, Caller},
+        target::Target,
+    },
+    protocol::inference::*,
+};
+use axum::http::{HeaderMap, Uri};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tonic::{Extensions, metadata::MetadataMap};
+
+/// An empty version asks for the highest that can be served.
+pub(super) fn target(model: String, version: String) -> Target {
+    Target { model, version: (!version.is_empty()).then_some(version) }
+}
+
+/// What a call says beside its message.
+pub(super) struct Head {
+    headers: HeaderMap,
+    extensions: Extensions,
+    pub(super) arrived: Instant,
+    timeout: Option<Duration>,
+}
+
+impl Head {
+    pub(super) fn of(metadata: MetadataMap, extensions: &Extensions) -> Result<Head, InferError> {
+        let headers = metadata.into_headers();
+        let arrived = extensions.get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
+        Ok(Head { timeout: timeout(&headers)?, headers, extensions: extensions.clone(), arrived })
+    }
+}
+
+/// The deadline that gRPC's clients send: up to eight digits and a unit.
+fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, InferError> {
+    let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
+    let read = || {
+        let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
+        let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+        Some(match unit {
+            "H" => Duration::from_secs(number * 3600),
+            "M" => Duration::from_secs(number * 60),
+            "S" => Duration::from_secs(number),
+            "m" => Duration::from_millis(number),
+            "u" => Duration::from_micros(number),
+            "n" => Duration::from_nanos(number),
+            _ => return None,
+        })
+    };
+    read().map(Some).ok_or_else(|| {
+        InferError::BadRequest(format!("grpc-timeout is {value:?}, expected digits and one of H M S m u n"))
+    })
+}
+
+/// One inference: the reply, and what is told beside it.
+pub(super) async fn infer(
+    front: &Arc<Front>,
+    head: &Head,
+    arrived: Instant,
+    message: ModelInferRequest,
+    permit: Option<Arc<Permit>>,
+) -> Result<(ModelInferResponse, HeaderMap), InferError> {
+    let target = target(message.model_name.clone(), message.model_version.clone());
+    // Only a name of the catalog becomes a label.
+    let counted = front.catalog.has(&target.model).then(|| Uncounted::of(front, &target.model));
+    let ended = async {
+        let model = target.find(front)?;
+        // What is left of the time for the whole call.
+        let left = head.timeout.map(|timeout| timeout.saturating_sub(arrived - head.arrived));
+        let call = Call::of(&head.headers, &model, front.limits.timeout_max)?
+            .traced(&head.extensions)
+            .since(arrived)
+            .no_later_than(left);
+        let began = Instant::now();
+        let (long, of) = (convert::is_long(&message), Arc::clone(&model));
+        // A fitter takes its inputs in several types, and looks at them itself.
+        let read = move || convert::request(message, if of.fit.is_some() { &[] } else { &of.takes });
+        let request = if long { front.decode.run(read).await?? } else { read()? };
+        // Browsers do not speak gRPC, but one that did would say whose page it shows.
+        let caller = Caller::of(front, &head.extensions, &head.headers, &Uri::default()).charged_to(permit);
+        let request = shared_memory::fetch(front, &model, &caller, request).await?;
+        let call = call.asked(&model, request.timeout()?, request.priority()?);
+        call.stage("decode", began.elapsed());
+        let ran = infer::run(front, &model, &call, request, began, &caller).await?;
+        let answered = Instant::now();
+        let (long, spent) = (ran.is_long(), ran.spent.clone());
+        let (of, front_too) = (Arc::clone(&model), Arc::clone(front));
+        let write = move || {
+            let outputs = ran.outputs(&of)?;
+            shared_memory::deliver(&front_too, &outputs)?;
+            convert::reply(&of, ran.id, outputs)
+        };
+        let reply = if long { front.decode.run(write).await?? } else { write()? };
+        spent.replied(front, &model, answered.elapsed());
+        call.stage("encode", answered.elapsed());
+        let mut headers = HeaderMap::new();
+        spent.tell(&mut headers);
+        Ok((reply, headers))
+    }
+    .await;
+    if let Some(counted) = counted {
+        counted.ended(ended.as_ref().err().map(kind_of));
+    }
+    ended
+}
+
+/// The permit of a message of a stream: it takes memory as a request does, of which all was set aside when it was decoded. The
+/// stream itself holds nothing then, however long it goes on.
+pub(super) fn permit_of(
+    call: Option<&Arc<Permit>>,
+    message: &ModelInferRequest,
+) -> Result<Option<Arc<Permit>>, InferError> {
+    let Some(call) = call else { return Ok(None) };
+    let permit = call.split_off()?;
+    permit.trim(codec::held(message));
+    Ok(Some(Arc::new(permit)))
+}
+
+/// One message of a stream: what failed is told in its place, and the stream goes on.
+pub(super) async fn stream_answer(
+    front: Arc<Front>,
+    head: Arc<Head>,
+    message: ModelInferRequest,
+    permit: Result<Option<Arc<Permit>>, InferError>,
+) -> ModelStreamInferResponse {
+    let arrived = Instant::now();
+    let (name, id) = (message.model_name.clone(), message.id.clone());
+    let asked = message.parameters.contains_key(EMPTY_FINAL);
+    let ended = match permit {
+        Ok(permit) => infer(&front, &head, arrived, message, permit).await,
+        Err(full) => Err(full),
+    };
+    let (mut reply, error_message) = match ended {
+        Ok((reply, _)) => (reply, String::new()),
+        Err(error) => {
+            tracing::info!(%error, "a message of a stream failed");
+            (ModelInferResponse { model_name: name, id, ..ModelInferResponse::default() }, error.to_string())
+        }
+    };
+    if asked {
+        // Every request has one answer, so each is the last.
+        let last = infer_parameter::ParameterChoice::BoolParam(true);
+        let last = InferParameter { parameter_choice: Some(last) };
+        reply.parameters.insert("triton_final_response".to_owned(), last);
+    }
+    ModelStreamInferResponse { error_message, infer_response: Some(reply) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn a_deadline_has_digits_and_a_unit() {
+        let of = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", HeaderValue::from_static(value));
+            timeout(&headers)
+        };
+        assert_eq!(timeout(&HeaderMap::new()), Ok(None));
+        assert_eq!(of("2H"), Ok(Some(Duration::from_secs(7200))));
+        assert_eq!(of("3M"), Ok(Some(Duration::from_secs(180))));
+        assert_eq!(of("99999999S"), Ok(Some(Duration::from_secs(99_999_999))));
+        assert_eq!(of("100m"), Ok(Some(Duration::from_millis(100))));
+        assert_eq!(of("7u"), Ok(Some(Duration::from_micros(7))));
+        assert_eq!(of("7n"), Ok(Some(Duration::from_nanos(7))));
+        for value in ["", "m", "1", "1d", "-1m", "999999999S", "1.5S"] {
+            assert!(of(value).is_err(), "{value:?}");
+        }
+    }
+}
