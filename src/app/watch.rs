@@ -2,7 +2,8 @@
 //! is loaded, and what is gone is unloaded.
 //!
 //! The system tells of changes, but not of all: not of those that another machine makes on a shared volume, nor of a folder or a
-//! link that another has taken the place of. So the folder is looked at every few seconds as well, and watched anew where it is another.
+//! link that another has taken the place of. So the folder is looked at every few seconds as well, and watched anew where it is
+//! another.
 
 use super::{AppError, failed};
 use crate::models::{
@@ -75,7 +76,7 @@ struct Follower {
     /// The folder could not be read when it was last looked at.
     unread: bool,
     watcher: Weak<Mutex<RecommendedWatcher>>,
-    /// Which folder is watched.
+    /// Which folder is watched, or was tried to be.
     which: Option<(u64, u64)>,
 }
 
@@ -107,12 +108,12 @@ impl Follower {
             let mut watcher = watcher.lock().unwrap_or_else(PoisonError::into_inner);
             // What is gone may be watched no more already.
             let _ = watcher.unwatch(folder);
-            match watcher.watch(folder, RecursiveMode::Recursive) {
-                Ok(()) => self.which = which,
-                Err(error) => {
-                    tracing::warn!(folder = %folder.display(), %error, "the model folder cannot be watched: it is looked at");
-                }
+            if let Err(error) = watcher.watch(folder, RecursiveMode::Recursive) {
+                let folder = folder.display();
+                tracing::warn!(%folder, %error, "the model folder cannot be watched: it is looked at");
             }
+            // Tried and told once for each folder: looking finds what changes in any.
+            self.which = which;
         }
         let now = Look::at(folder);
         (now.unread().is_some() && !self.unread) || !self.seen.changes(&now).is_empty()

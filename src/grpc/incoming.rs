@@ -96,7 +96,8 @@ impl Framing {
         self.left == 0 && self.prefix.is_empty()
     }
 
-    /// The next bytes: at most one message is put together at a time, so the permit covers the largest that has not been handed over.
+    /// The next bytes: at most one message is put together at a time, so the permit covers the largest that has not been handed
+    /// over.
     fn see(&mut self, bytes: &Bytes) -> Result<(), InferError> {
         let mut bytes = &bytes[..];
         if self.left > 0

@@ -4,7 +4,8 @@
 //! - `around`: what every call passes: name, span, admission, counts.
 //! - `incoming`: the bytes of a call, within their limits.
 //! - `large`: the calls whose messages may be large; `codec`: what such a message takes in memory, told before it is decoded.
-//! - `service`: the calls; `inference`: those that run a model; `change`: what those say that load and unload models; `convert`: tensors in messages, there and back.
+//! - `service`: the calls; `inference`: those that run a model; `change`: what those say that load and unload models;
+//!   `convert`: tensors in messages, there and back.
 //! - `health`: gRPC's own health checks.
 //! - `status`: the table from error to code.
 

@@ -24,15 +24,18 @@ fn varint(mut value: u64) -> Vec<u8> {
     bytes
 }
 
-fn number(field: u64, value: u64) -> Vec<u8> {
+/// A field that has a number.
+pub(crate) fn number(field: u64, value: u64) -> Vec<u8> {
     [varint(field << 3), varint(value)].concat()
 }
 
-fn bytes(field: u64, value: &[u8]) -> Vec<u8> {
+/// A field that has bytes.
+pub(crate) fn bytes(field: u64, value: &[u8]) -> Vec<u8> {
     [varint(field << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
 }
 
-fn value(field: u64, (name, element, shape): &Value<'_>) -> Vec<u8> {
+/// An input or an output.
+pub(crate) fn value(field: u64, (name, element, shape): &Value<'_>) -> Vec<u8> {
     let extent = |extent: &Extent| match extent {
         Extent::Fixed(n) => bytes(1, &number(1, *n)),
         Extent::Named(name) => bytes(1, &bytes(2, name.as_bytes())),

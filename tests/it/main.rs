@@ -5,6 +5,9 @@ mod accept;
 mod api;
 mod drain;
 mod fuzz;
+#[path = "../cuda/graph.rs"]
+#[allow(dead_code, reason = "the tests on the fake driver take more of it")]
+mod graph;
 mod isolation;
 mod localizations;
 mod openapi;

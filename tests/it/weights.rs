@@ -1,6 +1,9 @@
 //! A model's files that change while it is served: what was loaded is what answers, or nothing does.
 
-use crate::support::{Server, config, send};
+use crate::{
+    graph::{Extent, FLOAT, bytes, number, value},
+    support::{Server, config, send},
+};
 use axum::body::Body;
 use ocelli::{
     config::{Config, RepositoryMode},
@@ -11,40 +14,16 @@ use std::{fs, io::Write, path::Path};
 /// Weights of the model; many, so that they are worth a look from where they lie.
 const COUNT: usize = 4096;
 
-/// A number as protobuf has it.
-fn varint(mut value: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(value as u8);
-    bytes
-}
-
-/// A field that has bytes.
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-    [vec![number << 3 | 2], varint(bytes.len()), bytes.to_vec()].concat()
-}
-
-/// A field that has a number.
-fn count(number: u8, value: usize) -> Vec<u8> {
-    [vec![number << 3], varint(value)].concat()
-}
-
 /// `y = x * w`, FP32, as ONNX; `w` lies in `model.onnx.data`.
 fn scaling() -> Vec<u8> {
-    let value = |name: &str| {
-        let shape = [field(1, &field(2, b"n")), field(1, &count(1, COUNT))].concat();
-        let tensor = [count(1, 1), field(2, &shape)].concat();
-        [field(1, name.as_bytes()), field(2, &field(1, &tensor))].concat()
-    };
-    let node = [field(1, b"x"), field(1, b"w"), field(2, b"y"), field(4, b"Mul")].concat();
-    let beside = [field(1, b"location"), field(2, b"model.onnx.data")].concat();
-    let weights = [count(1, COUNT), count(2, 1), field(8, b"w"), field(13, &beside), count(14, 1)].concat();
-    let graph = [field(1, &node), field(2, b"g"), field(5, &weights)].concat();
-    let graph = [graph, field(11, &value("x")), field(12, &value("y"))].concat();
-    [count(1, 8), field(7, &graph), field(8, &count(2, 13))].concat()
+    let shape = [Extent::Named("n"), Extent::Fixed(COUNT as u64)];
+    let node = [bytes(1, b"x"), bytes(1, b"w"), bytes(2, b"y"), bytes(4, b"Mul")].concat();
+    let beside = [bytes(1, b"location"), bytes(2, b"model.onnx.data")].concat();
+    let extent = number(1, COUNT as u64);
+    let weights = [extent, number(2, FLOAT), bytes(8, b"w"), bytes(13, &beside), number(14, 1)].concat();
+    let graph = [bytes(1, &node), bytes(2, b"g"), bytes(5, &weights)].concat();
+    let graph = [graph, value(11, &("x", FLOAT, &shape)), value(12, &("y", FLOAT, &shape))].concat();
+    [number(1, 8), bytes(7, &graph), bytes(8, &number(2, 13))].concat()
 }
 
 /// The weights, all of this value.

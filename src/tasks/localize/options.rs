@@ -242,7 +242,9 @@ pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> 
     }
     let by_z = said.iter().any(|(key, value)| key.as_ref() == "color_by" && value.as_ref() == "z");
     if by_z && is_said("colormap") {
-        return Err("colormap is of color_by=density, but color_by is z, which has colours of its own: leave one of them out".into());
+        return Err("colormap is of color_by=density, but color_by is z, which has colours of its own: leave one of them \
+                    out"
+            .into());
     }
     Ok(())
 }
