@@ -2,7 +2,7 @@
 //!
 //! `http::reject` holds the only table from variant to status. Causes that only an operator can use go to the log.
 
-use std::time::Duration;
+use std::{any::Any, time::Duration};
 
 /// Why a request, or one item of it, has no answer.
 ///
@@ -125,6 +125,20 @@ pub enum InferError {
     /// Our own fault. 500.
     #[error("{0}")]
     Internal(String),
+}
+
+/// What a panic said, where it said something.
+pub fn panic_words(panic: &Box<dyn Any + Send>) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without words".into())
+}
+
+/// A request that is itself malformed, in words: what was wrong, with the value, and what to do.
+pub fn bad(what: impl Into<String>) -> InferError {
+    InferError::BadRequest(what.into())
 }
 
 /// Whole seconds, rounded up, at least one: what `Retry-After` carries.

@@ -12,7 +12,7 @@ use crate::{
         Front,
         admission::{self, Permit},
         body::BodyLimits,
-        guard::X_REQUEST_ID,
+        guard::{X_REQUEST_ID, panicked},
         reject::Problem,
     },
     telemetry::{
@@ -53,11 +53,9 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
     }
     request.extensions_mut().insert(Arrived(began));
     let answered = admitted(&front, &call, request, next).instrument(span.clone());
-    let mut reply = AssertUnwindSafe(answered).catch_unwind().await.unwrap_or_else(|_| {
-        tracing::error!(call, "a call panicked");
-        let told = "a handler failed unexpectedly; the log has the cause under the request id";
-        status::of(&InferError::Internal(told.to_owned())).into_http()
-    });
+    let caught = AssertUnwindSafe(answered).catch_unwind().await;
+    let mut reply =
+        caught.unwrap_or_else(|panic| span.in_scope(|| status::of(&panicked(&panic)).into_http()));
     let headers = reply.headers_mut();
     for (name, value) in [("x-request-id", id.to_string()), ("traceparent", place.to_string())] {
         if let Ok(value) = HeaderValue::from_str(&value) {

@@ -2,7 +2,7 @@
 
 use crate::{
     engine::{DataType, Tensor, TensorSpec, tensor::bytes_of},
-    error::InferError,
+    error::{InferError, bad},
     http::infer::INLINE_BYTES_MAX,
     http::wire::{
         BINARY_OUTPUT, Parameter, Parameters, binary, data, flag,
@@ -267,10 +267,6 @@ fn contents(name: &str, tensor: &Tensor) -> Result<InferTensorContents, InferErr
         }
     }
     Ok(typed)
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

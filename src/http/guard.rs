@@ -5,14 +5,17 @@
 //! what is within it, for every request.
 
 use super::reject::Problem;
-use crate::{error::InferError, telemetry::request::RequestId};
+use crate::{
+    error::{InferError, panic_words},
+    telemetry::request::RequestId,
+};
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, Version, header},
     response::IntoResponse,
 };
 use futures_util::FutureExt;
-use std::panic::AssertUnwindSafe;
+use std::{any::Any, panic::AssertUnwindSafe};
 
 /// The request id, in and out.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,16 +49,16 @@ pub fn sign(reply: &mut Response<Body>, id: &RequestId) {
 /// Turns a panic of `reply` into a 500: the connection and its other requests go on.
 pub async fn catch_panics(reply: impl Future<Output = Response<Body>>) -> Response<Body> {
     // What it leaves behind is dropped with it.
-    AssertUnwindSafe(reply).catch_unwind().await.unwrap_or_else(|cause| {
-        let text = cause
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| cause.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("no text");
-        tracing::error!(panic = text, "a request handler panicked");
-        let told = "a handler failed unexpectedly; the log has the cause under the request id";
-        InferError::Internal(told.to_owned()).into_response()
-    })
+    let caught = AssertUnwindSafe(reply).catch_unwind().await;
+    caught.unwrap_or_else(|panic| panicked(&panic).into_response())
+}
+
+/// What a caller is told of a panic; the log is told what it said.
+pub fn panicked(panic: &Box<dyn Any + Send>) -> InferError {
+    tracing::error!(panic = panic_words(panic), "a request handler panicked");
+    InferError::Internal(
+        "a handler failed unexpectedly; the log has the cause under the request id".to_owned(),
+    )
 }
 
 /// Checks what the head says: host, address, announced length.

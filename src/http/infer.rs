@@ -19,7 +19,7 @@ use super::{
 use crate::{
     batch::rows::{self, Mark},
     engine::{Batching, Tensor, TensorSpec},
-    error::InferError,
+    error::{InferError, bad},
     models::Model,
 };
 use axum::{
@@ -82,10 +82,6 @@ pub(super) fn arrange(model: &Model, given: Vec<Input>) -> Result<(Vec<Tensor>, 
 
 fn names(specs: &[TensorSpec]) -> String {
     specs.iter().map(|spec| format!("{:?} ({})", spec.name, spec.datatype)).collect::<Vec<_>>().join(", ")
-}
-
-fn bad(message: String) -> InferError {
-    InferError::BadRequest(message)
 }
 
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
@@ -252,8 +248,7 @@ async fn in_parts(
     if all_binary || request.outputs.iter().any(|output| output.binary) {
         return Err(bad(
             "outputs are asked for as binary data, but those of a reply that comes item by item are text: leave one out, \
-             Accept or binary_data"
-                .to_owned(),
+             Accept or binary_data",
         ));
     }
     let asked = (request.outputs.clone(), request.binary_default);

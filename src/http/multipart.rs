@@ -3,7 +3,7 @@
 //! A body is in memory once, within its limits, before it comes here; a parser over a stream would gather each part
 //! again, and the usual ones bound neither the number of parts nor the bytes of their headers.
 
-use crate::error::InferError;
+use crate::error::{InferError, bad};
 use axum::body::Bytes;
 use std::ops::Range;
 
@@ -212,10 +212,6 @@ fn unquote(quoted: &str) -> Option<(String, &str)> {
         }
     }
     None
-}
-
-fn bad(what: &str) -> InferError {
-    InferError::BadRequest(what.to_owned())
 }
 
 /// Finds a fixed string by comparing its last byte first and skipping as far as that byte allows (Horspool 1980).

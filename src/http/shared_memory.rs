@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     engine::staging::{Blocks, Memory},
-    error::InferError,
+    error::{InferError, bad},
 };
 use axum::{
     Json,
@@ -231,10 +231,6 @@ pub(super) async fn cuda_status() -> Json<Value> {
 
 /// `POST /v2/cudasharedmemory/unregister`: all of none. `perf_analyzer` begins and ends with it.
 pub(super) async fn cuda_unregister() {}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
-}
 
 #[cfg(test)]
 mod tests {

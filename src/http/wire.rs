@@ -5,7 +5,7 @@
 //! - [`request`]: an inference request of the Open Inference Protocol, JSON with or without binary tensors behind it.
 //! - [`raw`]: an inference request that is nothing but its input's data.
 //! - [`binary`]: tensors as bytes.
-//! - [`data`]: the numbers of a JSON tensor, straight into its bytes.
+//! - [`data`]: the numbers of a JSON tensor, straight into its bytes; `list`: lists of JSON, element by element.
 //! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
 //! - [`repository`]: which models there shall be.
 //! - [`v1`]: predictions by KServe's first protocol.

@@ -3,9 +3,9 @@
 //! - [`format`]: which of the formats some bytes are in.
 //! - [`header`] and [`decode`]: sizes are checked against [`Limits`] by what the headers say, before pixels are allocated;
 //!   then one strict decoder per format (`jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`) makes [`Frame`]s, upright as a
-//!   person sees them. A truncated file is refused, whatever the format.
+//!   person sees them (`orient`). A truncated file is refused, whatever the format.
 //! - [`plain_jpeg`]: which JPEGs a decoder in hardware may be given instead.
-//! - [`preprocess`]: from a frame to a model's input (resize, crop, colour; normalisation now or later), written straight into the
+//! - [`preprocess`]: from a frame to a model's input (resize, crop, colour; normalisation now, by `normalize`, or later), written straight into the
 //!   caller's memory, and a [`Placement`] that leads from there back to the pixels that were posted.
 //! - [`stack`]: camera frames for measuring, not for looking: of any number, as they come in, their values as they are.
 

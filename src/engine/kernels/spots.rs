@@ -3,6 +3,7 @@
 //! - [`FinderOptions`]: what a spot is. [`SpotFinder`]: holds what is needed for frames of one size, and finds.
 //! - [`RoiBuffer`]: the boxes around spots, as [`super::fit()`] takes them.
 //! - [`device`]: what launches on a device take.
+//! - `plan`: what is prepared once for frames of a size, of `weights`; `plane`: memory with a value for each pixel.
 //!
 //! A pixel that is no measurement (NaN, infinite, beyond 10⁹ photo-electrons) counts as the mean of the eight around it, so that
 //! it hides no spot beside it; where all nine are none, there is no spot within reach of the filter. Boxes hold what the

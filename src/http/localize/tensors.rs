@@ -11,7 +11,7 @@ use crate::{
         DataType, Dim, Setting, Signature, Tensor, TensorSpec, gauss_mle::frames::FrameMemory, kernels::SIDE,
         tensor::bytes_of,
     },
-    error::InferError,
+    error::{InferError, bad},
     http::{
         Front,
         admission::{Beside, Permit},
@@ -302,8 +302,8 @@ impl Given {
                 pixels("frames", &frames)?;
                 Ok(Given::Frames(frames))
             }
-            (None, Some(_)) => Err(bad("corners and frame belong to rois; frames have none".into())),
-            _ => Err(bad("expected either the input rois or the input frames".into())),
+            (None, Some(_)) => Err(bad("corners and frame belong to rois; frames have none")),
+            _ => Err(bad("expected either the input rois or the input frames")),
         }
     }
 }
@@ -328,7 +328,7 @@ impl Rois {
             )));
         }
         if corners.is_none() && setting.camera().sensor().is_some() {
-            return Err(bad(CORNERS_NEEDED.into()));
+            return Err(bad(CORNERS_NEEDED));
         }
         let flat =
             corners.as_deref().map_or_else(|| vec![0; 2 * items], |corners| corners.as_flattened().to_vec());
@@ -359,7 +359,7 @@ fn pixels(name: &str, tensor: &Tensor) -> Result<usize, InferError> {
 fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, InferError> {
     let wrong = || {
         bad(format!(
-            "input {name:?} is {} of shape {:?}, expected UINT32 or INT32 of shape {shape:?}, 0 or more",
+            "input {name:?} is {} of shape {:?}, expected UINT32, INT32 or INT64 of shape {shape:?}, 0 or more",
             tensor.datatype, tensor.shape
         ))
     };
@@ -374,10 +374,6 @@ fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, Infer
         _ => None,
     };
     numbers.filter(|_| tensor.shape == shape).ok_or_else(wrong)
-}
-
-fn bad(why: String) -> InferError {
-    InferError::BadRequest(why)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! it is looked at, so that a check of it would say nothing. This one goes straight to where the batch is read from.
 
 use super::super::wire::shared_memory::{Place, Registration, check_name};
-use crate::error::InferError;
+use crate::error::{InferError, bad};
 use std::{
     ffi::OsStr,
     fs::{File, OpenOptions},
@@ -137,10 +137,6 @@ fn file_name(key: &str) -> Result<&OsStr, InferError> {
         )));
     }
     Ok(OsStr::new(name))
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::{
     engine::{DataType, Tensor},
-    error::InferError,
+    error::{InferError, bad},
 };
 use axum::body::Bytes;
 
@@ -78,10 +78,6 @@ pub fn strings(data: &Bytes) -> Option<Vec<Bytes>> {
         strings.push(rest.split_to(end).slice(4..));
     }
     Some(strings)
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

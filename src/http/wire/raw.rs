@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     engine::{DataType, Dim, Tensor, TensorSpec},
-    error::InferError,
+    error::{InferError, bad},
     image::Format,
 };
 use axum::body::Bytes;
@@ -43,7 +43,7 @@ pub fn read(
         *first = Dim::Fixed(1);
     }
     if free(&dims) > 1 {
-        return Err(bad("a raw request is for inputs with one free extent at most".to_owned()));
+        return Err(bad("a raw request is for inputs with one free extent at most"));
     }
     let tensor = match spec.datatype.size() {
         None => Tensor { datatype: spec.datatype, shape: vec![1; dims.len()], data: prefixed(&body)? },
@@ -114,12 +114,8 @@ fn one(
 
 /// One element of a BYTES tensor.
 fn prefixed(body: &Bytes) -> Result<Bytes, InferError> {
-    let length = u32::try_from(body.len()).map_err(|_| bad("the body is over 4 GiB".to_owned()))?;
+    let length = u32::try_from(body.len()).map_err(|_| bad("the body is over 4 GiB"))?;
     Ok([&length.to_le_bytes()[..], body].concat().into())
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

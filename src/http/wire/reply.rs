@@ -152,6 +152,10 @@ fn head(json: &mut Vec<u8>, tensor: &Tensor) {
     json.push(b']');
 }
 
+/// How to get what JSON does not carry. Replies that come item by item are text, and those of other addresses.
+const BINARY: &str =
+    "ask /v2/models/…/infer for it with \"parameters\": {\"binary_data\": true}, in one reply";
+
 /// Writes the elements of a tensor, flat, with commas between them.
 pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
     fn each<const SIZE: usize>(json: &mut Vec<u8>, data: &[u8], one: impl Fn(&mut Vec<u8>, [u8; SIZE])) {
@@ -165,8 +169,7 @@ pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Res
     let data = &tensor.data[..];
     if let Some(index) = not_finite(tensor) {
         return Err(InferError::BadRequest(format!(
-            "output {name:?} is not a finite number at element {index}, which JSON does not carry; ask for it at \
-             /v2/models/…/infer with \"parameters\": {{\"binary_data\": true}}"
+            "output {name:?} is not a finite number at element {index}, which JSON does not carry; {BINARY}"
         )));
     }
     match tensor.datatype {
@@ -183,7 +186,7 @@ pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Res
         DataType::Fp64 => each(json, data, |json, b| number(json, f64::from_le_bytes(b))),
         DataType::Fp16 | DataType::Bf16 => {
             return Err(InferError::BadRequest(format!(
-                "output {name:?} is {}, which JSON does not carry; ask for it with \"parameters\": {{\"binary_data\": true}}",
+                "output {name:?} is {}, which JSON does not carry; {BINARY}",
                 tensor.datatype
             )));
         }

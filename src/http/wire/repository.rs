@@ -2,7 +2,7 @@
 
 use super::{bad_json, clipped};
 use crate::{
-    error::InferError,
+    error::{InferError, bad},
     models::{Change, Given, Overrides, triton},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -107,7 +107,7 @@ impl Load {
         match (name, text) {
             ("config", Some(text)) => self.config = Some(text),
             ("config", None) => {
-                return Err(bad("the parameter config must be a string that holds JSON".into()));
+                return Err(bad("the parameter config must be a string that holds JSON"));
             }
             (file, _) if file.starts_with(FILE) => return Err(not_a_file(file)),
             (other, _) => return Err(unknown(other)),
@@ -127,8 +127,7 @@ impl Load {
             None if files.is_empty() => Ok(Change::Overrides(Overrides::default())),
             None => Err(bad(
                 "file: parameters need the parameter config: the whole configuration of the model that \
-                             they are"
-                    .into(),
+                             they are",
             )),
             Some(config) if files.is_empty() => {
                 let config: Map<String, Value> = serde_json::from_str(&config)
@@ -239,7 +238,7 @@ const QUEUE: [&str; 4] =
 /// One group, whose devices are those that it has.
 fn instances(value: &Value, overrides: &mut Overrides) -> Result<(), InferError> {
     let Some([group]) = value.as_array().map(Vec::as_slice) else {
-        return Err(bad("config: instance_group must have one group".into()));
+        return Err(bad("config: instance_group must have one group"));
     };
     let mut count = 1;
     for (member, value) in object("instance_group", group)? {
@@ -279,10 +278,6 @@ fn parse<'de, T: Default + Deserialize<'de>>(body: &'de [u8]) -> Result<T, Infer
         return Ok(T::default());
     }
     serde_json::from_slice(body).map_err(|error| bad_json("the body", &error))
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

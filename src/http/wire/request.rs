@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     engine::{DataType, Dim, Tensor, TensorSpec},
-    error::InferError,
+    error::{InferError, bad},
 };
 use axum::{body::Bytes, http::HeaderMap};
 use serde::Deserialize;
@@ -326,10 +326,6 @@ pub fn fits(specs: &[TensorSpec], name: &str, datatype: DataType, shape: &[usize
         return Err(bad(format!("input {name:?} has shape {shape:?}: it has no elements")));
     }
     Ok(())
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! to register a region.
 
 use super::{Parameter, Parameters, bad_json, clipped, count};
-use crate::error::InferError;
+use crate::error::{InferError, bad};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
@@ -83,17 +83,13 @@ const NAME_BYTES_MAX: usize = 256;
 /// 400 for an empty one and a long one.
 pub fn check_name(name: &str) -> Result<(), InferError> {
     match name.len() {
-        0 => Err(bad("the region has no name".to_owned())),
+        0 => Err(bad("the region has no name")),
         bytes if bytes > NAME_BYTES_MAX => Err(bad(format!(
             "the region's name {:?}… has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}",
             clipped(name)
         ))),
         _ => Ok(()),
     }
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

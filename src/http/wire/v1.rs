@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     engine::{DataType, Tensor, TensorSpec},
-    error::InferError,
+    error::{InferError, bad},
 };
 use bytes::Bytes;
 use serde::Deserialize;
@@ -87,7 +87,7 @@ pub fn read(
     let (form, given) = match (wire.instances, wire.inputs) {
         (Some(rows), None) => (Form::Rows, rows),
         (None, Some(columns)) => (Form::Columns, columns),
-        _ => return Err(bad("the body must have either instances (rows) or inputs (columns)".into())),
+        _ => return Err(bad("the body must have either instances (rows) or inputs (columns)")),
     };
     let parameters = wire.parameters;
     if taken.images && !holds_numbers(given, taken.inputs.first()) {
@@ -96,8 +96,7 @@ pub fn read(
     }
     if parameters.contains_key("top_k") {
         return Err(bad(
-            "top_k is for images, which are answered by their classes; numbers are answered by all that the model gives"
-                .into(),
+            "top_k is for images, which are answered by their classes; numbers are answered by all that the model gives",
         ));
     }
     let inputs = match form {
@@ -193,7 +192,7 @@ fn image<'a>(index: usize, row: &'a RawValue, name: &str) -> Result<Instance<'a>
 
 fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
     let (_, first) = list::count(given.get(), "instances")?;
-    let first = first.ok_or_else(|| bad("instances is empty, expected 1 or more".into()))?;
+    let first = first.ok_or_else(|| bad("instances is empty, expected 1 or more"))?;
     if let [only] = taken.inputs
         && member(first, &only.name).is_none()
     {
@@ -284,7 +283,7 @@ fn shape(value: &RawValue) -> Result<Vec<usize>, InferError> {
         }
     }
     match shape.is_empty() {
-        true => Err(bad("expected a list".into())),
+        true => Err(bad("expected a list")),
         false => Ok(shape),
     }
 }
@@ -313,8 +312,7 @@ fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
             Element::Plain(text) => Cow::Borrowed(text.as_bytes()),
             Element::Base64 { b64 } => Cow::Owned(decode_base64(index, b64)?),
         };
-        let length =
-            u32::try_from(element.len()).map_err(|_| bad("an element is longer than 4 GiB".into()))?;
+        let length = u32::try_from(element.len()).map_err(|_| bad("an element is longer than 4 GiB"))?;
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&element);
         index += 1;
@@ -438,10 +436,6 @@ fn nested(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferEr
             Ok(())
         }
     }
-}
-
-fn bad(what: String) -> InferError {
-    InferError::BadRequest(what)
 }
 
 #[cfg(test)]

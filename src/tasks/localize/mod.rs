@@ -7,7 +7,7 @@
 //!
 //! A [`Writer`] is made for a [`Format`], a [`Schema`] and [`Options`]; it takes [`Table`]s, chunk by chunk, and gives
 //! bytes. Which columns a file has, in which units and from which origin, is a [`layout`]; how they are encoded is a
-//! file per format:
+//! file per format ([`number`] and [`held`], numbers as text and rows that wait for the end, are for several):
 //!
 //! - [`csv`], [`ndjson`], [`arrow`]: streamed, so a stack of any length takes constant memory.
 //! - [`npy`], [`picasso`] ([`hdf5`] and [`zip`] are its containers): the head tells the number of rows, so the packed
