@@ -77,6 +77,8 @@ struct Entry {
     coming: Vec<(usize, u64)>,
     /// Devices that cannot have it.
     refused: Refused,
+    /// It is unloaded, and stays for requests that have begun with it.
+    leaves: bool,
 }
 
 /// Engines of a model on a device.
@@ -92,6 +94,11 @@ struct On {
 impl Entry {
     fn is_on(&self, index: usize, hold: u64) -> bool {
         self.on.iter().any(|on| on.index == index && on.hold == hold)
+    }
+
+    /// Whether devices are to have it that do not: of one that leaves, what requests still wait for is enough.
+    fn spreads(&self) -> bool {
+        !self.leaves || self.on.iter().all(|on| on.paused || on.health.is_over())
     }
 }
 
@@ -151,8 +158,8 @@ impl Book {
     /// indices, and the numbers of their holds.
     pub(super) fn enter(&self, served: Served, coming: Vec<(usize, u64)>) -> Arc<Served> {
         let served = Arc::new(served);
-        let entry =
-            Entry { served: Arc::clone(&served), on: Vec::new(), coming, refused: Refused::default() };
+        let (on, refused) = (Vec::new(), Refused::default());
+        let entry = Entry { served: Arc::clone(&served), on, coming, refused, leaves: false };
         let mut state = self.lock();
         state.claims.set(&entry.served.source, &entry.served.placed.on);
         state.entries.push(entry);
@@ -215,15 +222,22 @@ impl Book {
         state.entries.iter().filter_map(of).chain(waiting).collect()
     }
 
-    /// Takes a model out; hands over what tells whether devices have anything of it.
-    pub(super) fn strike(&self, key: ModelKey) -> Weak<Arc<Model>> {
+    /// Serves a model only to who has begun with it, until it is struck out; hands over what tells whether devices have anything of
+    /// it.
+    pub(super) fn leave(&self, key: ModelKey) -> Weak<Arc<Model>> {
         let mut state = self.lock();
-        let at = state.entries.iter().position(|entry| entry.served.model.key == key);
-        let entry = at.map(|at| state.entries.swap_remove(at));
-        if let Some(entry) = &entry {
-            state.let_go_of(&entry.served.source.name);
-        }
-        entry.map(|entry| Arc::downgrade(&entry.served.model)).unwrap_or_default()
+        let Some(entry) = state.entries.iter_mut().find(|entry| entry.served.model.key == key) else {
+            return Weak::new();
+        };
+        entry.leaves = true;
+        let served = Arc::clone(&entry.served);
+        state.let_go_of(&served.source.name);
+        Arc::downgrade(&served.model)
+    }
+
+    /// Takes a model out.
+    pub(super) fn strike(&self, key: ModelKey) {
+        self.lock().entries.retain(|entry| entry.served.model.key != key);
     }
 
     /// A model that is to be served on a device, and is not; what somebody loads there is not meant, nor what was refused a
@@ -234,6 +248,7 @@ impl Book {
             !entry.is_on(index, hold.number)
                 && !entry.coming.contains(&(index, hold.number))
                 && !entry.refused.bars(index, hold.number, now)
+                && entry.spreads()
                 && state.wanted(index, &entry.served.placed, Some(entry), sharing)
         });
         missing.map(|entry| Arc::clone(&entry.served))
@@ -319,8 +334,9 @@ impl Book {
         if !source.manifest.placement.exclusive || state.claims.has(index, &source.name) {
             return None;
         }
-        let there =
-            |entry: &&Entry| entry.served.placed.has(index) && entry.served.source.name != source.name;
+        let there = |entry: &&Entry| {
+            entry.served.placed.has(index) && entry.served.source.name != source.name && !entry.leaves
+        };
         let mut others: Vec<&str> =
             state.entries.iter().filter(there).map(|entry| entry.served.source.name.as_str()).collect();
         others.sort_unstable();
@@ -334,8 +350,8 @@ impl Book {
 impl State {
     /// Ends a model's claim, where no version of it is served or waits.
     fn let_go_of(&mut self, name: &str) {
-        let served = self.entries.iter().any(|entry| entry.served.source.name == name);
-        if !served && self.waiting.iter().all(|waiting| waiting.name() != name) {
+        let served = |entry: &Entry| entry.served.source.name == name && !entry.leaves;
+        if !self.entries.iter().any(served) && self.waiting.iter().all(|waiting| waiting.name() != name) {
             self.claims.end(name);
         }
     }

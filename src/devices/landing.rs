@@ -5,11 +5,12 @@
 
 use super::{
     health::{Health, Over},
-    worker::{Lent, words},
+    worker::Lent,
 };
 use crate::{
     batch::{Ran, Running},
     engine::{Airborne, EngineError, Tensor},
+    error::panic_words,
     telemetry::metrics::{DeviceMetrics, FailReason},
 };
 use std::{
@@ -137,8 +138,10 @@ impl Landing {
         let land = move || {
             // Without it nothing lands any more.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| land_all(&coming, &health))) {
-                health
-                    .end(Over::Failed(format!("the thread that lands batches panicked: {}", words(&panic))));
+                health.end(Over::Failed(format!(
+                    "the thread that lands batches panicked: {}",
+                    panic_words(&panic)
+                )));
             }
         };
         match thread.spawn(land) {
@@ -185,7 +188,7 @@ fn land_all(coming: &mpsc::Receiver<Message>, health: &Health) {
             Message::Flight(out, flight) => {
                 let busy = health.busy();
                 let result = catch_unwind(AssertUnwindSafe(|| flight.land())).unwrap_or_else(|panic| {
-                    Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
+                    Err(EngineError::Device(format!("the engine panicked: {}", panic_words(&panic))))
                 });
                 drop(busy);
                 let since = free.map_or(out.begun, |free| out.begun.max(free));

@@ -16,7 +16,6 @@ use super::{
     keeper::{Keepers, Sharing},
     place::Kind,
     plan::Footprint,
-    worker::words,
 };
 use crate::{
     batch::Queue,
@@ -25,6 +24,7 @@ use crate::{
         cuda::{Gpu, jpeg::JpegOnGpu},
         onnx::Runtime,
     },
+    error::panic_words,
     models::{Catalog, Found, Model, State},
     status::{Cause, DeviceState, ModelCounts, Status},
     telemetry::metrics::{Metrics, ModelState},
@@ -271,8 +271,9 @@ impl Devices {
     /// Loads one model and publishes nothing.
     fn try_load(&self, found: &Found) -> Result<Loading, NotLoaded> {
         let source = found.source.clone().map_err(NotLoaded::Failed)?;
-        catch_unwind(AssertUnwindSafe(|| self.load_source(source)))
-            .unwrap_or_else(|panic| Err(NotLoaded::Failed(format!("loading panicked: {}", words(&panic)))))
+        catch_unwind(AssertUnwindSafe(|| self.load_source(source))).unwrap_or_else(|panic| {
+            Err(NotLoaded::Failed(format!("loading panicked: {}", panic_words(&panic))))
+        })
     }
 
     /// Publishes what was loaded: from now on requests find it.

@@ -10,11 +10,11 @@ use super::{
 use crate::{
     batch::{self, ModelKey, Queue, Recalled, Running, Taken, WorkerKey, queue::Absence},
     engine::{DataType, Engine, EngineError, Flight, Tensor, staging::Assembler},
+    error::panic_words,
     models::Model,
     telemetry::metrics::{DeviceMetrics, Metrics},
 };
 use std::{
-    any::Any,
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
@@ -94,7 +94,7 @@ impl Worker {
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             // Whoever keeps the device is to know that nobody works there any more.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work.run())) {
-                end.end(Over::Failed(format!("a worker's thread panicked: {}", words(&panic))));
+                end.end(Over::Failed(format!("a worker's thread panicked: {}", panic_words(&panic))));
             }
         })?;
         Ok(Worker { mail, queue, health, place: key, thread })
@@ -163,7 +163,7 @@ impl Worker {
         let work = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
             // Whoever asked is waiting.
-            let _ = done.send(result.map_err(|panic| format!("it panicked: {}", words(&panic))));
+            let _ = done.send(result.map_err(|panic| format!("it panicked: {}", panic_words(&panic))));
         });
         let sent = self.mail.send(Mail::Do(work));
         self.queue.wake();
@@ -332,7 +332,7 @@ impl Work {
             false => loaded.engine.start(inputs, batch.setting.as_ref()),
         };
         let flight = catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| {
-            Err(EngineError::Device(format!("the engine panicked: {}", words(&panic))))
+            Err(EngineError::Device(format!("the engine panicked: {}", panic_words(&panic))))
         });
         drop(busy);
         let (model, metrics) = (Arc::clone(&loaded.model), Arc::clone(&loaded.metrics));
@@ -360,15 +360,6 @@ impl Loaded {
             })
             .collect()
     }
-}
-
-/// What a panic said, where it said something.
-pub(super) fn words(panic: &Box<dyn Any + Send>) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without words".into())
 }
 
 #[cfg(test)]

@@ -72,6 +72,45 @@ async fn requests_wait_until_a_gpu_that_comes_back_has_their_model_too() {
     }
 }
 
+/// When the last has its answer nothing is left of it.
+#[tokio::test]
+async fn requests_that_wait_for_a_gpu_are_answered_though_their_model_is_unloaded_meanwhile() {
+    for isolation in MODES {
+        let machine = Machine::new("memory=16GiB context=100MiB");
+        let options =
+            [("idle-release-ms", "500"), ("repository-mode", "explicit"), ("while-waiting", "wait")];
+        let server = machine.start(isolation, &[("spots", ALONE)], &options).await;
+        server.until_ready().await;
+        server.until_state("waiting", "idle").await;
+        machine.occupy(0, "15GiB").await;
+        let unload = async || {
+            server.until_metric("ocelli_queue_items{model=\"spots\"} 3").await;
+            server.until_said("waiting for the GPU").await;
+            let unload = "/v2/repository/models/spots/unload";
+            assert_eq!(server.send("POST", unload, &[], "{}").await.status, 200);
+            assert_eq!(server.get("/v2/models/spots/ready").await.0, 404);
+            assert_eq!(fit(&server).await.status, 404, "nobody else begins with it");
+            machine.vacate(0).await;
+        };
+        let (reply, ()) = tokio::join!(fit(&server), unload());
+        assert_eq!(reply.status, 200, "{:?}", reply.body);
+        server.until_state("waiting", "empty").await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_is_not_given_back_as_unused_while_a_model_is_loaded_onto_it() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        machine.tell("cuda", "fault on=kernel times=always sleep_us=50000").await;
+        let server = machine.start(isolation, &[("spots", ALONE)], &[("idle-release-ms", "100")]).await;
+        server.until_said("an idle GPU is given back").await;
+        assert_eq!(server.said("model is ready").len(), 1, "{:?}", server.said(""));
+        end(&machine, server);
+    }
+}
+
 #[tokio::test]
 async fn a_gpu_that_is_lost_is_not_waited_for() {
     for isolation in MODES {

@@ -264,7 +264,8 @@ impl Keeper {
         }
         self.devices.try_waiting_on(self.index, &hold);
         let (busy, met) = self.devices.book.activity(self.index, &self.devices.parts.queue);
-        if busy || met != self.activity.0 {
+        // What is being loaded needs it, too, however long that takes.
+        if busy || met != self.activity.0 || self.devices.is_loading() {
             self.activity = (met, now);
         }
         let unused = now.saturating_duration_since(self.activity.1);

@@ -11,8 +11,8 @@ mod cpu;
 mod gpu;
 mod senses;
 
-use super::{Devices, device::Hold, health::hangs, worker::words};
-use crate::{config::WhileWaiting, telemetry::metrics::Metrics};
+use super::{Devices, device::Hold, health::hangs};
+use crate::{config::WhileWaiting, error::panic_words, telemetry::metrics::Metrics};
 use away::{Away, Standing};
 use senses::Senses;
 use std::{
@@ -178,7 +178,7 @@ impl Keepers {
 /// Its words.
 fn survive(device: &str, turn: impl FnOnce()) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(turn)).map_err(|panic| {
-        let reason = format!("the thread that keeps it panicked: {}", words(&panic));
+        let reason = format!("the thread that keeps it panicked: {}", panic_words(&panic));
         tracing::error!(device, reason, "a device's keeper is at fault; it goes on in a moment");
         reason
     })

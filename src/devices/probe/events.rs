@@ -20,10 +20,10 @@ use nvml_wrapper::{
 };
 
 use super::{
-    super::worker::words,
     GpuId,
     nvml::{self, Unavailable},
 };
+use crate::error::panic_words;
 
 /// What happened to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Watch {
         let theirs = Arc::clone(&ended);
         let spawned = thread::Builder::new().name("gpu-events".to_owned()).spawn(move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| watch(&nvml, &theirs, &tell))) {
-                let reason = words(&panic);
+                let reason = panic_words(&panic);
                 tracing::error!(
                     reason,
                     "the thread that waits for GPU errors (Xid) panicked: they are not heard any more"

@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{super::worker::words, Probe, Sample};
+use super::{Probe, Sample};
+use crate::error::panic_words;
 
 /// All GPUs at one time.
 #[derive(Debug, Clone)]
@@ -73,7 +74,7 @@ impl Sampler {
                     // Told once: it may do so again with every look.
                     Err(_) if panics => {}
                     Err(panic) => {
-                        let reason = words(&panic);
+                        let reason = panic_words(&panic);
                         tracing::error!(reason, "the thread that looks at GPUs panicked; it looks again");
                         panics = true;
                     }

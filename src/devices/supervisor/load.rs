@@ -7,13 +7,14 @@ use super::{
         forward::{Asked, Proof},
         place::{self, Kind, Placed},
         plan::NoRoom,
-        worker::{Lent, words},
+        worker::Lent,
     },
     Devices, LoadedOn, Loading,
 };
 use crate::{
     batch::ModelKey,
     engine::{cuda::headroom_bytes, staging::Memory},
+    error::panic_words,
     models::{Files, Model, Source},
     status::{Cause, DeviceState},
     telemetry::statistics::Held,
@@ -231,8 +232,9 @@ impl Devices {
                     self.prove_here(index, hold, &served.source, &served.model, &served.asked, engines)?;
                 Ok((engines, proof, load))
             };
-            let loaded = catch_unwind(AssertUnwindSafe(load))
-                .unwrap_or_else(|panic| Err(Refusal::Failed(format!("loading panicked: {}", words(&panic)))));
+            let loaded = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {
+                Err(Refusal::Failed(format!("loading panicked: {}", panic_words(&panic))))
+            });
             let device = &*self.devices[index].id;
             match loaded {
                 Ok((engines, proof, load)) => {

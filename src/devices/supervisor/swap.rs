@@ -100,7 +100,7 @@ impl Devices {
     }
 
     fn leave(&self, model: Arc<Model>) {
-        let lent = self.book.strike(model.key);
+        let lent = self.book.leave(model.key);
         self.leaving().push(Leaving { model, lent });
     }
 
@@ -113,6 +113,7 @@ impl Devices {
             let holders = Arc::strong_count(model);
             let held = holders > 1 + usize::from(lent.strong_count() > 0);
             if !held {
+                self.book.strike(model.key);
                 self.parts.queue.retire(model.key);
             }
             held

@@ -78,7 +78,7 @@ impl Devices {
     }
 
     /// Whether somebody loads a model just now, or is about to: what a device has then is not all that it will have.
-    fn is_loading(&self) -> bool {
+    pub(in super::super) fn is_loading(&self) -> bool {
         self.book.has_announced() || matches!(self.turn.try_lock(), Err(TryLockError::WouldBlock))
     }
 
