@@ -591,6 +591,7 @@ def test_documents_are_fetched_and_their_parts_are_kept(site):
     again = requests.get(f"{site.url}/page/style.css", headers={"If-None-Match": style.headers["etag"]}, timeout=wire.TIMEOUT)
     assert again.status_code == 304 and again.content == b""
     assert requests.get(f"{site.url}/page/..%2f..%2fetc%2fpasswd", timeout=wire.TIMEOUT).status_code == 404
+    assert requests.get(f"{site.url}/page/index.html", timeout=wire.TIMEOUT).status_code == 404, "its parts lie elsewhere"
     assert requests.get(f"{site.admin_url}/", timeout=wire.TIMEOUT).status_code == 404, "not on the admin listener"
 
 

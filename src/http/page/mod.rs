@@ -79,7 +79,8 @@ async fn manual(
 }
 
 async fn part(State(front): State<Arc<Front>>, Path(name): Path<String>, request: Request) -> Response<Body> {
-    answer(file(&front, &name), &request)
+    // The documents have addresses of their own, to which those of their parts are relative.
+    answer(file(&front, &name).filter(|asset| !asset.is_document()), &request)
 }
 
 /// Names are looked up in a table.
