@@ -37,12 +37,15 @@ async fn both_ways_give_the_same_and_a_server_whose_gpu_is_apart_makes_no_contex
     near(&found[1], &found[0]);
 }
 
-/// Runs requests while the GPU ends in the way of `script` or `end`: all of them are answered, with the same numbers.
-async fn check(isolation: &str, script: &str, end: impl AsyncFn(&Running), told: &str) {
+/// Runs requests while the GPU ends in the way of `fault` or `end`: all of them are answered, with the same numbers.
+/// The fault befalls the process that is there, and none of those that take its place: each of them would end at its own
+/// fortieth kernel, and the waits between them grow from one to the next.
+async fn check(isolation: &str, fault: &str, end: impl AsyncFn(&Running), told: &str) {
     let expected = on_cpu().await;
-    let machine = Machine::new(&format!(";{script}"));
+    let machine = Machine::new("");
     let server = machine.serving(isolation, EVERYWHERE, &[]).await;
     let before = server.children();
+    machine.tell("cuda", fault).await;
     let requests = async {
         for _ in 0..6 {
             for rows in join_all((0..8).map(|_| server.localize())).await {
@@ -88,8 +91,8 @@ async fn no_request_is_lost_when_the_process_of_the_gpu_is_killed() {
 #[tokio::test]
 async fn no_request_is_lost_when_a_library_aborts_or_reads_where_nothing_is() {
     for number in [6, 11] {
-        let script = format!("fault on=kernel after=40 signal={number}");
-        check("process", &script, async |_| {}, &format!("was ended by signal {number}")).await;
+        let fault = format!("fault on=kernel after=40 signal={number}");
+        check("process", &fault, async |_| {}, &format!("was ended by signal {number}")).await;
     }
 }
 
