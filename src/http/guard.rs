@@ -36,10 +36,11 @@ pub fn identify(headers: &HeaderMap) -> RequestId {
     RequestId::from_header(headers.get(X_REQUEST_ID).map(HeaderValue::as_bytes))
 }
 
-/// Says a request's name in its reply: in its header, and in its body if it is an error.
-pub fn sign(reply: &mut Response<Body>, id: &RequestId) {
+/// Says a request's name in its reply: in its header, and in its body if it is an error, which has this type.
+pub fn sign(reply: &mut Response<Body>, id: &RequestId, error_type: HeaderValue) {
     if let Some(problem) = reply.extensions().get::<Problem>() {
         *reply.body_mut() = Body::from(problem.to_json(Some(id.as_str())).to_string());
+        reply.headers_mut().insert(header::CONTENT_TYPE, error_type);
         reply.headers_mut().remove(header::CONTENT_LENGTH);
     }
     let value = HeaderValue::from_str(id.as_str()).expect("ids hold letters, digits and ._- only");
@@ -149,7 +150,7 @@ pub async fn method_not_allowed(method: Method) -> Problem {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
-    use super::*;
+    use super::{super::reject, *};
     use axum::{
         Router,
         extract::Request,
@@ -239,8 +240,9 @@ mod tests {
             .method_not_allowed_fallback(method_not_allowed)
             .layer(middleware::from_fn(async |request: Request, next: Next| {
                 let id = identify(request.headers());
+                let error_type = reject::content_type(request.uri().path());
                 let mut reply = catch_panics(next.run(request)).await;
-                sign(&mut reply, &id);
+                sign(&mut reply, &id, error_type);
                 reply
             }));
         let request = http::Request::builder().method(method).uri(path).header(X_REQUEST_ID, "me");
@@ -253,11 +255,18 @@ mod tests {
 
     #[tokio::test]
     async fn errors_outside_the_handlers_have_the_same_body_and_the_id() {
-        for (method, path, status) in
-            [("GET", "/none", 404), ("POST", "/panics", 405), ("GET", "/panics", 500)]
-        {
+        let (own, theirs) = (reject::PROBLEM_JSON, "application/json");
+        for (method, path, status, content_type) in [
+            ("GET", "/none", 404, own),
+            ("POST", "/panics", 405, own),
+            ("GET", "/panics", 500, own),
+            ("GET", "/v22", 404, own),
+            ("GET", "/v2/none", 404, theirs),
+            ("GET", "/v1", 404, theirs),
+        ] {
             let (reply, body) = ask(method, path).await;
             assert_eq!(reply.status(), status);
+            assert_eq!(reply.headers()[header::CONTENT_TYPE], content_type, "{path}");
             assert_eq!(reply.headers()[X_REQUEST_ID], "me");
             assert_eq!(body["status"], status);
             assert_eq!(body["request_id"], "me");

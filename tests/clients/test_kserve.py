@@ -1,8 +1,5 @@
 """KServe's first protocol and TorchServe's forms, as their clients post them."""
 
-import asyncio
-import json
-import subprocess
 import sys
 
 import numpy as np
@@ -194,6 +191,7 @@ def test_torchserves_form_may_be_asked_for_by_accept(server, digits):
     reply = requests.post(f"{server.url}/predictions/digits?format=ocelli", data=digits[3][1], headers=headers, timeout=wire.TIMEOUT)
     assert "classes" in wire.ok(reply)
 
+
 def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server, digits):
     server = start_server(torchserve_answers="on")
     _, image, digit = digits[0]
@@ -204,42 +202,3 @@ def test_a_server_can_answer_as_torchserve_whoever_asks_for_nothing(start_server
     assert "vector" in wire.ok(wire.post_image(server, "embed", image))
     reply = wire.post_image(server, "digits", image, query={"format": "numpy"})
     assert reply.status_code == 400 and "ocelli or torchserve" in reply.json()["error"], reply.text
-
-
-@pytest.mark.parametrize("protocol", ["v1", "v2"])
-def test_kserves_own_client_is_answered(server, digits, protocol):
-    images, labels = [wire.b64(image) for _, image, _ in digits], [digit for _, _, digit in digits]
-    # In a process of its own: KServe's messages of gRPC and Triton's have the same names, and a process takes one of them.
-    script = [sys.executable, __file__, server.url, protocol]
-    # Importing that client alone takes a minute on a machine that is busy.
-    seconds_max = 5 * wire.TIMEOUT
-    ran = subprocess.run(script, input=json.dumps([images, labels]), capture_output=True, text=True, timeout=seconds_max)
-    assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr
-
-
-async def ask(base, protocol, images, labels):
-    """What KServe's client asks, and what it is to get."""
-    from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
-
-    client = InferenceRESTClient(RESTConfig(protocol=protocol, retries=1))
-    assert await client.is_model_ready(base, "digits") and await client.is_server_live(base)
-    if protocol == "v1":
-        body = {"instances": [{"b64": image} for image in images]}
-        answers = (await client.infer(base, body, model_name="digits"))["predictions"]
-        assert [a["classes"][0]["label"] for a in answers] == labels
-    else:
-        assert await client.is_server_ready(base)
-        assert not await client.is_model_ready(base, "broken")
-        x = np.arange(32, dtype=np.float32).reshape(2, 16)
-        for binary in (True, False):
-            given = InferInput("x", [2, 16], "FP32")
-            given.set_data_from_numpy(x, binary_data=binary)
-            request = InferRequest(model_name="identity", infer_inputs=[given], request_id="mine")
-            reply = await client.infer(base, request, model_name="identity")
-            assert reply.id == "mine" and (reply.outputs[0].as_numpy() == x).all()
-    await client.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(ask(*sys.argv[1:], *json.load(sys.stdin)))
-    print("done")

@@ -128,6 +128,8 @@ def class_map(mask):
 def problem(response, status, *says):
     """Checks that a reply is an error of this status in our form, and that it says these things; the body."""
     assert response.status_code == status, f"{response.status_code}, expected {status}: {response.text[:1000]}"
+    theirs = re.match(r"https?://[^/]+/v[12](/|$)", response.request.url)
+    assert response.headers["Content-Type"] == ("application/json" if theirs else "application/problem+json"), response.headers
     body = strict(response)
     missing = {"error", "type", "title", "status", "detail", "request_id"} - body.keys()
     assert not missing, f"no {missing} in {body}"

@@ -228,7 +228,8 @@ pub fn errors_md() -> String {
     let mut out = format!(
         "# Errors\n\n\
          <!-- Made from src/http/reject/manual.rs by `OCELLI_BLESS=1 cargo test --lib reject`. -->\n\n\
-         Every error, on every route, has a body like those below, with the content type `{PROBLEM_JSON}` (RFC 9457).\n\
+         Every error, on every route, has a body like those below, with the content type `{PROBLEM_JSON}` (RFC 9457);\n\
+         below `/v1` and `/v2` with `application/json`, as the servers whose protocols these are and their clients have it.\n\
          A server with its page on (`page`) shows this manual at `/docs/errors`, which is where `type` leads.\n\n\
          - `error` repeats `detail`: it is the member that the clients of Triton and KServe read.\n\
          - `type` names the kind, one of those below, and stays the same between releases; `detail` is for people.\n\
