@@ -12,8 +12,8 @@ use crate::{
         Front,
         admission::{self, Permit},
         body::BodyLimits,
-        guard::{X_REQUEST_ID, panicked},
-        reject::Problem,
+        guard::{X_REQUEST_ID, panicked, sign},
+        reject::{self, Problem},
     },
     telemetry::{
         request::RequestId,
@@ -42,7 +42,9 @@ pub(super) async fn around(State(front): State<Arc<Front>>, mut request: Request
     if !is_grpc(&request) {
         let problem = not_grpc(&request);
         front.metrics.route("other").request(request.method().as_str(), problem.kind.status, began.elapsed());
-        return problem.into_response_for(Some(id.as_str()));
+        let mut reply = problem.into_response();
+        sign(&mut reply, &id, reject::content_type(request.uri().path()));
+        return reply;
     }
     let call = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     // Probes come every few seconds, and are of no use in a trace.

@@ -204,20 +204,6 @@ impl Problem {
         }
         body
     }
-
-    /// The whole reply. The problem itself stays in the extensions, for logs, metrics and the request id.
-    pub fn into_response_for(self, request_id: Option<&str>) -> Response<Body> {
-        let mut reply = Response::new(Body::from(self.to_json(request_id).to_string()));
-        *reply.status_mut() =
-            StatusCode::from_u16(self.kind.status).expect("the table holds statuses between 100 and 999");
-        let headers = reply.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
-        if let Some(retry_after) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, seconds_up(retry_after).into());
-        }
-        reply.extensions_mut().insert(self);
-        reply
-    }
 }
 
 impl From<&InferError> for Problem {
@@ -233,9 +219,19 @@ impl From<&InferError> for Problem {
     }
 }
 
+/// The whole reply. The problem itself stays in the extensions, for logs, metrics and the request id.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response<Body> {
-        self.into_response_for(None)
+        let mut reply = Response::new(Body::from(self.to_json(None).to_string()));
+        *reply.status_mut() =
+            StatusCode::from_u16(self.kind.status).expect("the table holds statuses between 100 and 999");
+        let headers = reply.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        if let Some(retry_after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds_up(retry_after).into());
+        }
+        reply.extensions_mut().insert(self);
+        reply
     }
 }
 
