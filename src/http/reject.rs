@@ -1,8 +1,8 @@
 //! The only table from error to reply.
 //!
 //! Every error has the same body, whatever the route: that of RFC 9457 with one member more, `error`, which is where the
-//! clients of Triton and KServe look. Its type is that of the RFC, but on their routes ([`content_type`]). [`manual`]
-//! explains each kind.
+//! clients of Triton and KServe look. Its content type is the RFC's on our own routes, and theirs on theirs
+//! ([`content_type`]). [`manual`] explains each kind.
 
 pub mod manual;
 
@@ -15,15 +15,14 @@ use axum::{
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The content type of error bodies, but of those of [`content_type`].
+/// The content type of error bodies on our own routes.
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
 /// The content type of an error's body by the path that was asked for. The servers of KServe's first protocol and of the
 /// Open Inference Protocol answer with `application/json`, and KServe's client shows the words of no other.
 pub fn content_type(path: &str) -> HeaderValue {
-    let theirs = ["/v1", "/v2"].iter().filter_map(|theirs| path.strip_prefix(theirs));
-    let mut rests = theirs.filter(|rest| rest.is_empty() || rest.starts_with('/'));
-    HeaderValue::from_static(if rests.next().is_some() { "application/json" } else { PROBLEM_JSON })
+    let theirs = matches!(path.split('/').nth(1), Some("v1" | "v2"));
+    HeaderValue::from_static(if theirs { "application/json" } else { PROBLEM_JSON })
 }
 
 /// When to come back after an error that passes, where nothing better is known.
