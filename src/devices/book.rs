@@ -9,7 +9,7 @@ mod refused;
 mod waiting;
 
 use super::{
-    device::{Engines, Hold, Refusal},
+    device::{Again, Engines, Hold, Refusal},
     forward::Asked,
     health::Health,
     keeper::Sharing,
@@ -190,18 +190,18 @@ impl Book {
         entry.on.push(On { index, hold: hold.number, health, footprint, paused: false });
     }
 
-    /// A device cannot have a model: as long as it is held, or `for_now`.
+    /// A device cannot have a model now.
     pub(super) fn refuse(
         &self,
         index: usize,
         hold: &Hold,
         key: ModelKey,
-        (refusal, for_now): (&Refusal, bool),
+        (refusal, again): (&Refusal, Again),
     ) {
         tracing::debug!(device = &*hold.health.device, %refusal, "a model is not served here");
         if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.served.model.key == key) {
             entry.coming.retain(|coming| coming.0 != index);
-            entry.refused.note(index, hold.number, refusal.to_string(), for_now, Instant::now());
+            entry.refused.note(index, hold.number, refusal.to_string(), again, Instant::now());
             // What an earlier hold had of it is gone.
             entry.served.model.statistics.holds(&hold.health.device, None);
         }

@@ -5,7 +5,7 @@
 
 mod refusal;
 
-pub(super) use refusal::{NotTaken, Refusal};
+pub(super) use refusal::{Again, NotTaken, Refusal};
 
 use super::{
     forward::{self, Asked, Proof},

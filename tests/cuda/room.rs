@@ -1,5 +1,5 @@
 //! Whether models have room on a GPU: what was measured decides, what has none is refused with the arithmetic, and the others
-//! serve on; with GPUs on threads of the server and in processes of their own.
+//! serve on, as they do where a model is refused for anything else; with GPUs on threads of the server and in processes of their own.
 
 use crate::{
     machine::{BLIND, GPU, MODES, Machine, ON_GPU, PATIENCE, Running, id, until},
@@ -130,6 +130,26 @@ async fn a_model_that_finds_no_room_while_others_serve_is_refused_with_the_arith
         assert_eq!(load("alone").await.0, 200);
         until_answered_by_gpu(&server, "alone").await;
         assert_eq!(times_taken(&server).await, "1", "the GPU was never given back");
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_failed_on_a_gpu_for_once_comes_to_it_though_the_gpu_is_not_given_back() {
+    let expected = on_cpu().await;
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ON_GPU, &[EXPLICIT]).await;
+        // A launch that is refused says nothing of the GPU. The next one is of the model's first forward pass.
+        machine.tell("cuda", "fault on=cuLaunchKernel code=1").await;
+        server.add("other", ON_GPU);
+        let reply = server.send("POST", "/v2/repository/models/other/load", &[], "").await;
+        assert_eq!(reply.status, 200, "the CPU has it");
+        until_refused(&server, "other", |why| why.contains("a forward pass with zeros")).await;
+        on_gpu(&server, &expected).await;
+        until_answered_by_gpu(&server, "other").await;
+        until("it is refused no more", async || refused(&server, "other").await.is_none()).await;
+        assert_eq!(times_taken(&server).await, "1");
         end(&machine, server);
     }
 }

@@ -1,7 +1,11 @@
 //! Models that are served nowhere yet: their devices are away, or have no room for them now.
 
 use super::{
-    super::{device::Refusal, keeper::Sharing, place::Placed},
+    super::{
+        device::{Again, Refusal},
+        keeper::Sharing,
+        place::Placed,
+    },
     Book, State,
     refused::Refused,
 };
@@ -75,7 +79,8 @@ impl Book {
             false => 0,
         };
         for (index, hold, why, for_now) in away.refused {
-            refused.note(index, hold, why.to_string(), for_now, now);
+            let again = if for_now { Again::Always } else { Again::Never };
+            refused.note(index, hold, why.to_string(), again, now);
         }
         state.waiting.push(Waiting { found: found.clone(), placed: away.placed, refused, faults });
         faults

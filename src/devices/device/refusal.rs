@@ -13,16 +13,39 @@ pub(in crate::devices) enum Refusal {
     Room(String),
     /// A model's files are not what they were when it was loaded, or cannot be read; another time they may be.
     Files(String),
+    /// It would have no room if nobody else were there, or more than it is allowed.
+    TooLarge(String),
     /// It could not be taken for what this process has run on a GPU before. Another process may have it.
     Poisoned(String),
     /// Anything else.
     Failed(String),
 }
 
+/// Whether what a hold on a device refused is tried there again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::devices) enum Again {
+    /// Ever more rarely, as long as the device is held.
+    Always,
+    /// Likewise, but only a few times: the failure may have been one for once, and each try costs others time.
+    AFewTimes,
+    /// Not as long as the device is held: it will be no different.
+    Never,
+}
+
 impl Refusal {
     /// Whether it may be otherwise another time, on the same hold.
     pub(in crate::devices) fn may_pass(&self) -> bool {
         matches!(self, Refusal::Memory(_) | Refusal::Room(_) | Refusal::Files(_))
+    }
+
+    /// Whether the same hold is asked again. Nobody gives the CPU back to take it anew, and what it serves does not wait while it
+    /// loads; engines of a GPU are made between its batches.
+    pub(in crate::devices) fn again(&self, on_gpu: bool) -> Again {
+        match self {
+            _ if self.may_pass() || !on_gpu => Again::Always,
+            Refusal::TooLarge(_) => Again::Never,
+            _ => Again::AFewTimes,
+        }
     }
 }
 
@@ -56,6 +79,7 @@ impl std::fmt::Display for Refusal {
             Refusal::Memory(reason)
             | Refusal::Room(reason)
             | Refusal::Files(reason)
+            | Refusal::TooLarge(reason)
             | Refusal::Poisoned(reason)
             | Refusal::Failed(reason) => f.write_str(reason),
         }
@@ -73,5 +97,26 @@ pub(in crate::devices) struct NotTaken {
 impl From<String> for NotTaken {
     fn from(reason: String) -> NotTaken {
         NotTaken { refusal: reason.into(), left: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_asked_again_for_whatever_may_have_failed_for_once() {
+        let why = String::new;
+        let refusals = [
+            (Refusal::Memory(why()), Again::Always),
+            (Refusal::Room(why()), Again::Always),
+            (Refusal::Files(why()), Again::Always),
+            (Refusal::Failed(why()), Again::AFewTimes),
+            (Refusal::from(EngineError::Input(why())), Again::AFewTimes),
+            (Refusal::TooLarge(why()), Again::Never),
+        ];
+        for (refusal, again) in refusals {
+            assert_eq!((refusal.again(true), refusal.again(false)), (again, Again::Always), "{refusal:?}");
+        }
     }
 }

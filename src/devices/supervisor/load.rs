@@ -108,7 +108,8 @@ impl Devices {
             let on =
                 proved.map(|(engines, proof, load)| self.put(*index, hold, &served, engines, proof, load));
             if let Err(refusal) = &on {
-                self.book.refuse(*index, hold, key, (refusal, refusal.may_pass()));
+                let again = refusal.again(self.devices[*index].gpu.is_some());
+                self.book.refuse(*index, hold, key, (refusal, again));
             }
             (Arc::clone(&self.devices[*index].id), on.map_err(|refusal| refusal.to_string()))
         });
@@ -148,7 +149,7 @@ impl Devices {
             need.check_limit(Hold::instances(source) as u64, source.manifest.placement.memory_bytes_max);
         allowed.and_then(|()| need.check(free, total)).map_err(|no| match no {
             NoRoom::Now(reason) => Refusal::Memory(reason),
-            NoRoom::Ever(reason) => Refusal::Failed(reason),
+            NoRoom::Ever(reason) => Refusal::TooLarge(reason),
         })
     }
 
@@ -172,7 +173,7 @@ impl Devices {
                 hold.trim();
                 return Err(match no {
                     NoRoom::Now(reason) => Refusal::Room(reason),
-                    NoRoom::Ever(reason) => Refusal::Failed(reason),
+                    NoRoom::Ever(reason) => Refusal::TooLarge(reason),
                 });
             }
         }
@@ -213,8 +214,8 @@ impl Devices {
         LoadedOn { load, canary: proof.canary, footprint: proof.footprint }
     }
 
-    /// Loads onto a device what is to be served there and is not yet. What has no room beside models that are served there is
-    /// left out for a while, and these are left alone. So is whatever the CPU refuses: nobody gives it back to take it anew.
+    /// Loads onto a device what is to be served there and is not yet. What it refuses is left out for a while, and the models that
+    /// are served there are left alone.
     ///
     /// # Errors
     /// Where it has too little memory for any model, one that waits for it included, or the hold is over: then it has to be given
@@ -244,8 +245,8 @@ impl Devices {
                 Err(refusal) if hold.health.is_over() => return Err(refusal),
                 Err(refusal) => {
                     tracing::warn!(model, version, device, reason = %refusal, "the model is not served here");
-                    let for_now = refusal.may_pass() || self.devices[index].gpu.is_none();
-                    self.book.refuse(index, hold, served.model.key, (&refusal, for_now));
+                    let again = refusal.again(self.devices[index].gpu.is_some());
+                    self.book.refuse(index, hold, served.model.key, (&refusal, again));
                     short = short.or(Some(refusal).filter(|refusal| matches!(refusal, Refusal::Memory(_))));
                 }
             }
