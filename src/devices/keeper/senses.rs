@@ -12,7 +12,7 @@ use super::super::{
 };
 use crate::engine::cuda::Gpu;
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -46,6 +46,11 @@ impl Inboxes {
         Inboxes(gpus.into_iter().map(inbox).collect())
     }
 
+    /// Whether somebody keeps a GPU, or a part of it.
+    fn keep(&self, gpu: &GpuId) -> bool {
+        self.0.iter().any(|inbox| gpu.is(&inbox.uuid, &inbox.pci))
+    }
+
     /// Something happened; of parts of a GPU (MIG), to each.
     fn put(&mut self, gpu: &GpuId, happening: Happening) {
         for inbox in self.0.iter_mut().filter(|inbox| gpu.is(&inbox.uuid, &inbox.pci)) {
@@ -60,6 +65,30 @@ impl Inboxes {
     fn take(&mut self, uuid: &str) -> Vec<Happening> {
         let mine = self.0.iter_mut().filter(|inbox| inbox.uuid == uuid);
         mine.flat_map(|inbox| inbox.happenings.drain(..)).collect()
+    }
+}
+
+/// An error that a GPU meets over and over, as under a process that goes on through it, is told once in so long.
+const TOLD_AGAIN: Duration = Duration::from_secs(60);
+
+/// What the log has of GPUs, and how much like it came since. What keeps a GPU hears of each all the same.
+#[derive(Default)]
+struct Told(HashMap<(String, Happening), (Instant, u64)>);
+
+impl Told {
+    /// How many of its like were passed over since the last that was told, if this one is to be.
+    fn tell(&mut self, gpu: &str, happening: Happening, now: Instant) -> Option<u64> {
+        match self.0.get_mut(&(gpu.to_owned(), happening)) {
+            Some((at, passed_over)) if now.saturating_duration_since(*at) < TOLD_AGAIN => {
+                *passed_over += 1;
+                None
+            }
+            Some(known) => Some(std::mem::replace(known, (now, 0)).1),
+            None => {
+                self.0.insert((gpu.to_owned(), happening), (now, 0));
+                Some(0)
+            }
+        }
     }
 }
 
@@ -175,30 +204,48 @@ impl Opening {
         if !self.tries.is_first() {
             tracing::info!("NVML can be used now: it is seen who else uses GPUs");
         }
-        let happenings = Arc::clone(&self.happenings);
+        let (happenings, told) = (Arc::clone(&self.happenings), Mutex::new(Told::default()));
         let watch = Watch::start(library, move |gpu, happening| {
             let device = &*gpu.uuid;
-            match happening {
-                Happening::Xid(number) => {
+            let inboxes = || happenings.lock().unwrap_or_else(PoisonError::into_inner);
+            if !inboxes().keep(gpu) {
+                // Nothing follows here, and whoever uses it may meet one after the other.
+                tracing::debug!(
+                    device,
+                    ?happening,
+                    "the driver tells of a GPU that this server does not use"
+                );
+                return;
+            }
+            // Before its keeper hears of it, so that what follows stands behind it in the log.
+            let since =
+                told.lock().unwrap_or_else(PoisonError::into_inner).tell(device, happening, Instant::now());
+            match (happening, since) {
+                (_, None) => tracing::debug!(device, ?happening, "the same again"),
+                (Happening::Xid(number), Some(passed_over)) => {
                     let follows = xid::follows(number).words();
                     tracing::warn!(
                         device,
                         xid = number,
                         follows,
+                        passed_over,
                         "the driver tells of an error (Xid) on the GPU"
                     );
                 }
-                Happening::UnknownXid => {
+                (Happening::UnknownXid, Some(passed_over)) => {
                     let follows = xid::Follows::Doubt.words();
                     tracing::warn!(
                         device,
                         follows,
+                        passed_over,
                         "the driver tells of an error (Xid) on the GPU, without its number"
                     );
                 }
-                Happening::Lost => tracing::warn!(device, "the driver cannot reach the GPU any more"),
+                (Happening::Lost, Some(_)) => {
+                    tracing::warn!(device, "the driver cannot reach the GPU any more");
+                }
             }
-            happenings.lock().unwrap_or_else(PoisonError::into_inner).put(gpu, happening);
+            inboxes().put(gpu, happening);
         });
         let watch = watch.inspect_err(|error| tracing::warn!(%error, "Xid errors are not heard")).ok();
         Some((probe, watch))
@@ -226,12 +273,25 @@ mod tests {
     fn what_happens_to_gpus_that_nobody_keeps_leaves_room_for_what_happens_to_ours() {
         let (ours, others) = (gpu("GPU-1", "00000000:01:00.0"), gpu("GPU-2", "00000000:02:00.0"));
         let mut inboxes = Inboxes::of(vec![("GPU-1".into(), "0000:01:00.0".into())]);
+        assert_eq!([&ours, &others].map(|gpu| inboxes.keep(gpu)), [true, false]);
         for _ in 0..=HAPPENINGS_MAX {
             inboxes.put(&others, Happening::Xid(13));
         }
         inboxes.put(&ours, Happening::Xid(48));
         assert_eq!(inboxes.take("GPU-1"), [Happening::Xid(48)]);
         assert_eq!(inboxes.take("GPU-1"), [], "it is told once");
+    }
+
+    #[test]
+    fn an_error_over_and_over_is_told_once_a_minute_with_how_many_there_were() {
+        let (mut told, t0) = (Told::default(), Instant::now());
+        let mut at = |second, gpu, happening| told.tell(gpu, happening, t0 + Duration::from_secs(second));
+        assert_eq!(at(0, "GPU-1", Happening::Xid(13)), Some(0));
+        assert_eq!([1, 59].map(|second| at(second, "GPU-1", Happening::Xid(13))), [None; 2]);
+        assert_eq!(at(59, "GPU-1", Happening::Xid(31)), Some(0), "another");
+        assert_eq!(at(59, "GPU-2", Happening::Xid(13)), Some(0), "elsewhere");
+        assert_eq!(at(60, "GPU-1", Happening::Xid(13)), Some(2));
+        assert_eq!(at(61, "GPU-1", Happening::Xid(13)), None);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::{
 use crate::error::panic_words;
 
 /// What happened to a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Happening {
     /// An error, by its number in NVIDIA's catalogue.
     Xid(u64),
