@@ -230,14 +230,7 @@ struct Loaded {
 impl Work {
     fn run(mut self) {
         loop {
-            while let Ok(mail) = self.mailbox.try_recv() {
-                match mail {
-                    Mail::Serve(model, engine) => self.accept(model, engine),
-                    Mail::Pause(model, paused) => self.pause(model, paused),
-                    Mail::Complete(told) => self.complete(&told),
-                    Mail::Do(work) => work(),
-                }
-            }
+            self.read();
             if let Some(over) = self.health.over() {
                 // Before this place at the queue is given up: jobs are to know whether to wait. Whoever keeps the device knows
                 // more, and has said it, or says it soon.
@@ -251,11 +244,27 @@ impl Work {
             }
             match self.place.take_within(&self.served, self.patience()) {
                 Taken::Batch(batch) => self.serve(batch),
-                Taken::Woken => self.unload(),
+                Taken::Woken => {
+                    // First: what has come meanwhile may be retired already, which nobody says again.
+                    self.read();
+                    self.unload();
+                }
                 Taken::Idle => self.rest(),
                 // What was on its way may have failed, and be back.
                 Taken::Closed if self.landing.settle() => {}
                 Taken::Closed => return,
+            }
+        }
+    }
+
+    /// Does what has come by mail.
+    fn read(&mut self) {
+        while let Ok(mail) = self.mailbox.try_recv() {
+            match mail {
+                Mail::Serve(model, engine) => self.accept(model, engine),
+                Mail::Pause(model, paused) => self.pause(model, paused),
+                Mail::Complete(told) => self.complete(&told),
+                Mail::Do(work) => work(),
             }
         }
     }
@@ -454,6 +463,31 @@ mod tests {
         queue.close();
         worker.join();
         assert_eq!(health.over(), None);
+    }
+
+    #[test]
+    fn a_model_that_is_retired_before_its_engine_is_taken_in_leaves_nothing_behind() {
+        let (worker, queue, _) = worker(false);
+        let (signature, source) = (signature(&[("y", &[2])]), source("m", "1", ""));
+        let signature = Signature { inputs: Vec::new(), ..signature };
+        for key in (2..100).map(ModelKey) {
+            let time = Duration::from_secs(60);
+            let model = Model::resolve(key, &source, signature.clone(), time, &Memory::Plain).unwrap();
+            queue.register(key, "m", model.rules.clone());
+            let (model, memory) = (Arc::new(Arc::new(model)), Some(Memory::Plain));
+            let lent = Arc::downgrade(&model);
+            // It sleeps, and wakes when both have happened.
+            worker.complete();
+            worker.serve(model, Box::new(Constant { signature: signature.clone(), memory }));
+            queue.retire(key);
+            let end = Instant::now() + Duration::from_secs(60);
+            while lent.strong_count() > 0 {
+                assert!(Instant::now() < end, "the device still has model {key:?}");
+                std::thread::yield_now();
+            }
+        }
+        queue.close();
+        worker.join();
     }
 
     #[test]
