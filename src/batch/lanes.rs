@@ -413,6 +413,11 @@ impl Lanes {
         self.items
     }
 
+    /// The most urgent job that may be taken, as of the last [`Lanes::refresh`].
+    pub fn head(&self, admits: Admits<'_>) -> Option<Rank> {
+        self.lanes.values().filter_map(|lane| lane.head(admits)).min()
+    }
+
     /// Whether anything waits that may be taken.
     pub fn any(&self, admits: Admits<'_>) -> bool {
         self.lanes.values().any(|lane| lane.head(admits).is_some())

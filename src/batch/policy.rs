@@ -2,7 +2,8 @@
 //!
 //! Work-conserving: what waits runs at once, up to the largest batch, padded to the smallest size that holds it. Only a
 //! model that asks for company with `wait_max` lets a batch that is not full wait, and no longer than until the arrival
-//! of its oldest job plus `wait_max`, nor so long that a deadline in it would be missed.
+//! of its oldest job plus `wait_max`, nor so long that a deadline in it would be missed. What came back from a batch that failed
+//! has waited, or had company: it waits for none again.
 //!
 //! Of several devices the fastest has the work that it can keep up with: a slower one leaves it what it would not end before
 //! it ([`help`]), and no longer than for the time that it would have taken itself.
@@ -44,7 +45,7 @@ pub fn decide(
     };
     let largest = largest(sizes);
     let items = front.items.min(largest);
-    if items < largest && !front.shut && !rules.wait_max.is_zero() {
+    if items < largest && !front.shut && !front.again && !rules.wait_max.is_zero() {
         let until = company_until(rules, sizes, front, costs);
         if now < until {
             return Next::SleepUntil(until);
@@ -208,6 +209,11 @@ mod tests {
     #[test]
     fn nobody_waits_for_company_that_may_not_join() {
         assert_eq!(check(3, 30, |front| front.shut = true, &[]), Ok((3, 4)));
+    }
+
+    #[test]
+    fn what_came_back_from_a_batch_that_failed_does_not_wait_for_company_again() {
+        assert_eq!(check(3, 30, |front| front.again = true, &[]), Ok((3, 4)));
     }
 
     #[test]

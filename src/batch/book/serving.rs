@@ -10,6 +10,7 @@ use crate::{
         lanes::Admits,
         policy,
         roster::{Absence, DeviceKey, Roster, WorkerKey},
+        urgency::Rank,
     },
     error::InferError,
 };
@@ -110,20 +111,22 @@ impl Book {
     }
 
     /// Who of these workers is best woken for what waits of a model, which is whoever should have done it first: its place among
-    /// them.
+    /// them. Of work that came back from a device, and is not for that one, only those that may have it can be told: they wake
+    /// the others.
     pub fn best_of(&self, workers: &[WorkerKey], key: ModelKey, now: Instant) -> Option<usize> {
         let model = self.models.get(&key).filter(|model| !model.lanes.is_empty())?;
         let pool = Pool::of(&self.roster, key, model);
         let size = policy::padded(&model.rules.sizes, model.lanes.items());
-        let mut best: Option<(usize, Speed)> = None;
+        let mut best: Option<(usize, Rank, Speed)> = None;
         for (index, worker) in workers.iter().enumerate() {
             let Some(device) = self.roster.device_of(*worker) else {
                 continue;
             };
             let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
-            if !self.roster.serves(*worker, key) || !model.lanes.any(admits) {
+            let head = model.lanes.head(admits).filter(|_| self.roster.serves(*worker, key));
+            let Some(head) = head else {
                 continue;
-            }
+            };
             // Whoever waits for more may have batches on their way.
             let busy = self.roster.busy_for(*worker, now);
             let done = match self.speed(device, model, size, now) {
@@ -132,11 +135,11 @@ impl Book {
                 (class, seconds) => (class, busy + seconds),
             };
             // Of equals the last: it fell asleep last, and has the warmest caches.
-            if best.is_none_or(|(_, best)| !faster(best, done)) {
-                best = Some((index, done));
+            if best.is_none_or(|(_, first, best)| head < first || (head == first && !faster(best, done))) {
+                best = Some((index, head, done));
             }
         }
-        best.map(|(index, _)| index)
+        best.map(|(index, ..)| index)
     }
 
     /// Notes what a worker serves; true if that is news.

@@ -432,6 +432,32 @@ fn a_failed_job_avoids_the_device_that_failed_it_and_its_answer_says_so() {
 }
 
 #[test]
+fn what_a_device_failed_wakes_another_that_may_have_it_and_runs_there_at_once() {
+    let mut desk = Desk::new(false);
+    desk.book.models.get_mut(&MODEL).unwrap().rules.wait_max = Duration::from_millis(200);
+    let [first, second] = ["gpu-0", "gpu-1"].map(|gpu| desk.book.attach(&gpu.into()));
+    let pick = |desk: &mut Desk, worker| desk.book.pick(worker, &[MODEL], desk.now);
+    assert!(matches!(pick(&mut desk, second), Pick::Sleep));
+    // Together they fill a batch; one of them goes while it runs.
+    let companion = [desk.push(3, 0), desk.push(1, 9)][1];
+    let Pick::Run(batch, receipt) = pick(&mut desk, first) else { panic!("it is full") };
+    desk.book.cancel(companion, desk.now);
+    desk.end(&(batch, receipt), 5, Err(EngineError::Device("it broke".into())));
+    // This waits for company, which both may have.
+    let other = Tensor { datatype: DataType::Uint8, shape: vec![1, 2], data: vec![1, 2].into() };
+    desk.book.push(Job::plain(MODEL, vec![other], 1, desk.now), desk.now).unwrap();
+    for workers in [[first, second], [second, first]] {
+        let woken = desk.book.best_of(&workers, MODEL, desk.now).map(|index| workers[index]);
+        assert_eq!(woken, Some(second));
+    }
+    assert!(matches!(pick(&mut desk, first), Pick::SleepUntil(_)));
+    let Pick::Run(batch, _) = pick(&mut desk, second) else { panic!("it has waited") };
+    assert_eq!(batch.items, 3);
+    let woken = desk.book.best_of(&[first], MODEL, desk.now);
+    assert_eq!(woken, Some(0), "and wakes whoever may have the rest");
+}
+
+#[test]
 fn a_device_that_stands_by_runs_a_model_only_while_no_other_serves_it() {
     let mut desk = Desk::new(false);
     desk.book.stand_by(MODEL, &"cpu".into());
