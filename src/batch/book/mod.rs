@@ -95,7 +95,7 @@ pub enum Pick {
     SleepUntil(Instant),
     /// Ask again when more arrives.
     Sleep,
-    /// There will never be anything again.
+    /// There will never be anything again but what the worker has begun, which may fail and come back to it.
     Closed,
 }
 

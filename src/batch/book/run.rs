@@ -75,8 +75,11 @@ impl Book {
             Some(until) => Pick::SleepUntil(until),
             // What others run may fail and come back, and so may what is left to them.
             None if self.closed && others == 0 && !serves.iter().any(waits) => {
-                self.note_serves(worker, &[]);
-                self.strand(now);
+                // As may what it has begun itself: it asks again when that has ended, and serves until then.
+                if self.roster.running(worker) == 0 {
+                    self.note_serves(worker, &[]);
+                    self.strand(now);
+                }
                 Pick::Closed
             }
             None => Pick::Sleep,

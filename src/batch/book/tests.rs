@@ -786,6 +786,20 @@ fn once_closed_workers_go_home_when_nothing_can_come_back_to_them() {
 }
 
 #[test]
+fn what_comes_back_to_a_worker_after_the_close_is_run_though_it_asked_for_more_before() {
+    let mut desk = Desk::new(false);
+    let keys = [desk.push(1, 1), desk.push(1, 2)];
+    let taken = desk.take();
+    desk.book.close(desk.now);
+    assert!(matches!(desk.book.pick(desk.worker, &[MODEL], desk.now), Pick::Closed));
+    desk.end(&taken, 1, Err(EngineError::Input("one of them is bad".into())));
+    desk.run(1);
+    desk.run(1);
+    assert_eq!(desk.answers(), [(keys[0], Ok(vec![1])), (keys[1], Ok(vec![2]))]);
+    assert!(matches!(desk.book.pick(desk.worker, &[MODEL], desk.now), Pick::Closed));
+}
+
+#[test]
 fn tensors_that_are_not_what_they_say_are_refused() {
     let mut desk = Desk::new(false);
     for change in [

@@ -23,7 +23,7 @@ pub enum Taken {
     Woken,
     /// Nothing came for as long as the worker had patience.
     Idle,
-    /// There will be no more work; go home.
+    /// There will be no more work but what comes back of batches that the worker has begun: without any, go home.
     Closed,
 }
 
