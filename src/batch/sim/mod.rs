@@ -1,9 +1,10 @@
 //! The real book, lanes, shares and policy on a virtual clock, through thousands of seeds.
 //!
 //! Each seed makes a small world: models, workers, limits, and a stream of jobs with bursts, deadlines, priorities,
-//! cancels, poisoned inputs, failing and vanishing workers, retired models and a close ([`world`]). Beside it stands
-//! [`truth`], which keeps its own and much simpler account of every job and checks each step against it. [`fairness`] saturates
-//! models and compares the device time they got. A failing seed is printed; `OCELLI_SIM_SEED=n` runs that one alone.
+//! cancels, poisoned inputs, workers that have several batches on their way, wake late, fail and vanish, retired models and a
+//! close ([`world`]). Beside it stands [`truth`], which keeps its own and much simpler account of every job and checks each step
+//! against it. [`fairness`] saturates models and compares the device time they got. A failing seed is printed;
+//! `OCELLI_SIM_SEED=n` runs that one alone.
 
 #![allow(clippy::unwrap_used)] // a test may panic
 

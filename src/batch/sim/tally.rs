@@ -30,10 +30,16 @@ pub(super) struct Tally {
     pub(super) refused_unserved: usize,
     pub(super) recalled: usize,
     pub(super) partly_back: usize,
+    /// Batches that were begun while others of the same worker were on their way.
+    pub(super) at_once: usize,
+    /// Workers that waited for company beside a job that has a deadline.
+    pub(super) company: usize,
+    /// Jobs that were late though a worker woke for them, or had meant to.
+    pub(super) overslept: usize,
 }
 
 impl Tally {
-    fn fields(&mut self) -> [&mut usize; 27] {
+    fn fields(&mut self) -> [&mut usize; 30] {
         [
             &mut self.jobs,
             &mut self.batches,
@@ -62,6 +68,9 @@ impl Tally {
             &mut self.refused_unserved,
             &mut self.recalled,
             &mut self.partly_back,
+            &mut self.at_once,
+            &mut self.company,
+            &mut self.overslept,
         ]
     }
 

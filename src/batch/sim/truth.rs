@@ -62,6 +62,10 @@ pub(super) struct Truth {
     pub(super) standby: HashSet<ModelKey>,
     /// The smallest batch of a model that was too large for a device, and when.
     too_large: HashMap<(Arc<str>, ModelKey), (usize, Instant)>,
+    /// What was tried where batches of a model were too large for a device.
+    halves: HashSet<(Arc<str>, ModelKey, usize)>,
+    /// Jobs with a deadline beside which a worker waited for company.
+    in_company: HashSet<JobKey>,
     pub(super) tally: Tally,
     pub(super) limits: QueueLimits,
     by_key: HashMap<JobKey, usize>,
@@ -79,6 +83,8 @@ impl Truth {
             away: HashMap::new(),
             standby: HashSet::new(),
             too_large: HashMap::new(),
+            halves: HashSet::new(),
+            in_company: HashSet::new(),
             tally: Tally::default(),
             limits,
             by_key: HashMap::new(),
@@ -276,12 +282,9 @@ impl Truth {
             assert!(next.rank(now) >= last, "{next:?} before {:?}", self.job(first));
             let shut = next.key != first && (head.alone || next.alone);
             // Where nothing is padded, half of a batch that was too large need not be one of the sizes.
-            let half = self
-                .too_large
-                .get(&(Arc::clone(device), batch.model))
-                .map(|(size, _)| half(&rules, device, *size));
+            let half = self.halves.contains(&(Arc::clone(device), batch.model, items));
             assert!(
-                shut || items == largest || rules.sizes.contains(&items) || half == Some(items),
+                shut || items == largest || rules.sizes.contains(&items) || half,
                 "{items} of {largest} while {next:?} waits"
             );
         }
@@ -302,7 +305,7 @@ impl Truth {
 
     /// A worker may sleep (or go home): nothing that it could run is ripe, or it has not waited for a faster device longer
     /// than for this one.
-    pub(super) fn may_sleep(&mut self, looked: Looked<'_>, now: Instant) {
+    pub(super) fn may_sleep(&mut self, looked: Looked<'_>, until: Option<Instant>, now: Instant) {
         let Looked { device, serves, own, home } = looked;
         let live = |job: &&TrueJob| job.state == State::Live;
         let running = self.jobs.iter().filter(live).any(TrueJob::runs);
@@ -310,11 +313,17 @@ impl Truth {
         for job in self.jobs.iter().filter(|job| job.waits(now)) {
             let ripe = self.closed
                 || self.retired.contains(&job.model)
+                || job.again
                 || job.arrived + self.models[&job.model].wait_max <= now;
             let left = self.may_leave(device, job, own, now);
             let own = serves.contains(&job.model) && self.may_have(device, job);
             self.tally.left += usize::from(left && own);
             assert!(!(own && !left && (ripe || home)), "{device} is idle while {job:?} waits");
+            if let Some(deadline) = job.deadline.filter(|_| own && !left) {
+                assert!(until.is_some_and(|until| until < deadline), "{device} waits for company of {job:?}");
+                self.tally.company += 1;
+                self.in_company.insert(job.key);
+            }
         }
         self.tally.slept += 1;
     }
@@ -348,6 +357,7 @@ impl Truth {
         if half_of(batch.size) == batch.size {
             return self.broke(batch, device, now);
         }
+        self.halves.insert((Arc::clone(device), batch.model, half_of(batch.size)));
         let known = self.too_large.entry((Arc::clone(device), batch.model)).or_insert((batch.size, now));
         // A batch that was begun before says nothing new, unless even that half is too large.
         if half_of(batch.size) < half_of(known.0) || now >= known.1 + RISE_AFTER {
@@ -402,6 +412,7 @@ impl Truth {
             Err(InferError::Late(_)) => {
                 assert!(job.deadline.is_some_and(|deadline| deadline <= now));
                 self.tally.late += 1;
+                self.tally.overslept += usize::from(self.in_company.contains(&job.key));
             }
             Err(InferError::Input(_)) => {
                 assert!(job.poisoned, "nobody pays for another's input");

@@ -1,5 +1,6 @@
-//! One small world per seed: its events in the order of a virtual clock. `made` makes it.
+//! One small world per seed: its events in the order of a virtual clock. `made` makes it; in `away`, workers go and come back.
 
+mod away;
 mod made;
 
 use super::{
@@ -11,7 +12,6 @@ use crate::{
     batch::{
         Batch, Job, ModelKey, Ran, RunResult,
         book::{Book, Pick, Receipt, WorkerKey},
-        roster::Absence,
         rows,
     },
     engine::{EngineError, Tensor},
@@ -70,10 +70,35 @@ struct SimWorker {
     /// Times slower than the cost says.
     slow: u64,
     fails_percent: u64,
-    /// Counts batches and absences, so that the end of a lost batch finds nothing.
+    /// Counts batches, so that each has a number of its own.
     life: usize,
-    running: Option<(Arc<Batch>, Receipt)>,
+    /// As many as this may be on their way at once.
+    depth: usize,
+    /// Oldest first.
+    running: Vec<OnItsWay>,
     home: bool,
+}
+
+/// A batch that was begun, and when it ends if nothing befalls it.
+struct OnItsWay {
+    life: usize,
+    batch: Arc<Batch>,
+    receipt: Receipt,
+    ends: u64,
+}
+
+impl SimWorker {
+    /// One that does not hang takes its turn behind those before it, mostly.
+    fn ends(&self, now: u64, takes: u64, in_turn: bool) -> u64 {
+        let before = self.running.last().filter(|_| in_turn);
+        before.map_or(now, |before| before.ends.max(now)) + takes
+    }
+
+    /// Takes one out that has ended.
+    fn take(&mut self, life: usize) -> Option<OnItsWay> {
+        let at = self.running.iter().position(|running| running.life == life)?;
+        Some(self.running.remove(at))
+    }
 }
 
 struct World {
@@ -151,10 +176,8 @@ impl World {
                     self.truth.cancelled(index);
                 }
             }
-            Event::Finish { worker, life } if self.workers[worker].life == life => {
-                self.finish(worker);
-            }
-            Event::Recall { worker, life } if self.workers[worker].life == life => self.recall(worker),
+            Event::Finish { worker, life } => self.finish(worker, life),
+            Event::Recall { worker, life } => self.recall(worker, life),
             Event::Late(hung) => {
                 let (batch, receipt) = self.hung[hung].clone();
                 let result = if self.random.percent(50) {
@@ -191,7 +214,7 @@ impl World {
                 self.truth.closed = true;
                 self.book.close(now);
             }
-            Event::Finish { .. } | Event::Recall { .. } | Event::Load { .. } | Event::Look => {}
+            Event::Load { .. } | Event::Look => {}
         }
     }
 
@@ -247,15 +270,19 @@ impl World {
         for i in 0..self.workers.len() {
             let index = (start + i) % self.workers.len();
             let worker = &self.workers[index];
-            let (Some(key), None, false) = (worker.key, &worker.running, worker.home) else {
+            let (Some(key), false) = (worker.key, worker.home) else {
                 continue;
             };
+            if worker.running.len() == worker.depth {
+                continue;
+            }
             let now = self.at();
             let serves = worker.serves[..worker.loaded].to_vec();
             let device = Arc::clone(&worker.device);
-            // What it would take for the largest batch, or as long as it may be thought to.
-            let (base, per_row) = serves.iter().map(|key| self.costs[key]).max().unwrap_or_default();
-            let own = worker.slow * 20 * (base + per_row) + 200_000;
+            // What it would take for the largest batch, or as long as it may be thought to, behind those before it.
+            let costs = serves.iter().map(|key| self.costs[key]);
+            let cost = costs.map(|(base, per_row)| base + per_row).max().unwrap_or_default();
+            let own = worker.slow * 20 * worker.depth as u64 * cost + 200_000;
             self.truth.asks(index, &device, &serves);
             let pick = self.book.pick(key, &serves, now);
             self.settle();
@@ -264,32 +291,40 @@ impl World {
                     let looked = Looked { device: &device, serves: &serves, own, home: false };
                     self.truth.taken(&batch, looked, now);
                     let (base, per_row) = self.costs[&batch.model];
+                    let in_turn = self.random.percent(80);
+                    let hangs = self.random.percent(self.hangs_percent);
                     let worker = &mut self.workers[index];
                     let cost = (base + per_row * batch.size as u64) * worker.slow;
                     worker.life += 1;
-                    worker.running = Some((batch, receipt));
-                    let life = worker.life;
-                    if self.random.percent(self.hangs_percent) {
-                        self.plan(cost + 2 * self.pace, Event::Recall { worker: index, life });
+                    let (life, ends) = (worker.life, worker.ends(self.now, cost, in_turn));
+                    self.truth.tally.at_once += usize::from(!worker.running.is_empty());
+                    worker.running.push(OnItsWay { life, batch, receipt, ends });
+                    let after = ends - self.now;
+                    if hangs {
+                        self.plan(after + 2 * self.pace, Event::Recall { worker: index, life });
                     } else {
-                        self.plan(cost, Event::Finish { worker: index, life });
+                        self.plan(after, Event::Finish { worker: index, life });
                     }
                 }
                 Pick::SleepUntil(until) => {
                     let looked = Looked { device: &device, serves: &serves, own, home: false };
-                    self.truth.may_sleep(looked, now);
+                    self.truth.may_sleep(looked, Some(until), now);
                     assert!(until > now);
+                    // On a busy machine it wakes late.
+                    let late = self.random.between(0, 4 * self.pace) * u64::from(self.random.percent(50));
                     let after = until.duration_since(now).as_nanos().div_ceil(1000) as u64;
-                    self.plan(after, Event::Look);
+                    self.plan(after + late, Event::Look);
                 }
                 Pick::Sleep => {
                     let looked = Looked { device: &device, serves: &serves, own: 0, home: false };
-                    self.truth.may_sleep(looked, now);
+                    self.truth.may_sleep(looked, None, now);
                 }
+                // It waits for what it has begun, and asks again.
+                Pick::Closed if !self.workers[index].running.is_empty() => assert!(self.truth.closed),
                 Pick::Closed => {
                     assert!(self.truth.closed);
                     let looked = Looked { device: &device, serves: &serves, own: 0, home: true };
-                    self.truth.may_sleep(looked, now);
+                    self.truth.may_sleep(looked, None, now);
                     self.workers[index].home = true;
                     self.truth.serving.remove(&index);
                     if self.random.percent(50) {
@@ -302,9 +337,10 @@ impl World {
         }
     }
 
-    fn finish(&mut self, worker: usize) {
+    fn finish(&mut self, worker: usize, life: usize) {
         let fails = self.random.percent(self.workers[worker].fails_percent);
-        let Some((batch, receipt)) = self.workers[worker].running.take() else {
+        // One that was lost ends nowhere.
+        let Some(OnItsWay { batch, receipt, .. }) = self.workers[worker].take(life) else {
             return;
         };
         let now = self.at();
@@ -344,95 +380,6 @@ impl World {
             output.shape[0] = batch.size;
         }
         Ok(Ran { outputs: vec![output], stage: Duration::ZERO, compute: self.at() - batch.taken })
-    }
-
-    /// A worker that has returned has another model, or can have no more; with the last one, it says so.
-    fn load(&mut self, index: usize) {
-        let now = self.at();
-        let refused = self.random.percent(5);
-        let worker = &mut self.workers[index];
-        let (Some(key), false) = (worker.key, worker.home) else { return };
-        worker.loaded += usize::from(!refused && worker.loaded < worker.serves.len());
-        let (serves, lacks) = worker.serves.split_at(worker.loaded);
-        if refused || lacks.is_empty() {
-            self.truth.asks(index, &worker.device, serves);
-            self.truth.returned(&worker.device);
-            self.book.returned(key, serves, now);
-            return;
-        }
-        lacks.iter().for_each(|model| self.truth.lacks(*model, now));
-        let absences = worker.absences;
-        let takes = self.random.between(0, 2 * self.pace);
-        self.plan(takes, Event::Load { worker: index, absences });
-    }
-
-    fn vanish(&mut self, worker: usize) {
-        let Some(key) = self.workers[worker].key.take() else {
-            return;
-        };
-        self.workers[worker].absences += 1;
-        let now = self.at();
-        let running = self.workers[worker].running.take();
-        self.workers[worker].life += 1;
-        let mut detach = Some(key).filter(|_| self.random.percent(50));
-        let device = Arc::clone(&self.workers[worker].device);
-        let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
-        if self.random.percent(50) {
-            let back = back.map(|after| now + Duration::from_micros(after));
-            self.truth.leaves(&device, back);
-            self.book.expect(&device, Absence { reason: "it is being mended".into(), back }, now);
-            self.settle();
-        }
-        if detach.is_none() {
-            self.truth.serving.remove(&worker);
-            self.book.detach(key, now);
-            self.settle();
-        }
-        if let Some((batch, receipt)) = running {
-            self.truth.broke(&batch, &device, now);
-            let result = Err(EngineError::Device("it vanished".into()));
-            self.book.finish(&batch, &receipt, result, now).unwrap();
-            self.settle();
-        }
-        if let Some(key) = detach.take() {
-            self.truth.serving.remove(&worker);
-            self.book.detach(key, now);
-            self.settle();
-        }
-        if let Some(back) = back {
-            self.plan(back, Event::Return(worker));
-        }
-    }
-
-    /// Somebody sees that a worker hangs: what it has goes to others, and another comes in its place when it has gone.
-    fn recall(&mut self, worker: usize) {
-        let SimWorker { key, running, device, life, absences, .. } = &mut self.workers[worker];
-        let (Some(key), Some((batch, receipt))) = (key.take(), running.take()) else { return };
-        let device = Arc::clone(device);
-        *life += 1;
-        *absences += 1;
-        let now = self.at();
-        let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
-        if self.random.percent(50) {
-            let back = back.map(|after| now + Duration::from_micros(after));
-            self.truth.leaves(&device, back);
-            self.book.expect(&device, Absence { reason: "it hangs".into(), back }, now);
-            self.settle();
-        }
-        self.truth.serving.remove(&worker);
-        self.truth.broke(&batch, &device, now);
-        self.truth.tally.recalled += 1;
-        let recalled = self.book.recall(key, "it hangs", now);
-        assert!(matches!(&recalled[..], [one] if one.items == batch.items), "{recalled:?}");
-        assert!(self.book.recall(key, "it hangs", now).is_empty(), "once");
-        self.settle();
-        self.hung.push((batch, receipt));
-        let late = self.random.between(0, 5 * self.pace);
-        self.plan(late, Event::Late(self.hung.len() - 1));
-        if let Some(back) = back {
-            // Not before the thread that hung is gone.
-            self.plan(late + back, Event::Return(worker));
-        }
     }
 
     /// Answers go out.

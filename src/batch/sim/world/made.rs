@@ -73,7 +73,8 @@ impl World {
                 slow: *random.of(&[1, 1, 2, 10]),
                 fails_percent,
                 life: 0,
-                running: None,
+                depth: *random.of(&[1, 1, 2, 3]),
+                running: Vec::new(),
                 home: false,
             }
         });
