@@ -122,9 +122,15 @@ pub struct Lane {
     ends: BTreeSet<(Instant, JobKey)>,
     /// How many jobs there are of each priority.
     of_priority: BTreeMap<u8, usize>,
+    items: usize,
 }
 
 impl Lane {
+    /// Rows that wait.
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
     fn insert(&mut self, job: JobKey, waiting: Waiting) {
         self.order.insert(waiting.rank);
         if let Some(at) = waiting.urgency.ends_at() {
@@ -134,6 +140,7 @@ impl Lane {
             self.moves.insert((at, job));
         }
         *self.of_priority.entry(waiting.urgency.priority).or_default() += 1;
+        self.items += waiting.items();
         self.jobs.insert(job, waiting);
     }
 
@@ -149,6 +156,7 @@ impl Lane {
         if let Some(count) = self.of_priority.get_mut(&waiting.urgency.priority) {
             *count -= 1;
         }
+        self.items -= waiting.items();
         Some(waiting)
     }
 
@@ -163,16 +171,14 @@ impl Lane {
         }
     }
 
-    /// Removes jobs whose time is over; gives their rows.
-    fn expire(&mut self, now: Instant, late: &mut Vec<JobKey>) -> usize {
-        let mut items = 0;
+    /// Removes jobs whose time is over.
+    fn expire(&mut self, now: Instant, late: &mut Vec<JobKey>) {
         while let Some(&(at, job)) = self.ends.first()
             && at <= now
         {
-            items += self.remove(job).map_or(0, |waiting| waiting.items());
+            self.remove(job);
             late.push(job);
         }
-        items
     }
 
     /// Those that may be taken, most urgent first.
@@ -281,7 +287,6 @@ pub struct Piece {
 pub struct Lanes {
     lanes: HashMap<Arc<ItemShape>, Lane>,
     jobs: usize,
-    items: usize,
 }
 
 impl Lanes {
@@ -304,14 +309,12 @@ impl Lanes {
         };
         self.lane(shape).insert(job, waiting);
         self.jobs += 1;
-        self.items += items;
     }
 
     /// Lets rows that were taken wait again, ahead of all that never ran; says whether nothing of the job waited until
     /// now.
     pub fn put_back(&mut self, shape: &Arc<ItemShape>, back: Back, now: Instant) -> bool {
         let Back { job, urgency, rows, alone, avoid } = back;
-        self.items += rows.len();
         let lane = self.lane(shape);
         let before = lane.remove(job);
         let new = before.is_none();
@@ -346,7 +349,6 @@ impl Lanes {
     pub fn remove(&mut self, shape: &Arc<ItemShape>, job: JobKey) -> bool {
         let found = self.lanes.get_mut(shape).and_then(|lane| lane.remove(job));
         self.jobs -= usize::from(found.is_some());
-        self.items -= found.as_ref().map_or(0, Waiting::items);
         self.sweep(shape);
         found.is_some()
     }
@@ -356,7 +358,7 @@ impl Lanes {
         let mut late = Vec::new();
         for lane in self.lanes.values_mut() {
             lane.age(now);
-            self.items -= lane.expire(now, &mut late);
+            lane.expire(now, &mut late);
         }
         if !late.is_empty() {
             self.jobs -= late.len();
@@ -371,7 +373,6 @@ impl Lanes {
             return Vec::new();
         };
         let pieces = lane.take(items, admits);
-        self.items -= pieces.iter().map(|piece| piece.rows.len()).sum::<usize>();
         self.jobs -= pieces.iter().filter(|piece| piece.last).count();
         self.sweep(shape);
         pieces
@@ -410,12 +411,13 @@ impl Lanes {
 
     /// Rows that wait.
     pub fn items(&self) -> usize {
-        self.items
+        self.lanes.values().map(Lane::items).sum()
     }
 
-    /// The most urgent job that may be taken, as of the last [`Lanes::refresh`].
-    pub fn head(&self, admits: Admits<'_>) -> Option<Rank> {
-        self.lanes.values().filter_map(|lane| lane.head(admits)).min()
+    /// The most urgent job that may be taken, as of the last [`Lanes::refresh`], and its lane.
+    pub fn head(&self, admits: Admits<'_>) -> Option<(Rank, &Arc<ItemShape>)> {
+        let heads = self.lanes.iter().filter_map(|(shape, lane)| Some((lane.head(admits)?, shape)));
+        heads.min_by_key(|(rank, _)| *rank)
     }
 
     /// Whether anything waits that may be taken.

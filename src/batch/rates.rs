@@ -30,7 +30,7 @@ struct Cost {
     at: Instant,
 }
 
-/// Measured seconds of compute per padded batch size of one model on one device.
+/// Measured seconds of compute per padded batch size of one model on one device, of batches of one kind.
 #[derive(Debug, Default)]
 pub struct Costs {
     /// Ascending by size.

@@ -1,6 +1,6 @@
 //! What the book lets in: bounds, deadlines that can be met, tensors that are what they say.
 
-use super::Book;
+use super::{Book, Kind};
 use crate::{
     batch::{Job, JobKey, entry::Entry, lanes::ItemShape, policy, rows, urgency::Urgency},
     error::InferError,
@@ -131,10 +131,10 @@ impl Book {
             )));
         }
         let model = &self.models[&job.model];
-        let largest = policy::largest(&model.rules.sizes);
+        let (largest, kind) = (policy::largest(&model.rules.sizes), Kind::of(job.setting.as_ref()));
         let seconds = |items| {
-            let devices = model.costs.values();
-            let seconds = devices.filter_map(|costs| costs.fewest_seconds(items, largest));
+            let devices = model.costs.iter().filter(|((_, of), _)| *of == kind);
+            let seconds = devices.filter_map(|(_, costs)| costs.fewest_seconds(items, largest));
             let seconds = seconds.min_by(f64::total_cmp)?;
             Some(seconds / model.running_peak.max(1) as f64)
         };

@@ -59,6 +59,8 @@ enum Kind {
 }
 
 impl Kind {
+    const ALL: [Kind; 2] = [Kind::Items, Kind::Frames];
+
     fn of(setting: Option<&Setting>) -> Kind {
         if setting.is_some_and(|setting| setting.finder().is_some()) { Kind::Frames } else { Kind::Items }
     }
@@ -69,7 +71,8 @@ struct Model {
     name: Arc<str>,
     rules: Rules,
     lanes: Lanes,
-    costs: HashMap<DeviceKey, Costs>,
+    /// What batches of each kind took on each device.
+    costs: HashMap<(DeviceKey, Kind), Costs>,
     /// Of devices whose memory was too small for the largest batch.
     ceilings: HashMap<(DeviceKey, Kind), Ceiling>,
     /// The sizes that GPUs keep to, where they do.
@@ -280,11 +283,12 @@ impl Book {
         }
     }
 
-    /// Takes note of a batch that was run apart from the queue.
+    /// Takes note of a batch of items that was run apart from the queue.
     pub fn measured(&mut self, key: ModelKey, device: &Arc<str>, items: usize, took: Duration, now: Instant) {
         let device = self.roster.device(device);
         if let Some(model) = self.models.get_mut(&key) {
-            model.costs.entry(device).or_default().record(items, took.as_secs_f64(), now);
+            let costs = model.costs.entry((device, Kind::Items)).or_default();
+            costs.record(items, took.as_secs_f64(), now);
         }
     }
 

@@ -35,13 +35,13 @@ impl Model {
         Steady::begin(self.kept.get(&device).copied(), sizes, items, now)
     }
 
-    /// A batch worked on a device: the ceiling there, if it has changed.
-    fn worked(&mut self, device: DeviceKey, kind: Kind, now: Instant) -> Option<usize> {
-        let ceiling = self.ceilings.get_mut(&(device, kind))?;
+    /// A batch of a kind worked on a device: the ceiling there, if it has changed.
+    fn worked(&mut self, place: (DeviceKey, Kind), now: Instant) -> Option<usize> {
+        let ceiling = self.ceilings.get_mut(&place)?;
         let (before, after) = (ceiling.items(), ceiling.worked(&self.rules, now));
         *ceiling = after;
         if after.is_over(&self.rules, now) {
-            self.ceilings.remove(&(device, kind));
+            self.ceilings.remove(&place);
         }
         (after.items() != before).then_some(after.items())
     }
@@ -97,7 +97,6 @@ impl Book {
         let pads = model.rules.padding.pads(self.roster.is_cpu(device));
         let keeps = model.rules.keeps_size(self.roster.is_cpu(device));
         let unmeasured = Costs::default();
-        let costs = model.costs.get(&device).unwrap_or(&unmeasured);
         let ready_in = self.roster.busy_for(worker, now);
         let mut until: Option<Instant> = None;
         let mut best: Option<(Rank, &Arc<ItemShape>, usize, usize)> = None;
@@ -108,8 +107,9 @@ impl Book {
             if best.is_some_and(|(best, ..)| best < rank) {
                 continue;
             }
-            let ceiling = model.ceilings.get(&(device, Kind::of(shape.setting())));
-            let sizes = ceiling::within(&model.rules.sizes, ceiling);
+            let kind = Kind::of(shape.setting());
+            let costs = model.costs.get(&(device, kind)).unwrap_or(&unmeasured);
+            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&(device, kind)));
             let Some(mut front) = lane.front(policy::largest(&sizes), admits) else {
                 continue;
             };
@@ -119,7 +119,7 @@ impl Book {
             if let Next::Run { items, size } = next
                 && !front.again
                 && !hurry
-                && let Some(rival) = self.rival(device, key, &pool, size, now)
+                && let Some(rival) = self.rival(device, key, &pool, (kind, size), now)
             {
                 let own = |size: usize| ready_in + costs.at_best(size);
                 next = policy::help(&sizes, items, &front, Rival { own: &own, rival }, now);
@@ -154,14 +154,14 @@ impl Book {
         let pool = Pool::of(&self.roster, key, model);
         let pieces = model.lanes.take(shape, items, &|avoid| pool.admits(device, avoid));
         let waiting = !model.lanes.is_empty();
+        let place = (device, Kind::of(shape.setting()));
         model.running += 1;
         model.running_peak = model.running_peak.max(model.running);
         if model.rules.keeps_size(self.roster.is_cpu(device)) {
-            let ceiling = model.ceilings.get(&(device, Kind::of(shape.setting())));
-            let sizes = ceiling::within(&model.rules.sizes, ceiling);
+            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&place));
             model.kept.insert(device, model.keep(device, &sizes, items, now));
         }
-        let estimate = model.costs.entry(device).or_default().estimate(size);
+        let estimate = model.costs.entry(place).or_default().estimate(size);
         self.shares.charge(key, estimate);
         self.shares.set_waiting(key, waiting);
         let jobs = &mut self.jobs;
@@ -246,8 +246,9 @@ impl Book {
             whole = model.rules.whole;
             if result.is_ok() {
                 let size = policy::padded(&model.rules.sizes, batch.size);
-                model.costs.entry(receipt.device).or_default().record(size, seconds, now);
-                ceiling = model.worked(receipt.device, Kind::of(batch.setting.as_ref()), now);
+                let place = (receipt.device, Kind::of(batch.setting.as_ref()));
+                model.costs.entry(place).or_default().record(size, seconds, now);
+                ceiling = model.worked(place, now);
             }
         }
         for part in &batch.parts {

@@ -58,6 +58,21 @@ fn faster(one: Speed, other: Speed) -> bool {
     one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).is_lt()
 }
 
+impl Model {
+    /// Rows of a kind that wait.
+    fn waiting(&self, kind: Kind) -> usize {
+        let lanes = self.lanes.iter().filter(|(shape, _)| Kind::of(shape.setting()) == kind);
+        lanes.map(|(_, lane)| lane.items()).sum()
+    }
+
+    /// Seconds that a device would take for them, as far as it was measured.
+    fn backlog(&self, device: DeviceKey, kind: Kind) -> f64 {
+        let place = (device, kind);
+        let sizes = ceiling::within(&self.rules.sizes, self.ceilings.get(&place));
+        self.costs.get(&place).map_or(0.0, |costs| costs.seconds(self.waiting(kind), &sizes))
+    }
+}
+
 impl Book {
     /// Of the models that a worker serves those of which it may run something that waits.
     pub(super) fn open_to(&self, device: DeviceKey, serves: &[ModelKey]) -> Vec<ModelKey> {
@@ -70,8 +85,8 @@ impl Book {
         serves.iter().copied().filter(open).collect()
     }
 
-    fn speed(&self, device: DeviceKey, model: &Model, size: usize, now: Instant) -> Speed {
-        match model.costs.get(&device).filter(|costs| costs.is_fresh(now)) {
+    fn speed(&self, device: DeviceKey, model: &Model, (kind, size): (Kind, usize), now: Instant) -> Speed {
+        match model.costs.get(&(device, kind)).filter(|costs| costs.is_fresh(now)) {
             Some(costs) => (1, costs.at_best(size)),
             None if self.roster.is_cpu(device) => (2, 0.0),
             None => (0, 0.0),
@@ -85,14 +100,16 @@ impl Book {
         device: DeviceKey,
         key: ModelKey,
         pool: &Pool,
-        size: usize,
+        batch: (Kind, usize),
         now: Instant,
     ) -> Option<f64> {
         let model = &self.models[&key];
-        let own = self.speed(device, model, size, now);
+        let own = self.speed(device, model, batch, now);
         let others = pool.devices.iter().map(|(other, _)| *other);
         let rivals = others.filter(|other| {
-            *other != device && pool.admits(*other, None) && faster(self.speed(*other, model, size, now), own)
+            *other != device
+                && pool.admits(*other, None)
+                && faster(self.speed(*other, model, batch, now), own)
         });
         let seconds = rivals.map(|rival| self.roster.ready_in(rival, key, now) + self.backlog(rival));
         seconds.min_by(f64::total_cmp)
@@ -101,12 +118,8 @@ impl Book {
     /// Seconds that a device would take for all that waits of the models that it serves.
     fn backlog(&self, device: DeviceKey) -> f64 {
         let models = self.roster.served_by(device).into_iter();
-        let seconds = models.filter_map(|key| {
-            let model = self.models.get(&key)?;
-            let costs = model.costs.get(&device)?;
-            let sizes = ceiling::within(&model.rules.sizes, model.ceilings.get(&(device, Kind::Items)));
-            Some(costs.seconds(model.lanes.items(), &sizes))
-        });
+        let models = models.filter_map(|key| self.models.get(&key));
+        let seconds = models.flat_map(|model| Kind::ALL.map(|kind| model.backlog(device, kind)));
         seconds.sum()
     }
 
@@ -116,7 +129,6 @@ impl Book {
     pub fn best_of(&self, workers: &[WorkerKey], key: ModelKey, now: Instant) -> Option<usize> {
         let model = self.models.get(&key).filter(|model| !model.lanes.is_empty())?;
         let pool = Pool::of(&self.roster, key, model);
-        let size = policy::padded(&model.rules.sizes, model.lanes.items());
         let mut best: Option<(usize, Rank, Speed)> = None;
         for (index, worker) in workers.iter().enumerate() {
             let Some(device) = self.roster.device_of(*worker) else {
@@ -124,12 +136,14 @@ impl Book {
             };
             let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
             let head = model.lanes.head(admits).filter(|_| self.roster.serves(*worker, key));
-            let Some(head) = head else {
+            let Some((head, shape)) = head else {
                 continue;
             };
+            let kind = Kind::of(shape.setting());
+            let size = policy::padded(&model.rules.sizes, model.waiting(kind));
             // Whoever waits for more may have batches on their way.
             let busy = self.roster.busy_for(*worker, now);
-            let done = match self.speed(device, model, size, now) {
+            let done = match self.speed(device, model, (kind, size), now) {
                 // It is measured by what it has.
                 (0, _) if busy > 0.0 => (1, busy),
                 (class, seconds) => (class, busy + seconds),

@@ -649,6 +649,27 @@ fn a_deadline_that_the_work_ahead_makes_impossible_is_refused_once_speed_was_mea
 }
 
 #[test]
+fn what_whole_frames_took_says_nothing_of_rois() {
+    let mut desk = Desk::new(false);
+    desk.push_with(finding());
+    desk.run(1000);
+    desk.push(1, 0);
+    desk.run(10);
+    // By what both took together, those before it make it late.
+    desk.push_due(2, 290).unwrap();
+    desk.push_due(1, 300).unwrap();
+    // And of frames these say nothing: two take half a second at the least.
+    let mut push_frame = |ms| {
+        let deadline = Some(desk.now + Duration::from_millis(ms));
+        let job = Job { setting: Some(finding()), deadline, ..desk.job(1, 0) };
+        desk.book.push(job, desk.now)
+    };
+    push_frame(290).unwrap();
+    let refused = push_frame(300);
+    assert!(matches!(&refused, Err(InferError::Late(why)) if why.contains("1 items ahead")), "{refused:?}");
+}
+
+#[test]
 fn a_deadline_is_never_refused_for_slowness_when_nothing_is_ahead() {
     let mut desk = Desk::new(false);
     desk.push(4, 0);
