@@ -31,11 +31,11 @@ endif
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
-.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
+.PHONY: help serve test build dist fuzz bench bench-overhead bench-tracing bench-front bench-servers bench-decode bench-fit bench-fit-http bench-pipeline bench-accuracy bench-spots bench-venv soak ort gpu gpu-checks pack-gpu-checks gpu-checks-program tools format lint kernels check-kernels test-rust test-fakes-threads test-fakes-sanitized test-fit test-licences advisories test-clients test-deploy test-guide test-docker rolling-restart clean-venv clean-lib clean
 
 help:
 	@echo "make serve        build in release mode and serve examples/models on 127.0.0.1:8000"
-	@echo "make test         all checks: format, lints, kernels, Rust tests, spots and fits, licences, Python client tests, deploy/"
+	@echo "make test         all checks: format, lints, kernels, Rust tests, the fake driver's threads, spots and fits, licences, Python client tests, deploy/"
 	@echo "make build        the release binary, $(TARGET)/release/ocelli"
 	@echo "make dist         the same as images have it, $(TARGET)/dist/ocelli: a longer build, less work on each request"
 	@echo "make kernels      the kernels' PTX, kernels/generated, after a change of their sources"
@@ -45,7 +45,7 @@ help:
 	@echo "make bench-spots  frames/s that spots are found in, of each method, size and instruction set"
 	@echo "make fuzz         parsers under libFuzzer, a minute each (FUZZ=...); make test changes files at random, for seconds"
 	@echo "make test-guide   docs/pytorch.md run with PyTorch, which is fetched (some gigabytes)"
-	@echo "make test-fakes-sanitized  the GPU path on the fake driver with AddressSanitizer and ThreadSanitizer (minutes; no part of make test)"
+	@echo "make test-fakes-sanitized  the fake driver with AddressSanitizer as well (minutes; make test has ThreadSanitizer alone)"
 	@echo "make test-docker  both images built and run by Docker, and deploy/compose.yaml started (needs Docker with Compose)"
 	@echo "make advisories   what RustSec's database has against our dependencies (needs a network)"
 	@echo "make soak         100,000 mixed requests; fails when memory grows"
@@ -67,7 +67,7 @@ dist: tools
 	$(call say,building as the images have it (minutes))
 	$(CARGO) build --profile dist --locked --bin ocelli
 
-test: format lint check-kernels test-rust test-fit test-licences test-clients test-deploy
+test: format lint check-kernels test-rust test-fakes-threads test-fit test-licences test-clients test-deploy
 	$(call say,all checks passed)
 
 format:
@@ -84,18 +84,25 @@ test-rust: tools $(ORT)
 	$(call say,unit and integration tests)
 	$(CARGO) test --locked
 
-# The GPU path on the fake driver and the kernels in it, with checkers of memory and of threads in both (minutes). Rust's own code is
-# not looked at, and what kernels run on is no thread of the system: see tests/fakes/library.rs.
+# The fake driver and the kernels in it, with a checker of threads in both, and with one of memory. The fakes are compiled once
+# more for each. Rust's own code is not looked at, and what kernels run on is no thread of the system: see tests/fakes/library.rs.
 SANITIZED := gpu_fake
-test-fakes-sanitized: tools
-	$(call say,the fake CUDA driver with AddressSanitizer and ThreadSanitizer)
-	$(CARGO) test --locked --no-run $(foreach name,$(SANITIZED),--test $(name))
-	FAKE_SANITIZER=address ASAN_OPTIONS=detect_leaks=0 \
-		CARGO_TARGET_$(HOST)_RUNNER="env LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libasan.so)" \
+# With the sanitizer $(1), whose library is $(2), and its options $(3). The tests are the ones that test-rust has built; they are
+# built before the sanitizer is in every process that Cargo starts.
+sanitized = @library="$$($${CXX:-c++} -print-file-name=$(2).so)"; \
+	case "$$library" in /*) ;; *) echo "skipped: the C++ compiler has no $(2)"; exit 0;; esac; \
+	LD_PRELOAD="$$library" true || { echo "skipped: $(2) does not start on this machine"; exit 0; }; \
+	$(CARGO) test --locked --no-run $(foreach name,$(SANITIZED),--test $(name)) && \
+	FAKE_SANITIZER=$(1) $(3) CARGO_TARGET_$(HOST)_RUNNER="env LD_PRELOAD=$$library" \
 		$(CARGO) test --locked $(foreach name,$(SANITIZED),--test $(name))
-	FAKE_SANITIZER=thread TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
-		CARGO_TARGET_$(HOST)_RUNNER="env LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libtsan.so)" \
-		$(CARGO) test --locked $(foreach name,$(SANITIZED),--test $(name))
+
+test-fakes-threads: tools
+	$(call say,the fake CUDA driver with ThreadSanitizer)
+	$(call sanitized,thread,libtsan,TSAN_OPTIONS=ignore_noninstrumented_modules=1)
+
+test-fakes-sanitized: test-fakes-threads
+	$(call say,the fake CUDA driver with AddressSanitizer)
+	$(call sanitized,address,libasan,ASAN_OPTIONS=detect_leaks=0)
 
 # The kernels for the device: PTX text, committed, which the driver of any GPU from sm_75 on compiles when it is loaded.
 # Neither a GPU nor its toolkit is needed to make it.
