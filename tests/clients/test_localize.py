@@ -347,7 +347,7 @@ def test_the_command_takes_the_keys_of_the_query(server, data, tmp_path):
         ("b.png", "z_range_um=-0.5,0.5", "psf=xyznb", "color_by=z"),
         ("c.npy", "units=px", "keep=converged", "psf=xynbs", "input=frames"),
         ("d.npy", "preset=gaussmle"),
-        ("e.zip", "preset=gaussmle"),
+        ("e.zip", "psf=xynbs"),
     ):
         done = run(name, *pairs)
         assert done.returncode == 0, done.stderr
@@ -357,7 +357,8 @@ def test_the_command_takes_the_keys_of_the_query(server, data, tmp_path):
         if form == "picasso":
             continue
         assert (tmp_path / name).read_bytes() == served.content, name
-    for pair, says in (("scale=x", "scale is"), ("sigma=1", "unknown key"), ("units=m", "auto, px or nm")):
+    wrong = (("scale=x", "scale is"), ("sigma=1", "unknown key"), ("units=m", "auto, px or nm"), ("preset=gaussmle", "png has columns"))
+    for pair, says in wrong:
         done = run("x.png", pair)
         assert done.returncode != 0 and says in done.stderr and not (tmp_path / "x.png").exists(), done.stderr
 

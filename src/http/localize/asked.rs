@@ -51,7 +51,6 @@ impl Asked {
         // It says more of what another one says.
         pairs.sort_by_key(|(key, _)| key == "z_range_um");
         settings::agree(&pairs).map_err(|(_, why)| why)?;
-        options::agree(&pairs)?;
         for (key, value) in &pairs {
             let value = value.as_ref();
             match key.as_ref() {
@@ -70,13 +69,14 @@ impl Asked {
                 }
             }
         }
-        settings.heeds(&pairs)?;
+        settings.heeds(&pairs).map_err(|(_, why)| why)?;
         let format = match format {
             Some(format) => format,
             None => self::format(headers)?,
         };
-        // A preset is about columns of our own; other formats have theirs.
-        if format.has_open_columns() {
+        options::agree(&pairs, format)?;
+        // A preset is about columns of our own. Other formats have theirs, so that they pass over the model's, but not the request's.
+        if format.has_open_columns() || pairs.iter().any(|(key, _)| key == "preset") {
             options.columns = settings.columns();
         }
         let stack = raw(headers, dtype, shape.as_deref())?;
@@ -166,6 +166,7 @@ fn format(headers: &HeaderMap) -> Result<Format, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tasks::localize::Columns;
 
     fn asked(query: &str, accept: impl IntoIterator<Item = &'static str>) -> Result<Asked, String> {
         let mut headers = HeaderMap::new();
@@ -226,6 +227,7 @@ mod tests {
     fn what_has_no_effect_beside_something_else_is_refused_by_its_key() {
         let told = |query| asked(query, None).expect_err(query);
         assert!(told("scale=2&scale_nm=20").contains("scale_nm is given beside scale"));
+        assert!(told("render=histogram&error_px_max=0.5").contains("error_px_max is of render=blur"));
         assert!(told("colormap=viridis&color_by=z").contains("colormap is of color_by=density"));
         let mut manifest = Settings::default();
         manifest.set("gradient_min", "300").unwrap();
@@ -233,9 +235,63 @@ mod tests {
             |query| Asked::of(query, &HeaderMap::new(), manifest.clone()).map_err(|error| error.to_string());
         assert!(of("border=shift").unwrap_err().contains("border is shift, but the method is net-gradient"));
         assert!(told("method=net-gradient&border=shift").contains("border is shift"));
-        for query in ["border=drop", "method=contrast&border=shift", "border=shift&noise_min=3"] {
+        for query in ["radius_px=3", "radius_px=3&gradient_min=200"] {
+            let error = of(query).unwrap_err();
+            assert!(
+                error.contains("radius_px is of the method contrast, but the method is net-gradient"),
+                "{error}"
+            );
+        }
+        assert!(told("radius_px=3&method=net-gradient").contains("radius_px is of the method contrast"));
+        for query in [
+            "border=drop",
+            "method=contrast&border=shift",
+            "border=shift&noise_min=3",
+            "radius_px=3&noise_min=3",
+        ] {
             assert!(of(query).is_ok(), "{query}");
         }
+    }
+
+    #[test]
+    fn what_is_of_pictures_is_refused_beside_another_format_by_its_key() {
+        for key in options::KEYS.into_iter().filter(|key| !["units", "keep"].contains(key)) {
+            let value = match key {
+                "render" => "blur",
+                "colormap" => "gray",
+                "color_by" => "z",
+                "z_range_um" => "0,1&color_by=z",
+                _ => "1",
+            };
+            let is_refused = |query: String, accept, format: &str| {
+                let told = asked(&query, accept).expect_err(&query);
+                assert!(
+                    told.contains("is of pictures, but the format is") && told.contains(format),
+                    "{told}"
+                );
+                assert!(query.contains(told.split(' ').next().expect("a key")), "{query}: {told}");
+            };
+            is_refused(format!("{key}={value}"), None, "ndjson");
+            is_refused(format!("{key}={value}"), Some("text/csv"), "csv");
+            is_refused(format!("format=picasso&{key}={value}"), Some("image/png"), "picasso");
+            for (query, accept) in [("&format=png", None), ("", Some("image/png"))] {
+                assert!(asked(&format!("{key}={value}{query}"), accept).is_ok(), "{key}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_preset_is_the_models_where_a_format_has_columns_of_its_own_and_not_the_requests() {
+        let mut manifest = Settings::default();
+        manifest.set("preset", "gaussmle").unwrap();
+        let columns = |query, settings: &Settings| {
+            Asked::of(query, &HeaderMap::new(), settings.clone()).unwrap().options.columns
+        };
+        assert_eq!(columns("format=picasso", &manifest), Columns::All);
+        assert_eq!(columns("format=csv", &manifest), Columns::GaussMle);
+        // Which the writer refuses, as it does where another caller asks for it.
+        assert_eq!(columns("format=picasso&preset=gaussmle", &Settings::default()), Columns::GaussMle);
+        assert_eq!(columns("format=picasso&preset=none", &manifest), Columns::All);
     }
 
     #[test]

@@ -215,7 +215,7 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
         }
     }
     settings::agree(&said).map_err(|(_, why)| bad(why))?;
-    settings.heeds(&said).map_err(bad)?;
+    settings.heeds(&said).map_err(|(_, why)| bad(why))?;
     Ok(settings)
 }
 
@@ -405,6 +405,8 @@ mod tests {
         assert!(error.contains("noise_min is of the method contrast"), "{error}");
         let error = told(r#"{"photons_min": 200, "noise_min": 5}"#).expect_err("contradictory");
         assert!(error.contains("noise_min is given beside photons_min"), "{error}");
+        let error = told(r#"{"gradient_min": 300, "radius_px": 3}"#).expect_err("without effect");
+        assert!(error.contains("radius_px is of the method contrast"), "{error}");
     }
 
     #[test]

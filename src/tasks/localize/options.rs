@@ -1,6 +1,6 @@
 //! What a caller may choose about the output.
 
-use super::{colormap::Colormap, table::Status};
+use super::{Format, colormap::Colormap, table::Status};
 use std::str::FromStr;
 
 /// Every key of [`Options::set`], which are those of a query as well.
@@ -16,6 +16,10 @@ pub const KEYS: [&str; 10] = [
     "white_percentile",
     "error_px_max",
 ];
+
+/// Those that are of pictures alone.
+const OF_PICTURES: [&str; 8] =
+    ["render", "scale", "scale_nm", "colormap", "color_by", "z_range_um", "white_percentile", "error_px_max"];
 
 /// Units of positions and widths in our own columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -228,25 +232,36 @@ impl Options {
     }
 }
 
-/// Whether what one request says of pictures goes together: of two keys of one thing, neither is passed over.
+/// Whether what one request says of pictures goes together, and its reply, in this format, is one: nothing is passed over.
 ///
 /// # Errors
 /// What is wrong, beginning with the key.
-pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
+pub fn agree(said: &[(impl AsRef<str>, impl AsRef<str>)], format: Format) -> Result<(), String> {
     let is_said = |key: &str| said.iter().any(|(said, _)| said.as_ref() == key);
+    let is =
+        |key: &str, value: &str| said.iter().any(|(said, its)| said.as_ref() == key && its.as_ref() == value);
     if is_said("scale") && is_said("scale_nm") {
         return Err(
             "scale_nm is given beside scale: give the one that says how large a pixel of the picture is"
                 .into(),
         );
     }
-    let by_z = said.iter().any(|(key, value)| key.as_ref() == "color_by" && value.as_ref() == "z");
-    if by_z && is_said("colormap") {
+    if is("color_by", "z") && is_said("colormap") {
         return Err("colormap is of color_by=density, but color_by is z, which has colours of its own: leave one of them \
                     out"
             .into());
     }
-    Ok(())
+    if is("render", "histogram") && is_said("error_px_max") {
+        return Err("error_px_max is of render=blur, but render is histogram, which leaves none out: leave one of them out"
+            .into());
+    }
+    match OF_PICTURES.into_iter().find(|key| is_said(key)) {
+        Some(key) if format != Format::Png => Err(format!(
+            "{key} is of pictures, but the format is {}: leave it out, or give format=png",
+            format.name()
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn word<T>(key: &str, value: &str, of: impl Fn(&str) -> Option<T>, names: &str) -> Result<T, String> {

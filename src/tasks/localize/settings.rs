@@ -261,19 +261,27 @@ impl Settings {
         self.columns
     }
 
-    /// Whether what a request said, which is set, has an effect beside all that is set.
+    /// Whether what one manifest, or one request, said, which is set, has an effect beside all that is set.
     ///
     /// # Errors
-    /// What has none, beginning with the key.
-    pub fn heeds(&self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
-        let shifts =
-            said.iter().any(|(key, value)| key.as_ref() == "border" && value.as_ref().trim() == "shift");
-        if shifts && matches!(self.least, Least::Gradient(_)) {
-            return Err("border is shift, but the method is net-gradient, which finds no spot whose box would leave the frame: \
-                        leave border out, or give method=contrast"
-                .into());
+    /// The key of what has none, and why, beginning with the key.
+    pub fn heeds(&self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), (&'static str, String)> {
+        if !matches!(self.least, Least::Gradient(_)) {
+            return Ok(());
         }
-        Ok(())
+        let vain = said.iter().find_map(|(key, value)| match (key.as_ref(), value.as_ref().trim()) {
+            ("border", "shift") => Some((
+                "border",
+                "is shift, but the method is net-gradient, which finds no spot whose box would leave the frame",
+            )),
+            ("radius_px", _) => {
+                Some(("radius_px", "is of the method contrast, but the method is net-gradient"))
+            }
+            _ => None,
+        });
+        vain.map_or(Ok(()), |(key, why)| {
+            Err((key, format!("{key} {why}: leave {key} out, or give the method contrast")))
+        })
     }
 
     /// What the engine is asked to do, checked, and so is what is taken for a spot. The camera is made once, and again after it

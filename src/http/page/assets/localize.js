@@ -52,8 +52,11 @@ function take(found, line, text) {
   if (found.first.length < 4000) found.first += `${text}\n`;
 }
 
-/** The spots on the frames, with a slider through them; the picture of all, until `signal` ends that; and how good they are. */
-export function shown(found, stack, picture, model, query, file, signal) {
+/**
+ * The spots on the frames, with a slider through them; the picture of all, until `signal` ends that; and how good they are. `query` is
+ * what was asked, and `look` what is asked beside it of pictures alone, which other files refuse.
+ */
+export function shown(found, stack, picture, model, { query, look }, file, signal) {
   const { frames } = found.head;
   const unit = found.head.pixel_size_nm ? "nm" : "px";
   const size = found.head.frame_size_px;
@@ -83,8 +86,8 @@ export function shown(found, stack, picture, model, query, file, signal) {
   const drawing = el("figure", { class: "superres" }, el("p", { class: "quiet", role: "status", text: "The server is rendering…" }));
   const largest = size ? Math.max(...size) : PICTURE_PX;
   // Larger frames have as many pixels as the server sees fit.
-  const asked = largest < PICTURE_PX / 2 ? { scale: Math.round(PICTURE_PX / largest), ...query } : query;
-  render(model, asked, file, signal).then(
+  const asked = largest < PICTURE_PX / 2 ? { scale: Math.round(PICTURE_PX / largest), ...look } : look;
+  render(model, { ...query, ...asked }, file, signal).then(
     (blob) => {
       const url = URL.createObjectURL(blob);
       image.src = url;
@@ -98,7 +101,7 @@ export function shown(found, stack, picture, model, query, file, signal) {
   const tally = status.map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`).join(", ");
   const told = el("p", { class: "hint", role: "status" });
   const downloads = FILES.map(([format, extension, name]) =>
-    el("button", { type: "button", class: "button small", text: name, onclick: (event) => during(event.currentTarget, () => download(model, { ...query, format }, file, extension, told)) }),
+    el("button", { type: "button", class: "button small", text: name, onclick: (event) => during(event.currentTarget, () => download(model, { ...query, ...(format === "png" ? look : {}), format }, file, extension, told)) }),
   );
   return {
     below: [el("div", { class: "frames" }, slider, says), el("div", { class: "pair" }, histogram(found.photons, { title: "Photons", unit: "" }), histogram(found.errors, { title: "Error in x", unit }))],

@@ -291,7 +291,7 @@ async function fit({ card, file, name, query, signal, asking }) {
     picture = new Picture(width, height, "the spots");
     element = el("div", {}, picture.element, element);
   }
-  const { below, beside } = shown(found, source, picture, name, { ...asked, render, colormap }, file, signal);
+  const { below, beside } = shown(found, source, picture, name, { query: asked, look: { render, colormap } }, file, signal);
   card.firstChild.replaceWith(heading(file, facts(found.head.served_as)));
   const keep = file.name === "movie.npy" ? el("button", { type: "button", class: "button small", text: "Save this movie", onclick: () => save(file, file.name) }) : null;
   card.append(
