@@ -3,7 +3,8 @@
 use crate::{
     devices::Devices,
     error::InferError,
-    models::{self, Command, Found, Given, Overrides, control::Reply},
+    http::catalog,
+    models::{self, Command, Found, Given, Model, Overrides, control::Reply},
     telemetry::logging::ModelLogs,
 };
 use std::{path::Path, sync::mpsc, time::Duration};
@@ -67,21 +68,33 @@ fn load(
             overrides.apply(&mut source.manifest).map_err(|why| failed(format!("config: {why}")))?;
         }
     }
-    reload(devices, logs, name, &found)
+    // What a configuration says without a version is of the highest.
+    let highest = found.iter().rfind(|found| found.source.is_ok()).map(|found| found.version.clone());
+    let expected = |model: &Model| match highest.as_deref() == Some(&*model.version) {
+        true => overrides.check_repeated(&catalog::config_of(model)),
+        false => Ok(()),
+    };
+    reload(devices, logs, name, &found, &expected)
 }
 
 /// Loads a model from what a caller sent.
 fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
     let found = models::check_name(name).and_then(|()| given.lay_out(name));
     let found = found.map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
-    reload(devices, logs, name, &found)
+    reload(devices, logs, name, &found, &|_| Ok(()))
 }
 
-fn reload(devices: &Devices, logs: &ModelLogs, name: &str, found: &[Found]) -> Result<(), InferError> {
+fn reload(
+    devices: &Devices,
+    logs: &ModelLogs,
+    name: &str,
+    found: &[Found],
+    expected: &dyn Fn(&Model) -> Result<(), String>,
+) -> Result<(), InferError> {
     if let Err(error) = logs.add_model(name) {
         tracing::warn!(model = name, %error, "no log file for the model");
     }
-    let loaded = devices.reload(name, found);
+    let loaded = devices.reload_if(name, found, expected);
     loaded.map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })
 }
 

@@ -6,6 +6,7 @@ use super::{
     triton::{self, Queueing},
 };
 use crate::error::InferError;
+use serde_json::{Map, Value};
 use std::{
     collections::BTreeSet,
     fmt,
@@ -67,6 +68,9 @@ pub struct Overrides {
     pub kind: Option<String>,
     /// The numbers of its GPUs. Likewise.
     pub gpus: Option<BTreeSet<i32>>,
+    /// What else is said of a model that does not serve, by its name in configurations. Likewise: once it is loaded, see
+    /// [`check_repeated`](Overrides::check_repeated).
+    pub repeated: Map<String, Value>,
 }
 
 /// What a load asks for.
@@ -85,7 +89,8 @@ impl Overrides {
     /// What does not go with the rest of the manifest, by its name in configurations. The manifest may then have been changed in
     /// part.
     pub fn apply(&self, manifest: &mut Manifest) -> Result<(), String> {
-        let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus } = self;
+        // What is repeated says nothing of the manifest alone.
+        let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, repeated: _ } = self;
         let batch = &mut manifest.batch;
         if let Some(largest) = items_max.filter(|largest| *largest != batch.largest()) {
             batch.items_max = Some(largest);
@@ -119,6 +124,21 @@ impl Overrides {
             (manifest.queue, manifest.priority) = queue.over(&manifest.queue, manifest.priority)?;
         }
         Ok(())
+    }
+
+    /// Whether what can only be repeated is so of the model that was loaded, which has this configuration.
+    ///
+    /// # Errors
+    /// What is not, by its name.
+    pub fn check_repeated(&self, config: &Value) -> Result<(), String> {
+        let other = |(member, said): &(&String, &Value)| !triton::says_as(member, said, &config[*member]);
+        self.repeated.iter().find(other).map_or(Ok(()), |(member, _)| {
+            let member: String = member.chars().take(60).collect();
+            Err(format!(
+                "config: {member:?} is not as the model has it, and cannot be changed: load it without, and see what \
+                 GET /v2/models/{{model}}/config says"
+            ))
+        })
     }
 }
 

@@ -165,6 +165,30 @@ def test_a_load_may_change_the_configuration(client):
     assert client.get_model_config("identity")["max_batch_size"] == 16
 
 
+@pytest.mark.parametrize("wire_name", ["http", "grpc"])
+def test_a_configuration_that_was_read_can_be_sent_back_also_after_an_unload(server, client, wire_name):
+    other = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+    config_of = {
+        "http": client.get_model_config,
+        "grpc": lambda name: other.get_model_config(name, as_json=True)["config"],
+    }[wire_name]
+    client.load_model("identity", config=json.dumps({"max_batch_size": 4}))
+    for name in ("identity", "add"):
+        config = config_of(name)
+        for unloaded in (False, True):
+            if unloaded:
+                client.unload_model(name)
+            client.load_model(name, config=json.dumps(config))
+            assert config_of(name) == config
+        # What it cannot have is seen before it serves.
+        client.unload_model(name)
+        wrong = {**config, "input": [{**config["input"][0], "dims": [7]}]}
+        refuses(lambda: client.load_model(name, config=json.dumps(wrong)), '"input" is not as the model has it')
+        assert not client.is_model_ready(name)
+        client.load_model(name)
+    other.close()
+
+
 def test_a_model_has_all_its_instances_though_none_had_as_many_at_the_start(server, client):
     def workers():
         names = [path.read_text().strip() for path in Path(f"/proc/{server.process.pid}/task").glob("*/comm")]

@@ -1,7 +1,7 @@
 //! Models that come and go while others serve: a new one is loaded and warmed beside the old one, takes its place in the
 //! catalog in one step, and the old one stays until the last request that has begun with it has ended.
 
-use super::Devices;
+use super::{Devices, load::NotLoaded};
 use crate::models::{Found, Model, State};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
@@ -19,6 +19,19 @@ impl Devices {
     /// # Errors
     /// The reasons of all versions that failed.
     pub fn reload(&self, name: &str, found: &[Found]) -> Result<(), String> {
+        self.reload_if(name, found, &|_| Ok(()))
+    }
+
+    /// The same of those that are as whoever asks expects them. Others fail, as what cannot be loaded does.
+    ///
+    /// # Errors
+    /// The reasons of all versions that failed.
+    pub fn reload_if(
+        &self,
+        name: &str,
+        found: &[Found],
+        expected: &dyn Fn(&Model) -> Result<(), String>,
+    ) -> Result<(), String> {
         let _turn = self.turn();
         self.book.stop_waiting(name);
         let mut reasons = Vec::new();
@@ -31,7 +44,14 @@ impl Devices {
                 self.publish(found, State::Loading);
                 self.count();
             }
-            match self.try_load(found) {
+            let loaded = self.try_load(found).and_then(|loading| match expected(&loading.model) {
+                Ok(()) => Ok(loading),
+                Err(why) => {
+                    self.leave(loading.model);
+                    Err(NotLoaded::Failed(why))
+                }
+            });
+            match loaded {
                 Ok(loading) => self.present(found, &loading),
                 Err(why) if old.is_some() && !may_lack => {
                     let reason = why.reason();

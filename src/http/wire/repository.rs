@@ -116,7 +116,8 @@ impl Load {
     }
 
     /// What it asks for of the model `name`. With files the configuration is the whole one of the model that they are. Without,
-    /// it says what changes; `current` is that of the model that serves: members that repeat it are taken.
+    /// it says what changes; `current` is that of the model that serves: members that repeat it are taken. Where none serves, what
+    /// is loaded shows whether they do.
     ///
     /// # Errors
     /// 400 naming what cannot be changed, or is out of its range; for files without a configuration, and names of files that
@@ -163,12 +164,13 @@ impl Number<'_> {
 fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Result<Overrides, InferError> {
     let mut overrides = Overrides::default();
     for (member, value) in config {
-        let same = current.and_then(|current| current.get(member)) == Some(value);
+        let has = current.and_then(|current| current.get(member));
+        let same = has.is_some_and(|has| triton::says_as(member, value, has));
+        // A model that does not batch: there is nothing to change.
+        let none = member == "max_batch_size" && value.as_u64() == Some(0) && (same || current.is_none());
         match member.as_str() {
-            // A model that does not batch.
-            "max_batch_size" if same && value.as_u64() == Some(0) => {}
             // Said even where it is so already: it may be so because of an earlier load, and this one begins with the folder.
-            "max_batch_size" => {
+            "max_batch_size" if !none => {
                 overrides.items_max = Some(Number(member, value).within(1, ITEMS_MAX)? as usize);
             }
             "dynamic_batching" => batching(object(member, value)?, &mut overrides)?,
@@ -177,12 +179,8 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
             "name" if value.as_str() == Some(name) => {}
             "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
             "backend" if value.as_str() == Some("onnxruntime") => {}
-            other if current.is_none() && !["name", "platform", "backend"].contains(&other) => {
-                return Err(bad(format!(
-                    "config: {:?} is only taken where it repeats what a model that serves has, and this one does not serve: load \
-                     it without it, and then with what GET /v2/models/{name}/config says",
-                    clipped(other)
-                )));
+            other if current.is_none() && other != "name" => {
+                overrides.repeated.insert(other.to_owned(), value.clone());
             }
             other => {
                 return Err(bad(format!(
@@ -338,6 +336,7 @@ mod tests {
             queue: got.queue.clone(),
             kind: Some("KIND_CPU".to_owned()),
             gpus: Some([0, 2].into()),
+            repeated: Map::new(),
         };
         assert_eq!(got, expected);
     }
@@ -379,6 +378,11 @@ mod tests {
                 assert_ne!(changed, plain, "{change}");
                 assert_eq!(load(&changed, &change), changed, "{change} again");
                 assert_eq!(load(&changed, &changed), changed, "{change}, and /config back");
+                // After an unload there is nothing that it repeats yet.
+                let back = config(&changed, None).unwrap();
+                let again = told(&manifest, &back);
+                assert_eq!(again, changed, "{change}, and /config back after an unload");
+                assert_eq!(back.check_repeated(&again), Ok(()));
             }
         }
     }
@@ -421,17 +425,47 @@ mod tests {
         let other = json!({ "input": [{ "name": "y" }] });
         let told = config(&other, Some(&current)).unwrap_err().to_string();
         assert!(told.contains("\"input\" cannot be changed"), "{told}");
-        // Whether it repeats something is not known of a model that does not serve.
-        let told = config(&other, None).unwrap_err().to_string();
-        assert!(told.contains("\"input\" is only taken") && told.contains("does not serve"), "{told}");
+        // Whether it repeats something is known of a model that does not serve once it is loaded.
+        let later = config(&other, None).unwrap();
+        let told = later.check_repeated(&current).unwrap_err();
+        assert!(told.contains("\"input\" is not as the model has it"), "{told}");
+        assert_eq!(later.check_repeated(&other), Ok(()));
+        let other = config(&json!({ "max_batch_size": 0, "ensemble_scheduling": {} }), None).unwrap();
+        assert!(
+            other
+                .check_repeated(&json!({ "max_batch_size": 4 }))
+                .unwrap_err()
+                .contains("\"ensemble_scheduling\"")
+        );
+        let plain = config(&json!({ "max_batch_size": 0 }), None).unwrap();
+        assert_eq!(plain.check_repeated(&json!({ "max_batch_size": 0 })), Ok(()));
+        assert!(
+            plain.check_repeated(&json!({ "max_batch_size": 4 })).unwrap_err().contains("\"max_batch_size\"")
+        );
+        let told =
+            config(&json!({ "max_batch_size": 0 }), Some(&json!({ "max_batch_size": 4 }))).unwrap_err();
+        assert!(told.to_string().contains("expected 1 to 1024"), "{told}");
         refuses(&json!({ "name": "n" }), "\"name\"");
-        refuses(&json!({ "max_batch_size": 0 }), "expected 1 to 1024");
-        refuses(&json!({ "ensemble_scheduling": {} }), "ensemble_scheduling");
         refuses(&json!({ "dynamic_batching": { "preserve_ordering": true } }), "preserve_ordering = true");
         refuses(&json!({ "instance_group": [{ "kind": 1 }] }), "instance_group.kind");
         refuses(&json!({ "instance_group": [{ "gpus": ["0"] }] }), "instance_group.gpus");
         refuses(&json!({ "instance_group": [{ "passive": true }] }), "instance_group.passive");
         refuses(&json!({ "dynamic_batching": { "default_queue_policy": { "size": 2 } } }), "size");
+    }
+
+    #[test]
+    fn a_config_that_grpc_printed_repeats_as_well() {
+        let current = json!({ "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": [16], "format": "FORMAT_NONE",
+            "optional": false }], "version_policy": { "latest": { "num_versions": 1 } }, "metric_tags": {},
+            "model_transaction_policy": { "decoupled": false } });
+        // Large numbers are text, and defaults are left out.
+        let printed = json!({ "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": ["16"] }],
+            "version_policy": { "latest": { "num_versions": 1 } }, "model_transaction_policy": {} });
+        assert_eq!(config(&printed, Some(&current)), Ok(Overrides::default()));
+        assert_eq!(config(&printed, None).unwrap().check_repeated(&current), Ok(()));
+        let other = json!({ "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": ["17"] }] });
+        assert!(config(&other, Some(&current)).is_err());
+        assert!(config(&other, None).unwrap().check_repeated(&current).is_err());
     }
 
     #[test]

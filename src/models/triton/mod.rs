@@ -20,6 +20,7 @@ mod text;
 mod verdict;
 
 use super::Manifest;
+use crate::protocol::inference::ModelConfig;
 use map::Told;
 pub use map::{gpus, kind};
 use prost_reflect::{DynamicMessage, MessageDescriptor};
@@ -52,6 +53,17 @@ pub fn read(text: &str, name: &str) -> Result<Described, String> {
 /// As [`read`].
 pub(super) fn read_json(json: &str, name: &str) -> Result<Described, String> {
     described(&message(text::definition(), json)?, name)
+}
+
+/// Whether two values of a member of a configuration say the same, however each is written: numbers may be text, and what has its
+/// default need not be there.
+pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {
+    let read = |value: &Value| {
+        let json = Map::from_iter([(member.to_owned(), value.clone())]);
+        let message = message(text::definition(), &Value::Object(json).to_string()).ok()?;
+        message.transcode_to::<ModelConfig>().ok()
+    };
+    one == other || read(one).is_some_and(|one| read(other) == Some(one))
 }
 
 /// What these members of a `dynamic_batching` in JSON say of how requests wait.
