@@ -7,7 +7,7 @@ use crate::{
     http::wire::{
         BINARY_OUTPUT, Parameter, Parameters, binary, data, flag,
         reply::Output,
-        request::{InferRequest, Input, Requested, check_head, fits},
+        request::{InferRequest, Input, Requested, datatype_of},
         shared_memory::{self, REGION},
     },
     models::Model,
@@ -89,23 +89,7 @@ fn input(
         })
     };
     let shape = shape.iter().map(extent).collect::<Result<Vec<usize>, _>>()?;
-    check_head(&name, &shape)?;
-    let Some(datatype) = DataType::from_name(&datatype) else {
-        let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
-        let got: String = datatype.chars().take(60).collect();
-        return Err(bad(format!(
-            "input {name:?} has datatype {got:?}, expected one of {}",
-            names.join(", ")
-        )));
-    };
-    // Before the data: that it is not of the type which was said is the smaller mistake.
-    // What BYTES are is for whoever knows whether the model takes encoded images.
-    let encoded = |spec: &TensorSpec| {
-        spec.name == name && datatype == DataType::Bytes && spec.datatype != DataType::Bytes
-    };
-    if !specs.iter().any(encoded) {
-        fits(specs, &name, datatype, &shape)?;
-    }
+    let datatype = datatype_of(&name, &datatype, &shape, specs)?;
     let mut parameters = self::parameters(&name, parameters)?;
     if let Some(place) = shared_memory::place(format_args!("input {name:?}"), &mut parameters)? {
         if contents.is_some_and(|contents| contents != InferTensorContents::default()) {

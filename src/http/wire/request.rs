@@ -234,23 +234,7 @@ fn repeated<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> Option<&'a
 /// One input; takes its binary data, if it has some, from the front of `behind`.
 fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Result<Input, InferError> {
     let WireInput { name, shape, datatype, mut parameters, data } = wire;
-    check_head(&name, &shape)?;
-    let Some(datatype) = DataType::from_name(&datatype) else {
-        let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
-        return Err(bad(format!(
-            "input {name:?} has datatype {:?}, expected one of {}",
-            clipped(&datatype),
-            names.join(", ")
-        )));
-    };
-    // Before the data: that it is not of the type which was said is the smaller mistake.
-    // What BYTES are is for whoever knows whether the model takes encoded images.
-    let encoded = |spec: &TensorSpec| {
-        spec.name == name && datatype == DataType::Bytes && spec.datatype != DataType::Bytes
-    };
-    if !specs.iter().any(encoded) {
-        fits(specs, &name, datatype, &shape)?;
-    }
+    let datatype = datatype_of(&name, &datatype, &shape, specs)?;
     let place = shared_memory::place(format_args!("input {name:?}"), &mut parameters)?;
     let size = count(&parameters, "binary_data_size")?;
     parameters.remove("binary_data_size");
@@ -286,11 +270,17 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
 /// Bytes of an input's name, which errors repeat: far more than any model has.
 const NAME_BYTES_MAX: usize = 4096;
 
-/// Refuses what no input is called or shaped like, before any other error repeats it.
+/// The datatype of an input by what is said before its data, all of which is checked: in itself, since errors repeat it, and against
+/// the inputs that the model has, where they are known.
 ///
 /// # Errors
-/// 400 with the limit.
-pub(crate) fn check_head(name: &str, shape: &[usize]) -> Result<(), InferError> {
+/// 400 with the limit, or saying expected and got.
+pub(crate) fn datatype_of(
+    name: &str,
+    datatype: &str,
+    shape: &[usize],
+    specs: &[TensorSpec],
+) -> Result<DataType, InferError> {
     if name.len() > NAME_BYTES_MAX {
         return Err(bad(format!(
             "an input has a name of {} bytes, more than the limit of {NAME_BYTES_MAX}: it begins with {:?}",
@@ -298,7 +288,24 @@ pub(crate) fn check_head(name: &str, shape: &[usize]) -> Result<(), InferError> 
             clipped(name)
         )));
     }
-    data::elements(name, shape).map(drop)
+    data::elements(name, shape)?;
+    let Some(datatype) = DataType::from_name(datatype) else {
+        let names: Vec<_> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
+        return Err(bad(format!(
+            "input {name:?} has datatype {:?}, expected one of {}",
+            clipped(datatype),
+            names.join(", ")
+        )));
+    };
+    // Before the data: that it is not of the type which was said is the smaller mistake.
+    // What BYTES are is for whoever knows whether the model takes encoded images.
+    let encoded = |spec: &TensorSpec| {
+        spec.name == name && datatype == DataType::Bytes && spec.datatype != DataType::Bytes
+    };
+    if !specs.iter().any(encoded) {
+        fits(specs, name, datatype, shape)?;
+    }
+    Ok(datatype)
 }
 
 /// Whether an input is of a type and shape that the model takes; `specs` has all of its inputs, some in several forms. One that
