@@ -3,7 +3,7 @@
 //! - `options`: the table of options as flags.
 //! - `check`: the table of models; `devices`: that of devices; `held`: what models hold there; `table`: how all look.
 //! - `bench`: what a server bears; `tune`: the batches that suit a model.
-//! - `predict`: files through a model, on a server or here; `client`: how servers are asked.
+//! - `predict`: files through a model, on a server or here; `client`: how servers are asked; `message`: what with.
 //! - `output`: files that are written, which have their names once they are whole.
 //! - `health`: asks a running server how it is, for containers without other tools.
 //! - `show`: prints the options in effect.
@@ -16,6 +16,7 @@ mod client;
 mod devices;
 mod health;
 mod held;
+mod message;
 mod options;
 mod output;
 mod predict;

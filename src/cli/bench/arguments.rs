@@ -1,8 +1,7 @@
 //! The flags of `ocelli bench`, and what they ask for.
 
 use super::{
-    super::{client::Name, health::Target},
-    input::Kind,
+    super::{client::Name, health::Target, message::Kind},
     load::{Arrivals, Span},
     sweep::Plan,
 };

@@ -1,8 +1,10 @@
 //! What is sent: files that were given, or pictures and tensors made up from what the model says of its inputs.
 
 use super::{
-    super::client::{Described, InputSpec, Name},
-    load::Message,
+    super::{
+        client::InputSpec,
+        message::{Ask, Kind, Message},
+    },
     random::Random,
 };
 use serde_json::json;
@@ -11,15 +13,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-
-/// What a model is asked with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cli) enum Kind {
-    /// Pictures, to `/predictions`.
-    Images,
-    /// Tensors as binary, by the Open Inference Protocol.
-    Tensors,
-}
 
 /// Different pictures that are made up: caches must not serve one for another.
 const PICTURES: u64 = 8;
@@ -30,9 +23,7 @@ const BYTES_MAX: u64 = 1 << 30;
 
 /// Where the messages come from.
 pub(in crate::cli) struct Source<'a> {
-    pub(in crate::cli) model: &'a Name,
-    pub(in crate::cli) described: &'a Described,
-    pub(in crate::cli) kind: Kind,
+    pub(in crate::cli) ask: Ask<'a>,
     /// Shapes of inputs, by name, where the model leaves them open.
     pub(in crate::cli) shapes: BTreeMap<String, Vec<usize>>,
     /// Items along an open first axis; one without it.
@@ -66,17 +57,8 @@ impl Source<'_> {
             left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
                 format!("the files take more than the {BYTES_MAX} bytes that are held at once: give fewer")
             })?;
-            messages.push(match self.kind {
-                Kind::Images => self.picture(bytes),
-                Kind::Tensors if path.extension().is_some_and(|extension| extension == "json") => {
-                    self.tensors(Vec::new(), bytes)
-                }
-                Kind::Tensors => {
-                    let array = super::super::predict::array(self.described, &bytes);
-                    let (head, data) = array.map_err(|why| format!("{}: {why}", path.display()))?;
-                    self.binary(&head, data)
-                }
-            });
+            let message = self.ask.file(&path, bytes);
+            messages.push(message.map_err(|why| format!("{}: {why}", path.display()))?);
         }
         Ok(messages)
     }
@@ -87,21 +69,21 @@ impl Source<'_> {
     /// Words, if the model says too little of its inputs.
     pub(in crate::cli) fn made_up(&self) -> Result<Vec<Message>, String> {
         let mut random = Random::new(self.seed);
-        match self.kind {
+        match self.ask.kind {
             Kind::Images if self.items.is_some() || !self.shapes.is_empty() => Err(format!(
                 "--items and --shape are of tensors, and model {:?} is asked with files: leave them out, or have bench send tensors \
                  (--as tensors)",
-                self.model.name
+                self.ask.model.name
             )),
-            Kind::Images if self.described.task == "localize" => {
+            Kind::Images if self.ask.described.task == "localize" => {
                 Err("stacks are not made up: give one with --input, or ROIs with --as tensors --shape rois=100,7,7".into())
             }
             Kind::Images => {
-                let (width, height) = self.described.inputs.first().map_or((SIDE, SIDE), sides);
-                (0..PICTURES).map(|_| Ok(self.picture(picture(&mut random, width, height)?))).collect()
+                let (width, height) = self.ask.described.inputs.first().map_or((SIDE, SIDE), sides);
+                (0..PICTURES).map(|_| Ok(self.ask.picture(picture(&mut random, width, height)?))).collect()
             }
             Kind::Tensors => {
-                let inputs = &self.described.inputs;
+                let inputs = &self.ask.described.inputs;
                 let wanted = inputs.iter().filter(|input| self.shapes.is_empty() || self.shapes.contains_key(&input.name));
                 let wanted: Vec<_> = wanted.collect();
                 if let Some(name) = self.shapes.keys().find(|name| wanted.iter().all(|input| input.name != **name)) {
@@ -117,7 +99,7 @@ impl Source<'_> {
                 let (mut heads, mut data) = (Vec::new(), Vec::new());
                 for input in wanted {
                     let shape = self.shape(input)?;
-                    let made = match (&*self.described.task, &shape[..]) {
+                    let made = match (&*self.ask.described.task, &shape[..]) {
                         ("localize", &[count, height, width]) => rois(&mut random, count, height, width),
                         _ => tensor(&mut random, &input.datatype, &shape),
                     };
@@ -129,7 +111,7 @@ impl Source<'_> {
                     data.extend(bytes);
                 }
                 let head = json!({ "inputs": heads, "parameters": { "binary_data_output": true } });
-                Ok(vec![self.binary(&head.to_string(), &data)])
+                Ok(vec![self.ask.binary(&head.to_string(), &data)])
             }
         }
     }
@@ -147,26 +129,6 @@ impl Source<'_> {
             )),
         };
         input.shape.iter().enumerate().map(side).collect()
-    }
-
-    fn picture(&self, bytes: Vec<u8>) -> Message {
-        let path = self.model.path("/predictions");
-        let headers = vec![("content-type", "application/octet-stream".to_owned())];
-        Message { method: "POST", path, headers, body: bytes.into() }
-    }
-
-    fn tensors(&self, headers: Vec<(&'static str, String)>, bytes: Vec<u8>) -> Message {
-        Message {
-            method: "POST",
-            path: self.model.path("/v2/models") + "/infer",
-            headers,
-            body: bytes.into(),
-        }
-    }
-
-    fn binary(&self, head: &str, data: &[u8]) -> Message {
-        let length = ("inference-header-content-length", head.len().to_string());
-        self.tensors(vec![length], [head.as_bytes(), data].concat())
     }
 }
 
@@ -258,7 +220,10 @@ fn tensor(random: &mut Random, datatype: &str, shape: &[usize]) -> Result<Vec<u8
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::super::client::{Described, Name},
+        *,
+    };
 
     fn described(datatype: &str, shape: &[i64]) -> Described {
         let input = InputSpec { name: "x".into(), datatype: datatype.into(), shape: shape.to_vec() };
@@ -269,23 +234,22 @@ mod tests {
         described: &Described,
         kind: Kind,
         shapes: &[(&str, &[usize])],
+        items: Option<usize>,
     ) -> Result<Vec<Message>, String> {
         let shapes = shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect();
-        Source { model: &Name::parse("m"), described, kind, shapes, items: None, seed: 1 }.made_up()
+        let ask = Ask { model: &Name::parse("m"), described, kind, query: "" };
+        Source { ask, shapes, items, seed: 1 }.made_up()
     }
 
     #[test]
     fn items_are_of_tensors_whose_first_axis_is_open() {
-        let asked = |shape: &[i64], kind, shapes: &[(&str, Vec<usize>)]| {
-            let described = described("FP32", shape);
-            let shapes = shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.clone())).collect();
-            let model = Name::parse("m");
-            Source { model: &model, described: &described, kind, shapes, items: Some(2), seed: 1 }.made_up()
+        let asked = |shape: &[i64], kind, shapes: &[(&str, &[usize])]| {
+            made_up(&described("FP32", shape), kind, shapes, Some(2))
         };
         assert!(asked(&[-1, 3], Kind::Tensors, &[]).is_ok());
         for refused in [
             asked(&[1, 3], Kind::Tensors, &[]),
-            asked(&[-1, 3], Kind::Tensors, &[("x", vec![4, 3])]),
+            asked(&[-1, 3], Kind::Tensors, &[("x", &[4, 3])]),
             asked(&[-1, 3, 8, 8], Kind::Images, &[]),
         ] {
             let why = refused.expect_err("no effect");
@@ -295,18 +259,7 @@ mod tests {
 
     #[test]
     fn tensors_have_the_declared_shape_with_an_open_first_axis() {
-        let model = Name::parse("m");
-        let described = described("FP32", &[-1, 3]);
-        let shapes = BTreeMap::new();
-        let source = Source {
-            model: &model,
-            described: &described,
-            kind: Kind::Tensors,
-            shapes,
-            items: Some(2),
-            seed: 1,
-        };
-        let messages = source.made_up().expect("messages");
+        let messages = made_up(&described("FP32", &[-1, 3]), Kind::Tensors, &[], Some(2)).expect("messages");
         let [message] = &messages[..] else { panic!("{messages:?}") };
         let length: usize = message.headers[0].1.parse().expect("a length");
         let head: serde_json::Value = serde_json::from_slice(&message.body[..length]).expect("JSON");
@@ -318,14 +271,18 @@ mod tests {
     #[test]
     fn what_is_open_has_to_be_given() {
         let open = described("FP32", &[-1, -1]);
-        let refused = made_up(&open, Kind::Tensors, &[]).expect_err("open");
+        let refused = made_up(&open, Kind::Tensors, &[], None).expect_err("open");
         assert!(refused.contains("--shape x=1,8"), "{refused}");
-        assert!(made_up(&open, Kind::Tensors, &[("x", &[4, 5])]).is_ok());
+        assert!(made_up(&open, Kind::Tensors, &[("x", &[4, 5])], None).is_ok());
         assert!(
-            made_up(&open, Kind::Tensors, &[("y", &[4, 5])]).expect_err("no such input").contains("\"y\"")
+            made_up(&open, Kind::Tensors, &[("y", &[4, 5])], None)
+                .expect_err("no such input")
+                .contains("\"y\"")
         );
         assert!(
-            made_up(&described("BYTES", &[1]), Kind::Tensors, &[]).expect_err("bytes").contains("--input")
+            made_up(&described("BYTES", &[1]), Kind::Tensors, &[], None)
+                .expect_err("bytes")
+                .contains("--input")
         );
     }
 
@@ -333,14 +290,15 @@ mod tests {
     fn a_fitter_is_asked_with_spots_on_ground() {
         let task = "localize".to_owned();
         let fitter = Described { task, images: true, ..described("FP32", &[-1, -1, -1]) };
-        let messages = made_up(&fitter, Kind::Tensors, &[("x", &[3, 7, 9])]).expect("messages");
+        let messages = made_up(&fitter, Kind::Tensors, &[("x", &[3, 7, 9])], None).expect("messages");
         let data = &messages[0].body[messages[0].body.len() - 4 * 3 * 7 * 9..];
         let values: Vec<f32> = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         for roi in values.chunks(7 * 9) {
             let corner = roi[0].max(roi[8]).max(roi[6 * 9]).max(roi[6 * 9 + 8]);
             assert!(roi[3 * 9 + 4] > corner && roi.iter().all(|value| *value >= 100.0), "{roi:?}");
         }
-        let many = made_up(&fitter, Kind::Tensors, &[("x", &[usize::MAX, 7, 7])]).expect_err("too many");
+        let many =
+            made_up(&fitter, Kind::Tensors, &[("x", &[usize::MAX, 7, 7])], None).expect_err("too many");
         assert!(many.contains("too large"), "{many}");
     }
 
@@ -349,7 +307,7 @@ mod tests {
         for (shape, size) in
             [(&[-1, 3, 20, 30][..], (30, 20)), (&[1, 20, 30, 3], (30, 20)), (&[-1, 3, -1, -1], (SIDE, SIDE))]
         {
-            let messages = made_up(&described("FP32", shape), Kind::Images, &[]).expect("messages");
+            let messages = made_up(&described("FP32", shape), Kind::Images, &[], None).expect("messages");
             assert_eq!(messages.len() as u64, PICTURES);
             let reader = png::Decoder::new(std::io::Cursor::new(messages[0].body.to_vec()))
                 .read_info()

@@ -6,12 +6,10 @@
 //! a thread of their own that sleeps until each is due; the runtime's timer has a grain of a millisecond.
 
 use super::{
-    super::client::Server,
+    super::{client::Server, message::Message},
     random::Random,
     tally::{Ended, Point, Tally},
 };
-use axum::{body::Body, http::Request};
-use bytes::Bytes;
 use http_body_util::BodyExt;
 use std::{
     sync::{
@@ -21,15 +19,6 @@ use std::{
     time::Duration,
 };
 use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::Instant};
-
-/// A request that is sent again and again.
-#[derive(Debug, Clone)]
-pub(in crate::cli) struct Message {
-    pub(in crate::cli) method: &'static str,
-    pub(in crate::cli) path: String,
-    pub(in crate::cli) headers: Vec<(&'static str, String)>,
-    pub(in crate::cli) body: Bytes,
-}
 
 /// When requests of an open loop are due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,12 +150,7 @@ impl Load {
     /// # Errors
     /// Words, if it broke off.
     pub(in crate::cli) async fn ask(&self, message: &Message) -> Result<(u16, String), String> {
-        let mut request = Request::builder().method(message.method).uri(&message.path);
-        for (name, value) in &message.headers {
-            request = request.header(*name, value);
-        }
-        let request = request.body(Body::from(message.body.clone())).map_err(|error| error.to_string())?;
-        let reply = self.server.send(request).await?;
+        let reply = self.server.send(message.request()?).await?;
         let status = reply.status().as_u16();
         let timing = reply.headers().get("server-timing").and_then(|value| value.to_str().ok());
         let timing = timing.unwrap_or_default().to_owned();
@@ -213,6 +197,7 @@ impl Due {
 mod tests {
     use super::*;
     use axum::{Router, routing::get};
+    use bytes::Bytes;
 
     #[test]
     fn requests_are_due_at_the_rate_that_was_asked_for() {

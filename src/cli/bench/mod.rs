@@ -13,13 +13,14 @@ mod sweep;
 mod tally;
 
 pub(super) use arguments::{command, shape};
-pub(super) use input::{Kind, Source};
-pub(super) use load::{Load, Message, Span};
+pub(super) use input::Source;
+pub(super) use load::{Load, Span};
 pub(super) use tally::Point;
 
 use super::{
     Exit, Streams,
     client::{Server, Unknown, runtime},
+    message::{Ask, Kind, Message},
     output::{self, Output},
     table::table,
 };
@@ -176,8 +177,9 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
                 let told = format!("model {:?} takes no images: leave out --as", model.name);
                 return Err((told, Exit::Usage));
             }
-            let (shapes, items, seed) = (wanted.shapes.clone(), wanted.items, wanted.seed);
-            let source = Source { model, described: &described, kind, shapes, items, seed };
+            let ask = Ask { model, described: &described, kind, query: "" };
+            let source =
+                Source { ask, shapes: wanted.shapes.clone(), items: wanted.items, seed: wanted.seed };
             match &wanted.input {
                 Some(path) if !path.exists() => {
                     return Err((format!("there is no file {}", path.display()), Exit::NoInput));

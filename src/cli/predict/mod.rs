@@ -13,7 +13,6 @@ mod rows;
 mod stacks;
 
 pub(super) use arguments::arguments;
-pub(super) use ask::array;
 
 use super::{
     Exit, Streams,

@@ -7,8 +7,9 @@ mod plan;
 
 use super::{
     Exit, Streams,
-    bench::{Kind, Load, Point, Source, Span, shape},
+    bench::{Load, Point, Source, Span, shape},
     client::{Name, Server, runtime},
+    message::{Ask, Kind},
     table::table,
 };
 use crate::{
@@ -212,8 +213,8 @@ async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> 
     let described = server.model(&wanted.model).await.map_err(|error| error.to_string())?;
     let images = described.images && described.task != "localize";
     let kind = if images { Kind::Images } else { Kind::Tensors };
-    let (shapes, items) = (wanted.shapes.clone(), wanted.items);
-    let source = Source { model: &wanted.model, described: &described, kind, shapes, items, seed: 1 };
+    let ask = Ask { model: &wanted.model, described: &described, kind, query: "" };
+    let source = Source { ask, shapes: wanted.shapes.clone(), items: wanted.items, seed: 1 };
     let messages = match &wanted.input {
         Some(path) => source.files(path)?,
         None => source.made_up()?,
