@@ -129,3 +129,58 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) 
     request.extensions_mut().insert(Arc::clone(&permit));
     admission::hold(next.run(request).await.into_response(), permit)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use crate::{
+        batch::{Queue, QueueLimits},
+        config::Config,
+        http::{Parts, decode::DecodePool},
+        image::Limits,
+        models::{Catalog, Control},
+        status::Status as Process,
+        telemetry::{logging::LinesLost, metrics::Metrics},
+    };
+    use axum::{Router, body::Body, middleware, routing::post};
+    use tower::ServiceExt;
+
+    fn front() -> Arc<Front> {
+        let limits = Limits { side_max: 1, pixels_max: 1, frames_max: 1 };
+        let parts = Parts {
+            queue: Queue::new(QueueLimits { items_max: 1, bytes_max: 1 }),
+            catalog: Arc::new(Catalog::new()),
+            status: Arc::new(Process::new(Instant::now())),
+            metrics: Arc::new(Metrics::new(&super::super::paths(), "", "")),
+            decode: DecodePool::new(1, 1, limits).unwrap(),
+            lines_lost: LinesLost::default(),
+            control: Arc::new(Control::new("models".into()).0),
+            traces: None,
+        };
+        Arc::new(Front::new(&Config::default(), parts))
+    }
+
+    #[tokio::test]
+    async fn a_call_that_panics_is_an_internal_error_that_says_nothing_of_it_and_keeps_no_room() {
+        async fn fails(request: Request) -> Response {
+            assert!(request.extensions().get::<Arc<Permit>>().is_some(), "it holds room");
+            panic!("secret");
+        }
+        let front = front();
+        let calls = Router::new().route(INFER, post(fails)).route("/fine", post(async || ()));
+        let calls = calls.layer(middleware::from_fn_with_state(Arc::clone(&front), around));
+        for (path, code) in [(INFER, Code::Internal), ("/fine", Code::Ok)] {
+            let request = http::Request::post(path).version(Version::HTTP_2);
+            let request = request.header(header::CONTENT_TYPE, "application/grpc").header(X_REQUEST_ID, "me");
+            let reply = calls.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+            assert_eq!((reply.status().as_u16(), code_of(reply.headers())), (200, code), "{path}");
+            assert_eq!(reply.headers()[X_REQUEST_ID], "me");
+            let told = reply.headers().get(Status::GRPC_MESSAGE).cloned();
+            assert_eq!(told.is_some(), code == Code::Internal);
+            assert!(told.is_none_or(|told| !told.to_str().unwrap().contains("secret")));
+            assert_eq!(front.admission.in_flight().requests, 0);
+        }
+        assert!(front.metrics.render().contains(INFER));
+    }
+}

@@ -11,6 +11,7 @@ use crate::{
         Front,
         admission::Permit,
         call::Call,
+        guard::panicked,
         infer,
         observe::Uncounted,
         reject::kind_of,
@@ -20,7 +21,9 @@ use crate::{
     protocol::inference::*,
 };
 use axum::http::{HeaderMap, Uri};
+use futures_util::FutureExt;
 use std::{
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -140,17 +143,30 @@ pub(super) async fn stream_answer(
     permit: Result<Option<Arc<Permit>>, InferError>,
 ) -> ModelStreamInferResponse {
     let arrived = Instant::now();
-    let (name, id) = (message.model_name.clone(), message.id.clone());
+    let (model_name, id) = (message.model_name.clone(), message.id.clone());
     let asked = message.parameters.contains_key(EMPTY_FINAL);
-    let ended = match permit {
-        Ok(permit) => infer(&front, &head, arrived, message, permit).await,
-        Err(full) => Err(full),
+    let answer = async {
+        match permit {
+            Ok(permit) => infer(&front, &head, arrived, message, permit).await,
+            Err(full) => Err(full),
+        }
     };
-    let (mut reply, error_message) = match ended {
+    let failed = ModelInferResponse { model_name, id, ..ModelInferResponse::default() };
+    in_its_place(answer, failed, asked).await
+}
+
+/// The answer to a message of a stream. One that failed, be it by a panic, is this one with the reason beside it.
+async fn in_its_place(
+    answer: impl Future<Output = Result<(ModelInferResponse, HeaderMap), InferError>>,
+    failed: ModelInferResponse,
+    asked: bool,
+) -> ModelStreamInferResponse {
+    let caught = AssertUnwindSafe(answer).catch_unwind().await;
+    let (mut reply, error_message) = match caught.unwrap_or_else(|panic| Err(panicked(&panic))) {
         Ok((reply, _)) => (reply, String::new()),
         Err(error) => {
             tracing::info!(%error, "a message of a stream failed");
-            (ModelInferResponse { model_name: name, id, ..ModelInferResponse::default() }, error.to_string())
+            (failed, error.to_string())
         }
     };
     if asked {
@@ -166,6 +182,15 @@ pub(super) async fn stream_answer(
 mod tests {
     use super::*;
     use axum::http::HeaderValue;
+
+    #[tokio::test]
+    async fn a_message_of_a_stream_that_panics_is_told_in_its_place_and_says_nothing_of_it() {
+        let failed = ModelInferResponse { id: "7".into(), ..ModelInferResponse::default() };
+        let answer = in_its_place(async { panic!("secret") }, failed, true).await;
+        assert!(!answer.error_message.is_empty() && !answer.error_message.contains("secret"), "{answer:?}");
+        let reply = answer.infer_response.expect("one for each");
+        assert!(reply.id == "7" && reply.parameters.contains_key("triton_final_response"), "{reply:?}");
+    }
 
     #[test]
     fn a_deadline_has_digits_and_a_unit() {

@@ -190,7 +190,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
                     let (permit, message) = message?;
                     let answer = stream_answer(front, head, message, permit).instrument(span);
                     let answer = AbortOnDropHandle::new(tokio::spawn(answer)).await;
-                    answer.map_err(|error| Status::internal(format!("a message was not answered: {error}")))
+                    answer.map_err(|_| Status::internal("a message was not answered"))
                 }
             })
             .buffered(STREAM_MESSAGES_MAX);
