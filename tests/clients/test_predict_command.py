@@ -72,6 +72,16 @@ def test_lines_of_json_are_the_replies_in_the_order_of_the_files(server, digits)
     assert [line["classes"][0]["label"] for line in lines] == [digit for _, _, digit in digits]
 
 
+def test_a_file_whose_name_is_no_text_is_asked_about(server, tmp_path):
+    first = sorted((IMAGES / "digits").iterdir())[0]
+    name = os.fsencode(tmp_path) + b"/a\xff.png"
+    Path(os.fsdecode(name)).write_bytes(first.read_bytes())
+    done = command("digits", os.fsdecode(name), "--format", "json", "--url", server.url)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["file"] == f"{tmp_path}/a\ufffd.png"
+
+
 @pytest.fixture(scope="module")
 def as_torchserve(start_server):
     """A server that answers as TorchServe does whoever asks for nothing."""

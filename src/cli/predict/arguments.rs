@@ -16,6 +16,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_name("FILES")
             .required(true)
             .num_args(1..)
+            .value_parser(value_parser!(PathBuf))
             .value_hint(clap::ValueHint::AnyPath)
             .help("Pictures, stacks, arrays (.npy) or requests (.json); folders, patterns in quotes, and - for the standard input"),
         Arg::new("url")
@@ -62,7 +63,7 @@ fn formats() -> impl Iterator<Item = &'static str> {
 /// What is asked for.
 pub(in crate::cli) struct Wanted {
     pub(super) model: Name,
-    pub(super) files: Vec<String>,
+    pub(super) files: Vec<PathBuf>,
     pub(super) format: Option<String>,
     pub(super) output: Option<PathBuf>,
     pub(super) set: Vec<(String, String)>,
@@ -87,7 +88,7 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
     });
     Ok(Wanted {
         model: Name::parse(&text("model").expect("clap requires the model")),
-        files: matches.get_many::<String>("files").into_iter().flatten().cloned().collect(),
+        files: matches.get_many::<PathBuf>("files").into_iter().flatten().cloned().collect(),
         format: text("format"),
         output: matches.get_one::<PathBuf>("output").filter(|path| path.as_os_str() != "-").cloned(),
         set: set.collect::<Result<_, String>>()?,

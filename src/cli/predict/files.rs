@@ -39,20 +39,22 @@ const DEPTH_MAX: usize = 16;
 ///
 /// # Errors
 /// What is not there, or means no file.
-pub(super) fn find(given: &[String], takes: Takes) -> Result<Vec<PathBuf>, String> {
+pub(super) fn find(given: &[PathBuf], takes: Takes) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for name in given {
-        let path = Path::new(if name == "-" { STDIN } else { name });
+        let path = if name == Path::new("-") { Path::new(STDIN) } else { name };
+        // A name that is no text is none.
+        let pattern = name.to_str().filter(|name| name.contains(['*', '?', '[']));
         if path.is_dir() {
             let before = found.len();
             walk(path, takes, 0, &mut found)?;
             if found.len() == before {
                 let extensions = takes.extensions().join(", ");
-                return Err(format!("the folder {name} holds no file that ends in {extensions}"));
+                return Err(format!("the folder {} holds no file that ends in {extensions}", name.display()));
             }
         } else if path.exists() {
             found.push(path.to_owned());
-        } else if name.contains(['*', '?', '[']) {
+        } else if let Some(name) = pattern {
             let before = found.len();
             let paths = glob::glob(name).map_err(|error| format!("{name:?} is no pattern: {error}"))?;
             let paths = paths.filter_map(Result::ok).filter(|path| path.is_file());
@@ -61,7 +63,7 @@ pub(super) fn find(given: &[String], takes: Takes) -> Result<Vec<PathBuf>, Strin
                 return Err(format!("no file fits the pattern {name:?}"));
             }
         } else {
-            return Err(format!("there is no file {name}"));
+            return Err(format!("there is no file {}", name.display()));
         }
     }
     Ok(found)
@@ -96,6 +98,7 @@ fn walk(folder: &Path, takes: Takes, depth: usize, found: &mut Vec<PathBuf>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 
     fn check(given: &[&str], takes: Takes, expected: Result<&[&str], &str>) {
         let folder = tempfile::tempdir().expect("a folder");
@@ -105,7 +108,7 @@ mod tests {
             std::fs::write(folder.path().join(name), "").expect("a file");
         }
         let root = format!("{}/", folder.path().display());
-        let given: Vec<String> = given.iter().map(|name| format!("{root}{name}")).collect();
+        let given: Vec<PathBuf> = given.iter().map(|name| format!("{root}{name}").into()).collect();
         let found = find(&given, takes).map_err(|why| why.replace(&root, "")).map(|found| {
             found.iter().map(|path| path.display().to_string().replace(&root, "")).collect::<Vec<_>>()
         });
@@ -138,13 +141,25 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_is_no_text_is_a_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let within = |name: &[u8]| folder.path().join(OsStr::from_bytes(name));
+        std::fs::write(within(b"a\xff.png"), "").expect("a file");
+        let named = [within(b"a\xff.png")];
+        assert_eq!(find(&named, Takes::Images), Ok(named.to_vec()));
+        assert_eq!(find(&[folder.path().to_owned()], Takes::Images), Ok(named.to_vec()));
+        let told = find(&[within(b"b\xff*.png")], Takes::Images).expect_err("no file");
+        assert!(told.starts_with("there is no file ") && told.ends_with("/b\u{fffd}*.png"), "{told}");
+    }
+
+    #[test]
     fn of_a_folder_only_files_are_meant() {
         let folder = tempfile::tempdir().expect("a folder");
         let within = |name: &str| folder.path().join(name);
         std::fs::write(within("b.png"), "").expect("a file");
         std::os::unix::fs::symlink(within("b.png"), within("link.png")).expect("a link");
         let _socket = std::os::unix::net::UnixListener::bind(within("a.png")).expect("a socket");
-        let given = [folder.path().display().to_string()];
+        let given = [folder.path().to_owned()];
         assert_eq!(find(&given, Takes::Images), Ok(vec![within("b.png"), within("link.png")]));
     }
 }

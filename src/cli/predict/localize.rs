@@ -126,8 +126,10 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     let format = format.ok_or("a folder does not say what to write: give --format")?;
     let mut files: Vec<PathBuf> = Vec::new();
     for path in found {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let file = output.join(format!("{stem}.{}", format.file_extension()));
+        let mut file = output.join(path.file_stem().unwrap_or_default()).into_os_string();
+        // Behind the stem, whatever dots it has, and in whatever bytes.
+        file.push(format!(".{}", format.file_extension()));
+        let file = PathBuf::from(file);
         if files.contains(&file) {
             return Err(format!("two stacks would be written to {}: give them other names", file.display()));
         }
