@@ -107,7 +107,6 @@ impl Streams<'_> {
     fn report(&mut self, wanted: &Wanted, plan: &Plan, load: &Load, points: &[Point]) -> Exit {
         let of =
             wanted.model.as_ref().map_or("/v2/health/live".into(), |model| model.path("")[1..].to_owned());
-        let best = sweep::best(points, wanted.bound_ms);
         let files = [
             (&wanted.json, json(wanted, plan, load, points, &of).to_string() + "\n"),
             (
@@ -121,16 +120,7 @@ impl Streams<'_> {
             ),
         ];
         let mut text = table(&lines(plan, points, wanted.bound_ms));
-        text += &match best {
-            Some(best) => format!(
-                "{of} bears {} {:.1} with a p99 of {:.2} ms (bound {} ms)\n",
-                plan.unit(),
-                best.load,
-                best.p99,
-                wanted.bound_ms
-            ),
-            None => format!("{of} bears none of these loads within {} ms\n", wanted.bound_ms),
-        };
+        text += &format!("{of} {}\n", borne(plan, points, wanted.bound_ms));
         // First, so that what took minutes to measure is not lost with a file that cannot be written.
         let mut exit = self.print(&text);
         for (path, text) in files {
@@ -145,6 +135,32 @@ impl Streams<'_> {
 
 fn cannot_write(path: &Path, error: &io::Error) -> String {
     format!("cannot write {}: {error}", path.display())
+}
+
+/// The highest load that was borne. What failed of it is within what a verdict allows, and in no percentile: it is told beside them.
+fn borne(plan: &Plan, points: &[Point], bound_ms: f64) -> String {
+    let Some(best) = sweep::best(points, bound_ms) else {
+        return format!("bears none of these loads within {bound_ms} ms");
+    };
+    let told = format!(
+        "bears {} {:.1} with a p99 of {:.2} ms (bound {bound_ms} ms)",
+        plan.unit(),
+        best.load,
+        best.p99
+    );
+    match best.failed {
+        0 => told,
+        failed => {
+            format!("{told}, but {failed} of {} requests failed: {}", best.answered + failed, failures(best))
+        }
+    }
+}
+
+/// What failed, by its status or words.
+fn failures(point: &Point) -> String {
+    let failed = point.statuses.iter().filter(|(status, _)| !status.starts_with('2'));
+    let failed: Vec<String> = failed.map(|(status, count)| format!("{count} x {status}")).collect();
+    if failed.is_empty() { "0".into() } else { failed.join(", ") }
 }
 
 /// What is sent where, or why not and how the command ends.
@@ -238,11 +254,7 @@ fn lines(plan: &Plan, points: &[Point], bound_ms: f64) -> Vec<Vec<String>> {
         let stage = |name: &str| point.stages.get(name).map_or("-".into(), |(p50, _)| format!("{p50:.2}"));
         row.extend(STAGES.map(stage));
         row.push(format!("{:.2}", point.late_p99));
-        let failed: Vec<String> = (point.statuses.iter())
-            .filter(|(status, _)| !status.starts_with('2'))
-            .map(|(status, count)| format!("{count} x {status}"))
-            .collect();
-        row.push(if failed.is_empty() { "0".into() } else { failed.join(", ") });
+        row.push(failures(point));
         row.push(point.verdict(bound_ms).err().unwrap_or_else(|| "ok".into()));
         row
     };
@@ -267,4 +279,34 @@ fn json(wanted: &Wanted, plan: &Plan, load: &Load, points: &[Point], of: &str) -
         "points": points.iter().map(|point| point.json(unit, wanted.bound_ms)).collect::<Vec<_>>(),
         "best": sweep::best(points, wanted.bound_ms).map(|point| point.load),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        tally::{Ended, Tally},
+        *,
+    };
+
+    #[test]
+    fn a_load_that_is_borne_with_timeouts_says_so() {
+        let told = |timeouts: usize| {
+            let mut tally = Tally::new(Duration::from_secs(1));
+            for turn in 0..1000 {
+                let status = if turn < timeouts { Err("timeout") } else { Ok(200) };
+                let latency = Duration::from_millis(20);
+                tally.add(&Ended { status, latency, late: Duration::ZERO, timing: String::new() });
+            }
+            borne(&Plan::Callers(vec![4]), &[tally.point(4.0, 5.0)], 100.0)
+        };
+        let plain = told(0);
+        assert!(plain.starts_with("bears concurrency 4.0 with a p99 of 20.0"), "{plain}");
+        assert!(plain.ends_with("(bound 100 ms)"), "{plain}");
+        assert!(
+            told(9).ends_with("(bound 100 ms), but 9 of 1000 requests failed: 9 x timeout"),
+            "{}",
+            told(9)
+        );
+        assert_eq!(told(11), "bears none of these loads within 100 ms");
+    }
 }
