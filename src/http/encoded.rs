@@ -21,7 +21,10 @@ use std::{sync::Arc, time::Duration};
 /// The tensor that holds the images, if that is what was sent.
 pub(super) fn sent<'a>(model: &Model, inputs: &'a [Input]) -> Option<&'a Tensor> {
     match inputs {
-        [input] if model.image.is_some() && input.tensor.datatype == DataType::Bytes => Some(&input.tensor),
+        [Input { name, tensor, .. }] if model.image.is_some() && tensor.datatype == DataType::Bytes => {
+            // Another name is refused as that of any tensor is.
+            model.interface.signature.inputs.iter().any(|spec| spec.name == *name).then_some(tensor)
+        }
         _ => None,
     }
 }

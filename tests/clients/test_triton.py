@@ -393,6 +393,9 @@ def test_encoded_images_that_cannot_be_are_refused(client, digits):
 
     refuses(lambda: client.infer("digits", of(image, b"not an image")), "image 1", "not an image")
     refuses(lambda: client.infer("digits", of(image, image, shape=(1, 2))), "expected [n] or [n, 1]")
+    # An input of another name is another input, whatever it holds.
+    (misnamed,) = [tensor("photo", np.array([image], dtype=np.object_), "BYTES")]
+    refuses(lambda: client.infer("digits", [misnamed]), 'model \"digits\" has no input \"photo\"')
     refuses(lambda: client.infer("identity", [tensor("x", np.array([b"a"], dtype=np.object_), "BYTES")]), "is BYTES")
 
 
