@@ -14,7 +14,7 @@ use crate::{
         guard::panicked,
         infer,
         observe::Uncounted,
-        reject::kind_of,
+        reject::{Problem, kind_of},
         shared_memory::{self, Caller},
         target::Target,
     },
@@ -165,8 +165,9 @@ async fn in_its_place(
     let (mut reply, error_message) = match caught.unwrap_or_else(|panic| Err(panicked(&panic))) {
         Ok((reply, _)) => (reply, String::new()),
         Err(error) => {
-            tracing::info!(%error, "a message of a stream failed");
-            (failed, error.to_string())
+            let error = Problem::from(&error).detail;
+            tracing::info!(error, "a message of a stream failed");
+            (failed, error)
         }
     };
     if asked {

@@ -205,9 +205,17 @@ impl Problem {
     }
 }
 
+/// Characters of what happened: it may repeat a name or a value of the request, which has any length, in the reply and in the log.
+const DETAIL_CHARS_MAX: usize = 5000;
+
 impl From<&InferError> for Problem {
     fn from(error: &InferError) -> Problem {
-        let mut problem = Problem::new(kind_of(error), error.to_string());
+        let mut detail = error.to_string();
+        if let Some((end, _)) = detail.char_indices().nth(DETAIL_CHARS_MAX) {
+            detail.truncate(end);
+            detail.push('…');
+        }
+        let mut problem = Problem::new(kind_of(error), detail);
         if let InferError::Full { retry_after, .. }
         | InferError::Unserved { retry_after, .. }
         | InferError::Draining { retry_after } = error
@@ -294,6 +302,12 @@ mod tests {
             let told = reply.headers().contains_key(header::RETRY_AFTER);
             assert_eq!(told, matches!(problem.kind.status, 429 | 503), "{problem:?}");
         }
+    }
+
+    #[test]
+    fn what_a_caller_sent_is_not_repeated_at_any_length() {
+        let problem = Problem::from(&InferError::BadRequest("ä".repeat(1 << 20)));
+        assert_eq!(problem.detail, "ä".repeat(5000) + "…");
     }
 
     #[test]
