@@ -38,6 +38,7 @@ pub struct Instances {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Wire<'a> {
     #[serde(borrow)]
     instances: Bounded<'a>,

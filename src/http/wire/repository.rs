@@ -1,6 +1,6 @@
 //! The bodies of repository control: all optional, and read strictly, since what is overlooked there would be believed.
 
-use super::{bad_json, clipped};
+use super::{bad_json, clipped, object as object_of};
 use crate::{
     error::{InferError, bad},
     models::{Change, Given, Overrides, triton},
@@ -19,13 +19,13 @@ const WAIT_US_MAX: u64 = 10_000_000;
 const FILE: &str = "file:";
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 struct Index {
     ready: Option<bool>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 struct Control<P> {
     parameters: Option<P>,
 }
@@ -275,7 +275,7 @@ fn parse<'de, T: Default + Deserialize<'de>>(body: &'de [u8]) -> Result<T, Infer
     if body.trim_ascii().is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(body).map_err(|error| bad_json("the body", &error))
+    object_of(body).map_err(|error| bad_json("the body", &error))
 }
 
 #[cfg(test)]
@@ -471,7 +471,11 @@ mod tests {
     #[test]
     fn other_bodies_are_refused() {
         assert_eq!((only_ready(b""), only_ready(br#"{"ready":true}"#)), (Ok(false), Ok(true)));
-        assert!(only_ready(br#"{"redy":true}"#).is_err());
+        for body in [&br#"{"redy":true}"#[..], b"[true]", b"true"] {
+            let told = only_ready(body).unwrap_err().to_string();
+            assert!(told.starts_with("the body cannot be read: ") && !told.contains("Index"), "{told}");
+        }
+        assert!(unload(b"[null]").is_err() && load(b"[null]", None).is_err());
         assert_eq!(unload(br#"{"parameters":{"unload_dependents":true}}"#), Ok(()));
         assert_eq!(unload(br#"{"parameters":{"unload_dependents":false}}"#), Ok(()));
         assert!(unload(br#"{"parameters":{"other":true}}"#).is_err());

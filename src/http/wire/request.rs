@@ -128,6 +128,7 @@ impl InferRequest {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Wire<'a> {
     #[serde(default)]
     id: Option<String>,
@@ -140,6 +141,7 @@ struct Wire<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct WireInput<'a> {
     name: String,
     shape: Vec<usize>,
@@ -152,6 +154,7 @@ struct WireInput<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct WireOutput {
     name: String,
     #[serde(default, deserialize_with = "absent_or")]
@@ -455,6 +458,8 @@ mod tests {
         refuses(&format!(r#"{{"inputs":[],{twice}}}"#), &[], "\"y\" is asked for twice");
         refuses(r#"{"inputs":[],"parameters":{"triton_x":1}}"#, &[], "reserved");
         refuses("{}", &[], "missing field `inputs`");
+        refuses("7", &[], "invalid type: integer `7`, expected an object at line 1");
+        refuses(r#"{"inputs":["a"]}"#, &[], "invalid type: string \"a\", expected an object at line 1");
     }
 
     #[test]

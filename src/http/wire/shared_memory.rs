@@ -1,7 +1,7 @@
 //! Triton's system shared memory extension: where in a region an input lies or an output is to be put, and what a caller says
 //! to register a region.
 
-use super::{Parameter, Parameters, bad_json, clipped, count};
+use super::{Parameter, Parameters, bad_json, clipped, count, object};
 use crate::error::{InferError, bad};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
@@ -50,7 +50,7 @@ pub fn place(of: fmt::Arguments<'_>, parameters: &mut Parameters) -> Result<Opti
 
 /// What a caller registers.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 pub struct Registration {
     /// The name that its processes open it by.
     pub key: String,
@@ -71,7 +71,7 @@ fn or_none<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
 /// # Errors
 /// 400 saying which member is missing or is not what it must be.
 pub fn registration(body: &[u8]) -> Result<Registration, InferError> {
-    serde_json::from_slice(body).map_err(|error| bad_json("the registration", &error))
+    object(body).map_err(|error| bad_json("the registration", &error))
 }
 
 /// A region's name is of the caller's making, and is repeated to whoever asks.
@@ -145,6 +145,7 @@ mod tests {
             r#"{"byte_size":9}"#,
             r#"{"key":"k","byte_size":-1}"#,
             r#"{"key":1}"#,
+            r#"["/k", 0, 9]"#,
             r#"{"key":"/k","byte_size":9,"ofset":100}"#,
         ] {
             assert!(matches!(read(text), Err(InferError::BadRequest(_))), "{text}");

@@ -44,6 +44,7 @@ pub enum Asked {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Wire<'a> {
     #[serde(borrow, default)]
     instances: Option<&'a RawValue>,
@@ -194,7 +195,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
     let (_, first) = list::count(given.get(), "instances")?;
     let first = first.ok_or_else(|| bad("instances is empty, expected 1 or more"))?;
     if let [only] = taken.inputs
-        && member(first, &only.name).is_none()
+        && !names(first, only)
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
@@ -224,7 +225,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
 
 fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
     if let [only] = taken.inputs
-        && member(given, &only.name).is_none()
+        && !names(given, only)
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
@@ -240,6 +241,11 @@ fn member<'a>(value: &'a RawValue, name: &str) -> Option<&'a RawValue> {
     serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(value.get()).ok()?.remove(name)
 }
 
+/// Whether a value says by names which input is what: an object does, unless it is an element of a text.
+fn names(value: &RawValue, only: &TensorSpec) -> bool {
+    member(value, &only.name).is_some() || (only.datatype != DataType::Bytes && value.get().starts_with('{'))
+}
+
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
     specs.iter().find(|spec| spec.name == name).ok_or_else(|| {
         let there = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -251,7 +257,7 @@ fn input(spec: &TensorSpec, pixels: &[TensorSpec], value: &RawValue) -> Result<I
     let tensor = match spec.datatype {
         DataType::Bytes => text(spec, value)?,
         own => {
-            let shape = shape(value)?;
+            let shape = shape(&spec.name, value)?;
             let datatype = if are_pixels(spec, pixels, &shape) { DataType::Uint8 } else { own };
             data::tensor(&spec.name, datatype, shape, value)?
         }
@@ -268,12 +274,14 @@ fn are_pixels(own: &TensorSpec, pixels: &[TensorSpec], shape: &[usize]) -> bool 
 const DEPTH_MAX: usize = 16;
 
 /// The shape that the first elements of nested lists say; whether the others agree is found when they are read.
-fn shape(value: &RawValue) -> Result<Vec<usize>, InferError> {
+fn shape(name: &str, value: &RawValue) -> Result<Vec<usize>, InferError> {
     let mut shape = Vec::new();
     let mut inner = value.get();
     while inner.starts_with('[') {
         if shape.len() == DEPTH_MAX {
-            return Err(bad(format!("lists are within each other more than {DEPTH_MAX} deep")));
+            return Err(bad(format!(
+                "input {name:?}: lists are within each other more than {DEPTH_MAX} deep"
+            )));
         }
         let (count, first) = list::count(inner, "a list")?;
         shape.push(count);
@@ -283,7 +291,7 @@ fn shape(value: &RawValue) -> Result<Vec<usize>, InferError> {
         }
     }
     match shape.is_empty() {
-        true => Err(bad("expected a list")),
+        true => Err(bad(format!("input {name:?}: expected a list"))),
         false => Ok(shape),
     }
 }
@@ -301,7 +309,7 @@ enum Element<'a> {
 /// Texts, or bytes in base64, in lists that say their shape.
 fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
     let what = format!("input {:?}", spec.name);
-    let shape = shape(value)?;
+    let shape = shape(&spec.name, value)?;
     let (mut bytes, mut index) = (Vec::new(), 0);
     each_of(&shape, value, &what, &mut |element| {
         let text = element.get();
@@ -645,6 +653,15 @@ mod tests {
             (r#"{"inputs":{"a":[[1,2],[3]]}}"#, "does not fit shape"),
         ] {
             let error = tensors(body, &specs).unwrap_err().to_string();
+            assert!(error.contains(told), "{body}: {error}");
+        }
+        // Of one input, its name may be left out, but not be another.
+        for (body, told) in [
+            (r#"{"instances":[{"z":[1,2]}]}"#, "the model has no input \"z\"; it has a"),
+            (r#"{"inputs":{"z":[[1,2]]}}"#, "the model has no input \"z\"; it has a"),
+            (r#"{"inputs":1}"#, "input \"a\": expected a list"),
+        ] {
+            let error = tensors(body, &specs[..1]).unwrap_err().to_string();
             assert!(error.contains(told), "{body}: {error}");
         }
         let deep = format!("{{\"inputs\":{{\"a\":{}1{}}}}}", "[".repeat(30), "]".repeat(30));
