@@ -186,16 +186,18 @@ impl Canvas {
         }
     }
 
-    /// Makes room for a page, behind those that are kept.
-    fn prepare(&mut self, page: &Page) {
+    /// Makes room for a page, behind those that are kept; of one that is not `appended`, its samples are there.
+    fn prepare(&mut self, page: &Page, appended: bool) {
         let start = if self.gathers.is_some() { self.done } else { 0 };
-        let (len, room) = (start + page.samples(), self.gathers.unwrap_or(0));
+        let len = start + page.samples();
+        let room = self.gathers.unwrap_or(0).max(len);
+        let filled = if appended { start } else { len };
         if page.layout.sample.is_u16() {
             self.u16s.reserve_exact(room.saturating_sub(self.u16s.len()));
-            self.u16s.resize(len, 0);
+            self.u16s.resize(filled, 0);
         } else {
             self.f32s.reserve_exact(room.saturating_sub(self.f32s.len()));
-            self.f32s.resize(len, 0.0);
+            self.f32s.resize(filled, 0.0);
         }
     }
 
@@ -245,11 +247,16 @@ impl Filling {
                 }
                 Presence::Here => {}
             }
+            let appended = page.is_as_it_comes() && !store.is_spilled(offset, len);
             if index == 0 {
-                canvas.prepare(page);
+                canvas.prepare(page, appended);
             }
-            page.decode(index, len, store, canvas)?
-                .map_err(|reason| corrupt(format!("{}: {reason}", name())))?;
+            if appended {
+                page.append(store, canvas)?;
+            } else {
+                page.decode(index, len, store, canvas)?
+                    .map_err(|reason| corrupt(format!("{}: {reason}", name())))?;
+            }
             store.release(offset, len);
             self.next += 1;
         }
@@ -259,6 +266,22 @@ impl Filling {
 }
 
 impl Page {
+    /// Whether its samples are stored one after another, as numbers that stay what they are.
+    fn is_as_it_comes(&self) -> bool {
+        self.contiguous_at().is_some() && self.layout.sample.is_as_stored()
+    }
+
+    /// All of one that [is as it comes](Page::is_as_it_comes), behind what the canvas has.
+    fn append(&self, store: &Store, canvas: &mut Canvas) -> Result<(), StackError> {
+        let (offset, len) = (self.chunks[0].0, self.read_bytes(0));
+        match (self.layout.sample.is_u16(), self.order) {
+            (true, Order::Little) => store.append(offset, len, u16::from_le_bytes, &mut canvas.u16s),
+            (true, Order::Big) => store.append(offset, len, u16::from_be_bytes, &mut canvas.u16s),
+            (false, Order::Little) => store.append(offset, len, f32::from_le_bytes, &mut canvas.f32s),
+            (false, Order::Big) => store.append(offset, len, f32::from_be_bytes, &mut canvas.f32s),
+        }
+    }
+
     /// One strip or tile, all of whose bytes are there. The outer error is the store's, the inner the file's.
     fn decode(
         &self,

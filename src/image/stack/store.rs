@@ -285,6 +285,49 @@ impl Store {
         Ok(())
     }
 
+    /// Appends the numbers that the `len` bytes at `start` are, which are [`Presence::Here`]: without filling their place with
+    /// zeros first.
+    pub(super) fn append<T, const N: usize>(
+        &self,
+        start: u64,
+        len: u64,
+        number: impl Fn([u8; N]) -> T,
+        into: &mut Vec<T>,
+    ) -> Result<(), StackError> {
+        let (mut at, end) = (start, start + len);
+        while at < end {
+            let bytes = self.in_memory(at, end);
+            let (whole, _) = bytes.as_chunks::<N>();
+            if whole.is_empty() {
+                // Two pieces have parts of it, or it is in the file.
+                let mut one = [0; N];
+                self.copy(at, &mut one)?;
+                into.push(number(one));
+                at += N as u64;
+            } else {
+                into.extend(whole.iter().map(|one| number(*one)));
+                at += (whole.len() * N) as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// What lies together from here on and is in memory; nothing where it is in the file.
+    fn in_memory(&self, start: u64, end: u64) -> &[u8] {
+        let Some((from, piece)) = self.pieces.range(..=start).next_back() else { return &[] };
+        let inside = (start - from) as usize..(end - from).min(piece.len()) as usize;
+        match &piece.place {
+            Place::Shared(bytes) => &bytes[inside],
+            Place::Own(bytes) => &bytes[inside],
+            Place::File(_) => &[],
+        }
+    }
+
+    /// Whether any of a range is in the file, of which each look is a call of the system.
+    pub(super) fn is_spilled(&self, start: u64, len: u64) -> bool {
+        self.over(start, start + len).any(|(_, piece)| matches!(piece.place, Place::File(_)))
+    }
+
     /// Bytes that are [`Presence::Here`], in `scratch` unless they lie together already.
     pub(super) fn view<'a>(
         &'a self,

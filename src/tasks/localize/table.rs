@@ -158,12 +158,13 @@ impl Counts {
     pub(super) fn add(&mut self, table: &Table, written: usize) {
         self.rows += table.rows() as u64;
         self.written += written as u64;
-        for code in &table.status {
-            if let Some(count) = self.status.get_mut(usize::from(*code)) {
-                *count += 1;
-            }
+        // One code after the other, since that is done for many rows at once.
+        for (code, count) in self.status.iter_mut().enumerate() {
+            let of_code = |status: &u8| u32::from(usize::from(*status) == code);
+            *count += u64::from(table.status.iter().map(of_code).sum::<u32>());
         }
-        let frames = table.frame.iter().max().map_or(0, |last| last.saturating_add(1));
+        let last = table.frame.iter().copied().fold(0, u32::max);
+        let frames = if table.frame.is_empty() { 0 } else { last.saturating_add(1) };
         self.frames = self.frames.max(frames);
     }
 }

@@ -60,6 +60,13 @@ fn the_store_keeps_what_was_not_released_and_nothing_else() {
                         let mut scratch = Vec::new();
                         let view = store.view(start as u64, len, &mut scratch).unwrap();
                         assert!(view == &truth[start..start + len], "{start} {len}");
+                        let (numbers, _) = truth[start..start + len].as_chunks();
+                        let mut appended = vec![7];
+                        store
+                            .append(start as u64, 2 * numbers.len() as u64, u16::from_be_bytes, &mut appended)
+                            .unwrap();
+                        let numbers = numbers.iter().map(|number| u16::from_be_bytes(*number));
+                        assert!(appended.into_iter().eq([7].into_iter().chain(numbers)), "{start} {len}");
                     }
                 }
             }
