@@ -28,8 +28,23 @@ use std::{
     sync::Arc,
 };
 
-/// ROIs that one thread fits in one go: enough to fill lanes again and again, few enough to share a batch evenly.
-const PART: usize = 512;
+/// ROIs that a thread fits in one go at least: enough to fill its lanes again and again. Parts of 64 take up to a third longer.
+const PART_MIN: usize = 128;
+
+/// And at the most: what a part reads and writes is in the core's first cache or the next.
+const PART_MAX: usize = 512;
+
+/// Parts that each thread has of a batch, if they are not too small for that: whoever is done waits for no more than one.
+const PARTS_EACH: usize = 4;
+
+/// ROIs of a part, of so many that threads share.
+fn part_of(count: usize, threads: usize) -> usize {
+    const LANES_MAX: usize = 16;
+    match threads {
+        1 => PART_MAX,
+        _ => count.div_ceil(PARTS_EACH * threads).next_multiple_of(LANES_MAX).clamp(PART_MIN, PART_MAX),
+    }
+}
 
 /// What a request asks of the fit: the model and the camera, and what is a spot where they are to be found first. Two are
 /// equal when they say the same, or share their camera where it has maps.
@@ -167,13 +182,14 @@ impl Engine for GaussMle {
         let (count, columns) = (rois.len(), Columns::of(setting.model.psf()));
         let mut rows = vec![0.0; count * columns.count()];
         let mut codes = vec![[0; 2]; count];
+        let part = part_of(count, self.crew.threads());
         // Each thread writes its own rows.
         let fit_part = |(index, (rows, codes)): (usize, (&mut [f32], &mut [[u8; 2]]))| {
-            let range = index * PART..index * PART + codes.len();
+            let range = index * part..index * part + codes.len();
             fit_rows(self.set, &setting.model, &setting.camera, rois.part(range), rows, codes)
         };
-        let row_part = PART * columns.count();
-        let parts = rows.chunks_mut(row_part).zip(codes.chunks_mut(PART)).enumerate();
+        let row_part = part * columns.count();
+        let parts = rows.chunks_mut(row_part).zip(codes.chunks_mut(part)).enumerate();
         let fitted: Result<(), Invalid> = self.crew.share(parts, fit_part);
         fitted.map_err(|error| EngineError::Input(error.to_string()))?;
         Ok(outputs(columns, count, tensor::bytes_of(rows), tensor::bytes_of(codes)))
@@ -284,6 +300,20 @@ mod tests {
         println!("largest difference {worst} photons");
         assert!(worst < 0.5, "{worst}");
         assert!(codes.chunks(2).all(|code| code[1] == 0), "all converge");
+    }
+
+    #[test]
+    fn a_batch_is_shared_evenly_by_however_many_threads_there_are() {
+        for (count, threads, part) in [
+            (10_000, 1, 512),
+            (10_000, 2, 512),
+            (10_000, 16, 160),
+            (10_000, 64, 128),
+            (1000, 2, 128),
+            (7, 8, 128),
+        ] {
+            assert_eq!(part_of(count, threads), part, "{count} by {threads}");
+        }
     }
 
     #[test]
