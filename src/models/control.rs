@@ -132,13 +132,17 @@ impl Overrides {
     /// What is not, by its name.
     pub fn check_repeated(&self, config: &Value) -> Result<(), String> {
         let other = |(member, said): &(&String, &Value)| !triton::says_as(member, said, &config[*member]);
-        self.repeated.iter().find(other).map_or(Ok(()), |(member, _)| {
-            let member: String = member.chars().take(60).collect();
-            Err(format!(
-                "config: {member:?} is not as the model has it, and cannot be changed: load it without, and see what \
-                 GET /v2/models/{{model}}/config says"
-            ))
-        })
+        let Some((member, _)) = self.repeated.iter().find(other) else { return Ok(()) };
+        if member == "max_batch_size" {
+            return Err(format!(
+                "config: {member:?} is 0, as of a model that does not batch, and this one does: leave it out"
+            ));
+        }
+        Err(format!(
+            "config: {member:?} is not as the model has it, and cannot be changed: load it without, and see what GET \
+             /v2/models/{}/config says",
+            config["name"].as_str().unwrap_or_default()
+        ))
     }
 }
 

@@ -69,7 +69,7 @@ impl Asked {
                 }
             }
         }
-        settings.heeds(&pairs).map_err(|(_, why)| why)?;
+        settings.heeds(&pairs)?;
         let format = match format {
             Some(format) => format,
             None => self::format(headers)?,
@@ -243,6 +243,11 @@ mod tests {
             );
         }
         assert!(told("radius_px=3&method=net-gradient").contains("radius_px is of the method contrast"));
+        let of_z = "gamma_um is of the psf xyznb, but the psf is xynbs";
+        assert!(
+            told("psf=xynbs&gamma_um=0.3").contains(of_z) && told("gamma_um=0.3&psf=xynbs").contains(of_z)
+        );
+        assert!(asked("gamma_um=0.3&psf=xyznb", None).is_ok());
         for query in [
             "border=drop",
             "method=contrast&border=shift",

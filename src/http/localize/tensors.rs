@@ -215,7 +215,7 @@ fn changed(settings: &Settings, parameters: &Parameters, model: &str) -> Result<
         }
     }
     settings::agree(&said).map_err(|(_, why)| bad(why))?;
-    settings.heeds(&said).map_err(|(_, why)| bad(why))?;
+    settings.heeds(&said).map_err(bad)?;
     Ok(settings)
 }
 
@@ -407,6 +407,8 @@ mod tests {
         assert!(error.contains("noise_min is given beside photons_min"), "{error}");
         let error = told(r#"{"gradient_min": 300, "radius_px": 3}"#).expect_err("without effect");
         assert!(error.contains("radius_px is of the method contrast"), "{error}");
+        let error = told(r#"{"depth_um": 0.4}"#).expect_err("without effect");
+        assert!(error.contains("depth_um is of the psf xyznb, but the psf is xynb:"), "{error}");
     }
 
     #[test]

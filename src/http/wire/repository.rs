@@ -179,7 +179,7 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
             "name" if value.as_str() == Some(name) => {}
             "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
             "backend" if value.as_str() == Some("onnxruntime") => {}
-            other if current.is_none() && other != "name" => {
+            other if current.is_none() && other != "name" && triton::has_member(other) => {
                 overrides.repeated.insert(other.to_owned(), value.clone());
             }
             other => {
@@ -426,6 +426,8 @@ mod tests {
         let told = config(&other, Some(&current)).unwrap_err().to_string();
         assert!(told.contains("\"input\" cannot be changed"), "{told}");
         // Whether it repeats something is known of a model that does not serve once it is loaded.
+        let misspelt = config(&json!({ "max_batchsize": 8 }), None).unwrap_err().to_string();
+        assert!(misspelt.contains("\"max_batchsize\" cannot be changed"), "{misspelt}");
         let later = config(&other, None).unwrap();
         let told = later.check_repeated(&current).unwrap_err();
         assert!(told.contains("\"input\" is not as the model has it"), "{told}");

@@ -46,7 +46,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
                 table.mistake_at(key, why.strip_prefix(key).unwrap_or(&why).trim_start());
             }
         }
-        if let Err((key, why)) = settings::agree(&said).and_then(|()| fit.settings.heeds(&said)) {
+        if let Err((key, why)) = settings::agree(&said) {
             table.mistake_at(key, why.strip_prefix(key).unwrap_or(&why).trim_start());
         }
         table.finish();
@@ -138,16 +138,8 @@ mod tests {
                 "line 4: detect.noise_min is of the method contrast, but method is \"net-gradient\": leave one of them out"
             ]
         );
-        let mistakes = fit("[detect]\nradius_px = 3\ngradient_min = 300\n").unwrap_err();
-        assert_eq!(
-            mistakes,
-            [
-                "line 3: detect.radius_px is of the method contrast, but the method is net-gradient: leave radius_px out, or \
-                 give the method contrast"
-            ]
-        );
-        let mistakes = fit("[detect]\nmethod = \"net-gradient\"\nborder = \"shift\"\n").unwrap_err();
-        assert!(mistakes[0].starts_with("line 4: detect.border is shift, but the method is"), "{mistakes:?}");
+        // What is of another method is for those who ask for that.
+        assert!(fit("[detect]\nradius_px = 3\ngradient_min = 300\n").is_ok());
         let mistakes = fit("[detect]\nnoise_min = 5\nphotons_min = 200\n").unwrap_err();
         assert_eq!(
             mistakes,

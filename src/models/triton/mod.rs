@@ -55,6 +55,11 @@ pub(super) fn read_json(json: &str, name: &str) -> Result<Described, String> {
     described(&message(text::definition(), json)?, name)
 }
 
+/// Whether configurations have a member of this name.
+pub fn has_member(name: &str) -> bool {
+    text::definition().get_field_by_name(name).is_some()
+}
+
 /// Whether two values of a member of a configuration say the same, however each is written: numbers may be text, and what has its
 /// default need not be there.
 pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {

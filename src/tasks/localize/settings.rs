@@ -54,6 +54,9 @@ pub const KEYS: [(Section, &str); 21] = [
 const LEAST_OF: [(&str, &str); 3] =
     [("photons_min", "contrast"), ("noise_min", "contrast"), ("gradient_min", "net-gradient")];
 
+/// The keys that are of spots whose shape says how high they are.
+const OF_Z: [&str; 5] = ["gamma_um", "depth_um", "a", "b", "z_um"];
+
 /// Whether what one manifest, or one request, says of finding spots goes together. A request's word on it takes the place of the
 /// manifest's; what one of them says is heeded or refused, whatever its order.
 ///
@@ -261,27 +264,35 @@ impl Settings {
         self.columns
     }
 
-    /// Whether what one manifest, or one request, said, which is set, has an effect beside all that is set.
+    /// Whether what one request said, which is set, has an effect beside all that is set. What a manifest says may be for those who
+    /// ask for another model, or for another way to find spots.
     ///
     /// # Errors
-    /// The key of what has none, and why, beginning with the key.
-    pub fn heeds(&self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), (&'static str, String)> {
-        if !matches!(self.least, Least::Gradient(_)) {
-            return Ok(());
-        }
-        let vain = said.iter().find_map(|(key, value)| match (key.as_ref(), value.as_ref().trim()) {
-            ("border", "shift") => Some((
-                "border",
-                "is shift, but the method is net-gradient, which finds no spot whose box would leave the frame",
-            )),
-            ("radius_px", _) => {
-                Some(("radius_px", "is of the method contrast, but the method is net-gradient"))
+    /// What has none, beginning with the key.
+    pub fn heeds(&self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
+        let by_gradient = matches!(self.least, Least::Gradient(_));
+        for (key, value) in said.iter().map(|(key, value)| (key.as_ref(), value.as_ref().trim())) {
+            match key {
+                "border" if by_gradient && value == "shift" => {
+                    return Err("border is shift, but the method is net-gradient, which finds no spot whose box would leave the frame: \
+                                leave border out, or give method=contrast"
+                        .into());
+                }
+                "radius_px" if by_gradient => {
+                    return Err("radius_px is of the method contrast, but the method is net-gradient: leave radius_px out, or give \
+                                method=contrast"
+                        .into());
+                }
+                key if OF_Z.contains(&key) && self.psf != Model::Xyznb => {
+                    return Err(format!(
+                        "{key} is of the psf xyznb, but the psf is {}: leave {key} out, or give psf=xyznb",
+                        self.psf.name()
+                    ));
+                }
+                _ => {}
             }
-            _ => None,
-        });
-        vain.map_or(Ok(()), |(key, why)| {
-            Err((key, format!("{key} {why}: leave {key} out, or give the method contrast")))
-        })
+        }
+        Ok(())
     }
 
     /// What the engine is asked to do, checked, and so is what is taken for a spot. The camera is made once, and again after it
