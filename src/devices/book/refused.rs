@@ -89,6 +89,7 @@ mod tests {
         refused.forget(1);
         assert_eq!(refused.why(1, 8), None);
     }
+
     #[test]
     fn what_failed_on_a_hold_is_tried_a_few_times_more_and_anew_once_something_else_was_in_the_way() {
         let (mut refused, mut now, s) = (Refused::default(), Instant::now(), Duration::from_secs);

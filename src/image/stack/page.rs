@@ -186,12 +186,12 @@ impl Canvas {
         }
     }
 
-    /// Makes room for a page, behind those that are kept; of one that is not `appended`, its samples are there.
-    fn prepare(&mut self, page: &Page, appended: bool) {
+    /// Makes room for a page, behind those that are kept. Unless it is to be [appended](Page::append), its samples are there.
+    fn prepare(&mut self, page: &Page) {
         let start = if self.gathers.is_some() { self.done } else { 0 };
         let len = start + page.samples();
         let room = self.gathers.unwrap_or(0).max(len);
-        let filled = if appended { start } else { len };
+        let filled = if page.is_as_it_comes() { start } else { len };
         if page.layout.sample.is_u16() {
             self.u16s.reserve_exact(room.saturating_sub(self.u16s.len()));
             self.u16s.resize(filled, 0);
@@ -247,11 +247,10 @@ impl Filling {
                 }
                 Presence::Here => {}
             }
-            let appended = page.is_as_it_comes() && !store.is_spilled(offset, len);
             if index == 0 {
-                canvas.prepare(page, appended);
+                canvas.prepare(page);
             }
-            if appended {
+            if page.is_as_it_comes() {
                 page.append(store, canvas)?;
             } else {
                 page.decode(index, len, store, canvas)?

@@ -20,6 +20,9 @@ const PADDING_BYTES: u64 = 16;
 /// Ranges that are released before they come. More than these are not remembered, which costs memory only.
 const DOOMED_MAX: usize = 4096;
 
+/// Bytes that are copied at once where they do not lie together in memory: a multiple of every number's.
+const APART_BYTES: usize = 16 << 10;
+
 /// Whether a range can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
@@ -295,19 +298,22 @@ impl Store {
         into: &mut Vec<T>,
     ) -> Result<(), StackError> {
         let (mut at, end) = (start, start + len);
+        let mut add = |bytes: &[u8]| {
+            let (whole, _) = bytes.as_chunks::<N>();
+            into.extend(whole.iter().map(|one| number(*one)));
+            (whole.len() * N) as u64
+        };
         while at < end {
             let bytes = self.in_memory(at, end);
-            let (whole, _) = bytes.as_chunks::<N>();
-            if whole.is_empty() {
-                // Two pieces have parts of it, or it is in the file.
-                let mut one = [0; N];
-                self.copy(at, &mut one)?;
-                into.push(number(one));
-                at += N as u64;
+            at += if bytes.len() >= N {
+                add(bytes)
             } else {
-                into.extend(whole.iter().map(|one| number(*one)));
-                at += (whole.len() * N) as u64;
-            }
+                // In the file, or two pieces have parts of the next number.
+                let mut apart = [0; APART_BYTES];
+                let bytes = &mut apart[..(end - at).min(APART_BYTES as u64) as usize];
+                self.copy(at, bytes)?;
+                add(bytes)
+            };
         }
         Ok(())
     }
@@ -321,11 +327,6 @@ impl Store {
             Place::Own(bytes) => &bytes[inside],
             Place::File(_) => &[],
         }
-    }
-
-    /// Whether any of a range is in the file, of which each look is a call of the system.
-    pub(super) fn is_spilled(&self, start: u64, len: u64) -> bool {
-        self.over(start, start + len).any(|(_, piece)| matches!(piece.place, Place::File(_)))
     }
 
     /// Bytes that are [`Presence::Here`], in `scratch` unless they lie together already.

@@ -267,3 +267,20 @@ fn turn_rows<const N: usize>(rows: &[f32], items: usize) -> Vec<Vec<f32>> {
     }
     turned
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_become_columns_however_many_there_are() {
+        for (columns, items) in [(11, 1000), (13, 64), (15, 65), (3, 100), (11, 0)] {
+            let rows: Vec<f32> = (0..columns * items).map(|index| index as f32).collect();
+            let turned = turn(&rows, columns, items);
+            assert_eq!(turned.len(), columns);
+            for (index, column) in turned.iter().enumerate() {
+                assert!((0..items).map(|row| rows[row * columns + index]).eq(column.iter().copied()));
+            }
+        }
+    }
+}

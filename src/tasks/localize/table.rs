@@ -163,8 +163,7 @@ impl Counts {
             let of_code = |status: &u8| u32::from(usize::from(*status) == code);
             *count += u64::from(table.status.iter().map(of_code).sum::<u32>());
         }
-        let last = table.frame.iter().copied().fold(0, u32::max);
-        let frames = if table.frame.is_empty() { 0 } else { last.saturating_add(1) };
+        let frames = table.frame.iter().copied().max().map_or(0, |last| last.saturating_add(1));
         self.frames = self.frames.max(frames);
     }
 }

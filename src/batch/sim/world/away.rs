@@ -34,13 +34,7 @@ impl World {
         let running = std::mem::take(&mut self.workers[worker].running);
         let mut detach = Some(key).filter(|_| self.random.percent(50));
         let device = Arc::clone(&self.workers[worker].device);
-        let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
-        if self.random.percent(50) {
-            let back = back.map(|after| now + Duration::from_micros(after));
-            self.truth.leaves(&device, back);
-            self.book.expect(&device, Absence { reason: "it is being mended".into(), back }, now);
-            self.settle();
-        }
+        let back = self.announced(&device, "it is being mended");
         if detach.is_none() {
             self.truth.serving.remove(&worker);
             self.book.detach(key, now);
@@ -62,6 +56,19 @@ impl World {
         }
     }
 
+    /// After how long a worker that leaves comes back, if it does; whoever keeps it may have said so.
+    fn announced(&mut self, device: &Arc<str>, reason: &str) -> Option<u64> {
+        let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
+        if self.random.percent(50) {
+            let now = self.at();
+            let at = back.map(|after| now + Duration::from_micros(after));
+            self.truth.leaves(device, at);
+            self.book.expect(device, Absence { reason: reason.into(), back: at }, now);
+            self.settle();
+        }
+        back
+    }
+
     /// Somebody sees that a worker hangs: what it has goes to others, and another comes in its place when it has gone.
     pub(super) fn recall(&mut self, worker: usize, life: usize) {
         let SimWorker { key, running, device, absences, .. } = &mut self.workers[worker];
@@ -72,13 +79,7 @@ impl World {
         let device = Arc::clone(device);
         *absences += 1;
         let now = self.at();
-        let back = self.comes_back.then(|| self.random.between(0, 5 * self.pace));
-        if self.random.percent(50) {
-            let back = back.map(|after| now + Duration::from_micros(after));
-            self.truth.leaves(&device, back);
-            self.book.expect(&device, Absence { reason: "it hangs".into(), back }, now);
-            self.settle();
-        }
+        let back = self.announced(&device, "it hangs");
         self.truth.serving.remove(&worker);
         for running in &running {
             self.truth.broke(&running.batch, &device, now);
