@@ -2,8 +2,8 @@
 //! of others. Both sides know the rows by the same formulas.
 
 use ocelli::tasks::localize::{
-    Astigmatism, ColorBy, Colormap, Columns, Format, Model, Options, Parameter, PictureOptions, Render,
-    Scale, Schema, Score, Table, Width, Writer,
+    Astigmatism, ColorBy, Colormap, Columns, Format, Model, Options, Parameter, PictureOptions, Pieces,
+    Render, Scale, Schema, Score, Table, Width, Writer,
 };
 use std::{fs, path::PathBuf};
 
@@ -85,12 +85,15 @@ fn write(
     error: Option<&str>,
 ) -> Vec<u8> {
     let mut writer = Writer::new(format, schema, options).unwrap();
-    let mut bytes = Vec::new();
-    writer.begin(&mut bytes).unwrap();
+    let mut out = Pieces::default();
+    writer.begin(&mut out).unwrap();
+    let mut bytes = out.into_vec().concat();
     for first in (0..rows).step_by(ROWS_PER_CHUNK) {
-        let before = bytes.len();
-        writer.chunk(&table(schema, first, ROWS_PER_CHUNK.min(rows - first)), &mut bytes).unwrap();
-        assert_eq!(bytes.len() > before, format.streams(), "{name}");
+        let mut out = Pieces::default();
+        writer.chunk(table(schema, first, ROWS_PER_CHUNK.min(rows - first)), &mut out).unwrap();
+        let pieces = out.into_vec();
+        assert_eq!(!pieces.is_empty(), format.streams(), "{name}");
+        bytes.extend(pieces.concat());
     }
     assert_eq!(writer.counts().rows, rows as u64);
     match error {

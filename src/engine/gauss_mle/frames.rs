@@ -15,7 +15,7 @@
 use super::{Columns, Setting, values};
 use crate::engine::{
     DataType, EngineError, Tensor, TensorView,
-    kernels::{Adu, FinderOptions, InstructionSet, Invalid, RoiBuffer, Spot, SpotFinder, fit_rows},
+    kernels::{Adu, FinderOptions, InstructionSet, Invalid, RoiBuffer, Spot, SpotFinder, fit_all},
     staging::{Memory, Slot, Staging},
 };
 use bytes::Bytes;
@@ -153,9 +153,7 @@ impl Fitted {
             rois.cut(adu, width, frame, found)?;
             spots.extend(found.iter().map(|spot| Spot { frame, ..*spot }));
         }
-        let columns = Columns::of(setting.model().psf()).count();
-        let (mut rows, mut codes) = (vec![0.0; spots.len() * columns], vec![[0; 2]; spots.len()]);
-        fit_rows(set, setting.model(), setting.camera(), rois.rois(), &mut rows, &mut codes)?;
+        let (rows, codes) = fit_all(set, setting.model(), setting.camera(), rois.rois())?;
         Ok(Fitted { spots, rows, codes })
     }
 

@@ -3,7 +3,10 @@
 
 pub mod device;
 
-use std::ops::{Range, RangeInclusive};
+use std::{
+    mem::MaybeUninit,
+    ops::{Range, RangeInclusive},
+};
 
 use super::{Camera, FitModel, InstructionSet, Invalid, Psf, SIGMA_PX, entry};
 
@@ -277,15 +280,35 @@ pub fn fit(
 ) -> Result<(), Invalid> {
     assert_eq!(fits.len(), rois.len(), "one place for each ROI");
     let columns = Columns::of(model.psf());
-    let (mut rows, mut codes) = (vec![0.0; fits.len() * columns.count()], vec![[0; 2]; fits.len()]);
-    fit_rows(set, model, camera, rois, &mut rows, &mut codes)?;
+    let (rows, codes) = fit_all(set, model, camera, rois)?;
     let rows = rows.chunks_exact(columns.count()).zip(codes);
     fits.iter_mut().zip(rows).for_each(|(fit, (row, codes))| *fit = SpotFit::of(columns, row, codes));
     Ok(())
 }
 
+/// Fits all `rois` on the calling thread, as [`fit_rows`]: rows and codes.
+///
+/// # Errors
+/// As there.
+pub fn fit_all(
+    set: InstructionSet,
+    model: &FitModel,
+    camera: &Camera,
+    rois: Rois<'_>,
+) -> Result<(Vec<f32>, Vec<[u8; 2]>), Invalid> {
+    let count = rois.len() * Columns::of(model.psf()).count();
+    let (mut rows, mut codes) = (Vec::with_capacity(count), vec![[0; 2]; rois.len()]);
+    fit_rows(set, model, camera, rois, &mut rows.spare_capacity_mut()[..count], &mut codes)?;
+    // SAFETY: there is room for so many, and they are filled.
+    #[allow(unsafe_code, reason = "zeros that nobody reads take time")]
+    unsafe {
+        rows.set_len(count);
+    }
+    Ok((rows, codes))
+}
+
 /// Fits all `rois` on the calling thread: to a row of [`Columns`] for each, and its evaluations (255 for more) with the code of
-/// its [`FitStatus`].
+/// its [`FitStatus`]. When it returns without an error, all rows are filled.
 ///
 /// # Errors
 /// Where the camera has maps, and ROIs have no corners or do not lie on the sensor.
@@ -297,7 +320,7 @@ pub fn fit_rows(
     model: &FitModel,
     camera: &Camera,
     rois: Rois<'_>,
-    rows: &mut [f32],
+    rows: &mut [MaybeUninit<f32>],
     codes: &mut [[u8; 2]],
 ) -> Result<(), Invalid> {
     assert_eq!(codes.len(), rois.len(), "codes for each ROI");

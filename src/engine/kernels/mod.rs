@@ -23,7 +23,7 @@ pub mod spots;
 use std::fmt;
 
 pub use camera::{Camera, CameraValue, SensorMap};
-pub use fit::{Adu, Columns, FitCall, FitStatus, Rois, SIDE, SpotFit, fit, fit_rows, on_sensor};
+pub use fit::{Adu, Columns, FitCall, FitStatus, Rois, SIDE, SpotFit, fit, fit_all, fit_rows, on_sensor};
 pub use psf::{Astigmatism, FitModel, ITERATIONS_MAX, Psf, SIGMA_PX, sigma_px};
 pub use spots::{Border, FinderOptions, Method, RADIUS, RoiBuffer, Spot, SpotFinder, Threshold};
 

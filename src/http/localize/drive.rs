@@ -21,8 +21,22 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Chunks that may be fitted, or wait to be told, at once.
-const CHUNKS: usize = 8;
+/// How far reading may be ahead of fitting, and fitting of telling.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ahead {
+    /// Chunks that may be fitted, or wait to be told, at once.
+    chunks: usize,
+    /// Bytes that are taken from the connection while others are looked at.
+    pub(super) bytes: usize,
+}
+
+impl Ahead {
+    /// A GPU takes several batches at once, and each sooner than the next is read.
+    const OF_GPU: Ahead = Ahead { chunks: 8, bytes: 4 << 20 };
+
+    /// Cores slow down when what is on its way does not stay in their caches: as far as a GPU, 7 x 7 ROIs took 5 % longer.
+    const OF_CPU: Ahead = Ahead { chunks: 4, bytes: 1 << 20 };
+}
 
 /// A chunk in the queue.
 pub(super) struct Pending {
@@ -39,6 +53,7 @@ pub(super) type Fitting = Pin<Box<dyn Future<Output = Result<crate::batch::Answe
 pub(super) struct Drive {
     finding: Finding,
     telling: Telling,
+    ahead: Ahead,
 }
 
 impl Drive {
@@ -49,16 +64,18 @@ impl Drive {
         asked: Asked,
         permit: Option<Arc<Permit>>,
     ) -> Drive {
+        let ahead = if front.queue.is_on_gpu(model.key) { Ahead::OF_GPU } else { Ahead::OF_CPU };
         Drive {
             telling: Telling::new(front, model, call.clone(), asked.format, permit.clone()),
-            finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked, permit),
+            finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked, permit, ahead),
+            ahead,
         }
     }
 
     /// Does all of it. Ends early, without a word, when nobody listens any more.
     pub(super) async fn run(self, posted: Posted, mut reply: Outgoing) {
-        let Drive { finding, mut telling } = self;
-        let (found, mut coming) = mpsc::channel::<Found>(CHUNKS);
+        let Drive { finding, mut telling, ahead } = self;
+        let (found, mut coming) = mpsc::channel::<Found>(ahead.chunks);
         let mut found_all = None;
         let told = {
             let mut finding = pin!(finding.run(posted, found));

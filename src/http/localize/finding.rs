@@ -1,6 +1,9 @@
 //! The first side of a [`drive`](super::drive): bytes from the connection to chunks of ROIs in the queue.
 
-use super::{asked::Asked, drive::Pending};
+use super::{
+    asked::Asked,
+    drive::{Ahead, Pending},
+};
 use crate::{
     error::InferError,
     http::{
@@ -27,8 +30,6 @@ use tokio::sync::mpsc;
 
 /// Chunks that are handed over at once: waking a thread costs as much as looking at 100 kB.
 const CHUNKS_AT_ONCE: usize = 4;
-/// Bytes that are taken from the connection while others are looked at.
-const BYTES: usize = 4 << 20;
 /// How long to wait for more of a chunk before what is there is fitted.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// How long to wait for room in the queue before asking again.
@@ -64,6 +65,7 @@ pub(super) struct Finding {
     held: Option<Beside>,
     /// Work on frames of which no chunk has come yet.
     looked: Duration,
+    ahead: Ahead,
 }
 
 impl Finding {
@@ -73,6 +75,7 @@ impl Finding {
         call: Call,
         asked: Asked,
         permit: Option<Arc<Permit>>,
+        ahead: Ahead,
     ) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
         let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
@@ -88,12 +91,13 @@ impl Finding {
             permit,
             held: None,
             looked: Duration::ZERO,
+            ahead,
         }
     }
 
     /// Reads the stack to its end.
     pub(super) async fn run(mut self, posted: Posted, found: mpsc::Sender<Found>) -> Result<(), InferError> {
-        let mut supply = Supply { posted, waiting: Vec::new(), bytes: 0, ended: false, failed: None };
+        let mut supply = Supply::new(posted, self.ahead.bytes);
         let mut hurry = false;
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
@@ -193,21 +197,27 @@ struct Supply {
     waiting: Vec<Bytes>,
     /// Of all that waits.
     bytes: usize,
+    /// From which on no more is taken.
+    bytes_max: usize,
     ended: bool,
     /// Why no more will come.
     failed: Option<InferError>,
 }
 
 impl Supply {
+    fn new(posted: Posted, bytes_max: usize) -> Supply {
+        Supply { posted, waiting: Vec::new(), bytes: 0, bytes_max, ended: false, failed: None }
+    }
+
     /// Takes what comes while other work is done, up to a bound.
     async fn gather_while<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
-            let wanted = self.bytes < BYTES && !self.ended && self.failed.is_none();
+            let wanted = self.bytes < self.bytes_max && !self.ended && self.failed.is_none();
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                next = next(&mut self.posted), if wanted => self.take(next),
+                next = next(&mut self.posted, self.bytes_max), if wanted => self.take(next),
             }
         }
     }
@@ -223,7 +233,7 @@ impl Supply {
                 return Err(error);
             }
             if !self.ended {
-                let next = next(&mut self.posted);
+                let next = next(&mut self.posted, self.bytes_max);
                 let next = if briefly {
                     match tokio::time::timeout(PATIENCE, next).await {
                         Ok(next) => next,
@@ -259,11 +269,11 @@ impl Supply {
     }
 }
 
-/// The next bytes. Nothing is lost when it is dropped before they are there.
-async fn next(posted: &mut Posted) -> Result<Option<Bytes>, InferError> {
+/// The next bytes, of a file so many. Nothing is lost when it is dropped before they are there.
+async fn next(posted: &mut Posted, at_most: usize) -> Result<Option<Bytes>, InferError> {
     match posted {
         Posted::Stream(reader) => reader.next().await,
         Posted::File(file) if file.is_empty() => Ok(None),
-        Posted::File(file) => Ok(Some(file.split_to(file.len().min(BYTES)))),
+        Posted::File(file) => Ok(Some(file.split_to(file.len().min(at_most)))),
     }
 }

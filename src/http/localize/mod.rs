@@ -107,18 +107,27 @@ fn frames(
     coming: mpsc::Receiver<Event>,
     task: AbortOnDropHandle<()>,
 ) -> impl Stream<Item = Result<Frame<Bytes>, InferError>> {
-    stream::unfold((coming, task), |(mut coming, task)| async move {
-        let frame = match coming.recv().await? {
-            Event::Bytes(bytes) => Ok(Frame::data(bytes)),
-            Event::End(trailers) => Ok(Frame::trailers(trailers)),
-            // Too late for a reply that says so: one that is cut off is not taken for a whole one.
-            Event::Failed(error) => {
-                tracing::warn!(%error, "a reply is cut off");
-                Err(error)
+    let none = Vec::new().into_iter();
+    stream::unfold((coming, none, task), |(mut coming, mut pieces, task)| async move {
+        let frame = loop {
+            if let Some(bytes) = pieces.next() {
+                break Ok(Frame::data(bytes));
             }
-            Event::Begin(..) => return None,
+            break match coming.recv().await? {
+                Event::Bytes(more) => {
+                    pieces = more.into_iter();
+                    continue;
+                }
+                Event::End(trailers) => Ok(Frame::trailers(trailers)),
+                // Too late for a reply that says so: one that is cut off is not taken for a whole one.
+                Event::Failed(error) => {
+                    tracing::warn!(%error, "a reply is cut off");
+                    Err(error)
+                }
+                Event::Begin(..) => return None,
+            };
         };
-        Some((frame, (coming, task)))
+        Some((frame, (coming, pieces, task)))
     })
 }
 
@@ -131,7 +140,7 @@ mod tests {
     async fn a_reply_that_fails_after_its_beginning_is_cut_off() {
         let (mut reply, coming) = Outgoing::new(1000);
         let task = tokio::spawn(async move {
-            let _ = reply.bytes(b"a row".to_vec()).await;
+            let _ = reply.bytes(vec![Bytes::from_static(b"a row")]).await;
             let _ = reply.send(Event::Failed(InferError::Internal("planted".into()))).await;
         });
         let mut frames = std::pin::pin!(frames(coming, AbortOnDropHandle::new(task)));

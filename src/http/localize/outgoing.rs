@@ -14,8 +14,8 @@ const PIECES: usize = 16;
 pub(super) enum Event {
     /// Units, origin and frame base; and where the time of what is there went.
     Begin(String, Spent),
-    /// The next bytes.
-    Bytes(Bytes),
+    /// The next bytes, in pieces of which none is empty.
+    Bytes(Vec<Bytes>),
     /// There was all of it: its counts, and what all of it took where.
     End(HeaderMap),
     /// There will be no reply.
@@ -45,16 +45,16 @@ impl Outgoing {
     ///
     /// # Errors
     /// Nobody listens any more.
-    pub(super) async fn bytes(&mut self, bytes: Vec<u8>) -> Result<(), InferError> {
-        if bytes.is_empty() {
+    pub(super) async fn bytes(&mut self, pieces: Vec<Bytes>) -> Result<(), InferError> {
+        if pieces.is_empty() {
             return Ok(());
         }
         match self.events.try_reserve() {
             Ok(room) if self.waiting.is_empty() => {
-                room.send(Event::Bytes(bytes.into()));
+                room.send(Event::Bytes(pieces));
                 return Ok(());
             }
-            _ => self.waiting.extend_from_slice(&bytes),
+            _ => self.waiting.extend(pieces),
         }
         let has_room = self.events.capacity() > 0 || self.events.is_closed();
         if has_room || self.waiting.len() > self.waiting_bytes_max { self.catch_up().await } else { Ok(()) }
@@ -82,7 +82,7 @@ impl Outgoing {
     async fn catch_up(&mut self) -> Result<(), InferError> {
         if self.is_behind() {
             let room = self.events.reserve().await.map_err(|_| InferError::Cancelled)?;
-            room.send(Event::Bytes(self.waiting.split().freeze()));
+            room.send(Event::Bytes(vec![self.waiting.split().freeze()]));
         }
         Ok(())
     }
@@ -101,12 +101,16 @@ impl Outgoing {
 mod tests {
     use super::*;
 
+    fn piece(bytes: &[u8]) -> Vec<Bytes> {
+        vec![Bytes::copy_from_slice(bytes)]
+    }
+
     /// What has come out, put together.
     fn taken(coming: &mut mpsc::Receiver<Event>) -> Vec<u8> {
         let mut all = Vec::new();
         while let Ok(event) = coming.try_recv() {
-            if let Event::Bytes(bytes) = event {
-                all.extend(bytes);
+            if let Event::Bytes(pieces) = event {
+                all.extend(pieces.concat());
             }
         }
         all
@@ -116,7 +120,7 @@ mod tests {
     async fn whoever_does_not_read_holds_nobody_up_below_the_bound() {
         let (mut out, mut coming) = Outgoing::new(1000);
         for number in 0..200_u8 {
-            out.bytes(vec![number]).await.unwrap();
+            out.bytes(piece(&[number])).await.unwrap();
         }
         assert!(out.is_behind());
         let mut all = taken(&mut coming);
@@ -130,10 +134,10 @@ mod tests {
     async fn above_the_bound_it_waits_for_the_reader() {
         let (mut out, mut coming) = Outgoing::new(100);
         for _ in 0..PIECES {
-            out.bytes(vec![0; 10]).await.unwrap();
+            out.bytes(piece(&[0; 10])).await.unwrap();
         }
-        out.bytes(vec![1; 100]).await.unwrap();
-        let more = out.bytes(vec![2]);
+        out.bytes(piece(&[1; 100])).await.unwrap();
+        let more = out.bytes(piece(&[2]));
         assert!(tokio::time::timeout(std::time::Duration::from_secs(1), more).await.is_err());
         let before = taken(&mut coming).len();
         out.catch_up().await.unwrap();
@@ -145,6 +149,6 @@ mod tests {
     async fn it_ends_when_nobody_listens() {
         let (mut out, coming) = Outgoing::new(100);
         drop(coming);
-        assert!(matches!(out.bytes(vec![0]).await, Err(InferError::Cancelled)));
+        assert!(matches!(out.bytes(piece(&[0])).await, Err(InferError::Cancelled)));
     }
 }

@@ -15,7 +15,7 @@ use crate::{
         call::{Call, Spent},
     },
     models::Model,
-    tasks::localize::{Format, Writer},
+    tasks::localize::{Format, Pieces, Writer},
 };
 use axum::http::{HeaderMap, HeaderValue};
 use std::{sync::Arc, time::Instant};
@@ -96,12 +96,12 @@ impl Telling {
         self.spent.include(&spent);
         let (begin, room, answered) = (!self.begun, self.room, Instant::now());
         let written = self.front.decode.run(move || {
-            let mut out = Vec::with_capacity(room);
+            let mut out = Pieces::with_room(room);
             if begin {
                 writer.begin(&mut out)?;
             }
             let table = origins.table(&answer.outputs, writer.schema(), &setting)?;
-            writer.chunk(&table, &mut out)?;
+            writer.chunk(table, &mut out)?;
             Ok::<_, String>((writer, out))
         });
         let (writer, out) = reply.keep_up_until(written).await??.map_err(InferError::BadRequest)?;
@@ -116,8 +116,8 @@ impl Telling {
         }
         self.writer = Some(writer);
         // Formats of text vary a little.
-        self.room = out.len() + out.len() / 16;
-        reply.bytes(out).await
+        self.room = out.appended() + out.appended() / 16;
+        reply.bytes(out.into_vec()).await
     }
 
     /// The rest of the reply.
@@ -129,12 +129,12 @@ impl Telling {
         let counts = writer.counts().to_line(frames);
         let answered = Instant::now();
         let ended = self.front.decode.run(move || {
-            let mut out = Vec::new();
+            let mut out = Pieces::default();
             if begin {
                 writer.begin(&mut out)?;
             }
-            let mut pieces = writer.end(frames)?;
-            pieces.insert(0, out.into());
+            let mut pieces = out.into_vec();
+            pieces.extend(writer.end(frames)?.into_iter().filter(|piece| !piece.is_empty()));
             Ok::<_, String>(pieces)
         });
         let pieces = ended.await?.map_err(InferError::BadRequest)?;
@@ -142,9 +142,7 @@ impl Telling {
         if begin || !self.format.streams() {
             reply.send(Event::Begin(conventions, self.spent.clone())).await?;
         }
-        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
-            reply.send(Event::Bytes(piece)).await?;
-        }
+        reply.send(Event::Bytes(pieces)).await?;
         if let Ok(counts) = HeaderValue::from_str(&counts) {
             let mut trailers = HeaderMap::from_iter([(COUNTS, counts)]);
             self.spent.tell(&mut trailers);
@@ -158,7 +156,7 @@ impl Telling {
         let told = match self.writer {
             Some(writer) if self.begun && self.format.streams() => {
                 tracing::info!(%error, "a stack broke off after results had been sent");
-                Event::Bytes(writer.error(&error.to_string()).into())
+                Event::Bytes(vec![writer.error(&error.to_string()).into()])
             }
             _ => Event::Failed(error),
         };

@@ -46,9 +46,7 @@ const PROTOCOL_KEYS: [&str; 6] =
 pub(in crate::http) fn signature(settings: &Settings) -> Signature {
     let spec = |name: String, datatype, axes| TensorSpec { name, datatype, shape: vec![Dim::Free; axes] };
     let outputs = settings.schema(false).map(|schema| {
-        columns(&Table::new(&schema), &schema)
-            .into_iter()
-            .map(|(name, tensor)| spec(name, tensor.datatype, 1))
+        columns(Table::new(&schema), &schema).into_iter().map(|(name, tensor)| spec(name, tensor.datatype, 1))
     });
     Signature {
         platform: "ocelli_gauss_mle",
@@ -58,27 +56,27 @@ pub(in crate::http) fn signature(settings: &Settings) -> Signature {
 }
 
 /// The columns of a table under their names.
-fn columns(table: &Table, schema: &Schema) -> Vec<(String, Tensor)> {
+fn columns(table: Table, schema: &Schema) -> Vec<(String, Tensor)> {
     let rows = table.rows();
     let tensor = |datatype, data| Tensor { datatype, shape: vec![rows], data };
-    let floats = |column: &[f32]| tensor(DataType::Fp32, bytes_of(column.to_vec()));
+    let floats = |column: Vec<f32>| tensor(DataType::Fp32, bytes_of(column));
     let parameters = schema.model.parameters();
-    let mut columns = vec![("frame".to_owned(), tensor(DataType::Uint32, bytes_of(table.frame.clone())))];
-    for (parameter, column) in parameters.iter().zip(&table.theta) {
+    let mut columns = vec![("frame".to_owned(), tensor(DataType::Uint32, bytes_of(table.frame)))];
+    for (parameter, column) in parameters.iter().zip(table.theta) {
         columns.push((parameter.name().to_owned(), floats(column)));
     }
-    for (parameter, column) in parameters.iter().zip(&table.errors) {
+    for (parameter, column) in parameters.iter().zip(table.errors) {
         columns.push((format!("{}_error", parameter.name()), floats(column)));
     }
-    for ([a, b], column) in schema.model.covariances().iter().zip(&table.covariances) {
+    for ([a, b], column) in schema.model.covariances().iter().zip(table.covariances) {
         columns.push((format!("{}{}_covariance", a.name(), b.name()), floats(column)));
     }
-    columns.push(("log_likelihood_ratio".into(), floats(&table.log_likelihood_ratio)));
-    columns.push(("p_value".into(), floats(&table.p_value)));
-    columns.push(("iterations".into(), tensor(DataType::Uint8, table.iterations.clone().into())));
-    columns.push(("status".into(), tensor(DataType::Uint8, table.status.clone().into())));
+    columns.push(("log_likelihood_ratio".into(), floats(table.log_likelihood_ratio)));
+    columns.push(("p_value".into(), floats(table.p_value)));
+    columns.push(("iterations".into(), tensor(DataType::Uint8, table.iterations.into())));
+    columns.push(("status".into(), tensor(DataType::Uint8, table.status.into())));
     if schema.score.is_some() {
-        columns.push(("detection_score".into(), floats(&table.score)));
+        columns.push(("detection_score".into(), floats(table.score)));
     }
     columns
 }
@@ -130,7 +128,7 @@ pub(in crate::http) async fn fit(
         let more = origins.table(&ran.outputs, &schema, &setting).map_err(InferError::Internal)?;
         table.append(more);
     }
-    Ok(Fitted { outputs: columns(&table, &schema), spent })
+    Ok(Fitted { outputs: columns(table, &schema), spent })
 }
 
 /// What the query of a request changes of a model's settings, by the same keys as its parameters do.

@@ -5,12 +5,12 @@
 //! the text of ours.
 
 use super::{
-    Counts, Encoder, Status, Table,
+    Counts, Encoder, Pieces, Status, Table,
     layout::{Kind, Layout, Values},
     schema::Schema,
 };
 use arrow_array::{ArrayRef, Float32Array, RecordBatch, UInt8Array, UInt32Array};
-use arrow_ipc::writer::StreamWriter;
+use arrow_ipc::writer::StreamEncoder;
 use arrow_schema::{ArrowError, DataType, Field, Schema as Fields};
 use bytes::Bytes;
 use std::{collections::HashMap, sync::Arc};
@@ -20,7 +20,7 @@ pub(super) struct Arrow {
     layout: Layout,
     fields: Arc<Fields>,
     /// None before the beginning.
-    writer: Option<StreamWriter<Vec<u8>>>,
+    encoder: Option<StreamEncoder>,
 }
 
 impl Arrow {
@@ -48,7 +48,7 @@ impl Arrow {
             facts.insert("status_codes".to_owned(), Status::ALL.map(Status::name).join(" "));
         }
         let fields = Arc::new(Fields::new(fields).with_metadata(facts));
-        Arrow { schema: Arc::clone(schema), layout, fields, writer: None }
+        Arrow { schema: Arc::clone(schema), layout, fields, encoder: None }
     }
 }
 
@@ -57,15 +57,13 @@ fn failed(error: &ArrowError) -> String {
 }
 
 impl Encoder for Arrow {
-    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
-        let mut writer =
-            StreamWriter::try_new(std::mem::take(out), &self.fields).map_err(|error| failed(&error))?;
-        std::mem::swap(writer.get_mut(), out);
-        self.writer = Some(writer);
+    fn begin(&mut self, _out: &mut Pieces) -> Result<(), String> {
+        // What stands at the beginning comes with the first batch, or the end.
+        self.encoder = Some(StreamEncoder::try_new(&self.fields).map_err(|error| failed(&error))?);
         Ok(())
     }
 
-    fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String> {
+    fn rows(&mut self, table: Table, first: u64, out: &mut Pieces) -> Result<(), String> {
         if table.rows() == 0 {
             return Ok(());
         }
@@ -76,23 +74,20 @@ impl Encoder for Arrow {
                 Values::F32(values) => Arc::new(Float32Array::from(values)),
             }
         };
-        let columns = self.layout.columns.iter();
-        let columns = columns.map(|column| Ok(array(column.values(&self.schema, table, first)?)));
-        let columns = columns.collect::<Result<Vec<ArrayRef>, String>>()?;
+        let columns = self.layout.values(&self.schema, table, first)?.into_iter().map(array).collect();
         let batch =
             RecordBatch::try_new(Arc::clone(&self.fields), columns).map_err(|error| failed(&error))?;
-        let writer = self.writer.as_mut().ok_or("rows came before the beginning")?;
-        // It writes behind what is there, without a copy.
-        std::mem::swap(writer.get_mut(), out);
-        let written = writer.write(&batch);
-        std::mem::swap(writer.get_mut(), out);
-        written.map_err(|error| failed(&error))
+        let encoder = self.encoder.as_mut().ok_or("rows came before the beginning")?;
+        let buffers = encoder.encode(&batch).map_err(|error| failed(&error))?;
+        // Those of columns are the table's own.
+        buffers.into_iter().map(Bytes::from_owner).for_each(|buffer| out.push(buffer));
+        Ok(())
     }
 
     fn end(self: Box<Self>, _counts: &Counts) -> Result<Vec<Bytes>, String> {
-        let mut writer = self.writer.ok_or("the end came before the beginning")?;
-        writer.finish().map_err(|error| failed(&error))?;
-        Ok(vec![Bytes::from(std::mem::take(writer.get_mut()))])
+        let encoder = self.encoder.ok_or("the end came before the beginning")?;
+        let buffers = encoder.finish().map_err(|error| failed(&error))?;
+        Ok(buffers.into_iter().map(Bytes::from_owner).collect())
     }
 
     fn error(self: Box<Self>, message: &str, _counts: &Counts) -> Vec<u8> {
@@ -133,9 +128,10 @@ mod tests {
         let schema = schema(Model::Xynb);
         for message in ["", "page 3 is cut off", "12345678"] {
             let mut writer = Writer::new(Format::Arrow, &schema, &Options::default()).unwrap();
-            let mut out = Vec::new();
+            let mut out = Pieces::default();
             writer.begin(&mut out).unwrap();
-            writer.chunk(&table(&schema, 3), &mut out).unwrap();
+            writer.chunk(table(&schema, 3), &mut out).unwrap();
+            let mut out = out.into_vec().concat();
             out.extend(writer.error(message));
             let batches = read(&out);
             assert!(batches[0].is_ok());

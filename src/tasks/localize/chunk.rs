@@ -143,12 +143,21 @@ impl Whole {
         Chunk {
             inputs: vec![
                 Tensor { datatype, shape: vec![items, height, width], data },
-                Tensor { datatype: DataType::Uint32, shape: vec![items, 2], data: vec![0; 8 * items].into() },
+                Tensor { datatype: DataType::Uint32, shape: vec![items, 2], data: no_corners(items) },
             ],
             items,
             setting: setting.clone(),
             origins: Origins { frames, corners: Vec::new(), scores: Vec::new(), whole: true },
         }
+    }
+}
+
+/// Corners of so many ROIs, all of them zeros.
+fn no_corners(items: usize) -> Bytes {
+    static ZEROS: [[u32; 2]; ROIS] = [[0; 2]; ROIS];
+    match ZEROS.get(..items) {
+        Some(zeros) => Bytes::from_static(bytemuck::cast_slice(zeros)),
+        None => vec![0; items * size_of::<[u32; 2]>()].into(),
     }
 }
 
@@ -161,12 +170,15 @@ fn into_bytes(values: Values) -> (DataType, Bytes) {
 
 fn chunk(datatype: DataType, side: usize, data: Bytes, origins: Origins, setting: &Setting) -> Chunk {
     let items = origins.frames.len();
-    let corners =
-        if origins.corners.is_empty() { vec![0; 2 * items] } else { origins.corners.as_flattened().to_vec() };
+    let corners = if origins.corners.is_empty() {
+        no_corners(items)
+    } else {
+        bytes_of(origins.corners.as_flattened().to_vec())
+    };
     Chunk {
         inputs: vec![
             Tensor { datatype, shape: vec![items, side, side], data },
-            Tensor { datatype: DataType::Uint32, shape: vec![items, 2], data: bytes_of(corners) },
+            Tensor { datatype: DataType::Uint32, shape: vec![items, 2], data: corners },
         ],
         items,
         setting: setting.clone(),
@@ -241,6 +253,9 @@ impl Origins {
     }
 }
 
+/// Takes its sign from a zero: nobody wants to read -0.
+const NO_SIGN: f32 = 0.0;
+
 /// Rows of numbers as columns.
 fn turn(rows: &[f32], columns: usize, items: usize) -> Vec<Vec<f32>> {
     // Four times as fast where it is known how many there are: as many as the models of a spot have.
@@ -249,7 +264,9 @@ fn turn(rows: &[f32], columns: usize, items: usize) -> Vec<Vec<f32>> {
         13 => turn_rows::<13>(rows, items),
         15 => turn_rows::<15>(rows, items),
         _ => {
-            let column = |index: usize| rows.iter().skip(index).step_by(columns).copied().collect();
+            let column = |index: usize| {
+                rows.iter().skip(index).step_by(columns).map(|value| value + NO_SIGN).collect()
+            };
             (0..columns).map(column).collect()
         }
     }
@@ -262,7 +279,7 @@ fn turn_rows<const N: usize>(rows: &[f32], items: usize) -> Vec<Vec<f32>> {
     let (rows, _) = rows.as_chunks::<N>();
     for rows in rows.chunks(ROWS) {
         for (index, column) in turned.iter_mut().enumerate() {
-            column.extend(rows.iter().map(|row| row[index]));
+            column.extend(rows.iter().map(|row| row[index] + NO_SIGN));
         }
     }
     turned
@@ -275,11 +292,13 @@ mod tests {
     #[test]
     fn rows_become_columns_however_many_there_are() {
         for (columns, items) in [(11, 1000), (13, 64), (15, 65), (3, 100), (11, 0)] {
-            let rows: Vec<f32> = (0..columns * items).map(|index| index as f32).collect();
+            let mut rows: Vec<f32> = (0..columns * items).map(|index| index as f32).collect();
+            rows.iter_mut().take(1).for_each(|zero| *zero = -0.0);
             let turned = turn(&rows, columns, items);
             assert_eq!(turned.len(), columns);
             for (index, column) in turned.iter().enumerate() {
                 assert!((0..items).map(|row| rows[row * columns + index]).eq(column.iter().copied()));
+                assert!(column.iter().all(|value| value.is_sign_positive()), "a zero has no sign");
             }
         }
     }

@@ -5,7 +5,7 @@
 //! `# error: ...` in both.
 
 use super::{
-    Counts, Encoder, Status, Table,
+    Counts, Encoder, Pieces, Status, Table,
     layout::{Layout, Values},
     number,
     schema::Schema,
@@ -55,15 +55,15 @@ fn comment(text: &str) -> String {
 }
 
 impl Encoder for Csv {
-    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
-        out.extend_from_slice(self.head().as_bytes());
+    fn begin(&mut self, out: &mut Pieces) -> Result<(), String> {
+        out.text().extend_from_slice(self.head().as_bytes());
         Ok(())
     }
 
-    fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String> {
-        let columns = self.layout.columns.iter().map(|column| column.values(&self.schema, table, first));
-        let columns = columns.collect::<Result<Vec<Values>, String>>()?;
-        for row in 0..table.rows() {
+    fn rows(&mut self, table: Table, first: u64, out: &mut Pieces) -> Result<(), String> {
+        let (rows, out) = (table.rows(), out.text());
+        let columns = self.layout.values(&self.schema, table, first)?;
+        for row in 0..rows {
             for (at, column) in columns.iter().enumerate() {
                 if at > 0 {
                     out.push(b',');
@@ -180,10 +180,11 @@ mod tests {
     fn rows_are_numbered_over_chunks_and_errors_come_last() {
         let schema = schema(Model::Xynb);
         let mut writer = Writer::new(Format::ThunderStorm, &schema, &Options::default()).unwrap();
-        let mut out = Vec::new();
+        let mut out = Pieces::default();
         writer.begin(&mut out).unwrap();
-        writer.chunk(&table(&schema, 2), &mut out).unwrap();
-        writer.chunk(&table(&schema, 1), &mut out).unwrap();
+        writer.chunk(table(&schema, 2), &mut out).unwrap();
+        writer.chunk(table(&schema, 1), &mut out).unwrap();
+        let mut out = out.into_vec().concat();
         out.extend(writer.error("frame 7 is cut off\nafter 12 bytes"));
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<&str> = text.lines().collect();

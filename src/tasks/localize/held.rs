@@ -54,13 +54,13 @@ mod tests {
         for format in [Format::Npy, Format::Hdf5, Format::Picasso] {
             let options = Options { held_bytes_max: 200, ..Options::default() };
             let mut writer = Writer::new(format, &schema, &options).unwrap();
-            let mut out = Vec::new();
+            let mut out = Pieces::default();
             writer.begin(&mut out).unwrap();
-            writer.chunk(&table(&schema, 3), &mut out).unwrap();
-            let error = writer.chunk(&table(&schema, 3), &mut out).unwrap_err();
+            writer.chunk(table(&schema, 3), &mut out).unwrap();
+            let error = writer.chunk(table(&schema, 3), &mut out).unwrap_err();
             assert!(error.starts_with("the rows need more than the 200 bytes that may be held"), "{error}");
             assert_eq!(writer.counts().written, 3);
-            assert!(out.is_empty() && writer.error("gone").is_empty() && !format.streams());
+            assert!(out.into_vec().is_empty() && writer.error("gone").is_empty() && !format.streams());
         }
     }
 }

@@ -11,6 +11,7 @@ use super::{
     schema::{Parameter, Schema, Width},
     table::Table,
 };
+use std::mem::take;
 
 /// Where positions count from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +123,40 @@ impl Column {
         })
     }
 
+    /// Whether it is one of the table's, as it is.
+    fn is_stored(&self) -> bool {
+        let stored = match self.kind {
+            Kind::U8 => matches!(self.source, Source::Iterations | Source::Status),
+            Kind::U32 => matches!(self.source, Source::Frame),
+            Kind::F32 => matches!(
+                self.source,
+                Source::Theta(_)
+                    | Source::Error(_)
+                    | Source::Covariance(_)
+                    | Source::LogLikelihoodRatio
+                    | Source::PValue
+                    | Source::Score
+            ),
+        };
+        stored && (self.scale, self.offset) == (1.0, 0.0)
+    }
+
+    /// The same as [`Column::values`] of one that [is stored](Column::is_stored), which the table has no longer.
+    fn take(&self, table: &mut Table) -> Values {
+        match self.source {
+            Source::Frame => Values::U32(take(&mut table.frame)),
+            Source::Iterations => Values::U8(take(&mut table.iterations)),
+            Source::Status => Values::U8(take(&mut table.status)),
+            Source::Theta(index) => Values::F32(take(&mut table.theta[index])),
+            Source::Error(index) => Values::F32(take(&mut table.errors[index])),
+            Source::Covariance(index) => Values::F32(take(&mut table.covariances[index])),
+            Source::LogLikelihoodRatio => Values::F32(take(&mut table.log_likelihood_ratio)),
+            Source::PValue => Values::F32(take(&mut table.p_value)),
+            Source::Score => Values::F32(take(&mut table.score)),
+            source => unreachable!("{source:?} is stored nowhere"),
+        }
+    }
+
     fn small(&self, table: &Table) -> Vec<u8> {
         match self.source {
             Source::Iterations => table.iterations.clone(),
@@ -148,9 +183,8 @@ impl Column {
     fn real(&self, schema: &Schema, table: &Table) -> Vec<f32> {
         let [scale, offset] = [self.scale, self.offset];
         let column = |values: &[f32]| -> Vec<f32> {
-            if (scale, offset) == (1.0, 0.0) {
-                // What the line below comes to: itself, but for a zero, which loses its sign.
-                return values.iter().map(|value| value + 0.0).collect();
+            if self.is_stored() {
+                return values.to_vec();
             }
             // In double precision, so that a unit costs no digits.
             values.iter().map(|value| (f64::from(*value) * scale + offset) as f32).collect()
@@ -207,18 +241,42 @@ impl Layout {
         self.columns.iter().map(|column| column.kind.size()).sum()
     }
 
+    /// The values of all columns, for a table whose first row is the `first`th that is written. What is written as it is is not
+    /// copied.
+    ///
+    /// # Errors
+    /// As [`Column::values`].
+    pub(super) fn values(
+        &self,
+        schema: &Schema,
+        mut table: Table,
+        first: u64,
+    ) -> Result<Vec<Values>, String> {
+        let again = |at: usize, column: &Column| {
+            self.columns[at + 1..].iter().any(|later| later.is_stored() && later.source == column.source)
+        };
+        let made = self.columns.iter().enumerate().map(|(at, column)| match column.is_stored() {
+            true if !again(at, column) => Ok(None),
+            _ => column.values(schema, &table, first).map(Some),
+        });
+        let made = made.collect::<Result<Vec<Option<Values>>, String>>()?;
+        // When the others are made, which may be made of them.
+        let taken = self.columns.iter().zip(made);
+        Ok(taken.map(|(column, made)| made.unwrap_or_else(|| column.take(&mut table))).collect())
+    }
+
     /// The rows of a table, packed and little-endian, one after the other.
     ///
     /// # Errors
     /// As [`Column::values`].
-    pub(super) fn pack(&self, schema: &Schema, table: &Table, first: u64) -> Result<Vec<u8>, String> {
+    pub(super) fn pack(&self, schema: &Schema, table: Table, first: u64) -> Result<Vec<u8>, String> {
         let stride = self.row_size();
         let mut bytes = vec![0; stride * table.rows()];
         let mut at = 0;
-        for column in &self.columns {
+        for (column, values) in self.columns.iter().zip(self.values(schema, table, first)?) {
             let size = column.kind.size();
             let places = bytes.chunks_exact_mut(stride).map(|row| &mut row[at..at + size]);
-            match column.values(schema, table, first)? {
+            match values {
                 Values::U8(values) => places.zip(values).for_each(|(place, value)| place[0] = value),
                 Values::U32(values) => {
                     places.zip(values).for_each(|(place, value)| place.copy_from_slice(&value.to_le_bytes()));
@@ -241,5 +299,45 @@ impl Layout {
             .map(|column| format!("{} in {}", column.name, column.unit))
             .collect();
         format!("{}; {}; frames count from {}", units.join(", "), self.origin.words(), self.frame_base)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::localize::{
+        options::Units,
+        schema::{Model, Score},
+        testing::{square, table},
+    };
+
+    #[test]
+    fn columns_that_are_taken_out_of_a_table_are_those_that_are_made_of_it() {
+        for model in Model::ALL {
+            let schema = Schema { score: Some(Score::NetGradient), ..square(model) };
+            let table = table(&schema, 7);
+            let mut twice = all(&schema, Units::Pixels).unwrap();
+            twice.columns.extend(twice.columns.clone());
+            for layout in [
+                all(&schema, Units::Auto).unwrap(),
+                gaussmle(&schema).unwrap(),
+                thunderstorm(&schema).unwrap(),
+                picasso(&schema),
+                twice,
+            ] {
+                let made = layout.columns.iter().map(|column| column.values(&schema, &table, 3).unwrap());
+                let made: Vec<Values> = made.collect();
+                assert_eq!(layout.values(&schema, table.clone(), 3), Ok(made));
+            }
+        }
+    }
+
+    #[test]
+    fn a_column_that_is_written_as_it_is_stays_where_it_lies() {
+        let schema = square(Model::Xynb);
+        let (table, layout) = (table(&schema, 7), all(&schema, Units::Pixels).unwrap());
+        let lies = table.theta[1].as_ptr();
+        let values = layout.values(&schema, table, 0).unwrap();
+        assert!(matches!(&values[2], Values::F32(y) if y.as_ptr() == lies));
     }
 }

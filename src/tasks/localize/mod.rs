@@ -7,7 +7,8 @@
 //!
 //! A [`Writer`] is made for a [`Format`], a [`Schema`] and [`Options`]; it takes [`Table`]s, chunk by chunk, and gives
 //! bytes. Which columns a file has, in which units and from which origin, is a [`layout`]; how they are encoded is a
-//! file per format ([`number`] and [`held`], numbers as text and rows that wait for the end, are for several):
+//! file per format ([`number`], [`held`] and [`pieces`], numbers as text, rows that wait for the end and bytes on their way out,
+//! are for several):
 //!
 //! - [`csv`], [`ndjson`], [`arrow`]: streamed, so a stack of any length takes constant memory.
 //! - [`npy`], [`picasso`] ([`hdf5`] and [`zip`] are its containers): the head tells the number of rows, so the packed
@@ -35,6 +36,7 @@ mod npy;
 mod number;
 mod picasso;
 mod picture;
+mod pieces;
 mod zip;
 
 #[cfg(test)]
@@ -43,6 +45,7 @@ mod testing;
 pub use colormap::Colormap;
 pub use options::{ColorBy, Columns, Keep, Options, PictureOptions, Render, Scale, Units};
 pub use picasso::metadata as picasso_metadata;
+pub use pieces::Pieces;
 pub use schema::{Astigmatism, Model, Parameter, Schema, Score, Width};
 pub use settings::Settings;
 pub use stage::Holds;
@@ -170,12 +173,12 @@ impl Format {
 /// An encoding, between the rows and the bytes.
 trait Encoder: Send {
     /// What stands before the rows.
-    fn begin(&mut self, _out: &mut Vec<u8>) -> Result<(), String> {
+    fn begin(&mut self, _out: &mut Pieces) -> Result<(), String> {
         Ok(())
     }
 
     /// Rows, of which `first` were written before.
-    fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String>;
+    fn rows(&mut self, table: Table, first: u64, out: &mut Pieces) -> Result<(), String>;
 
     /// Memory that is held until the end, bytes.
     fn holds(&self) -> usize {
@@ -276,7 +279,7 @@ impl Writer {
     ///
     /// # Errors
     /// If the encoding fails.
-    pub fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+    pub fn begin(&mut self, out: &mut Pieces) -> Result<(), String> {
         self.encoder.begin(out)
     }
 
@@ -284,24 +287,25 @@ impl Writer {
     ///
     /// # Errors
     /// A table that is not of the schema, more rows than may be held, numbers beyond 32 bits.
-    pub fn chunk(&mut self, table: &Table, out: &mut Vec<u8>) -> Result<(), String> {
+    pub fn chunk(&mut self, table: Table, out: &mut Pieces) -> Result<(), String> {
         table.check(&self.schema)?;
-        if self.keep == Keep::All {
-            self.encoder.rows(table, self.counts.written, out)?;
-            self.counts.add(table, table.rows());
-            return Ok(());
-        }
-        let columns = || table.theta.iter().chain(&table.errors);
-        let keep: Vec<bool> = (0..table.rows())
-            .map(|row| self.keep.takes(table.status[row], columns().all(|column| column[row].is_finite())))
-            .collect();
-        let kept = keep.iter().filter(|kept| **kept).count();
-        if kept == table.rows() {
-            self.encoder.rows(table, self.counts.written, out)?;
+        let mut counts = self.counts.clone();
+        let table = if self.keep == Keep::All {
+            counts.add(&table, table.rows());
+            table
         } else {
-            self.encoder.rows(&table.select(&keep), self.counts.written, out)?;
-        }
-        self.counts.add(table, kept);
+            let columns = || table.theta.iter().chain(&table.errors);
+            let keep: Vec<bool> = (0..table.rows())
+                .map(|row| {
+                    self.keep.takes(table.status[row], columns().all(|column| column[row].is_finite()))
+                })
+                .collect();
+            let kept = keep.iter().filter(|kept| **kept).count();
+            counts.add(&table, kept);
+            if kept == table.rows() { table } else { table.select(&keep) }
+        };
+        self.encoder.rows(table, self.counts.written, out)?;
+        self.counts = counts;
         Ok(())
     }
 
@@ -401,7 +405,7 @@ mod tests {
         ] {
             let options = Options { keep, ..Options::default() };
             let mut writer = Writer::new(format, &schema, &options).unwrap();
-            writer.chunk(&table, &mut Vec::new()).unwrap();
+            writer.chunk(table.clone(), &mut Pieces::default()).unwrap();
             assert_eq!(writer.counts().written, expected, "{}", format.name());
             assert_eq!(writer.counts().status, [2, 1, 1, 1, 1]);
         }
@@ -451,7 +455,7 @@ mod tests {
             ),
         ] {
             let mut writer = Writer::new(Format::Csv, &schema, &Options::default()).unwrap();
-            assert_eq!(writer.chunk(&table, &mut Vec::new()).unwrap_err(), expected);
+            assert_eq!(writer.chunk(table, &mut Pieces::default()).unwrap_err(), expected);
         }
     }
 }

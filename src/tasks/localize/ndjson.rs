@@ -6,7 +6,7 @@
 //! JSON has no NaN: such numbers are `null`.
 
 use super::{
-    Counts, Encoder, Status, Table,
+    Counts, Encoder, Pieces, Status, Table,
     layout::{Layout, Source, Values},
     number,
     schema::Schema,
@@ -64,16 +64,17 @@ fn line(out: &mut Vec<u8>, value: &Value) {
 }
 
 impl Encoder for Ndjson {
-    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
-        line(out, &self.head());
+    fn begin(&mut self, out: &mut Pieces) -> Result<(), String> {
+        line(out.text(), &self.head());
         Ok(())
     }
 
-    fn rows(&mut self, table: &Table, first: u64, out: &mut Vec<u8>) -> Result<(), String> {
+    fn rows(&mut self, table: Table, first: u64, out: &mut Pieces) -> Result<(), String> {
+        let out = out.text();
         let columns = self.layout.columns.iter().filter(|column| column.source != Source::Frame);
         let columns = columns.map(|column| {
             let key = Value::from(column.name.as_str()).to_string();
-            Ok((key, column.values(&self.schema, table, first)?))
+            Ok((key, column.values(&self.schema, &table, first)?))
         });
         let columns = columns.collect::<Result<Vec<(String, Values)>, String>>()?;
         let mut start = 0;
@@ -191,9 +192,10 @@ mod tests {
     fn an_error_is_the_last_line() {
         let schema = schema(Model::Xynbs);
         let mut writer = Writer::new(Format::Ndjson, &schema, &Options::default()).unwrap();
-        let mut out = Vec::new();
+        let mut out = Pieces::default();
         writer.begin(&mut out).unwrap();
-        writer.chunk(&table(&schema, 3), &mut out).unwrap();
+        writer.chunk(table(&schema, 3), &mut out).unwrap();
+        let mut out = out.into_vec().concat();
         out.extend(writer.error("page 2 is \"cut\" off"));
         let lines = lines(std::str::from_utf8(&out).unwrap());
         assert_eq!(lines[2]["error"], "page 2 is \"cut\" off");

@@ -4,7 +4,7 @@
 //! in the format: fields of our own have their unit in their name, and the conventions travel with the reply.
 
 use super::{
-    Counts, Encoder, Table,
+    Counts, Encoder, Pieces, Table,
     held::Held,
     layout::{Kind, Layout},
     schema::Schema,
@@ -59,7 +59,7 @@ impl Npy {
 }
 
 impl Encoder for Npy {
-    fn rows(&mut self, table: &Table, first: u64, _out: &mut Vec<u8>) -> Result<(), String> {
+    fn rows(&mut self, table: Table, first: u64, _out: &mut Pieces) -> Result<(), String> {
         self.held.push(self.layout.pack(&self.schema, table, first)?)
     }
 

@@ -5,7 +5,7 @@
 //! alone. Without a frame size, one is given that holds all positions.
 
 use super::{
-    Counts, Encoder, Parameter, Table,
+    Counts, Encoder, Parameter, Pieces, Table,
     hdf5::{self, Dataset, Datatype},
     held::Held,
     layout::{self, Kind, Layout},
@@ -88,7 +88,7 @@ fn members(schema: &Schema, frames: u32, size: [u32; 2]) -> Vec<(String, Value)>
 }
 
 impl Encoder for Picasso {
-    fn rows(&mut self, table: &Table, first: u64, _out: &mut Vec<u8>) -> Result<(), String> {
+    fn rows(&mut self, table: Table, first: u64, _out: &mut Pieces) -> Result<(), String> {
         for (extent, parameter) in self.extent.iter_mut().zip([Parameter::X, Parameter::Y]) {
             if let Some(index) = self.schema.model.index(parameter) {
                 // A pixel reaches half a pixel beyond its centre.

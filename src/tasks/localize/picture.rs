@@ -8,7 +8,7 @@ mod density;
 mod render;
 
 use super::{
-    Counts, Encoder, Parameter, Table,
+    Counts, Encoder, Parameter, Pieces, Table,
     options::{ColorBy, PictureOptions, Render, Scale},
     schema::Schema,
 };
@@ -123,7 +123,7 @@ fn per_pixel(schema: &Schema, frame: [u32; 2], scale: Scale) -> Result<[f64; 2],
 }
 
 impl Encoder for Picture {
-    fn rows(&mut self, table: &Table, _first: u64, _out: &mut Vec<u8>) -> Result<(), String> {
+    fn rows(&mut self, table: Table, _first: u64, _out: &mut Pieces) -> Result<(), String> {
         let index = |parameter| self.schema.model.index(parameter).unwrap_or_default();
         let axes = [index(Parameter::X), index(Parameter::Y)];
         let z = self.schema.model.index(Parameter::Z);

@@ -62,13 +62,14 @@ pub(super) fn table(schema: &Schema, rows: usize) -> Table {
 /// All bytes of an output.
 pub(super) fn bytes(format: Format, schema: &Schema, options: &Options, tables: &[&Table]) -> Vec<u8> {
     let mut writer = Writer::new(format, schema, options).unwrap();
-    let mut out = Vec::new();
+    let mut out = Pieces::default();
     writer.begin(&mut out).unwrap();
     for table in tables {
-        writer.chunk(table, &mut out).unwrap();
+        writer.chunk((*table).clone(), &mut out).unwrap();
     }
-    out.extend(writer.end(None).unwrap().concat());
-    out
+    let mut out = out.into_vec();
+    out.extend(writer.end(None).unwrap());
+    out.concat()
 }
 
 /// All of an output that is text.
