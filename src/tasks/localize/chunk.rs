@@ -73,8 +73,7 @@ impl Posted {
     pub(super) fn chunk(&mut self, gathered: Values, setting: &Setting) -> Chunk {
         let (datatype, data) = into_bytes(gathered);
         let items = std::mem::take(&mut self.count);
-        let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
-        let frames = (0..items).map(number).collect();
+        let frames = numbers(self.first, items);
         self.first += items as u64;
         let origins = Origins { frames, corners: Vec::new(), scores: Vec::new(), whole: false };
         chunk(datatype, self.side, data, origins, setting)
@@ -138,8 +137,7 @@ impl Whole {
             Some((datatype, room)) => (datatype, room.freeze()),
             None => into_bytes(std::mem::take(&mut self.values)),
         };
-        let number = |index: usize| u32::try_from(self.first + index as u64).unwrap_or(u32::MAX);
-        let frames = (0..items).map(number).collect();
+        let frames = numbers(self.first, items);
         Chunk {
             inputs: vec![
                 Tensor { datatype, shape: vec![items, height, width], data },
@@ -150,6 +148,14 @@ impl Whole {
             origins: Origins { frames, corners: Vec::new(), scores: Vec::new(), whole: true },
         }
     }
+}
+
+/// Numbers of so many frames. Nothing counts further than 32 bits.
+fn numbers(first: u64, count: usize) -> Vec<u32> {
+    let [first, end] = [first, first + count as u64].map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+    let mut numbers: Vec<u32> = (first..end).collect();
+    numbers.resize(count, u32::MAX);
+    numbers
 }
 
 /// Corners of so many ROIs, all of them zeros.
@@ -243,8 +249,9 @@ impl Origins {
             }
         }
         let (codes, _) = codes.as_chunks();
-        (table.iterations, table.status) =
-            codes.iter().map(|[iterations, status]| (*iterations, *status)).unzip();
+        // Each by itself: for all at once, places are not asked for one by one.
+        [table.iterations, table.status] =
+            [0, 1].map(|index: usize| codes.iter().map(|code: &[u8; 2]| code[index]).collect());
         table.frame = self.frames;
         if schema.score.is_some() {
             table.score = self.scores;
@@ -288,6 +295,15 @@ fn turn_rows<const N: usize>(rows: &[f32], items: usize) -> Vec<Vec<f32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_count_on_as_far_as_32_bits_reach() {
+        let last = u64::from(u32::MAX);
+        assert_eq!(numbers(3, 4), [3, 4, 5, 6]);
+        assert_eq!(numbers(last - 2, 4), [u32::MAX - 2, u32::MAX - 1, u32::MAX, u32::MAX]);
+        assert_eq!(numbers(last + 5, 2), [u32::MAX; 2]);
+        assert_eq!(numbers(7, 0), [0; 0]);
+    }
 
     #[test]
     fn rows_become_columns_however_many_there_are() {

@@ -288,10 +288,10 @@ impl Writer {
     /// # Errors
     /// A table that is not of the schema, more rows than may be held, numbers beyond 32 bits.
     pub fn chunk(&mut self, table: Table, out: &mut Pieces) -> Result<(), String> {
-        table.check(&self.schema)?;
+        let status = table.check(&self.schema)?;
         let mut counts = self.counts.clone();
         let table = if self.keep == Keep::All {
-            counts.add(&table, table.rows());
+            counts.add(&table, status, table.rows());
             table
         } else {
             let columns = || table.theta.iter().chain(&table.errors);
@@ -301,7 +301,7 @@ impl Writer {
                 })
                 .collect();
             let kept = keep.iter().filter(|kept| **kept).count();
-            counts.add(&table, kept);
+            counts.add(&table, status, kept);
             if kept == table.rows() { table } else { table.select(&keep) }
         };
         self.encoder.rows(table, self.counts.written, out)?;

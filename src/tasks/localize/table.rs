@@ -45,11 +45,11 @@ impl Table {
         self.frame.len()
     }
 
-    /// Whether the columns are those of the schema, equally long, and the codes known.
+    /// Whether the columns are those of the schema, equally long, and the codes known; and how many rows have each code.
     ///
     /// # Errors
     /// Names the first column that is wrong.
-    pub fn check(&self, schema: &Schema) -> Result<(), String> {
+    pub fn check(&self, schema: &Schema) -> Result<[u64; 5], String> {
         let counts = [
             ("parameters", self.theta.len(), schema.model.parameters().len()),
             ("standard errors", self.errors.len(), schema.model.parameters().len()),
@@ -81,10 +81,12 @@ impl Table {
                 return Err(format!("a column of {name} has {length} rows, expected {}", self.rows()));
             }
         }
-        match self.status.iter().find(|code| Status::from_code(**code).is_none()) {
-            Some(code) => Err(format!("status {code} is unknown, expected 0 to 4")),
-            None => Ok(()),
+        let counts = [0, 1, 2, 3, 4].map(|code| count(&self.status, code));
+        if counts.iter().sum::<u64>() == self.rows() as u64 {
+            return Ok(counts);
         }
+        let unknown = self.status.iter().find(|code| Status::from_code(**code).is_none());
+        Err(format!("status {} is unknown, expected 0 to 4", unknown.copied().unwrap_or_default()))
     }
 
     /// Adds the rows of another table of the same schema.
@@ -123,6 +125,12 @@ impl Table {
     }
 }
 
+/// How many of the codes are this one: as many at once as a byte can count.
+fn count(codes: &[u8], code: u8) -> u64 {
+    let of_some = |some: &[u8]| some.iter().map(|one| u8::from(*one == code)).sum::<u8>();
+    codes.chunks(usize::from(u8::MAX)).map(|some| u64::from(of_some(some))).sum()
+}
+
 /// What has gone through a writer so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -155,15 +163,25 @@ impl Counts {
         all.map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(", ")
     }
 
-    pub(super) fn add(&mut self, table: &Table, written: usize) {
+    pub(super) fn add(&mut self, table: &Table, status: [u64; 5], written: usize) {
         self.rows += table.rows() as u64;
         self.written += written as u64;
-        // One code after the other, since that is done for many rows at once.
-        for (code, count) in self.status.iter_mut().enumerate() {
-            let of_code = |status: &u8| u32::from(usize::from(*status) == code);
-            *count += u64::from(table.status.iter().map(of_code).sum::<u32>());
-        }
+        self.status.iter_mut().zip(status).for_each(|(all, more)| *all += more);
         let frames = table.frame.iter().copied().max().map_or(0, |last| last.saturating_add(1));
         self.frames = self.frames.max(frames);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_counted_however_many_there_are() {
+        for (rows, every) in [(0_usize, 1), (7, 2), (255, 1), (256, 1), (10_000, 3)] {
+            let codes: Vec<u8> = (0..rows).map(|row| u8::from(row % every == 0)).collect();
+            assert_eq!(count(&codes, 1), rows.div_ceil(every) as u64, "{rows} {every}");
+            assert_eq!(count(&codes, 0) + count(&codes, 1), rows as u64);
+        }
     }
 }
