@@ -203,22 +203,36 @@ pub struct Answer {
     piece_bytes_max: usize,
     /// Whether the client says how much of it may be sent. Elsewhere only the socket can be what it waits for, and says so itself.
     windowed: bool,
+    /// Bytes that were handed on since the clock for answers that are not taken began: less than that asks for do not begin it anew.
+    clocked: usize,
     under_way: UnderWay,
 }
 
 impl Answer {
     fn of(body: Body, under_way: UnderWay, http1: bool) -> Answer {
         let piece_bytes_max = if http1 { HTTP1_PIECE_BYTES_MAX } else { HTTP2_PIECE_BYTES_MAX };
-        let answer = Answer { body, rest: Bytes::new(), piece_bytes_max, windowed: !http1, under_way };
-        answer.waits(true);
+        let (rest, clocked) = (Bytes::new(), STALL_BYTES_MIN);
+        let answer = Answer { body, rest, piece_bytes_max, windowed: !http1, clocked, under_way };
+        answer.note(true);
         answer
     }
 
-    /// Notes whether something waits for the client to make room for it, since now, or the client for us.
-    fn waits(&self, waits: bool) {
+    fn note(&self, waits: bool) {
         if self.windowed {
             let UnderWay { request, watch } = &self.under_way;
             watch.answer_waits(*request, waits.then(Instant::now));
+        }
+    }
+
+    /// Notes whether something waits for the client to make room for it, or the client for us. What was handed on before has been
+    /// taken: since now, if it was enough, however many pieces it was.
+    fn waits(&mut self, waits: bool) {
+        if !waits {
+            self.clocked = STALL_BYTES_MIN;
+            self.note(false);
+        } else if self.clocked >= STALL_BYTES_MIN {
+            self.clocked = 0;
+            self.note(true);
         }
     }
 }
@@ -244,6 +258,7 @@ impl HttpBody for Answer {
             self.waits(true);
         }
         let piece = self.rest.len().min(self.piece_bytes_max);
+        self.clocked = self.clocked.saturating_add(piece);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
     }
 
@@ -350,6 +365,27 @@ mod tests {
             assert!(matches!(early, Verdict::LookAt(_)), "{early:?}");
             let late = verdict(Instant::now());
             assert!(matches!(late, Verdict::End(_)), "a window that stays shut: {late:?}");
+        }
+    }
+
+    #[test]
+    fn pieces_that_are_small_begin_the_clock_anew_together() {
+        let piece = HTTP2_PIECE_BYTES_MAX / 4;
+        let frames = (0..12).map(move |_| Ok::<_, Infallible>(Frame::data(pattern(piece))));
+        let (mut answer, watch) = answer(Body::new(StreamBody::new(stream::iter(frames))), false);
+        // The clock began between these two.
+        let mut began = [Instant::now(); 2];
+        for number in 0..12 {
+            let before = Instant::now();
+            next(&mut answer).unwrap();
+            if number % 4 == 0 {
+                began = [before, Instant::now()];
+            }
+            let verdict = |since: Instant| watch.verdict(&CLOCKS, since + CLOCKS.write_stall);
+            let early = verdict(began[0] - Duration::from_nanos(1));
+            assert!(matches!(early, Verdict::LookAt(_)), "{number}: {early:?}");
+            let late = verdict(began[1]);
+            assert!(matches!(late, Verdict::End(_)), "{number}: {late:?}");
         }
     }
 

@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 /// How far reading may be ahead of fitting, and fitting of telling.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ahead {
-    /// Chunks that may be fitted, or wait to be told, at once.
+    /// Chunks that may be fitted, or wait to be told, beside the one that is told.
     chunks: usize,
     /// Bytes that are taken from the connection while others are looked at.
     pub(super) bytes: usize,
@@ -34,8 +34,11 @@ impl Ahead {
     /// A GPU takes several batches at once, and each sooner than the next is read.
     const OF_GPU: Ahead = Ahead { chunks: 8, bytes: 4 << 20 };
 
-    /// Cores slow down when what is on its way does not stay in their caches: as far as a GPU, 7 x 7 ROIs took 5 % longer.
-    const OF_CPU: Ahead = Ahead { chunks: 4, bytes: 1 << 20 };
+    /// Cores slow down when what is on its way does not stay in their caches: as far as a GPU, 7 x 7 ROIs took 5 % longer. Each of the
+    /// model's instances has a batch of its own.
+    fn of_cpu(instances: usize) -> Ahead {
+        Ahead { chunks: 3 + instances, bytes: 1 << 20 }
+    }
 }
 
 /// A chunk in the queue.
@@ -64,7 +67,8 @@ impl Drive {
         asked: Asked,
         permit: Option<Arc<Permit>>,
     ) -> Drive {
-        let ahead = if front.queue.is_on_gpu(model.key) { Ahead::OF_GPU } else { Ahead::OF_CPU };
+        let on_gpu = front.queue.is_on_gpu(model.key);
+        let ahead = if on_gpu { Ahead::OF_GPU } else { Ahead::of_cpu(model.instances) };
         Drive {
             telling: Telling::new(front, model, call.clone(), asked.format, permit.clone()),
             finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked, permit, ahead),

@@ -7,8 +7,8 @@ use bytes::{Bytes, BytesMut};
 use std::pin::pin;
 use tokio::sync::mpsc;
 
-/// Pieces that the connection may be behind before they are put together.
-const PIECES: usize = 16;
+/// Events that the connection may be behind before their bytes are put together.
+const EVENTS: usize = 16;
 
 /// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
 pub(super) enum Event {
@@ -32,7 +32,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// One of which so many bytes may wait, and where its events come out.
     pub(super) fn new(waiting_bytes_max: usize) -> (Outgoing, mpsc::Receiver<Event>) {
-        let (events, coming) = mpsc::channel(PIECES);
+        let (events, coming) = mpsc::channel(EVENTS);
         (Outgoing { events, waiting: BytesMut::new(), waiting_bytes_max }, coming)
     }
 
@@ -133,7 +133,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn above_the_bound_it_waits_for_the_reader() {
         let (mut out, mut coming) = Outgoing::new(100);
-        for _ in 0..PIECES {
+        for _ in 0..EVENTS {
             out.bytes(piece(&[0; 10])).await.unwrap();
         }
         out.bytes(piece(&[1; 100])).await.unwrap();
@@ -142,7 +142,7 @@ mod tests {
         let before = taken(&mut coming).len();
         out.catch_up().await.unwrap();
         let after = taken(&mut coming);
-        assert_eq!((before, after.len(), after.last()), (10 * PIECES, 101, Some(&2)));
+        assert_eq!((before, after.len(), after.last()), (10 * EVENTS, 101, Some(&2)));
     }
 
     #[tokio::test]

@@ -34,7 +34,7 @@ pub(super) struct Telling {
     /// On the pool while it works.
     writer: Option<Writer>,
     begun: bool,
-    /// Bytes that the last rows took, for which there is room at once: the next are about as many.
+    /// Bytes that were appended for the last rows, for which there is room at once: the next are about as many.
     room: usize,
     /// On all that was answered so far.
     spent: Spent,

@@ -15,6 +15,9 @@ use arrow_schema::{ArrowError, DataType, Field, Schema as Fields};
 use bytes::Bytes;
 use std::{collections::HashMap, sync::Arc};
 
+/// Of the marker at the end of a stream.
+const END_MARKER_BYTES: usize = 8;
+
 pub(super) struct Arrow {
     schema: Arc<Schema>,
     layout: Layout,
@@ -92,7 +95,11 @@ impl Encoder for Arrow {
 
     fn error(self: Box<Self>, message: &str, _counts: &Counts) -> Vec<u8> {
         let announced = (message.len() / 8 + 1) * 8;
-        let mut out = u32::MAX.to_le_bytes().to_vec();
+        // The schema, where it has not come yet, without the end marker.
+        let rest = self.encoder.and_then(|encoder| encoder.finish().ok()).unwrap_or_default();
+        let mut out: Vec<u8> = rest.iter().flat_map(|buffer| &buffer[..]).copied().collect();
+        out.truncate(out.len().saturating_sub(END_MARKER_BYTES));
+        out.extend(u32::MAX.to_le_bytes());
         out.extend((announced as u32).to_le_bytes());
         out.extend(message.as_bytes());
         out
@@ -121,6 +128,21 @@ mod tests {
         assert_eq!(fields.field_with_name("sigma_x_nm").unwrap().metadata()["unit"], "nm");
         let x = batches[0].column_by_name("x_nm").unwrap().as_primitive::<Float32Type>();
         assert_eq!(x.values()[..], [1050.0, 1150.0, 1250.0]);
+    }
+
+    #[test]
+    fn a_stream_that_breaks_off_before_its_first_row_begins_with_its_schema() {
+        let schema = schema(Model::Xynb);
+        let mut writer = Writer::new(Format::Arrow, &schema, &Options::default()).unwrap();
+        let mut out = Pieces::default();
+        writer.begin(&mut out).unwrap();
+        writer.chunk(table(&schema, 0), &mut out).unwrap();
+        let mut out = out.into_vec().concat();
+        out.extend(writer.error("frame 7 is cut off"));
+        let mut reader = StreamReader::try_new(&out[..], None).unwrap();
+        assert_eq!(reader.schema().fields().len(), 14);
+        assert!(reader.next().unwrap().is_err());
+        assert!(out.ends_with(b"frame 7 is cut off"));
     }
 
     #[test]

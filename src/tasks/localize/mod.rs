@@ -172,7 +172,7 @@ impl Format {
 
 /// An encoding, between the rows and the bytes.
 trait Encoder: Send {
-    /// What stands before the rows.
+    /// What stands before the rows, where it does not come with the first of them.
     fn begin(&mut self, _out: &mut Pieces) -> Result<(), String> {
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Writer {
         }
     }
 
-    /// Appends what stands before the rows. To be called once, first.
+    /// Appends what stands before the rows, if the format has that come before the first of them. To be called once, first.
     ///
     /// # Errors
     /// If the encoding fails.
