@@ -1,9 +1,6 @@
 //! The first side of a [`drive`](super::drive): bytes from the connection to chunks of ROIs in the queue.
 
-use super::{
-    asked::Asked,
-    drive::{Ahead, Pending},
-};
+use super::{asked::Asked, drive::Pending};
 use crate::{
     error::InferError,
     http::{
@@ -65,7 +62,6 @@ pub(super) struct Finding {
     held: Option<Beside>,
     /// Work on frames of which no chunk has come yet.
     looked: Duration,
-    ahead: Ahead,
 }
 
 impl Finding {
@@ -75,7 +71,6 @@ impl Finding {
         call: Call,
         asked: Asked,
         permit: Option<Arc<Permit>>,
-        ahead: Ahead,
     ) -> Finding {
         let stager = Stager::new(asked.settings, asked.holds, asked.stack, front.limits.stack.clone());
         let stager = stager.whole(front.queue.is_on_gpu(model.key), model.frames.clone());
@@ -91,13 +86,17 @@ impl Finding {
             permit,
             held: None,
             looked: Duration::ZERO,
-            ahead,
         }
     }
 
-    /// Reads the stack to its end.
-    pub(super) async fn run(mut self, posted: Posted, found: mpsc::Sender<Found>) -> Result<(), InferError> {
-        let mut supply = Supply::new(posted, self.ahead.bytes);
+    /// Reads the stack to its end; while it is looked at, takes so many bytes from the connection.
+    pub(super) async fn run(
+        mut self,
+        posted: Posted,
+        bytes_max: usize,
+        found: mpsc::Sender<Found>,
+    ) -> Result<(), InferError> {
+        let mut supply = Supply::new(posted, bytes_max);
         let mut hurry = false;
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");

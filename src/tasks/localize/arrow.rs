@@ -133,12 +133,7 @@ mod tests {
     #[test]
     fn a_stream_that_breaks_off_before_its_first_row_begins_with_its_schema() {
         let schema = schema(Model::Xynb);
-        let mut writer = Writer::new(Format::Arrow, &schema, &Options::default()).unwrap();
-        let mut out = Pieces::default();
-        writer.begin(&mut out).unwrap();
-        writer.chunk(table(&schema, 0), &mut out).unwrap();
-        let mut out = out.into_vec().concat();
-        out.extend(writer.error("frame 7 is cut off"));
+        let out = broken_off(Format::Arrow, &schema, &[0], "frame 7 is cut off");
         let mut reader = StreamReader::try_new(&out[..], None).unwrap();
         assert_eq!(reader.schema().fields().len(), 14);
         assert!(reader.next().unwrap().is_err());
@@ -149,12 +144,7 @@ mod tests {
     fn a_stream_that_breaks_off_is_an_error_to_readers() {
         let schema = schema(Model::Xynb);
         for message in ["", "page 3 is cut off", "12345678"] {
-            let mut writer = Writer::new(Format::Arrow, &schema, &Options::default()).unwrap();
-            let mut out = Pieces::default();
-            writer.begin(&mut out).unwrap();
-            writer.chunk(table(&schema, 3), &mut out).unwrap();
-            let mut out = out.into_vec().concat();
-            out.extend(writer.error(message));
+            let out = broken_off(Format::Arrow, &schema, &[3], message);
             let batches = read(&out);
             assert!(batches[0].is_ok());
             assert!(batches[1].is_err(), "{message:?}");

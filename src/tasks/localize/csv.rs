@@ -179,13 +179,7 @@ mod tests {
     #[test]
     fn rows_are_numbered_over_chunks_and_errors_come_last() {
         let schema = schema(Model::Xynb);
-        let mut writer = Writer::new(Format::ThunderStorm, &schema, &Options::default()).unwrap();
-        let mut out = Pieces::default();
-        writer.begin(&mut out).unwrap();
-        writer.chunk(table(&schema, 2), &mut out).unwrap();
-        writer.chunk(table(&schema, 1), &mut out).unwrap();
-        let mut out = out.into_vec().concat();
-        out.extend(writer.error("frame 7 is cut off\nafter 12 bytes"));
+        let out = broken_off(Format::ThunderStorm, &schema, &[2, 1], "frame 7 is cut off\nafter 12 bytes");
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[3].starts_with("3,"), "{text}");

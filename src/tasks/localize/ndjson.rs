@@ -191,12 +191,7 @@ mod tests {
     #[test]
     fn an_error_is_the_last_line() {
         let schema = schema(Model::Xynbs);
-        let mut writer = Writer::new(Format::Ndjson, &schema, &Options::default()).unwrap();
-        let mut out = Pieces::default();
-        writer.begin(&mut out).unwrap();
-        writer.chunk(table(&schema, 3), &mut out).unwrap();
-        let mut out = out.into_vec().concat();
-        out.extend(writer.error("page 2 is \"cut\" off"));
+        let out = broken_off(Format::Ndjson, &schema, &[3], "page 2 is \"cut\" off");
         let lines = lines(std::str::from_utf8(&out).unwrap());
         assert_eq!(lines[2]["error"], "page 2 is \"cut\" off");
         assert_eq!(lines[2]["localizations"], 3);

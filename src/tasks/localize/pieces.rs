@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// Smaller pieces are copied: each that stands alone costs about as much as copying so many bytes.
+/// Smaller ones are copied to one another: each that stands alone is a chunk of the reply of its own.
 const SMALL_BYTES: usize = 4 << 10;
 
 /// Bytes that came one after the other.

@@ -81,7 +81,7 @@ impl Table {
                 return Err(format!("a column of {name} has {length} rows, expected {}", self.rows()));
             }
         }
-        let counts = [0, 1, 2, 3, 4].map(|code| count(&self.status, code));
+        let counts = Status::ALL.map(|status| count(&self.status, status as u8));
         if counts.iter().sum::<u64>() == self.rows() as u64 {
             return Ok(counts);
         }

@@ -72,6 +72,19 @@ pub(super) fn bytes(format: Format, schema: &Schema, options: &Options, tables: 
     out.concat()
 }
 
+/// An output of as many rows as each chunk has, which breaks off.
+pub(super) fn broken_off(format: Format, schema: &Schema, chunks: &[usize], message: &str) -> Vec<u8> {
+    let mut writer = Writer::new(format, schema, &Options::default()).unwrap();
+    let mut out = Pieces::default();
+    writer.begin(&mut out).unwrap();
+    for rows in chunks {
+        writer.chunk(table(schema, *rows), &mut out).unwrap();
+    }
+    let mut out = out.into_vec();
+    out.push(writer.error(message).into());
+    out.concat()
+}
+
 /// All of an output that is text.
 pub(super) fn written(format: Format, schema: &Schema, options: &Options, tables: &[&Table]) -> String {
     String::from_utf8(bytes(format, schema, options, tables)).unwrap()
