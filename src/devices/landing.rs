@@ -106,7 +106,7 @@ enum Message {
 pub(super) struct Landing {
     name: String,
     health: Health,
-    /// From the first flight on: engines of the CPU have none.
+    /// From the first flight on: most engines of the CPU have none.
     thread: Option<(mpsc::SyncSender<Message>, JoinHandle<()>)>,
     /// Something was sent since all had landed.
     away: bool,

@@ -10,22 +10,22 @@
 //! What is fitted comes with the batch ([`Setting`]), so that requests may ask for another model than the default. Batches may be
 //! camera frames as well, in which the engine looks for spots itself: [`frames`].
 
+mod batch;
 mod crew;
 pub mod frames;
 
 pub use super::kernels::Columns;
 use super::{
-    DataType, Dim, Engine, EngineError, Signature, Tensor, TensorSpec, TensorView,
-    kernels::{Adu, Camera, FinderOptions, FitModel, InstructionSet, Invalid, Rois, fit_rows, on_sensor},
-    tensor,
+    DataType, Dim, Engine, EngineError, Flight, Signature, Tensor, TensorSpec, TensorView,
+    kernels::{Adu, Camera, FinderOptions, FitModel, InstructionSet, Rois, on_sensor},
 };
+use batch::RoiParts;
 use bytemuck::AnyBitPattern;
 use bytes::Bytes;
 use crew::Crew;
-use frames::{Fitted, Frames};
+use frames::FrameParts;
 use std::{
     hash::{Hash, Hasher},
-    mem::MaybeUninit,
     sync::Arc,
 };
 
@@ -41,6 +41,9 @@ const PARTS_EACH: usize = 4;
 /// ROIs for which a thread is worth waking: 200 that two threads shared took 244 us through HTTP on a virtual machine, and 211 where one
 /// had them all.
 const WORTH_WAKING: usize = 256;
+
+/// ROIs of a batch that the next one may overlap: beside their time, waking somebody who waits for them is nothing.
+const WORTH_OVERLAPPING: usize = 4096;
 
 /// ROIs of a part, of so many that threads share.
 fn part_of(count: usize, threads: usize) -> usize {
@@ -109,7 +112,6 @@ impl Hash for Setting {
 }
 
 /// The fitter on the CPU.
-#[derive(Debug)]
 pub struct GaussMle {
     signature: Signature,
     set: InstructionSet,
@@ -123,30 +125,6 @@ impl GaussMle {
     /// If the system refuses a thread.
     pub fn new(threads: usize) -> Result<GaussMle, String> {
         Ok(GaussMle { signature: signature(), set: InstructionSet::detect(), crew: Crew::new(threads)? })
-    }
-
-    /// Finds and fits the spots of frames: each thread takes as many.
-    fn search(
-        &self,
-        frames: &Frames<'_>,
-        setting: &Setting,
-        options: &FinderOptions,
-    ) -> Result<Vec<Tensor>, EngineError> {
-        let count = frames.count;
-        let part = count.div_ceil(self.crew.threads()).max(1);
-        let mut parts: Vec<Fitted> = (0..count).step_by(part).map(|_| Fitted::default()).collect();
-        let search_part = |(index, fitted): (usize, &mut Fitted)| {
-            let range = index * part..count.min((index + 1) * part);
-            *fitted = Fitted::search(self.set, setting, options, frames, range)?;
-            Ok::<_, Invalid>(())
-        };
-        let searched = self.crew.share(parts.iter_mut().enumerate(), search_part);
-        searched.map_err(|error| EngineError::Input(error.to_string()))?;
-        let mut all = Fitted::default();
-        for part in parts {
-            all.append(part);
-        }
-        Ok(all.answer(count, options.spots_max))
     }
 }
 
@@ -180,31 +158,23 @@ impl Engine for GaussMle {
         inputs: &[TensorView<'_>],
         setting: Option<&Setting>,
     ) -> Result<Vec<Tensor>, EngineError> {
+        self.start(inputs.iter().map(TensorView::to_tensor).collect(), setting)?.land()
+    }
+
+    fn depth(&self) -> usize {
+        Crew::DEPTH
+    }
+
+    fn start(&mut self, inputs: Vec<Tensor>, setting: Option<&Setting>) -> Result<Flight, EngineError> {
         if let Some((setting, options)) = setting.and_then(|setting| Some((setting, setting.finder()?))) {
-            return self.search(&Frames::of(inputs)?, setting, options);
+            let frames = FrameParts::new(inputs, setting, options, self.set, self.crew.threads())?;
+            return self.crew.begin(frames, true);
         }
-        let (rois, setting) = asked(inputs, setting)?;
-        let (count, columns) = (rois.len(), Columns::of(setting.model.psf()));
-        let mut rows: Vec<f32> = Vec::with_capacity(count * columns.count());
-        let mut codes = vec![[0; 2]; count];
-        let part = part_of(count, self.crew.threads());
-        // Each thread writes its own rows.
-        type Places<'a> = (&'a mut [MaybeUninit<f32>], &'a mut [[u8; 2]]);
-        let fit_part = |(index, (rows, codes)): (usize, Places<'_>)| {
-            let range = index * part..index * part + codes.len();
-            fit_rows(self.set, &setting.model, &setting.camera, rois.part(range), rows, codes)
-        };
-        let row_part = part * columns.count();
-        let places = &mut rows.spare_capacity_mut()[..count * columns.count()];
-        let parts = places.chunks_mut(row_part).zip(codes.chunks_mut(part)).enumerate();
-        let fitted: Result<(), Invalid> = self.crew.share(parts, fit_part);
-        fitted.map_err(|error| EngineError::Input(error.to_string()))?;
-        // SAFETY: there is room for so many, and each part has filled its own.
-        #[allow(unsafe_code, reason = "zeros that nobody reads take time")]
-        unsafe {
-            rows.set_len(count * columns.count());
-        }
-        Ok(outputs(columns, count, tensor::bytes_of(rows), tensor::bytes_of(codes)))
+        let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+        let (rois, setting) = asked(&views, setting)?;
+        let (count, part) = (rois.len(), part_of(rois.len(), self.crew.threads()));
+        let parts = RoiParts::new(inputs, setting.clone(), self.set, count, part);
+        self.crew.begin(parts, count >= WORTH_OVERLAPPING)
     }
 }
 
@@ -217,6 +187,15 @@ pub(super) fn asked<'a, 's>(
     let Some(setting) = setting else {
         return Err(wrong("no setting says what is to be fitted".to_owned()));
     };
+    let rois = rois_of(inputs)?;
+    // All at once, so that a message names the right ROI.
+    on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
+    Ok((rois, setting))
+}
+
+/// The ROIs of a batch, which may lie anywhere.
+fn rois_of<'a>(inputs: &[TensorView<'a>]) -> Result<Rois<'a>, EngineError> {
+    let wrong = |what: String| EngineError::Input(what);
     let [rois, corners] = inputs else {
         return Err(wrong(format!("{} inputs, expected rois and corners", inputs.len())));
     };
@@ -231,11 +210,7 @@ pub(super) fn asked<'a, 's>(
         DataType::Fp32 => Adu::F32(values(rois.data)?),
         other => return Err(wrong(format!("rois are {other}, expected UINT16 or FP32"))),
     };
-    let rois = Rois::new(adu, side, Some(values(corners.data)?)).map_err(|error| wrong(error.to_string()))?;
-
-    // All at once, so that a message names the right ROI.
-    on_sensor(&setting.camera, rois).map_err(|error| wrong(error.to_string()))?;
-    Ok((rois, setting))
+    Rois::new(adu, side, Some(values(corners.data)?)).map_err(|error| wrong(error.to_string()))
 }
 
 /// The values of a batch. Of none there is no place that would have to be aligned.
@@ -346,7 +321,7 @@ mod tests {
             let inputs = [view(datatype, &[0, 7, 7]), view(DataType::Uint32, &[0, 2])];
             let outputs = GaussMle::new(1).unwrap().run(&inputs, Some(&fitted)).unwrap();
             assert_eq!((outputs[0].shape[0], outputs[1].shape[0]), (0, 0));
-            assert_eq!(Frames::of(&inputs).unwrap().count, 0);
+            assert_eq!(frames::Frames::of(&inputs).unwrap().count, 0);
         }
     }
 

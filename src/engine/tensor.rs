@@ -199,6 +199,14 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
+    /// A copy, aligned for any type.
+    pub fn to_tensor(&self) -> Tensor {
+        let mut words = vec![0_u64; self.data.len().div_ceil(size_of::<u64>())];
+        bytemuck::cast_slice_mut(&mut words)[..self.data.len()].copy_from_slice(self.data);
+        let data = bytes_of(words).slice(..self.data.len());
+        Tensor { datatype: self.datatype, shape: self.shape.clone(), data }
+    }
+
     /// The elements of a [`DataType::Bytes`] tensor as text.
     ///
     /// # Errors

@@ -1,68 +1,176 @@
 //! Threads that share the parts of a batch with whoever has it.
 //!
-//! Whoever has a batch works on it, too: it begins while the others wake, and need not be woken when they are done. On a virtual machine
-//! either takes as long as dozens of fits.
+//! Whoever has a batch works on it, too: it begins while the others wake. On a virtual machine waking takes as long as dozens of fits. When
+//! no part is left to begin, the next batch can: others may still be about the last parts of this one, where the system gave their
+//! cores to somebody else for a while.
 
+use crate::{
+    engine::{Airborne, EngineError, Flight, Tensor},
+    error::panic_words,
+};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::sync::{Mutex, PoisonError};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+};
 
-/// The others; none where one thread is all there is.
-#[derive(Debug)]
-pub(super) struct Crew(Option<ThreadPool>);
+/// A batch in parts, with all that they read and write.
+pub(super) trait Parts: Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Does one of them.
+    ///
+    /// # Errors
+    /// As [`Engine::run`](crate::engine::Engine::run), for all of the batch.
+    ///
+    /// # Safety
+    /// Each is done once.
+    #[allow(unsafe_code, reason = "threads write one place, each its own part of it")]
+    unsafe fn work(&self, part: usize) -> Result<(), EngineError>;
+
+    /// The outputs, for whoever asks first.
+    ///
+    /// # Safety
+    /// All parts have been done, without an error.
+    #[allow(unsafe_code, reason = "parts that nobody did are not there")]
+    unsafe fn outputs(&self) -> Vec<Tensor>;
+}
+
+/// A batch on its way.
+struct Shared {
+    parts: Box<dyn Parts>,
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    begun: usize,
+    ended: usize,
+    /// The first. Nothing is begun after it.
+    error: Option<EngineError>,
+}
+
+impl Shared {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<usize> {
+        let mut progress = self.progress();
+        let next =
+            Some(progress.begun).filter(|part| *part < self.parts.count() && progress.error.is_none())?;
+        progress.begun += 1;
+        Some(next)
+    }
+
+    /// Does parts until none is left to begin.
+    fn work(&self) {
+        while let Some(part) = self.next() {
+            // SAFETY: nobody else has this part.
+            #[allow(unsafe_code, reason = "each part is done once")]
+            let work = || unsafe { self.parts.work(part) };
+            let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+                Err(EngineError::Device(format!("the fitter panicked: {}", panic_words(&panic))))
+            });
+            let mut progress = self.progress();
+            progress.ended += 1;
+            if let Err(error) = done {
+                progress.error.get_or_insert(error);
+            }
+            if self.is_over(&progress) {
+                self.ended.notify_all();
+            }
+        }
+    }
+
+    fn is_over(&self, progress: &Progress) -> bool {
+        progress.ended == progress.begun && (progress.begun == self.parts.count() || progress.error.is_some())
+    }
+
+    /// Waits for the parts that were begun.
+    fn wait(&self) -> MutexGuard<'_, Progress> {
+        let wait = self.ended.wait_while(self.progress(), |progress| !self.is_over(progress));
+        wait.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outcome(&self) -> Result<Vec<Tensor>, EngineError> {
+        if let Some(error) = self.wait().error.clone() {
+            return Err(error);
+        }
+        // SAFETY: all parts have been begun, as many ended, and none with an error.
+        #[allow(unsafe_code, reason = "all parts are done")]
+        Ok(unsafe { self.parts.outputs() })
+    }
+}
+
+impl Airborne for Arc<Shared> {
+    fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
+        self.outcome()
+    }
+}
+
+/// The threads.
+pub(super) struct Crew {
+    /// The others; none where one thread is all there is.
+    others: Option<ThreadPool>,
+    /// The last batch that others may still be about.
+    before: Weak<Shared>,
+}
 
 impl Crew {
-    /// So many threads, with the one that calls [`Crew::share`].
+    /// Batches that may be on their way at once.
+    pub(super) const DEPTH: usize = 2;
+
+    /// So many threads, with the one that calls [`Crew::begin`].
     ///
     /// # Errors
     /// If the system refuses a thread.
     pub(super) fn new(threads: usize) -> Result<Crew, String> {
-        if threads < 2 {
-            return Ok(Crew(None));
-        }
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads - 1)
-            .thread_name(|index| format!("ocelli-fit-{index}"))
-            .build();
-        pool.map(|pool| Crew(Some(pool)))
-            .map_err(|error| format!("cannot start the threads that fit: {error}"))
+        let start = |others| {
+            let name = |index| format!("ocelli-fit-{index}");
+            let pool = ThreadPoolBuilder::new().num_threads(others).thread_name(name).build();
+            pool.map_err(|error| format!("cannot start the threads that fit: {error}"))
+        };
+        let others = Some(threads.saturating_sub(1)).filter(|others| *others > 0).map(start).transpose()?;
+        Ok(Crew { others, before: Weak::new() })
     }
 
     /// How many threads share the work.
     pub(super) fn threads(&self) -> usize {
-        1 + self.0.as_ref().map_or(0, ThreadPool::current_num_threads)
+        1 + self.others.as_ref().map_or(0, ThreadPool::current_num_threads)
     }
 
-    /// Does something with each part; whoever is free takes the next.
+    /// Does a batch; whoever is free takes its next part. Returns when none is left to begin, and the batch before is done; if not
+    /// `along`, when this one is, which spares waking somebody who waits for it.
     ///
     /// # Errors
     /// The first that came. What was begun then is ended, and no more is begun.
-    pub(super) fn share<P: Send, E: Send>(
-        &self,
-        parts: impl ExactSizeIterator<Item = P> + Send,
-        each: impl Fn(P) -> Result<(), E> + Sync,
-    ) -> Result<(), E> {
-        let count = parts.len();
-        let left = Mutex::new((Some(parts), None));
-        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).0.as_mut()?.next();
-        let work = || {
-            while let Some(part) = next() {
-                if let Err(error) = each(part) {
-                    let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
-                    left.0 = None;
-                    left.1.get_or_insert(error);
-                }
+    pub(super) fn begin(&mut self, parts: impl Parts + 'static, along: bool) -> Result<Flight, EngineError> {
+        let count = parts.count();
+        let batch =
+            Arc::new(Shared { parts: Box::new(parts), progress: Mutex::default(), ended: Condvar::new() });
+        if let Some(others) = &self.others {
+            for _ in 0..others.current_num_threads().min(count.saturating_sub(1)) {
+                // Who comes too late holds nothing of it.
+                let batch = Arc::downgrade(&batch);
+                others.spawn(move || {
+                    if let Some(batch) = batch.upgrade() {
+                        batch.work();
+                    }
+                });
             }
-        };
-        match &self.0 {
-            Some(pool) if count > 1 => pool.in_place_scope(|scope| {
-                for _ in 0..pool.current_num_threads().min(count - 1) {
-                    scope.spawn(|_| work());
-                }
-                work();
-            }),
-            _ => work(),
         }
-        left.into_inner().unwrap_or_else(PoisonError::into_inner).1.map_or(Ok(()), Err)
+        batch.work();
+        if !along || batch.is_over(&batch.progress()) {
+            return batch.outcome().map(Flight::Landed);
+        }
+        if let Some(before) = self.before.upgrade() {
+            drop(before.wait());
+        }
+        self.before = Arc::downgrade(&batch);
+        Ok(Flight::Airborne(Box::new(batch)))
     }
 }
 
@@ -72,46 +180,148 @@ mod tests {
     use super::*;
     use std::{collections::HashSet, sync::Barrier, thread};
 
+    /// Parts that do this.
+    struct Doing<F> {
+        count: usize,
+        work: F,
+        done: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl<F: Fn(usize) -> Result<(), EngineError> + Send + Sync> Parts for Doing<F> {
+        fn count(&self) -> usize {
+            self.count
+        }
+
+        #[allow(unsafe_code, reason = "a part of the trait")]
+        unsafe fn work(&self, part: usize) -> Result<(), EngineError> {
+            (self.work)(part)?;
+            self.done.lock().unwrap().push(part);
+            Ok(())
+        }
+
+        #[allow(unsafe_code, reason = "a part of the trait")]
+        unsafe fn outputs(&self) -> Vec<Tensor> {
+            Vec::new()
+        }
+    }
+
+    type Done = Arc<Mutex<Vec<usize>>>;
+
+    fn doing(
+        count: usize,
+        work: impl Fn(usize) -> Result<(), EngineError> + Send + Sync + 'static,
+    ) -> (impl Parts + 'static, Done) {
+        let done = Done::default();
+        (Doing { count, work, done: Arc::clone(&done) }, done)
+    }
+
+    fn sorted(done: &Done) -> Vec<usize> {
+        let mut done = done.lock().unwrap().clone();
+        done.sort_unstable();
+        done
+    }
+
     #[test]
     fn each_part_is_done_once_by_as_many_threads_as_there_are() {
         for threads in [1, 2, 5] {
-            let crew = Crew::new(threads).unwrap();
+            let mut crew = Crew::new(threads).unwrap();
             assert_eq!(crew.threads(), threads);
-            for count in [0, 1, threads, 100] {
-                let mut done = vec![0; count];
-                crew.share(done.iter_mut(), |part| {
-                    *part += 1;
-                    Ok::<_, ()>(())
-                })
-                .unwrap();
-                assert_eq!(done, vec![1; count]);
+            for (count, along) in [0, 1, threads, 100].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+                let (parts, done) = doing(count, |_| Ok(()));
+                let flight = crew.begin(parts, along).unwrap();
+                assert!(along || matches!(flight, Flight::Landed(_)));
+                flight.land().unwrap();
+                assert_eq!(sorted(&done), (0..count).collect::<Vec<_>>());
             }
             // None ends before all have one.
-            let (all, seen) = (Barrier::new(threads), Mutex::new(HashSet::new()));
-            crew.share(0..threads, |_| {
+            let (all, seen) = (Barrier::new(threads), Arc::new(Mutex::new(HashSet::new())));
+            let who = Arc::clone(&seen);
+            let (parts, _) = doing(threads, move |_| {
                 all.wait();
-                seen.lock().unwrap().insert(thread::current().id());
-                Ok::<_, ()>(())
-            })
-            .unwrap();
-            let seen = seen.into_inner().unwrap();
+                who.lock().unwrap().insert(thread::current().id());
+                Ok(())
+            });
+            crew.begin(parts, false).unwrap().land().unwrap();
+            let seen = seen.lock().unwrap();
             assert_eq!((seen.len(), seen.contains(&thread::current().id())), (threads, true));
         }
     }
 
     #[test]
     fn after_an_error_nothing_more_is_begun() {
-        for threads in [1, 3] {
-            let crew = Crew::new(threads).unwrap();
-            let begun = Mutex::new(0);
-            let failed = crew.share(0..1000, |part| {
-                *begun.lock().unwrap() += 1;
-                if part == 3 { Err(part) } else { Ok(()) }
+        for (threads, panics) in [(1, false), (3, false), (3, true)] {
+            let mut crew = Crew::new(threads).unwrap();
+            let (parts, done) = doing(1000, move |part| match part {
+                3 if panics => panic!("part 3"),
+                3 => Err(EngineError::Input("part 3".to_owned())),
+                _ => Ok(()),
             });
-            assert_eq!(failed, Err(3));
-            let begun = *begun.lock().unwrap();
-            assert!(begun >= 4 && (threads > 1 || begun == 4), "{begun}");
-            assert_eq!(crew.share(0..10, |_| Ok::<_, ()>(())), Ok(()), "the next batch");
+            let failed = crew.begin(parts, true).and_then(Flight::land).unwrap_err();
+            let expected = match panics {
+                true => EngineError::Device("the fitter panicked: part 3".to_owned()),
+                false => EngineError::Input("part 3".to_owned()),
+            };
+            assert_eq!(failed, expected);
+            let done = sorted(&done);
+            // How far others are meanwhile is not known.
+            assert!(done.starts_with(&[0, 1, 2]) && !done.contains(&3), "{done:?}");
+            assert!(threads > 1 || done.len() == 3, "{done:?}");
+            let (parts, done) = doing(10, |_| Ok(()));
+            crew.begin(parts, false).unwrap().land().unwrap();
+            assert_eq!(sorted(&done).len(), 10, "the next batch");
         }
+    }
+
+    /// Two parts: the caller's, which ends when somebody else has the other, and that one, which ends after `hold`.
+    fn held(hold: impl Fn() + Send + Sync + 'static) -> (impl Parts + 'static, Done) {
+        let (me, both) = (thread::current().id(), Barrier::new(2));
+        doing(2, move |_| {
+            both.wait();
+            if thread::current().id() != me {
+                hold();
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn the_next_batch_is_done_while_another_thread_is_about_the_last_part() {
+        let mut crew = Crew::new(2).unwrap();
+        let go = Arc::new(Barrier::new(2));
+        let its = Arc::clone(&go);
+        let (parts, first) = held(move || {
+            its.wait();
+        });
+        let flight = crew.begin(parts, true).unwrap();
+        assert!(matches!(flight, Flight::Airborne(_)), "it waited for the other's part");
+        let (parts, second) = doing(4, |_| Ok(()));
+        assert!(matches!(crew.begin(parts, true).unwrap(), Flight::Landed(_)));
+        assert_eq!((second.lock().unwrap().len(), first.lock().unwrap().len()), (4, 1));
+        go.wait();
+        flight.land().unwrap();
+        assert_eq!(sorted(&first).len(), 2);
+    }
+
+    #[test]
+    fn no_more_than_two_batches_are_on_their_way() {
+        let mut crew = Crew::new(3).unwrap();
+        let (first_go, second_go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+        let (its, let_first_go) = (Arc::clone(&first_go), first_go);
+        let (parts, first) = held(move || {
+            its.wait();
+        });
+        let first_flight = crew.begin(parts, true).unwrap();
+        let its = Arc::clone(&second_go);
+        let (parts, second) = held(move || {
+            let_first_go.wait();
+            its.wait();
+        });
+        let second_flight = crew.begin(parts, true).unwrap();
+        assert!(matches!(second_flight, Flight::Airborne(_)));
+        assert_eq!((first.lock().unwrap().len(), second.lock().unwrap().len()), (2, 1));
+        second_go.wait();
+        first_flight.land().unwrap();
+        second_flight.land().unwrap();
+        assert_eq!(sorted(&second).len(), 2);
     }
 }

@@ -12,14 +12,18 @@
 //! | `codes` | BYTES `[n]` | their codes, as of ROIs |
 //! | `spots` | BYTES `[n]` | of each spot x and y of its box's first pixel, UINT32, and its score, FP32 |
 
-use super::{Columns, Setting, values};
+use super::{Columns, Setting, crew::Parts, values};
 use crate::engine::{
     DataType, EngineError, Tensor, TensorView,
     kernels::{Adu, FinderOptions, InstructionSet, Invalid, RoiBuffer, Spot, SpotFinder, fit_all},
     staging::{Memory, Slot, Staging},
 };
 use bytes::Bytes;
-use std::ops::Range;
+use std::{
+    mem,
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 /// Pixels of a batch, if not of a single frame: about 10 ms of work for a CPU that looks at them.
 pub const PIXELS_MAX: usize = 1 << 22;
@@ -124,6 +128,67 @@ impl FrameRoom {
         let filled = self.filled;
         self.slot.freeze().slice(..filled)
     }
+}
+
+/// A batch of frames in parts: each thread has as many.
+pub(super) struct FrameParts {
+    inputs: Vec<Tensor>,
+    setting: Setting,
+    options: FinderOptions,
+    set: InstructionSet,
+    count: usize,
+    /// Frames of a part; the last may have fewer.
+    part: usize,
+    found: Vec<Mutex<Fitted>>,
+}
+
+impl FrameParts {
+    /// The frames in `inputs`, for so many threads.
+    ///
+    /// # Errors
+    /// [`EngineError::Input`] where there are none of any such shape.
+    pub(super) fn new(
+        inputs: Vec<Tensor>,
+        setting: &Setting,
+        options: &FinderOptions,
+        set: InstructionSet,
+        threads: usize,
+    ) -> Result<FrameParts, EngineError> {
+        let count = frames_in(&inputs)?.count;
+        let part = count.div_ceil(threads).max(1);
+        let found = (0..count).step_by(part).map(|_| Mutex::default()).collect();
+        Ok(FrameParts { inputs, setting: setting.clone(), options: *options, set, count, part, found })
+    }
+}
+
+impl Parts for FrameParts {
+    fn count(&self) -> usize {
+        self.found.len()
+    }
+
+    #[allow(unsafe_code, reason = "a part of the trait; nothing here is")]
+    unsafe fn work(&self, part: usize) -> Result<(), EngineError> {
+        let range = part * self.part..self.count.min((part + 1) * self.part);
+        let frames = frames_in(&self.inputs)?;
+        let fitted = Fitted::search(self.set, &self.setting, &self.options, &frames, range);
+        let fitted = fitted.map_err(|error| EngineError::Input(error.to_string()))?;
+        *self.found[part].lock().unwrap_or_else(PoisonError::into_inner) = fitted;
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "a part of the trait; nothing here is")]
+    unsafe fn outputs(&self) -> Vec<Tensor> {
+        let mut all = Fitted::default();
+        for part in &self.found {
+            all.append(mem::take(&mut part.lock().unwrap_or_else(PoisonError::into_inner)));
+        }
+        all.answer(self.count, self.options.spots_max)
+    }
+}
+
+fn frames_in(inputs: &[Tensor]) -> Result<Frames<'_>, EngineError> {
+    let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
+    Frames::of(&views)
 }
 
 /// What was found in some frames: spots in any order, and for each a row and its codes.
