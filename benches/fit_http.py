@@ -8,8 +8,9 @@
 ROIs are posted as they are (u16, little-endian, `application/octet-stream`) in one request, and come back as Arrow with all
 columns. The fitter alone runs in a process for each core, without reading or writing anything. Both sides take turns. The client
 shares the cores with the server; with --client-apart it has the last core, and the server the others, as has the fitter alone. A
-round in which other programs took more than 10 % of the cores is not counted. The last line names the machine's TCP congestion
-control: bbr paces streams over loopback as well, which takes 7 % of the server's CPU time; Linux's own default is cubic.
+round in which other programs took more than 10 % of the cores is not counted. The client chooses its congestion control of TCP as
+the server does on loopback, so that results do not depend on the machine's (bbr paces streams there as well, which takes a tenth of
+the time); --congestion-control has another one. The last line names both.
 """
 
 import argparse
@@ -79,7 +80,9 @@ def through(server, folder, given, count):
     head = f"POST /predictions/spots?{query} HTTP/1.1\r\nHost: bench\r\nContent-Length: {size * given.repeat}\r\n"
     head = head.replace(f"shape={count},", f"shape={count * given.repeat},")
     head += "Content-Type: application/octet-stream\r\nConnection: close\r\n\r\n"
-    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection = socket.socket()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, given.congestion_control.encode())
+    connection.connect(("127.0.0.1", server.port))
     started = time.perf_counter()
 
     def send():
@@ -111,6 +114,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--foreign-max", type=float, default=0.1, help="share of the cores that others may take")
     parser.add_argument("--client-apart", action="store_true", help="give the client a core of its own")
+    parser.add_argument("--congestion-control", default="reno", help="of the client; the machine's may be another")
     given = parser.parse_args()
     binary = os.environ["FIT_BINARY"]
     cores = CORES[:-1] if given.client_apart else CORES
@@ -152,7 +156,7 @@ def main():
                 )
         finally:
             server.kill()
-    name = f"{given.box} x {given.box} {given.psf}, {CONGESTION_CONTROL}"
+    name = f"{given.box} x {given.box} {given.psf}, {CONGESTION_CONTROL} and in the client {given.congestion_control}"
     if ratios:
         print(f"{name}: {statistics.median(ratios):.1%} ({min(ratios):.1%} to {max(ratios):.1%}, {len(ratios)} rounds)")
     else:

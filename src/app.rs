@@ -3,6 +3,7 @@
 
 mod admin;
 mod base;
+mod listen;
 mod loader;
 mod local;
 mod open_files;
@@ -30,8 +31,8 @@ use crate::{
 use admin::Admin;
 pub use base::Core;
 use futures_util::future::join_all;
+use listen::bind;
 use std::{
-    io::ErrorKind,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -108,17 +109,6 @@ impl App {
     /// # Errors
     /// If a socket cannot be bound, the backend cannot be had, or the system refuses a thread.
     pub async fn start(config: Config, log: Option<&Logging>) -> Result<App, AppError> {
-        let bind = |address: SocketAddr, option: &'static str| async move {
-            TcpListener::bind(address).await.map_err(|error| {
-                let hint = match error.kind() {
-                    ErrorKind::AddrInUse => {
-                        format!("; give {option} another port, or end what listens there")
-                    }
-                    _ => String::new(),
-                };
-                AppError::Failed(format!("cannot listen on {address} ({option}): {error}{hint}"))
-            })
-        };
         // Sockets first: the commonest mistake is told before a model is loaded.
         let mut listeners = Vec::new();
         for address in &config.listen {

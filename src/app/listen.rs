@@ -1,0 +1,55 @@
+//! Sockets that wait for connections.
+
+use super::AppError;
+use socket2::SockRef;
+use std::{io::ErrorKind, net::SocketAddr};
+use tokio::net::TcpListener;
+
+/// Listens at the address that `option` names.
+///
+/// # Errors
+/// If the system does not allow it, with what to do.
+pub(super) async fn bind(address: SocketAddr, option: &str) -> Result<TcpListener, AppError> {
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        let hint = match error.kind() {
+            ErrorKind::AddrInUse => format!("; give {option} another port, or end what listens there"),
+            _ => String::new(),
+        };
+        AppError::Failed(format!("cannot listen on {address} ({option}): {error}{hint}"))
+    })?;
+    if address.ip().to_canonical().is_loopback() {
+        unpaced(&listener);
+    }
+    Ok(listener)
+}
+
+/// Has the system send on its connections as fast as peers take it, whatever the machine's congestion control is: nothing is lost within
+/// a machine, and pacing there (`bbr`) takes time of its cores alone. A connection that has begun to be paced stays so: it is chosen
+/// here, not when one is accepted. `reno` is what any process may choose.
+fn unpaced(listener: &TcpListener) {
+    // Without it, replies go out as everybody's do.
+    let _ = SockRef::from(listener).set_tcp_congestion(b"reno");
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use tokio::net::TcpStream;
+
+    /// The congestion control of a connection that a listener on this address accepts.
+    async fn of_accepted(address: &str) -> Vec<u8> {
+        let listener = bind(address.parse().unwrap(), "listen").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (_client, accepted) = tokio::join!(TcpStream::connect(("127.0.0.1", port)), listener.accept());
+        SockRef::from(&accepted.unwrap().0).tcp_congestion().unwrap()
+    }
+
+    #[tokio::test]
+    async fn connections_within_the_machine_are_not_paced_and_others_are_as_the_machine_has_them() {
+        assert!(of_accepted("127.0.0.1:0").await.starts_with(b"reno\0"));
+        let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let usual = SockRef::from(&plain).tcp_congestion().unwrap();
+        assert_eq!(of_accepted("0.0.0.0:0").await, usual);
+    }
+}
