@@ -45,25 +45,8 @@ impl Asked {
 
     /// Data may be what it likes: it is copied to where any type can be read.
     fn run(&self, engine: &mut dyn Engine) -> Result<(), EngineError> {
-        let aligned: Vec<Vec<u64>> = self
-            .inputs
-            .iter()
-            .map(|tensor| {
-                let mut words = vec![0_u64; tensor.data.len().div_ceil(8)];
-                bytemuck::cast_slice_mut(&mut words)[..tensor.data.len()].copy_from_slice(&tensor.data);
-                words
-            })
-            .collect();
-        let views: Vec<TensorView<'_>> = self
-            .inputs
-            .iter()
-            .zip(&aligned)
-            .map(|(tensor, words)| TensorView {
-                datatype: tensor.datatype,
-                shape: tensor.shape.clone(),
-                data: &bytemuck::cast_slice(words)[..tensor.data.len()],
-            })
-            .collect();
+        let aligned: Vec<Tensor> = self.inputs.iter().map(|tensor| tensor.view().to_tensor()).collect();
+        let views: Vec<TensorView<'_>> = aligned.iter().map(Tensor::view).collect();
         for _ in 0..self.runs {
             let ran = engine.run(&views, None);
             ran.map_err(|error| failed(&format!("warm-up {:?}", self.name), error))?;

@@ -105,6 +105,7 @@ impl Shared {
     }
 }
 
+/// Dropping it need not wait: whoever is about a part holds the batch, and all memory is the batch's own.
 impl Airborne for Arc<Shared> {
     fn land(self: Box<Self>) -> Result<Vec<Tensor>, EngineError> {
         self.outcome()
