@@ -12,10 +12,14 @@
 //! `handed` is the same, but another thread copies each body.
 
 use axum::{Router, body::Bytes, extract::DefaultBodyLimit, routing::post};
-use std::time::{Duration, Instant};
+use socket2::SockRef;
+use std::{
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 
 /// One answer; returns its length. `buffer` is scratch.
@@ -67,9 +71,17 @@ async fn chunks(stream: &mut TcpStream, buffer: &mut Vec<u8>, mut at: usize) -> 
     }
 }
 
+/// Has a client, or connections that a listener accepts, send as fast as the other side takes it, as the server does on loopback whatever
+/// the machine's congestion control is.
+fn unpaced(socket: &impl AsFd) {
+    SockRef::from(socket).set_tcp_congestion(b"reno").expect("a control that everybody may choose");
+}
+
 /// Sends over one connection until `end`; the seconds of each call.
 async fn call(address: String, request: Bytes, begin: Instant, end: Instant) -> Vec<f64> {
-    let mut stream = TcpStream::connect(&address).await.expect("a server");
+    let socket = TcpSocket::new_v4().expect("a socket");
+    unpaced(&socket);
+    let mut stream = socket.connect(address.parse().expect("an address")).await.expect("a server");
     stream.set_nodelay(true).expect("an option of the socket");
     let mut buffer = Vec::with_capacity(request.len() + 4096);
     let mut seconds = Vec::new();
@@ -111,6 +123,7 @@ async fn echo() {
 
 async fn serve(routes: Router) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    unpaced(&listener);
     println!("{}", listener.local_addr().expect("an address"));
     let routes = routes.layer(DefaultBodyLimit::disable());
     axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))), routes)

@@ -51,7 +51,7 @@ import requests
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "clients")]
 import make_models  # noqa: E402
-from rawhttp import Connection, infer  # noqa: E402
+from rawhttp import Connection, infer, unpaced  # noqa: E402
 from server import Server  # noqa: E402
 
 BATCHES = (1, 4, 16)
@@ -316,6 +316,7 @@ def report(given, server, session, spinning, x, data, fill=None):
     client_share = client_cpu / (client_cpu + server_cpu or 1)
 
     listener = socket.create_server(("127.0.0.1", 0))
+    unpaced(listener)
     echo = multiprocessing.get_context("fork").Process(
         target=sink, args=(listener, len(data), b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body), daemon=True
     )
