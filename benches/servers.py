@@ -301,7 +301,7 @@ class TritonPython(Peer):
 
 class TritonOnnx(TritonPython):
     """The same program with its backend for ONNX, which benches/servers/triton_onnxruntime.sh builds from its sources. This
-    one gives no way to keep idle threads from spinning."""
+    one gives no way to keep idle threads from spinning for long."""
 
     name = "triton-onnxruntime"
 

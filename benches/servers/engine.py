@@ -30,8 +30,9 @@ class Engine:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(threads or os.environ["PEER_THREADS"])
         options.inter_op_num_threads = 1
-        # As Ocelli has it: idle threads sleep, since the front needs the same cores.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # As Ocelli has it: idle threads sleep soon, since the front needs the same cores.
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "10")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         path = folder / name / "model.onnx"
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.input, self.output = self.session.get_inputs()[0].name, self.session.get_outputs()[0].name

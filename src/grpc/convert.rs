@@ -121,8 +121,45 @@ fn input(
     Ok(Input::whole(name, tensor, parameters))
 }
 
+/// The field of typed contents that has a type's values; FP16 and BF16 have none.
+fn field_of(datatype: DataType) -> Option<&'static str> {
+    Some(match datatype {
+        DataType::Bool => "bool_contents",
+        DataType::Int8 | DataType::Int16 | DataType::Int32 => "int_contents",
+        DataType::Int64 => "int64_contents",
+        DataType::Uint8 | DataType::Uint16 | DataType::Uint32 => "uint_contents",
+        DataType::Uint64 => "uint64_contents",
+        DataType::Fp32 => "fp32_contents",
+        DataType::Fp64 => "fp64_contents",
+        DataType::Bytes => "bytes_contents",
+        DataType::Fp16 | DataType::Bf16 => return None,
+    })
+}
+
+/// Refuses values in a field that is not their type's: nobody would read them.
+fn in_place(name: &str, datatype: DataType, contents: &InferTensorContents) -> Result<(), InferError> {
+    let Some(own) = field_of(datatype) else { return Ok(()) };
+    let there = [
+        ("bool_contents", contents.bool_contents.len()),
+        ("int_contents", contents.int_contents.len()),
+        ("int64_contents", contents.int64_contents.len()),
+        ("uint_contents", contents.uint_contents.len()),
+        ("uint64_contents", contents.uint64_contents.len()),
+        ("fp32_contents", contents.fp32_contents.len()),
+        ("fp64_contents", contents.fp64_contents.len()),
+        ("bytes_contents", contents.bytes_contents.len()),
+    ];
+    match there.iter().find(|(field, values)| *values > 0 && *field != own) {
+        Some((field, values)) => Err(bad(format!(
+            "input {name:?} has {values} values in {field}, but it is {datatype}: put them in {own}, or in raw_input_contents"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Typed contents as a tensor's bytes.
 fn bytes(name: &str, datatype: DataType, contents: InferTensorContents) -> Result<Bytes, InferError> {
+    in_place(name, datatype, &contents)?;
     let InferTensorContents {
         bool_contents,
         int_contents,
@@ -325,6 +362,38 @@ mod tests {
                     assert!(matches!(datatype, DataType::Fp16 | DataType::Bf16), "{error}");
                     assert!(bytes("x", datatype, InferTensorContents::default()).is_err());
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn values_in_the_field_of_another_type_are_refused_with_the_field_that_is_theirs() {
+        let sent = |datatype: DataType, contents| {
+            let mut sent = message(&[]);
+            sent.raw_input_contents.clear();
+            sent.inputs[0].datatype = datatype.name().into();
+            sent.inputs[0].shape = vec![2];
+            sent.inputs[0].contents = Some(contents);
+            request(sent, &[]).map(|read| read.inputs[0].tensor.data.len())
+        };
+        let doubles = InferTensorContents { fp64_contents: vec![1.0, 2.0], ..Default::default() };
+        let told = sent(DataType::Fp32, doubles.clone()).unwrap_err().to_string();
+        assert!(
+            told.contains("2 values in fp64_contents") && told.contains("put them in fp32_contents"),
+            "{told}"
+        );
+        // Beside its own, too: nobody would read them.
+        let both = InferTensorContents { fp32_contents: vec![1.0, 2.0], ..doubles };
+        assert!(sent(DataType::Fp32, both).unwrap_err().to_string().contains("fp64_contents"));
+        for datatype in DataType::ALL {
+            // What a tensor becomes as typed contents is where it is looked for.
+            let zeros = contents("x", &Tensor::zeros(datatype, &[2]));
+            match datatype.size() {
+                Some(size) if field_of(datatype).is_some() => {
+                    assert_eq!(sent(datatype, zeros.unwrap()), Ok(2 * size));
+                }
+                Some(_) => assert!(zeros.is_err(), "{datatype} has no field"),
+                None => assert_eq!(sent(datatype, zeros.unwrap()), Ok(8)),
             }
         }
     }

@@ -154,6 +154,10 @@ impl Session {
     }
 }
 
+/// How long a thread may look for work before it sleeps, in a run; between runs it sleeps at once. From one operator to the next is
+/// mostly less, and waking takes longer than that. More would take the cores from decoding and from the front.
+const SPIN_US: &str = "10";
+
 fn commit(
     runtime: &Runtime,
     path: &Path,
@@ -165,9 +169,9 @@ fn commit(
     let mut builder = OrtSession::builder(&runtime.environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(threads)?
-        // Idle threads that spin would take the cores from decoding and from the front.
-        .with_intra_op_spinning(false)?
         .with_config_entry(key, value)?
+        .with_config_entry("session.intra_op.spin_duration_us", SPIN_US)?
+        .with_config_entry("session.force_spinning_stop", "1")?
         .with_execution_providers(providers)?;
     for (name, bytes) in weights {
         // The session has a copy of them, and these go with the builder.
