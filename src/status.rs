@@ -228,10 +228,13 @@ impl Status {
                 all => format!("{loading} of {all} models are still loading"),
             });
         }
-        if ready == 0 && all > 0 {
-            return Err(format!("no model is ready: {unavailable} of {all} unavailable, {loading} loading"));
+        match (ready, all) {
+            (0, 0) => Err("no model is loaded".into()),
+            (0, all) => {
+                Err(format!("no model is ready: {unavailable} of {all} unavailable, {loading} loading"))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -345,11 +348,13 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_whose_models_all_failed_is_not_ready_but_one_without_models_is() {
+    fn a_replica_whose_models_all_failed_or_left_is_not_ready() {
         let status = serving();
         status.set_models(counts(0, 0, 2));
         check(&status, Err("no model is ready: 2 of 2 unavailable, 0 loading"));
         status.set_models(counts(0, 0, 0));
+        check(&status, Err("no model is loaded"));
+        status.set_models(counts(1, 0, 0));
         check(&status, Ok(()));
     }
 

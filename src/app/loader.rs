@@ -61,15 +61,23 @@ fn load(
     let mut found = models::scan(folder).map_err(failed)?;
     found.retain(|found| found.name == name);
     if found.is_empty() {
-        return Err(InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() });
+        return Err(match devices.lists(name) {
+            true => failed("nothing lies in the model folder under this name any more".to_owned()),
+            false => InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() },
+        });
     }
     for found in &mut found {
         if let Ok(source) = &mut found.source {
-            overrides.apply(&mut source.manifest).map_err(|why| failed(format!("config: {why}")))?;
+            let applied = overrides.apply(&mut source.manifest);
+            applied.map_err(|why| InferError::BadRequest(format!("config of model {name:?}: {why}")))?;
         }
     }
-    // What a configuration says without a version is of the highest.
-    let highest = found.iter().rfind(|found| found.source.is_ok()).map(|found| found.version.clone());
+    // What a configuration says without a version is of the highest. It comes first: where it is refused, the others stay as they are.
+    let highest = found.iter().rposition(|found| found.source.is_ok());
+    if let Some(highest) = highest {
+        found[..=highest].rotate_right(1);
+    }
+    let highest = highest.map(|_| found[0].version.clone());
     let expected = |model: &Model| match highest.as_deref() == Some(&*model.version) {
         true => overrides.check_repeated(&catalog::config_of(model)),
         false => Ok(()),

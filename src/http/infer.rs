@@ -90,7 +90,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     let said = request.uri().query().unwrap_or_default();
     let changes = match &model.fit {
         Some(settings) => Some(Changes::of(said, settings)?),
-        None => query::has_no_options(said).map(|()| None).map_err(bad)?,
+        None => query::has_no_options(said, INSTEAD_OF_OPTIONS).map(|()| None).map_err(bad)?,
     };
     let form = Form::accepted(request.headers(), &["application/json", "application/octet-stream"]);
     let caller = Caller::of(front, request.extensions(), request.headers(), request.uri());
@@ -146,6 +146,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     spent.tell(headers);
     Ok(response)
 }
+
+/// What there is here of what a prediction's query asks for.
+const INSTEAD_OF_OPTIONS: &str = "here the answer is the model's tensors; an output with the parameter \"classification\" is its best classes";
 
 /// Headers of a reply.
 const REPLY_HEADERS: usize = 10;

@@ -86,7 +86,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             "model {name:?} takes stacks: post them to /predictions/{name}"
         )));
     }
-    query::has_no_options(request.uri().query().unwrap_or_default()).map_err(InferError::BadRequest)?;
+    let said = request.uri().query().unwrap_or_default();
+    let instead = "here it is the body that says what is wanted, in \"parameters\"";
+    query::has_no_options(said, instead).map_err(InferError::BadRequest)?;
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
     let body = body::of(request, front.limits.body).await?;

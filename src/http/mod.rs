@@ -326,9 +326,15 @@ fn control() -> Router<Arc<Front>> {
 
 /// The API: what [`accept::Acceptor`] serves.
 pub fn routes(front: Arc<Front>) -> Router {
+    let Limits { body, stack_body, .. } = &front.limits;
+    let head_of = |limits: &BodyLimits| HeadLimits {
+        body_bytes_max: limits.bytes_max,
+        option: limits.option,
+        uri_bytes_max: URI_BYTES_MAX,
+    };
     // Which model takes a stack is not known here: whoever reads a body knows its own limit.
-    let BodyLimits { bytes_max, option, .. } = front.limits.stack_body;
-    let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
+    let longest = if stack_body.bytes_max > body.bytes_max { stack_body } else { body };
+    let (head, of_others) = (head_of(longest), head_of(body));
     let inference = around::layered(router(inference_routes()), &front, head, true);
     // Health and metrics are beside the admission of the others: they answer when everything else is refused.
     let others = router(catalog_routes())
@@ -336,7 +342,7 @@ pub fn routes(front: Arc<Front>) -> Router {
         .merge(page::router(&front))
         .merge(router(health::routes()))
         .fallback(guard::not_found);
-    let api = around::layered(others, &front, head, false).merge(inference);
+    let api = around::layered(others, &front, of_others, false).merge(inference);
     let base = Arc::clone(&front.base_path);
     base::below(&base, api.with_state(front))
 }

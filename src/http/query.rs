@@ -41,18 +41,16 @@ pub(super) fn unknown<'k>(key: &str, known: impl IntoIterator<Item = &'k str>) -
 }
 
 /// Refuses the options of predictions in the query of a request whose body says what is wanted, where they would not be heard. All
-/// else is let through as it is: clients and gateways have keys of their own there.
+/// else is let through as it is: clients and gateways have keys of their own there. `instead` says what says it here.
 ///
 /// # Errors
 /// Words for the caller, naming the key.
-pub(super) fn has_no_options(query: &str) -> Result<(), String> {
+pub(super) fn has_no_options(query: &str, instead: &str) -> Result<(), String> {
     for pair in query.split('&') {
         let key = pair.split_once('=').map_or(pair, |(key, _)| key);
         let key = percent_encoding::percent_decode_str(key).decode_utf8_lossy();
         if OPTIONS.contains(&key.as_ref()) {
-            return Err(format!(
-                "{key} in the query is for /predictions alone: here it is the body that says what is wanted, in \"parameters\""
-            ));
+            return Err(format!("{key} in the query is for /predictions alone: {instead}"));
         }
     }
     Ok(())
@@ -65,13 +63,14 @@ mod tests {
     #[test]
     fn options_of_predictions_are_refused_by_name_where_the_body_says_what_is_wanted() {
         for query in ["", "test_1=1&test_2=2", "debug", "a=1&a=2", "b=%ff", "top_k2=1&x=top_k&&"] {
-            assert_eq!(has_no_options(query), Ok(()), "{query}");
+            assert_eq!(has_no_options(query, ""), Ok(()), "{query}");
         }
         for (query, key) in
             [("top_k=1", "top_k"), ("a=1&mask=rle", "mask"), ("form%61t=x", "format"), ("top_k", "top_k")]
         {
-            let error = has_no_options(query).expect_err(query);
-            assert!(error.starts_with(&format!("{key} in the query")), "{query}: {error}");
+            let error = has_no_options(query, "do that").expect_err(query);
+            let told = format!("{key} in the query is for /predictions alone: do that");
+            assert_eq!(error, told, "{query}");
         }
     }
 

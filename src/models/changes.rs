@@ -1,10 +1,11 @@
-//! What changed in the model folder between two looks: by the names, places, sizes and times of files, not by their content.
+//! What changed in the model folder between two looks: by the names, places, sizes, times and inodes of files, not by their content.
 //!
 //! What cannot be read has not changed: a file system that does not answer for a moment is no reason to unload anything.
 
 use std::{
     collections::BTreeMap,
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -20,6 +21,8 @@ struct Seen {
     place: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
+    /// Its inode, and when that changed: a network trained again is as long as before, and who copies files may keep their times.
+    inode: (u64, i64, i64),
 }
 
 /// One look at a model folder.
@@ -119,7 +122,8 @@ fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) -> io::
     if metadata.is_file() {
         let Some(place) = there(fs::canonicalize(path))? else { return Ok(()) };
         let (bytes, modified) = (metadata.len(), metadata.modified().ok());
-        files.push(Seen { name: name.to_owned(), place, bytes, modified });
+        let inode = (metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
+        files.push(Seen { name: name.to_owned(), place, bytes, modified, inode });
     } else if metadata.is_dir() && depth > 0 {
         for (inner, path) in entries(path)? {
             collect(&format!("{name}/{inner}"), &path, depth - 1, files)?;
@@ -167,6 +171,27 @@ mod tests {
 
         write("same/2/model.onnx", "a");
         assert_eq!(second.changes(&Look::at(folder.path())), [load("same")]);
+    }
+
+    #[test]
+    fn a_file_of_the_same_length_and_time_in_another_s_place_is_a_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let write = |path: &Path, content: &str| {
+            fs::write(path, content).unwrap();
+            fs::File::options()
+                .append(true)
+                .open(path)
+                .unwrap()
+                .set_modified(SystemTime::UNIX_EPOCH)
+                .unwrap();
+        };
+        write(&place("one.onnx"), "old");
+        let first = Look::at(folder.path());
+        assert_eq!(first.changes(&Look::at(folder.path())), []);
+        write(&place(".next"), "new");
+        fs::rename(place(".next"), place("one.onnx")).unwrap();
+        assert_eq!(first.changes(&Look::at(folder.path())), [Change::Load("one".to_owned())]);
     }
 
     #[test]

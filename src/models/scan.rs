@@ -248,8 +248,17 @@ fn scan_as(
     }
     found.extend(mistakes);
     if found.is_empty() {
-        let missing = format!("it holds neither {model_file} nor VERSION/{model_file}");
-        found.push(failed("", described.err().unwrap_or(missing)));
+        found.push(failed(
+            "",
+            match described {
+                Err(why) => why,
+                Ok(Described { notes, .. }) => {
+                    let missing = format!("it holds neither {model_file} nor VERSION/{model_file}");
+                    // What was passed over may be what is missed.
+                    std::iter::once(missing).chain(notes).collect::<Vec<_>>().join("; ")
+                }
+            },
+        ));
     }
     found
 }

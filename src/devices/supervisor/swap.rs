@@ -22,7 +22,8 @@ impl Devices {
         self.reload_if(name, found, &|_| Ok(()))
     }
 
-    /// The same of those that are as whoever asks expects them. Others fail, as what cannot be loaded does.
+    /// The same, as long as they are as whoever asks expects them: the first that is not fails, as what cannot be loaded does, and
+    /// those behind it are left as they are.
     ///
     /// # Errors
     /// The reasons of all versions that failed.
@@ -35,8 +36,12 @@ impl Devices {
         let _turn = self.turn();
         self.book.stop_waiting(name);
         let mut reasons = Vec::new();
+        let mut refused = false;
         let is_some_there = found.iter().any(|found| !found.only_named);
         for found in found {
+            if refused {
+                break;
+            }
             let version = &found.version;
             let may_lack = found.only_named && is_some_there;
             let old = self.serving(name, Some(version)).pop();
@@ -47,6 +52,7 @@ impl Devices {
             let loaded = self.try_load(found).and_then(|loading| match expected(&loading.model) {
                 Ok(()) => Ok(loading),
                 Err(why) => {
+                    refused = true;
                     self.leave(loading.model);
                     Err(NotLoaded::Failed(why))
                 }
@@ -84,6 +90,11 @@ impl Devices {
         let gone = |version: &str| found.iter().all(|found| found.version != version);
         self.remove(name, &gone);
         Ok(())
+    }
+
+    /// Whether a model of this name serves, loads or is listed with why it does not.
+    pub fn lists(&self, name: &str) -> bool {
+        self.parts.catalog.has(name)
     }
 
     /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.

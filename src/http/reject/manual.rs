@@ -128,7 +128,7 @@ fn explain(kind: Kind) -> Entry {
         URI_TOO_LONG => entry(
             "Parameters of this service are short; something has put data into the address.",
             "Send data in the body.",
-            Problem::uri_too_long(70_012, 8192),
+            Problem::uri_too_long(9_012, 8192),
         ),
         MEDIA => entry(
             "`detail` lists the content types that the route takes, or the content encodings; these are also in the header \
@@ -238,8 +238,8 @@ pub fn errors_md() -> String {
          sent again.\n\n\
          In a reply to several images, an image that failed has this body as its entry, and the others are answered. Over gRPC\n\
          the same words come with a code in place of the status.\n\n\
-         A request that is no HTTP (broken framing, a header beyond 128 KiB) is refused before any of this: 400 or 431 with an\n\
-         empty body, and the connection ends.\n\n\
+         A request that is no HTTP (broken framing; a head beyond 256 KiB, or 32 KiB over HTTP/2; over 100 headers; an address\n\
+         beyond 64 KiB) is refused before any of this: 400, 414 or 431 with an empty body, and the connection ends.\n\n\
          | kind | status | title |\n|---|---|---|\n"
     );
     for Kind { slug, status, title } in KINDS {

@@ -81,7 +81,7 @@ pub enum StackError {
         option: &'static str,
     },
     /// The temporary file that holds what memory may not failed: not the caller's fault.
-    #[error("cannot keep the stack in a temporary file")]
+    #[error("cannot keep the stack in a temporary file (stack_spill_folder)")]
     Spill(#[source] Arc<io::Error>),
 }
 
