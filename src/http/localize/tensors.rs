@@ -100,6 +100,7 @@ pub(in crate::http) async fn fit(
     let began = Instant::now();
     let (chunks, schema, held) = match Given::of(request.inputs)? {
         Given::Rois(rois) => {
+            settings.suit_rois(rois.rois.shape[2]).map_err(bad)?;
             let schema = settings.schema(false).map_err(InferError::BadRequest)?;
             let setting = settings.setting().map_err(InferError::BadRequest)?;
             (rois.chunk(setting)?.into_iter().collect(), schema, None)
@@ -398,6 +399,7 @@ mod tests {
         };
         let mut gradient = Settings::default();
         gradient.set("gradient_min", "300").expect("a number");
+        gradient.heeds(&[("method", "net-gradient"), ("gradient_min", "300")]).expect("an effect");
         assert_eq!(told(r#"{"method": "net-gradient", "gradient_min": 300}"#), Ok(gradient));
         let error = told(r#"{"method": "net-gradient", "noise_min": 5}"#).expect_err("contradictory");
         assert!(error.contains("noise_min is of the method contrast"), "{error}");

@@ -84,12 +84,18 @@ fn inflate(packed: &[u8], into: &mut [u8]) -> Result<usize, String> {
         let (read, written) = (stream.total_in() as usize, stream.total_out() as usize);
         let step = stream.decompress(&packed[read..], &mut into[written..], FlushDecompress::None);
         let (now_read, now_written) = (stream.total_in() as usize, stream.total_out() as usize);
-        match step {
-            Ok(Status::Ok) if now_written < into.len() && (now_read, now_written) != (read, written) => {}
-            Ok(_) => return Ok(now_written),
-            Err(_) if now_written == into.len() => return Ok(now_written),
-            Err(error) => return Err(format!("its deflate data are damaged ({error})")),
-        }
+        let end = match step {
+            Ok(Status::Ok) if now_written < into.len() && (now_read, now_written) != (read, written) => {
+                continue;
+            }
+            // The checksum is behind the last byte, or more bytes are, which nobody wants.
+            Ok(Status::Ok) => stream.decompress(&packed[now_read..], &mut [0], FlushDecompress::None),
+            other => other,
+        };
+        return match end {
+            Ok(_) => Ok(now_written),
+            Err(error) => Err(format!("its deflate data are damaged ({error})")),
+        };
     }
 }
 
@@ -101,6 +107,8 @@ fn unzstd(packed: &[u8], into: &mut [u8]) -> io::Result<usize> {
         let before = (from.pos(), to.pos());
         stream.run(&mut from, &mut to)?;
         if to.pos() == to.capacity() || (from.pos(), to.pos()) == before {
+            // The checksum, where there is one, is behind the last byte.
+            stream.run(&mut from, &mut OutBuffer::around(&mut [0_u8][..]))?;
             return Ok(to.pos());
         }
     }
@@ -204,6 +212,31 @@ mod tests {
             let mut into = vec![0; rows.len()];
             assert_eq!(unpack(Compression::Zstd, &packed, &mut into), Ok(()), "{padding} bytes beyond");
             assert!(into == rows, "{padding} bytes beyond");
+        }
+    }
+
+    #[test]
+    fn data_whose_checksum_is_another_are_damaged_and_those_without_one_are_taken() {
+        use std::io::Write;
+        let rows: Vec<u8> = (0..1000_u32).map(|i| (i * i >> 5) as u8).collect();
+        let mut deflate = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+        deflate.write_all(&rows).expect("packed");
+        let deflated = deflate.finish().expect("packed");
+        let mut zstd = zstd::bulk::Compressor::new(1).expect("a compressor");
+        zstd.include_checksum(true).expect("a checksum");
+        let zstd = zstd.compress(&rows).expect("packed");
+        for (compression, mut packed) in [(Compression::Deflate, deflated), (Compression::Zstd, zstd)] {
+            let mut into = vec![0; rows.len()];
+            assert_eq!(unpack(compression, &packed, &mut into), Ok(()), "{compression:?}");
+            assert!(into == rows);
+            // A part of them: what follows is not looked at.
+            assert_eq!(unpack(compression, &packed, &mut into[..500]), Ok(()), "{compression:?}");
+            let last = packed.len() - 1;
+            if compression == Compression::Deflate {
+                assert_eq!(unpack(compression, &packed[..last - 3], &mut into), Ok(()), "cut off before it");
+            }
+            packed[last] ^= 1;
+            assert!(unpack(compression, &packed, &mut into).expect_err("damage").contains("damaged"));
         }
     }
 

@@ -54,6 +54,9 @@ pub const KEYS: [(Section, &str); 21] = [
 const LEAST_OF: [(&str, &str); 3] =
     [("photons_min", "contrast"), ("noise_min", "contrast"), ("gradient_min", "net-gradient")];
 
+/// How large ROIs are cut; those that are sent have their size.
+const BOX: &str = "box_px";
+
 /// The keys that are of spots whose shape says how high they are.
 const OF_Z: [&str; 5] = ["gamma_um", "depth_um", "a", "b", "z_um"];
 
@@ -114,6 +117,8 @@ pub struct Settings {
     /// Spots whose box would leave the frame are left out, instead of moving the box.
     drop_at_border: bool,
     spots_max: usize,
+    /// What a request said that is of frames alone.
+    of_frames: Vec<&'static str>,
 }
 
 /// How much wider than a spot the mean is that stands for its background.
@@ -146,6 +151,7 @@ impl Default for Settings {
             radius_px: 2,
             drop_at_border: false,
             spots_max: 10_000,
+            of_frames: Vec::new(),
         }
     }
 }
@@ -265,11 +271,12 @@ impl Settings {
     }
 
     /// Whether what one request said, which is set, has an effect beside all that is set. What a manifest says may be for those who
-    /// ask for another model, or for another way to find spots.
+    /// ask for another model, or for another way to find spots. What is of frames is for [`Settings::suit_rois`] to refuse, once it is
+    /// known what there is.
     ///
     /// # Errors
     /// What has none, beginning with the key.
-    pub fn heeds(&self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
+    pub fn heeds(&mut self, said: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<(), String> {
         let by_gradient = matches!(self.least, Least::Gradient(_));
         for (key, value) in said.iter().map(|(key, value)| (key.as_ref(), value.as_ref().trim())) {
             match key {
@@ -292,7 +299,24 @@ impl Settings {
                 _ => {}
             }
         }
+        let of_frames = KEYS.into_iter().filter(|(section, key)| *section == Section::Detect || *key == BOX);
+        let of_frames = of_frames.filter(|(_, key)| said.iter().any(|(said, _)| said.as_ref() == *key));
+        self.of_frames = of_frames.map(|(_, key)| key).collect();
         Ok(())
+    }
+
+    /// Whether all that the request said has an effect on ROIs of this side, in which nothing is looked for.
+    ///
+    /// # Errors
+    /// What has none, beginning with the key.
+    pub fn suit_rois(&self, side: usize) -> Result<(), String> {
+        let of_frames = self.of_frames.iter().find(|key| **key != BOX || self.box_px != side);
+        of_frames.map_or(Ok(()), |key| {
+            Err(format!(
+                "{key} is of finding spots in frames, but these are ROIs of {side} x {side} px, which are fitted as they are: leave {key} \
+                 out, or send frames (input=frames)"
+            ))
+        })
     }
 
     /// What the engine is asked to do, checked, and so is what is taken for a spot. The camera is made once, and again after it

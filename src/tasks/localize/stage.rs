@@ -239,6 +239,7 @@ impl Stager {
             return Err(InferError::BadRequest(CORNERS_NEEDED.into()));
         }
         self.source = if is_rois {
+            self.settings.suit_rois(width).map_err(InferError::BadRequest)?;
             self.reader.gather(ROIS * width * height);
             Source::Rois(Posted { side: width, first: 0, count: 0 })
         } else {
@@ -349,6 +350,40 @@ mod tests {
         engine::{DataType, staging::Memory},
         image::stack::{Limits, Raw, SampleType},
     };
+
+    #[test]
+    fn what_is_of_frames_alone_is_refused_where_a_stack_holds_rois() {
+        let first = |said: &[(&str, &str)], side: u32| {
+            let mut settings = Settings::default();
+            said.iter().for_each(|(key, value)| settings.set(key, value).unwrap());
+            settings.heeds(said).unwrap();
+            let raw = Raw { width: side, height: side, sample: SampleType::U16, frames: Some(2) };
+            let limits = Limits {
+                side_max: 4096,
+                frame_pixels_max: 1 << 24,
+                frames_max: 10,
+                memory_bytes_max: 1 << 26,
+                spill_bytes_max: 0,
+            };
+            let options = Options { limits, spill_folder: None, file_alone: true };
+            let mut stager = Stager::new(settings, Holds::Auto, Some(Format::Raw(raw)), options);
+            stager.push(vec![1; 4 * (side * side) as usize].into()).unwrap();
+            stager.finish();
+            stager.step(false).map(drop).map_err(|error| error.to_string())
+        };
+        for (key, value) in [("noise_min", "8"), ("spots_max", "1"), ("method", "contrast"), ("box_px", "9")]
+        {
+            let told = first(&[("box_px", "7"), ("sigma_px", "1.2"), (key, value)], 7).unwrap_err();
+            assert!(
+                told.starts_with(&format!(
+                    "{key} is of finding spots in frames, but these are ROIs of 7 x 7 px"
+                )),
+                "{told}"
+            );
+            assert_eq!(first(&[(key, value)], 64), Ok(()), "{key} of frames");
+        }
+        assert_eq!(first(&[("box_px", "7"), ("psf", "xynbs")], 7), Ok(()));
+    }
 
     #[test]
     fn frames_are_gathered_where_a_device_copies_from_unless_one_is_too_large_for_that() {
