@@ -62,7 +62,7 @@ fn load(
     found.retain(|found| found.name == name);
     if found.is_empty() {
         return Err(match devices.lists(name) {
-            true => failed("nothing lies in the model folder under this name any more".to_owned()),
+            true => failed("nothing lies in the model folder under this name".to_owned()),
             false => InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() },
         });
     }

@@ -278,7 +278,7 @@ options! {
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
         parts_max: usize, Count { min: 1, max: 100_000 }, "256",
-            "Parts of one multipart body; more are answered with 413.",
+            "Parts of one multipart body, or images of one JSON body; more are answered with 413.",
             "Each file is a part.";
         header_timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "10000",
             "How long a request's headers may take, from their first byte.",

@@ -104,6 +104,18 @@ impl Reader {
         (self.limits, self.began, self.received, self.pieces) = (limits, Instant::now(), 0, 0);
     }
 
+    /// The length that the body is said to have, if any is; not more than the limit.
+    ///
+    /// # Errors
+    /// [`InferError::TooLarge`], before any of it is read.
+    pub fn announced(&self) -> Result<Option<u64>, InferError> {
+        let announced = self.body.size_hint().exact();
+        match announced.filter(|announced| *announced > self.limits.bytes_max) {
+            Some(announced) => Err(self.limits.too_large(announced)),
+            None => Ok(announced),
+        }
+    }
+
     /// The next bytes, or `None` at the end.
     ///
     /// # Errors
@@ -151,12 +163,7 @@ impl Reader {
     /// # Errors
     /// As [`Reader::next`].
     pub async fn all(mut self) -> Result<Bytes, InferError> {
-        let hint = self.body.size_hint();
-        if let Some(announced) = hint.exact()
-            && announced > self.limits.bytes_max
-        {
-            return Err(self.limits.too_large(announced));
-        }
+        let announced = self.announced()?;
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
         };
@@ -164,7 +171,7 @@ impl Reader {
         let gathered = |parts: &[Bytes]| {
             let so_far: usize = parts.iter().map(Bytes::len).sum();
             // An announced length is within the limit, and admission has set it aside.
-            let room = hint.exact().map_or(START_BYTES, |announced| announced as usize);
+            let room = announced.map_or(START_BYTES, |announced| announced as usize);
             let mut whole = BytesMut::with_capacity(room.max(so_far) + ALIGN);
             let before = whole.as_ptr().addr().wrapping_add(aligned).wrapping_neg() % ALIGN;
             whole.resize(before, 0);
@@ -173,7 +180,7 @@ impl Reader {
             whole
         };
         // Where more is sure to come, the first frame is copied while the rest is under way.
-        let mut whole = if hint.exact().is_some_and(|announced| announced > first.len() as u64) {
+        let mut whole = if announced.is_some_and(|announced| announced > first.len() as u64) {
             gathered(&[first])
         } else {
             // The end is asked for even where it is known: it settles the permit.

@@ -118,6 +118,19 @@ def test_what_is_over_a_limit_is_refused_by_its_option(start, option):
     assert wire.post_image(start(), model, data).status_code == 200
 
 
+def test_a_limit_of_stacks_is_none_of_other_bodies(start):
+    server = start(stack_bytes_max=1024)
+    assert len(TIFF) > 1024 and wire.post_image(server, "digits", TIFF).status_code == 200
+    server = start(body_bytes_max=1024)
+    wire.problem(wire.post_image(server, "digits", TIFF), 413, "limit of 1024", "body_bytes_max")
+    assert wire.post_image(server, "spots", REFUSED["stack_bytes_max"][2]).status_code == 200
+
+
+def test_a_folder_for_stacks_that_is_not_there_is_found_at_the_start(start, tmp_path):
+    with pytest.raises(AssertionError, match="stack_spill_folder .*/nowhere: cannot make a temporary file there"):
+        start(stack_spill_folder=tmp_path / "nowhere")
+
+
 def test_a_model_has_a_log_file_in_the_folder_that_is_configured(start, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()

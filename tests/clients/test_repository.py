@@ -85,6 +85,35 @@ def test_models_are_unloaded_and_loaded(client, folder):
     refuses(lambda: client.load_model("nothing"), "unknown model")
 
 
+def test_a_configuration_that_is_refused_touches_no_version(client, folder):
+    (folder / "identity" / "2").mkdir()
+    shutil.copy(folder / "identity" / "model.onnx", folder / "identity" / "2")
+    wrong = json.dumps({"platform": "tensorflow_savedmodel"})
+    client.unload_model("identity")
+    refuses(lambda: client.load_model("identity", config=wrong), "platform")
+    assert not client.is_model_ready("identity")
+    assert not [version for (name, version), entry in index(client).items() if name == "identity" and entry["state"] == "READY"]
+    client.load_model("identity")
+    refuses(lambda: client.load_model("identity", config=wrong), "platform")
+    assert client.get_model_metadata("identity")["versions"] == ["1", "2"]
+    assert (client.infer("identity", given()).as_numpy("y") == X).all()
+
+
+def test_a_model_whose_folder_is_gone_goes_on_and_a_load_says_so(client, folder):
+    shutil.rmtree(folder / "add")
+    refuses(lambda: client.load_model("add"), "nothing lies in the model folder under this name")
+    assert client.is_model_ready("add")
+
+
+def test_a_server_that_all_models_have_left_is_not_ready(client):
+    for name in ("identity", "add"):
+        assert client.is_server_ready()
+        client.unload_model(name)
+    assert not client.is_server_ready() and client.is_server_live()
+    client.load_model("add")
+    assert client.is_server_ready()
+
+
 def test_a_new_model_and_a_new_version_are_loaded(client, folder, models):
     shutil.copytree(models / "embed", folder / "embed")
     assert not client.is_model_ready("embed")
@@ -245,7 +274,7 @@ def test_a_model_may_come_with_its_load(start_server, folder, tmp_path, monkeypa
     refuses(lambda: client.load_model("brought", config='{"backend": "python"}', files=FILES), "only \"onnxruntime\"")
     assert (negated("brought") == -ROW).all()
     # The next load without files is of the folder.
-    refuses(lambda: client.load_model("brought"), "unknown model")
+    refuses(lambda: client.load_model("brought"), "nothing lies in the model folder")
     client.load_model("identity")
     assert config_of("identity")["input"][0]["dims"] in ([16], ["16"])
     client.unload_model("brought")

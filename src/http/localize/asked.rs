@@ -253,6 +253,8 @@ mod tests {
         assert!(
             told("psf=xynbs&gamma_um=0.3").contains(of_z) && told("gamma_um=0.3&psf=xynbs").contains(of_z)
         );
+        assert!(told("psf=xynbs&sigma_px=1.3,1.4").contains("the fit of psf=xynbs starts from one width"));
+        assert!(asked("psf=xynbsxsy&sigma_px=1.3,1.4", None).is_ok());
         assert!(asked("gamma_um=0.3&psf=xyznb", None).is_ok());
         for query in [
             "border=drop",

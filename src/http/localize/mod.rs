@@ -62,9 +62,16 @@ pub(super) async fn predict(
             permit.cover(held)?;
             permit.trim(held);
         }
-        Posted::Stream(body::Reader::new(request.into_body(), front.limits.stack_body))
+        let reader = body::Reader::new(request.into_body(), front.limits.stack_body);
+        reader.announced()?;
+        Posted::Stream(reader)
     } else {
-        let mut files = posted::read(request, front).await?.files;
+        let posted::Posted { mut files, parameters, .. } = posted::read(request, front).await?;
+        if let Some(key) = parameters.keys().next() {
+            return Err(InferError::BadRequest(format!(
+                "{key:?} among the parameters of the body: what is asked of a stack is said in the query, such as ?psf=xynbs"
+            )));
+        }
         match (files.pop(), files.len()) {
             (Some(file), 0) => Posted::File(file?),
             (_, more) => {

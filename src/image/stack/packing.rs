@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn data_whose_checksum_is_another_are_damaged_and_those_without_one_are_taken() {
         use std::io::Write;
-        let rows: Vec<u8> = (0..1000_u32).map(|i| (i * i >> 5) as u8).collect();
+        let rows: Vec<u8> = (0..1000_u32).map(|i| ((i * i) >> 5) as u8).collect();
         let mut deflate = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
         deflate.write_all(&rows).expect("packed");
         let deflated = deflate.finish().expect("packed");

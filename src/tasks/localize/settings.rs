@@ -290,6 +290,11 @@ impl Settings {
                                 method=contrast"
                         .into());
                 }
+                "sigma_px" if self.psf == Model::Xynbs && self.sigma_px[0] != self.sigma_px[1] => {
+                    return Err(format!(
+                        "sigma_px is {value:?}, but the fit of psf=xynbs starts from one width: give one number, or psf=xynbsxsy"
+                    ));
+                }
                 key if OF_Z.contains(&key) && self.psf != Model::Xyznb => {
                     return Err(format!(
                         "{key} is of the psf xyznb, but the psf is {}: leave {key} out, or give psf=xyznb",
