@@ -1,6 +1,70 @@
 //! What a caller says it takes: the headers of RFC 9110, 12.5, however many lines they have.
 
 use axum::http::{HeaderMap, HeaderName, header};
+use std::cmp::Reverse;
+
+/// A form that a reply has.
+pub(super) struct Offer<T> {
+    pub(super) form: T,
+    /// Its media type.
+    pub(super) media: &'static str,
+    /// A parameter without which it is not meant.
+    pub(super) parameter: Option<&'static str>,
+    /// Whether `*/*` and the like mean it as well.
+    pub(super) by_range: bool,
+}
+
+impl<T> Offer<T> {
+    /// What has to be named.
+    pub(super) const fn named(form: T, media: &'static str) -> Offer<T> {
+        Offer { form, media, parameter: None, by_range: false }
+    }
+
+    /// What ranges mean as well.
+    pub(super) const fn ranged(form: T, media: &'static str) -> Offer<T> {
+        Offer { form, media, parameter: None, by_range: true }
+    }
+
+    fn is_named(&self, media: &str) -> bool {
+        let mut parameters = media.split(';').skip(1).map(str::trim);
+        is(media, self.media)
+            && self.parameter.is_none_or(|wanted| parameters.any(|has| has.eq_ignore_ascii_case(wanted)))
+    }
+}
+
+/// The best liked of the forms that a reply has, if any is accepted. The most specific member of `Accept` that means a form says
+/// its weight; of one weight, what is named more specifically comes first, then what is named earlier, then what is offered
+/// earlier. A member names one form: the first of those whose media type and parameter it has.
+pub(super) fn best<T: Copy>(headers: &HeaderMap, offers: &[Offer<T>]) -> Option<T> {
+    let members: Vec<_> = weighted(headers, header::ACCEPT).collect();
+    let names: Vec<_> =
+        members.iter().map(|(media, _)| offers.iter().position(|offer| offer.is_named(media))).collect();
+    let standing = |(at, offer): (usize, &Offer<T>)| {
+        let meant = members.iter().zip(&names).enumerate().filter_map(|(place, ((media, weight), named))| {
+            let specific = match named {
+                Some(named) => (*named == at).then_some(2 + u8::from(offer.parameter.is_some())),
+                None => range(media, offer.media).filter(|_| offer.by_range),
+            };
+            Some((specific?, *weight, place))
+        });
+        let (specific, weight, place) = meant.max_by(|(specific, weight, place), other| {
+            specific.cmp(&other.0).then(weight.total_cmp(&other.1)).then(other.2.cmp(place))
+        })?;
+        (weight > 0.0).then_some((weight, (specific, Reverse(place), Reverse(at)), offer.form))
+    };
+    let accepted = offers.iter().enumerate().filter_map(standing);
+    let best =
+        accepted.max_by(|(weight, rank, _), other| weight.total_cmp(&other.0).then(rank.cmp(&other.1)));
+    best.map(|(_, _, form)| form)
+}
+
+/// How specific a range is that has this media type: 0 for all there are, 1 for those of its kind.
+fn range(media: &str, of: &str) -> Option<u8> {
+    let kind = of.split('/').next().unwrap_or_default();
+    let range = media.split(';').next().unwrap_or_default().trim();
+    let of_its_kind = || range.strip_suffix("/*").is_some_and(|range| range.eq_ignore_ascii_case(kind));
+    if range == "*/*" { Some(0) } else { of_its_kind().then_some(1) }
+}
 
 /// The media types of `Accept` with their parameters, the best liked first; those of one weight in their order. What is not wanted
 /// is left out.
@@ -9,7 +73,7 @@ pub(super) fn media(headers: &HeaderMap) -> Vec<&str> {
 }
 
 /// The same with their weights.
-pub(super) fn liked(headers: &HeaderMap) -> Vec<(&str, f32)> {
+fn liked(headers: &HeaderMap) -> Vec<(&str, f32)> {
     let mut media: Vec<_> = weighted(headers, header::ACCEPT).filter(|(_, weight)| *weight > 0.0).collect();
     media.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     media

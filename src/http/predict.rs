@@ -5,18 +5,23 @@
 //! when nothing could be answered is the first error the reply's own. TorchServe's form differs in one: there a multipart
 //! form of one file is that file as well.
 
+mod asked;
+mod liked;
+
+pub(super) use self::asked::Asked;
+use self::{
+    asked::Options,
+    liked::{Liked, Reply},
+};
 use super::{
-    Front, accepted,
+    Front,
     admission::{Beside, Permit},
     call::{Call, Spent},
     decode::{Decoded, Staged},
-    localize, posted, query,
-    streamed::{self, Form, Queued},
+    localize, posted,
+    streamed::{self, Queued},
     target::Target,
-    wire::{
-        self, Parameters,
-        answer::{self, MaskForm, Of},
-    },
+    wire::answer::{self, MaskForm, Of},
 };
 use crate::{
     batch,
@@ -27,7 +32,7 @@ use crate::{
 };
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, header},
+    http::header,
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -36,41 +41,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-
-/// What the query of a request may say.
-#[derive(Debug, Default)]
-pub(super) struct Options {
-    /// Classes to return, instead of the model's own setting.
-    top_k: Option<String>,
-    /// `png` or `rle`.
-    mask: Option<String>,
-    /// `ocelli` or `torchserve`.
-    format: Option<String>,
-}
-
-impl Options {
-    fn of(query: &str) -> Result<Options, String> {
-        let mut options = Options::default();
-        for (key, value) in query::pairs(query)? {
-            let option = match key.as_ref() {
-                "top_k" => &mut options.top_k,
-                "mask" => &mut options.mask,
-                "format" => &mut options.format,
-                key => return Err(query::unknown(key, query::OPTIONS)),
-            };
-            *option = Some(value.into_owned());
-        }
-        Ok(options)
-    }
-
-    /// In TorchServe's form where nothing else is asked for and the task has it.
-    fn in_torchserves_form(mut self, task: &Task) -> Options {
-        if matches!(task, Task::Classify(_)) {
-            self.format.get_or_insert_with(|| "torchserve".to_owned());
-        }
-        self
-    }
-}
 
 /// `POST /predictions/{model}[/{version}]`
 pub(super) async fn predict(
@@ -91,16 +61,48 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     if model.image.is_none() {
         return Err(takes_tensors(model));
     }
-    let form = Form::accepted(request.headers(), &["application/json"]);
-    // A stream has one form.
-    let wants_png = accepts_png(request.headers(), &model.task) && form.is_none();
-    let torchserve = (front.torchserve_answers || accepts_torchserve(request.headers())) && form.is_none();
+    let liked = Liked::of(request.headers(), &model.task);
+    let torchserve = match liked.otherwise {
+        Some(Reply::TorchServe) => true,
+        Some(Reply::Streamed(_)) => false,
+        _ => front.torchserve_answers,
+    };
     let options = if torchserve { options.in_torchserves_form(&model.task) } else { options };
     let permit = request.extensions().get::<Arc<Permit>>().cloned();
-    let posted = posted::read(request, front).await?;
-    let asked = Arc::new(Asked::of(options, &posted.parameters, model, wants_png)?);
-
-    if let Some(form) = form {
+    let mut posted = posted::read(request, front).await?;
+    let mut asked = Asked::of(options, &posted.parameters, model)?;
+    let wants_png = liked.pictured == Some(Reply::Png);
+    match asked.mask {
+        MaskForm::Rle if wants_png && liked.otherwise.is_none() => {
+            return Err(InferError::BadRequest(
+                "mask=rle and Accept: image/png exclude each other: leave out one of the two".into(),
+            ));
+        }
+        MaskForm::Png if wants_png && posted.files.len() == 1 => {
+            let file = posted.files.remove(0)?;
+            let only = front.decode.stage_only(file.clone(), Arc::clone(model));
+            if let Some(decoded) = call.in_time(only).await? {
+                drop(file);
+                asked.png = true;
+                return picture(front, model, &call, &Arc::new(asked), decoded).await;
+            }
+            posted.files.push(Ok(file));
+        }
+        _ => {}
+    }
+    let reply = match liked.otherwise {
+        Some(reply) => reply,
+        None if wants_png => {
+            return Err(InferError::NotAcceptable {
+                got: "image/png for several images".into(),
+                accepted: "application/json",
+            });
+        }
+        // Who names nothing that the route has gets what it usually gives.
+        None => Reply::Json,
+    };
+    let asked = Arc::new(asked);
+    if let Reply::Streamed(form) = reply {
         if asked.torchserve {
             return Err(InferError::BadRequest(
                 "format=torchserve does not stream: leave out one of the two".into(),
@@ -110,21 +112,31 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     }
     let (entries, spent) = entries(front, model, &call, &asked, posted.files).await?;
     let of = Of { model: &model.name, version: &model.version, task: model.task.name() };
-    let (media, body) = match &entries[..] {
-        [Ok(png)] if wants_png => ("image/png", png.clone()),
-        entries if asked.torchserve => ("application/json", answer::bare(entries, !posted.listed)),
-        [Ok(members)] if posted.raw => ("application/json", answer::one(of, members)),
-        _ if wants_png => {
-            return Err(InferError::NotAcceptable {
-                got: "image/png for several images".into(),
-                accepted: "application/json",
-            });
-        }
-        several => ("application/json", answer::several(of, several)),
+    let body = match &entries[..] {
+        entries if asked.torchserve => answer::bare(entries, !posted.listed),
+        [Ok(members)] if posted.raw => answer::one(of, members),
+        several => answer::several(of, several),
     };
+    Ok(replied("application/json", body, &spent))
+}
+
+/// The mask of the only frame there is, as the picture itself.
+async fn picture(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: &Arc<Asked>,
+    decoded: Decoded,
+) -> Result<Response, InferError> {
+    let only = frames(front, model, call, asked, decoded).await.pop();
+    let (png, spent) = only.ok_or_else(|| InferError::Internal("a file has no frames".into()))??;
+    Ok(replied("image/png", png, &spent))
+}
+
+fn replied(media: &'static str, body: Vec<u8>, spent: &Spent) -> Response {
     let mut reply = ([(header::CONTENT_TYPE, media)], body).into_response();
     spent.tell(reply.headers_mut());
-    Ok(reply)
+    reply
 }
 
 /// The same answers as they come, in order. Each frame has the time that a request has. `permit` is the request's, which holds
@@ -286,86 +298,6 @@ pub(super) async fn entries(
 /// What a model says of a frame, as the members of an object.
 pub(super) type Entry = Result<Vec<u8>, InferError>;
 
-/// How many classes TorchServe's classifiers answer.
-const TORCHSERVE_CLASSES: usize = 5;
-
-/// What a request wants of the answer.
-pub(super) struct Asked {
-    task: Task,
-    mask: MaskForm,
-    png: bool,
-    /// `{label: probability}`, as TorchServe's classifiers answer.
-    torchserve: bool,
-}
-
-impl Asked {
-    fn of(options: Options, parameters: &Parameters, model: &Model, png: bool) -> Result<Asked, InferError> {
-        let bad = |name: &str, got: &str, expected: &str| {
-            InferError::BadRequest(format!("{name} is {got:?}, expected {expected}"))
-        };
-        let top_k = match options.top_k {
-            Some(text) => {
-                Some(text.parse().map_err(|_| bad("top_k", &text, "a whole number of at least 1"))?)
-            }
-            None => wire::count(parameters, "top_k")?,
-        };
-        let mut task = model.task.clone();
-        match (top_k, &mut task) {
-            (None, _) => {}
-            (Some(top_k), Task::Classify(classify)) => {
-                let top_k = usize::try_from(top_k).ok().filter(|k| *k > 0);
-                classify.top_k = top_k.ok_or_else(|| bad("top_k", "0", "a whole number of at least 1"))?;
-            }
-            (Some(top_k), _) => {
-                return Err(bad("top_k", &top_k.to_string(), "a model with the task classify for it"));
-            }
-        }
-        let mask = match (options.mask.as_deref(), &task) {
-            (None, _) => MaskForm::Png,
-            (Some(form @ ("png" | "rle")), task) if !matches!(task, Task::Segment(_)) => {
-                return Err(bad("mask", form, "a model with the task segment for it"));
-            }
-            (Some("png"), _) => MaskForm::Png,
-            (Some("rle"), _) => MaskForm::Rle,
-            (Some(other), _) => return Err(bad("mask", other, "png or rle")),
-        };
-        if let (Some("torchserve"), None, Task::Classify(classify)) =
-            (options.format.as_deref(), top_k, &mut task)
-        {
-            classify.top_k = TORCHSERVE_CLASSES;
-        }
-        let torchserve = match (options.format.as_deref(), &task) {
-            (None | Some("ocelli"), _) => false,
-            (Some("torchserve"), Task::Classify(_)) => true,
-            (Some("torchserve"), _) => {
-                return Err(bad("format", "torchserve", "a model with the task classify for it"));
-            }
-            (Some(other), _) => return Err(bad("format", other, "ocelli or torchserve")),
-        };
-        Ok(Asked { task, mask, png, torchserve })
-    }
-
-    /// What a request wants that has no query.
-    pub(super) fn plain(parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
-        Asked::of(Options::default(), parameters, model, false)
-    }
-}
-
-/// `Accept: application/json; format=torchserve` asks for TorchServe's form, for those who cannot change an address.
-fn accepts_torchserve(headers: &HeaderMap) -> bool {
-    accepted::media(headers).into_iter().any(|media| {
-        let mut parameters = media.split(';').skip(1).map(str::trim);
-        accepted::is(media, "application/json")
-            && parameters.any(|parameter| parameter.eq_ignore_ascii_case("format=torchserve"))
-    })
-}
-
-/// A segmenter's mask can be had as the picture itself.
-fn accepts_png(headers: &HeaderMap, task: &Task) -> bool {
-    matches!(task, Task::Segment(_))
-        && accepted::media(headers).first().is_some_and(|media| accepted::is(media, "image/png"))
-}
-
 type Answered = Result<(Vec<u8>, Spent), InferError>;
 
 /// Decodes a file, runs its frames, and turns what comes out into entries of the reply.
@@ -377,6 +309,17 @@ async fn one_file(
     file: Result<Bytes, InferError>,
 ) -> Result<Vec<Answered>, InferError> {
     let decoded = call.in_time(front.decode.stage(file?, Arc::clone(model))).await?;
+    Ok(frames(front, model, call, asked, decoded).await)
+}
+
+/// Runs the frames of a decoded file.
+async fn frames(
+    front: &Arc<Front>,
+    model: &Arc<Model>,
+    call: &Call,
+    asked: &Arc<Asked>,
+    decoded: Decoded,
+) -> Vec<Answered> {
     let Decoded { frames, took, share } = decoded;
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
     call.stage("decode", took);
@@ -393,7 +336,7 @@ async fn one_file(
             .await
             .inspect(|_| call.stage("encode", answered.elapsed()))
     });
-    Ok(join_all(answers).await)
+    join_all(answers).await
 }
 
 /// Turns what a model gave for a frame into an entry of the reply.
@@ -441,23 +384,4 @@ fn takes_tensors(model: &Model) -> InferError {
          table how an image becomes its input",
         model.name, model.name
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use axum::http::HeaderValue;
-
-    #[test]
-    fn torchserves_form_can_be_accepted() {
-        let check = |accept: &'static str, expected: bool| {
-            let headers = HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]);
-            assert_eq!(accepts_torchserve(&headers), expected, "{accept}");
-        };
-        check("application/json;format=torchserve", true);
-        check("text/html, application/json; q=0.9; format=torchserve", true);
-        check("application/json, */*", false);
-        check("text/plain; format=torchserve", false);
-        check("application/json; format=ocelli", false);
-    }
 }

@@ -4,7 +4,13 @@
 //! Answers come in order, each when its batch has finished. A caller who does not read is not worked for: only so many items
 //! are under way as fill two batches. One who goes away ends the work.
 
-use super::{Front, accepted, call::Call, reject::Problem, wire::answer};
+use super::{
+    Front,
+    accepted::{self, Offer},
+    call::Call,
+    reject::Problem,
+    wire::answer,
+};
 use crate::{
     batch::{Answer, Ticket},
     error::InferError,
@@ -36,21 +42,21 @@ const AHEAD_MIN: usize = 8;
 pub(super) const FILES_AHEAD: usize = 4;
 
 impl Form {
+    /// The forms by their names. No range means them: whoever takes anything takes JSON rather.
+    pub(super) fn offers<T>(of: impl Fn(Form) -> T) -> [Offer<T>; 3] {
+        [
+            Offer::named(of(Form::Lines), "application/x-ndjson"),
+            Offer::named(of(Form::Lines), "application/ndjson"),
+            Offer::named(of(Form::Events), "text/event-stream"),
+        ]
+    }
+
     /// What the caller asks for, if it is one of these: not where a reply in one piece, which is of the types `whole`, is liked
     /// better, or as much and named first.
-    pub(super) fn accepted(headers: &HeaderMap, whole: &[&str]) -> Option<Form> {
-        let forms = [
-            ("application/x-ndjson", Some(Form::Lines)),
-            ("application/ndjson", Some(Form::Lines)),
-            ("text/event-stream", Some(Form::Events)),
-        ];
-        let forms = || forms.into_iter().chain(whole.iter().map(|name| (*name, None)));
-        let named = |media| forms().find(|(name, _)| accepted::is(media, name)).map(|(_, form)| form);
-        let liked = accepted::liked(headers);
-        let (form, weight) = liked.iter().find_map(|(media, weight)| Some((named(media)?, *weight)))?;
-        // Who likes anything better takes JSON rather.
-        let is_range = |media| ["*/*", "application/*"].iter().any(|range| accepted::is(media, range));
-        form.filter(|_| liked.iter().all(|(media, other)| !is_range(media) || *other <= weight))
+    pub(super) fn accepted(headers: &HeaderMap, whole: &[&'static str]) -> Option<Form> {
+        let whole = whole.iter().map(|media| Offer::ranged(None, media));
+        let offers: Vec<_> = whole.chain(Form::offers(Some)).collect();
+        accepted::best(headers, &offers).flatten()
     }
 
     fn write(self, name: &str, json: &[u8]) -> Vec<u8> {
@@ -160,7 +166,7 @@ mod tests {
     #[test]
     fn the_form_is_what_accept_asks_for() {
         let (json, binary) = (["application/json"], ["application/json", "application/octet-stream"]);
-        let accepted = |accept: &'static str, whole: &[&str]| {
+        let accepted = |accept: &'static str, whole: &[&'static str]| {
             Form::accepted(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]), whole)
         };
         let of = |accept| accepted(accept, &json);

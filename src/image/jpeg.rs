@@ -18,7 +18,7 @@ const OVERSAMPLING: u32 = 2;
 pub(super) struct Markers {
     pub(super) width: u32,
     pub(super) height: u32,
-    components: u8,
+    pub(super) components: u8,
     precision: u8,
     /// What is decoded comes in several scans: progressive, or a component after the other.
     scans: bool,

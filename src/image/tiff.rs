@@ -4,12 +4,13 @@
 //! pages, unless there is nothing else.
 //!
 //! - `source`: the file as the decoder reads it.
-//! - `planes`: planes in tiles.
+//! - `tiles`: tiles that are read one by one.
 //! - `samples`: what the decoder gives becomes grey or RGB.
 
-mod planes;
 mod samples;
 mod source;
+mod tiles;
+
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -17,9 +18,9 @@ use super::{DecodeError, Format, Frame, Header, Limits, Orientation, jpeg};
 use samples::{Kind, Page};
 use source::{Changes, Source};
 use tiff::{
-    TiffError,
+    TiffError, TiffUnsupportedError,
     decoder::{Decoder, DecodingSampleType},
-    tags::Tag,
+    tags::{CompressionMethod, Tag},
 };
 
 /// What one tag's values may take: enough for 262,144 strips or tiles.
@@ -31,7 +32,12 @@ const SAMPLES_MAX: u16 = 8;
 /// Bits of the subfile type: a reduced copy, a transparency mask.
 const NO_PAGE: u32 = 0b101;
 
-/// The value of the compression tag for JPEG streams.
+/// The value of the colour interpretation for grey.
+const BLACK_IS_ZERO: u32 = 1;
+
+/// The value of the compression tag for LZW.
+const COMPRESSION_LZW: u16 = 5;
+/// And for JPEG streams.
 const COMPRESSION_JPEG: u16 = 7;
 /// And for WebP streams.
 const COMPRESSION_WEBP: u16 = 50001;
@@ -46,17 +52,40 @@ fn unsupported(what: impl ToString) -> DecodeError {
 
 fn from_tiff(error: TiffError) -> DecodeError {
     match error {
-        TiffError::UnsupportedError(kind) => unsupported(kind),
+        TiffError::UnsupportedError(TiffUnsupportedError::UnsupportedCompressionMethod(method)) => {
+            DecodeError::unsupported(
+                Format::Tiff,
+                compression_name(method),
+                "compress it with Deflate or LZW, or not at all",
+            )
+        }
+        TiffError::UnsupportedError(kind) => {
+            // The message says itself that this is not supported.
+            let kind = kind.to_string();
+            let what = kind.trim_end_matches(" is unsupported").trim_end_matches(" not supported");
+            unsupported(what.trim_start_matches("unsupported "))
+        }
         TiffError::LimitsExceeded => corrupt("a tag has more values than any image needs"),
         other => corrupt(other),
     }
 }
 
+/// A kind of compression that is not read, as people know it.
+fn compression_name(method: CompressionMethod) -> String {
+    let name = match method {
+        CompressionMethod::Huffman => "CCITT RLE",
+        CompressionMethod::Fax3 => "CCITT Group 3",
+        CompressionMethod::JPEG => "old-style JPEG",
+        CompressionMethod::ZSTD => "Zstandard",
+        CompressionMethod::Unknown(34925) => "LZMA",
+        other => return format!("compression method {}", other.to_u16()),
+    };
+    format!("{name} compression")
+}
+
 /// Every page that will be decoded, in order, with its place in the chain of directories.
 struct Pages {
     pages: Vec<(usize, Page)>,
-    /// Of a single page; a stack is never turned.
-    orientation: Orientation,
     changes: Changes,
 }
 
@@ -84,7 +113,6 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
 fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     let mut decoder = open(Source::new(bytes, Changes::default()), bytes)?;
     let (mut pages, mut pixels) = (Vec::new(), 0);
-    let mut orientation = Orientation::UPRIGHT;
     let mut found = Found::default();
     let mut take = |decoder: &mut Decoder<Source<'_>>, index: usize| {
         limits.check_frames(pages.len() + 1)?;
@@ -92,8 +120,6 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         limits.check_side(width, height)?;
         pixels += u64::from(width) * u64::from(height);
         limits.check_pixels(pixels)?;
-        let number = find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1);
-        orientation = if pages.is_empty() { Orientation::new(number) } else { Orientation::UPRIGHT };
         pages.push((index, page(bytes, decoder, (width, height), limits, &mut found)?));
         Ok::<_, DecodeError>(())
     };
@@ -115,7 +141,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         decoder.seek_to_image(0).map_err(from_tiff)?;
         take(&mut decoder, 0)?;
     }
-    Ok(Pages { pages, orientation, changes: found.changes })
+    Ok(Pages { pages, changes: found.changes })
 }
 
 fn find<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Result<Option<T>, DecodeError> {
@@ -180,14 +206,12 @@ fn page(
         }
     };
     let planar = find::<u16>(decoder, Tag::PlanarConfiguration)? == Some(2) && count > 1;
-    if matches!(kind, Kind::Palette(_)) || count > kind.samples() {
-        let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?;
-        let at = source::photometric_at(bytes, directory.0)
-            .ok_or_else(|| corrupt("its colour interpretation is not a number"))?;
-        found.changes.patches.push(at);
-    }
-    check_chunks(bytes, decoder, found)?;
-    Ok(Page {
+    let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
+    let interleaved = if planar { 1 } else { count };
+    check_chunks(bytes, decoder, compression, interleaved, found)?;
+    let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
+    let one_by_one = tiled && (planar || compression == COMPRESSION_LZW);
+    let page = Page {
         width,
         height,
         kind,
@@ -195,15 +219,33 @@ fn page(
         count,
         planar,
         premultiplied: extra.first() == Some(&1),
-        tiles: if planar { planes::tiles(decoder, limits)? } else { None },
-    })
+        tiles: if one_by_one { Some(tiles::sides(decoder, limits)?) } else { None },
+        orientation: Orientation::new(find::<u64>(decoder, Tag::Orientation)?.unwrap_or(1)),
+    };
+    let directory = decoder.ifd_pointer().ok_or_else(|| corrupt("it has no directory"))?.0;
+    let mut replace = |tag, value| {
+        let replaced = found.changes.replace(bytes, directory, tag, value);
+        replaced.ok_or_else(|| corrupt("its directory cannot be read twice"))
+    };
+    if matches!(page.kind, Kind::Palette(_)) || count > page.kind.samples() {
+        replace(Tag::PhotometricInterpretation, BLACK_IS_ZERO)?;
+    }
+    if page.told() != (width, height) {
+        let (width, height) = page.told();
+        replace(Tag::ImageWidth, width)?;
+        replace(Tag::ImageLength, height)?;
+    }
+    Ok(page)
 }
 
 /// Strips or tiles must lie inside the file; JPEG streams must not be larger than the strip or tile that they are for, nor all of
-/// them together than the file. Notes those whose bytes are in the other order.
+/// them together than the file, and must have as many samples in a pixel as a strip or tile has. Notes those whose bytes are in
+/// the other order.
 fn check_chunks(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
+    compression: u16,
+    interleaved: u16,
     found: &mut Found,
 ) -> Result<(), DecodeError> {
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
@@ -214,11 +256,10 @@ fn check_chunks(
     };
     let offsets: Vec<u64> = find_all(decoder, offsets)?;
     let counts: Vec<u64> = find_all(decoder, counts)?;
-    let compression: Option<u16> = find(decoder, Tag::Compression)?;
-    let jpeg = compression == Some(COMPRESSION_JPEG);
+    let jpeg = compression == COMPRESSION_JPEG;
     let reversed = match find::<u16>(decoder, Tag::FillOrder)?.unwrap_or(1) {
         // Streams that have an order of their own.
-        _ if jpeg || compression == Some(COMPRESSION_WEBP) => false,
+        _ if jpeg || compression == COMPRESSION_WEBP => false,
         1 => false,
         2 => true,
         other => return Err(unsupported(format!("bits in order {other}"))),
@@ -245,26 +286,41 @@ fn check_chunks(
         if markers.width > width || markers.height > height {
             return Err(corrupt("a JPEG stream in it is larger than its place"));
         }
+        // The decoder would take the samples of one pixel for those of others.
+        let components = u16::from(markers.components);
+        if components != interleaved {
+            return Err(corrupt(format!(
+                "a JPEG stream in it has {components} samples per pixel instead of {interleaved}"
+            )));
+        }
+        // Of these it gives the first component only.
+        if components == 2 {
+            return Err(unsupported("JPEG streams of grey and alpha"));
+        }
     }
     Ok(())
 }
 
 pub(super) fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
-    let Pages { pages, orientation, .. } = walk(bytes, limits)?;
+    let Pages { pages, .. } = walk(bytes, limits)?;
     let (_, first) = &pages[0];
-    let size = (first.width, first.height);
-    let mut header =
-        Header::single(Format::Tiff, size, first.kind.channels(), first.decoded_bits(), orientation);
-    header.later =
-        pages[1..].iter().map(|(_, page)| (page.width, page.height, page.decoded_bits())).collect();
+    let seen = |page: &Page| page.orientation.size(page.width, page.height);
+    // Each page is turned by itself, which is counted as work.
+    let (channels, bits) = (first.kind.channels(), first.decoded_bits());
+    let mut header = Header::single(Format::Tiff, seen(first), channels, bits, Orientation::UPRIGHT);
+    let later = pages[1..].iter().map(|(_, page)| (seen(page), page.decoded_bits()));
+    header.later = later.map(|((width, height), bits)| (width, height, bits)).collect();
     header.frame_bytes = pages.iter().map(|(_, page)| page.decoded_bytes()).sum();
-    let work = |(_, page): &(usize, Page)| page.raw_bytes() + page.tile_bytes();
+    let work = |(_, page): &(usize, Page)| {
+        let turned = if page.orientation == Orientation::UPRIGHT { 0 } else { page.decoded_bytes() };
+        turned.max(page.raw_bytes() + page.tile_bytes())
+    };
     header.work_bytes = pages.iter().map(work).max().unwrap_or(0);
     Ok(header)
 }
 
 pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, DecodeError> {
-    let Pages { pages, orientation, changes } = walk(bytes, limits)?;
+    let Pages { pages, changes } = walk(bytes, limits)?;
     let mut decoder = open(Source::new(bytes, changes), bytes)?;
     let mut frames = Vec::with_capacity(pages.len());
     let mut at = 0;
@@ -276,7 +332,7 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, Decode
         let raw = read(&mut decoder, &page)?;
         let samples = page.convert(raw);
         let size = (page.width, page.height);
-        frames.push(Frame::upright(orientation, size, page.kind.channels(), samples));
+        frames.push(Frame::upright(page.orientation, size, page.kind.channels(), samples));
     }
     Ok(frames)
 }
@@ -284,23 +340,24 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<Vec<Frame>, Decode
 /// Reads the current page as the file has it, all planes.
 fn read(decoder: &mut Decoder<Source<'_>>, page: &Page) -> Result<super::Samples, DecodeError> {
     let layout = decoder.image_buffer_layout().map_err(from_tiff)?;
-    let same = decoder.dimensions().map_err(from_tiff)? == (page.width, page.height)
-        && layout.complete_len as u64 == page.raw_bytes();
+    let told = page.told();
+    let same =
+        decoder.dimensions().map_err(from_tiff)? == told && layout.complete_len as u64 == page.bytes_of(told);
     let wide = page.bits == 16;
     let kind = layout.sample_type;
     if !same || (kind == Some(DecodingSampleType::U16)) != wide {
         return Err(corrupt("its headers disagree about its size"));
     }
     let mut into = |samples: &mut [u8]| match page.tiles {
-        Some(tiles) => planes::read(decoder, page, tiles, samples),
+        Some(tiles) => tiles::read(decoder, page, tiles, samples),
         None => decoder.read_image_bytes(samples).map_err(from_tiff),
     };
     if wide {
-        let mut samples = vec![0u16; layout.complete_len / 2];
+        let mut samples = vec![0u16; page.raw_bytes() as usize / 2];
         into(bytemuck::cast_slice_mut(&mut samples))?;
         Ok(super::Samples::U16(samples))
     } else {
-        let mut samples = vec![0u8; layout.complete_len];
+        let mut samples = vec![0u8; page.raw_bytes() as usize];
         into(&mut samples)?;
         Ok(super::Samples::U8(samples))
     }

@@ -49,10 +49,15 @@ def test_answers_for_images_come_in_order_with_errors_in_their_place(server, dig
     assert done == {"done": {"answered": len(images) - 1, "failed": 1}}
 
 
-def test_a_stream_of_masks_is_of_lines_whatever_else_is_accepted(server):
+def test_masks_are_streamed_where_that_is_liked_best_or_no_picture_can_be_the_reply(server):
     picture = reference.png(np.zeros((8, 8, 3), np.uint8))
-    answer, done = lines(post(server, "segment", [picture], "image/png, application/x-ndjson"))
-    assert answer["mask"]["width"] == 8 and done["done"] == {"answered": 1, "failed": 0}
+    for pictures, accept in (
+        ([picture], "application/x-ndjson, image/png"),
+        ([picture] * 2, "image/png, application/x-ndjson"),
+    ):
+        *answers, done = lines(post(server, "segment", pictures, accept))
+        assert [answer["mask"]["width"] for answer in answers] == [8] * len(pictures)
+        assert done["done"] == {"answered": len(pictures), "failed": 0}
 
 
 def test_the_frames_of_a_file_are_answers_of_their_own(server):

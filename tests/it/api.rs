@@ -1,6 +1,6 @@
 //! The API by example: images in each of their forms, tensors, metadata, and what bad requests get.
 
-use crate::support::{DIGITS, Reply, Server, config, digits_with, three, until_metrics};
+use crate::support::{DIGITS, Reply, Server, config, digits_with, root, three, until_metrics};
 use ocelli::config::{Config, RepositoryMode};
 use serde_json::json;
 
@@ -84,6 +84,40 @@ async fn a_posted_image_is_answered_in_every_form_it_can_come_in() {
         assert_eq!(predictions.as_array().map(Vec::len), Some(2), "{BASE64}: {predictions}");
         assert_eq!(predictions[0]["classes"], json!([predictions[1]["classes"][0]]));
     }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mask_is_a_picture_where_that_is_liked_best_and_can_be_the_reply() {
+    let server = Server::start(config()).await;
+    let pages = std::fs::read(root().join("examples/images/digits-3-7.tif")).unwrap();
+    let (multipart, two) = form(&[("a", &three()), ("b", &three())]);
+    let bodies = [("image/png", three()), (&*multipart, two), ("image/tiff", pages)];
+    let (json, lines) = ("application/json", "application/x-ndjson");
+    let refused = "application/problem+json";
+    for (query, accept, expected) in [
+        ("", "*/*", [json; 3]),
+        ("", "image/png", ["image/png", refused, refused]),
+        ("", "image/png, */*", ["image/png", json, json]),
+        ("", "image/avif,image/webp,image/png,*/*;q=0.8", ["image/png", json, json]),
+        ("", "image/png, application/x-ndjson", ["image/png", lines, lines]),
+        ("?mask=png", "image/png", ["image/png", refused, refused]),
+        ("?mask=rle", "image/png, application/json", [json; 3]),
+    ] {
+        for ((content, body), expected) in bodies.iter().zip(expected) {
+            let headers = [("content-type", *content), ("accept", accept)];
+            let path = format!("/predictions/digits-segmenter{query}");
+            let reply = server.send("POST", &path, &headers, body.clone()).await;
+            assert_eq!(reply.headers["content-type"], expected, "{content} {query} {accept}");
+            if expected == refused {
+                check_problem(&reply, 406, &["image/png", json]);
+            }
+        }
+    }
+    let (rle, png) = ("/predictions/digits-segmenter?mask=rle", [("accept", "image/png")]);
+    check_problem(&server.send("POST", rle, &png, three()).await, 400, &["mask=rle", "image/png"]);
+    let bad = server.send("POST", "/predictions/digits-segmenter", &png, b"no image".to_vec()).await;
+    check_problem(&bad, 400, &["not an image"]);
     server.end().await;
 }
 

@@ -1,6 +1,6 @@
 //! What a TIFF page holds, and its conversion into grey or RGB: palettes, packed bits, planes, inks, luma and chroma.
 
-use super::super::Samples;
+use super::super::{Orientation, Samples};
 
 /// How the samples of a page are to be read.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,8 +55,10 @@ pub(super) struct Page {
     pub(super) planar: bool,
     /// Whether colours are stored multiplied with alpha.
     pub(super) premultiplied: bool,
-    /// Width and height of the tiles of planes.
+    /// Width and height of its tiles, where they are read one by one.
     pub(super) tiles: Option<[u32; 2]>,
+    /// How its pixels are to be turned.
+    pub(super) orientation: Orientation,
 }
 
 impl Page {
@@ -71,18 +73,38 @@ impl Page {
         pixels * u64::from(self.kind.channels()) * u64::from(self.decoded_bits() / 8)
     }
 
-    /// Bytes as the decoder gives them: rows padded to whole bytes, all samples of the file.
-    pub(super) fn raw_bytes(&self) -> u64 {
-        let count = u64::from(self.count);
-        let (interleaved, planes) = if self.planar { (1, count) } else { (count, 1) };
-        let row = (u64::from(self.width) * interleaved * u64::from(self.bits)).div_ceil(8);
-        row * u64::from(self.height) * planes
+    /// Bytes of a row of one plane (where there are no planes: of all samples) that is so many pixels wide, padded to whole bytes.
+    pub(super) fn row_bytes(&self, width: u32) -> u64 {
+        let interleaved = if self.planar { 1 } else { u64::from(self.count) };
+        (u64::from(width) * interleaved * u64::from(self.bits)).div_ceil(8)
     }
 
-    /// Bytes of a tile of a plane, as it is read by itself.
+    /// Bytes as the decoder gives them for a picture of this size: all rows, all samples of the file.
+    pub(super) fn bytes_of(&self, (width, height): (u32, u32)) -> u64 {
+        let planes = if self.planar { u64::from(self.count) } else { 1 };
+        self.row_bytes(width) * u64::from(height) * planes
+    }
+
+    /// Bytes of the page before conversion.
+    pub(super) fn raw_bytes(&self) -> u64 {
+        self.bytes_of((self.width, self.height))
+    }
+
+    /// Bytes of a tile that is read by itself.
     pub(super) fn tile_bytes(&self) -> u64 {
         let [width, height] = self.tiles.unwrap_or_default();
-        u64::from(width) * u64::from(height) * u64::from(self.bits / 8)
+        self.row_bytes(width) * u64::from(height)
+    }
+
+    /// Width and height that the decoder is told: of pages that are read tile by tile, those of all tiles.
+    pub(super) fn told(&self) -> (u32, u32) {
+        match self.tiles {
+            Some([width, height]) => {
+                let up = |side: u32, tile| side.checked_next_multiple_of(tile).unwrap_or(u32::MAX);
+                (up(self.width, width), up(self.height, height))
+            }
+            None => (self.width, self.height),
+        }
     }
 
     /// Turns what the decoder gave into grey or RGB.

@@ -2,12 +2,14 @@
 //!
 //! The decoder refuses palettes, whose samples are stored exactly as grey ones are. So the number that says "palette" is
 //! replaced as it is read, and the indices come out. It is the same with colours that have other samples beside them: the
-//! decoder drops these before it adds up what was predicted from them, and of grey it gives all that there are.
+//! decoder drops these before it adds up what was predicted from them, and of grey it gives all that there are. Sizes are
+//! replaced where tiles are to be read whole.
 //!
 //! Nor does it know of bytes whose first bit is the lowest: strips and tiles of these are turned as they are read, packed or
 //! not, as libtiff does it.
 
 use std::io::{Error, Read, Result, Seek, SeekFrom};
+use tiff::tags::Tag;
 
 /// Bytes that may be read, as a multiple of the file, beside [`READ_BYTES_BASE`]: many strips over the same bytes, each
 /// inflated again, would cost far more time than the file's size explains.
@@ -15,17 +17,32 @@ const READ_FILES_MAX: u64 = 16;
 /// As above; the decompressors read ahead of each strip.
 const READ_BYTES_BASE: u64 = 256 << 20;
 
-/// Tag of the colour interpretation, the value that it has for palettes, and the one for grey.
-const PHOTOMETRIC: u16 = 262;
-const BLACK_IS_ZERO: u8 = 1;
+/// The type of tags whose values have 32 bits.
+const LONG: u16 = 4;
 
 /// What is read otherwise than it is in the file.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// Where to read [`BLACK_IS_ZERO`].
-    pub(super) patches: Vec<u64>,
+    /// Bytes that are read instead of what stands there.
+    patches: Vec<(u64, u8)>,
     /// Strips and tiles whose bytes begin with the lowest bit: from, and up to.
     pub(super) reversed: Vec<[u64; 2]>,
+}
+
+impl Changes {
+    /// Has the value of a tag, which is one number in the directory at `directory`, read as another one. So is its type, as a
+    /// short one might not hold it; every entry has room for 32 bits.
+    pub(super) fn replace(&mut self, bytes: &[u8], directory: u64, tag: Tag, value: u32) -> Option<()> {
+        let (entry, value_at) = entry_of(bytes, directory, tag)?;
+        let (kind, value) = if bytes.starts_with(b"II") {
+            (LONG.to_le_bytes(), value.to_le_bytes())
+        } else {
+            (LONG.to_be_bytes(), value.to_be_bytes())
+        };
+        self.patches.extend((entry as u64 + 2..).zip(kind));
+        self.patches.extend(((entry + value_at) as u64..).zip(value));
+        Some(())
+    }
 }
 
 /// A reader over the file.
@@ -70,9 +87,9 @@ impl Read for Source<'_> {
             let within = (from.max(&start) - start) as usize..(to.min(&end) - start) as usize;
             buffer[within].iter_mut().for_each(|byte| *byte = byte.reverse_bits());
         }
-        let first = patches.partition_point(|&at| at < start);
-        for at in patches[first..].iter().take_while(|&&at| at < end) {
-            buffer[(at - start) as usize] = BLACK_IS_ZERO;
+        let first = patches.partition_point(|&(at, _)| at < start);
+        for &(at, byte) in patches[first..].iter().take_while(|&&(at, _)| at < end) {
+            buffer[(at - start) as usize] = byte;
         }
         self.position = end;
         self.budget = self
@@ -95,8 +112,8 @@ impl Seek for Source<'_> {
     }
 }
 
-/// Where in the file the low byte of the colour interpretation stands, for the directory at `directory`.
-pub(super) fn photometric_at(bytes: &[u8], directory: u64) -> Option<u64> {
+/// Where in the file the entry of a tag stands, for the directory at `directory`, and where in the entry its value does.
+fn entry_of(bytes: &[u8], directory: u64, tag: Tag) -> Option<(usize, usize)> {
     let little = bytes.starts_with(b"II");
     let number = |at: usize, size: usize| -> Option<u64> {
         let bytes = bytes.get(at..at.checked_add(size)?)?;
@@ -118,15 +135,9 @@ pub(super) fn photometric_at(bytes: &[u8], directory: u64) -> Option<u64> {
     // Tags are 16 bits, so more entries are not needed to find one.
     for index in 0..entries.min(1 << 16) {
         let entry = start + count_bytes + index * entry_bytes;
-        if number(entry, 2)? == u64::from(PHOTOMETRIC) {
-            let size = match number(entry + 2, 2)? {
-                3 => 2,
-                4 => 4,
-                _ => return None,
-            };
-            let low = if little { 0 } else { size - 1 };
+        if number(entry, 2)? == u64::from(tag.to_u16()) {
             // Where a tag is given twice, the decoder takes the last.
-            found = Some((entry + value_at + low) as u64);
+            found = Some((entry, value_at));
         }
     }
     found

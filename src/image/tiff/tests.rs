@@ -4,9 +4,10 @@
 
 use super::super::{
     DecodeError, Frame, Limits, Samples,
-    corpus::{HEIGHT, WIDTH, whole},
+    corpus::{HEIGHT, WIDTH, jpeg, whole},
     decode, header,
 };
+use turbojpeg::PixelFormat;
 
 const LIMITS: Limits = Limits { side_max: 1000, pixels_max: 1_000_000, frames_max: 10 };
 
@@ -114,29 +115,39 @@ fn picture([width, height]: [u32; 2], channels: &[u32]) -> Vec<u8> {
     places.flat_map(|(x, y)| channels.iter().map(move |c| sample(x, y, *c))).collect()
 }
 
-/// The tiles of its planes, one after another.
-fn planes_in_tiles([width, height]: [u32; 2], planes: u32, [across, down]: [u32; 2]) -> Vec<Vec<u8>> {
+/// Its tiles, of some of its channels.
+fn in_tiles([width, height]: [u32; 2], channels: &[u32], [across, down]: [u32; 2]) -> Vec<Vec<u8>> {
     let mut tiles = Vec::new();
-    for plane in 0..planes {
-        for top in (0..height).step_by(down as usize) {
-            for left in (0..width).step_by(across as usize) {
-                let places = (top..top + down).flat_map(|y| (left..left + across).map(move |x| (x, y)));
-                tiles.push(places.map(|(x, y)| sample(x, y, plane)).collect());
-            }
+    for top in (0..height).step_by(down as usize) {
+        for left in (0..width).step_by(across as usize) {
+            let places = (top..top + down).flat_map(|y| (left..left + across).map(move |x| (x, y)));
+            tiles.push(places.flat_map(|(x, y)| channels.iter().map(move |c| sample(x, y, *c))).collect());
         }
     }
     tiles
 }
 
+/// The tiles of its planes, one after another.
+fn planes_in_tiles(size: [u32; 2], planes: u32, tile: [u32; 2]) -> Vec<Vec<u8>> {
+    (0..planes).flat_map(|plane| in_tiles(size, &[plane], tile)).collect()
+}
+
+fn packed_by_lzw(chunks: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    let encoder = || weezl::encode::Encoder::with_tiff_size_switch(weezl::BitOrder::Msb, 8);
+    chunks.into_iter().map(|chunk| encoder().encode(&chunk).unwrap()).collect()
+}
+
 /// One file of each kind, for tests of what becomes of any file.
-pub(in crate::image) fn kinds() -> [(&'static str, Vec<u8>); 3] {
+pub(in crate::image) fn kinds() -> [(&'static str, Vec<u8>); 4] {
     let size = [WIDTH, HEIGHT];
     let colors = |samples, chunks| Page::new(size, 8, samples, chunks).with(PHOTOMETRIC, &[2]);
     let tiles = colors(3, planes_in_tiles(size, 3, [16, 16])).with(PLANAR, &[2]);
+    let packed = colors(3, packed_by_lzw(in_tiles(size, &[0, 1, 2], [16, 16]))).with(COMPRESSION, &[5]);
     let more = colors(5, vec![picture(size, &[0, 1, 2, 3, 4])]).with(EXTRA, &[2, 0]);
     let bits = Page::new(size, 1, 1, vec![picture([3, HEIGHT], &[0])]).with(PHOTOMETRIC, &[1]);
     [
         ("planes in tiles", file(&[tiles.with(TILE[0], &[16]).with(TILE[1], &[16])])),
+        ("tiles packed by LZW", file(&[packed.with(TILE[0], &[16]).with(TILE[1], &[16])])),
         ("more samples", file(&[bits.clone().with(SUBFILE, &[1]), more])),
         ("bits in the other order", file(&[bits.with(FILL_ORDER, &[2])])),
     ]
@@ -160,6 +171,110 @@ fn planes_in_tiles_that_stand_over_the_picture_are_read() {
         let Samples::U16(found) = frames(&[tiled(16, high)]).remove(0).samples else { panic!("8 bits") };
         assert!(found.iter().map(|v| v / 257).eq(expected.into_iter().map(u16::from)));
     }
+}
+
+#[test]
+fn tiles_packed_by_lzw_are_read_whatever_their_last_codes_are() {
+    let tiled = |size, bits, samples, chunks, [across, down]: [u32; 2]| {
+        let page = Page::new(size, bits, samples, packed_by_lzw(chunks)).with(COMPRESSION, &[5]);
+        let page = page.with(TILE[0], &[across]).with(TILE[1], &[down]);
+        page.with(PHOTOMETRIC, &[if samples == 1 { 1 } else { 2 }])
+    };
+    for width in 33..=48 {
+        let size = [width, 32];
+        for tile in [[16, 16], [32, 48], [64, 32]] {
+            let name = format!("{width} in {tile:?}");
+            let gray = u8s(tiled(size, 8, 1, in_tiles(size, &[0], tile), tile));
+            assert_eq!(gray, (1, picture(size, &[0])), "{name}");
+            let colors = u8s(tiled(size, 8, 3, in_tiles(size, &[0, 1, 2], tile), tile));
+            assert_eq!(colors, (3, picture(size, &[0, 1, 2])), "{name}");
+            let planes = tiled(size, 8, 3, planes_in_tiles(size, 3, tile), tile).with(PLANAR, &[2]);
+            assert_eq!(u8s(planes), colors, "{name}");
+            // A sample of 16 bits stands where two of 8 would.
+            let wide = tiled(size, 16, 1, in_tiles(size, &[0, 1], tile), tile);
+            let Samples::U16(found) = frames(&[wide]).remove(0).samples else { panic!("8 bits") };
+            assert_eq!(bytemuck::cast_slice::<u16, u8>(&found), picture(size, &[0, 1]), "{name}");
+        }
+    }
+    // Rows of packed bits, and a palette, whose indices they are: its interpretation is read otherwise as well as its size.
+    let size = [37, 21];
+    let bits = |width: u32| (0..32).flat_map(move |y| (0..width / 8).map(move |x| sample(x, y, 0))).collect();
+    let plain = Page::new([64, 32], 1, 1, vec![bits(64)]).with(PHOTOMETRIC, &[1]);
+    let (_, plain) = u8s(plain);
+    let expected: Vec<u8> = plain.chunks(64).take(21).flat_map(|row| &row[..37]).copied().collect();
+    let page = tiled(size, 1, 1, vec![bits(64)], [64, 32]);
+    assert_eq!(u8s(page.clone()), (1, expected.clone()));
+    let palette = page.with(PHOTOMETRIC, &[3]).with(320, &[0, 0xffff, 0, 0xffff, 0, 0xffff]);
+    let expected = expected.into_iter().flat_map(|v| [v; 3]).collect();
+    assert_eq!(u8s(palette), (3, expected));
+}
+
+#[test]
+fn jpeg_streams_have_the_samples_of_their_place() {
+    let size = [32, 16];
+    let gray = jpeg(&picture(size, &[0]), size[0], PixelFormat::GRAY, false);
+    let colors = jpeg(&picture(size, &[0, 1, 2]), size[0], PixelFormat::RGB, false);
+    let page = |samples, interpretation, chunks| {
+        let page = Page::new(size, 8, samples, chunks).with(COMPRESSION, &[7]);
+        file(&[page.with(PHOTOMETRIC, &[interpretation])])
+    };
+    decode(&page(1, 1, vec![gray.clone()]), &LIMITS, &whole).unwrap();
+    decode(&page(3, 6, vec![colors.clone()]), &LIMITS, &whole).unwrap();
+    let refused = |bytes: Vec<u8>| {
+        let error = header(&bytes, &LIMITS).unwrap_err().to_string();
+        assert_eq!(decode(&bytes, &LIMITS, &whole).unwrap_err().to_string(), error);
+        error
+    };
+    for (samples, interpretation, stream, words) in [
+        (1, 1, &colors, "has 3 samples per pixel instead of 1"),
+        (3, 6, &gray, "has 1 samples per pixel instead of 3"),
+    ] {
+        let error = refused(page(samples, interpretation, vec![stream.clone()]));
+        assert!(error.contains(words), "{error}");
+    }
+    // In planes, each stream has one.
+    let planes = |stream: &Vec<u8>| {
+        let page = Page::new(size, 8, 3, vec![stream.clone(); 3]).with(COMPRESSION, &[7]);
+        file(&[page.with(PHOTOMETRIC, &[2]).with(PLANAR, &[2])])
+    };
+    decode(&planes(&gray), &LIMITS, &whole).unwrap();
+    let error = refused(planes(&colors));
+    assert!(error.contains("has 3 samples per pixel instead of 1"), "{error}");
+    // Two by the header of the frame: what comes behind it is not looked at.
+    let mut two = colors;
+    let at = two.windows(2).position(|bytes| bytes == [0xff, 0xc0]).unwrap();
+    two[at + 9] = 2;
+    let alpha = Page::new(size, 8, 2, vec![two]).with(COMPRESSION, &[7]).with(PHOTOMETRIC, &[1]);
+    let error = refused(file(&[alpha.with(EXTRA, &[2])]));
+    assert!(error.contains("TIFF with JPEG streams of grey and alpha is not supported"), "{error}");
+}
+
+#[test]
+fn compressions_that_are_not_read_are_named() {
+    for (number, words) in [
+        (3, "TIFF with CCITT Group 3 compression is not supported; compress it with Deflate"),
+        (34925, "TIFF with LZMA compression is not supported; "),
+        (50000, "TIFF with Zstandard compression is not supported; "),
+        (777, "TIFF with compression method 777 is not supported; "),
+    ] {
+        let page = Page::new(SIZE, 8, 1, vec![picture(SIZE, &[0])]).with(PHOTOMETRIC, &[1]);
+        let error = decode(&file(&[page.with(COMPRESSION, &[number])]), &LIMITS, &whole).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[test]
+fn each_page_is_turned_as_it_says() {
+    let page = |size, turned| {
+        let page = Page::new(size, 8, 1, vec![picture(size, &[0])]).with(PHOTOMETRIC, &[1]);
+        page.with(ORIENTATION, &[turned])
+    };
+    let pages = [page(SIZE, 1), page(SIZE, 6), page([9, 5], 3)];
+    let together = frames(&pages);
+    let alone: Vec<Frame> = pages.iter().flat_map(|page| frames(std::slice::from_ref(page))).collect();
+    assert_eq!(together, alone);
+    let sizes: Vec<_> = together.iter().map(|frame| [frame.width, frame.height]).collect();
+    assert_eq!(sizes, [SIZE, [SIZE[1], SIZE[0]], [9, 5]]);
 }
 
 #[test]

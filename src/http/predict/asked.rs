@@ -1,0 +1,112 @@
+//! What a prediction request wants of the answer: what its query and its parameters say, for the model's task.
+
+use crate::{
+    error::InferError,
+    http::{
+        query,
+        wire::{self, Parameters, answer::MaskForm},
+    },
+    models::Model,
+    tasks::Task,
+};
+
+/// What the query of a request may say.
+#[derive(Debug, Default)]
+pub(super) struct Options {
+    /// Classes to return, instead of the model's own setting.
+    top_k: Option<String>,
+    /// `png` or `rle`.
+    mask: Option<String>,
+    /// `ocelli` or `torchserve`.
+    format: Option<String>,
+}
+
+impl Options {
+    pub(super) fn of(query: &str) -> Result<Options, String> {
+        let mut options = Options::default();
+        for (key, value) in query::pairs(query)? {
+            let option = match key.as_ref() {
+                "top_k" => &mut options.top_k,
+                "mask" => &mut options.mask,
+                "format" => &mut options.format,
+                key => return Err(query::unknown(key, query::OPTIONS)),
+            };
+            *option = Some(value.into_owned());
+        }
+        Ok(options)
+    }
+
+    /// In TorchServe's form where nothing else is asked for and the task has it.
+    pub(super) fn in_torchserves_form(mut self, task: &Task) -> Options {
+        if matches!(task, Task::Classify(_)) {
+            self.format.get_or_insert_with(|| "torchserve".to_owned());
+        }
+        self
+    }
+}
+
+/// How many classes TorchServe's classifiers answer.
+const TORCHSERVE_CLASSES: usize = 5;
+
+/// What a request wants of the answer.
+pub(in crate::http) struct Asked {
+    pub(super) task: Task,
+    pub(super) mask: MaskForm,
+    /// The mask as the picture itself.
+    pub(super) png: bool,
+    /// `{label: probability}`, as TorchServe's classifiers answer.
+    pub(super) torchserve: bool,
+}
+
+impl Asked {
+    pub(super) fn of(options: Options, parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
+        let bad = |name: &str, got: &str, expected: &str| {
+            InferError::BadRequest(format!("{name} is {got:?}, expected {expected}"))
+        };
+        let top_k = match options.top_k {
+            Some(text) => {
+                Some(text.parse().map_err(|_| bad("top_k", &text, "a whole number of at least 1"))?)
+            }
+            None => wire::count(parameters, "top_k")?,
+        };
+        let mut task = model.task.clone();
+        match (top_k, &mut task) {
+            (None, _) => {}
+            (Some(top_k), Task::Classify(classify)) => {
+                let top_k = usize::try_from(top_k).ok().filter(|k| *k > 0);
+                classify.top_k = top_k.ok_or_else(|| bad("top_k", "0", "a whole number of at least 1"))?;
+            }
+            (Some(top_k), _) => {
+                return Err(bad("top_k", &top_k.to_string(), "a model with the task classify for it"));
+            }
+        }
+        let mask = match (options.mask.as_deref(), &task) {
+            (None, _) => MaskForm::Png,
+            (Some(form @ ("png" | "rle")), task) if !matches!(task, Task::Segment(_)) => {
+                return Err(bad("mask", form, "a model with the task segment for it"));
+            }
+            (Some("png"), _) => MaskForm::Png,
+            (Some("rle"), _) => MaskForm::Rle,
+            (Some(other), _) => return Err(bad("mask", other, "png or rle")),
+        };
+        if let (Some("torchserve"), None, Task::Classify(classify)) =
+            (options.format.as_deref(), top_k, &mut task)
+        {
+            classify.top_k = TORCHSERVE_CLASSES;
+        }
+        let torchserve = match (options.format.as_deref(), &task) {
+            (None | Some("ocelli"), _) => false,
+            (Some("torchserve"), Task::Classify(_)) => true,
+            (Some("torchserve"), _) => {
+                return Err(bad("format", "torchserve", "a model with the task classify for it"));
+            }
+            (Some(other), _) => return Err(bad("format", other, "ocelli or torchserve")),
+        };
+        Ok(Asked { task, mask, png: false, torchserve })
+    }
+
+    /// What a request wants that has no query.
+    pub(in crate::http) fn plain(parameters: &Parameters, model: &Model) -> Result<Asked, InferError> {
+        Asked::of(Options::default(), parameters, model)
+    }
+}

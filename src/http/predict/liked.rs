@@ -1,0 +1,138 @@
+//! In which form a prediction is answered: what `Accept` likes best of the forms that the reply has.
+
+use crate::{
+    http::{
+        accepted::{self, Offer},
+        streamed::Form,
+    },
+    tasks::Task,
+};
+use axum::http::HeaderMap;
+
+/// A form of the reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reply {
+    Json,
+    /// `Accept: application/json; format=torchserve` asks for it, for those who cannot change an address.
+    TorchServe,
+    /// A segmenter's mask as the picture itself.
+    Png,
+    Streamed(Form),
+}
+
+/// The best liked form of the reply, if one is accepted. Which it is can depend on how many images there are, which is known only
+/// when the body is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Liked {
+    /// Where a picture can be the reply.
+    pub(super) pictured: Option<Reply>,
+    /// Where none can: of several images.
+    pub(super) otherwise: Option<Reply>,
+}
+
+impl Liked {
+    pub(super) fn of(headers: &HeaderMap, task: &Task) -> Liked {
+        let torchserve = Offer {
+            form: Reply::TorchServe,
+            media: "application/json",
+            parameter: Some("format=torchserve"),
+            by_range: false,
+        };
+        let mut offers = Vec::with_capacity(6);
+        // Before JSON, which has any parameters.
+        offers.extend(matches!(task, Task::Classify(_)).then_some(torchserve));
+        offers.push(Offer::ranged(Reply::Json, "application/json"));
+        offers.extend(Form::offers(Reply::Streamed));
+        let otherwise = accepted::best(headers, &offers);
+        if !matches!(task, Task::Segment(_)) {
+            return Liked { pictured: otherwise, otherwise };
+        }
+        offers.push(Offer::ranged(Reply::Png, "image/png"));
+        Liked { pictured: accepted::best(headers, &offers), otherwise }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::{Classify, Segment};
+    use axum::http::{HeaderValue, header};
+
+    const JSON: Option<Reply> = Some(Reply::Json);
+    const PNG: Option<Reply> = Some(Reply::Png);
+    const TORCHSERVE: Option<Reply> = Some(Reply::TorchServe);
+    const LINES: Option<Reply> = Some(Reply::Streamed(Form::Lines));
+    const EVENTS: Option<Reply> = Some(Reply::Streamed(Form::Events));
+
+    fn liked(accept: &'static str, task: &Task) -> Liked {
+        Liked::of(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]), task)
+    }
+
+    #[test]
+    fn a_segmenter_answers_the_best_liked_form_that_its_reply_has() {
+        let task = Task::Segment(Segment::default());
+        for (accept, pictured, otherwise) in [
+            ("*/*", JSON, JSON),
+            ("application/json", JSON, JSON),
+            ("image/png", PNG, None),
+            ("Image/PNG; Q=0.3", PNG, None),
+            ("image/*", PNG, None),
+            ("image/png, */*", PNG, JSON),
+            ("*/*, image/png", PNG, JSON),
+            ("image/*, */*", PNG, JSON),
+            ("image/*, application/json", JSON, JSON),
+            ("image/png, application/json", PNG, JSON),
+            ("application/json, image/png", JSON, JSON),
+            ("image/png;q=0.5, application/json", JSON, JSON),
+            ("image/png;q=0.1, */*", JSON, JSON),
+            ("application/json;q=0.1, */*", PNG, JSON),
+            ("application/json;q=0, */*", PNG, None),
+            ("image/png;q=0, image/*", None, None),
+            ("image/png;q=0, */*", JSON, JSON),
+            ("image/webp, image/png", PNG, None),
+            ("image/avif,image/webp,image/png,*/*;q=0.8", PNG, JSON),
+            ("image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8", PNG, JSON),
+            ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", JSON, JSON),
+            ("image/*, application/json;q=0.5", PNG, JSON),
+            ("image/png;q=0.9, text/html", PNG, None),
+            ("image/png, application/x-ndjson", PNG, LINES),
+            ("application/x-ndjson, image/png", LINES, LINES),
+            ("application/x-ndjson;q=0.5, image/png", PNG, LINES),
+            ("image/png;q=0.5, text/event-stream", EVENTS, EVENTS),
+            ("application/json;format=torchserve", JSON, JSON),
+            ("text/html", None, None),
+            ("", None, None),
+        ] {
+            assert_eq!(liked(accept, &task), Liked { pictured, otherwise }, "{accept}");
+        }
+        let none = Liked { pictured: None, otherwise: None };
+        assert_eq!(Liked::of(&HeaderMap::new(), &task), none);
+    }
+
+    #[test]
+    fn a_classifier_answers_the_best_liked_form_that_its_reply_has() {
+        let task = Task::Classify(Classify::default());
+        for (accept, expected) in [
+            ("*/*", JSON),
+            ("image/png", None),
+            ("image/png, */*;q=0.1", JSON),
+            ("application/json, */*", JSON),
+            ("application/json; charset=utf-8", JSON),
+            ("application/json;format=torchserve", TORCHSERVE),
+            ("text/html, application/json; q=0.9; format=torchserve", TORCHSERVE),
+            ("application/json, application/json;format=torchserve", TORCHSERVE),
+            ("application/json, application/json;format=torchserve;q=0.1", JSON),
+            ("application/json;q=0.1, application/json;format=torchserve;q=0.2", TORCHSERVE),
+            ("application/json;format=torchserve;q=0, */*", JSON),
+            ("application/json;format=torchserve, application/x-ndjson", TORCHSERVE),
+            ("application/json;format=torchserve;q=0.5, application/x-ndjson", LINES),
+            ("text/plain; format=torchserve", None),
+            ("application/json; format=ocelli", JSON),
+            ("application/x-ndjson, text/event-stream", LINES),
+            ("*/*, text/event-stream", EVENTS),
+        ] {
+            let expected = Liked { pictured: expected, otherwise: expected };
+            assert_eq!(liked(accept, &task), expected, "{accept}");
+        }
+    }
+}
