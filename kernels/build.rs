@@ -52,7 +52,7 @@ fn main() {
 }
 
 /// How all kernels are compiled for the host.
-const FLAGS: [&str; 9] = [
+const FLAGS: [&str; 10] = [
     "-fno-exceptions",
     "-fno-rtti",
     // Multiplications and additions may fuse, and no flag or trap of floating point is looked at: the rules of IEEE
@@ -60,6 +60,8 @@ const FLAGS: [&str; 9] = [
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
+    // A loop is as fast in every program that has it, wherever the linker puts it: where functions begin at 16 bytes, fits differ by 2 %.
+    "-falign-functions=64",
     // Vectors never cross an object's border.
     "-Wno-psabi",
     "-Wno-unknown-pragmas",
