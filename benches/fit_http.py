@@ -82,7 +82,10 @@ def sink(listener, asked, answered):
     buffer, reply, got, sent = bytearray(256 << 10), memoryview(bytes(4 << 20)), 0, 0
     connection.sendall(OK)
     while got < asked:
-        got += connection.recv_into(buffer)
+        count = connection.recv_into(buffer)
+        if count == 0:
+            os._exit(1)
+        got += count
         due = answered * min(got, asked) // asked
         while sent < due:
             sent += connection.send(reply[: due - sent])

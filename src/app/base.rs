@@ -44,7 +44,7 @@ impl Core {
     /// has its log file, if there are such files.
     ///
     /// # Errors
-    /// If the backend cannot be had, a log file cannot be written, or the system refuses a thread.
+    /// If the backend cannot be had, a log file or `stack_spill_folder` cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
         spill_folder(config)?;
         let gpus = gpus(config)?;

@@ -248,17 +248,10 @@ fn scan_as(
     }
     found.extend(mistakes);
     if found.is_empty() {
-        found.push(failed(
-            "",
-            match described {
-                Err(why) => why,
-                Ok(Described { notes, .. }) => {
-                    let missing = format!("it holds neither {model_file} nor VERSION/{model_file}");
-                    // What was passed over may be what is missed.
-                    std::iter::once(missing).chain(notes).collect::<Vec<_>>().join("; ")
-                }
-            },
-        ));
+        let missing = format!("it holds neither {model_file} nor VERSION/{model_file}");
+        // What was passed over may be what is missed.
+        let told = |described: Described| [vec![missing], described.notes].concat().join("; ");
+        found.push(failed("", described.map_or_else(|why| why, told)));
     }
     found
 }

@@ -154,7 +154,10 @@ fn a_repository_of_tritons_may_have_folders_with_leading_zeros_which_are_passed_
     ];
     check(&files, &[("m", "0", ""), ("m", "2", "")]);
     let notes = scan(folder(&files).path()).unwrap().remove(1).source.unwrap().notes;
-    assert_eq!(notes, ["the folder 003 is passed over: a version has no leading zeros"]);
+    let told = "the folder 003 is passed over: a version has no leading zeros";
+    assert_eq!(notes, [told]);
+    // It is told where nothing else is there, too.
+    check(&files[2..], &[("m", "", told)]);
 }
 
 #[test]

@@ -351,6 +351,14 @@ mod tests {
         image::stack::{Limits, Raw, SampleType},
     };
 
+    const LIMITS: Limits = Limits {
+        side_max: 4096,
+        frame_pixels_max: 1 << 24,
+        frames_max: 10,
+        memory_bytes_max: 1 << 26,
+        spill_bytes_max: 0,
+    };
+
     #[test]
     fn what_is_of_frames_alone_is_refused_where_a_stack_holds_rois() {
         let first = |said: &[(&str, &str)], side: u32| {
@@ -358,14 +366,7 @@ mod tests {
             said.iter().for_each(|(key, value)| settings.set(key, value).unwrap());
             settings.heeds(said).unwrap();
             let raw = Raw { width: side, height: side, sample: SampleType::U16, frames: Some(2) };
-            let limits = Limits {
-                side_max: 4096,
-                frame_pixels_max: 1 << 24,
-                frames_max: 10,
-                memory_bytes_max: 1 << 26,
-                spill_bytes_max: 0,
-            };
-            let options = Options { limits, spill_folder: None, file_alone: true };
+            let options = Options { limits: LIMITS, spill_folder: None, file_alone: true };
             let mut stager = Stager::new(settings, Holds::Auto, Some(Format::Raw(raw)), options);
             stager.push(vec![1; 4 * (side * side) as usize].into()).unwrap();
             stager.finish();
@@ -390,14 +391,7 @@ mod tests {
         let memory = FrameMemory::new(Memory::Plain).unwrap();
         let check = |[width, height]: [u32; 2], count: usize, pieces: &[usize], gathered: bool| {
             let raw = Raw { width, height, sample: SampleType::U16, frames: Some(count as u64) };
-            let limits = Limits {
-                side_max: 4096,
-                frame_pixels_max: 1 << 24,
-                frames_max: 10,
-                memory_bytes_max: 1 << 26,
-                spill_bytes_max: 0,
-            };
-            let options = Options { limits, spill_folder: None, file_alone: true };
+            let options = Options { limits: LIMITS, spill_folder: None, file_alone: true };
             let stager = Stager::new(Settings::default(), Holds::Frames, Some(Format::Raw(raw)), options);
             let mut stager = stager.whole(true, Some(memory.clone()));
             let values: Vec<u16> = (0..width as usize * height as usize * count).map(|i| i as u16).collect();
