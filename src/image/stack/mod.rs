@@ -10,8 +10,8 @@
 //!
 //! - **TIFF and BigTIFF** of either byte order, grey, in strips or tiles; integers of 8 to 64 bits and floats of 16 to 64;
 //!   uncompressed, LZW, deflate, PackBits and zstd, with either predictor. Values are taken as they are stored: colour
-//!   maps and white-is-zero only say how to show them. Descriptions by OME-XML, ImageJ, Micro-Manager and tifffile are
-//!   read for the pixel size and for how many frames there are.
+//!   maps, white-is-zero and orientations only say how to show them. Descriptions by OME-XML, ImageJ, Micro-Manager and tifffile are
+//!   read for the pixel size and for how many frames there are. Reduced copies and masks are no frames.
 //! - **`.npy`** 1.0 to 3.0, `[t, h, w]` or `[h, w]` in C order (ROIs are `[n, b, b]`), integers and floats of up to 8 bytes.
 //! - **Raw** little-endian samples, whose size the caller states.
 //!

@@ -9,6 +9,8 @@ use super::{
 };
 
 pub(super) const SUBFILE_TYPE: u16 = 254;
+/// What said the same before that.
+pub(super) const OLD_SUBFILE_TYPE: u16 = 255;
 pub(super) const WIDTH: u16 = 256;
 pub(super) const HEIGHT: u16 = 257;
 pub(super) const BITS: u16 = 258;
@@ -33,6 +35,18 @@ pub(super) const SAMPLE_FORMAT: u16 = 339;
 /// Six numbers on each plane of a stack that has but one directory, as MetaMorph writes it.
 pub(super) const META_MORPH_PLANES: u16 = 33629;
 pub(super) const MICRO_MANAGER: u16 = 51123;
+
+/// Bits of the subfile type: a reduced copy, a transparency mask.
+const NO_FRAME: u64 = 0b101;
+/// The old subfile type of a reduced copy.
+const OLD_REDUCED: u64 = 2;
+
+/// Whether a directory says that it is a reduced copy of another page, or a mask for one; `Err` as for its other numbers.
+pub(super) fn is_copy(directory: &Directory) -> Result<bool, String> {
+    let kind = directory.number(SUBFILE_TYPE, "subfile type")?.unwrap_or(0);
+    let old = directory.number(OLD_SUBFILE_TYPE, "old subfile type")?;
+    Ok(kind & NO_FRAME != 0 || old == Some(OLD_REDUCED))
+}
 
 /// What a directory's numbers say; strips and tiles are still without their places.
 pub(super) fn page(

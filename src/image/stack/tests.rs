@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod builder;
+mod copies;
 mod parts;
 
 use super::{
@@ -960,21 +961,6 @@ fn frames_are_not_taken_to_follow_each_other_where_directories_stand_between_the
     let outcome = read(&builder.bytes.into());
     assert!(outcome.end.is_ok(), "{:?}", outcome.end);
     assert_eq!(outcome.planes, expected);
-}
-
-#[test]
-fn reduced_copies_are_no_frames() {
-    let mut builder = Builder::new(LITTLE);
-    for (kind, side) in [(0, 2), (1, 1), (0, 2)] {
-        let samples = builder.samples(&vec![9; side * side]);
-        let start = builder.put(&samples);
-        let mut fields = builder.page(side as u64, side as u64, start, 2 * (side * side) as u64);
-        fields.push(builder.short(tags::SUBFILE_TYPE, kind));
-        builder.directory(&fields);
-    }
-    let outcome = read(&builder.bytes.into());
-    assert!(outcome.end.is_ok());
-    assert_eq!(outcome.planes.len(), 2);
 }
 
 #[test]

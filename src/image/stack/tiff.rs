@@ -6,6 +6,9 @@
 //! Where a description, or the room before the second directory, says that frames follow the first one's, they come out with
 //! their bytes. The directories that come later are held against that.
 //!
+//! Reduced copies and masks are no frames, wherever they stand. Of those before the first frame the directories are kept, as a
+//! file that has nothing else marks what are its frames.
+//!
 //! - `chunks`: where a page's strips or tiles lie.
 
 mod chunks;
@@ -20,8 +23,8 @@ use super::{
     wanted::Wanted,
 };
 
-/// Bits of the subfile type: a reduced copy, a transparency mask.
-const NO_PAGE: u64 = 0b101;
+/// A file that begins with so many reduced copies of nothing has no frames without that mark.
+const COPIES_FIRST_MAX: u64 = 8;
 
 /// What to read next.
 enum At {
@@ -49,6 +52,8 @@ pub(super) struct Chain {
     frame: u64,
     /// Directories of reduced copies and masks so far.
     copies: u64,
+    /// Whether they are the frames.
+    all_copies: bool,
     /// What all pages are.
     layout: Option<Layout>,
     /// What the first directory says beside.
@@ -59,7 +64,7 @@ pub(super) struct Chain {
     announced: u64,
     /// Whether it was the room: then every frame has a directory.
     by_room: bool,
-    /// Offset of the first directory.
+    /// Offset of the first directory, and once the first frame is known, of its directory.
     begin: u64,
     /// Whether signed samples were stored without sign.
     raised: bool,
@@ -79,6 +84,7 @@ impl Chain {
             file_alone,
             frame: 0,
             copies: 0,
+            all_copies: false,
             layout: None,
             wanted: Wanted::new(encoding),
             first: None,
@@ -239,19 +245,28 @@ impl Chain {
             Step::Ready(bytes) => bytes,
             step => return Ok(step.nothing()),
         };
-        store.release(offset, encoding.count_bytes() + len);
         let directory = Directory::read(encoding, &bytes);
-        let subfile =
-            directory.number(tags::SUBFILE_TYPE, "subfile type").map_err(|why| self.corrupt(why))?;
-        if self.layout.is_some() && subfile.unwrap_or(0) & NO_PAGE != 0 {
+        let copy = !self.all_copies && tags::is_copy(&directory).map_err(|why| self.corrupt(why))?;
+        if copy {
             self.copies += 1;
             if self.copies > self.limits.frames_max {
                 return Err(StackError::too_many(self.copies, self.limits.frames_max));
             }
+            if self.layout.is_none() {
+                self.all_copies = directory.next == 0 || self.copies >= COPIES_FIRST_MAX;
+                let then = if self.all_copies { self.begin } else { directory.next };
+                return Ok(Step::Ready(At::Directory(then)));
+            }
+        }
+        store.release(offset, encoding.count_bytes() + len);
+        if copy {
             return Ok(Step::Ready(At::Directory(directory.next)));
         }
         if self.frame >= self.limits.frames_max {
             return Err(StackError::too_many(self.frame + 1, self.limits.frames_max));
+        }
+        if self.layout.is_none() {
+            self.begin = offset;
         }
         Ok(Step::Ready(At::Page(directory)))
     }
