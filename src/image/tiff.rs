@@ -31,6 +31,8 @@ const SAMPLES_MAX: u16 = 8;
 
 /// Bits of the subfile type: a reduced copy, a transparency mask.
 const NO_PAGE: u32 = 0b101;
+/// What said the first of these before there were bits.
+const OLD_REDUCED: u32 = 2;
 
 /// The value of the colour interpretation for grey.
 const BLACK_IS_ZERO: u32 = 1;
@@ -127,8 +129,7 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
     for index in 0.. {
         // Copies and masks are bounded too: a page may have several.
         limits.check_frames(index / 8)?;
-        let kind = find::<u32>(&mut decoder, Tag::NewSubfileType)?.unwrap_or(0);
-        if kind & NO_PAGE == 0 {
+        if !is_copy(&mut decoder)? {
             take(&mut decoder, index)?;
             any = true;
         }
@@ -142,6 +143,13 @@ fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
         take(&mut decoder, 0)?;
     }
     Ok(Pages { pages, changes: found.changes })
+}
+
+/// Whether the current directory is of a reduced copy or a mask.
+fn is_copy(decoder: &mut Decoder<Source<'_>>) -> Result<bool, DecodeError> {
+    let kind = find::<u32>(decoder, Tag::NewSubfileType)?.unwrap_or(0);
+    let old = find::<u32>(decoder, Tag::SubfileType)?;
+    Ok(kind & NO_PAGE != 0 || old == Some(OLD_REDUCED))
 }
 
 fn find<T: TryFrom<u64>>(decoder: &mut Decoder<Source<'_>>, tag: Tag) -> Result<Option<T>, DecodeError> {
@@ -208,8 +216,8 @@ fn page(
     let planar = find::<u16>(decoder, Tag::PlanarConfiguration)? == Some(2) && count > 1;
     let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
     let interleaved = if planar { 1 } else { count };
-    check_chunks(bytes, decoder, compression, interleaved, found)?;
     let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
+    check_chunks(bytes, decoder, Chunks { tiled, compression, interleaved, height }, limits, found)?;
     let one_by_one = tiled && (planar || compression == COMPRESSION_LZW);
     let page = Page {
         width,
@@ -238,17 +246,27 @@ fn page(
     Ok(page)
 }
 
-/// Strips or tiles must lie inside the file; JPEG streams must not be larger than the strip or tile that they are for, nor all of
-/// them together than the file, and must have as many samples in a pixel as a strip or tile has. Notes those whose bytes are in
-/// the other order.
+/// What a directory says of its strips or tiles.
+#[derive(Clone, Copy)]
+struct Chunks {
+    tiled: bool,
+    compression: u16,
+    /// Samples of a pixel in each.
+    interleaved: u16,
+    /// Rows of the picture.
+    height: u32,
+}
+
+/// Strips or tiles must lie inside the file; JPEG streams must have the size of the strip or tile that they are for, and as many
+/// samples in a pixel, and must not be larger than the file, all of them together. Notes those whose bytes are in the other order.
 fn check_chunks(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
-    compression: u16,
-    interleaved: u16,
+    chunks: Chunks,
+    limits: &Limits,
     found: &mut Found,
 ) -> Result<(), DecodeError> {
-    let tiled = decoder.find_tag(Tag::TileOffsets).map_err(from_tiff)?.is_some();
+    let Chunks { tiled, compression, interleaved, height } = chunks;
     let (offsets, counts) = if tiled {
         (Tag::TileOffsets, Tag::TileByteCounts)
     } else {
@@ -264,7 +282,9 @@ fn check_chunks(
         2 => true,
         other => return Err(unsupported(format!("bits in order {other}"))),
     };
-    for (&offset, &count) in offsets.iter().zip(&counts) {
+    let (width, rows) = decoder.chunk_dimensions();
+    let down = height.div_ceil(rows.max(1)).max(1);
+    for ((&offset, &count), index) in offsets.iter().zip(&counts).zip(0u32..) {
         let chunk = usize::try_from(offset)
             .ok()
             .zip(usize::try_from(count).ok())
@@ -282,10 +302,18 @@ fn check_chunks(
             return Err(corrupt("its JPEG streams overlap"));
         }
         let markers = jpeg::markers(chunk)?;
-        let (width, height) = decoder.chunk_dimensions();
-        if markers.width > width || markers.height > height {
-            return Err(corrupt("a JPEG stream in it is larger than its place"));
+        // The decoder would take the pixels of one row for those of others. The last strip may be cut, or whole.
+        let left = if tiled { rows } else { height - index % down * rows };
+        let needed = rows.min(left);
+        if markers.width != width || !(needed..=rows).contains(&markers.height) {
+            return Err(corrupt(format!(
+                "a JPEG stream in it has {} x {} px instead of {width} x {needed}",
+                markers.width, markers.height
+            )));
         }
+        // Tiles may be larger than the picture, and these are decoded whole.
+        limits.check_side(markers.width, markers.height)?;
+        limits.check_pixels(u64::from(markers.width) * u64::from(markers.height))?;
         // The decoder would take the samples of one pixel for those of others.
         let components = u16::from(markers.components);
         if components != interleaved {

@@ -12,6 +12,7 @@ use turbojpeg::PixelFormat;
 const LIMITS: Limits = Limits { side_max: 1000, pixels_max: 1_000_000, frames_max: 10 };
 
 const SUBFILE: u16 = 254;
+const OLD_SUBFILE: u16 = 255;
 const COMPRESSION: u16 = 259;
 const PHOTOMETRIC: u16 = 262;
 const FILL_ORDER: u16 = 266;
@@ -250,6 +251,44 @@ fn jpeg_streams_have_the_samples_of_their_place() {
 }
 
 #[test]
+fn jpeg_streams_have_the_size_of_their_place() {
+    let stream =
+        |[width, height]: [u32; 2]| jpeg(&picture([width, height], &[0]), width, PixelFormat::GRAY, false);
+    let page = |sizes: &[[u32; 2]]| {
+        let page = Page::new([32, 40], 8, 1, sizes.iter().map(|size| stream(*size)).collect());
+        page.with(COMPRESSION, &[7]).with(PHOTOMETRIC, &[1])
+    };
+    let strips = |sizes: &[[u32; 2]]| file(&[page(sizes).with(ROWS, &[16])]);
+    let tiles = |sizes: &[[u32; 2]]| file(&[page(sizes).with(TILE[0], &[32]).with(TILE[1], &[32])]);
+    // Of the last strip, what is below the picture may be there.
+    let cut = decode(&strips(&[[32, 16], [32, 16], [32, 8]]), &LIMITS, &whole).unwrap();
+    let whole_strips = decode(&strips(&[[32, 16]; 3]), &LIMITS, &whole).unwrap();
+    let Samples::U8(samples) = &cut[0].samples else { panic!("16 bits") };
+    assert!(samples.iter().zip(picture([32, 40], &[0])).take(512).all(|(a, b)| a.abs_diff(b) < 20));
+    assert_eq!(cut[0].samples.len(), whole_strips[0].samples.len());
+    decode(&tiles(&[[32, 32]; 2]), &LIMITS, &whole).unwrap();
+    let refused = |bytes: Vec<u8>, words: &str| {
+        let error = header(&bytes, &LIMITS).unwrap_err().to_string();
+        assert_eq!(decode(&bytes, &LIMITS, &whole).unwrap_err().to_string(), error);
+        assert!(error.contains(&format!("a JPEG stream in it has {words}")), "{error}");
+    };
+    refused(strips(&[[32, 16], [24, 16], [32, 8]]), "24 x 16 px instead of 32 x 16");
+    refused(strips(&[[40, 16], [32, 16], [32, 8]]), "40 x 16 px instead of 32 x 16");
+    refused(strips(&[[32, 16], [32, 15], [32, 8]]), "32 x 15 px instead of 32 x 16");
+    refused(strips(&[[32, 16], [32, 16], [32, 7]]), "32 x 7 px instead of 32 x 8");
+    refused(strips(&[[32, 16], [32, 16], [32, 17]]), "32 x 17 px instead of 32 x 8");
+    // Fewer and longer rows of as many pixels in all.
+    refused(strips(&[[16, 32], [32, 16], [32, 8]]), "16 x 32 px instead of 32 x 16");
+    refused(tiles(&[[32, 32], [32, 8]]), "32 x 8 px instead of 32 x 32");
+    refused(tiles(&[[16, 32], [32, 32]]), "16 x 32 px instead of 32 x 32");
+    // They are decoded whole, however small the picture is.
+    let side = LIMITS.side_max + 8;
+    let large = page(&[[side, 16]; 3]).with(TILE[0], &[side]).with(TILE[1], &[16]);
+    let error = header(&file(&[large]), &LIMITS).unwrap_err();
+    assert!(matches!(error, DecodeError::TooLarge { got: 1008, limit: 1000, .. }), "{error}");
+}
+
+#[test]
 fn compressions_that_are_not_read_are_named() {
     for (number, words) in [
         (3, "TIFF with CCITT Group 3 compression is not supported; compress it with Deflate"),
@@ -366,6 +405,9 @@ fn a_reduced_copy_before_the_picture_is_no_page() {
     let turned = gray(SIZE).with(ORIENTATION, &[6]);
     let floats = copy.clone().with(339, &[3]);
     assert_eq!(sizes(&[floats, turned]), [[SIZE[1], SIZE[0]]]);
+    // The tag that said so before says it as well.
+    let old = gray([9, 5]).with(OLD_SUBFILE, &[2]);
+    assert_eq!(sizes(&[old.clone(), gray(SIZE), old, gray([8, 8]).with(OLD_SUBFILE, &[3])]), [SIZE, [8, 8]]);
     // Where there is nothing else, it is the picture.
     assert_eq!(sizes(std::slice::from_ref(&copy)), [[9, 5]]);
     assert_eq!(sizes(&[copy.clone(), copy.with(SUBFILE, &[4])]), [[9, 5]]);
