@@ -81,7 +81,8 @@ impl World {
         let workers = workers.collect();
         // Few live so long that batches grow again after there was too little memory, and that this is forgotten.
         let is_long = random.percent(1);
-        let paces: &[u64] = if is_long { &[100_000, 2_000_000] } else { &[2_000, 20_000, 100_000, 400_000] };
+        let paces: &[u64] =
+            if is_long { &[100_000, 2_000_000, 10_000_000] } else { &[2_000, 20_000, 100_000, 400_000] };
         let mut world = World {
             to_come: if is_long { random.between(300, 600) } else { random.between(5, 45) } as usize,
             pace: *random.of(paces),
@@ -102,8 +103,10 @@ impl World {
         world.plan(0, Event::Arrive);
         let span = world.pace * world.to_come as u64;
         if is_long || world.random.percent(25) {
+            // Early in a long life, so that there is time for what comes after it.
+            let until = if is_long { span / 4 } else { span };
             for _ in 0..4 {
-                let at = world.random.between(0, span);
+                let at = world.random.between(0, until);
                 let worker = world.random.below(world.workers.len());
                 world.plan(at, Event::Memory(worker));
             }
