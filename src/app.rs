@@ -14,6 +14,7 @@ pub use local::Local;
 pub use run::{Checked, check, find_devices, serve};
 
 use crate::{
+    batch::ModelLoad,
     config::{Config, RepositoryMode},
     devices::Devices,
     error::InferError,
@@ -295,7 +296,20 @@ impl App {
             () = wait(left, now) => None,
         };
         front.queue.close();
+        let load = front.queue.load();
         let jobs = front.queue.abort(&InferError::Draining { retry_after: Duration::from_secs(1) });
+        // At once, and in the log: few are left to ask for metrics, and none is soon.
+        front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
+        if jobs > 0 {
+            for ModelLoad { name, items, waiting, .. } in load.models.iter().filter(|model| model.items > 0) {
+                tracing::warn!(
+                    model = &**name,
+                    items,
+                    waiting_jobs = waiting,
+                    "the time to drain is over: the model's work is dropped"
+                );
+            }
+        }
         if jobs > 0 && in_order.is_none() {
             // Their callers are told; give the words a moment to leave.
             wait(ABORT_GRACE, now).await;
@@ -308,7 +322,6 @@ impl App {
             }
         };
         let connections = ended.map_or(0, |ended| ended.connections_dropped);
-        front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
         front.metrics.dropped(DropReason::Connection).inc_by(connections as u64);
         heart.abort();
         for apart in [admin, metrics].into_iter().flatten() {

@@ -28,6 +28,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use tokio::sync::Notify;
 
 /// The data path has stopped when its last beat is older than this.
 pub const BEAT_AGE_MAX: Duration = Duration::from_secs(30);
@@ -58,6 +59,8 @@ pub struct Status {
     /// Why it makes no sense to go on.
     hopeless: OnceLock<String>,
     models: RwLock<Models>,
+    /// Tells whoever waits for it that something was said of a device.
+    told: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +81,7 @@ impl Status {
             transitions: RwLock::default(),
             hopeless: OnceLock::new(),
             models: RwLock::default(),
+            told: Notify::new(),
         }
     }
 
@@ -137,6 +141,8 @@ impl Status {
             device.reason = reason.into();
         }
         (device.state, device.cause) = (state, cause);
+        drop(devices);
+        self.told.notify_waiters();
         moved
     }
 
@@ -153,6 +159,22 @@ impl Status {
     pub fn drain_device(&self, id: &str, drained: bool) -> Option<bool> {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         devices.get_mut(id).map(|device| std::mem::replace(&mut device.drained, drained) != drained)
+    }
+
+    /// Waits until whoever keeps a device has heeded what was asked last. A device that is not there is not waited for.
+    pub async fn heeded(&self, id: &str) {
+        loop {
+            // Before the look: what is said from now on wakes it.
+            let told = self.told.notified();
+            let heeded = {
+                let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+                devices.get(id).is_none_or(Device::heeds)
+            };
+            if heeded {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// Whether somebody asked for a device to be left alone.
@@ -241,6 +263,7 @@ impl Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
 
     fn counts(ready: usize, loading: usize, unavailable: usize) -> ModelCounts {
         ModelCounts { ready, loading, unavailable }
@@ -356,6 +379,25 @@ mod tests {
         check(&status, Err("no model is loaded"));
         status.set_models(counts(1, 0, 0));
         check(&status, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn an_order_is_heeded_once_the_device_stands_where_it_leads() {
+        let status = serving();
+        status.heeded("cpu").await;
+        for (drained, state, cause) in
+            [(true, DeviceState::Fenced, Cause::Drain), (false, DeviceState::Warming, Cause::Resume)]
+        {
+            assert_eq!(status.drain_device("cpu", drained), Some(true));
+            let heeded = status.heeded("cpu");
+            tokio::pin!(heeded);
+            assert!(heeded.as_mut().now_or_never().is_none(), "{drained}: nobody has done anything yet");
+            status.set_device("GPU-1", state, cause, "");
+            assert!(heeded.as_mut().now_or_never().is_none(), "{drained}: that was another one");
+            status.set_device("cpu", state, cause, "");
+            heeded.await;
+        }
+        status.heeded("GPU-7").await;
     }
 
     #[test]

@@ -217,7 +217,7 @@ fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Param
             Some(ParameterChoice::BoolParam(value)) => Parameter::Bool(value),
             Some(ParameterChoice::Int64Param(value)) => Parameter::Integer(value),
             Some(ParameterChoice::StringParam(value)) => Parameter::Text(value),
-            Some(ParameterChoice::DoubleParam(value)) => Parameter::Number(value),
+            Some(ParameterChoice::DoubleParam(value)) => Parameter::from(value),
             Some(ParameterChoice::Uint64Param(value)) => Parameter::from(value),
             None => return Err(bad(format!("parameter {name:?} of {of} has no value"))),
         };

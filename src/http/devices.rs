@@ -7,7 +7,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long an order may take until its reply says where the device stands. Whoever keeps it looks ten times a second, but not while
+/// it loads a model there.
+const HEEDED: Duration = Duration::from_secs(5);
 
 /// `GET /v2/devices`
 pub(super) async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
@@ -16,22 +23,24 @@ pub(super) async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
 
 /// `POST /v2/devices/{id}/drain`: it finishes what it has begun, is given back, and is not taken until it is resumed.
 pub(super) async fn drain(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
-    set(&front, &id, &request, true)
+    set(&front, &id, request, true).await
 }
 
 /// `POST /v2/devices/{id}/resume`
 pub(super) async fn resume(front: State<Arc<Front>>, id: Path<String>, request: Request) -> Response {
-    set(&front, &id, &request, false)
+    set(&front, &id, request, false).await
 }
 
-fn set(front: &Front, id: &str, request: &Request, drained: bool) -> Response {
-    let peer = request.extensions().get::<Peer>();
-    if let Err(error) = repository::known(front, peer, request.headers()) {
+/// The reply is the device as the order has left it; where that takes too long, as it still is.
+async fn set(front: &Front, id: &str, request: Request, drained: bool) -> Response {
+    if let Err(error) = repository::known(front, request.extensions().get::<Peer>(), request.headers()) {
         return error.into_response();
     }
     match front.status.drain_device(id, drained) {
         Some(news) => {
             tracing::info!(device = id, drained, news, "a device was drained or resumed by request");
+            // In time or not, the reply says where it stands.
+            let _ = tokio::time::timeout(HEEDED, front.status.heeded(id)).await;
             let device = front.status.devices().into_iter().find(|device| device.id == id);
             Json(device.map(|device| wire::device(&device, Instant::now()))).into_response()
         }

@@ -28,7 +28,7 @@ use axum::{
     http::{HeaderValue, header},
     response::Response,
 };
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{FutureExt, Stream, StreamExt, stream};
 use std::{sync::Arc, time::Instant};
 
 /// `POST /v2/models/{model}[/versions/{version}]/infer`
@@ -255,25 +255,32 @@ async fn in_parts(
         ));
     }
     let asked = (request.outputs.clone(), request.binary_default);
+    let id = request.id.clone();
     if let Some(images) = encoded::sent(model, &request.inputs) {
         let wanted = Arc::new(wanted(model, &asked, &shown(model))?);
         let images = encoded::one_by_one(front, model, call, images)?.enumerate();
         let (front, model) = (Arc::clone(front), Arc::clone(model));
         let parts = images.then(move |(index, outputs)| {
             let (front, model, wanted) = (Arc::clone(&front), Arc::clone(&model), Arc::clone(&wanted));
-            async move { part(&front, &model, &wanted, &outputs?, index).await }
+            async move {
+                match outputs {
+                    Ok(outputs) => (index, part(&front, &model, &wanted, &outputs).await),
+                    Err(error) => (index, Err(error)),
+                }
+            }
         });
-        return Ok(streamed::reply(form, parts));
+        return Ok(streamed::parts(form, id.as_deref(), parts));
     }
     if model.fit.is_some() || model.rules.whole {
         let ran = run(front, model, call, request, Instant::now(), caller).await?;
         let outputs = ran.outputs(model)?;
-        let only = front.decode.run(move || reply::members(&outputs, 0)).await??;
-        return Ok(streamed::reply(form, stream::iter([Ok(only)])));
+        let only = front.decode.run(move || reply::members(&outputs)).await??;
+        return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
     }
     let wanted = wanted(model, &asked, &shown(model))?;
     let (inputs, items) = arrange(model, request.inputs)?;
-    Ok(streamed::reply(form, by_batches(front, model, call, inputs, items, wanted)))
+    let parts = by_batches(front, model, call, inputs, items, wanted);
+    Ok(streamed::parts(form, id.as_deref(), parts))
 }
 
 fn by_batches(
@@ -283,7 +290,7 @@ fn by_batches(
     inputs: Vec<Tensor>,
     items: usize,
     wanted: Vec<Wanted>,
-) -> impl Stream<Item = Result<Vec<u8>, InferError>> + Send + use<> {
+) -> impl Stream<Item = (usize, Result<Vec<u8>, InferError>)> + Send + use<> {
     let largest = model.rules.sizes.last().copied().unwrap_or(1);
     let common = (Arc::clone(front), Arc::clone(model), call.clone(), Arc::new(wanted));
     let mut marks = vec![Mark::default(); inputs.len()];
@@ -292,33 +299,33 @@ fn by_batches(
         let end = (first + largest).min(items);
         let given = inputs.iter().zip(&mut marks);
         let given: Vec<Tensor> = given.map(|(input, mark)| rows::cut(input, first..end, mark)).collect();
-        async move {
+        let part = async move {
             let call = call.again();
             let ticket = call.push(&front, &model, given, end - first, None)?;
             let ran = call.answer(&front, &model, ticket).await?;
             let answered = Instant::now();
-            let written = part(&front, &model, &wanted, &ran.outputs, first).await;
+            let written = part(&front, &model, &wanted, &ran.outputs).await;
             call.stage("encode", answered.elapsed());
             written
-        }
+        };
+        part.map(move |part| (first, part))
     });
     batches.buffered(STREAMED_BATCHES)
 }
 
-/// The members that say what came of the items from `first` on. All of it is text.
+/// The members that say what came of some items. All of it is text.
 async fn part(
     front: &Front,
     model: &Model,
     wanted: &[Wanted],
     outputs: &[Tensor],
-    first: usize,
 ) -> Result<Vec<u8>, InferError> {
     let names = model.interface.signature.outputs.iter().map(|spec| spec.name.clone());
     let there: Vec<(String, Tensor)> = names.zip(model.interface.outward(outputs)).collect();
     let outputs =
         wanted.iter().map(|wanted| output(model, &there, &Wanted { binary: false, ..wanted.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-    front.decode.run(move || reply::members(&outputs, first)).await?
+    front.decode.run(move || reply::members(&outputs)).await?
 }
 
 /// Batches of a stream that are under way.

@@ -9,7 +9,7 @@ use super::{
     accepted::{self, Offer},
     call::Call,
     reject::Problem,
-    wire::answer,
+    wire::{answer, reply},
 };
 use crate::{
     batch::{Answer, Ticket},
@@ -122,22 +122,44 @@ pub(super) fn reply(
     form: Form,
     entries: impl Stream<Item = Result<Vec<u8>, InferError>> + Send + 'static,
 ) -> Response {
+    written(form, Vec::new(), entries.map(|entry| (Vec::new(), entry)))
+}
+
+/// The same for the items of a request of tensors: each entry says with which of them it begins, also where it is an error, and
+/// every line or event has the request's `id`, as a reply in one piece has.
+pub(super) fn parts(
+    form: Form,
+    id: Option<&str>,
+    entries: impl Stream<Item = (usize, Result<Vec<u8>, InferError>)> + Send + 'static,
+) -> Response {
+    let id = id.map(reply::id).unwrap_or_default();
+    let entries = entries.map(|(first, entry)| (format!("\"first_item\":{first},").into_bytes(), entry));
+    written(form, id, entries)
+}
+
+/// Writes entries, each behind members of its own; all behind these ones. Members end with a comma.
+fn written(
+    form: Form,
+    common: Vec<u8>,
+    entries: impl Stream<Item = (Vec<u8>, Result<Vec<u8>, InferError>)> + Send + 'static,
+) -> Response {
     let mut counts = [0u64; 2];
     let items = entries.map(Some).chain(stream::iter([None])).map(move |entry| {
         let bytes = match entry {
-            Some(entry) => {
+            Some((own, entry)) => {
                 let index = counts[0] + counts[1];
                 counts[usize::from(entry.is_err())] += 1;
-                let (name, json) = match &entry {
-                    Ok(members) => ("answer", answer::indexed(index, members)),
-                    Err(error) => ("error", answer::indexed_problem(index, &Problem::from(error))),
+                let (name, members) = match entry {
+                    Ok(members) => ("answer", members),
+                    Err(error) => ("error", answer::problem(&Problem::from(&error))),
                 };
-                form.write(name, &json)
+                let index = format!("{{\"index\":{index},");
+                form.write(name, &[index.as_bytes(), &common, &own, &members, b"}"].concat())
             }
             None => {
                 let [answered, failed] = counts;
-                let json = format!("{{\"done\":{{\"answered\":{answered},\"failed\":{failed}}}}}");
-                form.write("done", json.as_bytes())
+                let done = format!("\"done\":{{\"answered\":{answered},\"failed\":{failed}}}}}");
+                form.write("done", &[b"{", &common[..], done.as_bytes()].concat())
             }
         };
         Ok::<_, Infallible>(bytes)
@@ -212,6 +234,24 @@ mod tests {
             let text = String::from_utf8(body.to_bytes().to_vec()).expect("text");
             assert!(text.starts_with(expected), "{text}");
             assert!(text.trim_end().ends_with("{\"done\":{\"answered\":1,\"failed\":1}}"), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn parts_of_a_request_say_where_they_begin_and_whose_they_are_also_where_they_failed() {
+        for (id, said) in [(Some("a\"b"), "\"id\":\"a\\\"b\","), (None, "")] {
+            let entries = [(0, Ok(b"\"a\":1".to_vec())), (4, Err(InferError::Decode("no".into())))];
+            let body = parts(Form::Lines, id, stream::iter(entries)).into_body().collect().await;
+            let text = String::from_utf8(body.expect("infallible").to_bytes().to_vec()).expect("text");
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(lines[0], format!("{{\"index\":0,{said}\"first_item\":0,\"a\":1}}"));
+            let failed = format!("{{\"index\":1,{said}\"first_item\":4,\"detail\":\"no\"");
+            assert!(lines[1].starts_with(&failed) && lines[1].contains("\"status\":400"), "{text}");
+            assert_eq!(lines[2], format!("{{{said}\"done\":{{\"answered\":1,\"failed\":1}}}}"));
+            assert!(
+                lines.iter().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()),
+                "{text}"
+            );
         }
     }
 

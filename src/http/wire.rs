@@ -31,7 +31,11 @@ pub mod v1;
 
 use crate::error::InferError;
 use axum::http::HeaderName;
-use serde::{Deserialize, Deserializer, de::Visitor};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Unexpected},
+};
+use serde_json::value::RawValue;
 use std::{collections::BTreeMap, fmt};
 
 /// The length of the JSON in front of binary tensors, in requests and replies.
@@ -45,53 +49,57 @@ pub(crate) const BINARY_OUTPUT: &str = "binary_data_output";
 pub enum Parameter {
     /// `true` or `false`.
     Bool(bool),
-    /// An integer within 64 bits.
+    /// An integer within 64 bits, one of them for the sign.
     Integer(i64),
-    /// Any other number.
-    Number(f64),
+    /// Any other number as it was written: what is no setting of ours may be of any size, such as an id.
+    Number(String),
     /// A string.
     Text(String),
 }
 
 impl From<u64> for Parameter {
-    /// An integer, or, beyond those, a number: what is no setting of ours may be of any size, such as an id.
     fn from(value: u64) -> Parameter {
-        i64::try_from(value).map_or(Parameter::Number(value as f64), Parameter::Integer)
+        i64::try_from(value).map_or_else(|_| Parameter::Number(value.to_string()), Parameter::Integer)
+    }
+}
+
+impl From<f64> for Parameter {
+    fn from(value: f64) -> Parameter {
+        Parameter::Number(format!("{value:?}"))
     }
 }
 
 impl<'de> Deserialize<'de> for Parameter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Parameter, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
-            type Value = Parameter;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true, false, a number or a string")
-            }
-
-            fn visit_bool<E>(self, value: bool) -> Result<Parameter, E> {
-                Ok(Parameter::Bool(value))
-            }
-
-            fn visit_i64<E>(self, value: i64) -> Result<Parameter, E> {
-                Ok(Parameter::Integer(value))
-            }
-
-            fn visit_u64<E>(self, value: u64) -> Result<Parameter, E> {
-                Ok(Parameter::from(value))
-            }
-
-            fn visit_f64<E>(self, value: f64) -> Result<Parameter, E> {
-                Ok(Parameter::Number(value))
-            }
-
-            fn visit_str<E>(self, value: &str) -> Result<Parameter, E> {
-                Ok(Parameter::Text(value.to_owned()))
-            }
+        // As it lies there: a number that was read has other digits, where it has too many.
+        let json = <&RawValue>::deserialize(deserializer)?.get();
+        let other = |what| Err(D::Error::invalid_type(what, &"true, false, a number or a string"));
+        match json.as_bytes() {
+            [b't', ..] => Ok(Parameter::Bool(true)),
+            [b'f', ..] => Ok(Parameter::Bool(false)),
+            [b'"', ..] => match serde_json::from_str(json) {
+                Ok(text) => Ok(Parameter::Text(text)),
+                // Its own words would say a place within the string.
+                Err(_) => Err(D::Error::custom("a string has an escape that stands for no character")),
+            },
+            [b'[', ..] => other(Unexpected::Seq),
+            [b'{', ..] => other(Unexpected::Map),
+            [b'n', ..] => other(Unexpected::Unit),
+            _ => Ok(json.parse().map_or_else(|_| Parameter::Number(json.to_owned()), Parameter::Integer)),
         }
-        // Not derived: serde tries an untagged enum's forms one after the other, and makes an error for each that it is not.
-        deserializer.deserialize_any(Any)
+    }
+}
+
+/// A whole number of 64 bits; what is none is told as it was written.
+#[derive(Clone, Copy)]
+struct Whole(u64);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Whole, D::Error> {
+        let json = <&RawValue>::deserialize(deserializer)?.get();
+        json.parse().map(Whole).map_err(|_| {
+            D::Error::custom(format!("{} where an integer from 0 to {} is expected", clipped(json), u64::MAX))
+        })
     }
 }
 
@@ -107,7 +115,8 @@ pub fn count(parameters: &Parameters, name: &str) -> Result<Option<u64>, InferEr
         None => Ok(None),
         Some(Parameter::Integer(n)) if *n >= 0 => Ok(Some(n.unsigned_abs())),
         Some(other) => Err(InferError::BadRequest(format!(
-            "parameter {name:?} is {other}, expected an integer of 0 or more"
+            "parameter {name:?} is {other}, expected an integer of 0 or more, at most {}",
+            i64::MAX
         ))),
     }
 }
@@ -131,7 +140,7 @@ impl fmt::Display for Parameter {
         match self {
             Parameter::Bool(value) => write!(f, "{value}"),
             Parameter::Integer(value) => write!(f, "{value}"),
-            Parameter::Number(value) => write!(f, "{value}"),
+            Parameter::Number(written) => f.write_str(clipped(written)),
             Parameter::Text(value) => write!(f, "{:?}", clipped(value)),
         }
     }
@@ -148,7 +157,7 @@ fn absent_or<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) 
 /// Reads an object. A list of its members' values, which serde takes for one as well, is none.
 fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
     match json.trim_ascii_start().first() {
-        Some(b'[') => Err(serde::de::Error::custom("it is a list, expected an object")),
+        Some(b'[') => Err(Error::custom("it is a list, expected an object")),
         _ => serde_json::from_slice(json),
     }
 }
@@ -185,8 +194,8 @@ mod tests {
             ("true", Parameter::Bool(true)),
             ("-9223372036854775808", Parameter::Integer(i64::MIN)),
             ("9223372036854775807", Parameter::Integer(i64::MAX)),
-            ("9223372036854775808", Parameter::Number(9_223_372_036_854_775_808.0)),
-            ("1.0", Parameter::Number(1.0)),
+            ("9223372036854775808", Parameter::Number("9223372036854775808".to_owned())),
+            ("1.0", Parameter::Number("1.0".to_owned())),
             ("\"\"", Parameter::Text(String::new())),
             ("\"a\\nb\"", Parameter::Text("a\nb".to_owned())),
         ] {
@@ -196,6 +205,38 @@ mod tests {
             let error = serde_json::from_str::<Parameter>(text).expect_err(text).to_string();
             assert!(error.contains("expected true, false, a number or a string"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_number_of_any_size_is_told_as_it_was_written() {
+        let count = |value: &str| {
+            let parameters = serde_json::from_str(&format!("{{\"k\":{value}}}")).expect("parameters");
+            super::count(&parameters, "k").map_err(|error| error.to_string())
+        };
+        for value in ["9007199254740993", "9223372036854775807"] {
+            assert_eq!(
+                count(value).map(|count| count.map(|count| count.to_string())),
+                Ok(Some(value.into()))
+            );
+        }
+        for value in [
+            "9223372036854775808",
+            "18446744073709551616",
+            "-9223372036854775809",
+            "1e400",
+            "0.10000000000000000001",
+        ] {
+            let expected = format!(
+                "parameter \"k\" is {value}, expected an integer of 0 or more, at most 9223372036854775807"
+            );
+            assert_eq!(count(value), Err(expected));
+        }
+        // What came over gRPC.
+        assert_eq!(Parameter::from(u64::MAX).to_string(), "18446744073709551615");
+        assert_eq!(Parameter::from(0.1).to_string(), "0.1");
+        let error =
+            serde_json::from_str::<Parameter>(r#""\ud800""#).expect_err("half a character").to_string();
+        assert!(error.starts_with("a string has an escape that stands for no character"), "{error}");
     }
 
     /// Pieces that requests are made of, so that chance gets past the first bracket.

@@ -222,6 +222,11 @@ impl Device {
         }
     }
 
+    /// Whether it stands where whoever asked for it to be left alone, or to be used again, wants it.
+    pub(super) fn heeds(&self) -> bool {
+        self.drained == (self.cause == Cause::Drain)
+    }
+
     /// Where it stands and why, in words.
     pub(super) fn stands(&self) -> String {
         let (id, state) = (&self.id, self.state.name());

@@ -309,7 +309,11 @@ def test_an_id_of_64_bits_is_ignored_and_a_setting_of_as_many_is_refused(stub):
     request.parameters["sequence_id"].uint64_param = 2**64 - 1
     assert stub.ModelInfer(request, timeout=SECONDS).raw_output_contents == request.raw_input_contents
     request.parameters["timeout"].uint64_param = 2**64 - 1
-    fails(lambda: stub.ModelInfer(request, timeout=SECONDS), "INVALID_ARGUMENT", "timeout", "an integer of 0 or more")
+    fails(
+        lambda: stub.ModelInfer(request, timeout=SECONDS),
+        "INVALID_ARGUMENT",
+        f'"timeout" is {2**64 - 1}, expected an integer of 0 or more, at most {2**63 - 1}',
+    )
 
 
 @pytest.mark.parametrize(

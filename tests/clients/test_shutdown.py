@@ -82,5 +82,8 @@ def test_a_batch_that_runs_does_not_hold_up_the_end(start_server, tmp_path):
     server.terminate()
     # The pass would take weeks.
     assert server.wait_exit() == 75, server.log_text()
+    # No scrape sees it any more: the log says whose work it was.
+    dropped = [line for line in server.log_text().splitlines() if "the model's work is dropped" in line]
+    assert len(dropped) == 1 and "slow" in dropped[0], server.log_text()
     ask.join(wire.TIMEOUT)
     wire.problem(replies[0], 503, "draining")

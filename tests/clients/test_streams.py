@@ -70,17 +70,28 @@ def test_the_frames_of_a_file_are_answers_of_their_own(server):
 def test_items_of_tensors_come_batch_by_batch(server):
     x = np.arange(100 * 16, dtype=np.float32).reshape(100, 16)
     head = {"name": "x", "shape": [100, 16], "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
-    body = json.dumps({"inputs": [head]}).encode()
-    reply = requests.post(
-        f"{server.url}/v2/models/identity/infer",
-        data=body + x.tobytes(),
-        headers={"Accept": "application/x-ndjson", "Inference-Header-Content-Length": str(len(body))},
-        timeout=wire.TIMEOUT,
-    )
-    *parts, done = lines(reply)
-    assert [part["first_item"] for part in parts] == list(range(0, 100, 16))
+    # The 40th item is in the third part, and has no form in JSON.
+    bad = x.copy()
+    bad[40, 3] = np.nan
+    body = json.dumps({"id": "mine", "inputs": [head]}).encode()
+
+    def ask(data):
+        reply = requests.post(
+            f"{server.url}/v2/models/identity/infer",
+            data=body + data.tobytes(),
+            headers={"Accept": "application/x-ndjson", "Inference-Header-Content-Length": str(len(body))},
+            timeout=wire.TIMEOUT,
+        )
+        *parts, done = lines(reply)
+        assert [part["first_item"] for part in parts] == list(range(0, 100, 16))
+        assert [line["id"] for line in (*parts, done)] == ["mine"] * (len(parts) + 1)
+        return parts, done["done"]
+
+    parts, done = ask(x)
     got = np.concatenate([np.reshape(part["outputs"][0]["data"], part["outputs"][0]["shape"]) for part in parts])
-    assert (got == x).all() and done["done"] == {"answered": len(parts), "failed": 0}
+    assert (got == x).all() and done == {"answered": len(parts), "failed": 0}
+    parts, done = ask(bad)
+    assert [part["first_item"] for part in parts if "error" in part] == [32] and done == {"answered": 6, "failed": 1}
 
 
 def infer(server, model, inputs, accept):
@@ -107,7 +118,7 @@ def test_encoded_images_in_a_tensor_come_one_by_one(server, digits, form):
         parts = [part for _, part in named]
     assert "image 4: not an image" in parts[4]["error"] and parts[4]["index"] == 4
     good = [part for i, part in enumerate(parts) if i != 4]
-    assert [part["first_item"] for part in good] == [i for i in range(len(images)) if i != 4]
+    assert [part["first_item"] for part in parts] == list(range(len(images))) and "id" not in parts[0]
     assert all(part["outputs"][0]["shape"] == [1, 10] for part in good)
     got = [str(np.argmax(part["outputs"][0]["data"])) for part in good]
     assert got == [digit for i, (_, _, digit) in enumerate(digits * 3) if i != 4]

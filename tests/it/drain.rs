@@ -3,6 +3,7 @@
 use crate::support::{Server, config, send, three, until_metrics};
 use axum::body::Body;
 use ocelli::{app::Undone, config::Config, status::DeviceState};
+use serde_json::json;
 use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,14 +64,19 @@ async fn while_the_only_device_is_drained_requests_are_refused_with_the_reason()
     };
     assert_eq!(post("/predictions/digits", three()).await.status, 200);
     for _ in 0..3 {
-        assert_eq!(post("/v2/devices/cpu/drain", Vec::new()).await.status, 200);
-        stands(DeviceState::Fenced).await;
+        // The replies to orders show what came of them.
+        let drained = post("/v2/devices/cpu/drain", Vec::new()).await.json();
+        assert_eq!(
+            [&drained["state"], &drained["cause"], &drained["drained"]],
+            [&json!("fenced"), &json!("drain"), &json!(true)]
+        );
         let reply = post("/predictions/digits", three()).await;
         assert_eq!(reply.status, 503, "{:?}", reply.body);
         assert!(reply.headers.contains_key("retry-after"));
         let error = reply.json()["error"].to_string();
         assert!(error.contains("cpu is away: drained by request"), "{error}");
-        assert_eq!(post("/v2/devices/cpu/resume", Vec::new()).await.status, 200);
+        let resumed = post("/v2/devices/cpu/resume", Vec::new()).await.json();
+        assert!(resumed["drained"] == false && resumed["state"] != "fenced", "{resumed}");
         stands(DeviceState::Serving).await;
         assert_eq!(post("/predictions/digits", three()).await.status, 200);
     }

@@ -25,6 +25,10 @@ pub(super) struct Tally {
     pub(super) aged: usize,
     pub(super) left: usize,
     pub(super) halved: usize,
+    /// Times that a larger batch was tried again, that it was too large again, and that all of it was forgotten.
+    pub(super) rose: usize,
+    pub(super) relapsed: usize,
+    pub(super) forgotten: usize,
     pub(super) fallback: usize,
     pub(super) unserved: usize,
     pub(super) refused_unserved: usize,
@@ -39,7 +43,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    fn fields(&mut self) -> [&mut usize; 30] {
+    fn fields(&mut self) -> [&mut usize; 33] {
         [
             &mut self.jobs,
             &mut self.batches,
@@ -63,6 +67,9 @@ impl Tally {
             &mut self.aged,
             &mut self.left,
             &mut self.halved,
+            &mut self.rose,
+            &mut self.relapsed,
+            &mut self.forgotten,
             &mut self.fallback,
             &mut self.unserved,
             &mut self.refused_unserved,

@@ -1,6 +1,7 @@
 //! What is true of every job, kept apart from the book in the plainest way, and the checks against it.
 
 mod away;
+mod ceiling;
 mod job;
 
 use super::tally::Tally;
@@ -8,7 +9,6 @@ use crate::{
     batch::{
         Batch, Fallback, Job, JobKey, ModelKey, Padding, Part, Rules,
         book::{Done, Load, QueueLimits},
-        ceiling::RISE_AFTER,
         roster::CPU,
         urgency::AGE_STEP,
     },
@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ceiling::Ceiling;
 pub(super) use job::{Row, State, TrueJob, tagged};
 
 /// Whether batches are padded there.
@@ -60,10 +61,8 @@ pub(super) struct Truth {
     away: HashMap<Arc<str>, (Option<Instant>, HashSet<ModelKey>)>,
     /// Models for which the CPU only stands by.
     pub(super) standby: HashSet<ModelKey>,
-    /// The smallest batch of a model that was too large for a device, and when.
-    too_large: HashMap<(Arc<str>, ModelKey), (usize, Instant)>,
-    /// What was tried where batches of a model were too large for a device.
-    halves: HashSet<(Arc<str>, ModelKey, usize)>,
+    /// Where batches of a model were too large for a device.
+    ceilings: HashMap<(Arc<str>, ModelKey), Ceiling>,
     /// Jobs with a deadline beside which a worker waited for company.
     in_company: HashSet<JobKey>,
     pub(super) tally: Tally,
@@ -82,8 +81,7 @@ impl Truth {
             homes: HashSet::new(),
             away: HashMap::new(),
             standby: HashSet::new(),
-            too_large: HashMap::new(),
-            halves: HashSet::new(),
+            ceilings: HashMap::new(),
             in_company: HashSet::new(),
             tally: Tally::default(),
             limits,
@@ -220,16 +218,11 @@ impl Truth {
     /// A batch is one that may run now.
     pub(super) fn taken(&mut self, batch: &Batch, looked: Looked<'_>, now: Instant) {
         let Looked { device, serves, own, .. } = looked;
-        if let Some((size, at)) = self.too_large.get(&(Arc::clone(device), batch.model))
-            && now < *at + RISE_AFTER
-        {
-            let half = half(&self.models[&batch.model], device, *size);
-            assert!(batch.size <= half, "{size} was too large for {device}: {}", batch.size);
-        }
+        let sizes = self.sizes(device, batch.model);
+        assert!(batch.size <= sizes[sizes.len() - 1], "{} on {device}, of {sizes:?}", batch.size);
         let fits = |part: &Part| self.may_have(device, self.job(part.job));
         assert!(batch.parts.iter().all(fits), "no device has what it failed, while there is another");
         let rules = self.models[&batch.model].clone();
-        let largest = *rules.sizes.last().unwrap();
         assert!(serves.contains(&batch.model), "the worker serves the model");
         assert!(!batch.parts.is_empty());
         let items: usize = batch.parts.iter().map(|part| part.rows.len()).sum();
@@ -281,12 +274,7 @@ impl Truth {
         if let Some(next) = joinable {
             assert!(next.rank(now) >= last, "{next:?} before {:?}", self.job(first));
             let shut = next.key != first && (head.alone || next.alone);
-            // Where nothing is padded, half of a batch that was too large need not be one of the sizes.
-            let half = self.halves.contains(&(Arc::clone(device), batch.model, items));
-            assert!(
-                shut || items == largest || rules.sizes.contains(&items) || half,
-                "{items} of {largest} while {next:?} waits"
-            );
+            assert!(shut || sizes.contains(&items), "{items} of {sizes:?} while {next:?} waits");
         }
         if rules.wait_max.is_zero() {
             let of_model =
@@ -328,11 +316,12 @@ impl Truth {
         self.tally.slept += 1;
     }
 
-    /// The batch ended well.
-    pub(super) fn ran(&mut self, batch: &Batch) {
+    /// The batch ended well. How large one may be there from now on, if that has changed.
+    pub(super) fn ran(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) -> Option<usize> {
         for part in &batch.parts {
             self.job_mut(part.job).rows[part.rows.clone()].fill(Row::Done);
         }
+        self.rises(batch.model, device, now)
     }
 
     /// The engine refused the batch.
@@ -350,19 +339,13 @@ impl Truth {
         self.tally.alone += usize::from(shared);
     }
 
-    /// The device's memory was too small.
-    pub(super) fn too_large(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) {
-        let rules = &self.models[&batch.model];
-        let half_of = |size| half(rules, device, size);
-        if half_of(batch.size) == batch.size {
-            return self.broke(batch, device, now);
+    /// The device's memory was too small. How large a batch may be there from now on, if that has changed.
+    pub(super) fn too_large(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) -> Option<usize> {
+        if half(&self.models[&batch.model], device, batch.size) == batch.size {
+            self.broke(batch, device, now);
+            return None;
         }
-        self.halves.insert((Arc::clone(device), batch.model, half_of(batch.size)));
-        let known = self.too_large.entry((Arc::clone(device), batch.model)).or_insert((batch.size, now));
-        // A batch that was begun before says nothing new, unless even that half is too large.
-        if half_of(batch.size) < half_of(known.0) || now >= known.1 + RISE_AFTER {
-            *known = (batch.size, now);
-        }
+        let ceiling = self.falls(batch, device, now);
         for part in &batch.parts {
             let job = self.job_mut(part.job);
             let again = job.waits_again(now);
@@ -370,6 +353,7 @@ impl Truth {
             job.again |= again;
         }
         self.tally.halved += 1;
+        ceiling
     }
 
     /// The device failed under the batch.

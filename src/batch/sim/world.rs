@@ -349,20 +349,21 @@ impl World {
             jobs.any(|job| job.key == part.job && job.poisoned)
         });
         let device = Arc::clone(&self.workers[worker].device);
-        let result = if batch.size > self.workers[worker].rows_max {
-            self.truth.too_large(&batch, &device, now);
-            Err(EngineError::OutOfMemory("no room".into()))
+        let (result, ceiling) = if batch.size > self.workers[worker].rows_max {
+            let ceiling = self.truth.too_large(&batch, &device, now);
+            (Err(EngineError::OutOfMemory("no room".into())), ceiling)
         } else if fails {
             self.truth.broke(&batch, &device, now);
-            Err(EngineError::Device("it broke".into()))
+            (Err(EngineError::Device("it broke".into())), None)
         } else if poisoned {
             self.truth.refused(&batch);
-            Err(EngineError::Input("poison".into()))
+            (Err(EngineError::Input("poison".into())), None)
         } else {
-            self.truth.ran(&batch);
-            self.echo(&batch)
+            let ceiling = self.truth.ran(&batch, &device, now);
+            (self.echo(&batch), ceiling)
         };
-        self.book.finish(&batch, &receipt, result, now).unwrap();
+        let aftermath = self.book.finish(&batch, &receipt, result, now).unwrap();
+        assert_eq!(aftermath.ceiling, ceiling, "the largest batch on {device} after one of {}", batch.size);
         if fails && self.random.percent(50) {
             self.vanish(worker);
         }

@@ -189,6 +189,11 @@ impl<'m> Changes<'m> {
 fn text_of(value: &Parameter) -> String {
     match value {
         Parameter::Text(text) => text.clone(),
+        Parameter::Number(written) => {
+            // Some clients have no other numbers than those with a fraction, be it none.
+            let whole = written.trim_end_matches('0').strip_suffix('.');
+            whole.unwrap_or(written).to_owned()
+        }
         other => other.to_string(),
     }
 }

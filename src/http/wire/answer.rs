@@ -178,15 +178,10 @@ pub fn bare(entries: &[Result<Vec<u8>, InferError>], one: bool) -> Vec<u8> {
     if one && entries.len() == 1 { json } else { [b"[", &json[..], b"]"].concat() }
 }
 
-/// One answer of a stream, with its place in it.
-pub fn indexed(index: u64, members: &[u8]) -> Vec<u8> {
-    [format!("{{\"index\":{index},").as_bytes(), members, b"}"].concat()
-}
-
-/// One failure of a stream, with its place in it.
-pub fn indexed_problem(index: u64, problem: &Problem) -> Vec<u8> {
-    let problem = problem.to_json(None).to_string();
-    [format!("{{\"index\":{index},").as_bytes(), &problem.as_bytes()[1..]].concat()
+/// The members that say what went wrong, without braces around them.
+pub fn problem(problem: &Problem) -> Vec<u8> {
+    let json = problem.to_json(None).to_string();
+    json.as_bytes()[1..json.len() - 1].to_vec()
 }
 
 fn head(of: Of<'_>) -> Vec<u8> {

@@ -51,26 +51,23 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
         value
     };
     let largest = model.rules.sizes.last().copied().unwrap_or(1);
+    let [of_fitters, of_onnx] = BACKENDS;
     let file = model.manifest.file.as_deref().unwrap_or("model.onnx");
     let mut config = json!({
         "name": &*model.name,
         "platform": model.signature.platform,
-        "backend": if fitter { "" } else { "onnxruntime" },
-        "runtime": "",
+        "backend": if fitter { of_fitters } else { of_onnx },
         "version_policy": versions(&model.manifest.versions),
         "max_batch_size": if batches { largest } else { 0 },
         "input": inputs.iter().map(input).collect::<Vec<_>>(),
         "output": outputs.iter().map(output).collect::<Vec<_>>(),
-        "batch_input": [],
-        "batch_output": [],
         "instance_group": [instances(model)],
         "default_model_filename": if fitter { "" } else { file },
-        "cc_model_filenames": {},
-        "metric_tags": {},
-        "parameters": {},
         "model_warmup": model.manifest.warmups.iter().map(warmup).collect::<Vec<_>>(),
-        "model_transaction_policy": { "decoupled": false },
     });
+    if let (Value::Object(config), Value::Object(of_all)) = (&mut config, of_all()) {
+        config.extend(of_all);
+    }
     if batches {
         let queue = &model.rules.queue;
         let own_policy =
@@ -87,6 +84,47 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
         });
     }
     config
+}
+
+/// The members of which all configurations say the same.
+fn of_all() -> Value {
+    json!({
+        "runtime": "",
+        "batch_input": [],
+        "batch_output": [],
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {},
+        "model_transaction_policy": { "decoupled": false },
+    })
+}
+
+/// Those of which each says its own.
+const OWN: [&str; 9] = [
+    "name",
+    "version_policy",
+    "max_batch_size",
+    "input",
+    "output",
+    "dynamic_batching",
+    "instance_group",
+    "default_model_filename",
+    "model_warmup",
+];
+
+/// Backends and platforms: of fitters, and of models of ONNX.
+const BACKENDS: [&str; 2] = ["", "onnxruntime"];
+const PLATFORMS: [&str; 2] = ["ocelli_gauss_mle", "onnxruntime_onnx"];
+
+/// Whether no model's configuration says this of a member, whichever model it is.
+pub fn of_none(member: &str, value: &Value) -> bool {
+    let among = |known: [&str; 2]| value.as_str().is_some_and(|value| known.contains(&value));
+    match member {
+        "platform" => !among(PLATFORMS),
+        "backend" => !among(BACKENDS),
+        own if OWN.contains(&own) => false,
+        other => !triton::says_as(other, value, &of_all()[other]),
+    }
 }
 
 /// The extents of an item.
@@ -190,7 +228,7 @@ mod tests {
         engine::staging::Memory,
         models::testing::source,
         protocol::DESCRIPTORS,
-        tasks::{Labels, testing},
+        tasks::{Labels, localize::Settings, testing},
     };
     use prost_reflect::{DescriptorPool, MessageDescriptor};
     use std::{sync::Arc, time::Duration};
@@ -222,6 +260,20 @@ mod tests {
             } else {
                 check(inner, value, &path);
             }
+        }
+    }
+
+    #[test]
+    fn nothing_that_a_configuration_says_is_what_none_says() {
+        for text in ["", TEXT] {
+            for (member, value) in config(text).as_object().unwrap() {
+                assert!(!of_none(member, value), "{member} is {value}");
+            }
+        }
+        let fitter = crate::http::localize::tensors::signature(&Settings::default());
+        assert!(!of_none("platform", &json!(fitter.platform)));
+        for member in ["optimization", "response_cache", "ensemble_scheduling", "runtime"] {
+            assert!(of_none(member, &json!("x")), "{member}");
         }
     }
 

@@ -69,11 +69,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
     let numbers: usize = in_text.map(|output| output.tensor.data.len()).sum();
     let mut json = Vec::with_capacity(512 + 3 * numbers);
     json.push(b'{');
-    if let Some(id) = &reply.id {
-        json.extend_from_slice(b"\"id\":");
-        string(&mut json, id);
-        json.push(b',');
-    }
+    json.extend(reply.id.as_deref().map(id).unwrap_or_default());
     json.extend_from_slice(b"\"model_name\":");
     string(&mut json, &reply.model_name);
     json.extend_from_slice(b",\"model_version\":");
@@ -120,12 +116,20 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
     })
 }
 
-/// The members of an object that says what a part of a request's items, beginning with `first`, gave. All of it is text.
+/// The member that repeats a request's id, with a comma behind it.
+pub fn id(id: &str) -> Vec<u8> {
+    let mut json = b"\"id\":".to_vec();
+    string(&mut json, id);
+    json.push(b',');
+    json
+}
+
+/// The members of an object that says what a part of a request's items gave. All of it is text.
 ///
 /// # Errors
 /// As [`write`].
-pub fn members(outputs: &[Output], first: usize) -> Result<Vec<u8>, InferError> {
-    let mut json = format!("\"first_item\":{first},\"outputs\":[").into_bytes();
+pub fn members(outputs: &[Output]) -> Result<Vec<u8>, InferError> {
+    let mut json = b"\"outputs\":[".to_vec();
     for (index, Output { name, tensor, .. }) in outputs.iter().enumerate() {
         json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
         string(&mut json, name);

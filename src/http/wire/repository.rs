@@ -1,6 +1,6 @@
 //! The bodies of repository control: all optional, and read strictly, since what is overlooked there would be believed.
 
-use super::{bad_json, clipped, object as object_of};
+use super::{bad_json, clipped, model_config, object as object_of};
 use crate::{
     error::{InferError, bad},
     models::{Change, Given, Overrides, triton},
@@ -48,14 +48,16 @@ pub fn only_ready(body: &[u8]) -> Result<bool, InferError> {
 /// # Errors
 /// 400 for parameters that are not known.
 pub fn unload(body: &[u8]) -> Result<(), InferError> {
-    let control: Control<Map<String, Value>> = parse(body)?;
+    let control: Control<BTreeMap<Cow<'_, str>, &RawValue>> = parse(body)?;
     let parameters = control.parameters.unwrap_or_default();
-    match parameters.iter().find(|(name, value)| *name != "unload_dependents" || !value.is_boolean()) {
+    let known =
+        |name: &str, value: &RawValue| name == "unload_dependents" && matches!(value.get(), "true" | "false");
+    match parameters.iter().find(|(name, value)| !known(name, value)) {
         None => Ok(()),
         Some((name, value)) => Err(bad(format!(
             "parameter {:?} is {}; the only one is unload_dependents, true or false",
             clipped(name),
-            clipped(&value.to_string())
+            clipped(value.get())
         ))),
     }
 }
@@ -133,6 +135,13 @@ impl Load {
             Some(config) if files.is_empty() => {
                 let config: Map<String, Value> = serde_json::from_str(&config)
                     .map_err(|error| bad_json("the parameter config", &error))?;
+                if let Some(path) = config.iter().find_map(|(member, value)| beyond(value, member)) {
+                    let (min, max) = (i64::MIN, u64::MAX);
+                    return Err(bad(format!(
+                        "config: {} is a number of more than 64 bits, expected {min} to {max} at most",
+                        clipped(&path)
+                    )));
+                }
                 read(&config, name, current).map(Change::Overrides)
             }
             Some(config) => Given::new(config, files).map(Change::Given).map_err(bad),
@@ -146,6 +155,22 @@ fn not_a_file(name: &str) -> InferError {
 
 fn unknown(name: &str) -> InferError {
     bad(format!("parameter {:?} is not known; there are config and file:VERSION/NAME", clipped(name)))
+}
+
+/// Where in a member of a configuration a number is that has no 64 bits: read as it is here, it has other digits. No member takes one.
+fn beyond(value: &Value, path: &str) -> Option<String> {
+    match value {
+        Value::Number(number) => {
+            let large =
+                number.is_f64() && number.as_f64().is_some_and(|number| number.abs() >= 2_f64.powi(63));
+            large.then(|| path.to_owned())
+        }
+        Value::Array(values) => values.iter().find_map(|value| beyond(value, path)),
+        Value::Object(members) => {
+            members.iter().find_map(|(member, value)| beyond(value, &format!("{path}.{member}")))
+        }
+        _ => None,
+    }
 }
 
 /// A whole number at a path of a configuration, which may also be text, as protobuf's JSON has large ones.
@@ -180,6 +205,14 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
             "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
             "backend" if value.as_str() == Some("onnxruntime") => {}
             other if current.is_none() && other != "name" && triton::has_member(other) => {
+                // What no model has is not looked for in this one, which would have to be loaded first.
+                triton::check_member(other, value).map_err(|why| bad(format!("config: {why}")))?;
+                if model_config::of_none(other, value) {
+                    return Err(bad(format!(
+                        "config: {other:?} is {}, as no model that is served here has it: leave it out",
+                        clipped(&value.to_string())
+                    )));
+                }
                 overrides.repeated.insert(other.to_owned(), value.clone());
             }
             other => {
@@ -285,7 +318,6 @@ mod tests {
     use crate::{
         batch::{ModelKey, QueuePolicies, QueuePolicy},
         engine::{DataType, staging::Memory},
-        http::wire::model_config,
         models::{Manifest, Model, manifest::Waiting, testing::source},
         tasks::testing,
     };
@@ -432,13 +464,6 @@ mod tests {
         let told = later.check_repeated(&current).unwrap_err();
         assert!(told.contains("\"input\" is not as the model has it"), "{told}");
         assert_eq!(later.check_repeated(&other), Ok(()));
-        let other = config(&json!({ "max_batch_size": 0, "ensemble_scheduling": {} }), None).unwrap();
-        assert!(
-            other
-                .check_repeated(&json!({ "max_batch_size": 4 }))
-                .unwrap_err()
-                .contains("\"ensemble_scheduling\"")
-        );
         let plain = config(&json!({ "max_batch_size": 0 }), None).unwrap();
         assert_eq!(plain.check_repeated(&json!({ "max_batch_size": 0 })), Ok(()));
         assert!(
@@ -453,6 +478,69 @@ mod tests {
         refuses(&json!({ "instance_group": [{ "gpus": ["0"] }] }), "instance_group.gpus");
         refuses(&json!({ "instance_group": [{ "passive": true }] }), "instance_group.passive");
         refuses(&json!({ "dynamic_batching": { "default_queue_policy": { "size": 2 } } }), "size");
+    }
+
+    #[test]
+    fn what_no_model_can_have_is_refused_before_one_is_loaded() {
+        for (config, told) in [
+            (
+                json!({ "ensemble_scheduling": { "step": [] } }),
+                "ensemble_scheduling: ensembles are not supported",
+            ),
+            (json!({ "sequence_batching": {} }), "sequence_batching: models with a state"),
+            (json!({ "model_transaction_policy": { "decoupled": true } }), "cannot be decoupled"),
+            (json!({ "input": [{ "name": "x", "is_shape_tensor": true }] }), "input[\"x\"].is_shape_tensor"),
+            (json!({ "batch_input": [{ "kind": "BATCH_ELEMENT_COUNT" }] }), "batch_input[0]"),
+            (json!({ "platform": "tensorrt_plan" }), "\"platform\" is \"tensorrt_plan\", as no model"),
+            (json!({ "backend": "python" }), "\"backend\" is \"python\", as no model"),
+            (json!({ "runtime": "model.py" }), "\"runtime\" is \"model.py\", as no model"),
+            (json!({ "response_cache": { "enable": true } }), "\"response_cache\" is {\"enable\":true}"),
+            (json!({ "parameters": { "a": { "string_value": "b" } } }), "\"parameters\" is {\"a\""),
+            (json!({ "optimization": { "graph": { "level": 1 } } }), "\"optimization\" is"),
+            (json!({ "input": 7 }), "config: "),
+            (json!({ "default_model_filename": 7 }), "config: "),
+        ] {
+            refuses(&config, told);
+        }
+        // What a fitter has, or a model of ONNX; and what each has, which is nothing.
+        for (member, value) in [
+            ("platform", json!("ocelli_gauss_mle")),
+            ("backend", json!("")),
+            ("runtime", json!("")),
+            ("batch_input", json!([])),
+            ("metric_tags", json!({})),
+            ("model_transaction_policy", json!({ "decoupled": false })),
+            ("model_transaction_policy", json!({})),
+            ("default_model_filename", json!("other.onnx")),
+        ] {
+            let repeated = config(&json!({ member: value.clone() }), None).unwrap().repeated;
+            assert_eq!(repeated.get(member), Some(&value));
+        }
+    }
+
+    #[test]
+    fn a_number_beyond_64_bits_is_refused_where_it_stands_and_not_told_as_another() {
+        let of = |config: &str| {
+            let body = json!({ "parameters": { "config": config } }).to_string();
+            load(body.as_bytes(), None).unwrap_err().to_string()
+        };
+        let range =
+            "is a number of more than 64 bits, expected -9223372036854775808 to 18446744073709551615 at most";
+        let nested =
+            r#"{"dynamic_batching":{"default_queue_policy":{"max_queue_size":-9223372036854775809}}}"#;
+        for (config, path) in [
+            (r#"{"max_batch_size":18446744073709551616}"#, "max_batch_size"),
+            (r#"{"instance_group":[{"count":1e30}]}"#, "instance_group.count"),
+            (nested, "dynamic_batching.default_queue_policy.max_queue_size"),
+        ] {
+            assert_eq!(of(config), format!("config: {path} {range}"));
+        }
+        assert!(
+            of(r#"{"max_batch_size":18446744073709551615}"#)
+                .contains("is 18446744073709551615, expected 1 to")
+        );
+        let unload = unload(br#"{"parameters":{"n":18446744073709551616}}"#).unwrap_err().to_string();
+        assert!(unload.contains("parameter \"n\" is 18446744073709551616;"), "{unload}");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! ```
 
 use super::{
-    BINARY_OUTPUT, HEADER_LENGTH, Parameters, absent_or, bad_json, binary, clipped, count, data, flag,
+    BINARY_OUTPUT, HEADER_LENGTH, Parameters, Whole, absent_or, bad_json, binary, clipped, count, data, flag,
     object,
     shared_memory::{self, Place},
 };
@@ -144,7 +144,7 @@ struct Wire<'a> {
 #[serde(expecting = "an object")]
 struct WireInput<'a> {
     name: String,
-    shape: Vec<usize>,
+    shape: Vec<Whole>,
     #[serde(borrow)]
     datatype: Cow<'a, str>,
     #[serde(default, deserialize_with = "absent_or")]
@@ -237,6 +237,8 @@ fn repeated<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> Option<&'a
 /// One input; takes its binary data, if it has some, from the front of `behind`.
 fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Result<Input, InferError> {
     let WireInput { name, shape, datatype, mut parameters, data } = wire;
+    // Where `usize` has fewer bits, so has the memory.
+    let shape: Vec<usize> = shape.into_iter().map(|Whole(extent)| extent as usize).collect();
     let datatype = datatype_of(&name, &datatype, &shape, specs)?;
     let place = shared_memory::place(format_args!("input {name:?}"), &mut parameters)?;
     let size = count(&parameters, "binary_data_size")?;
@@ -364,7 +366,7 @@ mod tests {
         assert_eq!(request.id.as_deref(), Some("7"));
         assert_eq!(request.timeout(), Ok(Some(Duration::from_micros(1500))));
         assert_eq!(request.priority(), Ok(Some(2)));
-        assert_eq!(request.parameters["knob"], Parameter::Number(0.5));
+        assert_eq!(request.parameters["knob"], Parameter::Number("0.5".to_owned()));
         let input = &request.inputs[0];
         assert_eq!(input.tensor.data[..], [0, 0, 0x80, 0x3f, 0, 0, 0, 0x40]);
         assert_eq!(input.parameters["k"], Parameter::Text("v".to_owned()));
@@ -458,6 +460,12 @@ mod tests {
         refuses(&format!(r#"{{"inputs":[],{twice}}}"#), &[], "\"y\" is asked for twice");
         refuses(r#"{"inputs":[],"parameters":{"triton_x":1}}"#, &[], "reserved");
         refuses("{}", &[], "missing field `inputs`");
+        let shape = |extent: &str| {
+            format!(r#"{{"inputs":[{{"name":"a","shape":[{extent}],"datatype":"FP32","data":[]}}]}}"#)
+        };
+        let expected = "where an integer from 0 to 18446744073709551615 is expected at line 1 column";
+        refuses(&shape("18446744073709551616"), &[], &format!("18446744073709551616 {expected}"));
+        refuses(&shape("-1"), &[], &format!("-1 {expected}"));
         refuses("7", &[], "invalid type: integer `7`, expected an object at line 1");
         refuses(r#"{"inputs":["a"]}"#, &[], "invalid type: string \"a\", expected an object at line 1");
     }

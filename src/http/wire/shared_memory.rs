@@ -1,7 +1,7 @@
 //! Triton's system shared memory extension: where in a region an input lies or an output is to be put, and what a caller says
 //! to register a region.
 
-use super::{Parameter, Parameters, bad_json, clipped, count, object};
+use super::{Parameter, Parameters, Whole, bad_json, clipped, count, object};
 use crate::error::{InferError, bad};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
@@ -58,12 +58,17 @@ pub struct Registration {
     #[serde(default, deserialize_with = "or_none")]
     pub offset: u64,
     /// Bytes of the region.
+    #[serde(deserialize_with = "whole")]
     pub byte_size: u64,
+}
+
+fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    Whole::deserialize(from).map(|Whole(count)| count)
 }
 
 /// A count that may be left out, or null.
 fn or_none<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    Option::deserialize(from).map(Option::unwrap_or_default)
+    Option::deserialize(from).map(|count| count.map_or(0, |Whole(count)| count))
 }
 
 /// Reads a registration.
@@ -138,6 +143,12 @@ mod tests {
         let expected = Registration { key: "/k".to_owned(), offset: 0, byte_size: 9 };
         assert_eq!(read(r#"{"key":"/k","byte_size":9}"#), Ok(expected.clone()));
         assert_eq!(read(r#"{"key":"/k","byte_size":9,"offset":null}"#), Ok(expected));
+        let told =
+            read(r#"{"key":"/k","byte_size":9,"offset":18446744073709551616}"#).unwrap_err().to_string();
+        assert!(
+            told.contains("18446744073709551616 where an integer from 0 to 18446744073709551615"),
+            "{told}"
+        );
         for text in [
             "",
             "{}",

@@ -60,6 +60,16 @@ pub fn has_member(name: &str) -> bool {
     text::definition().get_field_by_name(name).is_some()
 }
 
+/// Checks a member of a configuration by itself.
+///
+/// # Errors
+/// What it is not, by its type; or everything in it for which no model can be served.
+pub fn check_member(member: &str, value: &Value) -> Result<(), String> {
+    let json = Map::from_iter([(member.to_owned(), value.clone())]);
+    let message = message(text::definition(), &Value::Object(json).to_string())?;
+    verdict::judge(&message).map(|_| ())
+}
+
 /// Whether two values of a member of a configuration say the same, however each is written: numbers may be text, and what has its
 /// default need not be there.
 pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {

@@ -79,9 +79,13 @@ impl World {
             }
         });
         let workers = workers.collect();
+        // Few live so long that batches grow again after there was too little memory, and that this is forgotten.
+        let is_long = random.percent(1);
+        let paces: &[u64] =
+            if is_long { &[100_000, 2_000_000, 10_000_000] } else { &[2_000, 20_000, 100_000, 400_000] };
         let mut world = World {
-            to_come: random.between(5, 45) as usize,
-            pace: *random.of(&[2_000, 20_000, 100_000, 400_000]),
+            to_come: if is_long { random.between(300, 600) } else { random.between(5, 45) } as usize,
+            pace: *random.of(paces),
             comes_back: random.percent(90),
             random,
             base: Instant::now(),
@@ -98,9 +102,11 @@ impl World {
         world.hangs_percent = *world.random.of(&[0, 0, 0, 10]);
         world.plan(0, Event::Arrive);
         let span = world.pace * world.to_come as u64;
-        if world.random.percent(25) {
+        if is_long || world.random.percent(25) {
+            // Early in a long life, so that there is time for what comes after it.
+            let until = if is_long { span / 4 } else { span };
             for _ in 0..4 {
-                let at = world.random.between(0, span);
+                let at = world.random.between(0, until);
                 let worker = world.random.below(world.workers.len());
                 world.plan(at, Event::Memory(worker));
             }
