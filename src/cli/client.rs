@@ -223,6 +223,12 @@ pub(super) fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
     query
 }
 
+/// The `error` of a reply.
+pub(super) fn told(body: &[u8]) -> Option<String> {
+    let value: Value = serde_json::from_slice(body).ok()?;
+    value["error"].as_str().map(str::to_owned)
+}
+
 /// An error with what it came of: the outermost of hyper's says only that something failed.
 pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -33,6 +33,9 @@ impl Message {
     }
 }
 
+/// How much of a request or reply is JSON, where tensors follow as binary data.
+pub(super) const HEADER_LENGTH: &str = "inference-header-content-length";
+
 /// What a model is asked with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -52,16 +55,21 @@ pub(super) struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// A file: a picture or a stack as it is, or the tensor of a `.npy` file, or a request as JSON.
+    /// A file: a picture or a stack as it is, or the tensor of a `.npy` file, or a request as JSON and what is binary behind it.
     ///
     /// # Errors
-    /// Words, as those of an [`array`].
+    /// Words, as those of an [`array`] and of a [`head_length`].
     pub(super) fn file(&self, path: &Path, bytes: Vec<u8>) -> Result<Message, String> {
-        match path.extension() {
-            _ if self.kind == Kind::Images => Ok(self.picture(bytes)),
-            Some(of) if of.eq_ignore_ascii_case("json") => Ok(self.tensors(Vec::new(), bytes)),
-            _ => array(self.described, &bytes).map(|(head, data)| self.binary(&head, data)),
+        if self.kind == Kind::Images {
+            return Ok(self.picture(bytes));
         }
+        let named = path.extension().is_some_and(|of| of.eq_ignore_ascii_case("json"));
+        // Pipes have no name that says it, and no array begins so.
+        if named || bytes.trim_ascii_start().starts_with(b"{") {
+            let length = head_length(&bytes)?;
+            return Ok(self.tensors(length, bytes));
+        }
+        array(self.described, &bytes).map(|(head, data)| self.binary(&head, data))
     }
 
     /// A picture or a stack, whatever is in it.
@@ -73,11 +81,12 @@ impl Ask<'_> {
 
     /// Tensors by the binary extension of the protocol: a head in JSON, and data.
     pub(super) fn binary(&self, head: &str, data: &[u8]) -> Message {
-        let length = ("inference-header-content-length", head.len().to_string());
-        self.tensors(vec![length], [head.as_bytes(), data].concat())
+        self.tensors(Some(head.len()), [head.as_bytes(), data].concat())
     }
 
-    fn tensors(&self, headers: Vec<(&'static str, String)>, bytes: Vec<u8>) -> Message {
+    /// A request whose head is so long, or all of it.
+    fn tensors(&self, head_length: Option<usize>, bytes: Vec<u8>) -> Message {
+        let headers = head_length.map(|length| (HEADER_LENGTH, length.to_string())).into_iter().collect();
         let path = self.model.path("/v2/models") + "/infer" + self.query;
         Message { method: "POST", path, headers, body: bytes.into() }
     }
@@ -103,6 +112,45 @@ fn array<'a>(described: &Described, file: &'a [u8]) -> Result<(String, &'a [u8])
     Ok((head.to_string(), &file[begins..]))
 }
 
+/// How much of a request is JSON, where inputs are binary: `binary_data_size` of each says how much of what follows is its own.
+///
+/// # Errors
+/// Words, if they do not say so of what does follow.
+fn head_length(request: &[u8]) -> Result<Option<usize>, String> {
+    let mut heads = serde_json::Deserializer::from_slice(request).into_iter::<Head>();
+    // What is no request is for the server to say.
+    let Some(Ok(head)) = heads.next() else { return Ok(None) };
+    let end = heads.byte_offset();
+    let mut sizes = head.inputs.iter().filter_map(|input| input.parameters.as_ref()?.binary_data_size);
+    let Some(first) = sizes.next() else { return Ok(None) };
+    let binary = sizes.fold(first, u64::saturating_add);
+    // Blanks behind the JSON are its own.
+    let blank = |length: &usize| request.get(end..*length).is_some_and(|rest| rest.trim_ascii().is_empty());
+    let length = usize::try_from(binary).ok().and_then(|binary| request.len().checked_sub(binary));
+    length.filter(blank).map(Some).ok_or_else(|| {
+        format!(
+            "binary_data_size of its inputs is {binary} bytes in all, and {} bytes follow the JSON",
+            request.len() - end
+        )
+    })
+}
+
+/// What a request says of where its inputs are.
+#[derive(serde::Deserialize)]
+struct Head {
+    inputs: Vec<Input>,
+}
+
+#[derive(serde::Deserialize)]
+struct Input {
+    parameters: Option<Parameters>,
+}
+
+#[derive(serde::Deserialize)]
+struct Parameters {
+    binary_data_size: Option<u64>,
+}
+
 /// The name that the Open Inference Protocol has for a type.
 fn datatype(sample: SampleType) -> &'static str {
     match sample {
@@ -117,5 +165,61 @@ fn datatype(sample: SampleType) -> &'static str {
         SampleType::F16 => "FP16",
         SampleType::F32 => "FP32",
         SampleType::F64 => "FP64",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::client::InputSpec;
+
+    /// What is sent of a file of that name for a model of tensors.
+    fn sent(name: &str, bytes: &[u8]) -> Result<Message, String> {
+        let input = InputSpec { name: "x".into(), datatype: "FP32".into(), shape: vec![-1] };
+        let described = Described { task: "tensors".into(), images: false, inputs: vec![input] };
+        let model = Name::parse("m");
+        let ask = Ask { model: &model, described: &described, kind: Kind::Tensors, query: "" };
+        ask.file(Path::new(name), bytes.to_vec())
+    }
+
+    #[test]
+    fn a_request_is_known_by_its_beginning_where_no_name_says_it() {
+        let request = br#" {"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}"#;
+        for name in ["/dev/stdin", "request.txt", "request.json"] {
+            let message = sent(name, request).expect("a request");
+            assert_eq!((&message.body[..], message.headers), (&request[..], Vec::new()), "{name}");
+        }
+        let told = sent("/dev/stdin", b"1 2 3").expect_err("neither");
+        assert!(told.contains("it does not begin as .npy files do"), "{told}");
+        // What a name says is JSON is for the server to read.
+        assert!(sent("request.json", b"1 2 3").is_ok());
+    }
+
+    #[test]
+    fn binary_data_behind_a_request_is_sent_as_such() {
+        let input = |name: &str, size: &str| {
+            format!(
+                r#"{{"name":"{name}","shape":[1],"datatype":"FP32","parameters":{{"binary_data_size":{size}}}}}"#
+            )
+        };
+        let json = format!(
+            r#"{{"inputs":[{},{},{{"name":"c","shape":[1],"datatype":"FP32","data":[1]}}]}}"#,
+            input("a", "4"),
+            input("b", "4")
+        );
+        // Data that is blank, too.
+        for (blanks, data) in [("", "abcdefgh"), ("\n", "abcdefgh"), ("", "        "), (" \n", "{}{}{}{}")] {
+            let message = sent("x.json", format!("{json}{blanks}{data}").as_bytes()).expect("a request");
+            let length = (json.len() + blanks.len()).to_string();
+            assert_eq!(message.headers, [(HEADER_LENGTH, length)], "{blanks:?} {data:?}");
+            assert!(message.body.ends_with(data.as_bytes()));
+        }
+        for data in ["", "\n", "abcdefg", "abcdefghi"] {
+            let told = sent("x.json", format!("{json}{data}").as_bytes()).expect_err(data);
+            let expected = format!("is 8 bytes in all, and {} bytes follow the JSON", data.len());
+            assert!(told.ends_with(&expected), "{told}");
+        }
+        let huge = format!(r#"{{"inputs":[{},{}]}}"#, input("a", &u64::MAX.to_string()), input("b", "1"));
+        assert!(sent("x.json", huge.as_bytes()).is_err());
     }
 }

@@ -98,7 +98,7 @@ impl Exit {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed (health: not healthy), 64 wrong usage, 66 a file to \
-    work on is not there, 69 nothing to run the models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration, \
+    work on is not there, or a folder has none, 69 nothing to run the models on, 70 a bug of ours, 75 work was dropped at shutdown, 78 mistakes in the configuration, \
     130 or 143 interrupted.";
 
 /// The command line as clap sees it.
@@ -357,6 +357,7 @@ mod tests {
         check(&["serve", "--parts-max", "1", "--parts-max", "2"], Exit::Usage);
         check(&["health", "alive"], Exit::Usage);
         check(&["health", "--url", "https://127.0.0.1"], Exit::Usage);
+        check(&["predict", "digits", "-", "-"], Exit::Usage);
         check(&["completions", "tcl"], Exit::Usage);
     }
 
@@ -367,6 +368,16 @@ mod tests {
         check(&["devices", "--url", url], Exit::Unavailable);
         check(&["bench", url, "digits"], Exit::Unavailable);
         check(&["bench", url, "--live"], Exit::Unavailable);
+    }
+
+    #[test]
+    fn input_that_is_not_there_has_its_exit_code_whoever_is_to_send_it() {
+        let empty = tempfile::tempdir().expect("a folder");
+        for input in [empty.path(), &empty.path().join("none.png")] {
+            let input = input.to_str().expect("UTF-8");
+            check(&["bench", "http://127.0.0.1:1", "digits", "--input", input], Exit::NoInput);
+            check(&["tune", "digits", "--input", input], Exit::NoInput);
+        }
     }
 
     #[test]

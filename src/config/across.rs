@@ -5,7 +5,7 @@ use super::{
     kind::bytes_text,
     mistake::{Mistake, Origin},
 };
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// A rule between two options.
 struct Rule {
@@ -17,36 +17,6 @@ struct Rule {
 }
 
 const RULES: &[Rule] = &[
-    Rule {
-        between: ["admin_listen", "listen"],
-        holds: |config| apart_from_listen(config.admin_listen, config),
-        must: |_| "admin_listen must differ from listen (or be empty, for none)".into(),
-    },
-    Rule {
-        between: ["grpc_listen", "listen"],
-        holds: |config| apart_from_listen(config.grpc_listen, config),
-        must: |_| "grpc_listen must differ from listen (or be empty, for none)".into(),
-    },
-    Rule {
-        between: ["grpc_listen", "admin_listen"],
-        holds: |config| both_apart(config.grpc_listen, config.admin_listen),
-        must: |_| "grpc_listen must differ from admin_listen (or be empty, for none)".into(),
-    },
-    Rule {
-        between: ["grpc_listen", "metrics_listen"],
-        holds: |config| both_apart(config.grpc_listen, config.metrics_listen),
-        must: |_| "grpc_listen must differ from metrics_listen (or be empty, for none)".into(),
-    },
-    Rule {
-        between: ["metrics_listen", "listen"],
-        holds: |config| apart_from_listen(config.metrics_listen, config),
-        must: |_| "metrics_listen must differ from listen, which has /metrics as well".into(),
-    },
-    Rule {
-        between: ["metrics_listen", "admin_listen"],
-        holds: |config| both_apart(config.metrics_listen, config.admin_listen),
-        must: |_| "metrics_listen must differ from admin_listen, which has /metrics as well".into(),
-    },
     Rule {
         between: ["header_timeout_ms", "idle_timeout_ms"],
         holds: |config| config.header_timeout_ms < config.idle_timeout_ms,
@@ -95,20 +65,58 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Whether a listener can have its address beside the API's.
-fn apart_from_listen(one: Option<SocketAddr>, config: &Config) -> bool {
-    one.is_none_or(|one| config.listen.iter().all(|listen| apart(one, *listen)))
+/// Options of what is listened on, and what may be done with each beside giving it another address.
+type Listener = (&'static str, fn(&Config) -> &[SocketAddr], &'static str);
+
+const LISTENERS: [Listener; 4] = [
+    ("listen", |config| &config.listen, ""),
+    ("admin_listen", |config| config.admin_listen.as_slice(), " (or be empty, for none)"),
+    (
+        "metrics_listen",
+        |config| config.metrics_listen.as_slice(),
+        " (or be empty: listen and admin_listen have /metrics as well)",
+    ),
+    ("grpc_listen", |config| config.grpc_listen.as_slice(), " (or be empty, for none)"),
+];
+
+/// The options, two that differ or one twice, that ask for what only one socket can have; and what must be.
+fn clashes(config: &Config) -> Vec<([&'static str; 2], String)> {
+    let mut clashes = Vec::new();
+    for (index, (name, addresses, or)) in LISTENERS.iter().enumerate() {
+        let own = addresses(config);
+        let twice = own.iter().enumerate().find_map(|(at, a)| clash(&own[..at], *a));
+        clashes.extend(twice.map(|why| ([*name, *name], format!("{why}: leave one out"))));
+        for (other, others, _) in &LISTENERS[..index] {
+            let why = own.iter().find_map(|address| clash(others(config), *address));
+            clashes.extend(
+                why.map(|why| ([*name, *other], format!("{name} must differ from {other}{or}: {why}"))),
+            );
+        }
+    }
+    clashes
 }
 
-/// Whether two listeners can both have theirs.
-fn both_apart(one: Option<SocketAddr>, other: Option<SocketAddr>) -> bool {
-    one.zip(other).is_none_or(|(one, other)| apart(one, other))
+/// Why a socket cannot have an address beside those of others.
+fn clash(others: &[SocketAddr], address: SocketAddr) -> Option<String> {
+    let other = others.iter().find(|other| !apart(**other, address))?;
+    Some(match *other == address {
+        true => format!("{address} cannot be listened on twice"),
+        false => format!("{other} and {address} cannot both be listened on"),
+    })
 }
 
-/// Whether both can be listened on. Port 0 becomes a free one; an unspecified address takes the port on all of them.
+/// Whether both can be listened on. Port 0 becomes a free one; an unspecified address takes the port on all of them, and `[::]` on
+/// those of IPv4 as well, which an address of IPv6 can stand for.
 fn apart(a: SocketAddr, b: SocketAddr) -> bool {
-    let same_address = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    a.port() == 0 || a.port() != b.port() || !same_address
+    let plain = |address: SocketAddr| match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
+        // As it is: with the interface that it is of.
+        IpAddr::V6(_) => address,
+    };
+    let (a, b) = (plain(a), plain(b));
+    let takes =
+        |all: SocketAddr, one: SocketAddr| all.ip().is_unspecified() && (all.is_ipv6() || one.is_ipv4());
+    a.port() == 0 || a.port() != b.port() || !(a == b || takes(a, b) || takes(b, a))
 }
 
 /// One image of the largest size at 4 bytes a pixel.
@@ -119,8 +127,10 @@ fn decoded_bytes(config: &Config) -> u64 {
 /// Adds a mistake for each rule that does not hold. Rules about an option that is `broken` by itself wait until that
 /// one is mended.
 pub(super) fn check(config: &Config, settings: &[Setting], broken: &[&str], mistakes: &mut Vec<Mistake>) {
-    for rule in RULES {
-        if rule.between.iter().any(|name| broken.contains(name)) || (rule.holds)(config) {
+    let rules = RULES.iter().filter(|rule| !(rule.holds)(config));
+    let rules = rules.map(|rule| (rule.between, (rule.must)(config)));
+    for (between, must) in clashes(config).into_iter().chain(rules) {
+        if between.iter().any(|name| broken.contains(name)) {
             continue;
         }
         let find = |name: &str| {
@@ -129,17 +139,21 @@ pub(super) fn check(config: &Config, settings: &[Setting], broken: &[&str], mist
                 .find(|setting| setting.spec.name == name)
                 .expect("rules name options of the table")
         };
-        let [a, b] = rule.between.map(find);
+        let [a, b] = between.map(find);
         // Blame what somebody set, and of two settings the one that is easier to change.
         let (blamed, other) = if b.origin > a.origin { (b, a) } else { (a, b) };
         let from = match &other.origin {
             Origin::Default => "the default".to_string(),
             origin => format!("from {origin}"),
         };
+        let reason = match blamed.spec.name == other.spec.name {
+            true => must,
+            false => format!("{must}; {} is {:?}, {from}", other.spec.name, other.text),
+        };
         mistakes.push(Mistake {
             origin: blamed.origin.clone(),
             found: format!("{} = {:?}", blamed.spec.name, blamed.text),
-            reason: format!("{}; {} is {:?}, {from}", (rule.must)(config), other.spec.name, other.text),
+            reason,
         });
     }
 }

@@ -209,7 +209,7 @@ options! {
     section "Listening" {
         listen: Vec<SocketAddr>, Addresses, "127.0.0.1:8000",
             "Where the API listens: one address or several, with commas between them.",
-            "0.0.0.0:8000 or [::]:8000 listens on every interface. Port 0 takes any free port, which the log then names. Clients of Triton look for port 8000, those of KServe and TorchServe for 8080: 0.0.0.0:8000,0.0.0.0:8080 serves both.";
+            "0.0.0.0:8000 or [::]:8000 listens on every interface: one of the two, since [::] has IPv4 as well. Port 0 takes any free port, which the log then names. Clients of Triton look for port 8000, those of KServe and TorchServe for 8080: 0.0.0.0:8000,0.0.0.0:8080 serves both.";
         base_path: String, BasePath, "",
             "What paths of the API may begin with, such as /vision; empty for nothing.",
             "For proxies that pass on a path as it is, and clients that are given host:port/vision: /vision/v2/models and /v2/models are then the same, so that probes and scrapers need not know of it. On listen alone.";

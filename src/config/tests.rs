@@ -2,7 +2,12 @@
 
 use super::*;
 use crate::blessed;
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    time::Duration,
+};
 
 /// What the sources are to hold: the file's text, variables, flags.
 struct Given<'a> {
@@ -220,7 +225,8 @@ fn options_that_do_not_go_together_are_refused() {
     refused("grpc_listen = \"127.0.0.1:8002\"", "grpc_listen must differ from admin_listen");
     refused(
         "listen = \"0.0.0.0:8002\"",
-        "ocelli.toml:1: listen = \"0.0.0.0:8002\": admin_listen must differ from listen (or be empty, for none); admin_listen is \"127.0.0.1:8002\", the default",
+        "ocelli.toml:1: listen = \"0.0.0.0:8002\": admin_listen must differ from listen (or be empty, for none): 0.0.0.0:8002 and \
+         127.0.0.1:8002 cannot both be listened on; admin_listen is \"127.0.0.1:8002\", the default",
     );
     refused("idle_timeout_ms = 10000", "header_timeout_ms must be less than idle_timeout_ms");
     refused("in_flight_bytes_max = \"255MiB\"", "body_bytes_max must be at most in_flight_bytes_max");
@@ -235,6 +241,70 @@ fn options_that_do_not_go_together_are_refused() {
         "timeout_ms_max = 30000",
     ] {
         read(&Given { file, ..NOTHING }).expect(file);
+    }
+}
+
+/// What the address of one listener says of two that are both at `listen`, and whether two sockets say the same.
+fn both_at_listen(a: &str, b: &str, together: bool) {
+    let file = format!("listen = \"{a},{b}\"\nadmin_listen = \"\"\n");
+    match read(&Given { file: &file, ..NOTHING }) {
+        Ok(_) => assert!(together, "{a} and {b} are let through"),
+        Err(error) => assert!(!together, "{error}"),
+    }
+    // Where the machine has both at all: IPv6 may be off. The port is one that was free a moment ago.
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    let bound = |text: &str| {
+        let mut address: SocketAddr = text.parse().expect("an address");
+        address.set_port(if address.port() == 0 { 0 } else { free });
+        TcpListener::bind(address)
+    };
+    let alone = [a, b].map(|text| bound(text).is_ok());
+    let first = bound(a);
+    if alone == [true, true] && first.is_ok() {
+        assert_eq!(bound(b).is_ok(), together, "{a} and {b} at port {free}");
+    }
+}
+
+#[test]
+fn what_is_listened_on_twice_is_refused_as_the_system_would_refuse_it() {
+    for (a, b) in [
+        ("127.0.0.1:8000", "127.0.0.1:8000"),
+        ("0.0.0.0:8000", "127.0.0.1:8000"),
+        ("127.0.0.1:8000", "[::]:8000"),
+        ("[::1]:8000", "[::]:8000"),
+        ("0.0.0.0:8000", "[::]:8000"),
+        ("[::ffff:127.0.0.1]:8000", "127.0.0.1:8000"),
+    ] {
+        both_at_listen(a, b, false);
+    }
+    for (a, b) in [
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("127.0.0.1:8000", "127.0.0.2:8000"),
+        ("127.0.0.1:8000", "[::1]:8000"),
+        ("0.0.0.0:8000", "[::1]:8000"),
+    ] {
+        both_at_listen(a, b, true);
+    }
+}
+
+#[test]
+fn two_listeners_at_one_address_are_told_with_it_and_with_all_other_mistakes() {
+    let lines = mistakes(&Given {
+        file: "listen = \"127.0.0.1:9000,127.0.0.1:9000\"\ngrpc_listen = \"127.0.0.1:9001\"\nparts_max = 0\n",
+        flags: &[("metrics_listen", "127.0.0.1:9001"), ("admin_listen", "0.0.0.0:9000")],
+        ..NOTHING
+    });
+    let expected = [
+        "ocelli.toml:3: parts_max = \"0\": must be a whole number from 1 to 100000",
+        "ocelli.toml:1: listen = \"127.0.0.1:9000,127.0.0.1:9000\": 127.0.0.1:9000 cannot be listened on twice: leave one out",
+        "--admin-listen: admin_listen = \"0.0.0.0:9000\": admin_listen must differ from listen (or be empty, for none): 127.0.0.1:9000 \
+         and 0.0.0.0:9000 cannot both be listened on; listen is \"127.0.0.1:9000,127.0.0.1:9000\", from ",
+        "--metrics-listen: metrics_listen = \"127.0.0.1:9001\": grpc_listen must differ from metrics_listen (or be empty, for none): \
+         127.0.0.1:9001 cannot be listened on twice; grpc_listen is \"127.0.0.1:9001\", from ",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(expected), "{line}\nis not\n{expected}");
     }
 }
 

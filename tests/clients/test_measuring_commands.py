@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -65,7 +66,7 @@ def test_the_ceiling_is_measured_without_a_model(server, tmp_path):
     assert report["model"] is None and set(report["points"][0]["statuses"]) == {"200"}
 
 
-def test_what_cannot_be_measured_is_said(server):
+def test_what_cannot_be_measured_is_said(server, tmp_path):
     def check(code, says, *arguments):
         done = command("bench", *arguments)
         assert (done.returncode, done.stdout) == (code, "") and says in done.stderr, done
@@ -79,7 +80,8 @@ def test_what_cannot_be_measured_is_said(server):
     check(64, "cannot be used with", server.url, "digits", "--concurrency", "1", "--arrivals", "constant")
     # Before anything is measured, however long that would take.
     check(1, "cannot write /nowhere/picture.svg", server.url, "digits", "--seconds", "86400", "--picture", "/nowhere/picture.svg")
-    check(1, "status 400", server.url, "digits", "--input", ROOT / "README.md")
+    check(1, "answered with status 400: ", server.url, "digits", "--input", ROOT / "README.md")
+    check(66, "holds no file", server.url, "digits", "--input", tmp_path)
 
 
 def test_tuning_prints_a_manifest_that_is_one(only_digits, tmp_path):
@@ -94,6 +96,18 @@ def test_tuning_prints_a_manifest_that_is_one(only_digits, tmp_path):
     (tmp_path / "digits" / "model.toml").write_text(f"{own}\n{manifest}")
     checked = command("check", models=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("name", ["bench", "tune"])
+def test_what_failed_is_told_with_what_the_server_says(server, only_digits, tmp_path, name):
+    shutil.copy(ROOT / "examples" / "images" / "digits" / "3-0.png", tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no image")
+    there = ["bench", server.url, "digits", "--concurrency", "1", *QUICK]
+    here = ["tune", "digits", "--seconds", "1", "--concurrency", "1"]
+    done = command(*(there if name == "bench" else here), "--input", tmp_path, models=only_digits)
+    told = re.findall(r"(\d+) of (\d+) requests failed, the first with status 400: .*not an image", done.stderr)
+    assert told and all(0 < int(failed) < int(of) for failed, of in told), done
+    assert done.returncode == (0 if name == "bench" else 1), done
 
 
 def test_a_fitter_is_tuned_with_rois(tmp_path):

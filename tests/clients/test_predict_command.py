@@ -132,6 +132,8 @@ def test_what_is_wrong_with_the_command_has_its_exit_code(server, models):
     check(1, "there is no model", "nothing", picture, models=models)
     check(64, "leave out --models", "digits", picture, *url, "--models", "x")
     check(64, "expected table, json or csv", "digits", picture, *url, "--format", "hdf5")
+    check(64, "known are csv, json, jsonl, ndjson, txt", "digits", picture, *url, "-o", "out.xlsx")
+    check(64, "- is named twice", "digits", "-", picture, "-", *url)
     check(64, "--raw is for stacks", "digits", picture, *url, "--raw", "2x2")
     check(69, "no server answers", "digits", picture, "--url", "http://127.0.0.1:1", "--retries", "0")
 
@@ -195,7 +197,7 @@ def test_a_device_that_takes_no_more_is_said_and_stays(spots, server, tmp_path):
         full = Path("/dev/full")
     told = f"{full}: No space left on device".encode()
     for arguments in (
-        ["digits", IMAGES / "digits", "--url", server.url],
+        ["digits", IMAGES / "digits", "--format", "table", "--url", server.url],
         *(["spots", localize.MOVIE, "--url", spots.url, "--format", form] for form in ("csv", "npy", "hdf5")),
     ):
         done = command(*arguments, "-o", full)
@@ -236,11 +238,47 @@ def test_the_yaml_beside_a_raw_movie_stays(spots, tmp_path, output):
 
 def test_a_dash_is_the_standard_output_and_the_standard_input(spots, server, tmp_path):
     picture = IMAGES / "digits" / "3-0.png"
-    written = command("digits", picture, "--url", server.url, "-o", tmp_path / "out")
+    written = command("digits", picture, "--url", server.url, "-o", tmp_path / "out.txt")
     there = command("digits", picture, "--url", server.url, "-o", "-")
-    assert there.stdout == (tmp_path / "out").read_bytes() and written.stdout == b""
+    assert there.stdout == (tmp_path / "out.txt").read_bytes() and written.stdout == b""
     read = command("digits", "-", "--url", server.url, input=picture.read_bytes())
     assert read.stdout.split()[4:] == [word.replace(str(picture).encode(), b"/dev/stdin") for word in there.stdout.split()[4:]]
+
+
+@pytest.mark.parametrize("name, form", [("x.csv", "csv"), ("x.json", "json"), ("x.txt", "table")])
+def test_answers_are_written_as_the_extension_says(server, tmp_path, name, form):
+    picture = IMAGES / "digits" / "3-0.png"
+    done = command("digits", picture, "--url", server.url, "-o", tmp_path / name)
+    assert (done.returncode, done.stdout) == (0, b""), done
+    assert (tmp_path / name).read_bytes() == command("digits", picture, "--url", server.url, "--format", form).stdout
+
+
+def test_requests_come_as_json_with_binary_tensors_and_through_pipes(server, array, tmp_path):
+    expected = command("identity", array, "--url", server.url, "--format", "csv").stdout.split(b"\n")[1:]
+    values = np.load(array)
+    described = requests.get(f"{server.url}/v2/models/identity", timeout=60).json()["inputs"][0]
+    head = {"name": described["name"], "shape": list(values.shape), "datatype": described["datatype"]}
+    data = values.tobytes()
+    plain = json.dumps({"inputs": [head | {"data": values.ravel().tolist()}]}).encode()
+    binary = json.dumps({"inputs": [head | {"parameters": {"binary_data_size": len(data)}}]}).encode() + b"\n" + data
+    for name, request in (("plain.json", plain), ("binary.json", binary)):
+        (tmp_path / name).write_bytes(request)
+        for source, sent in ((tmp_path / name, None), ("-", request)):
+            done = command("identity", source, "--url", server.url, "--format", "csv", input=sent)
+            assert done.returncode == 0, done.stderr
+            rows = [row.replace(str(source).encode(), str(array).encode()).replace(b"/dev/stdin", str(array).encode()) for row in done.stdout.split(b"\n")[1:]]
+            assert rows == expected
+    (tmp_path / "short.json").write_bytes(binary[:-2])
+    done = command("identity", tmp_path / "short.json", "--url", server.url)
+    assert done.returncode == 1 and f"is {len(data)} bytes in all, and {len(data) - 1} bytes follow".encode() in done.stderr, done
+    asked = json.dumps({"inputs": [head | {"data": values.ravel().tolist()}], "parameters": {"binary_data_output": True}}).encode()
+    done = command("identity", "-", "--url", server.url, input=asked)
+    assert (done.returncode, done.stdout) == (1, b"") and b"would come as binary data" in done.stderr, done
+
+
+def test_the_format_of_localizations_is_said_once(spots, tmp_path):
+    done = command("spots", localize.MOVIE, "--set", "format=csv", "-o", tmp_path / "x.csv", "--url", spots.url)
+    assert done.returncode == 64 and b"--format or the extension of -o decides the format" in done.stderr, done
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -21,6 +21,26 @@ const SIDE: u32 = 224;
 /// What all messages together may take, in bytes.
 const BYTES_MAX: u64 = 1 << 30;
 
+/// The files that a path stands for: itself, or those of a folder in the order of their names.
+///
+/// # Errors
+/// Words, if there is none.
+pub(in crate::cli) fn paths(path: &Path) -> Result<Vec<PathBuf>, String> {
+    if !path.exists() {
+        return Err(format!("there is no file {}", path.display()));
+    }
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = fs::read_dir(path).and_then(|entries| {
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<PathBuf>, _>>()
+    });
+    let entries = entries.map_err(|error| format!("cannot read the folder {}: {error}", path.display()))?;
+    let mut paths: Vec<PathBuf> = entries.into_iter().filter(|path| path.is_file()).collect();
+    paths.sort();
+    if paths.is_empty() { Err(format!("the folder {} holds no file", path.display())) } else { Ok(paths) }
+}
+
 /// Where the messages come from.
 pub(in crate::cli) struct Source<'a> {
     pub(in crate::cli) ask: Ask<'a>,
@@ -35,29 +55,16 @@ impl Source<'_> {
     /// The bytes of files, each as a message: pictures or stacks as they are, `.npy` and `.json` for a model of tensors.
     ///
     /// # Errors
-    /// Words, if there is none or one cannot be read.
-    pub(in crate::cli) fn files(&self, path: &Path) -> Result<Vec<Message>, String> {
-        let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-        let mut paths = vec![path.to_owned()];
-        if path.is_dir() {
-            let entries = fs::read_dir(path).map_err(failed)?;
-            let entries =
-                entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<PathBuf>, _>>();
-            paths = entries.map_err(failed)?.into_iter().filter(|path| path.is_file()).collect();
-            paths.sort();
-        }
-        if paths.is_empty() {
-            return Err(format!("the folder {} holds no file", path.display()));
-        }
+    /// Words, if one cannot be read.
+    pub(in crate::cli) fn files(&self, paths: &[PathBuf]) -> Result<Vec<Message>, String> {
         let mut left = BYTES_MAX;
         let mut messages = Vec::new();
         for path in paths {
-            let bytes =
-                fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            let bytes = fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
             left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
                 format!("the files take more than the {BYTES_MAX} bytes that are held at once: give fewer")
             })?;
-            let message = self.ask.file(&path, bytes);
+            let message = self.ask.file(path, bytes);
             messages.push(message.map_err(|why| format!("{}: {why}", path.display()))?);
         }
         Ok(messages)
@@ -239,6 +246,21 @@ mod tests {
         let shapes = shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect();
         let ask = Ask { model: &Name::parse("m"), described, kind, query: "" };
         Source { ask, shapes, items, seed: 1 }.made_up()
+    }
+
+    #[test]
+    fn a_path_stands_for_itself_or_for_the_files_of_a_folder_if_there_are_some() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let within = |name: &str| folder.path().join(name);
+        let told = paths(folder.path()).expect_err("empty");
+        assert_eq!(told, format!("the folder {} holds no file", folder.path().display()));
+        assert!(paths(&within("none")).expect_err("missing").starts_with("there is no file "));
+        fs::create_dir(within("below")).expect("a folder");
+        for name in ["b.png", "a.npy"] {
+            fs::write(within(name), "").expect("a file");
+        }
+        assert_eq!(paths(folder.path()), Ok(vec![within("a.npy"), within("b.png")]));
+        assert_eq!(paths(&within("b.png")), Ok(vec![within("b.png")]));
     }
 
     #[test]

@@ -6,9 +6,12 @@
 //! a thread of their own that sleeps until each is due; the runtime's timer has a grain of a millisecond.
 
 use super::{
-    super::{client::Server, message::Message},
+    super::{
+        client::{Server, causes, told},
+        message::Message,
+    },
     random::Random,
-    tally::{Ended, Point, Tally},
+    tally::{Ended, Point, Tally, words},
 };
 use http_body_util::BodyExt;
 use std::{
@@ -36,6 +39,32 @@ pub(in crate::cli) struct Span {
     pub(in crate::cli) warm_up: Duration,
     pub(in crate::cli) measured: Duration,
 }
+
+/// A reply that came whole.
+#[derive(Debug, Default)]
+pub(in crate::cli) struct Reply {
+    pub(in crate::cli) status: u16,
+    /// The header `Server-Timing`.
+    timing: String,
+    /// What it says where it is no success.
+    why: String,
+}
+
+impl Reply {
+    /// Whether it is an answer.
+    ///
+    /// # Errors
+    /// Its status and what it says, if it is none.
+    pub(in crate::cli) fn answers(&self) -> Result<(), String> {
+        match self.status {
+            200..300 => Ok(()),
+            status => Err(words(Ok(status), &self.why)),
+        }
+    }
+}
+
+/// What is kept of a refusal to find out why, in bytes.
+const SAYS_BYTES_MAX: usize = 64 << 10;
 
 /// What sends.
 #[derive(Clone)]
@@ -137,28 +166,34 @@ impl Load {
         let late = due.elapsed();
         let asked =
             tokio::time::timeout(self.time_max, self.ask(&self.messages[turn % self.messages.len()])).await;
-        let (status, timing) = match asked {
-            Ok(Ok((status, timing))) => (Ok(status), timing),
-            Ok(Err(_)) => (Err("connection"), String::new()),
-            Err(_) => (Err("timeout"), String::new()),
+        let (status, reply) = match asked {
+            Ok(Ok(reply)) => (Ok(reply.status), reply),
+            Ok(Err(why)) => (Err("connection"), Reply { why, ..Reply::default() }),
+            Err(_) => {
+                let why = format!("no reply within {} ms", self.time_max.as_millis());
+                (Err("timeout"), Reply { why, ..Reply::default() })
+            }
         };
-        Ended { status, latency: due.elapsed(), late, timing }
+        Ended { status, why: reply.why, latency: due.elapsed(), late, timing: reply.timing }
     }
 
     /// Sends a message and reads all of its reply.
     ///
     /// # Errors
     /// Words, if it broke off.
-    pub(in crate::cli) async fn ask(&self, message: &Message) -> Result<(u16, String), String> {
+    pub(in crate::cli) async fn ask(&self, message: &Message) -> Result<Reply, String> {
         let reply = self.server.send(message.request()?).await?;
-        let status = reply.status().as_u16();
+        let (status, success) = (reply.status().as_u16(), reply.status().is_success());
         let timing = reply.headers().get("server-timing").and_then(|value| value.to_str().ok());
         let timing = timing.unwrap_or_default().to_owned();
-        let mut body = reply.into_body();
+        let (mut body, mut says) = (reply.into_body(), Vec::new());
         while let Some(frame) = body.frame().await {
-            frame.map_err(|error| error.to_string())?;
+            let frame = frame.map_err(|error| causes(&error))?;
+            if let Some(piece) = frame.data_ref().filter(|_| !success) {
+                says.extend_from_slice(&piece[..piece.len().min(SAYS_BYTES_MAX - says.len())]);
+            }
         }
-        Ok((status, timing))
+        Ok(Reply { status, timing, why: told(&says).unwrap_or_default() })
     }
 }
 
@@ -195,9 +230,11 @@ impl Due {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tally::failed;
     use super::*;
-    use axum::{Router, routing::get};
+    use axum::{Router, http::StatusCode, routing::get};
     use bytes::Bytes;
+    use futures_util::FutureExt;
 
     #[test]
     fn requests_are_due_at_the_rate_that_was_asked_for() {
@@ -288,6 +325,29 @@ mod tests {
         assert_eq!((point.answered, point.failed), (44, 4), "{point:?}");
         assert_eq!(point.statuses["timeout"], 4);
         assert_eq!(point.verdict(60_000.0), Err("8.3 % failed".into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_refusal_is_told_with_its_status_and_what_the_server_says() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let answer = move || {
+            let turn = asked.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(10)).map(move |()| match turn {
+                0 => (StatusCode::OK, String::new()),
+                1 => (StatusCode::TOO_MANY_REQUESTS, r#"{"error":"the queue is full"}"#.into()),
+                2 => (StatusCode::BAD_GATEWAY, "<html>".repeat(SAYS_BYTES_MAX)),
+                _ => (StatusCode::INTERNAL_SERVER_ERROR, r#"{"error":"later"}"#.into()),
+            })
+        };
+        let load = load(Router::new().route("/", get(answer)), 1);
+        let span = Span { warm_up: Duration::ZERO, measured: Duration::from_millis(35) };
+        let point = load.closed(1, span).await;
+        assert_eq!(
+            failed(&[point]).as_deref(),
+            Some("3 of 4 requests failed, the first with status 429: the queue is full")
+        );
+        let told = load.ask(&load.messages[0]).await.expect("a reply").answers();
+        assert_eq!(told, Err("status 500: later".into()));
     }
 
     #[tokio::test(start_paused = true)]

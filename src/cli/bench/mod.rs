@@ -13,9 +13,11 @@ mod sweep;
 mod tally;
 
 pub(super) use arguments::{command, shape};
-pub(super) use input::Source;
+pub(super) use input::{Source, paths};
 pub(super) use load::{Load, Span};
-pub(super) use tally::Point;
+#[cfg(test)]
+pub(super) use tally::{Ended, Tally};
+pub(super) use tally::{Point, failed};
 
 use super::{
     Exit, Streams,
@@ -67,10 +69,11 @@ impl Streams<'_> {
             |_| Err(format!("{says}no reply within {} ms (--timeout-ms)", wanted.time_max.as_millis()));
         let first = tokio::time::timeout(wanted.time_max, load.ask(&load.messages[0])).await;
         match first.unwrap_or_else(late) {
-            Ok((200..300, _)) => {}
-            Ok((status, _)) => {
-                let told = format!("{says}the first request is answered with status {status}");
-                return self.complain(&told, Exit::Failure);
+            Ok(reply) => {
+                if let Err(why) = reply.answers() {
+                    let told = format!("{says}the first request is answered with {why}");
+                    return self.complain(&told, Exit::Failure);
+                }
             }
             Err(reason) => return self.complain(&reason, Exit::Unavailable),
         }
@@ -97,6 +100,10 @@ impl Streams<'_> {
         }
         if io::stderr().is_terminal() {
             let _ = write!(self.err, "\r{:40}\r", "");
+        }
+        // As they came, before they are put in order.
+        if let Some(told) = failed(&points) {
+            let _ = writeln!(self.err, "ocelli: {told}");
         }
         if matches!(plan, Plan::Sweep { .. }) {
             points.sort_by(|a, b| a.load.total_cmp(&b.load));
@@ -166,6 +173,7 @@ fn failures(point: &Point) -> String {
 /// What is sent where, or why not and how the command ends.
 async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
     let server = Server::there(&wanted.target);
+    let files = wanted.input.as_deref().map(paths).transpose().map_err(|reason| (reason, Exit::NoInput))?;
     let messages = match &wanted.model {
         None => vec![Message {
             method: "GET",
@@ -196,11 +204,8 @@ async fn load_of(wanted: &Wanted) -> Result<Load, (String, Exit)> {
             let ask = Ask { model, described: &described, kind, query: "" };
             let source =
                 Source { ask, shapes: wanted.shapes.clone(), items: wanted.items, seed: wanted.seed };
-            match &wanted.input {
-                Some(path) if !path.exists() => {
-                    return Err((format!("there is no file {}", path.display()), Exit::NoInput));
-                }
-                Some(path) => source.files(path).map_err(|reason| (reason, Exit::Failure))?,
+            match &files {
+                Some(files) => source.files(files).map_err(|reason| (reason, Exit::Failure))?,
                 None => source.made_up().map_err(|reason| (reason, Exit::Usage))?,
             }
         }
@@ -283,10 +288,7 @@ fn json(wanted: &Wanted, plan: &Plan, load: &Load, points: &[Point], of: &str) -
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        tally::{Ended, Tally},
-        *,
-    };
+    use super::*;
 
     #[test]
     fn a_load_that_is_borne_with_timeouts_says_so() {
@@ -295,7 +297,8 @@ mod tests {
             for turn in 0..1000 {
                 let status = if turn < timeouts { Err("timeout") } else { Ok(200) };
                 let latency = Duration::from_millis(20);
-                tally.add(&Ended { status, latency, late: Duration::ZERO, timing: String::new() });
+                let (why, timing) = (String::new(), String::new());
+                tally.add(&Ended { status, why, latency, late: Duration::ZERO, timing });
             }
             borne(&Plan::Callers(vec![4]), &[tally.point(4.0, 5.0)], 100.0)
         };

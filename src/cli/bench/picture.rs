@@ -135,6 +135,7 @@ mod tests {
         let mut tally = super::super::tally::Tally::new(Duration::from_secs(1));
         tally.add(&super::super::tally::Ended {
             status: Ok(200),
+            why: String::new(),
             latency: Duration::from_secs_f64(p50 / 1e3),
             late: Duration::ZERO,
             timing: String::new(),

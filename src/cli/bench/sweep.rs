@@ -70,7 +70,7 @@ mod tests {
     fn point(load: f64, ms: u64) -> Point {
         let mut tally = Tally::new(Duration::from_secs(1));
         let (latency, late) = (Duration::from_millis(ms), Duration::ZERO);
-        tally.add(&Ended { status: Ok(200), latency, late, timing: String::new() });
+        tally.add(&Ended { status: Ok(200), why: String::new(), latency, late, timing: String::new() });
         tally.point(load, 1.0)
     }
 

@@ -23,6 +23,8 @@ fn ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
 pub(in crate::cli) struct Ended {
     /// A status, or words where there was none.
     pub(in crate::cli) status: Result<u16, &'static str>,
+    /// Of a failure, what the server says or what broke; perhaps nothing.
+    pub(in crate::cli) why: String,
     /// From when it should have been sent to the last byte of its reply.
     pub(in crate::cli) latency: Duration,
     /// From when it should have been sent to when it was.
@@ -40,6 +42,7 @@ pub(in crate::cli) struct Tally {
     statuses: BTreeMap<String, u64>,
     answered: u64,
     failed: u64,
+    first_failure: Option<String>,
     /// Of the answers those that rates are of.
     in_span: u64,
     /// Of these those within the bound.
@@ -57,6 +60,7 @@ impl Tally {
             statuses: BTreeMap::new(),
             answered: 0,
             failed: 0,
+            first_failure: None,
             in_span: 0,
             in_time: 0,
         }
@@ -82,6 +86,7 @@ impl Tally {
         record(&mut self.late, ended.late);
         if !matches!(ended.status, Ok(200..=299)) {
             self.failed += 1;
+            self.first_failure.get_or_insert_with(|| words(ended.status, &ended.why));
             return false;
         }
         self.answered += 1;
@@ -107,6 +112,7 @@ impl Tally {
             seconds,
             answered: self.answered,
             failed: self.failed,
+            first_failure: self.first_failure.clone(),
             answered_per_second: self.in_span as f64 / seconds,
             goodput_per_second: self.in_time as f64 / seconds,
             p50,
@@ -119,6 +125,20 @@ impl Tally {
             statuses: self.statuses.clone(),
         }
     }
+}
+
+/// How many requests of these measurements failed and why the first did, where some did.
+pub(in crate::cli) fn failed(points: &[Point]) -> Option<String> {
+    let first = points.iter().find_map(|point| point.first_failure.as_deref())?;
+    let failed: u64 = points.iter().map(|point| point.failed).sum();
+    let answered: u64 = points.iter().map(|point| point.answered).sum();
+    Some(format!("{failed} of {} requests failed, the first with {first}", answered + failed))
+}
+
+/// A failure: its status, or what it is called, and what is said of it.
+pub(super) fn words(status: Result<u16, &'static str>, why: &str) -> String {
+    let what = status.map_or_else(str::to_owned, |status| format!("status {status}"));
+    if why.is_empty() { what } else { format!("{what}: {why}") }
 }
 
 /// `decode;dur=0.512, queue;dur=0.021` as durations in milliseconds.
@@ -138,6 +158,8 @@ pub(in crate::cli) struct Point {
     pub(in crate::cli) seconds: f64,
     pub(in crate::cli) answered: u64,
     pub(in crate::cli) failed: u64,
+    /// What the first of these was.
+    pub(in crate::cli) first_failure: Option<String>,
     /// Of answers within the seconds: in a closed loop, others come after them.
     pub(in crate::cli) answered_per_second: f64,
     /// Of these, those within the bound on latency.
@@ -182,6 +204,7 @@ impl Point {
             "seconds": self.seconds,
             "answered": self.answered,
             "failed": self.failed,
+            "first_failure": self.first_failure,
             "answered_per_second": self.answered_per_second,
             "goodput_per_second": self.goodput_per_second,
             "latency_ms": {
@@ -201,7 +224,8 @@ mod tests {
 
     fn ended(status: Result<u16, &'static str>, latency_ms: u64) -> Ended {
         let timing = "decode;dur=1.000, queue;dur=2.000, compute;dur=4.000".to_owned();
-        Ended { status, latency: Duration::from_millis(latency_ms), late: Duration::ZERO, timing }
+        let why = if status == Ok(429) { "full".to_owned() } else { String::new() };
+        Ended { status, why, latency: Duration::from_millis(latency_ms), late: Duration::ZERO, timing }
     }
 
     fn point(ended: impl IntoIterator<Item = Ended>) -> Point {
@@ -232,6 +256,17 @@ mod tests {
             [("200", 1), ("429", 1), ("timeout", 1)].map(|(n, c)| (n.to_owned(), c)).into()
         );
         assert_eq!(point.verdict(100.0), Err("66.7 % failed".into()));
+    }
+
+    #[test]
+    fn failures_are_counted_over_all_measurements_and_the_first_says_what_it_was() {
+        let well = point([ended(Ok(200), 80)]);
+        assert_eq!(failed(&[well.clone(), well.clone()]), None);
+        let ill = point([ended(Ok(200), 80), ended(Err("timeout"), 10_000), ended(Ok(429), 1)]);
+        assert_eq!(ill.json("rate", 100.0)["first_failure"], "timeout");
+        let full = point([ended(Ok(429), 1), ended(Err("timeout"), 10_000)]);
+        let told = failed(&[well, full, ill]);
+        assert_eq!(told.as_deref(), Some("4 of 6 requests failed, the first with status 429: full"));
     }
 
     #[test]

@@ -1,9 +1,15 @@
 //! The flags of `ocelli predict`, and what they ask for.
 
-use super::super::client::{Name, Patience};
+use super::{
+    super::client::{Name, Patience},
+    files,
+};
 use crate::tasks::localize::Format;
 use clap::{Arg, ArgAction, ArgMatches, builder::PossibleValuesParser, value_parser};
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// The arguments beside the options.
 pub(in crate::cli) fn arguments() -> Vec<Arg> {
@@ -28,7 +34,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_name("FORMAT")
             .value_parser(PossibleValuesParser::new(formats()))
             .hide_possible_values(true)
-            .help("table (the default), json or csv; of localizations also ndjson, thunderstorm, hdf5, picasso, arrow, npy, png"),
+            .help("table, json or csv, without it what -o ends in, or table; of localizations also ndjson, thunderstorm, hdf5, picasso, arrow, npy, png"),
         Arg::new("output")
             .short('o')
             .long("output")
@@ -86,9 +92,13 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
             pair.split_once('=').ok_or_else(|| format!("--set is {pair:?}, expected KEY=VALUE"))?;
         Ok((key.to_owned(), value.to_owned()))
     });
+    let files: Vec<PathBuf> = matches.get_many::<PathBuf>("files").into_iter().flatten().cloned().collect();
+    if let Some(name) = files::repeated(&files) {
+        return Err(format!("{} is named twice, and can be read once: name it once", name.display()));
+    }
     Ok(Wanted {
         model: Name::parse(&text("model").expect("clap requires the model")),
-        files: matches.get_many::<PathBuf>("files").into_iter().flatten().cloned().collect(),
+        files,
         format: text("format"),
         output: matches.get_one::<PathBuf>("output").filter(|path| path.as_os_str() != "-").cloned(),
         set: set.collect::<Result<_, String>>()?,
@@ -99,6 +109,23 @@ pub(super) fn wanted(matches: &ArgMatches) -> Result<Wanted, String> {
             wait_max: ms("wait-ms-max"),
         },
         time_max: ms("timeout-ms-per-file"),
+    })
+}
+
+/// What the extension of a file says is to be written to it: one of `known`.
+///
+/// # Errors
+/// Words with all that are known, if it is none of them.
+pub(super) fn by_extension<T: Copy>(path: &Path, known: &[(&str, T)]) -> Result<T, String> {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+    let found = known.iter().find(|(name, _)| extension.as_deref() == Some(*name));
+    found.map(|(_, form)| *form).ok_or_else(|| {
+        let known: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        format!(
+            "{} does not say by its extension what to write; known are {}; or give --format",
+            path.display(),
+            known.join(", ")
+        )
     })
 }
 

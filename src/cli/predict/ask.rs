@@ -2,7 +2,7 @@
 
 use super::super::{
     client::{Described, Name, Patience, Server, causes, query, retry_after},
-    message::{Ask, Kind},
+    message::{Ask, HEADER_LENGTH, Kind},
 };
 use axum::{body::Body, http::Request};
 use bytes::Bytes;
@@ -26,8 +26,15 @@ pub(super) struct Reply {
     pub(super) body: Bytes,
 }
 
+/// A reply, or why it is none that could be written.
+type Answer = Result<Reply, String>;
+
+/// Of a reply with outputs that are no text.
+const BINARY: &str = "its outputs would come as binary data, which is not written: leave binary_data and binary_data_output out of \
+    the request";
+
 impl Asking {
-    /// Posts a picture, or the tensor of a `.npy` file, or a request as JSON.
+    /// Posts a picture, or the tensor of a `.npy` file, or a request.
     ///
     /// # Errors
     /// Words, if the file cannot be sent or no reply came.
@@ -50,7 +57,7 @@ impl Asking {
                 return Err(format!("no reply within {} ms", self.time_max.as_millis()));
             };
             let (answered, status, after) = match asked {
-                Ok((status, after, reply)) => (Ok(reply), Some(status), after),
+                Ok((status, after, reply)) => (reply, Some(status), after),
                 Err(why) => (Err(why), None, None),
             };
             match self.patience.wait(tried, status, after) {
@@ -61,12 +68,16 @@ impl Asking {
         }
     }
 
-    async fn once(&self, request: Request<Body>) -> Result<(u16, Option<Duration>, Reply), String> {
+    /// The status of a reply, when it wants to be asked again, and what it is.
+    async fn once(&self, request: Request<Body>) -> Result<(u16, Option<Duration>, Answer), String> {
         let reply = self.server.send(request).await?;
         let (status, after) = (reply.status(), retry_after(&reply));
+        if reply.headers().contains_key(HEADER_LENGTH) {
+            return Ok((status.as_u16(), after, Err(BINARY.into())));
+        }
         let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await;
         let body = body.map_err(|error| format!("the reply broke off: {}", causes(&error)))?;
-        Ok((status.as_u16(), after, Reply { ok: status.is_success(), body }))
+        Ok((status.as_u16(), after, Ok(Reply { ok: status.is_success(), body })))
     }
 
     /// Whether whoever asks wants replies in a form of their own choice.
@@ -84,6 +95,34 @@ mod tests {
         atomic::{AtomicUsize, Ordering},
     };
 
+    fn asking(router: Router, images: bool) -> Asking {
+        Asking {
+            server: Server::Here(router),
+            model: Name::parse("m"),
+            described: Described { task: "classify".into(), images, inputs: Vec::new() },
+            patience: Patience { retries: 5, wait_max: Duration::from_secs(30) },
+            time_max: Duration::from_secs(120),
+            set: Vec::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn outputs_that_come_as_binary_data_are_refused_and_not_asked_for_again() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&asked);
+        let answer = move || {
+            seen.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(([(HEADER_LENGTH, "2")], b"{}\0\x1b[2J".to_vec()))
+        };
+        let asking = asking(Router::new().route("/v2/models/m/infer", post(answer)), false);
+        let file = tempfile::Builder::new().suffix(".json").tempfile().expect("a file");
+        std::fs::write(file.path(), r#"{"inputs":[],"parameters":{"binary_data_output":true}}"#)
+            .expect("written");
+        let reply = asking.file(file.path()).await.map(|reply| reply.body);
+        assert_eq!(reply, Err(BINARY.into()));
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_file_whose_answer_is_late_is_not_asked_about_again() {
         let asked = Arc::new(AtomicUsize::new(0));
@@ -92,14 +131,7 @@ mod tests {
             seen.fetch_add(1, Ordering::Relaxed);
             std::future::pending::<()>()
         };
-        let asking = Asking {
-            server: Server::Here(Router::new().route("/predictions/m", post(answer))),
-            model: Name::parse("m"),
-            described: Described { task: "classify".into(), images: true, inputs: Vec::new() },
-            patience: Patience { retries: 5, wait_max: Duration::from_secs(30) },
-            time_max: Duration::from_secs(120),
-            set: Vec::new(),
-        };
+        let asking = asking(Router::new().route("/predictions/m", post(answer)), true);
         let file = tempfile::NamedTempFile::new().expect("a file");
         let reply = asking.file(file.path()).await.map(|reply| reply.body);
         assert_eq!(reply, Err("no reply within 120000 ms".into()));

@@ -1,6 +1,10 @@
 //! Which files are meant: names as they are, folders with what is in them, patterns.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 /// What files a model takes, by their extensions. Only folders are looked through for them: a file that is named is
 /// taken whatever it is called.
@@ -35,6 +39,28 @@ const STDIN: &str = "/dev/stdin";
 /// Folders below folders are looked through down to here.
 const DEPTH_MAX: usize = 16;
 
+/// Where a name leads to.
+fn place(name: &Path) -> &Path {
+    if name == Path::new("-") { Path::new(STDIN) } else { name }
+}
+
+/// The first name of what was named before and is empty after its first reader: the standard input, a pipe.
+pub(super) fn repeated(given: &[PathBuf]) -> Option<&Path> {
+    let mut seen = Vec::new();
+    let repeated = given.iter().find(|name| {
+        let there = fs::metadata(place(name)).ok();
+        let again = there.as_ref().is_none_or(|there| there.is_file() || there.is_dir());
+        let which = there.map(|there| (there.dev(), there.ino()));
+        // Whatever the standard input is: a command means the same in every shell's line.
+        let once = !again || name.as_path() == Path::new("-");
+        once && (seen.contains(&which) || {
+            seen.push(which);
+            false
+        })
+    });
+    repeated.map(PathBuf::as_path)
+}
+
 /// The files that `given` means, folders and patterns in the order of their names.
 ///
 /// # Errors
@@ -42,7 +68,7 @@ const DEPTH_MAX: usize = 16;
 pub(super) fn find(given: &[PathBuf], takes: Takes) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for name in given {
-        let path = if name == Path::new("-") { Path::new(STDIN) } else { name };
+        let path = place(name);
         // A name that is no text is none.
         let pattern = name.to_str().filter(|name| name.contains(['*', '?', '[']));
         if path.is_dir() {
@@ -77,7 +103,7 @@ pub(super) fn same(files: &[PathBuf], output: &Path) -> bool {
 
 fn walk(folder: &Path, takes: Takes, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot read the folder {}: {error}", folder.display());
-    let entries = std::fs::read_dir(folder).map_err(failed)?;
+    let entries = fs::read_dir(folder).map_err(failed)?;
     let mut paths =
         entries.map(|entry| Ok(entry.map_err(failed)?.path())).collect::<Result<Vec<_>, String>>()?;
     paths.sort();
@@ -102,10 +128,10 @@ mod tests {
 
     fn check(given: &[&str], takes: Takes, expected: Result<&[&str], &str>) {
         let folder = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir(folder.path().join("in")).expect("a folder");
-        std::fs::create_dir(folder.path().join("empty")).expect("a folder");
+        fs::create_dir(folder.path().join("in")).expect("a folder");
+        fs::create_dir(folder.path().join("empty")).expect("a folder");
         for name in ["b.png", "a.JPG", "notes.txt", "x.npy", "in/c.tif", "[odd].png"] {
-            std::fs::write(folder.path().join(name), "").expect("a file");
+            fs::write(folder.path().join(name), "").expect("a file");
         }
         let root = format!("{}/", folder.path().display());
         let given: Vec<PathBuf> = given.iter().map(|name| format!("{root}{name}").into()).collect();
@@ -141,10 +167,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_empty_after_its_first_reader_is_named_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [file, link, pipe] = ["a.png", "link.png", "pipe"].map(|name| folder.path().join(name));
+        fs::write(&file, "").expect("a file");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+        assert!(made.success());
+        std::os::unix::fs::symlink(&pipe, &link).expect("a link");
+        let stdin = PathBuf::from("-");
+        let given = |names: &[&PathBuf]| names.iter().copied().cloned().collect::<Vec<_>>();
+        for names in [&[&file, &file][..], &[&file, &pipe], &[&stdin, &file, &pipe]] {
+            assert_eq!(repeated(&given(names)), None, "{names:?}");
+        }
+        assert_eq!(repeated(&given(&[&pipe, &file, &link])), Some(link.as_path()));
+        assert_eq!(repeated(&given(&[&stdin, &file, &stdin])), Some(stdin.as_path()));
+    }
+
+    #[test]
     fn a_name_that_is_no_text_is_a_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let within = |name: &[u8]| folder.path().join(OsStr::from_bytes(name));
-        std::fs::write(within(b"a\xff.png"), "").expect("a file");
+        fs::write(within(b"a\xff.png"), "").expect("a file");
         let named = [within(b"a\xff.png")];
         assert_eq!(find(&named, Takes::Images), Ok(named.to_vec()));
         assert_eq!(find(&[folder.path().to_owned()], Takes::Images), Ok(named.to_vec()));
@@ -156,7 +199,7 @@ mod tests {
     fn of_a_folder_only_files_are_meant() {
         let folder = tempfile::tempdir().expect("a folder");
         let within = |name: &str| folder.path().join(name);
-        std::fs::write(within("b.png"), "").expect("a file");
+        fs::write(within("b.png"), "").expect("a file");
         std::os::unix::fs::symlink(within("b.png"), within("link.png")).expect("a link");
         let _socket = std::os::unix::net::UnixListener::bind(within("a.png")).expect("a socket");
         let given = [folder.path().to_owned()];

@@ -2,6 +2,7 @@
 
 use super::{
     BYTES_BAR, Exit, PIPE_BAR, Streams, Wanted,
+    arguments::by_extension,
     ask::Asking,
     bar, cannot_write, files,
     stacks::{Broken, Ended, unpack},
@@ -100,6 +101,7 @@ impl Streams<'_> {
 }
 
 fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
+    already_said(wanted)?;
     let format = match wanted.format.as_deref() {
         None | Some("table") => None,
         Some("json") => Some(Format::Ndjson),
@@ -116,7 +118,7 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
         return Err("--format table has no localizations to write to a file: leave out one of the two".into());
     }
     if !output.is_dir() && found.len() == 1 {
-        let format = format.map_or_else(|| by_extension(output), Ok)?;
+        let format = format.map_or_else(|| by_extension(output, &extensions()), Ok)?;
         yaml_is_ours(output, format)?;
         return Ok(Into::Files(vec![output.clone()], format));
     }
@@ -140,6 +142,21 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
         files.push(file);
     }
     Ok(Into::Files(files, format))
+}
+
+/// Whether the query has what we say in it ourselves: the server would say that it is there twice.
+fn already_said(wanted: &Wanted) -> Result<(), String> {
+    for (key, value) in &wanted.set {
+        if key == "format" {
+            return Err(format!(
+                "--set {key}={value}: --format or the extension of -o decides the format: give --format {value}"
+            ));
+        }
+        if wanted.raw.iter().any(|(said, _)| said == key) {
+            return Err(format!("--set {key}={value}: --raw says it already: leave out one of the two"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the YAML that Picasso wants beside its HDF5 takes no other file's place: raw movies have one of the same name that says
@@ -170,25 +187,14 @@ fn is_special(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|there| !there.is_file())
 }
 
-fn by_extension(path: &Path) -> Result<Format, String> {
-    let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-    let format = extension.as_deref().and_then(|extension| match extension {
-        "jsonl" => Some(Format::Ndjson),
-        "h5" => Some(Format::Hdf5),
-        "arrow" => Some(Format::Arrow),
-        other => Format::ALL.into_iter().find(|format| format.file_extension() == other),
-    });
-    format.ok_or_else(|| {
-        let mut known: Vec<&str> = Format::ALL.map(Format::file_extension).into();
-        // ThunderSTORM's are files of CSV, too.
-        known.sort_unstable();
-        known.dedup();
-        let known = known.join(", ");
-        format!(
-            "{} does not say by its extension what to write; known are {known}; or give --format",
-            path.display()
-        )
-    })
+/// What the names of files in each format end with.
+fn extensions() -> Vec<(&'static str, Format)> {
+    // ThunderSTORM's are files of CSV, too.
+    let own = Format::ALL.into_iter().filter(|format| *format != Format::ThunderStorm);
+    let own = own.map(|format| (format.file_extension(), format));
+    let others =
+        [("jsonl", Format::Ndjson), ("json", Format::Ndjson), ("h5", Format::Hdf5), ("arrow", Format::Arrow)];
+    own.chain(others).collect()
 }
 
 /// Writes a stack's localizations to a file. What ends with a mistake of the stack has its name all the same: what was found before
@@ -283,9 +289,35 @@ mod tests {
 
     #[test]
     fn the_extension_says_the_format() {
-        assert_eq!(by_extension(Path::new("a.H5")), Ok(Format::Hdf5));
-        assert_eq!(by_extension(Path::new("a.zip")), Ok(Format::Picasso));
-        assert!(by_extension(Path::new("a")).is_err());
+        let of = |name: &str| by_extension(Path::new(name), &extensions());
+        for (name, format) in [
+            ("a.H5", Format::Hdf5),
+            ("a.zip", Format::Picasso),
+            ("a.csv", Format::Csv),
+            ("a.json", Format::Ndjson),
+        ] {
+            assert_eq!(of(name), Ok(format), "{name}");
+        }
+        assert!(of("a").is_err_and(|told| told.contains("known are csv, ndjson, zip, hdf5, ")));
+    }
+
+    #[test]
+    fn what_the_command_says_itself_in_the_query_is_refused_by_what_says_it() {
+        let told = |given: &[&str]| {
+            let given = ["predict", "spots", "movie.tif"].iter().chain(given);
+            let command = clap::Command::new("predict").args(super::super::arguments());
+            let matches = command.try_get_matches_from(given).expect("arguments");
+            let wanted = super::super::arguments::wanted(&matches).expect("sound");
+            into(&["movie.tif".into()], &wanted).map(drop)
+        };
+        let of_format = told(&["--set", "format=csv", "-o", "x.csv"]).expect_err("it is said by -o");
+        assert!(
+            of_format.starts_with("--set format=csv: --format or the extension of -o decides"),
+            "{of_format}"
+        );
+        let of_shape = told(&["--set", "shape=1,2,2", "--raw", "2x2"]).expect_err("it is said by --raw");
+        assert!(of_shape.starts_with("--set shape=1,2,2: --raw says it already"), "{of_shape}");
+        assert_eq!(told(&["--set", "shape=1,2,2", "--set", "dtype=u16"]), Ok(()));
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) use arguments::arguments;
 
 use super::{
     Exit, Streams,
-    client::{Described, Server, Unknown, runtime, until_signal},
+    client::{Described, Server, Unknown, runtime, told, until_signal},
     health::Target,
     options,
     output::Output,
@@ -114,14 +114,9 @@ impl Streams<'_> {
         if takes == Takes::Stacks {
             return self.localize(&asking, &found, &wanted).await;
         }
-        let form = match wanted.format.as_deref() {
-            None | Some("table") => Form::Table,
-            Some("json") => Form::Json,
-            Some("csv") => Form::Csv,
-            Some(other) => {
-                let told = format!("--format is {other:?}, expected table, json or csv");
-                return self.complain(&told, Exit::Usage);
-            }
+        let form = match Form::of(wanted.format.as_deref(), wanted.output.as_deref()) {
+            Ok(form) => form,
+            Err(reason) => return self.complain(&reason, Exit::Usage),
         };
         if !wanted.raw.is_empty() {
             let told = format!("--raw is for stacks, and model {:?} takes none", asking.model.name);
@@ -175,8 +170,7 @@ impl Streams<'_> {
             let (text, mistakes) = match reply {
                 Ok(Reply { ok: true, body }) => sheet.add(&name, &body),
                 Ok(Reply { ok: false, body }) => {
-                    let why =
-                        stacks::told(&body).unwrap_or_else(|| "the server refused it without a word".into());
+                    let why = told(&body).unwrap_or_else(|| "the server refused it without a word".into());
                     (sheet.fail(&name, None, &why, Some(&body)), vec![why])
                 }
                 Err(why) => (sheet.fail(&name, None, &why, None), vec![why]),

@@ -1,8 +1,8 @@
 //! Replies to rows of text: as a table for people, as CSV, or as lines of JSON. Pure.
 
-use super::super::table::table;
+use super::{super::table::table, arguments::by_extension};
 use serde_json::Value;
-use std::borrow::Cow;
+use std::{borrow::Cow, path::Path};
 
 /// How answers are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +13,31 @@ pub(super) enum Form {
     Json,
     /// A line for each class, box, vector or number.
     Csv,
+}
+
+/// What the names of files in these forms end with.
+const EXTENSIONS: [(&str, Form); 5] = [
+    ("csv", Form::Csv),
+    ("json", Form::Json),
+    ("jsonl", Form::Json),
+    ("ndjson", Form::Json),
+    ("txt", Form::Table),
+];
+
+impl Form {
+    /// The form of that name; without one, that of the file that is written to.
+    ///
+    /// # Errors
+    /// Words, if it is none of ours.
+    pub(super) fn of(format: Option<&str>, output: Option<&Path>) -> Result<Form, String> {
+        match (format, output) {
+            (Some("table"), _) | (None, None) => Ok(Form::Table),
+            (Some("json"), _) => Ok(Form::Json),
+            (Some("csv"), _) => Ok(Form::Csv),
+            (Some(other), _) => Err(format!("--format is {other:?}, expected table, json or csv")),
+            (None, Some(output)) => by_extension(output, &EXTENSIONS),
+        }
+    }
 }
 
 /// Writes the answers of a model.
@@ -300,6 +325,24 @@ mod tests {
         }
         text += &sheet.end();
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn the_extension_of_what_is_written_says_its_form_unless_a_format_does() {
+        let of = |format, output: &str| Form::of(format, Some(Path::new(output)));
+        for (output, form) in
+            [("a.csv", Form::Csv), ("a.JSON", Form::Json), ("a.b.jsonl", Form::Json), ("a.txt", Form::Table)]
+        {
+            assert_eq!(of(None, output), Ok(form), "{output}");
+            assert_eq!(of(Some("csv"), output), Ok(Form::Csv), "{output}");
+        }
+        for output in ["a.xlsx", "csv", "/dev/null"] {
+            let told = of(None, output).expect_err(output);
+            let known = "known are csv, json, jsonl, ndjson, txt; or give --format";
+            assert!(told.starts_with(output) && told.contains(known), "{told}");
+        }
+        assert_eq!(Form::of(None, None), Ok(Form::Table));
+        assert!(of(Some("hdf5"), "a.csv").is_err_and(|told| told.contains("expected table, json or csv")));
     }
 
     const CLASSES: &str = r#"{"model":"m","classes":[{"label":"a, \"b\"","index":3,"score":0.98247856},{"label":null,"index":9,"score":0.005}]}"#;

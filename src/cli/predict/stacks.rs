@@ -1,7 +1,7 @@
 //! Stacks to localizations: a file is sent as it is read, the reply is written as it comes.
 
 use super::{
-    super::client::{causes, query, retry_after},
+    super::client::{causes, query, retry_after, told},
     ask::Asking,
 };
 use crate::tasks::localize::{Format, Status};
@@ -138,12 +138,6 @@ impl Asking {
             tried += 1;
         }
     }
-}
-
-/// The `error` of a reply.
-pub(super) fn told(body: &[u8]) -> Option<String> {
-    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
-    value["error"].as_str().map(str::to_owned)
 }
 
 /// A file piece by piece, read away from the threads that send.

@@ -7,7 +7,7 @@ mod plan;
 
 use super::{
     Exit, Streams,
-    bench::{Load, Point, Source, Span, shape},
+    bench::{Load, Point, Source, Span, failed, paths, shape},
     client::{Name, Server, runtime},
     message::{Ask, Kind},
     table::table,
@@ -76,7 +76,8 @@ struct Wanted {
     bound_ms: f64,
     seconds: f64,
     callers: Vec<usize>,
-    input: Option<PathBuf>,
+    /// Files to ask with.
+    input: Option<Vec<PathBuf>>,
     shapes: BTreeMap<String, Vec<usize>>,
     items: Option<usize>,
 }
@@ -96,6 +97,11 @@ impl Streams<'_> {
             Ok(shapes) => shapes,
             Err(reason) => return self.complain(&reason, Exit::Usage),
         };
+        let input = matches.get_one::<PathBuf>("input").map(|path| paths(path)).transpose();
+        let input = match input {
+            Ok(input) => input,
+            Err(reason) => return self.complain(&reason, Exit::NoInput),
+        };
         let wanted = Wanted {
             model: Name::parse(matches.get_one::<String>("model").expect("clap requires the model")),
             bound_ms: number("p99-ms"),
@@ -107,7 +113,7 @@ impl Streams<'_> {
                 .copied()
                 .map(usize::from)
                 .collect(),
-            input: matches.get_one::<PathBuf>("input").cloned(),
+            input,
             shapes,
             items: matches.get_one::<u32>("items").map(|items| *items as usize),
         };
@@ -165,6 +171,10 @@ impl Streams<'_> {
                     }
                     Err(error) => return Err(error),
                 };
+                // Also of what is within what a verdict allows.
+                if let Some(told) = failed(&points) {
+                    let _ = writeln!(self.err, "ocelli: {setup}: {told}");
+                }
                 done.push(Trial::of(setup, &points, wanted.bound_ms));
                 if io::stderr().is_terminal() {
                     let _ = write!(self.err, "\r{} trials done ", done.len());
@@ -216,7 +226,7 @@ async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> 
     let ask = Ask { model: &wanted.model, described: &described, kind, query: "" };
     let source = Source { ask, shapes: wanted.shapes.clone(), items: wanted.items, seed: 1 };
     let messages = match &wanted.input {
-        Some(path) => source.files(path)?,
+        Some(files) => source.files(files)?,
         None => source.made_up()?,
     };
     let load = Load {
@@ -226,12 +236,9 @@ async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> 
         bound: Duration::from_secs_f64(wanted.bound_ms / 1e3),
         in_flight_max: 1,
     };
-    let (status, _) = load.ask(&load.messages[0]).await?;
-    if !(200..300).contains(&status) {
-        return Err(format!(
-            "the model answers with status {status}: give input that it takes with --input or --shape"
-        ));
-    }
+    load.ask(&load.messages[0]).await?.answers().map_err(|why| {
+        format!("the first request is answered with {why}; input that the model takes is given with --input or --shape")
+    })?;
     let each = Duration::from_secs_f64(wanted.seconds / wanted.callers.len() as f64);
     let span = Span { warm_up: each / 5, measured: each * 4 / 5 };
     let mut points: Vec<Point> = Vec::new();
@@ -245,18 +252,53 @@ async fn measure(server: Server, wanted: &Wanted) -> Result<Vec<Point>, String> 
 }
 
 fn lines(done: &[Trial]) -> Vec<Vec<String>> {
-    let header = ["ITEMS_MAX", "WAIT_MS_MAX", "INSTANCES", "THREADS", "CALLERS", "ANSWERS/S", "P99 MS"]
-        .map(str::to_owned);
+    let header =
+        ["ITEMS_MAX", "WAIT_MS_MAX", "INSTANCES", "THREADS", "CALLERS", "ANSWERS/S", "P99 MS", "FAILED"]
+            .map(str::to_owned);
     let row = |trial: &Trial| {
         let Setup { items_max, wait_ms_max, instances, threads } = trial.setup;
         let mut row =
             vec![items_max.to_string(), wait_ms_max.to_string(), instances.to_string(), threads.to_string()];
         row.extend(match trial.best {
             Some((callers, rate, p99)) => [format!("{callers}"), format!("{rate:.1}"), format!("{p99:.2}")],
-            None if trial.failed => ["-".into(), "-".into(), "failed".into()],
-            None => ["-".into(), "-".into(), "over the bound".into()],
+            None if trial.untried => ["-".into(), "-".into(), "not tried".into()],
+            None => ["-".into(), "-".into(), "not borne".into()],
         });
+        row.push(if trial.untried { "-".into() } else { trial.failed.to_string() });
         row
     };
     [header.to_vec()].into_iter().chain(done.iter().map(row)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::bench::{Ended, Tally},
+        *,
+    };
+
+    #[test]
+    fn failures_that_a_verdict_allows_are_in_the_table() {
+        let trial = |failures: usize| {
+            let mut tally = Tally::new(Duration::from_secs(1));
+            for turn in 0..1000 {
+                let status = if turn < failures { Err("timeout") } else { Ok(200) };
+                let (why, timing) = (String::new(), String::new());
+                tally.add(&Ended {
+                    status,
+                    why,
+                    latency: Duration::from_millis(2),
+                    late: Duration::ZERO,
+                    timing,
+                });
+            }
+            let setup = Setup { items_max: 8, wait_ms_max: 0, instances: 1, threads: 2 };
+            Trial::of(setup, &[tally.point(4.0, 1.0)], 100.0)
+        };
+        let rows = lines(&[trial(0), trial(3), trial(11)]);
+        assert_eq!(rows[0].last().map(String::as_str), Some("FAILED"));
+        let shown = |row: &[String]| (row[4].clone(), row[7].clone());
+        let expected = [("4", "0"), ("4", "3"), ("-", "11")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+        assert_eq!(rows[1..].iter().map(|row| shown(row)).collect::<Vec<_>>(), expected);
+    }
 }

@@ -32,8 +32,10 @@ pub(super) struct Trial {
     pub(super) setup: Setup,
     /// The most that was borne within the bound: callers, answers per second, and the 99th percentile in milliseconds.
     pub(super) best: Option<(f64, f64, f64)>,
+    /// Requests that failed, of all numbers of callers.
+    pub(super) failed: u64,
     /// It could not be measured at all.
-    pub(super) failed: bool,
+    pub(super) untried: bool,
 }
 
 impl Trial {
@@ -42,7 +44,8 @@ impl Trial {
         let borne = points.iter().filter(|point| point.verdict(bound_ms).is_ok());
         let best = borne.max_by(|a, b| a.answered_per_second.total_cmp(&b.answered_per_second));
         let best = best.map(|point| (point.load, point.answered_per_second, point.p99));
-        Trial { setup, best, failed: points.is_empty() }
+        let failed = points.iter().map(|point| point.failed).sum();
+        Trial { setup, best, failed, untried: points.is_empty() }
     }
 
     fn rate(&self) -> f64 {
@@ -142,7 +145,7 @@ mod tests {
             let Some(setups) = search.step(step, &done) else { break };
             done.extend(setups.into_iter().map(|setup| {
                 let best = rate(setup).map(|rate| (8.0, rate, 5.0));
-                Trial { setup, best, failed: false }
+                Trial { setup, best, failed: 0, untried: false }
             }));
         }
         assert!(done.len() <= search.trials_max());
@@ -178,7 +181,8 @@ mod tests {
     #[test]
     fn what_is_printed_is_a_manifest() {
         let setup = Setup { items_max: 8, wait_ms_max: 2, instances: 2, threads: 3 };
-        let text = manifest(&Trial { setup, best: Some((16.0, 812.4, 9.87)), failed: false }, 4);
+        let best = Some((16.0, 812.4, 9.87));
+        let text = manifest(&Trial { setup, best, failed: 0, untried: false }, 4);
         let read = Manifest::parse(&text).expect("a manifest");
         assert_eq!(
             (read.batch.items_max, read.batch.wait_max.as_millis(), read.placement.instances),
