@@ -7,7 +7,7 @@ use super::{
     plan::{Buffers, Footprint},
 };
 use crate::{
-    engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
+    engine::{Batching, DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
     models::{Model, Source},
     tasks::localize::Settings,
 };
@@ -20,6 +20,9 @@ pub(super) struct Proof {
     pub(super) canary: Duration,
     /// Memory on a device of its own.
     pub(super) footprint: Option<Footprint>,
+    /// Whether the first axis of its outputs counts its items, as that of its inputs does; else how that was seen. Where it is not
+    /// so, rows of one request would be answered to another: such a model may not be served in batches.
+    pub(super) counts: Result<(), String>,
 }
 
 /// Runs that a model's author asks for.
@@ -77,7 +80,7 @@ pub(super) fn prove(
         gpu.memory().map_err(noted)
     };
     let mut footprint: Option<Footprint> = None;
-    let mut canary = Duration::ZERO;
+    let (mut canary, mut axis) = (Duration::ZERO, Axis::default());
     let instances = engines.len() as u64;
     for engine in engines {
         let equipped = {
@@ -91,7 +94,12 @@ pub(super) fn prove(
             // As many as may be on their way have memory of their own.
             for _ in 0..engine.depth() {
                 let _busy = busy();
-                forward(&mut **engine, model, size).map_err(noted)?;
+                let passed = forward(&mut **engine, model, size).map_err(noted)?;
+                if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
+                    && let Err(why) = axis.see(&model.signature, size, shapes)
+                {
+                    return Ok(Proof { canary, footprint: None, counts: Err(why) });
+                }
             }
             let bytes = engine.device_bytes().saturating_sub(weights);
             buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
@@ -111,7 +119,7 @@ pub(super) fn prove(
         }
         let smallest = model.rules.sizes.first().copied().unwrap_or(1);
         let _busy = busy();
-        canary = forward(&mut **engine, model, smallest).map_err(noted)?;
+        canary = forward(&mut **engine, model, smallest).map_err(noted)?.took;
         if let (Some((gpu, _)), None) = (gpu, &footprint) {
             let info = gpu_memory(gpu)?;
             let (free, total) = (info.free, info.total);
@@ -127,11 +135,56 @@ pub(super) fn prove(
         trimmed.map_err(noted)?;
         footprint.free = gpu_memory(gpu)?.free;
     }
-    Ok(Proof { canary, footprint })
+    // What was not seen is not believed, but where the author says how large batches may be.
+    let limits = &model.manifest.batch;
+    let said = model.rules.whole || limits.items_max.is_some() || limits.sizes.is_some();
+    let counts = match axis.first {
+        None if !said => Err("no forward pass worked at load".to_owned()),
+        _ => Ok(()),
+    };
+    Ok(Proof { canary, footprint, counts })
+}
+
+/// What a forward pass told.
+struct Passed {
+    took: Duration,
+    /// Those of the outputs; `None` where it was refused.
+    shapes: Option<Vec<Vec<usize>>>,
+}
+
+/// What forward passes at several sizes tell of the first axis: that it counts items, as far as zeros can tell. Then each output has a
+/// row for each item, and rows are of the same shape in company as alone. A file's names of its extents cannot say it:
+/// exporters give other names to the same axis, and the same name to others.
+#[derive(Default)]
+struct Axis {
+    /// The first shapes that were seen, with their size.
+    first: Option<(usize, Vec<Vec<usize>>)>,
+}
+
+impl Axis {
+    /// Takes in a pass of so many items.
+    ///
+    /// # Errors
+    /// What shows that the axis counts something else.
+    fn see(&mut self, signature: &Signature, items: usize, shapes: Vec<Vec<usize>>) -> Result<(), String> {
+        let (before, known) = self.first.get_or_insert_with(|| (items, shapes.clone()));
+        for ((spec, shape), known) in signature.outputs.iter().zip(&shapes).zip(known) {
+            let name = &spec.name;
+            if shape.first() != Some(&items) {
+                return Err(format!("output {name:?} has shape {shape:?} for {items} items"));
+            }
+            if shape[1..] != known[1..] {
+                return Err(format!(
+                    "output {name:?} has shape {known:?} for {before} items and {shape:?} for {items}"
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One forward pass with zeros at a batch size: allocates what that size needs, and proves that the model runs.
-fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Duration, EngineError> {
+fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed, EngineError> {
     let setting = model.fit.clone().map(|mut fit| fit.setting()).transpose().map_err(EngineError::Input)?;
     let shapes = warm_shapes(&model.signature, model, size);
     let inputs: Vec<Tensor> =
@@ -139,11 +192,14 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Durati
     let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
     let started = Instant::now();
     match engine.run(&views, setting.as_ref()) {
-        Ok(_) => Ok(started.elapsed()),
+        Ok(outputs) => {
+            let took = started.elapsed();
+            Ok(Passed { took, shapes: Some(outputs.into_iter().map(|output| output.shape).collect()) })
+        }
         // With free extents we can only guess a shape; the model may rightly refuse the guess.
         Err(error) if guessed(&model.signature, model) => {
             tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
-            Ok(started.elapsed())
+            Ok(Passed { took: started.elapsed(), shapes: None })
         }
         Err(error) => Err(failed(&format!("a forward pass with zeros at batch size {size}"), error)),
     }
@@ -187,6 +243,8 @@ fn failed(what: &str, error: EngineError) -> EngineError {
 
 /// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
 fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
+    // It looked like a batch axis.
+    let not_counted = model.manifest.declared.is_none() && signature.batching() == Batching::Dynamic;
     signature
         .inputs
         .iter()
@@ -207,6 +265,8 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
             }
             if !model.rules.whole {
                 shape[0] = size;
+            } else if model.image.is_none() && not_counted {
+                shape[0] = 1;
             }
             (datatype, shape)
         })
@@ -225,4 +285,28 @@ fn guessed(signature: &Signature, model: &Model) -> bool {
     let inputs = signature.inputs.iter().skip(usize::from(model.image.is_some()));
     let first = usize::from(!model.rules.whole);
     own_size || inputs.flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::testing::signature;
+
+    /// What is told of outputs of these shapes, at the size before each.
+    fn see(passes: &[(usize, &[usize])]) -> Result<(), String> {
+        let mut axis = Axis::default();
+        let signature = signature(&[("y", &[-1, 4])]);
+        passes.iter().try_for_each(|(items, shape)| axis.see(&signature, *items, vec![shape.to_vec()]))
+    }
+
+    #[test]
+    fn an_axis_counts_items_if_each_has_a_row_that_does_not_depend_on_its_company() {
+        assert_eq!(see(&[(1, &[1, 4]), (2, &[2, 4]), (16, &[16, 4])]), Ok(()));
+        let told = |passes| see(passes).unwrap_err();
+        assert_eq!(told(&[(1, &[0, 4])]), "output \"y\" has shape [0, 4] for 1 items");
+        assert_eq!(told(&[(1, &[1, 4]), (2, &[4, 4])]), "output \"y\" has shape [4, 4] for 2 items");
+        let told = told(&[(1, &[1, 1]), (2, &[2, 2])]);
+        assert_eq!(told, "output \"y\" has shape [1, 1] for 1 items and [2, 2] for 2");
+        assert!(see(&[(1, &[])]).is_err(), "no axis at all");
+    }
 }

@@ -53,6 +53,7 @@
 //! normalize = false            # divide by the Euclidean norm
 //!
 //! [batch]
+//! axis = "items"               # what the first axis counts where it is free: items | none, each request is one run
 //! items_max = 16               # 1 to 1024; always 1 for models without a free batch axis
 //! sizes = [1, 2, 4, 8, 16]     # batches are padded to these; default: on GPUs, to powers of two up to items_max
 //! wait_ms_max = 0              # how long a batch waits for company while a device is idle: 0 to 10000
@@ -238,6 +239,8 @@ pub struct BatchLimits {
     pub items_max: Option<usize>,
     /// Ascending, if set.
     pub sizes: Option<Vec<usize>>,
+    /// Its first axis counts no items, although it is free: each request is one run.
+    pub no_axis: bool,
     /// How long a batch may wait for company while a device is idle.
     pub wait_max: Duration,
     /// Share of device time.
@@ -369,6 +372,18 @@ mod tests {
         // Image tasks take images without an [input] table; tensors only with one.
         assert_eq!(Manifest::parse("task = \"embed\"").unwrap().input, Some(Input::default()));
         assert_eq!(Manifest::parse("[input]").unwrap().input, Some(Input::default()));
+    }
+
+    #[test]
+    fn an_axis_that_counts_no_items_has_no_batches() {
+        check(
+            "[batch]\naxis = \"none\"\nsizes = [1, 4]",
+            &["line 2: batch.axis is \"none\", but batches are of up to 4 items: give one of the two"],
+        );
+        check(
+            "engine = \"gauss-mle\"\n[fit]\nsigma_px = 1.3\n[batch]\naxis = \"none\"",
+            &["line 5: batch.axis is \"none\", but a fitter's first axis counts ROIs"],
+        );
     }
 
     /// The lines of this file's own description.

@@ -158,7 +158,8 @@ impl Model {
         let task = manifest.task.clone().resolve(&signature, &source.labels, size, batch_axis)?;
         // A free first axis may be a side of the image.
         let side = image.is_some() && !batch_axis && signature.batching() == Batching::Dynamic;
-        let no_axis = side || manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+        let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
+        let no_axis = side || declared || manifest.batch.no_axis;
         let batching = if task.can_batch(&signature) && !has_strings(&signature) && !no_axis {
             signature.batching()
         } else {
@@ -274,6 +275,7 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
     if batching != Batching::Dynamic && largest.is_some_and(|largest| largest > 1) {
         let what = match batching {
             _ if has_strings(signature) => "takes or gives strings, which are run request by request",
+            _ if asked.no_axis => "has a first axis that does not count items",
             Batching::One => "has its batch axis fixed at 1",
             _ => "has no batch axis that is free in all inputs and outputs",
         };
@@ -402,6 +404,11 @@ mod tests {
         assert_eq!(sizes("items_max = 12"), [1, 2, 4, 8, 12]);
         assert_eq!(sizes("items_max = 1"), [1]);
         assert_eq!(sizes("sizes = [3, 6]"), [3, 6]);
+        let alone = resolve("[batch]\naxis = \"none\"", &[-1, 4], &[-1, 10]).unwrap();
+        assert_eq!(
+            (alone.batching, alone.rules.whole, &alone.rules.sizes[..]),
+            (Batching::Whole, true, &[1][..])
+        );
     }
 
     #[test]

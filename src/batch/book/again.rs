@@ -15,10 +15,10 @@ use std::{sync::Arc, time::Instant};
 
 impl Book {
     /// The engine refused the batch: whoever was alone in it is at fault, the others run alone once.
-    pub(super) fn run_alone(&mut self, batch: &Batch, error: String, now: Instant) -> Aftermath {
+    pub(super) fn run_alone(&mut self, batch: &Batch, error: &InferError, now: Instant) -> Aftermath {
         let first = batch.parts.first().map(|part| part.job);
         if batch.parts.iter().all(|part| Some(part.job) == first) {
-            self.fail_all(batch, &InferError::Input(error), now);
+            self.fail_all(batch, error, now);
             return Aftermath::default();
         }
         let mut aftermath = Aftermath::default();

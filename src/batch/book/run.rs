@@ -257,14 +257,15 @@ impl Book {
             }
         }
         let aftermath = match result {
-            Ok(ran) => {
-                match usable(&ran.outputs, batch.items, whole) {
-                    Ok(()) => self.distribute(batch, receipt, &ran, whole, now),
-                    Err(error) => self.fail_all(batch, &InferError::Internal(error), now),
+            Ok(ran) => match usable(&ran.outputs, batch.size, whole) {
+                Ok(()) => {
+                    self.distribute(batch, receipt, &ran, whole, now);
+                    Aftermath { ceiling, ..Aftermath::default() }
                 }
-                Aftermath { ceiling, ..Aftermath::default() }
-            }
-            Err(EngineError::Input(error)) => self.run_alone(batch, error, now),
+                // Whose rows are whose, nobody knows.
+                Err(error) => self.run_alone(batch, &InferError::Internal(error), now),
+            },
+            Err(EngineError::Input(error)) => self.run_alone(batch, &InferError::Input(error), now),
             Err(EngineError::OutOfMemory(error)) => self.halve(batch, receipt, &error, now),
             Err(EngineError::Device(error)) => {
                 self.roster.note_fault(receipt.device, &error);
@@ -318,20 +319,20 @@ impl Book {
     }
 }
 
-/// Outputs of a batch have a row for each of its items.
-fn usable(outputs: &[Tensor], items: usize, whole: bool) -> Result<(), String> {
+/// Outputs of a batch have a row for each of its items, padding included.
+fn usable(outputs: &[Tensor], size: usize, whole: bool) -> Result<(), String> {
     if whole {
         return Ok(());
     }
     for (i, output) in outputs.iter().enumerate() {
-        let rows = output.shape.first().copied();
-        if rows.is_none_or(|rows| rows < items) {
+        if output.shape.first() != Some(&size) {
             return Err(format!(
-                "output {i} of the model has shape {:?} for a batch of {items} items: its first axis does not count items",
+                "output {i} of the model has shape {:?} for a batch of {size} items: its first axis does not count items, which \
+                 [batch] axis = \"none\" says in its model.toml",
                 output.shape
             ));
         }
-        rows::check(output, rows)?;
+        rows::check(output, Some(size))?;
     }
     Ok(())
 }

@@ -151,7 +151,7 @@ fn outputs_may_be_reduced_where_all_jobs_of_a_batch_want_no_more_and_are_whole_i
         let taken: Vec<_> = expected.iter().map(|_| desk.take()).collect();
         assert_eq!(taken.iter().map(|(batch, _)| batch.reduced).collect::<Vec<_>>(), expected, "{jobs:?}");
         for batch in &taken {
-            desk.end(batch, 1, Ok(bytes(4, 0)));
+            desk.end(batch, 1, Ok(bytes(batch.0.size, 0)));
         }
         assert_eq!(desk.held(), (0, 0));
     }
@@ -270,6 +270,32 @@ fn a_bad_input_is_found_by_running_its_companions_alone() {
     desk.run(1);
     let expected = [(good, Ok(vec![1])), (bad, Err(InferError::Input("bad".into()))), (later, Ok(vec![3]))];
     assert_eq!(desk.answers(), expected);
+}
+
+#[test]
+fn nobody_gets_a_row_of_a_batch_whose_rows_are_not_its_items() {
+    for rows in [0, 1, 3] {
+        let mut desk = Desk::new(false);
+        let (one, other) = (desk.push(1, 1), desk.push(1, 2));
+        let taken = desk.take();
+        desk.end(&taken, 1, Ok(bytes(rows, 7)));
+        assert_eq!(desk.answers(), [], "{rows} rows for two items");
+        // Alone, there is no doubt whose a row is, if it is one.
+        let taken = desk.take();
+        assert_eq!(taken.0.parts.len(), 1);
+        desk.end(&taken, 1, Ok(bytes(rows, 7)));
+        let answers = desk.answers();
+        match rows {
+            1 => assert_eq!(answers, [(one, Ok(vec![7]))]),
+            _ => assert!(
+                matches!(&answers[..], [(key, Err(InferError::Internal(why)))] if *key == one && why.contains("axis = \"none\"")),
+                "{answers:?}"
+            ),
+        }
+        desk.run(1);
+        assert_eq!(desk.answers(), [(other, Ok(vec![2]))]);
+        assert_eq!(desk.held(), (0, 0));
+    }
 }
 
 #[test]

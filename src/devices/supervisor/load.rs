@@ -79,18 +79,35 @@ impl Devices {
         let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
-        let model = Model::resolve(key, &source, signature, self.parts.timeout, &memory).map_err(failed)?;
-        let model: Lent = Arc::new(Arc::new(model));
-
-        let asked = Asked::of(&source, &model).map_err(failed)?;
-        let proved = side_by_side(holds.iter().zip(loaded).map(|((index, hold), loaded)| {
-            let (source, model, asked) = (&source, &model, &asked);
-            move || {
-                let (engines, load) = loaded?;
-                let proved = self.prove_here(*index, hold, source, model, asked, engines);
-                proved.map(|(engines, proof)| (engines, proof, load))
-            }
-        }));
+        let resolve = |source: &Source| {
+            let model = Model::resolve(key, source, signature.clone(), self.parts.timeout, &memory)?;
+            Ok((Asked::of(source, &model)?, Arc::new(Arc::new(model))))
+        };
+        let prove = |asked: &[Asked], model: &Lent, loaded: Vec<Result<(Engines, Duration), Refusal>>| {
+            side_by_side(holds.iter().zip(loaded).map(|((index, hold), loaded)| {
+                let source = &source;
+                move || {
+                    let (engines, load) = loaded?;
+                    let proved = self.prove_here(*index, hold, source, model, asked, engines);
+                    proved.map(|(engines, proof)| (engines, proof, load))
+                }
+            }))
+        };
+        let (mut asked, mut model): (Vec<Asked>, Lent) = resolve(&source).map_err(failed)?;
+        let mut proved = prove(&asked, &model, loaded);
+        let not_counted = proved.iter().flatten().find_map(|(_, proof, _)| proof.counts.clone().err());
+        if let Some(why) = not_counted {
+            // As if the author had said so.
+            let mut alone = source.clone();
+            alone.manifest.batch.no_axis = true;
+            (asked, model) = resolve(&alone).map_err(|reason| failed(format!("{why}: {reason}")))?;
+            tracing::warn!(
+                model = source.name,
+                "{why}: its first axis does not count items, so each request is a run of its own; batch.axis = \"none\" says so"
+            );
+            let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
+            proved = prove(&asked, &model, again.collect());
+        }
         if proved.iter().all(Result::is_err) {
             let refusals = proved.into_iter().filter_map(Result::err).collect();
             return Err(self.nowhere(placed, &holds, refusals));
@@ -231,6 +248,11 @@ impl Devices {
                 let (engines, load) = self.load_here(index, hold, &served.source, &served.files)?;
                 let (engines, proof) =
                     self.prove_here(index, hold, &served.source, &served.model, &served.asked, engines)?;
+                if let Err(why) = proof.counts {
+                    hold.drop_engines(engines);
+                    hold.trim();
+                    return Err(Refusal::Failed(format!("{why}, unlike elsewhere")));
+                }
                 Ok((engines, proof, load))
             };
             let loaded = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {

@@ -219,6 +219,7 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
 
 /// `[batch]`, of at most `items_max` items.
 pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
+    let no_axis = table.choice("axis", &[("items", false), ("none", true)]).unwrap_or(false);
     let range = 1..=items_max;
     let items_max = table.integer("items_max", range.clone());
     let mut sizes = table.integers("sizes", range);
@@ -237,9 +238,18 @@ pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
             );
         }
     }
+    if let (true, Some(largest)) =
+        (no_axis, sizes.as_ref().and_then(|sizes| sizes.last()).or(items_max.as_ref()))
+    {
+        table.mistake_at(
+            "axis",
+            format_args!("is \"none\", but batches are of up to {largest} items: give one of the two"),
+        );
+    }
     let limits = BatchLimits {
         items_max,
         sizes,
+        no_axis,
         wait_max: Duration::from_secs_f64(
             table.number("wait_ms_max", 0.0..=10_000.0).unwrap_or(0.0) / 1000.0,
         ),

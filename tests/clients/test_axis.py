@@ -1,0 +1,72 @@
+"""Models whose free first axis counts no items: nobody gets what was computed of another's request."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import make_models
+import numpy as np
+import pytest
+import requests
+from onnx import TensorProto
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def detector():
+    """`[n, 2]`: for each value above zero its image and its place, as exports that end in suppression give boxes."""
+    g = make_models.Graph()
+    found = g.node("NonZero", g.node("Relu", "x"))
+    g.node("Transpose", found, output="y", perm=[1, 0])
+    return g.bytes("detector", [("x", FLOAT, ["batch", 4])], [("y", INT64, ["batch", 2])])
+
+
+def similarity():
+    """`[n, n]`: each row with each, as a network of pictures and texts has them."""
+    g = make_models.Graph()
+    g.node("MatMul", "x", g.node("Transpose", "x", perm=[1, 0]), output="y")
+    return g.bytes("similarity", [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["n", "m"])])
+
+
+def total():
+    """The sum of the rows so far: as many rows as there were."""
+    g = make_models.Graph()
+    g.node("CumSum", "x", g.constant(np.array(0, np.int64)), output="y")
+    return g.bytes("total", [("x", FLOAT, ["steps", 4])], [("y", FLOAT, ["steps", 4])])
+
+
+MODELS = {
+    "detector": (detector, "", lambda x: np.argwhere(x > 0)),
+    "similarity": (similarity, "", lambda x: x @ x.T),
+    # Its shapes do not tell.
+    "total": (total, '[batch]\naxis = "none"\n', lambda x: np.cumsum(x, axis=0)),
+}
+
+
+@pytest.fixture(scope="module")
+def served(start_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("axis")
+    for name, (make, manifest, _) in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "model.onnx").write_bytes(make())
+        (folder / name / "model.toml").write_text(manifest)
+    server = start_server(folder)
+    yield f"{server.url}/v2/models"
+    log = server.log_text()
+    assert 'output "y" has shape [0, 2] for 1 items' in log and "[1, 1] for 1 items and [2, 2] for 2" in log
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_requests_at_once_are_answered_each_as_if_it_were_alone(served, name):
+    expected = MODELS[name][2]
+    assert requests.get(f"{served}/{name}/config", timeout=60).json()["max_batch_size"] == 0
+
+    def ask(seed):
+        # Small whole numbers, so that sums are exact; some requests have nothing above zero.
+        x = np.random.default_rng(seed).integers(-3, 2, (seed % 5 + 1, 4))
+        body = {"inputs": [{"name": "x", "shape": x.shape, "datatype": "FP32", "data": x.tolist()}]}
+        reply = requests.post(f"{served}/{name}/infer", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        (got,) = reply.json()["outputs"]
+        assert np.array_equal(np.reshape(got["data"], got["shape"]), expected(x)), (x, got)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(200)))
