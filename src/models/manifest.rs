@@ -24,7 +24,8 @@
 //!
 //! [classify]
 //! output = "logits"            # default: the only output
-//! activation = "softmax"       # softmax | sigmoid | none (the model gives probabilities)
+//! activation = "softmax"       # softmax | sigmoid | none (the model gives probabilities); default: none where the network ends in Softmax or
+//!                              # Sigmoid, else sigmoid for a single score and softmax for several
 //! top_k = 5                    # 1 to 1000
 //!
 //! [detect]
@@ -45,8 +46,8 @@
 //!
 //! [segment]
 //! output = "out"               # default: the only output
-//! layout = "nchw"              # nchw | nhwc; default: found from the labels
-//! threshold = 0.5              # for models of one channel
+//! layout = "nchw"              # nchw | nhwc; default: found from the labels, or from the extents of the input
+//! threshold = 0.5              # for models of one channel: 0.5 is for probabilities, for logits say 0
 //!
 //! [embed]
 //! output = "features"          # default: the only output

@@ -46,10 +46,10 @@ use crate::{
     engine::{
         Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
         gauss_mle::frames::FrameMemory,
-        onnx::gpu::Provider,
+        onnx::{ending::ending, gpu::Provider},
         staging::{Memory, Staging},
     },
-    tasks::{Labels, Task, localize::Settings},
+    tasks::{Activation, Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
 use images::{SLABS_READY, Slabs};
@@ -155,7 +155,8 @@ impl Model {
         };
         let size = image.as_ref().and_then(ImageInput::size);
         let batch_axis = image.as_ref().is_some_and(|image| image.batch_axis);
-        let task = manifest.task.clone().resolve(&signature, &source.labels, size, batch_axis)?;
+        let mut task = manifest.task.clone().resolve(&signature, &source.labels, size, batch_axis)?;
+        settle_activation(&mut task, source);
         // A free first axis may be a side of the image.
         let side = image.is_some() && !batch_axis && signature.batching() == Batching::Dynamic;
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
@@ -255,6 +256,23 @@ impl Model {
     /// Whether a tensor that a request brought is of pixels, which the engine makes numbers of.
     pub fn is_pixels(&self, tensor: &Tensor) -> bool {
         self.ends.pixels.is_some() && PixelInput::DATATYPES.contains(&tensor.datatype)
+    }
+}
+
+/// A classifier whose network makes probabilities is not to do that once more: it is left out where the manifest says nothing, and
+/// told where it asks for it.
+fn settle_activation(task: &mut Task, source: &Source) {
+    let Task::Classify(classify) = task else { return };
+    let ending = classify.output.as_deref().and_then(|output| ending(&source.path, output));
+    match (ending, classify.activation) {
+        (None, _) | (_, Some(Activation::None)) => {}
+        (Some(_), None) => classify.activation = Some(Activation::None),
+        (Some(ending), Some(_)) => tracing::warn!(
+            model = source.name,
+            version = source.version,
+            "its network ends in {}, and classify.activation makes probabilities once more: set it to \"none\", or leave it out",
+            ending.name()
+        ),
     }
 }
 
@@ -364,7 +382,9 @@ pub(crate) mod testing {
 mod tests {
     use super::{testing::source, *};
     use crate::{
-        engine::DataType,
+        engine::{
+            DataType, Reduction, kernels::postprocess::ScoreActivation, onnx::ending::testing::model as onnx,
+        },
         tasks::testing::{signature, spec},
     };
 
@@ -393,6 +413,31 @@ mod tests {
         assert_eq!(high.staging.unwrap().slot_bytes(), 384);
         let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
         assert_eq!(classify.output.as_deref(), Some("logits"));
+    }
+
+    #[test]
+    fn probabilities_that_the_network_makes_are_answered_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let activation = |operator: &str, manifest: &str, output: &[i64]| {
+            let mut source = source("m", "1", &format!("task = \"classify\"\n{manifest}"));
+            source.path = folder.path().join("model.onnx");
+            std::fs::write(&source.path, onnx(&[["Gemm", "x", "l"], [operator, "l", "y"]])).unwrap();
+            let signature = signature(&[("y", output)]);
+            let second = Duration::from_secs(1);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &Memory::Plain).unwrap();
+            let Task::Classify(classify) = model.task else { panic!("expected a classifier") };
+            (classify.activation, model.ends.reduction)
+        };
+        let none = Some(Activation::None);
+        let (found, Some(Reduction::Classify(best))) = activation("Softmax", "", &[-1, 1000]) else {
+            panic!("expected the best classes to be all that leaves a device");
+        };
+        assert_eq!((found, best.activation), (none, ScoreActivation::None));
+        assert_eq!(activation("Sigmoid", "", &[-1, 1]).0, none);
+        assert_eq!(activation("Relu", "", &[-1, 10]).0, None);
+        // What the manifest says counts.
+        let softmax = "[classify]\nactivation = \"softmax\"";
+        assert_eq!(activation("Softmax", softmax, &[-1, 10]).0, Some(Activation::Softmax));
     }
 
     #[test]

@@ -24,15 +24,15 @@ pub enum Activation {
 pub struct Classify {
     /// The output to read, `[1, C]` or `[C]`; the only one when open.
     pub output: Option<String>,
-    /// What turns scores into answers.
-    pub activation: Activation,
+    /// What turns scores into answers; open: softmax, of a single score sigmoid.
+    pub activation: Option<Activation>,
     /// How many classes to answer, at least 1.
     pub top_k: usize,
 }
 
 impl Default for Classify {
     fn default() -> Classify {
-        Classify { output: None, activation: Activation::Softmax, top_k: 5 }
+        Classify { output: None, activation: None, top_k: 5 }
     }
 }
 
@@ -53,7 +53,10 @@ impl Classify {
     pub(super) fn resolve(mut self, signature: &Signature, labels: &Labels) -> Result<Classify, String> {
         let output = choose(signature, self.output.as_deref(), "classify.output")?;
         if let Some(classes) = classes(&output.name, &output.shape)? {
-            labels.fit(&output.name, classes)?;
+            self.activation_of(&output.name, classes)?;
+            if !is_yes_or_no(classes, labels) {
+                labels.fit(&output.name, classes)?;
+            }
         }
         self.output = Some(output.name.clone());
         Ok(self)
@@ -63,7 +66,8 @@ impl Classify {
     pub(super) fn best(&self, signature: &Signature) -> Option<Best> {
         let output =
             signature.outputs.iter().position(|output| Some(&output.name) == self.output.as_ref())?;
-        let activation = match self.activation {
+        // Of a single score nothing is left out.
+        let activation = match self.activation.unwrap_or(Activation::Softmax) {
             Activation::Softmax => ScoreActivation::Softmax,
             Activation::Sigmoid => ScoreActivation::Sigmoid,
             Activation::None => ScoreActivation::None,
@@ -95,7 +99,11 @@ impl Classify {
         }
         classes(output.name, &output.shape())?;
         let mut scores = output.numbers()?;
-        self.activate(&output, &mut scores)?;
+        let activation = self.activation_of(output.name, scores.len())?;
+        if is_yes_or_no(scores.len(), labels) {
+            scores.insert(0, opposite(&output, activation, scores[0])?);
+        }
+        activate(activation, &output, &mut scores)?;
         let mut order: Vec<usize> = (0..scores.len()).collect();
         let better = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
         let k = self.top_k.min(order.len());
@@ -110,19 +118,53 @@ impl Classify {
             .collect())
     }
 
-    fn activate(&self, output: &Output<'_>, scores: &mut [f32]) -> Result<(), String> {
+    /// What becomes of so many scores.
+    fn activation_of(&self, output: &str, classes: usize) -> Result<Activation, String> {
         match self.activation {
-            Activation::Softmax => softmax(scores),
-            Activation::Sigmoid => scores.iter_mut().for_each(|s| *s = sigmoid(*s)),
-            Activation::None => {}
-        }
-        match scores.iter().position(|score| !score.is_finite()) {
-            Some(index) => Err(format!(
-                "the score of class {index} in output {:?} is {}, expected a finite number",
-                output.name, scores[index]
+            None if classes == 1 => Ok(Activation::Sigmoid),
+            None => Ok(Activation::Softmax),
+            Some(Activation::Softmax) if classes == 1 => Err(format!(
+                "output {output:?} has one score for an image, which softmax makes 1 whatever it is: set \
+                 classify.activation = \"sigmoid\", or \"none\" if it is a probability already"
             )),
-            None => Ok(()),
+            Some(activation) => Ok(activation),
         }
+    }
+}
+
+/// Whether labels name both what a single score is against and what it is for.
+fn is_yes_or_no(classes: usize, labels: &Labels) -> bool {
+    classes == 1 && labels.len() == 2
+}
+
+/// The score of the first of two classes, by that of the second before its activation.
+fn opposite(output: &Output<'_>, activation: Activation, score: f32) -> Result<f32, String> {
+    match activation {
+        // 1 / (1 + e^x), without the digits that 1 - p loses.
+        Activation::Softmax | Activation::Sigmoid => Ok(-score),
+        // As far as rounding goes.
+        Activation::None if (-1e-3..=1.001).contains(&score) => Ok(1.0 - score),
+        Activation::None => Err(format!(
+            "the score in output {:?} is {score}, expected a probability, 0 to 1: set classify.activation = \"sigmoid\" if \
+             it is a logit",
+            output.name
+        )),
+    }
+}
+
+/// Makes scores what is answered.
+fn activate(activation: Activation, output: &Output<'_>, scores: &mut [f32]) -> Result<(), String> {
+    match activation {
+        Activation::Softmax => softmax(scores),
+        Activation::Sigmoid => scores.iter_mut().for_each(|s| *s = sigmoid(*s)),
+        Activation::None => {}
+    }
+    match scores.iter().position(|score| !score.is_finite()) {
+        Some(index) => Err(format!(
+            "the score of class {index} in output {:?} is {}, expected a finite number",
+            output.name, scores[index]
+        )),
+        None => Ok(()),
     }
 }
 
@@ -184,7 +226,7 @@ mod tests {
 
     /// Scores in, (index, score) out.
     fn check(activation: Activation, top_k: usize, scores: &[f32], expected: &[(usize, f32)]) {
-        let task = Classify { output: None, activation, top_k };
+        let task = Classify { output: None, activation: Some(activation), top_k };
         let got = run(task, &[1, scores.len()], scores).unwrap();
         assert_eq!(got.len(), expected.len(), "{got:?}");
         for (class, (index, score)) in got.iter().zip(expected) {
@@ -276,6 +318,65 @@ mod tests {
         assert!(resolve(&[-1, -1]).is_ok());
     }
 
+    /// What a model of one score answers: the label and the score of each class, best first.
+    fn single(
+        activation: Option<Activation>,
+        labels: &str,
+        score: f32,
+    ) -> Result<Vec<(Option<String>, f32)>, String> {
+        let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels)? };
+        let task = Classify { activation, ..Classify::default() };
+        let of = |shape: &[i64]| {
+            let signature = signature(&[("logit", shape)]);
+            let tensors = [floats(&[1, 1], &[score])];
+            let outputs = Outputs::new(&tensors, &signature)?;
+            let found = task.clone().resolve(&signature, &labels)?.answer(&outputs, &labels)?;
+            Ok(found.iter().map(|class| (class.label.as_deref().map(str::to_owned), class.score)).collect())
+        };
+        let (known, free) = (of(&[-1, 1]), of(&[-1, -1]));
+        assert_eq!(known, free, "whether the model file tells that there is one");
+        known
+    }
+
+    #[test]
+    fn a_single_score_is_a_logit_unless_the_manifest_says_otherwise() {
+        let p = 0.880_797_1_f32;
+        let check = |found: Result<Vec<(Option<String>, f32)>, String>, expected: &[(Option<&str>, f32)]| {
+            let found = found.unwrap();
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            for ((label, score), (name, expected)) in found.iter().zip(expected) {
+                assert_eq!(label.as_deref(), *name, "{found:?}");
+                assert!((score - expected).abs() < 1e-6, "{found:?}");
+            }
+        };
+        check(single(None, "", 2.0), &[(None, p)]);
+        check(single(Some(Activation::Sigmoid), "spam", 2.0), &[(Some("spam"), p)]);
+        check(single(Some(Activation::None), "spam", 0.25), &[(Some("spam"), 0.25)]);
+        // Two names: what it is not, and what it is.
+        check(single(None, "ham\nspam", 2.0), &[(Some("spam"), p), (Some("ham"), 1.0 - p)]);
+        check(single(None, "ham\nspam", -2.0), &[(Some("ham"), p), (Some("spam"), 1.0 - p)]);
+        check(
+            single(Some(Activation::None), "ham\nspam", 0.25),
+            &[(Some("ham"), 0.75), (Some("spam"), 0.25)],
+        );
+        let error = single(Some(Activation::None), "ham\nspam", 2.0).unwrap_err();
+        assert!(error.contains("is 2, expected a probability") && error.contains("\"sigmoid\""), "{error}");
+    }
+
+    #[test]
+    fn softmax_of_a_single_score_is_refused_at_load() {
+        let task = Classify { activation: Some(Activation::Softmax), ..Classify::default() };
+        let resolve = |shape: &[i64]| task.clone().resolve(&signature(&[("y", shape)]), &Labels::default());
+        assert_eq!(
+            resolve(&[-1, 1]).unwrap_err(),
+            "output \"y\" has one score for an image, which softmax makes 1 whatever it is: set classify.activation = \
+             \"sigmoid\", or \"none\" if it is a probability already"
+        );
+        assert!(resolve(&[-1, 2]).is_ok());
+        let three = Labels::parse("a\nb\nc").unwrap();
+        assert!(Classify::default().resolve(&signature(&[("y", &[-1, 1])]), &three).is_err());
+    }
+
     proptest! {
         #[test]
         fn softmax_sums_to_one_and_keeps_the_order(scores in prop::collection::vec(-1e5_f32..1e5, 1..50)) {
@@ -293,7 +394,7 @@ mod tests {
         #[test]
         fn top_k_is_the_head_of_the_full_order(scores in prop::collection::vec(0_u8..5, 1..40), k in 1_usize..40) {
             let scores: Vec<f32> = scores.into_iter().map(f32::from).collect();
-            let task = |top_k| Classify { output: None, activation: Activation::None, top_k };
+            let task = |top_k| Classify { output: None, activation: Some(Activation::None), top_k };
             let full = run(task(scores.len()), &[1, scores.len()], &scores).unwrap();
             let head = run(task(k), &[1, scores.len()], &scores).unwrap();
             prop_assert_eq!(&full[..k.min(full.len())], &head[..]);

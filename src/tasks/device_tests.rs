@@ -81,9 +81,13 @@ impl Aligned {
 
 fn check_classify(scores: &[f32], activation: Activation, top: usize) -> f32 {
     let mut worst = 0f32;
+    if scores.len() == 1 && activation == Activation::Softmax {
+        // Which the task refuses.
+        return worst;
+    }
     let tensor = floats(&[1, scores.len()], scores);
     for tensor in [tensor.clone(), halves(&tensor)] {
-        let task = Task::Classify(Classify { output: None, activation, top_k: top });
+        let task = Task::Classify(Classify { output: None, activation: Some(activation), top_k: top });
         let signature = signature(&[("scores", &tensor)]);
         let task = task.resolve(&signature, &Labels::default(), None, true).unwrap();
         let expected = task.answer(std::slice::from_ref(&tensor), &signature, &Labels::default(), None);

@@ -15,9 +15,9 @@ pub struct Segment {
     /// of the highest one counts. One channel of scores is compared with the threshold; in models that batch it needs no
     /// axis of its own. Integers without a channel axis, `[1, H, W]`, are classes already.
     pub output: Option<String>,
-    /// Where the class axis is; open: found from the number of labels, else the shorter of the two it can be.
+    /// Where the class axis is; open: found from the number of labels, else from which extents can be those of an image.
     pub layout: Option<Layout>,
-    /// For one channel of scores: class 1 from here on, class 0 below.
+    /// For one channel of scores: class 1 from here on, class 0 below. 0.5 is for probabilities; for logits it is 0.
     pub threshold: f32,
     /// Width and height of the model's image input in pixels, set by resolving; `None` where images keep their size.
     pub input: Option<[u32; 2]>,
@@ -52,6 +52,7 @@ impl Segment {
         batch_axis: bool,
     ) -> Result<Segment, String> {
         let output = choose(signature, self.output.as_deref(), "segment.output")?;
+        self.input = input;
         if !output.shape.is_empty() {
             let reading = self.reading_of_file(output, signature, labels, batch_axis)?;
             if let Reading::First { classes, .. } | Reading::Last { classes, .. } = reading
@@ -67,7 +68,6 @@ impl Segment {
             };
         }
         self.output = Some(output.name.clone());
-        self.input = input;
         Ok(self)
     }
 
@@ -89,8 +89,10 @@ impl Segment {
     ) -> Result<Mask, String> {
         let output = outputs.get(self.output.as_deref())?;
         let shape = output.shape();
+        // An image that keeps its size is the input.
+        let input = self.input.or(placement.map(|placement| placement.source.into()));
         let (classes, [width, height]) =
-            match self.reading(output.name, output.tensor.datatype, &shape, labels)? {
+            match self.reading(output.name, output.tensor.datatype, &shape, labels, input)? {
                 Reading::Given { height, width } => (given(&output)?, [width, height]),
                 Reading::First { classes, height, width } => {
                     (self.best(&output, extent(classes), true)?, [width, height])
@@ -107,7 +109,7 @@ impl Segment {
             return Ok(Mask::new(width as u32, height as u32, classes, labels));
         };
         let (source_width, source_height) = placement.source;
-        let [input_width, input_height] = self.input.unwrap_or([source_width, source_height]);
+        let [input_width, input_height] = input.unwrap_or([source_width, source_height]);
         let columns = nearest(source_width, input_width, width, |x| placement.from_source(x, 0.0).0);
         let rows = nearest(source_height, input_height, height, |y| placement.from_source(0.0, y).1);
         let mut mapped = Vec::with_capacity(columns.len() * rows.len());
@@ -186,16 +188,17 @@ impl Segment {
                 ));
             }
         }
-        self.reading(&output.name, output.datatype, &output.shape, labels)
+        self.reading(&output.name, output.datatype, &output.shape, labels, self.input)
     }
 
-    /// Which axes are what.
+    /// Which axes are what, for a model whose input has this width and height.
     fn reading(
         &self,
         name: &str,
         datatype: DataType,
         shape: &[Dim],
         labels: &Labels,
+        input: Option<[u32; 2]>,
     ) -> Result<Reading, String> {
         let integers = is_integers(datatype);
         let [a, b, c] = match *shape {
@@ -209,6 +212,7 @@ impl Segment {
         };
         let first = Reading::First { classes: a, height: b, width: c };
         let last = Reading::Last { height: a, width: b, classes: c };
+        let of_image = |height, width| input.is_some_and(|input| is_of_image(input, height, width));
         let reading = match self.layout {
             Some(Layout::Nchw) => first,
             Some(Layout::Nhwc) => last,
@@ -217,8 +221,16 @@ impl Segment {
             None => match (a, c) {
                 (Dim::Fixed(1), _) => first,
                 (_, Dim::Fixed(1)) => last,
-                (Dim::Fixed(a), Dim::Fixed(c)) if a < c => first,
-                (Dim::Fixed(a), Dim::Fixed(c)) if c < a => last,
+                _ if of_image(b, c) != of_image(a, b) => {
+                    if of_image(b, c) {
+                        first
+                    } else {
+                        last
+                    }
+                }
+                // Where neither is the image, nor both: a square beside another extent.
+                _ if b == c && a != b => first,
+                _ if a == b && b != c => last,
                 (Dim::Fixed(_), Dim::Free) => first,
                 (Dim::Free, Dim::Fixed(_)) => last,
                 _ => {
@@ -245,6 +257,17 @@ impl Segment {
 /// Whether numbers of this type are classes, unless they have an axis for scores.
 fn is_integers(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
+}
+
+/// Whether a map of these extents is of an image of this width and height: in its proportions, or a whole number of times smaller
+/// with both sides rounded alike.
+fn is_of_image([width, height]: [u32; 2], rows: Dim, columns: Dim) -> bool {
+    let (Dim::Fixed(rows), Dim::Fixed(columns)) = (rows, columns) else { return false };
+    let [width, height] = [width as usize, height as usize];
+    let smaller = |n: usize| {
+        [(height / n, width / n), (height.div_ceil(n), width.div_ceil(n))].contains(&(rows, columns))
+    };
+    rows.checked_mul(width) == columns.checked_mul(height) || (1..=width.min(height)).any(smaller)
 }
 
 /// An extent of a tensor that is there.
@@ -332,6 +355,37 @@ mod tests {
         let task = Segment { layout: Some(Layout::Nhwc), ..Segment::default() };
         let mask = run(task, &tensor, "", None).unwrap();
         assert_eq!((mask.width, mask.height), (1, 3));
+    }
+
+    #[test]
+    fn more_classes_than_pixels_of_a_side_are_told_by_the_extents_of_the_image() {
+        let check = |input: [u32; 2], shape: &[i64], expected: Option<Layout>| {
+            let signature = signature(&[("map", shape)]);
+            let found = Segment::default().resolve(&signature, &Labels::default(), Some(input), true);
+            match (found, expected) {
+                (Ok(task), Some(layout)) => assert_eq!(task.layout, Some(layout), "{input:?} {shape:?}"),
+                (Err(error), None) => assert!(error.ends_with("set segment.layout"), "{error}"),
+                (found, _) => panic!("{found:?} for {input:?} {shape:?}"),
+            }
+        };
+        let (nchw, nhwc) = (Some(Layout::Nchw), Some(Layout::Nhwc));
+        check([512, 512], &[-1, 150, 128, 128], nchw);
+        check([512, 512], &[-1, 128, 128, 150], nhwc);
+        check([512, 512], &[-1, 2, 512, 512], nchw);
+        // A batch that is fixed, a side that is rounded up, and one that is rounded down.
+        check([1024, 512], &[1, 150, 64, 128], nchw);
+        check([1025, 513], &[1, 65, 129, 150], nhwc);
+        check([1025, 513], &[1, 150, 64, 128], nchw);
+        // Not in the image's proportions, but a square.
+        check([640, 480], &[1, 150, 100, 100], nchw);
+        // Of which neither reading is of the image, or both are.
+        check([512, 512], &[1, 19, 100, 120], None);
+        check([1024, 512], &[1, 32, 64, 128], None);
+        check([64, 64], &[1, 64, 64, 64], None);
+        // An image of any size.
+        let signature = signature(&[("map", &[-1, 150, 128, 128])]);
+        let task = Segment::default().resolve(&signature, &Labels::default(), None, true).unwrap();
+        assert_eq!(task.layout, nchw);
     }
 
     #[test]
@@ -432,9 +486,10 @@ mod tests {
     fn wrong_shapes_and_nan_are_errors() {
         let error = run(Segment::default(), &floats(&[2, 3, 2, 2], &[0.0; 24]), "", None).unwrap_err();
         assert!(error.starts_with("output \"map\" has shape [2, 3, 2, 2], expected"), "{error}");
-        let error = run(Segment::default(), &floats(&[1, 2, 1, 3], &[f32::NAN; 6]), "", None).unwrap_err();
+        let error =
+            run(Segment::default(), &floats(&[1, 2, 1, 3], &[f32::NAN; 6]), "a\nb", None).unwrap_err();
         assert!(error.contains("not a number"), "{error}");
-        assert!(run(Segment::default(), &floats(&[1, 2, 0, 3], &[]), "", None).is_err());
+        assert!(run(Segment::default(), &floats(&[1, 2, 0, 3], &[]), "a\nb", None).is_err());
         let labels = Labels::parse("a\nb").unwrap();
         let wide = signature(&[("map", &[-1, 21, 64, 64])]);
         let error = Segment::default().resolve(&wide, &labels, None, true).unwrap_err();

@@ -3,10 +3,11 @@
 //! A model file names them itself, so a model from elsewhere could name any file of this machine. Only the skeleton
 //! of the file is read: weights inside it are skipped over. Field numbers are those of `onnx.proto`.
 
+use super::fields::Fields;
 use std::{
     collections::BTreeSet,
     fs::File,
-    io::{BufReader, Read, Seek},
+    io::{Read, Seek},
     path::{Component, Path},
     sync::Arc,
 };
@@ -91,22 +92,17 @@ impl Message {
     }
 }
 
-/// A walk through the fields of a file.
+/// A walk through a model file.
 struct Walk<R> {
-    reader: BufReader<R>,
-    at: u64,
+    fields: Fields<R>,
     names: BTreeSet<String>,
 }
 
 impl<R: Read + Seek> Walk<R> {
     fn over(reader: R, bytes: u64) -> Result<BTreeSet<String>, String> {
-        let mut walk = Walk { reader: BufReader::new(reader), at: 0, names: BTreeSet::new() };
+        let mut walk = Walk { fields: Fields::of(reader), names: BTreeSet::new() };
         walk.message(Message::Model, bytes, 0)?;
         Ok(walk.names)
-    }
-
-    fn broken(&self) -> String {
-        format!("it is not an ONNX file, or a damaged one (at byte {})", self.at)
     }
 
     /// Reads the fields of a message up to `end`.
@@ -114,25 +110,11 @@ impl<R: Read + Seek> Walk<R> {
         if depth > DEPTH_MAX {
             return Err(format!("its graphs are nested more deeply than the limit of {DEPTH_MAX}"));
         }
-        while self.at < end {
-            let key = self.varint(end)?;
-            let bytes = match key & 7 {
-                0 => {
-                    self.varint(end)?;
-                    continue;
-                }
-                1 => 8,
-                2 => self.varint(end)?,
-                5 => 4,
-                _ => return Err(self.broken()),
-            };
-            if bytes > end - self.at {
-                return Err(self.broken());
-            }
-            match message.field(key >> 3) {
-                Some(Message::Entry) if key & 7 == 2 => self.entry(bytes)?,
-                Some(inner) if key & 7 == 2 => self.message(inner, self.at + bytes, depth + 1)?,
-                _ => self.skip(bytes)?,
+        while let Some((number, bytes)) = self.fields.next_until(end)? {
+            match message.field(number) {
+                Some(Message::Entry) => self.entry(bytes)?,
+                Some(inner) => self.message(inner, self.fields.at() + bytes, depth + 1)?,
+                None => self.fields.skip(bytes)?,
             }
         }
         Ok(())
@@ -145,52 +127,21 @@ impl<R: Read + Seek> Walk<R> {
                 "a name of external data has {bytes} bytes, more than the limit of {ENTRY_BYTES_MAX}"
             ));
         }
-        let end = self.at + bytes;
+        let end = self.fields.at() + bytes;
         let (mut name, mut value) = (Vec::new(), Vec::new());
-        while self.at < end {
-            let key = self.varint(end)?;
-            let bytes = self.varint(end)?;
-            if key & 7 != 2 || bytes > end - self.at {
-                return Err(self.broken());
-            }
-            let mut text = vec![0; bytes as usize];
-            self.reader.read_exact(&mut text).map_err(|_| self.broken())?;
-            self.at += bytes;
-            match key >> 3 {
+        while let Some((number, bytes)) = self.fields.next_until(end)? {
+            let text = self.fields.read(bytes)?;
+            match number {
                 1 => name = text,
                 2 => value = text,
                 _ => {}
             }
         }
         if name == b"location" {
-            let value = String::from_utf8(value).map_err(|_| self.broken())?;
+            let value = String::from_utf8(value).map_err(|_| self.fields.broken())?;
             self.names.insert(value);
         }
         Ok(())
-    }
-
-    fn skip(&mut self, bytes: u64) -> Result<(), String> {
-        let step = i64::try_from(bytes).map_err(|_| self.broken())?;
-        self.reader.seek_relative(step).map_err(|_| self.broken())?;
-        self.at += bytes;
-        Ok(())
-    }
-
-    /// Seven bits per byte, the lowest first.
-    fn varint(&mut self, end: u64) -> Result<u64, String> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let mut byte = [0];
-            if self.at >= end || self.reader.read_exact(&mut byte).is_err() {
-                return Err(self.broken());
-            }
-            self.at += 1;
-            value |= u64::from(byte[0] & 0x7f) << shift;
-            if byte[0] < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(self.broken())
     }
 }
 

@@ -4,15 +4,18 @@
 //! - [`OnnxEngine`]: a model on the CPU. On a GPU it is [`cuda::onnx`](super::cuda::onnx).
 //! - [`gpu`]: what a model's author may ask for on a GPU.
 //! - `session`: a model file, loaded for a provider, with the files that it names (`external`); `shapes`: what is known of its
-//!   outputs before a run; `placement`: which node runs where.
+//!   outputs before a run; `placement`: which node runs where; `ending`: whether an output is of probabilities; `fields`: how the
+//!   two that read a model file themselves go through it.
 //! - `value`: tensors in and out of it without a copy; `binding`: the same with memory of a device.
 //! - [`report_nothing`]: it sends no reports.
 //! - `libraries`: whether it can run models on a GPU here; `failure`: whose fault a failed run is; `idle`: memory that an idle model
 //!   gives back.
 
 pub(super) mod binding;
+pub(crate) mod ending;
 pub(crate) mod external;
 pub(super) mod failure;
+mod fields;
 pub mod gpu;
 mod idle;
 mod libraries;

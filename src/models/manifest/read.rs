@@ -161,16 +161,10 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
     let default = Classify::default();
     Classify {
         output: table.string("output"),
-        activation: table
-            .choice(
-                "activation",
-                &[
-                    ("softmax", Activation::Softmax),
-                    ("sigmoid", Activation::Sigmoid),
-                    ("none", Activation::None),
-                ],
-            )
-            .unwrap_or(default.activation),
+        activation: table.choice(
+            "activation",
+            &[("softmax", Activation::Softmax), ("sigmoid", Activation::Sigmoid), ("none", Activation::None)],
+        ),
         top_k: table.integer("top_k", 1..=1000).unwrap_or(default.top_k),
     }
 }

@@ -1,0 +1,167 @@
+//! What a network ends in, found in its file without loading it: scores that went through softmax or sigmoid are probabilities.
+
+use super::fields::Fields;
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{Read, Seek},
+    path::Path,
+};
+
+/// What makes probabilities of scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Of classes that exclude each other.
+    Softmax,
+    /// Of each class alone.
+    Sigmoid,
+}
+
+impl Ending {
+    /// The operator's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Ending::Softmax => "Softmax",
+            Ending::Sigmoid => "Sigmoid",
+        }
+    }
+}
+
+/// Operators that leave numbers what they are, but for rounding.
+const PASSING: [&str; 8] =
+    ["Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"];
+
+/// Names beyond this are not looked at.
+const NAME_BYTES_MAX: u64 = 8192;
+
+/// What an output's numbers went through last, if that makes probabilities of them. A file that cannot be read tells nothing: whoever
+/// loads it says why.
+pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
+    let file = File::open(path).ok()?;
+    let bytes = file.metadata().ok()?.len();
+    let nodes = nodes(file, bytes).ok()?;
+    let mut name = output;
+    // Each node once at most: a damaged file may go in circles.
+    for _ in 0..nodes.len() {
+        let node = nodes.get(name)?;
+        match &*node.operator {
+            "Softmax" => return Some(Ending::Softmax),
+            "Sigmoid" => return Some(Ending::Sigmoid),
+            passing if PASSING.contains(&passing) => name = &node.input,
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// An operation, as far as it is followed.
+#[derive(Default)]
+struct Node {
+    operator: String,
+    /// The first.
+    input: String,
+    /// The first.
+    output: String,
+    domain: String,
+}
+
+/// The operations of the outermost graph, by their first output.
+fn nodes(file: impl Read + Seek, bytes: u64) -> Result<HashMap<String, Node>, String> {
+    let (mut fields, mut nodes) = (Fields::of(file), HashMap::new());
+    while let Some((number, bytes)) = fields.next_until(bytes)? {
+        if number != 7 {
+            fields.skip(bytes)?;
+            continue;
+        }
+        let graph = fields.at() + bytes;
+        while let Some((number, bytes)) = fields.next_until(graph)? {
+            if number != 1 {
+                fields.skip(bytes)?;
+                continue;
+            }
+            let node = node(&mut fields, bytes)?;
+            if matches!(&*node.domain, "" | "ai.onnx") {
+                nodes.insert(node.output.clone(), node);
+            }
+        }
+    }
+    Ok(nodes)
+}
+
+fn node(fields: &mut Fields<impl Read + Seek>, bytes: u64) -> Result<Node, String> {
+    let end = fields.at() + bytes;
+    let mut node = Node::default();
+    while let Some((number, bytes)) = fields.next_until(end)? {
+        let name = match number {
+            1 if node.input.is_empty() => &mut node.input,
+            2 if node.output.is_empty() => &mut node.output,
+            4 => &mut node.operator,
+            7 => &mut node.domain,
+            _ => {
+                fields.skip(bytes)?;
+                continue;
+            }
+        };
+        if bytes > NAME_BYTES_MAX {
+            return Err(format!("a name has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}"));
+        }
+        *name = String::from_utf8(fields.read(bytes)?).map_err(|_| fields.broken())?;
+    }
+    Ok(node)
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! ONNX files for tests, as far as their operations go.
+
+    use crate::engine::onnx::external::testing::field;
+
+    /// A model of these operations, each an operator with its input and its output.
+    pub(crate) fn model(nodes: &[[&str; 3]]) -> Vec<u8> {
+        let node = |[operator, input, output]: &[&str; 3]| {
+            let fields = [(1, input), (1, &"other"), (2, output), (3, &"name"), (4, operator)];
+            field(1, &fields.map(|(number, text)| field(number, text.as_bytes())).concat())
+        };
+        // Weights and outputs follow.
+        let graph = [nodes.iter().map(node).collect::<Vec<_>>().concat(), field(5, &[0xff; 300])].concat();
+        [vec![0x08, 8], field(7, &graph)].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Cursor;
+
+    fn check(model: &[u8], expected: Option<Ending>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        std::fs::write(&path, model).unwrap();
+        assert_eq!(ending(&path, "y"), expected);
+    }
+
+    #[test]
+    fn what_makes_probabilities_is_found_behind_what_only_shapes_them() {
+        let model = testing::model;
+        check(&model(&[["Gemm", "x", "l"], ["Softmax", "l", "y"]]), Some(Ending::Softmax));
+        check(&model(&[["Gemm", "x", "l"], ["Sigmoid", "l", "y"]]), Some(Ending::Sigmoid));
+        let shaped = [["Softmax", "l", "p"], ["Cast", "p", "q"], ["Flatten", "q", "y"]];
+        check(&model(&shaped), Some(Ending::Softmax));
+        check(&model(&[["Softmax", "l", "p"], ["Gemm", "p", "y"]]), None);
+        check(&model(&[["Softmax", "l", "attention"], ["Gemm", "x", "y"]]), None);
+        check(&model(&[["LogSoftmax", "l", "y"]]), None);
+        // No such output, a circle, no file of this kind.
+        check(&model(&[["Softmax", "l", "other"]]), None);
+        check(&model(&[["Identity", "q", "y"], ["Cast", "y", "q"]]), None);
+        check(b"<html>", None);
+        assert_eq!(ending(Path::new("/nowhere/model.onnx"), "y"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = nodes(Cursor::new(&bytes), bytes.len() as u64);
+        }
+    }
+}

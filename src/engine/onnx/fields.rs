@@ -1,0 +1,82 @@
+//! The fields of an ONNX file's messages, one after another: what nobody asks for is passed over, not read.
+
+use std::io::{BufReader, Read, Seek};
+
+/// Where in a file of messages we are.
+pub(super) struct Fields<R> {
+    reader: BufReader<R>,
+    at: u64,
+}
+
+impl<R: Read + Seek> Fields<R> {
+    pub(super) fn of(reader: R) -> Fields<R> {
+        Fields { reader: BufReader::new(reader), at: 0 }
+    }
+
+    /// Bytes before what is next.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    pub(super) fn broken(&self) -> String {
+        format!("it is not an ONNX file, or a damaged one (at byte {})", self.at)
+    }
+
+    /// The number and the length of the next field that has a length (text, messages, raw data) in a message that goes up to `end`;
+    /// others are passed over.
+    pub(super) fn next_until(&mut self, end: u64) -> Result<Option<(u64, u64)>, String> {
+        while self.at < end {
+            let key = self.varint(end)?;
+            let bytes = match key & 7 {
+                0 => {
+                    self.varint(end)?;
+                    continue;
+                }
+                1 => 8,
+                2 => self.varint(end)?,
+                5 => 4,
+                _ => return Err(self.broken()),
+            };
+            if bytes > end - self.at {
+                return Err(self.broken());
+            }
+            if key & 7 == 2 {
+                return Ok(Some((key >> 3, bytes)));
+            }
+            self.skip(bytes)?;
+        }
+        Ok(None)
+    }
+
+    /// So many bytes, of which the caller knows that they are few.
+    pub(super) fn read(&mut self, bytes: u64) -> Result<Vec<u8>, String> {
+        let mut read = vec![0; bytes as usize];
+        self.reader.read_exact(&mut read).map_err(|_| self.broken())?;
+        self.at += bytes;
+        Ok(read)
+    }
+
+    pub(super) fn skip(&mut self, bytes: u64) -> Result<(), String> {
+        let step = i64::try_from(bytes).map_err(|_| self.broken())?;
+        self.reader.seek_relative(step).map_err(|_| self.broken())?;
+        self.at += bytes;
+        Ok(())
+    }
+
+    /// Seven bits per byte, the lowest first.
+    fn varint(&mut self, end: u64) -> Result<u64, String> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let mut byte = [0];
+            if self.at >= end || self.reader.read_exact(&mut byte).is_err() {
+                return Err(self.broken());
+            }
+            self.at += 1;
+            value |= u64::from(byte[0] & 0x7f) << shift;
+            if byte[0] < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(self.broken())
+    }
+}
