@@ -29,19 +29,21 @@
 //! top_k = 5                    # 1 to 1000
 //!
 //! [detect]
-//! format = "yolo"              # yolo | boxes; default: yolo for a model of one output
-//! output = "output0"           # yolo; default: the only output
+//! format = "yolo"              # yolo | boxes | end2end; default: yolo for a model of one output (of [N, K, 6] with K up to 1000, none), else boxes
+//! output = "output0"           # yolo, end2end; default: the only output
 //! orientation = "channels_first"  # yolo: channels_first ([1, 4 + C, A]) | channels_last; default: found from the labels
-//! objectness = false           # yolo: whether the fifth channel is one; default: found from the labels
+//! objectness = false           # yolo: whether the fifth channel is one; default: found from the labels, where channels are last
 //! boxes = "boxes"              # boxes: names of the outputs; default: torchvision's or TensorFlow's names
 //! scores = "scores"
 //! classes = "labels"           # none: scores are [1, N, C]
 //! count = "num_detections"
-//! first_class = 0              # boxes: class number of the first label
+//! activation = "none"          # boxes: softmax | sigmoid | none (the model gives scores); default: none, but to be said for outputs named logits
+//! background = "first"         # boxes, scores [N, K, C]: the column that is no class, first | last; labels count the others; default: all are
+//! first_class = 0              # boxes, end2end: class number of the first label
 //! box_format = "xyxy"          # xyxy | yxyx | cxcywh | xywh; default: cxcywh for yolo, yxyx for detection_boxes, else xyxy
 //! normalized = false           # coordinates are parts of the input's size; default: only for detection_boxes
 //! score_min = 0.25             # 0 to 1
-//! iou_max = 0.5                # 0 to 1; 1 turns suppression off
+//! iou_max = 0.5                # 0 to 1; 1 turns suppression off, so by default for end2end
 //! detections_max = 300         # 1 to 1000
 //!
 //! [segment]
@@ -441,6 +443,18 @@ mod tests {
         check("\n\n[wings]\n", &["line 3: unknown key \"wings\""]);
         check("task = \"detect\"\n[detect]\niou = 0.5\n", &["line 3: unknown key \"detect.iou\""]);
         check("batch = 4", &["line 1: batch is 4, allowed: a table"]);
+    }
+
+    #[test]
+    fn boxes_that_a_model_has_sorted_out_are_not_sorted_out_again_by_default() {
+        let iou_max = |detect: &str| {
+            let manifest = Manifest::parse(&format!("task = \"detect\"\n[detect]\n{detect}")).unwrap();
+            let Task::Detect(detect) = manifest.task else { panic!("expected a detector") };
+            detect.iou_max
+        };
+        assert_eq!(iou_max("format = \"end2end\""), 1.0);
+        assert_eq!(iou_max("format = \"end2end\"\niou_max = 0.7"), 0.7);
+        assert_eq!(iou_max("format = \"boxes\""), 0.5);
     }
 
     #[test]

@@ -189,7 +189,7 @@ fn classes(name: &str, shape: &[Dim]) -> Result<Option<usize>, String> {
 }
 
 /// Exponentials over their sum; the largest score is taken off first, so that none overflows.
-fn softmax(scores: &mut [f32]) {
+pub(super) fn softmax(scores: &mut [f32]) {
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0_f64;
     for score in scores.iter_mut() {
@@ -202,7 +202,7 @@ fn softmax(scores: &mut [f32]) {
 }
 
 /// The logistic function, from the side on which the exponential cannot overflow.
-fn sigmoid(score: f32) -> f32 {
+pub(super) fn sigmoid(score: f32) -> f32 {
     if score >= 0.0 {
         1.0 / (1.0 + (-score).exp())
     } else {

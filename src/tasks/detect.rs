@@ -1,17 +1,23 @@
 //! Detect: model outputs to boxes in the posted image.
 //!
 //! This file has the settings, what they become once the model is known, and the way from candidates to detections;
-//! `yolo` and `boxes` read candidates out of the two families of outputs, `left` those that an engine has found already.
+//! `yolo`, `boxes` (with `scores`) and `end2end` read candidates out of the three families of outputs, `left` those that
+//! an engine has found already.
 
 mod boxes;
+mod end2end;
 mod left;
+mod scores;
 mod yolo;
 
 use super::{
-    Labels, Outputs,
+    Activation, Labels, Outputs,
     nms::{Candidate, suppress},
 };
-use crate::{engine::Signature, image::Placement};
+use crate::{
+    engine::{Dim, Signature, TensorSpec, show},
+    image::Placement,
+};
 use std::sync::Arc;
 
 /// Which family of outputs a detector has.
@@ -21,6 +27,14 @@ pub enum Format {
     Yolo,
     /// Boxes, scores and classes in outputs of their own.
     Boxes,
+    /// One output with a row of box, score and class number for each box that the model has sorted out itself.
+    End2end,
+}
+
+impl Format {
+    /// With their names in manifests.
+    pub const ALL: [(&str, Format); 3] =
+        [("yolo", Format::Yolo), ("boxes", Format::Boxes), ("end2end", Format::End2end)];
 }
 
 /// What the four numbers of a box are.
@@ -45,12 +59,21 @@ pub enum Orientation {
     ChannelsLast,
 }
 
+/// Which column of scores is of no class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Background {
+    /// The first, as SSD has it.
+    First,
+    /// The last, as DETR has it ("no object").
+    Last,
+}
+
 /// Settings of a detector. What is open is found from the model when it is loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Detect {
     /// Open: `yolo` for a model of one output, `boxes` otherwise.
     pub format: Option<Format>,
-    /// `yolo`: the output to read; the only one when open.
+    /// `yolo` and `end2end`: the output to read; the only one when open.
     pub output: Option<String>,
     /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`; open: `boxes` or `detection_boxes`.
     pub boxes: Option<String>,
@@ -70,7 +93,12 @@ pub struct Detect {
     pub orientation: Option<Orientation>,
     /// `yolo`: whether the fifth channel is an objectness; open: found from the number of labels.
     pub objectness: Option<bool>,
-    /// `boxes`: the class number that the first label has (1 for models that leave 0 to the background).
+    /// `boxes`: what turns scores into those of an answer; open: nothing, unless the output's name speaks of logits.
+    pub activation: Option<Activation>,
+    /// `boxes`, where scores are `[1, N, C]`: the column that is no class; labels count the others.
+    pub background: Option<Background>,
+    /// `boxes` and `end2end`, where classes are numbers: the one that the first label has (1 for models that leave 0 to the
+    /// background).
     pub first_class: usize,
     /// Boxes of a lower score are left out.
     pub score_min: f32,
@@ -95,6 +123,8 @@ impl Default for Detect {
             normalized: None,
             orientation: None,
             objectness: None,
+            activation: None,
+            background: None,
             first_class: 0,
             score_min: 0.25,
             iou_max: 0.5,
@@ -138,16 +168,59 @@ impl Detect {
         input: Option<[u32; 2]>,
     ) -> Result<Detect, String> {
         self.input = input;
-        let format = self.format.unwrap_or(match signature.outputs.len() {
-            1 => Format::Yolo,
-            _ => Format::Boxes,
-        });
+        let format = match (self.format, &signature.outputs[..]) {
+            (Some(format), _) => format,
+            (None, [only]) => self.of_one_output(only)?,
+            (None, _) => Format::Boxes,
+        };
         self.format = Some(format);
+        self.refuse_settings_of_others(format)?;
         match format {
             Format::Yolo => self.resolve_yolo(signature, labels)?,
             Format::Boxes => self.resolve_boxes(signature, labels)?,
+            Format::End2end => self.resolve_end2end(signature)?,
         }
         Ok(self)
+    }
+
+    /// YOLO's, unless its shape is one that boxes which are sorted out have, too.
+    fn of_one_output(&self, output: &TensorSpec) -> Result<Format, String> {
+        let told = self.orientation.is_some() || self.objectness.is_some();
+        match output.shape[..] {
+            [.., Dim::Fixed(rows), Dim::Fixed(end2end::COLUMNS)] if !told && rows <= end2end::ROWS_MAX => {
+                Err(format!(
+                    "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as \
+                     rows of box, score and class that the model has sorted out (detect.format = \"end2end\"): set \
+                     detect.format",
+                    output.name,
+                    show(&output.shape)
+                ))
+            }
+            _ => Ok(Format::Yolo),
+        }
+    }
+
+    /// Nothing that is set is without effect.
+    fn refuse_settings_of_others(&self, format: Format) -> Result<(), String> {
+        use Format::{Boxes, End2end, Yolo};
+        let keys: [(&str, bool, &[Format]); 10] = [
+            ("output", self.output.is_some(), &[Yolo, End2end]),
+            ("orientation", self.orientation.is_some(), &[Yolo]),
+            ("objectness", self.objectness.is_some(), &[Yolo]),
+            ("boxes", self.boxes.is_some(), &[Boxes]),
+            ("scores", self.scores.is_some(), &[Boxes]),
+            ("classes", self.classes.is_some(), &[Boxes]),
+            ("count", self.count.is_some(), &[Boxes]),
+            ("activation", self.activation.is_some(), &[Boxes]),
+            ("background", self.background.is_some(), &[Boxes]),
+            ("first_class", self.first_class != 0, &[Boxes, End2end]),
+        ];
+        let Some((key, _, of)) = keys.iter().find(|(_, set, of)| *set && !of.contains(&format)) else {
+            return Ok(());
+        };
+        let of: Vec<String> =
+            Format::ALL.iter().filter(|(_, f)| of.contains(f)).map(|(name, _)| format!("{name:?}")).collect();
+        Err(format!("detect.{key} is for detect.format = {}", of.join(" or ")))
     }
 
     /// Whether the output that holds the boxes has an axis more than the boxes need.
@@ -197,6 +270,7 @@ impl Detect {
     ) -> Result<Vec<Candidate>, String> {
         let raw = match self.format {
             Some(Format::Boxes) => self.read_boxes(outputs)?,
+            Some(Format::End2end) => self.read_end2end(outputs)?,
             _ => self.read_yolo(outputs, labels)?,
         };
         // Where images keep their size, the input is the posted image.
@@ -217,6 +291,21 @@ impl Detect {
         // What lies in padding, or has no area, neither is answered nor suppresses anything.
         candidates.retain(|candidate| self.place(candidate.corners, placement).is_some());
         suppress(candidates, self.iou_max, self.detections_max)
+    }
+
+    /// The class of a class number, if it is one.
+    fn class(&self, number: f32) -> Option<usize> {
+        let index = number - self.first_class as f32;
+        (index >= 0.0 && index.fract() == 0.0 && index < 1e6).then_some(index as usize)
+    }
+
+    /// The mistake of a box whose class number is none.
+    fn no_class(&self, output: &str, index: usize) -> String {
+        format!(
+            "output {output:?} has a class number at box {index} that is not a whole number from {} on \
+             (detect.first_class)",
+            self.first_class
+        )
     }
 
     /// From the model's four numbers to corners in pixels of its input.

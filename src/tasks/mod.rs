@@ -4,7 +4,7 @@
 //! turns the outputs of one item into an [`Answer`]. How answers are written on the wire is not known here.
 //!
 //! - [`classify`]: scores to the best classes.
-//! - [`detect`]: YOLO-style and boxes/scores/classes outputs to boxes in the posted image; [`nms`] thins them out.
+//! - [`detect`]: YOLO-style, boxes/scores/classes and end-to-end outputs to boxes in the posted image; [`nms`] thins them out.
 //! - [`segment`]: class maps to a [`mask`] of the posted image's size, with its PNG and run-length renderings.
 //! - [`embed`]: a vector.
 //! - [`labels`]: class names.
@@ -22,7 +22,7 @@ pub mod nms;
 pub mod segment;
 
 pub use classify::{Activation, Class, Classify};
-pub use detect::{BoxFormat, Detect, Detection, Format, Orientation};
+pub use detect::{Background, BoxFormat, Detect, Detection, Format, Orientation};
 pub use embed::Embed;
 pub use labels::Labels;
 pub use mask::{Mask, MaskClass, Run};

@@ -11,11 +11,14 @@ use crate::{
     },
     image::{Color, Filter, Layout},
     models::strict::Table,
-    tasks::{Activation, BoxFormat, Classify, Detect, Embed, Format, Orientation, Segment, Task},
+    tasks::{Activation, Background, BoxFormat, Classify, Detect, Embed, Format, Orientation, Segment, Task},
 };
 use std::time::Duration;
 
 const LAYOUTS: &[(&str, Layout)] = &[("nchw", Layout::Nchw), ("nhwc", Layout::Nhwc)];
+
+const ACTIVATIONS: &[(&str, Activation)] =
+    &[("softmax", Activation::Softmax), ("sigmoid", Activation::Sigmoid), ("none", Activation::None)];
 
 #[derive(Clone, Copy, PartialEq)]
 enum Runs {
@@ -161,18 +164,18 @@ fn read_classify(table: &Table<'_, '_>) -> Classify {
     let default = Classify::default();
     Classify {
         output: table.string("output"),
-        activation: table.choice(
-            "activation",
-            &[("softmax", Activation::Softmax), ("sigmoid", Activation::Sigmoid), ("none", Activation::None)],
-        ),
+        activation: table.choice("activation", ACTIVATIONS),
         top_k: table.integer("top_k", 1..=1000).unwrap_or(default.top_k),
     }
 }
 
 fn read_detect(table: &Table<'_, '_>) -> Detect {
     let default = Detect::default();
+    let format = table.choice("format", &Format::ALL);
+    // What the model has sorted out is sorted out again only where the manifest says so.
+    let iou_max = if format == Some(Format::End2end) { 1.0 } else { default.iou_max };
     Detect {
-        format: table.choice("format", &[("yolo", Format::Yolo), ("boxes", Format::Boxes)]),
+        format,
         output: table.string("output"),
         boxes: table.string("boxes"),
         scores: table.string("scores"),
@@ -193,9 +196,11 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
             &[("channels_first", Orientation::ChannelsFirst), ("channels_last", Orientation::ChannelsLast)],
         ),
         objectness: table.flag("objectness"),
+        activation: table.choice("activation", ACTIVATIONS),
+        background: table.choice("background", &[("first", Background::First), ("last", Background::Last)]),
         first_class: table.integer("first_class", 0..=65_535).unwrap_or(0),
         score_min: table.number("score_min", 0.0..=1.0).map_or(default.score_min, |n| n as f32),
-        iou_max: table.number("iou_max", 0.0..=1.0).map_or(default.iou_max, |n| n as f32),
+        iou_max: table.number("iou_max", 0.0..=1.0).map_or(iou_max, |n| n as f32),
         detections_max: table.integer("detections_max", 1..=1000).unwrap_or(default.detections_max),
         input: None,
     }

@@ -1,4 +1,4 @@
-//! Detectors with outputs of their own for boxes, scores and classes, as torchvision and TensorFlow export them.
+//! Detectors with outputs of their own for boxes, scores and classes, as torchvision, TensorFlow and transformers export them.
 
 use super::{BoxFormat, Detect, Raw, finite};
 use crate::{
@@ -15,15 +15,6 @@ const COUNT: &[&str] = &["num_detections"];
 impl Detect {
     /// Fills in the outputs; refuses shapes that cannot hold boxes.
     pub(super) fn resolve_boxes(&mut self, signature: &Signature, labels: &Labels) -> Result<(), String> {
-        for (key, set) in [
-            ("output", self.output.is_some()),
-            ("orientation", self.orientation.is_some()),
-            ("objectness", self.objectness.is_some()),
-        ] {
-            if set {
-                return Err(format!("detect.{key} is for detect.format = \"yolo\""));
-            }
-        }
         let boxes = find(signature, self.boxes.as_deref(), "boxes", BOXES)?
             .ok_or_else(|| missing(signature, "boxes", BOXES))?;
         let scores = find(signature, self.scores.as_deref(), "scores", SCORES)?
@@ -36,11 +27,7 @@ impl Detect {
         if !shape(boxes).is_empty() {
             box_count(&name(boxes), shape(boxes))?;
         }
-        if classes.is_none()
-            && let [.., Dim::Fixed(n)] = shape(scores)
-        {
-            labels.fit(&name(scores), *n)?;
-        }
+        self.resolve_scores(&name(scores), shape(scores), classes.is_some(), labels)?;
         // TensorFlow's detectors give parts of the input's size, y first.
         let tensorflow = name(boxes) == "detection_boxes";
         self.box_format.get_or_insert(if tensorflow { BoxFormat::Yxyx } else { BoxFormat::Xyxy });
@@ -61,7 +48,7 @@ impl Detect {
         let scores = outputs.get(self.scores.as_deref())?;
         let scored = match self.classes.as_deref() {
             Some(classes) => self.classes_given(&scores, &outputs.get(Some(classes))?, n)?,
-            None => classes_best(&scores, n)?,
+            None => self.classes_best(&scores, n)?,
         };
         let valid = match self.count.as_deref() {
             Some(count) => read_count(&outputs.get(Some(count))?, n)?,
@@ -72,14 +59,8 @@ impl Detect {
             if score < self.score_min {
                 continue;
             }
-            let class = class.ok_or_else(|| {
-                format!(
-                    "output {:?} has a class number at box {index} that is not a whole number from {} on \
-                     (detect.first_class)",
-                    self.classes.as_deref().unwrap_or_default(),
-                    self.first_class
-                )
-            })?;
+            let class =
+                class.ok_or_else(|| self.no_class(self.classes.as_deref().unwrap_or_default(), index))?;
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * 4 + i]);
             found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class });
         }
@@ -99,37 +80,11 @@ impl Detect {
                 return Err(wrong_shape(output.name, &output.shape(), &format!("[1, {n}], one per box")));
             }
         }
-        let class = |number: f32| {
-            let index = number - self.first_class as f32;
-            (index >= 0.0 && index.fract() == 0.0 && index < 1e6).then_some(index as usize)
-        };
-        let classes = classes.numbers()?;
-        Ok(classes.into_iter().map(class).zip(scores.numbers()?).collect())
+        let classes = classes.numbers()?.into_iter().map(|number| self.class(number));
+        let mut numbers = scores.numbers()?;
+        self.activate(scores.name, &mut numbers)?;
+        Ok(classes.zip(numbers).collect())
     }
-}
-
-/// Scores `[1, N, C]`: the best class of each box.
-fn classes_best(scores: &Output<'_>, n: usize) -> Result<Vec<(Option<usize>, f32)>, String> {
-    let per_box = match scores.tensor.shape[..] {
-        [1, boxes, classes] | [boxes, classes] if boxes == n && classes > 0 => classes,
-        _ => {
-            let expected = format!("[1, {n}, classes], since no output of classes is set");
-            return Err(wrong_shape(scores.name, &scores.shape(), &expected));
-        }
-    };
-    let numbers = scores.numbers()?;
-    Ok(numbers
-        .chunks_exact(per_box)
-        .map(|scores| {
-            let (mut class, mut best) = (0, f32::NEG_INFINITY);
-            for (index, score) in scores.iter().enumerate() {
-                if *score > best {
-                    (class, best) = (index, *score);
-                }
-            }
-            (Some(class), best)
-        })
-        .collect())
 }
 
 /// The number of valid boxes, at most `n`.

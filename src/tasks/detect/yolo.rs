@@ -1,6 +1,6 @@
 //! YOLO-style detectors: one output, a column (or row) per anchor with a box, perhaps an objectness, and class scores.
 
-use super::{BoxFormat, Detect, Orientation, Raw, finite};
+use super::{BoxFormat, Detect, Orientation, Raw, end2end, finite};
 use crate::{
     engine::{Dim, Signature, show},
     tasks::{Labels, Outputs, choose, is_one, wrong_shape},
@@ -19,17 +19,6 @@ struct Reading {
 impl Detect {
     /// Fills in the output; refuses shapes that cannot hold boxes, as far as the model file tells them.
     pub(super) fn resolve_yolo(&mut self, signature: &Signature, labels: &Labels) -> Result<(), String> {
-        for (key, set) in [
-            ("boxes", self.boxes.is_some()),
-            ("scores", self.scores.is_some()),
-            ("classes", self.classes.is_some()),
-            ("count", self.count.is_some()),
-            ("first_class", self.first_class != 0),
-        ] {
-            if set {
-                return Err(format!("detect.{key} is for detect.format = \"boxes\""));
-            }
-        }
         let output = choose(signature, self.output.as_deref(), "detect.output")?;
         if !output.shape.is_empty() {
             // The axis that the model file leaves open counts anchors.
@@ -132,23 +121,32 @@ impl Detect {
                         show(shape)
                     ));
                 }
-                (false, false) => return Err(self.misfit(name, shape, labels)),
+                (false, false) => return Err(self.misfit(name, shape, axes, labels)),
             },
         };
         let channels = axes[usize::from(!channels_first)];
         if !fits_either(channels) {
-            return Err(self.misfit(name, shape, labels));
+            return Err(self.misfit(name, shape, axes, labels));
         }
         let objectness = match self.objectness {
             Some(objectness) => objectness,
             None if labels.is_empty() => return Err(unknown_objectness(name)),
+            // Models with an objectness have their channels last; oriented boxes, with an angle as the last channel, first.
+            None if channels_first && fits(channels, true) => {
+                return Err(format!(
+                    "output {name:?} of shape {} has one channel more than 4 + {} for the labels: set detect.objectness = true \
+                     if the fifth is one; oriented boxes (OBB), whose last is an angle, are served with task = \"tensors\"",
+                    show(shape),
+                    labels.len()
+                ));
+            }
             None => fits(channels, true),
         };
         Ok(Reading { channels_first, objectness })
     }
 
-    fn misfit(&self, name: &str, shape: &[Dim], labels: &Labels) -> String {
-        let expected = match (labels.len(), self.objectness) {
+    fn misfit(&self, name: &str, shape: &[Dim], axes: [usize; 2], labels: &Labels) -> String {
+        let mut expected = match (labels.len(), self.objectness) {
             (0, _) => SHAPE.to_owned(),
             (n, Some(objectness)) => format!(
                 "{} channels for {n} labels (4 + {}{n})",
@@ -159,14 +157,27 @@ impl Detect {
                 format!("{} channels for {n} labels (4 + {n}), or {} with an objectness", n + 4, n + 5)
             }
         };
+        let too_many = !labels.is_empty() && axes.iter().all(|axis| *axis > labels.len() + 5);
+        if too_many {
+            expected += "; ";
+            expected += OTHER_HEADS;
+        }
+        let columns = shape.last().copied().unwrap_or(Dim::Free);
+        if columns == Dim::Fixed(end2end::COLUMNS) || too_many && columns == Dim::Free {
+            expected += "; rows of box, score and class are read with detect.format = \"end2end\"";
+        }
         wrong_shape(name, shape, &expected)
     }
 }
 
+/// What is not to be made to fit by a setting, which would answer its numbers as scores of classes.
+const OTHER_HEADS: &str =
+    "outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"";
+
 fn unknown_objectness(name: &str) -> String {
     format!(
         "whether the fifth channel of output {name:?} is an objectness cannot be told without labels: give a labels \
-         file or set detect.objectness"
+         file or set detect.objectness; {OTHER_HEADS}"
     )
 }
 
@@ -181,7 +192,10 @@ fn axes(name: &str, shape: &[Dim]) -> Result<[Dim; 2], String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::*, *};
+    use super::{
+        super::{Format, testing::*},
+        *,
+    };
     use crate::{
         engine::{
             DataType, Tensor,
@@ -284,7 +298,8 @@ mod tests {
         let error = check(Detect::default(), &[1, 5, 6], &rows(), "a\nb\nc\nd\ne").unwrap_err();
         assert_eq!(
             error,
-            "output \"out\" has shape [1, 5, 6], expected 9 channels for 5 labels (4 + 5), or 10 with an objectness"
+            "output \"out\" has shape [1, 5, 6], expected 9 channels for 5 labels (4 + 5), or 10 with an objectness; \
+             rows of box, score and class are read with detect.format = \"end2end\""
         );
         assert!(check(Detect::default(), &[1, 1, 5, 6], &rows(), "a\nb").is_err());
         assert!(check(Detect::default(), &[2, 5, 3], &rows(), "a\nb").is_err());
@@ -292,6 +307,24 @@ mod tests {
         let signature = signature(&[("out", &[-1, 85, 8400])]);
         let error = Detect::default().resolve(&signature, &Labels::parse("a\nb").unwrap(), None).unwrap_err();
         assert!(error.contains("has shape [?, 85, 8400]"), "{error}");
+        assert!(error.contains("pose, segment, OBB) are served with task = \"tensors\""), "{error}");
+    }
+
+    #[test]
+    fn an_angle_is_not_taken_for_an_objectness() {
+        let resolve = |task: Detect, shape: &[i64]| {
+            let signature = signature(&[("out", shape)]);
+            task.resolve(&signature, &Labels::parse("plane\nship").unwrap(), None)
+        };
+        // Oriented boxes of two classes, known and free: 4 + 2 + 1 channels.
+        for shape in [[1, 7, 2100], [-1, 7, -1]] {
+            let error = resolve(Detect::default(), &shape).unwrap_err();
+            assert!(error.contains("detect.objectness = true") && error.contains("OBB"), "{error}");
+            let told = Detect { objectness: Some(true), ..Detect::default() };
+            assert_eq!(resolve(told, &shape).unwrap().objectness, Some(true));
+        }
+        let last = resolve(Detect::default(), &[1, 25_200, 7]).unwrap();
+        assert_eq!((last.objectness, last.orientation), (Some(true), Some(Orientation::ChannelsLast)));
     }
 
     #[test]
@@ -340,7 +373,8 @@ mod tests {
         let data = bytemuck::bytes_of(&found).to_vec();
         let left =
             Tensor { datatype: DataType::Uint32, shape: vec![1, 1, CANDIDATE_WORDS], data: data.into() };
-        let error = run(Detect::default(), &[("out", &[-1, 5, 6], left)], "a\nb", None).unwrap_err();
+        let yolo = Detect { format: Some(Format::Yolo), ..Detect::default() };
+        let error = run(yolo, &[("out", &[-1, 5, 6], left)], "a\nb", None).unwrap_err();
         assert!(error.contains("output \"out\" has a box of score inf"), "{error}");
     }
 

@@ -1,0 +1,234 @@
+//! Scores in an output of their own: what turns them into those of an answer, and which of them are of classes.
+
+use super::{Background, Detect};
+use crate::{
+    engine::Dim,
+    tasks::{
+        Activation, Labels, Output,
+        classify::{sigmoid, softmax},
+        wrong_shape,
+    },
+};
+
+impl Detect {
+    /// Refuses settings that say nothing about these scores, and labels that are not as many as their classes.
+    pub(super) fn resolve_scores(
+        &self,
+        name: &str,
+        shape: &[Dim],
+        numbered: bool,
+        labels: &Labels,
+    ) -> Result<(), String> {
+        if self.activation.is_none() && name.to_ascii_lowercase().contains("logit") {
+            return Err(format!(
+                "output {name:?} seems to hold logits, which are no scores: set detect.activation (\"softmax\" for DETR and \
+                 YOLOS, with detect.background = \"last\"; \"sigmoid\" for RT-DETR; \"none\" if they are scores after all)"
+            ));
+        }
+        if numbered {
+            return match (self.background, self.activation) {
+                (Some(_), _) => Err("detect.background is for scores [1, boxes, classes]: this model gives class numbers; \
+                                     set detect.first_class to that of the first label"
+                    .to_owned()),
+                (None, Some(Activation::Softmax)) => {
+                    Err("detect.activation = \"softmax\" is for scores [1, boxes, classes]: this model gives one score a box"
+                        .to_owned())
+                }
+                _ => Ok(()),
+            };
+        }
+        if self.first_class != 0 {
+            return Err("detect.first_class is for class numbers, and no output has them: where the first column of scores is \
+                        no class, set detect.background = \"first\""
+                .to_owned());
+        }
+        match shape.last() {
+            Some(Dim::Fixed(columns)) => labels.fit(name, self.classes_of(*columns)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Scores `[1, N, C]`: the best class of each box.
+    pub(super) fn classes_best(
+        &self,
+        scores: &Output<'_>,
+        n: usize,
+    ) -> Result<Vec<(Option<usize>, f32)>, String> {
+        let columns = match scores.tensor.shape[..] {
+            [1, boxes, columns] | [boxes, columns] if boxes == n && self.classes_of(columns) > 0 => columns,
+            _ => {
+                let more = if self.background.is_some() { "1 + " } else { "" };
+                let expected = format!("[1, {n}, {more}classes], since no output of classes is set");
+                return Err(wrong_shape(scores.name, &scores.shape(), &expected));
+            }
+        };
+        let first = usize::from(self.background == Some(Background::First));
+        let classes = first..first + self.classes_of(columns);
+        let mut numbers = scores.numbers()?;
+        let best_class = |row: &mut [f32]| {
+            // Softmax counts the background in: a box that is probably none has low scores.
+            self.activate(scores.name, row)?;
+            let (mut class, mut best) = (0, f32::NEG_INFINITY);
+            for (index, score) in row[classes.clone()].iter().enumerate() {
+                if *score > best {
+                    (class, best) = (index, *score);
+                }
+            }
+            Ok((Some(class), best))
+        };
+        numbers.chunks_exact_mut(columns).map(best_class).collect()
+    }
+
+    /// From what the model gives to scores.
+    pub(super) fn activate(&self, name: &str, scores: &mut [f32]) -> Result<(), String> {
+        match self.activation {
+            Some(Activation::Softmax) => softmax(scores),
+            Some(Activation::Sigmoid) => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
+            Some(Activation::None) | None => return Ok(()),
+        }
+        match scores.iter().find(|score| !score.is_finite()) {
+            Some(score) => Err(format!(
+                "output {name:?} gives a score of {score} by detect.activation, expected a finite number"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// How many columns of scores are of classes.
+    fn classes_of(&self, columns: usize) -> usize {
+        columns.saturating_sub(usize::from(self.background.is_some()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{BoxFormat, testing::*},
+        *,
+    };
+    use crate::tasks::testing::*;
+
+    const LAST: [f32; 12] = [3.0, -2.0, -2.0, -1.0, -3.0, 2.5, -2.0, 0.0, -4.0, -4.0, -4.0, 5.0];
+
+    /// Three boxes as DETR gives them, centres and sizes as parts of the input, with these logits.
+    fn detr(task: Detect, logits: &[f32], labels: &str) -> Result<Vec<Seen>, String> {
+        let boxes = [0.5, 0.5, 0.25, 0.5, 0.25, 0.25, 0.25, 0.25, 0.75, 0.75, 0.5, 0.5];
+        let task = Detect {
+            boxes: Some("pred_boxes".to_owned()),
+            scores: Some("logits".to_owned()),
+            box_format: Some(BoxFormat::Cxcywh),
+            normalized: Some(true),
+            ..task
+        };
+        let columns = logits.len() / 3;
+        let outputs = [
+            ("logits", &[-1, -1, columns as i64][..], floats(&[1, 3, columns], logits)),
+            ("pred_boxes", &[-1, -1, 4], floats(&[1, 3, 4], &boxes)),
+        ];
+        run(task, &outputs, labels, None)
+    }
+
+    /// Corners as they are, scores to the fifth decimal.
+    fn check(found: Result<Vec<Seen>, String>, expected: &[Seen]) {
+        let found = found.unwrap();
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert_eq!((found.0, found.1), (expected.0, expected.1));
+            assert!((found.2 - expected.2).abs() < 1e-5, "{found:?}, expected {expected:?}");
+        }
+    }
+
+    const FIRST_BOX: [f32; 4] = [37.5, 25.0, 62.5, 75.0];
+    const SECOND_BOX: [f32; 4] = [12.5, 12.5, 37.5, 37.5];
+    const THIRD_BOX: [f32; 4] = [50.0, 50.0, 100.0, 100.0];
+
+    fn soft(background: Background) -> Detect {
+        Detect { activation: Some(Activation::Softmax), background: Some(background), ..Detect::default() }
+    }
+
+    #[test]
+    fn logits_become_scores_by_softmax_and_no_object_is_no_class() {
+        // e^3 / (e^3 + 2 e^-2 + e^-1) and e^2.5 / (e^-3 + e^2.5 + e^-2 + 1).
+        let expected = [(FIRST_BOX, 0, 0.969_188), (SECOND_BOX, 1, 0.911_343_8)];
+        check(detr(soft(Background::Last), &LAST, "a\nb\nc"), &expected);
+        check(detr(soft(Background::Last), &LAST, ""), &expected);
+        let mut first = LAST;
+        for row in first.chunks_exact_mut(4) {
+            row.rotate_right(1);
+        }
+        check(detr(soft(Background::First), &first, "a\nb\nc"), &expected);
+    }
+
+    #[test]
+    fn a_background_goes_without_an_activation_as_well() {
+        // As SSD gives them: probabilities, that of the background first.
+        let scores = [0.2, 0.8, 0.9, 0.1, 0.4, 0.6];
+        let task = || Detect { activation: Some(Activation::None), ..Detect::default() };
+        let of_classes = Detect { background: Some(Background::First), ..task() };
+        check(detr(of_classes, &scores, "face"), &[(FIRST_BOX, 0, 0.8), (THIRD_BOX, 0, 0.6)]);
+        let error = detr(task(), &scores, "face").unwrap_err();
+        assert_eq!(error, "the labels file has 1 labels, output \"logits\" has 2 classes");
+    }
+
+    #[test]
+    fn logits_become_scores_by_sigmoid_with_a_class_a_column() {
+        let task = || Detect { activation: Some(Activation::Sigmoid), ..Detect::default() };
+        // 1 / (1 + e^-2) and 1 / (1 + e^1); the last is below the score asked for.
+        let logits = [2.0, -5.0, -5.0, -1.0, -3.0, -2.0];
+        check(detr(task(), &logits, "a\nb"), &[(FIRST_BOX, 0, 0.880_797), (SECOND_BOX, 1, 0.268_941_4)]);
+        // Of one score a box, too.
+        let outputs = [
+            ("boxes", &[-1, 4][..], floats(&[1, 4], &FIRST_BOX)),
+            ("labels", &[-1], integers(&[1], &[3])),
+            ("scores", &[-1], floats(&[1], &[2.0])),
+        ];
+        check(run(task(), &outputs, "", None), &[(FIRST_BOX, 3, 0.880_797)]);
+    }
+
+    #[test]
+    fn what_is_called_logits_is_no_score_unless_the_manifest_says_so() {
+        let error = detr(Detect::default(), &LAST, "").unwrap_err();
+        assert!(
+            error.contains("\"logits\" seems to hold logits") && error.contains("detect.activation"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn labels_count_the_classes_without_the_background() {
+        let error = detr(soft(Background::Last), &LAST, "a\nb\nc\nno object").unwrap_err();
+        assert_eq!(error, "the labels file has 4 labels, output \"logits\" has 3 classes");
+        let error = detr(soft(Background::Last), &[0.0; 3], "").unwrap_err();
+        assert!(error.contains("has shape [1, 3, 1], expected [1, 3, 1 + classes]"), "{error}");
+    }
+
+    #[test]
+    fn what_says_nothing_about_the_scores_is_refused() {
+        let activation = Some(Activation::None);
+        let error = detr(Detect { first_class: 1, activation, ..Detect::default() }, &LAST, "").unwrap_err();
+        assert!(
+            error.contains("detect.first_class") && error.contains("detect.background = \"first\""),
+            "{error}"
+        );
+        let numbered = |task: Detect| {
+            let outputs = [
+                ("boxes", &[-1, 4][..], floats(&[1, 4], &FIRST_BOX)),
+                ("labels", &[-1], integers(&[1], &[3])),
+                ("scores", &[-1], floats(&[1], &[0.5])),
+            ];
+            run(task, &outputs, "", None).unwrap_err()
+        };
+        let error = numbered(Detect { background: Some(Background::First), ..Detect::default() });
+        assert!(error.contains("detect.background") && error.contains("detect.first_class"), "{error}");
+        let error = numbered(Detect { activation: Some(Activation::Softmax), ..Detect::default() });
+        assert!(error.contains("detect.activation = \"softmax\""), "{error}");
+    }
+
+    #[test]
+    fn an_infinite_logit_is_an_error() {
+        let mut logits = LAST;
+        logits[0] = f32::INFINITY;
+        let error = detr(soft(Background::Last), &logits, "").unwrap_err();
+        assert!(error.contains("\"logits\" gives a score of NaN by detect.activation"), "{error}");
+    }
+}
