@@ -210,7 +210,10 @@ def test_the_detectors_boxes_lie_where_the_api_says(visit, site):
         left, top, right, bottom = (edge * scale for edge in found["box"])
         got = (box["x"] - frame["x"], box["y"] - frame["y"], box["width"], box["height"])
         assert got == pytest.approx((left, top, right - left, bottom - top), abs=2)
-        assert boxes.nth(index).inner_text().startswith(found["label"])
+        listed = page.locator(".found li").nth(index)
+        said = [listed.locator(part).inner_text() for part in (".name", ".score")]
+        assert boxes.nth(index).inner_text() == " ".join(said), "the box says what the list says"
+        assert said[0] == found["label"]
     # Weaker ones can be hidden.
     page.evaluate("() => { const slider = document.querySelector('.range input'); slider.value = 90; slider.dispatchEvent(new Event('input')); }")
     assert boxes.count() == sum(found["score"] >= 0.9 for found in expected["detections"])
@@ -304,6 +307,43 @@ def test_spots_are_shown_on_their_frames_with_the_picture_of_all(visit, site):
     window.shot("spots")
 
 
+def test_a_stack_that_breaks_off_shows_what_came_before_and_the_mistake(visit, site):
+    content = (IMAGES / "spots.tif").read_bytes()[:200_000]
+    last = json.loads(predicted(site, "spots", content, format="ndjson").text.splitlines()[-1])
+    assert last["localizations"] > 0
+    window = visit()
+    window.page.select_option("#model", "spots")
+    window.give("drop", ("cut.tif", content))
+    page = window.answered()
+    says = page.locator(".result .says")
+    assert f"{last['localizations']} localizations in the first 25 frames" in says.inner_text()
+    assert page.inner_text(".frames output").startswith("Frame 1 of 25: ") and page.locator(".layer").count() == 1
+    assert page.locator(".result .none").count() == 0, "the frames before the cut are shown"
+    refused = says.locator(".refusal")
+    assert refused.locator("h3").inner_text().lower() == "the stack broke off"
+    assert last["error"] in refused.inner_text()
+    assert re.search(r"Request [0-9a-f]{8}-[0-9a-f-]{27}", refused.inner_text())
+    assert says.locator("button").all_inner_texts() == ["CSV", "ThunderSTORM"], "the others are of whole stacks"
+    with page.expect_download() as saved:
+        says.locator("button", has_text="CSV").click()
+    assert last["error"] in saved.value.path().read_text().splitlines()[-1]
+    window.shot("broken")
+
+
+def test_a_reply_that_is_cut_off_shows_what_came_before(visit, site):
+    content = (IMAGES / "spots.tif").read_bytes()
+    lines = predicted(site, "spots", content, format="ndjson").text.splitlines()
+    window = visit()
+    window.page.route("**/predictions/spots?*", lambda route: route.fulfill(body="\n".join(lines[:4]) + "\n" + lines[4][:50]))
+    window.page.select_option("#model", "spots")
+    window.give("drop", ("spots.tif", content))
+    page = window.answered()
+    found = [json.loads(line) for line in lines[1:4]]
+    told = f"{sum(line['count'] for line in found)} localizations in the first {found[-1]['frame'] + 1} frames"
+    assert told in page.inner_text(".result .says")
+    assert "the reply has no end" in page.inner_text(".result .says .refusal")
+
+
 def test_a_stack_that_the_browser_cannot_paint_is_answered_all_the_same(visit):
     packed = io.BytesIO()
     tifffile.imwrite(packed, localize.movie()[:20].astype(np.float16), photometric="minisblack")
@@ -354,6 +394,29 @@ def test_stacks_are_shown_with_the_pixels_that_they_have(visit):
         assert np.allclose(np.asarray(got["last"], np.float32), expected[-1].astype(np.float32).ravel(), equal_nan=True), path.name
         shown += 1
     assert shown >= 20, f"{shown} of the stacks are shown"
+
+
+@pytest.mark.parametrize("tag", [(254, "I", 1, 1), (255, "H", 1, 2)])
+def test_reduced_copies_are_no_frames_unless_there_is_nothing_else(visit, tag):
+    page = visit().page
+
+    def shown(*pages):
+        file = io.BytesIO()
+        with tifffile.TiffWriter(file) as tiff:
+            for value, reduced in pages:
+                options = {"subfiletype": tag[3]} if tag[0] == 254 and reduced else {"extratags": [(*tag, True)] if reduced else []}
+                tiff.write(np.full((4, 5), value, np.uint8), photometric="minisblack", contiguous=False, metadata=None, **options)
+        return page.evaluate(
+            """async (bytes) => {
+                const { openTiff } = await import("/page/tiff.js");
+                const stack = openTiff(Uint8Array.from(bytes).buffer);
+                return Promise.all(Array.from({ length: stack.frames }, async (_, index) => (await stack.frame(index))[0]));
+            }""",
+            list(file.getvalue()),
+        )
+
+    assert shown((1, False), (2, True), (3, False)) == [1, 3]
+    assert shown((1, True), (2, True)) == [1]
 
 
 def test_an_error_is_shown_as_the_server_says_it(visit):
@@ -542,6 +605,36 @@ def test_a_telephone_is_wide_enough(visit):
         page.wait_for_selector(there)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
         window.shot(f"telephone-{view}")
+
+
+@pytest.mark.parametrize("path", ["/", "/#live", "/#models", "/docs", "/docs/errors", "/docs/options", "/docs/metrics"])
+def test_nothing_scrolls_sideways_on_the_narrowest_telephone(visit, path):
+    window = visit(path, viewport={"width": 320, "height": 640})
+    there = {"/#live": ".device", "/#models": ".model", "/docs": ".opblock"}
+    window.page.wait_for_selector(there.get(path, "main"))
+    assert window.page.evaluate("document.documentElement.scrollWidth") <= 320
+    window.shot(f"narrow-{path.strip('/#').replace('/', '-')}", whole=False)
+
+
+def test_settings_say_in_full_what_holds_where_nothing_is_set(visit):
+    page = visit().page
+    for model in ("digits", "spots"):
+        page.select_option("#model", model)
+        page.click("summary:has-text('Settings')")
+        page.wait_for_selector("#fields [name]")
+        cut = page.evaluate(
+            """() => [...document.querySelectorAll("#fields [name]")].map((field) => {
+                const style = getComputedStyle(field);
+                const context = document.createElement("canvas").getContext("2d");
+                context.font = `${style.fontSize} ${style.fontFamily}`;
+                const text = field.options ? field.options[0].text : field.placeholder;
+                // The arrow of a list has its place as well.
+                const room = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - (field.options ? 20 : 0);
+                return [text, context.measureText(text).width, room, field.title];
+            }).filter(([text, width, room, title]) => !text || width > room || !/^as the (model|file) says/.test(title))"""
+        )
+        assert cut == [], model
+        page.click("summary:has-text('Settings')")
 
 
 def test_the_documents_show_every_operation_and_ask_this_server(visit):

@@ -155,6 +155,12 @@ def test_traces_may_go_to_the_collector_that_the_options_name_and_nowhere_else(t
     assert options(objects)["backend"] == "gpu", "the other options are as they were"
 
 
+def test_without_a_gpu_more_processors_are_asked_for():
+    base, cpu = (rendered(DEPLOY / "kubernetes" / folder) for folder in ("base", "overlays/cpu"))
+    asked = [int(container(objects)["resources"]["requests"]["cpu"]) for objects in (base, cpu)]
+    assert asked[0] < asked[1]
+
+
 def test_each_overlay_asks_for_its_kind_of_device():
     asked = {}
     for name in OVERLAYS:

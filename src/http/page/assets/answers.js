@@ -1,6 +1,6 @@
 // What a model said of one image, drawn: by task, and by what the answer holds.
 
-import { el, colorOf, short } from "./dom.js";
+import { el, colorOf, percent, short } from "./dom.js";
 import { manual } from "./api.js";
 import { vectorPlot } from "./chart.js";
 import { paintRuns } from "./picture.js";
@@ -10,7 +10,6 @@ const NUMBERS_MAX = 64;
 const WORDS_MAX = 6;
 
 const nameOf = ({ label, index }) => label ?? `class ${index}`;
-const percent = (score) => `${(100 * score).toFixed(1)} %`;
 
 /** What is said beside the picture; what lies on it is put on `picture`, if there is one. */
 export function answer(prediction, picture) {
@@ -148,6 +147,6 @@ export function refusal({ title, detail, error, message, status, request_id, id,
     el("h3", { text: title || "Error" }),
     el("p", { text: detail || message || error || "" }),
     more ? el("p", {}, el("a", { href: more, text: "What it means, and what to do" })) : null,
-    el("p", { class: "quiet" }, status ? `Status ${status}` : "", name ? el("span", {}, " · request ", el("code", { text: name })) : null),
+    el("p", { class: "quiet" }, status ? `Status ${status}` : "", name ? el("span", {}, status ? " · request " : "Request ", el("code", { text: name })) : null),
   );
 }

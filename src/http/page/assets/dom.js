@@ -34,6 +34,9 @@ export function short(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+/** A part of one. */
+export const percent = (part) => `${(100 * part).toFixed(1)} %`;
+
 /** Seconds as people say them. */
 export function time(seconds) {
   if (!Number.isFinite(seconds)) return "–";

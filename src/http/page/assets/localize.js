@@ -1,7 +1,8 @@
 // Localizations: read line by line while they come, shown on the frames, and rendered by the server.
 
 import { el, during, save, short } from "./dom.js";
-import { ask, predictions } from "./api.js";
+import { Refused, ask, predictions } from "./api.js";
+import { refusal } from "./answers.js";
 import { histogram } from "./chart.js";
 
 const RADIUS_PX = 3.2;
@@ -15,25 +16,42 @@ const FILES = [
   ["thunderstorm", "csv", "ThunderSTORM"],
   ["picasso", "zip", "Picasso"],
 ];
+/** Those that there are of a stack that breaks off: they end with the mistake. */
+const FILES_OF_PARTS = ["csv", "thunderstorm"];
 
-/** What a stack holds, from the lines of NDJSON. `progress` is told the newest frame. */
+/**
+ * What a stack holds, from the lines of NDJSON. `progress` is told the newest frame. Of a stack that breaks off it is what came before,
+ * and `broken` says why there is no more.
+ */
 export async function localizations(reply, progress) {
-  const found = { head: null, tail: null, frames: new Map(), photons: [], errors: [], count: 0, newest: -1, first: "" };
+  const found = { head: null, tail: null, broken: null, frames: new Map(), photons: [], errors: [], count: 0, newest: -1, first: "" };
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    rest += value || "";
-    const lines = rest.split("\n");
-    rest = done ? "" : lines.pop();
-    for (const line of lines) if (line) take(found, JSON.parse(line), line);
+  try {
+    for (let ended = false; !ended; ) {
+      const { value, done } = await reader.read();
+      ended = done;
+      const lines = (rest + (value || "")).split("\n");
+      rest = lines.pop();
+      for (const line of lines) take(found, JSON.parse(line), line);
+      progress(found);
+    }
+    if (!found.tail) throw new Error("the reply has no end");
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    const broken = { title: "the stack broke off", detail: error.message, type: error.type };
+    found.broken = new Refused(0, broken, reply.headers.get("x-request-id"));
+    // There is nothing to show beside it.
+    if (found.newest < 0) throw found.broken;
+    // Frames without spots have no lines, so there may be more that are good.
+    found.tail = { frames: found.newest + 1, status: error.status || {} };
     progress(found);
-    if (done) return found;
   }
+  return found;
 }
 
 function take(found, line, text) {
-  if (line.error) throw Object.assign(new Error(line.error), { title: "the stack broke off" });
+  if (line.error) throw Object.assign(new Error(line.error), { type: line.type, status: line.status });
   if (line.format) found.head = line;
   else if (line.end) found.tail = line;
   else {
@@ -82,25 +100,14 @@ export function shown(found, stack, picture, model, { query, look }, file, signa
   slider.value = String(first);
   move(first);
 
-  const image = el("img", { alt: "", class: "rendered" });
-  const drawing = el("figure", { class: "superres" }, el("p", { class: "quiet", role: "status", text: "The server is rendering…" }));
   const largest = size ? Math.max(...size) : PICTURE_PX;
   // Larger frames have as many pixels as the server sees fit.
   const asked = largest < PICTURE_PX / 2 ? { scale: Math.round(PICTURE_PX / largest), ...look } : look;
-  render(model, { ...query, ...asked }, file, signal).then(
-    (blob) => {
-      const url = URL.createObjectURL(blob);
-      image.src = url;
-      signal.addEventListener("abort", () => URL.revokeObjectURL(url));
-      image.alt = `${found.count} localizations, rendered`;
-      drawing.replaceChildren(image, el("figcaption", { class: "quiet", text: "All localizations, rendered by the server" }));
-    },
-    (error) => drawing.lastChild.replaceWith(el("p", { class: "quiet", text: `There is no picture: ${error.message}` })),
-  );
   const status = Object.entries(found.tail.status).filter(([, count]) => count > 0);
   const tally = status.map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`).join(", ");
   const told = el("p", { class: "hint", role: "status" });
-  const downloads = FILES.map(([format, extension, name]) =>
+  const files = FILES.filter(([format]) => !found.broken || FILES_OF_PARTS.includes(format));
+  const downloads = files.map(([format, extension, name]) =>
     el("button", { type: "button", class: "button small", text: name, onclick: (event) => during(event.currentTarget, () => download(model, { ...query, ...(format === "png" ? look : {}), format }, file, extension, told)) }),
   );
   return {
@@ -108,14 +115,33 @@ export function shown(found, stack, picture, model, { query, look }, file, signa
     beside: el(
       "div",
       {},
-      drawing,
-      el("p", { class: "count", text: `${found.count} localizations in ${found.tail.frames} frames` }),
-      el("p", { class: "quiet tally", text: `${tally || "nothing found"}${size ? ` · frames of ${size.join(" × ")} pixels` : ""}` }),
+      // Of a part of a stack the server renders nothing.
+      found.broken ? refusal(found.broken) : rendered(found.count, render(model, { ...query, ...asked }, file, signal), signal),
+      el("p", { class: "count", text: summary(found) }),
+      el("p", { class: "quiet tally", text: `${tally || (found.count ? "" : "nothing found")}${size ? ` · frames of ${size.join(" × ")} pixels` : ""}` }),
       el("div", { class: "row" }, el("span", { class: "quiet", text: "Save as" }), downloads),
       told,
     ),
   };
 }
+
+/** The picture of all localizations, once it is there. */
+function rendered(count, picture, signal) {
+  const drawing = el("figure", { class: "superres" }, el("p", { class: "quiet", role: "status", text: "The server is rendering…" }));
+  picture.then(
+    (blob) => {
+      const url = URL.createObjectURL(blob);
+      signal.addEventListener("abort", () => URL.revokeObjectURL(url));
+      const image = el("img", { alt: `${count} localizations, rendered`, class: "rendered", src: url });
+      drawing.replaceChildren(image, el("figcaption", { class: "quiet", text: "All localizations, rendered by the server" }));
+    },
+    (error) => drawing.lastChild.replaceWith(el("p", { class: "quiet", text: `There is no picture: ${error.message}` })),
+  );
+  return drawing;
+}
+
+/** How much there is. */
+export const summary = ({ count, tail, broken }) => `${count} localizations in ${broken ? "the first " : ""}${tail.frames} frames`;
 
 const render = async (model, query, file, signal) => {
   const reply = await ask(predictions(model, { ...query, format: "png" }), { method: "POST", body: file, signal });

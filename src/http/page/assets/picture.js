@@ -1,6 +1,6 @@
 // An image with what was found in it.
 
-import { el, colorOf } from "./dom.js";
+import { el, colorOf, percent } from "./dom.js";
 
 /** A frame that holds a picture, and everything that lies on it. Small pictures keep their pixels. */
 export class Picture {
@@ -30,7 +30,7 @@ export class Picture {
 
   /** A box in pixels of the picture. */
   box([left, top, right, bottom], label, score, index) {
-    const box = el("div", { class: "box" }, el("span", { text: `${label} ${(score * 100).toFixed(0)} %` }));
+    const box = el("div", { class: "box" }, el("span", { text: `${label} ${percent(score)}` }));
     const part = (value, whole) => `${(100 * Math.max(0, Math.min(whole, value))) / whole}%`;
     box.style.left = part(left, this.width);
     box.style.top = part(top, this.height);

@@ -41,14 +41,20 @@ export function openTiff(buffer) {
   const one = (tags, tag, otherwise) => (tags.has(tag) ? all(tags, tag)[0] : otherwise);
 
   const pages = [];
+  let other = null;
   const seen = new Set();
   for (let at = big ? u64(8) : u32(4); at && !seen.has(at) && pages.length < FRAMES_MAX; ) {
     seen.add(at);
+    // A file that is cut off has the pages before that.
+    if (at >= buffer.byteLength && pages.length > 0) break;
     const { tags, next } = directory(at);
-    // Thumbnails and masks are no frames.
-    if ((one(tags, 254, 0) & 5) === 0) pages.push(tags);
+    // Thumbnails and masks are no frames, unless there is nothing else.
+    const reduced = (one(tags, 254, 0) & 5) !== 0 || one(tags, 255, 0) === 2;
+    if (reduced) other ??= tags;
+    else pages.push(tags);
     at = next;
   }
+  if (pages.length === 0 && other) pages.push(other);
   if (pages.length === 0) throw new Error("there is no page");
   const layouts = pages.map((tags) => layout(tags, all, one));
   const [{ width, height, channels }] = layouts;

@@ -4,7 +4,7 @@ import { el, byId, bytes, save } from "./dom.js";
 import { Refused, ask, model as modelOf, models, predictions } from "./api.js";
 import { answer, inWords, refusal } from "./answers.js";
 import { examples } from "./examples.js";
-import { localizations, progressText, shown } from "./localize.js";
+import { localizations, progressText, shown, summary } from "./localize.js";
 import { Picture } from "./picture.js";
 import { raw, snippets } from "./snippets.js";
 import { open } from "./stack.js";
@@ -23,14 +23,14 @@ const TASKS = {
   localize: "finds single molecules in a stack of camera frames and fits them",
 };
 
-/** What may be set, by task. The key is the query's. */
+/** What may be set, by task. The key is the query's, and what is not set is as the model says, or the file. */
 const FIELDS = {
-  classify: [{ key: "top_k", label: "Labels", type: "number", min: 1, max: 1000, hint: "as the model says" }],
+  classify: [{ key: "top_k", label: "Labels", type: "number", min: 1, max: 1000 }],
   localize: [
     { key: "psf", label: "Model of a spot", choices: ["", "xynb", "xynbs", "xynbsxsy", "xyznb"] },
-    { key: "sigma_px", label: "Width of a spot, px", type: "number", min: 0.3, max: 5, step: "any", hint: "as the model says" },
-    { key: "noise_min", label: "Threshold, × noise", type: "number", min: 0, step: "any", hint: "as the model says" },
-    { key: "pixel_nm", label: "Pixel, nm", type: "number", min: 1, step: "any", hint: "as the file says" },
+    { key: "sigma_px", label: "Width of a spot, px", type: "number", min: 0.3, max: 5, step: "any" },
+    { key: "noise_min", label: "Threshold, × noise", type: "number", min: 0, step: "any" },
+    { key: "pixel_nm", label: "Pixel, nm", type: "number", min: 1, step: "any", from: "file" },
     { key: "render", label: "Picture", choices: ["", "blur", "histogram"] },
     { key: "colormap", label: "Colours", choices: ["", "hot", "gray", "viridis"] },
   ],
@@ -119,11 +119,13 @@ async function describe() {
   if (!images && byId("model").value === name) says.textContent = "It takes tensors only, not images: see the API.";
 }
 
-function field({ key, label, choices, hint, ...given }) {
+function field({ key, label, choices, from = "model", ...given }) {
   const id = `set-${key}`;
+  // In few words, since fields are narrow, and in more.
+  const [unset, title] = [`the ${from}'s`, `as the ${from} says, unless it is set here`];
   const input = choices
-    ? el("select", { id, name: key }, choices.map((choice) => el("option", { value: choice, text: choice || "as the model says" })))
-    : el("input", { id, name: key, placeholder: hint, ...given });
+    ? el("select", { id, name: key, title }, choices.map((choice) => el("option", { value: choice, text: choice || unset })))
+    : el("input", { id, name: key, placeholder: unset, title, ...given });
   return el("div", { class: "field" }, el("label", { for: id, text: label }), input);
 }
 
@@ -298,5 +300,5 @@ async function fit({ card, file, name, query, signal, asking }) {
     el("div", { class: "result even" }, el("div", { class: "shown" }, element, below, keep), el("div", { class: "says" }, beside)),
     ...ending(predictions(name, { ...asked, format: "csv" }), file, found.first, bar([["begin", first], ["stream", took - first]], took), `${file.name.replace(/\.[^.]*$/, "")}.csv`),
   );
-  return `${found.count} localizations in ${found.tail.frames} frames`;
+  return `${summary(found)}${found.broken ? ", then the stack broke off" : ""}`;
 }
