@@ -8,8 +8,8 @@ pub(super) struct Offer<T> {
     pub(super) form: T,
     /// Its media type.
     pub(super) media: &'static str,
-    /// A parameter without which it is not meant.
-    pub(super) parameter: Option<&'static str>,
+    /// A parameter, by name and value, without which it is not meant.
+    pub(super) parameter: Option<(&'static str, &'static str)>,
     /// Whether `*/*` and the like mean it as well.
     pub(super) by_range: bool,
 }
@@ -28,8 +28,15 @@ impl<T> Offer<T> {
     fn is_named(&self, media: &str) -> bool {
         let mut parameters = media.split(';').skip(1).map(str::trim);
         is(media, self.media)
-            && self.parameter.is_none_or(|wanted| parameters.any(|has| has.eq_ignore_ascii_case(wanted)))
+            && self.parameter.is_none_or(|wanted| parameters.any(|parameter| says(parameter, wanted)))
     }
+}
+
+/// Whether a parameter has this name and this value, which may stand in quotes (RFC 9110, 5.6.6).
+fn says(parameter: &str, (name, value): (&str, &str)) -> bool {
+    let Some((its_name, its_value)) = parameter.split_once('=') else { return false };
+    let quoted = its_value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    its_name.eq_ignore_ascii_case(name) && quoted.unwrap_or(its_value).eq_ignore_ascii_case(value)
 }
 
 /// The best liked of the forms that a reply has, if any is accepted. The most specific member of `Accept` that means a form says

@@ -9,6 +9,7 @@ use super::{
     infer,
     posted::Charged,
     predict, query,
+    reject::Problem,
     target::Target,
     wire::v1::{self, Asked, Form, Taken},
 };
@@ -20,8 +21,8 @@ use axum::{
     Json,
     body::Body,
     extract::{self, Request},
-    http::{HeaderValue, header},
-    response::Response,
+    http::{HeaderValue, Method, header},
+    response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
@@ -40,8 +41,18 @@ pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) ->
 pub(super) async fn ready(
     extract::State(front): extract::State<Arc<Front>>,
     target: Target,
-) -> Result<Json<Value>, InferError> {
-    let model = target.find(&front)?;
+    method: Method,
+) -> Response {
+    // No model has such a name: the path is that of a prediction, which is posted.
+    if target.version.as_ref().unwrap_or(&target.model).ends_with(VERB) {
+        let refused = Problem::method_not_allowed(method.as_str());
+        return ([(header::ALLOW, "POST")], refused).into_response();
+    }
+    described(&front, &target).into_response()
+}
+
+fn described(front: &Front, target: &Target) -> Result<Json<Value>, InferError> {
+    let model = target.find(front)?;
     let asked = |version: &str| target.version.as_deref().is_none_or(|asked| asked == version);
     let versions = front.catalog.list().into_iter().filter(|of| of.name == model.name && asked(&of.version));
     let versions = versions.map(|of| {

@@ -300,6 +300,8 @@ fn control_routes() -> Vec<Route> {
         ("/v2/systemsharedmemory/region/{region}/unregister", post(shared_memory::unregister)),
         ("/v2/cudasharedmemory/status", get(shared_memory::cuda_status)),
         ("/v2/cudasharedmemory/unregister", post(shared_memory::cuda_unregister)),
+        ("/v2/cudasharedmemory/region/{region}/status", get(shared_memory::cuda_status)),
+        ("/v2/cudasharedmemory/region/{region}/unregister", post(shared_memory::cuda_unregister)),
         ("/v2/devices", get(devices::list)),
         ("/v2/devices/{id}/drain", post(devices::drain)),
         ("/v2/devices/{id}/resume", post(devices::resume)),

@@ -3,7 +3,9 @@
 //! Whoever may do this decides what runs here: without `admin_token` only callers on this machine may, with it only those
 //! who know it.
 
-use super::{Front, accept::Peer, body, catalog, guard::announced, target::Target, wire::repository as wire};
+use super::{
+    Front, accept::Peer, body, catalog, coding, guard::announced, target::Target, wire::repository as wire,
+};
 use crate::{
     config::{RepositoryMode, Secret},
     error::InferError,
@@ -63,14 +65,19 @@ pub(crate) async fn list(front: &Front, only_ready: bool) -> Result<Vec<Known>, 
         }
     }
     if !only_ready {
-        let folder = front.control.folder().to_owned();
-        let there = front.decode.run(move || Look::at(&folder)).await?;
+        let there = folder(front).await?;
         for name in there.names().filter(|name| !known.contains(*name)) {
             let (name, reason) = (name.to_owned(), "it is not loaded".to_owned());
             entries.push(Known { name, version: String::new(), state: "UNAVAILABLE", reason });
         }
     }
     Ok(entries)
+}
+
+/// What lies in the model folder now.
+async fn folder(front: &Front) -> Result<Look, InferError> {
+    let folder = front.control.folder().to_owned();
+    front.decode.run(move || Look::at(&folder)).await
 }
 
 /// `POST /v2/repository/models/{model}/load`
@@ -83,7 +90,7 @@ pub(super) async fn load(
     // A model's files take memory as the bodies of other requests do.
     let permit = Arc::new(front.admission.admit(announced(request.headers()))?);
     request.extensions_mut().insert(Arc::clone(&permit));
-    let body = body::of(request, front.limits.body).await?;
+    let body = body::of(coding::unpack(request)?, front.limits.body).await?;
     let load = front.decode.run(move || wire::Load::of_body(&body)).await??;
     load_as(&front, &target.model, load).await
 }
@@ -107,12 +114,18 @@ pub(super) async fn unload(
 /// Unloads a model as this body says, for a caller who may.
 pub(crate) async fn unload_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
     wire::unload(body)?;
-    front.control.unload(name).await
+    match front.control.unload(name).await {
+        // What the index lists as not loaded is as the caller wants it.
+        Err(InferError::UnknownModel { .. }) if folder(front).await?.names().any(|there| there == name) => {
+            Ok(())
+        }
+        unloaded => unloaded,
+    }
 }
 
 /// A body that brings no files.
 pub(super) async fn read(front: &Front, request: Request) -> Result<Bytes, InferError> {
-    body::of(request, front.limits.body.at_most(BODY_BYTES_MAX)).await
+    body::of(coding::unpack(request)?, front.limits.body.at_most(BODY_BYTES_MAX)).await
 }
 
 /// Whether a caller may load and unload.

@@ -223,13 +223,13 @@ pub(super) async fn unregister(
     Ok(())
 }
 
-/// `GET /v2/cudasharedmemory/status`: memory of GPUs is never shared, so there is none. Clients that share memory ask before
-/// they begin.
+/// `GET /v2/cudasharedmemory[/region/{region}]/status`: memory of GPUs is never shared, so there is none, whatever it is called.
+/// Clients that share memory ask before they begin.
 pub(super) async fn cuda_status() -> Json<Value> {
     Json(json!([]))
 }
 
-/// `POST /v2/cudasharedmemory/unregister`: all of none. `perf_analyzer` begins and ends with it.
+/// `POST /v2/cudasharedmemory[/region/{region}]/unregister`: what is not there is no error. `perf_analyzer` begins and ends with it.
 pub(super) async fn cuda_unregister() {}
 
 #[cfg(test)]

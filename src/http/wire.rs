@@ -4,7 +4,7 @@
 //! - [`answer`]: the reply to a prediction.
 //! - [`request`]: an inference request of the Open Inference Protocol, JSON with or without binary tensors behind it.
 //! - [`raw`]: an inference request that is nothing but its input's data.
-//! - [`binary`]: tensors as bytes.
+//! - [`binary`]: tensors as bytes; `base64_text`: bytes as text.
 //! - [`data`]: the numbers of a JSON tensor, straight into its bytes; `list`: lists of JSON, element by element.
 //! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
 //! - [`repository`]: which models there shall be.
@@ -14,6 +14,7 @@
 //! - [`devices`]: where each device stands.
 
 pub mod answer;
+mod base64_text;
 pub mod binary;
 pub mod classification;
 pub mod data;

@@ -155,7 +155,9 @@ def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, cli
     headers = {"authorization": f"Bearer {token}"}
     with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         fails(lambda: client.unload_model("scale"), "PERMISSION_DENIED", "authorization")
-        client.unload_model("scale", headers=headers)
+        for _ in range(2):
+            client.unload_model("scale", headers=headers)
+        fails(lambda: client.unload_model("nothing", headers=headers), "NOT_FOUND", "nothing")
         assert not client.is_model_ready("scale") and client.is_model_ready("identity")
         client.load_model("scale", headers=headers, config='{"max_batch_size": 4}')
         assert client.get_model_config("scale").config.max_batch_size == 4

@@ -79,6 +79,7 @@ def test_models_are_unloaded_and_loaded(client, folder):
     refuses(lambda: client.infer("identity", given()), "unknown model")
     # It lies in the folder, and is not loaded.
     assert index(client)["identity", ""]["state"] == "UNAVAILABLE"
+    client.unload_model("identity")
     client.load_model("identity")
     assert (client.infer("identity", given()).as_numpy("y") == X).all()
     refuses(lambda: client.unload_model("nothing"), "unknown model")

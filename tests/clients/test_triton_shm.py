@@ -301,9 +301,11 @@ def test_it_is_off_unless_regions_are_allowed(server, memory):
             client.unregister_system_shared_memory()
             client.unregister_system_shared_memory("r")
             client.unregister_cuda_shared_memory()
+            client.unregister_cuda_shared_memory("r")
             assert regions(client) == {}
-            cuda = client.get_cuda_shared_memory_status()
-            assert cuda == [] if kind is triton_http else not cuda.regions
+            for name in ("", "r"):
+                cuda = client.get_cuda_shared_memory_status(name)
+                assert cuda == [] if kind is triton_http else not cuda.regions
             refuses(lambda client=client: client.get_system_shared_memory_status("r"), 'no shared memory region "r"')
             given = placed(client, "x", [2, 16], "FP32", "r", 128)
             refuses(lambda client=client, given=given: client.infer("identity", [given]), told)

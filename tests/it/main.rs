@@ -3,6 +3,7 @@
 
 mod accept;
 mod api;
+mod control;
 mod drain;
 mod fuzz;
 #[path = "../cuda/graph.rs"]

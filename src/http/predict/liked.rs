@@ -35,7 +35,7 @@ impl Liked {
         let torchserve = Offer {
             form: Reply::TorchServe,
             media: "application/json",
-            parameter: Some("format=torchserve"),
+            parameter: Some(("format", "torchserve")),
             by_range: false,
         };
         let mut offers = Vec::with_capacity(6);
@@ -119,6 +119,10 @@ mod tests {
             ("application/json, */*", JSON),
             ("application/json; charset=utf-8", JSON),
             ("application/json;format=torchserve", TORCHSERVE),
+            ("application/json;format=\"torchserve\"", TORCHSERVE),
+            ("application/json; Format=\"TorchServe\"; q=0.5, */*;q=0.1", TORCHSERVE),
+            ("application/json;format=\"torchserve", JSON),
+            ("application/json;format=\"\"", JSON),
             ("text/html, application/json; q=0.9; format=torchserve", TORCHSERVE),
             ("application/json, application/json;format=torchserve", TORCHSERVE),
             ("application/json, application/json;format=torchserve;q=0.1", JSON),

@@ -4,26 +4,15 @@
 //! {"instances": [{"b64": "…"}, {"data": "…"}, {"image_bytes": {"b64": "…"}, "key": "1"}, "…"], "parameters": {}}
 //! ```
 //!
-//! Base64 is the standard alphabet, with or without its padding; line breaks and other white space are refused, as
-//! JSON strings have no reason for them. Members that we do not know, such as `key`, are ignored.
+//! Members that we do not know, such as `key`, are ignored.
 
-use super::{Parameters, absent_or, bad_json, object};
+use super::{Parameters, absent_or, bad_json, base64_text, object};
 use crate::error::InferError;
-use base64::{
-    Engine,
-    alphabet::STANDARD,
-    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
-};
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, SeqAccess, Visitor},
 };
 use std::{borrow::Cow, fmt};
-
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// Asked for room for so many bytes beside the request's own, before they are written; what it refuses is not decoded.
 pub type Room<'a> = &'a mut dyn FnMut(u64) -> Result<(), InferError>;
@@ -166,7 +155,7 @@ pub(super) fn decoded(
 
 /// The bytes of an instance.
 pub(super) fn decode_base64(index: usize, text: &str) -> Result<Vec<u8>, InferError> {
-    BASE64.decode(text).map_err(|error| {
+    base64_text::decode(text).map_err(|error| {
         let told = format!("instance {index} is not base64: {error}").to_lowercase();
         InferError::BadRequest(told.trim_end_matches('.').to_owned())
     })
@@ -223,8 +212,14 @@ mod tests {
     }
 
     #[test]
+    fn base64_may_have_line_breaks_in_every_form() {
+        check(r#"{"instances":["YW\nI=\n",{"b64":"Y\r\nw=="}]}"#, &["ab", "c"]);
+        check(r#"{"instances":[{"data":"Y W I"},{"image_bytes":{"b64":"Yw\t==\n"}}]}"#, &["ab", "c"]);
+    }
+
+    #[test]
     fn one_instance_that_is_not_base64_leaves_the_others() {
-        let got = instances(br#"{"instances":["YW I=","Yw"]}"#, 4).unwrap();
+        let got = instances(br#"{"instances":["YW!I=","Yw"]}"#, 4).unwrap();
         assert!(got.images[0].as_ref().unwrap_err().to_string().contains("instance 0 is not base64"));
         assert_eq!(got.images[1], Ok(b"c".to_vec()));
     }

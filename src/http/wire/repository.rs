@@ -1,11 +1,10 @@
 //! The bodies of repository control: all optional, and read strictly, since what is overlooked there would be believed.
 
-use super::{bad_json, clipped, model_config, object as object_of};
+use super::{bad_json, base64_text, clipped, model_config, object as object_of};
 use crate::{
     error::{InferError, bad},
     models::{Change, Given, Overrides, triton},
 };
-use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
@@ -81,8 +80,8 @@ impl Load {
             let text = serde_json::from_str::<Text<'_>>(value.get()).ok();
             match (name.strip_prefix(FILE), text) {
                 (Some(_), None) => return Err(not_a_file(&name)),
-                (Some(_), Some(Text(base64))) => {
-                    let bytes = BASE64_STANDARD.decode(&*base64).map_err(|_| not_a_file(&name))?;
+                (Some(_), Some(Text(text))) => {
+                    let bytes = base64_text::decode(&text).map_err(|_| not_a_file(&name))?;
                     load.file(&name, bytes.into())?;
                 }
                 (None, text) => load.config(&name, text.map(|Text(text)| text.into_owned()))?,
@@ -432,9 +431,13 @@ mod tests {
 
     #[test]
     fn files_come_with_the_configuration_of_their_model() {
-        let body = br#"{"parameters":{"config":"{}","file:1/model.onnx":"AAECAw=="}}"#;
         let files = vec![("1/model.onnx".to_owned(), Bytes::from_static(&[0, 1, 2, 3]))];
-        assert_eq!(load(body, None), Ok(Change::Given(Given::new("{}".into(), files).unwrap())));
+        let given = Ok(Change::Given(Given::new("{}".into(), files).unwrap()));
+        // With the line breaks of Python's `encodebytes`, too.
+        for base64 in ["AAECAw==", r"AAEC\nAw==\n"] {
+            let body = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{base64}"}}}}"#);
+            assert_eq!(load(body.as_bytes(), None), given);
+        }
         for (parameters, told) in [
             (json!({ "file:1/model.onnx": "AAAA" }), "need the parameter config"),
             (json!({ "file:1/model.onnx": "A", "config": "{}" }), "base64"),

@@ -517,6 +517,7 @@ mod tests {
         let spec = [TensorSpec { name: "t".into(), datatype: DataType::Bytes, shape: vec![Free] }];
         for body in [
             r#"{"instances":["ab",{"b64":"Yw=="}]}"#,
+            r#"{"instances":["ab",{"b64":"Y\nw==\n"}]}"#,
             r#"{"inputs":{"t":["ab","c"]}}"#,
             r#"{"instances":[{"t":"ab"},{"t":{"b64":"Yw"}}]}"#,
         ] {

@@ -1,0 +1,119 @@
+//! Base64 as it stands in JSON: the standard alphabet, with or without its padding. Line breaks, spaces and tabs between its symbols
+//! are passed over, as Python's `b64decode` passes over what its `encodebytes` writes.
+
+use base64::{
+    DecodeError, Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+
+const BASE64: GeneralPurpose = of(DecodePaddingMode::Indifferent);
+/// All but the end, where no padding can be.
+const WITHIN: GeneralPurpose = of(DecodePaddingMode::RequireNone);
+
+/// Symbols that are gathered at a time where white space is between them: whole groups of four.
+const PIECE: usize = 4096;
+
+const fn of(padding: DecodePaddingMode) -> GeneralPurpose {
+    GeneralPurpose::new(&STANDARD, GeneralPurposeConfig::new().with_decode_padding_mode(padding))
+}
+
+/// The bytes. Takes no more memory than they do, white space or not.
+///
+/// # Errors
+/// What is no such text, and where in it that stands.
+pub(super) fn decode(text: &str) -> Result<Vec<u8>, DecodeError> {
+    // White space is looked for only in what cannot be read without: nearly no text has any.
+    match BASE64.decode(text) {
+        Err(_) if text.bytes().any(is_white) => spaced(text),
+        plain => plain,
+    }
+}
+
+fn is_white(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r' | b' ' | b'\t')
+}
+
+fn spaced(text: &str) -> Result<Vec<u8>, DecodeError> {
+    let mut bytes = Vec::with_capacity(base64::decoded_len_estimate(text.len()));
+    let mut symbols = text.bytes().filter(|byte| !is_white(*byte)).peekable();
+    let (mut piece, mut before) = (Vec::with_capacity(PIECE), 0);
+    while symbols.peek().is_some() {
+        piece.clear();
+        piece.extend(symbols.by_ref().take(PIECE));
+        let engine = if symbols.peek().is_some() { &WITHIN } else { &BASE64 };
+        engine.decode_vec(&piece, &mut bytes).map_err(|error| within(text, before, error))?;
+        before += piece.len();
+    }
+    Ok(bytes)
+}
+
+/// An error of a piece that has so many symbols before it, as one of the text.
+fn within(text: &str, before: usize, error: DecodeError) -> DecodeError {
+    let place = |at: usize| {
+        let mut symbols = text.bytes().enumerate().filter(|(_, byte)| !is_white(*byte));
+        symbols.nth(before + at).map_or(text.len(), |(place, _)| place)
+    };
+    match error {
+        DecodeError::InvalidByte(at, byte) => DecodeError::InvalidByte(place(at), byte),
+        DecodeError::InvalidLastSymbol { offset, symbol, symbol_value } => {
+            DecodeError::InvalidLastSymbol { offset: place(offset), symbol, symbol_value }
+        }
+        DecodeError::InvalidLength(symbols) => DecodeError::InvalidLength(before + symbols),
+        // Padding that something comes after.
+        DecodeError::InvalidPadding => DecodeError::InvalidByte(text.find('=').unwrap_or(text.len()), b'='),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+    use base64::prelude::BASE64_STANDARD;
+
+    /// The text in lines, as `encodebytes` (76 symbols, `\n`) and MIME (`\r\n`) have them.
+    fn lines(text: &str, symbols: usize, end: &str) -> String {
+        let lines = text.as_bytes().chunks(symbols).map(|line| std::str::from_utf8(line).unwrap());
+        lines.flat_map(|line| [line, end]).collect()
+    }
+
+    #[test]
+    fn line_breaks_and_spaces_between_symbols_are_passed_over_wherever_they_are() {
+        for length in [0, 1, 2, 3, 56, 57, 58, 3071, 3072, 3073, 3074, 10_000] {
+            let bytes: Vec<u8> = (0..length).map(|n| (n * 7 % 251) as u8).collect();
+            let text = BASE64_STANDARD.encode(&bytes);
+            let unpadded = text.trim_end_matches('=');
+            for text in [&*text, unpadded] {
+                for spaced in [
+                    text.to_owned(),
+                    lines(text, 76, "\n"),
+                    lines(text, 76, "\r\n"),
+                    lines(text, 1, " \t"),
+                    format!("\n {text}\n"),
+                ] {
+                    let got = decode(&spaced).unwrap();
+                    assert_eq!(got, bytes, "{length} bytes as {spaced:?}");
+                    assert!(got.capacity() <= base64::decoded_len_estimate(spaced.len()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_base64_is_told_with_its_place_in_the_text() {
+        let long = lines(&"YWJj".repeat(2000), 76, "\n");
+        for (text, told) in [
+            ("YW!I".to_owned(), "symbol 33, offset 2"),
+            ("Y W\n!I".to_owned(), "symbol 33, offset 4"),
+            (format!("{long}YW?="), &*format!("symbol 63, offset {}", long.len() + 2)),
+            // Where a piece ends there is no end.
+            (format!("{}YQ==\nYQ==", "YWJj".repeat(1023)), "symbol 61, offset 4094"),
+            ("YQ==\nYQ==".to_owned(), "symbol 61, offset 2"),
+            ("YW\u{a0}I=".to_owned(), "symbol 194, offset 2"),
+        ] {
+            let error = decode(&text).unwrap_err().to_string();
+            assert!(error.to_lowercase().contains(told), "{error} lacks {told}");
+        }
+        assert!(decode("Y\n").is_err() && decode("YW\n===").is_err());
+    }
+}
