@@ -8,6 +8,7 @@ mod loader;
 mod local;
 mod open_files;
 mod run;
+mod signals;
 mod watch;
 
 pub use local::Local;
@@ -50,14 +51,12 @@ pub enum AppError {
     /// What the models were to run on is not there: no ONNX Runtime, no GPU where one was asked for.
     #[error("{0}")]
     Backend(String),
-    /// The time to drain was over before the work was done.
-    #[error("drain_timeout_ms passed with work left: {connections} connections and {jobs} jobs were dropped")]
-    Dropped {
-        /// Connections that were cut.
-        connections: usize,
-        /// Jobs that were waiting or running.
-        jobs: usize,
-    },
+    /// The drain was over before the work was done.
+    #[error(
+        "{} with work left: {} connections and {} jobs were dropped",
+        if .0.told { "a second signal came" } else { "drain_timeout_ms passed" }, .0.connections, .0.jobs
+    )]
+    Dropped(Undone),
     /// Anything else: an address in use, a folder that cannot be read, a model that fails its check.
     #[error("{0}")]
     Failed(String),
@@ -94,12 +93,14 @@ const ABORT_GRACE: Duration = Duration::from_millis(500);
 const HOPELESS_PAUSE: Duration = Duration::from_millis(200);
 
 /// What an ended server left undone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Undone {
     /// Jobs that were accepted and not answered by the deadline.
     pub jobs: usize,
-    /// Connections that were open at the deadline.
+    /// Connections that were cut with a request on them.
     pub connections: usize,
+    /// Whether that was because somebody said so, and not because the time was over.
+    pub told: bool,
 }
 
 impl App {
@@ -295,18 +296,20 @@ impl App {
             ended = &mut accepting => Some(ended),
             () = wait(left, now) => None,
         };
+        let told = now.is_cancelled();
         front.queue.close();
         let load = front.queue.load();
         let jobs = front.queue.abort(&InferError::Draining { retry_after: Duration::from_secs(1) });
         // At once, and in the log: few are left to ask for metrics, and none is soon.
         front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
         if jobs > 0 {
+            let why = if told { "told to end now" } else { "the time to drain is over" };
             for ModelLoad { name, items, waiting, .. } in load.models.iter().filter(|model| model.items > 0) {
                 tracing::warn!(
                     model = &**name,
                     items,
                     waiting_jobs = waiting,
-                    "the time to drain is over: the model's work is dropped"
+                    "{why}: the model's work is dropped"
                 );
             }
         }
@@ -354,7 +357,7 @@ impl App {
             // It keeps to the time itself, but for what cannot be interrupted.
             let _ = tokio::time::timeout(left, flushed).await;
         }
-        Undone { jobs, connections }
+        Undone { jobs, connections, told }
     }
 }
 

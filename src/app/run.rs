@@ -1,6 +1,9 @@
 //! What the commands `serve`, `check` and `devices` do, from a configuration to the end.
 
-use super::{App, AppError, Core, Undone, failed};
+use super::{
+    App, AppError, Core, failed,
+    signals::{self, Signals},
+};
 use crate::{
     config::{Config, LogFormat},
     devices::{self, Found, Loading},
@@ -20,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 /// # Errors
 /// Why it could not start, or what was left undone at the end.
 pub fn serve(config: Config) -> Result<(), AppError> {
+    signals::survive_full_files().map_err(failed("cannot listen for signals"))?;
     // Accepts connections and looks after the rest; the data path has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -44,14 +48,14 @@ pub fn serve(config: Config) -> Result<(), AppError> {
         let second = now.clone();
         tokio::spawn(async move {
             tokio::time::sleep(ECHO).await;
-            let _ = signals.next().now_or_never();
+            while signals.next().now_or_never().is_some() {}
             let name = signals.next().await;
             tracing::warn!(signal = name, "told again: ending now");
             second.cancel();
         });
-        let Undone { jobs, connections } = app.drain(&now).await;
-        if jobs + connections > 0 {
-            return Err(AppError::Dropped { connections, jobs });
+        let undone = app.drain(&now).await;
+        if undone.jobs + undone.connections > 0 {
+            return Err(AppError::Dropped(undone));
         }
         if let Some(reason) = hopeless {
             return Err(AppError::Backend(reason));
@@ -82,29 +86,6 @@ fn log(config: &Config, traces: Option<Arc<Traces>>) -> Result<Logging, AppError
         LogFormat::Json => logging::Format::Json,
     };
     logging::init(format, &config.log_filter, config.log_dir.as_deref(), traces).map_err(failed("cannot log"))
-}
-
-/// The signals that end the server.
-struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
 }
 
 /// One row of `ocelli check`.

@@ -75,7 +75,7 @@ impl From<&AppError> for Exit {
     fn from(error: &AppError) -> Exit {
         match error {
             AppError::Backend(_) => Exit::Unavailable,
-            AppError::Dropped { .. } => Exit::Dropped,
+            AppError::Dropped(_) => Exit::Dropped,
             AppError::Failed(_) => Exit::Failure,
         }
     }
@@ -326,6 +326,7 @@ impl Streams<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::app::Undone;
 
     /// What a run prints to the standard output and the standard error.
     fn run(arguments: &[&str]) -> (Exit, String, String) {
@@ -429,10 +430,22 @@ mod tests {
         for (error, code) in [
             (AppError::Failed(String::new()), 1),
             (AppError::Backend(String::new()), 69),
-            (AppError::Dropped { connections: 1, jobs: 0 }, 75),
+            (AppError::Dropped(Undone::default()), 75),
         ] {
             assert_eq!(Exit::from(&error) as u8, code, "{error:?}");
             assert!(EXIT_CODES.contains(&format!("{code} ")));
+        }
+    }
+
+    #[test]
+    fn the_last_words_say_what_cut_the_work_short() {
+        let (jobs, connections) = (2, 3);
+        for (told, why) in [(false, "drain_timeout_ms passed"), (true, "a second signal came")] {
+            let error = AppError::Dropped(Undone { jobs, connections, told });
+            assert_eq!(
+                error.to_string(),
+                format!("{why} with work left: 3 connections and 2 jobs were dropped")
+            );
         }
     }
 

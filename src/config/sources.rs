@@ -9,8 +9,9 @@ use std::{ffi::OsString, path::Path};
 use toml::de::{DeTable, DeValue};
 
 /// Variables that begin like ours without being options: `OCELLI_CONFIG` names the file, `OCELLI_COMMIT` is read by
-/// the build and `OCELLI_BLESS` by the tests.
-const OTHER_VARIABLES: [&str; 3] = ["OCELLI_CONFIG", "OCELLI_COMMIT", "OCELLI_BLESS"];
+/// the build, `OCELLI_BLESS` and `OCELLI_CRDS` by the tests, and `OCELLI_IMAGE` by `deploy/compose.yaml`.
+const OTHER_VARIABLES: [&str; 5] =
+    ["OCELLI_CONFIG", "OCELLI_COMMIT", "OCELLI_BLESS", "OCELLI_CRDS", "OCELLI_IMAGE"];
 
 /// A file larger than this is not a configuration.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -214,6 +214,12 @@ fn variables_of_a_kubernetes_service_named_ocelli_are_no_mistake() {
 }
 
 #[test]
+fn variables_of_the_build_the_tests_and_the_deployment_are_no_mistake() {
+    let others = ["OCELLI_COMMIT", "OCELLI_BLESS", "OCELLI_CRDS", "OCELLI_IMAGE"].map(|name| (name, "1"));
+    read(&Given { variables: &others, ..NOTHING }).expect("no mistakes");
+}
+
+#[test]
 fn options_that_do_not_go_together_are_refused() {
     let refused = |file: &str, part: &str| {
         let lines = mistakes(&Given { file, ..NOTHING });

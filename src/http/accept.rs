@@ -8,7 +8,7 @@
 //! 1. [`Stages::drain`]: still accepting; each answer says `Connection: close`, HTTP/2 connections with a request say GOAWAY.
 //! 2. [`Stages::close`]: whoever is in the backlog or in a handshake is taken, the listener is closed, idle connections end, requests
 //!    are answered.
-//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped and counted.
+//! 3. [`Settings::close_timeout`] later, or at [`Stages::abort`]: what is left is dropped, and counted where a request is on it.
 
 mod backlog;
 mod clocks;
@@ -142,14 +142,14 @@ pub struct Connections {
     pub ended_header: AtomicU64,
     /// Ended because the client did not take its answer.
     pub ended_stalled: AtomicU64,
-    /// Dropped at the end of [`Settings::close_timeout`].
+    /// Cut with a request on them at the end of [`Settings::close_timeout`].
     pub dropped: AtomicU64,
 }
 
 /// How a listener ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Connections that had not ended by the deadline, with or without a request.
+    /// Connections that were cut at the deadline with a request on them.
     pub connections_dropped: usize,
 }
 
@@ -248,12 +248,12 @@ impl Acceptor {
             () = shared.stages.aborting.cancelled() => (),
             () = tokio::time::sleep(shared.settings.close_timeout) => (),
         }
-        // Those that have just ended are not among the dropped.
-        while open.try_join_next().is_some() {}
-        let connections_dropped = open.len();
+        // What was cut before was cut by a panic.
+        let before = shared.cut.load(Ordering::Relaxed);
+        open.shutdown().await;
+        let connections_dropped = shared.cut.load(Ordering::Relaxed) - before;
         let dropped = &shared.connections.dropped;
         dropped.fetch_add(connections_dropped as u64, Ordering::Relaxed);
-        open.shutdown().await;
         Ended { connections_dropped }
     }
 }

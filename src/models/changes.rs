@@ -25,6 +25,14 @@ struct Seen {
     inode: (u64, i64, i64),
 }
 
+impl Seen {
+    fn of(name: &str, place: PathBuf, metadata: &fs::Metadata) -> Seen {
+        let (bytes, modified) = (metadata.len(), metadata.modified().ok());
+        let inode = (metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
+        Seen { name: name.to_owned(), place, bytes, modified, inode }
+    }
+}
+
 /// One look at a model folder.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Look {
@@ -118,12 +126,15 @@ fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 }
 
 fn collect(name: &str, path: &Path, depth: usize, files: &mut Vec<Seen>) -> io::Result<()> {
-    let Some(metadata) = there(fs::metadata(path))? else { return Ok(()) };
+    let Some(metadata) = there(fs::metadata(path))? else {
+        // Not gone if it is a link, which leads nowhere: whoever loads it says so.
+        let link = there(fs::symlink_metadata(path))?;
+        files.extend(link.map(|link| Seen::of(name, path.to_owned(), &link)));
+        return Ok(());
+    };
     if metadata.is_file() {
         let Some(place) = there(fs::canonicalize(path))? else { return Ok(()) };
-        let (bytes, modified) = (metadata.len(), metadata.modified().ok());
-        let inode = (metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
-        files.push(Seen { name: name.to_owned(), place, bytes, modified, inode });
+        files.push(Seen::of(name, place, &metadata));
     } else if metadata.is_dir() && depth > 0 {
         for (inner, path) in entries(path)? {
             collect(&format!("{name}/{inner}"), &path, depth - 1, files)?;
@@ -192,6 +203,26 @@ mod tests {
         write(&place(".next"), "new");
         fs::rename(place(".next"), place("one.onnx")).unwrap();
         assert_eq!(first.changes(&Look::at(folder.path())), [Change::Load("one".to_owned())]);
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_now_is_to_be_loaded_and_not_unloaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let models = folder.path().join("models");
+        fs::create_dir(&models).unwrap();
+        let place = folder.path().join("place");
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join("model.onnx"), "a").unwrap();
+        std::os::unix::fs::symlink(&place, models.join("one")).unwrap();
+        let first = Look::at(&models);
+        fs::rename(&place, folder.path().join("aside")).unwrap();
+        let second = Look::at(&models);
+        assert_eq!(first.changes(&second), [Change::Load("one".to_owned())]);
+        assert_eq!(second.changes(&Look::at(&models)), [], "once");
+        fs::rename(folder.path().join("aside"), &place).unwrap();
+        assert_eq!(second.changes(&Look::at(&models)), [Change::Load("one".to_owned())]);
+        fs::remove_file(models.join("one")).unwrap();
+        assert_eq!(first.changes(&Look::at(&models)), [Change::Unload("one".to_owned())]);
     }
 
     #[test]

@@ -10,7 +10,9 @@
 //! ```
 //!
 //! Names that begin with a dot are passed over (mounted volumes have such folders), as is `lost+found`, and so are other files beside the
-//! models. Whatever looks like a model and cannot be one is listed with its reason.
+//! models. Whatever looks like a model and cannot be one is listed with its reason; so is what may be one and cannot be looked at.
+
+mod disk;
 
 use super::{
     Engine, Manifest, Source,
@@ -18,14 +20,12 @@ use super::{
     map,
     triton::{self, CONFIG_FILE},
 };
-use crate::{
-    engine::{Dim, onnx::external::external_files},
-    tasks::Labels,
-};
+use crate::{engine::Dim, tasks::Labels};
+pub(super) use disk::inside;
+use disk::{entries, file_bytes, look, may_be_folder, model_bytes, read};
 use std::{
     collections::BTreeMap,
-    fs,
-    io::Read,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -61,10 +61,13 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
     let mut found = Vec::new();
     let mut bare = Vec::new();
     for (name, path) in entries(folder)? {
-        if path.is_dir() {
+        let there = look(&path);
+        if matches!(&there, Ok(Some(metadata)) if metadata.is_dir()) {
             found.extend(scan_model(&name, &path));
         } else if let Some(stem) = name.strip_suffix(".onnx") {
             bare.push((stem.to_owned(), path));
+        } else if let Err(reason) = there {
+            found.push(Found { name, version: String::new(), source: Err(reason), only_named: false });
         }
     }
     for (name, path) in bare {
@@ -108,22 +111,6 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
     Ok(found)
 }
 
-/// The names in a folder and their paths, sorted; those that begin with a dot are left out.
-fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
-    let cannot = |error| format!("cannot read the folder {}: {error}", folder.display());
-    let mut entries = Vec::new();
-    for entry in fs::read_dir(folder).map_err(cannot)? {
-        let entry = entry.map_err(cannot)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        // The second is where a file system keeps what a check of it finds, at the top of a volume.
-        if !name.starts_with('.') && name != "lost+found" {
-            entries.push((name, entry.path()));
-        }
-    }
-    entries.sort();
-    Ok(entries)
-}
-
 /// All versions in one model's folder.
 fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
     scan_as(name, folder, &|| describe(name, folder), None)
@@ -163,7 +150,7 @@ fn scan_as(
     if let Ok(Described { tritons: true, notes, .. }) = &mut described {
         // Triton passes them over, and serves the others.
         inside.retain(|(version, path)| {
-            let passed_over = is_padded(version) && path.is_dir();
+            let passed_over = is_padded(version) && may_be_folder(path);
             if passed_over {
                 notes.push(format!("the folder {version} is passed over: a version has no leading zeros"));
             }
@@ -197,7 +184,7 @@ fn scan_as(
     let model_file = own.unwrap_or(MODEL_FILE).to_owned();
     let model_file = model_file.as_str();
     let flat = folder.join(model_file);
-    let has_flat = flat.is_file();
+    let has_flat = look(&flat).map_or(true, |there| there.is_some_and(|metadata| metadata.is_file()));
     if let Ok(Described { manifest: Manifest { engine: Engine::GaussMle(_), .. }, .. }) = &described {
         if has_flat {
             let why = format!(
@@ -214,7 +201,7 @@ fn scan_as(
     let mut mistakes = Vec::new();
     let mut numbered = Vec::new();
     for (version, path) in inside {
-        if !is_number(&version) || !path.is_dir() {
+        if !is_number(&version) || !may_be_folder(&path) {
             continue;
         }
         if version.len() > 18 || is_padded(&version) {
@@ -240,10 +227,11 @@ fn scan_as(
         }
     }
     for (version, path) in numbered {
-        if path.join(model_file).is_file() {
-            add(&version, path.join(model_file));
-        } else {
-            mistakes.push(failed(&version, format!("{version}/{model_file} is missing")));
+        let file = path.join(model_file);
+        match look(&path).and_then(|_| look(&file)) {
+            Ok(Some(metadata)) if metadata.is_file() => add(&version, file),
+            Ok(_) => mistakes.push(failed(&version, format!("{version}/{model_file} is missing"))),
+            Err(reason) => mistakes.push(failed(&version, reason)),
         }
     }
     found.extend(mistakes);
@@ -331,7 +319,7 @@ fn labels(folder: &Path, name: Option<&str>) -> Result<Arc<Labels>, String> {
 /// The manifest of a folder, the default if there is none, and its labels. The maps of a fitter's camera are read.
 fn describe(name: &str, folder: &Path) -> Result<Described, String> {
     let there = |file: &str| match fs::symlink_metadata(folder.join(file)) {
-        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
         Ok(_) => true,
     };
     let text = |file: &str| {
@@ -364,58 +352,6 @@ fn describe(name: &str, folder: &Path) -> Result<Described, String> {
         }
     }
     Ok(Described { manifest, labels, output_labels: BTreeMap::new(), notes: Vec::new(), tritons: false })
-}
-
-/// The path of a file in a folder, which a link may not leave.
-pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
-    let resolve = |path: &Path| path.canonicalize().map_err(|error| format!("cannot read it: {error}"));
-    let path = resolve(&folder.join(name))?;
-    if !path.starts_with(resolve(folder)?) {
-        return Err("it leads out of the model's folder".to_owned());
-    }
-    Ok(path)
-}
-
-fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
-    let cannot = |error| format!("cannot read it: {error}");
-    // Before it is opened: to open a pipe is to wait for whoever writes there.
-    if !fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err("it is not a file".to_owned());
-    }
-    let file = fs::File::open(path).map_err(cannot)?;
-    let mut text = String::new();
-    // One byte more than allowed tells a file that is too large, whatever its metadata said.
-    file.take(bytes_max + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > bytes_max {
-        return Err(format!("it is larger than the limit of {bytes_max} bytes"));
-    }
-    Ok(text)
-}
-
-fn file_bytes(path: &Path) -> Result<u64, String> {
-    let cannot = |error| format!("cannot read {}: {error}", path.display());
-    let metadata = fs::metadata(path).map_err(cannot)?;
-    if !metadata.is_file() {
-        return Err(format!("{} is not a file", path.display()));
-    }
-    if metadata.len() == 0 {
-        return Err(format!("{} is empty", path.display()));
-    }
-    fs::File::open(path).map_err(cannot)?;
-    Ok(metadata.len())
-}
-
-/// Size of a model file and of the external data that it names, which must be there and in its folder.
-fn model_bytes(path: &Path) -> Result<u64, String> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let mut bytes = file_bytes(path)?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    for data in external_files(path).map_err(|reason| format!("{name}: {reason}"))? {
-        bytes += fs::metadata(folder.join(&data))
-            .map_err(|error| format!("{name}: cannot read its external data {data:?}: {error}"))?
-            .len();
-    }
-    Ok(bytes)
 }
 
 /// Checks a name that a model is to have: it goes into URLs, metrics and log files as it is.

@@ -70,6 +70,8 @@ struct Server {
     ended: JoinHandle<Ended>,
     /// `GET /wait` answers when this is notified.
     go: Arc<Notify>,
+    /// How many have asked for it.
+    waits: Arc<AtomicUsize>,
 }
 
 async fn length(request: Request, deadline: Duration) -> Result<String, InferError> {
@@ -101,7 +103,8 @@ async fn start(settings: Settings) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let go = Arc::new(Notify::new());
-    let wait = Arc::clone(&go);
+    let (wait, waits) = (Arc::clone(&go), Arc::new(AtomicUsize::new(0)));
+    let asked = Arc::clone(&waits);
     let head = HeadLimits { body_bytes_max: BODY_BYTES_MAX, option: "body_bytes_max", uri_bytes_max: 8192 };
     let router = Router::new()
         .route("/", get(|| async { "hello" }))
@@ -110,6 +113,7 @@ async fn start(settings: Settings) -> Server {
         .route(
             "/wait",
             get(async move || {
+                asked.fetch_add(1, Relaxed);
                 wait.notified().await;
                 "waited"
             }),
@@ -131,7 +135,7 @@ async fn start(settings: Settings) -> Server {
         connections: Arc::clone(&connections),
         threads: Vec::new(),
     };
-    Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go }
+    Server { address, stages, connections, ended: tokio::spawn(acceptor.run(router)), go, waits }
 }
 
 impl Server {

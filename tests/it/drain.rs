@@ -20,7 +20,7 @@ async fn a_draining_server_is_live_not_ready_and_still_answers() {
     let reply = send(address, "POST", "/predictions/digits", &[], three().into()).await;
     assert_eq!(reply.status, 200, "whoever still routes to us is answered");
     assert_eq!(reply.headers["connection"], "close", "and told to go elsewhere next time");
-    assert_eq!(ending.await.unwrap(), Undone { jobs: 0, connections: 0 });
+    assert_eq!(ending.await.unwrap(), Undone::default());
     tokio::net::TcpStream::connect(address).await.expect_err("the listener is closed");
 }
 
@@ -36,19 +36,23 @@ async fn what_is_queued_when_the_listener_closes_is_answered() {
         three().into(),
     ));
     until_metrics(server.admin, &["ocelli_queue_items{model=\"slow\"} 1"]).await;
-    assert_eq!(server.end().await, Undone { jobs: 0, connections: 0 });
+    assert_eq!(server.end().await, Undone::default());
     assert_eq!(waiting.await.unwrap().status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_now_whatever_the_delay() {
     let server = Server::start(Config { drain_delay_ms: Duration::from_secs(3600), ..config() }).await;
+    // Nothing is asked on it: nothing of it is dropped.
+    let silent = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    until_metrics(server.admin, &["ocelli_http_connections 1"]).await;
     let now = tokio_util::sync::CancellationToken::new();
     let second = now.clone();
     let ending = tokio::spawn(async move { server.end_at(&second).await });
     now.cancel();
     let ended = tokio::time::timeout(Duration::from_secs(60), ending).await.expect("not an hour").unwrap();
-    assert_eq!(ended.jobs, 0);
+    assert_eq!(ended, Undone { jobs: 0, connections: 0, told: true });
+    drop(silent);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,6 +13,7 @@ mod isolation;
 mod localizations;
 mod openapi;
 mod quiet;
+mod signals;
 mod support;
 mod tidy;
 mod weights;

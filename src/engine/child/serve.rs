@@ -68,9 +68,9 @@ fn alone() -> std::io::Result<()> {
     if let Err(error) = setrlimit(Resource::Core, Rlimit { current, maximum }) {
         tracing::warn!(%error, "the memory of a child that crashes may be written to a file, which takes seconds");
     }
-    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        // SAFETY: ignoring a signal runs no code of ours. Service managers send these to all processes of a service; the parent
-        // drains first, and then ends this one.
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGXFSZ] {
+        // SAFETY: ignoring a signal runs no code of ours. Service managers and terminals send these to all processes of a service; the
+        // parent drains first, and then ends this one. The last comes with an error to whoever writes.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     Ok(())

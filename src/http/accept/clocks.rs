@@ -208,6 +208,12 @@ impl Watch {
         self.state().answers.len()
     }
 
+    /// Whether some of a request has come of which the answer has not all gone to the socket.
+    pub fn has_request(&self) -> bool {
+        let state = self.state();
+        !matches!(state.phase, Phase::Idle(_)) || state.blocked.is_some()
+    }
+
     /// What the connection is doing.
     pub fn phase(&self) -> Phase {
         self.state().phase

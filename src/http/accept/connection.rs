@@ -17,7 +17,10 @@ use std::{
     convert::Infallible,
     net::SocketAddr,
     pin::pin,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{io::AsyncReadExt, net::TcpStream, sync::Notify};
@@ -49,12 +52,29 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) stages: Stages,
     pub(super) connections: Arc<Connections>,
+    /// Connections whose task was dropped with a request on them.
+    pub(super) cut: AtomicUsize,
     builder: auto::Builder<TokioExecutor>,
+}
+
+/// A connection that is being served.
+struct Served<'s> {
+    watch: &'s Watch,
+    cut: &'s AtomicUsize,
+    ended: bool,
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        if !self.ended && self.watch.has_request() {
+            self.cut.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Shared {
     pub(super) fn new(settings: Settings, stages: Stages, connections: Arc<Connections>) -> Shared {
-        Shared { builder: builder(&settings), settings, stages, connections }
+        Shared { cut: AtomicUsize::new(0), builder: builder(&settings), settings, stages, connections }
     }
 
     /// Serves one connection to its end.
@@ -82,12 +102,14 @@ impl Shared {
         let in_order = {
             let connection = self.builder.serve_connection(TokioIo::new(io), service);
             let mut connection = pin!(connection);
+            // Made after the connection, so that it is dropped first: without that, no request is left to see.
+            let mut served = Served { watch: &watch, cut: &self.cut, ended: false };
             let mut drain_seen = false;
             let mut close_seen = false;
             let mut first_request_until = None;
             let mut idle_seen = false;
             let mut look = pin!(tokio::time::sleep(Duration::ZERO));
-            loop {
+            let in_order = loop {
                 tokio::select! {
                     // What has come is read before a time counts as over: where cores are short, both are found at once.
                     biased;
@@ -136,7 +158,9 @@ impl Shared {
                         }
                     }
                 }
-            }
+            };
+            served.ended = true;
+            in_order
         };
         if in_order && watch.may_still_send() {
             let left = left_at.lock().unwrap_or_else(PoisonError::into_inner).take();

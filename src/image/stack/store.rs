@@ -210,7 +210,8 @@ impl Store {
                 what: "memory for a stack that is stored out of order, in bytes,",
                 got: self.held as u64,
                 limit: (self.memory_bytes_max / 4 * 3) as u64,
-                option: "stack_memory_bytes_max, or name a folder with stack_spill_folder",
+                option: "stack_memory_bytes_max (up to half of in_flight_bytes_max), or allow a temporary file with \
+                         stack_spill_bytes_max",
             });
         }
         for (at, piece) in &mut self.pieces {

@@ -329,3 +329,72 @@ fn a_folder_that_cannot_be_read_is_an_error() {
     let error = scan(Path::new("/nonexistent/models")).unwrap_err();
     assert!(error.starts_with("cannot read the folder /nonexistent/models"), "{error}");
 }
+
+/// Links, in place of what they are named.
+fn link(folder: &TempDir, links: &[(&str, &str)]) {
+    for (to, at) in links {
+        std::os::unix::fs::symlink(to, folder.path().join(at)).unwrap();
+    }
+}
+
+#[test]
+fn links_that_lead_nowhere_or_to_themselves_are_listed_in_place_of_models_and_versions() {
+    let folder = folder(&[
+        ("file/1/note", ""),
+        ("flat/2/model.onnx", ONNX),
+        ("good/model.onnx", ONNX),
+        ("versions/1/model.onnx", ONNX),
+        ("versions/notes.txt", ""),
+    ]);
+    link(
+        &folder,
+        &[
+            ("/nonexistent/model", "away"),
+            ("/nonexistent/net", "bare.onnx"),
+            ("/nonexistent/net", "file/1/model.onnx"),
+            ("/nonexistent/net", "flat/model.onnx"),
+            ("good", "linked"),
+            ("looped", "looped"),
+            ("/nonexistent/2", "versions/2"),
+            ("3", "versions/3"),
+            ("/nonexistent/notes", "versions/more-notes"),
+        ],
+    );
+    check_folder(
+        folder.path(),
+        &[
+            ("away", "", "away, a link to /nonexistent/model: No such file"),
+            ("bare", "1", "bare.onnx: No such file"),
+            ("file", "1", "1/model.onnx, a link to /nonexistent/net: No such file"),
+            ("flat", "1", "flat/model.onnx: No such file"),
+            ("flat", "2", ""),
+            ("good", "1", ""),
+            ("linked", "1", ""),
+            ("looped", "", "looped, a link to looped: Too many levels"),
+            ("versions", "1", ""),
+            ("versions", "2", "versions/2, a link to /nonexistent/2: No such file"),
+            ("versions", "3", "versions/3, a link to 3: Too many levels"),
+        ],
+    );
+}
+
+#[test]
+fn a_policy_chooses_among_versions_whose_links_lead_nowhere_as_among_others() {
+    let named = "version_policy { specific { versions: [ 1, 2 ] } }";
+    let folder = folder(&[
+        ("latest/1/model.onnx", ONNX),
+        ("latest/config.pbtxt", ""),
+        ("named/1/model.onnx", ONNX),
+        ("named/config.pbtxt", named),
+    ]);
+    link(&folder, &[("/nonexistent/2", "latest/2"), ("/nonexistent/2", "named/2")]);
+    let found = scan(folder.path()).unwrap();
+    let got: Vec<_> = found
+        .iter()
+        .map(|found| (&*found.name, &*found.version, found.source.is_ok(), found.only_named))
+        .collect();
+    assert_eq!(
+        got,
+        [("latest", "2", false, false), ("named", "1", true, false), ("named", "2", false, false)]
+    );
+}

@@ -184,7 +184,7 @@ impl Metrics {
         let devices = DeviceFamilies::new(register);
         let dropped: IntCounterVec = register.counters(
             "ocelli_dropped_total",
-            "Work dropped because drain_timeout_ms had passed.",
+            "Work dropped because drain_timeout_ms had passed or a second signal came.",
             &["reason"],
         );
         let dropped = DropReason::LABELS.map(|reason| dropped.with_label_values(&[reason]));

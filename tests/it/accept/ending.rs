@@ -1,9 +1,12 @@
 //! The end of a listener, stage by stage, and who can hold it up: nobody.
 
-use super::{HALF, HELLO, SHORT, reply, rest, settings, start, until};
+use super::{HALF, HELLO, SHORT, reply, rest, settings, soon, start, until};
 use ocelli::http::accept::{Ended, Settings};
-use std::sync::atomic::Ordering::Relaxed;
-use tokio::{io::AsyncWriteExt, net::TcpStream};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 #[tokio::test]
 async fn while_draining_requests_are_answered_and_told_to_go() {
@@ -64,11 +67,21 @@ async fn a_half_sent_header_holds_up_the_end_no_longer_than_its_deadline() {
 }
 
 #[tokio::test]
-async fn aborting_waits_for_nothing() {
+async fn aborting_waits_for_nothing_and_counts_the_connections_that_have_a_request() {
     let server = start(settings()).await;
+    let silent = server.send("").await;
+    let mut idle = server.send(HELLO).await;
+    reply(&mut idle).await;
+    let mut idle_http2 = server.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0").await;
+    // Its settings: the connection is up.
+    soon(idle_http2.read_exact(&mut [0; 9])).await.unwrap();
     let asking = server.send("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n").await;
-    until(|| server.connections.accepted.load(Relaxed) == 1).await;
+    until(|| server.connections.accepted.load(Relaxed) == 4 && server.waits.load(Relaxed) == 1).await;
+    let connections = Arc::clone(&server.connections);
     server.stages.abort();
     assert_eq!(server.ended().await, Ended { connections_dropped: 1 });
-    assert_eq!(rest(asking).await, "");
+    assert_eq!((connections.dropped.load(Relaxed), connections.open.load(Relaxed)), (1, 0));
+    for stream in [asking, idle, silent] {
+        assert_eq!(rest(stream).await, "");
+    }
 }

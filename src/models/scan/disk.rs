@@ -1,0 +1,97 @@
+//! What lies on disk: the names in a folder, what is behind them, and the files that are read.
+
+use crate::engine::onnx::external::external_files;
+use std::{
+    fs,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+/// The names in a folder and their paths, sorted; those that begin with a dot are left out.
+pub(super) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+    let cannot = |error| format!("cannot read the folder {}: {error}", folder.display());
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(cannot)? {
+        let entry = entry.map_err(cannot)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // The second is where a file system keeps what a check of it finds, at the top of a volume.
+        if !name.starts_with('.') && name != "lost+found" {
+            entries.push((name, entry.path()));
+        }
+    }
+    entries.sort();
+    Ok(entries)
+}
+
+/// What is at a path, if there is anything.
+///
+/// # Errors
+/// Why nobody can say: a link that leads nowhere or to itself, a folder that may not be looked into.
+pub(super) fn look(path: &Path) -> Result<Option<fs::Metadata>, String> {
+    let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    match (fs::metadata(path), fs::symlink_metadata(path)) {
+        (Ok(metadata), _) => Ok(Some(metadata)),
+        (Err(_), Err(error)) if gone(&error) => Ok(None),
+        (Err(error), _) => {
+            let leads = fs::read_link(path).map(|to| format!(", a link to {}", to.display()));
+            Err(format!("cannot read {}{}: {error}", path.display(), leads.unwrap_or_default()))
+        }
+    }
+}
+
+/// Whether a folder is there, or what nobody can say is none.
+pub(super) fn may_be_folder(path: &Path) -> bool {
+    look(path).map_or(true, |there| there.is_some_and(|metadata| metadata.is_dir()))
+}
+
+/// The path of a file in a folder, which a link may not leave.
+pub(in crate::models) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
+    let resolve = |path: &Path| path.canonicalize().map_err(|error| format!("cannot read it: {error}"));
+    let path = resolve(&folder.join(name))?;
+    if !path.starts_with(resolve(folder)?) {
+        return Err("it leads out of the model's folder".to_owned());
+    }
+    Ok(path)
+}
+
+pub(super) fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
+    let cannot = |error| format!("cannot read it: {error}");
+    // Before it is opened: to open a pipe is to wait for whoever writes there.
+    if !fs::metadata(path).map_err(cannot)?.is_file() {
+        return Err("it is not a file".to_owned());
+    }
+    let file = fs::File::open(path).map_err(cannot)?;
+    let mut text = String::new();
+    // One byte more than allowed tells a file that is too large, whatever its metadata said.
+    file.take(bytes_max + 1).read_to_string(&mut text).map_err(cannot)?;
+    if text.len() as u64 > bytes_max {
+        return Err(format!("it is larger than the limit of {bytes_max} bytes"));
+    }
+    Ok(text)
+}
+
+pub(super) fn file_bytes(path: &Path) -> Result<u64, String> {
+    let cannot = |error| format!("cannot read {}: {error}", path.display());
+    let metadata = fs::metadata(path).map_err(cannot)?;
+    if !metadata.is_file() {
+        return Err(format!("{} is not a file", path.display()));
+    }
+    if metadata.len() == 0 {
+        return Err(format!("{} is empty", path.display()));
+    }
+    fs::File::open(path).map_err(cannot)?;
+    Ok(metadata.len())
+}
+
+/// Size of a model file and of the external data that it names, which must be there and in its folder.
+pub(super) fn model_bytes(path: &Path) -> Result<u64, String> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut bytes = file_bytes(path)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    for data in external_files(path).map_err(|reason| format!("{name}: {reason}"))? {
+        bytes += fs::metadata(folder.join(&data))
+            .map_err(|error| format!("{name}: cannot read its external data {data:?}: {error}"))?
+            .len();
+    }
+    Ok(bytes)
+}
