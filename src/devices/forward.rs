@@ -96,7 +96,7 @@ pub(super) fn prove(
                 let _busy = busy();
                 let passed = forward(&mut **engine, model, size).map_err(noted)?;
                 if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
-                    && let Err(why) = axis.see(&model.signature, size, shapes)
+                    && let Err(why) = axis.see(&model.signature, size, &shapes)
                 {
                     return Ok(Proof { canary, footprint: None, counts: Err(why) });
                 }
@@ -166,9 +166,9 @@ impl Axis {
     ///
     /// # Errors
     /// What shows that the axis counts something else.
-    fn see(&mut self, signature: &Signature, items: usize, shapes: Vec<Vec<usize>>) -> Result<(), String> {
-        let (before, known) = self.first.get_or_insert_with(|| (items, shapes.clone()));
-        for ((spec, shape), known) in signature.outputs.iter().zip(&shapes).zip(known) {
+    fn see(&mut self, signature: &Signature, items: usize, shapes: &[Vec<usize>]) -> Result<(), String> {
+        let (before, known) = self.first.get_or_insert_with(|| (items, shapes.to_vec()));
+        for ((spec, shape), known) in signature.outputs.iter().zip(shapes).zip(known) {
             let name = &spec.name;
             if shape.first() != Some(&items) {
                 return Err(format!("output {name:?} has shape {shape:?} for {items} items"));
@@ -296,7 +296,7 @@ mod tests {
     fn see(passes: &[(usize, &[usize])]) -> Result<(), String> {
         let mut axis = Axis::default();
         let signature = signature(&[("y", &[-1, 4])]);
-        passes.iter().try_for_each(|(items, shape)| axis.see(&signature, *items, vec![shape.to_vec()]))
+        passes.iter().try_for_each(|(items, shape)| axis.see(&signature, *items, &[shape.to_vec()]))
     }
 
     #[test]

@@ -42,19 +42,19 @@ fn spaced(text: &str) -> Result<Vec<u8>, DecodeError> {
         piece.clear();
         piece.extend(symbols.by_ref().take(PIECE));
         let engine = if symbols.peek().is_some() { &WITHIN } else { &BASE64 };
-        engine.decode_vec(&piece, &mut bytes).map_err(|error| within(text, before, error))?;
+        engine.decode_vec(&piece, &mut bytes).map_err(|error| within(text, before, &error))?;
         before += piece.len();
     }
     Ok(bytes)
 }
 
 /// An error of a piece that has so many symbols before it, as one of the text.
-fn within(text: &str, before: usize, error: DecodeError) -> DecodeError {
+fn within(text: &str, before: usize, error: &DecodeError) -> DecodeError {
     let place = |at: usize| {
         let mut symbols = text.bytes().enumerate().filter(|(_, byte)| !is_white(*byte));
         symbols.nth(before + at).map_or(text.len(), |(place, _)| place)
     };
-    match error {
+    match *error {
         DecodeError::InvalidByte(at, byte) => DecodeError::InvalidByte(place(at), byte),
         DecodeError::InvalidLastSymbol { offset, symbol, symbol_value } => {
             DecodeError::InvalidLastSymbol { offset: place(offset), symbol, symbol_value }
