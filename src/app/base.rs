@@ -79,7 +79,7 @@ pub(super) fn start(
     }
     let isolation = isolation(config, gpus.len(), runtime.is_ok())?;
     let catalog = Arc::new(Catalog::new());
-    let metrics = Arc::new(Metrics::new(&[http::paths(), grpc::paths()].concat(), VERSION, COMMIT));
+    let metrics = Arc::new(Metrics::new(&[http::counted(), grpc::paths()].concat(), VERSION, COMMIT));
     let status = Arc::new(Status::new(Instant::now()));
     let queue = Queue::new(QueueLimits {
         items_max: config.queue_items_max,

@@ -30,6 +30,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 /// What stands behind a model's name in the path of a prediction.
 pub(super) const VERB: &str = ":predict";
 
+/// The templates of predictions, which share the routes of what readiness is asked at, and are counted apart from it.
+pub(super) const PREDICTIONS: [&str; 2] =
+    ["/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"];
+
 /// `GET /v1/models`: the names of the models that take requests.
 pub(super) async fn models(extract::State(front): extract::State<Arc<Front>>) -> Json<Value> {
     let names: BTreeSet<String> = front.catalog.ready().iter().map(|model| model.name.to_string()).collect();

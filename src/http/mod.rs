@@ -308,13 +308,18 @@ fn control_routes() -> Vec<Route> {
     ]
 }
 
-/// Every path of the API, for the metrics and for the test that holds `openapi.yaml` equal.
+/// Every path of the API, for the test that holds `openapi.yaml` equal.
 pub fn paths() -> Vec<&'static str> {
     [inference_routes(), catalog_routes(), control_routes(), health::routes(), page::routes()]
         .concat()
         .into_iter()
         .map(|(path, _)| path)
         .collect()
+}
+
+/// What the metrics tell apart: the paths, and predictions where a path has more than these.
+pub fn counted() -> Vec<&'static str> {
+    [paths(), kserve::PREDICTIONS.to_vec()].concat()
 }
 
 fn router(routes: Vec<Route>) -> Router<Arc<Front>> {

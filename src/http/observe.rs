@@ -3,7 +3,7 @@
 
 use super::{
     Front,
-    kserve::VERB,
+    kserve::{PREDICTIONS, VERB},
     reject::{Kind, Problem},
 };
 use crate::telemetry::{
@@ -27,6 +27,7 @@ pub(super) struct Observation {
     began: Instant,
     method: Method,
     matched: Option<MatchedPath>,
+    predicts: bool,
     begun: Begun,
     uncounted: Uncounted,
 }
@@ -44,7 +45,8 @@ impl Observation {
         }
         let uncounted = route.and_then(|route| inferred(front, route, request.uri().path()));
         let method = request.method().clone();
-        Observation { began, method, matched, begun, uncounted: Uncounted(uncounted) }
+        let predicts = method == Method::POST && request.uri().path().ends_with(VERB);
+        Observation { began, method, matched, predicts, begun, uncounted: Uncounted(uncounted) }
     }
 
     /// What the handler's log lines stand in.
@@ -54,14 +56,15 @@ impl Observation {
 
     /// Counts the reply, logs it, and says its place in the trace.
     pub(super) fn end(self, front: &Front, id: &RequestId, reply: &mut Response<Body>) {
-        let Observation { began, method, matched, begun: Begun { span, place, trace }, uncounted } = self;
+        let Observation { began, method, matched, predicts, begun, uncounted } = self;
+        let Begun { span, place, trace } = begun;
         if let Ok(place) = HeaderValue::from_bytes(&place.header()) {
             reply.headers_mut().insert(TRACEPARENT, place);
         }
         uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind));
         let (status, took) = (reply.status().as_u16(), began.elapsed());
         // The template (`/predictions/{model}`), never the path that a client chose.
-        let route = matched.as_ref().map_or("other", MatchedPath::as_str);
+        let route = matched.as_ref().map_or("other", |matched| template(matched, predicts));
         front.metrics.route(route).request(method.as_str(), status, took);
         if let Some(trace) = trace {
             let attributes = vec![
@@ -81,6 +84,13 @@ impl Observation {
             None => tracing::debug!(%method, route, status, ms, "answered"),
         }
     }
+}
+
+/// The template that a request is counted under. Probes of KServe come to the route of its predictions, and would pass for fast ones.
+fn template(matched: &MatchedPath, predicts: bool) -> &str {
+    let route = matched.as_str();
+    let prediction = |of: &&str| predicts && of.strip_suffix(VERB) == Some(route);
+    PREDICTIONS.into_iter().find(prediction).unwrap_or(route)
 }
 
 /// Whether supervisors and scrapers come here: every few seconds, and of no use in a trace.

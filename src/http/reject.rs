@@ -39,6 +39,13 @@ pub struct Kind {
     pub title: &'static str,
 }
 
+impl Kind {
+    /// Where the manual explains it: `type`.
+    pub fn address(&self) -> String {
+        format!("/docs/errors#{}", self.slug)
+    }
+}
+
 const fn kind(slug: &'static str, status: u16, title: &'static str) -> Kind {
     Kind { slug, status, title }
 }
@@ -187,7 +194,7 @@ impl Problem {
     pub fn to_json(&self, request_id: Option<&str>) -> Value {
         let mut body = json!({
             "error": self.detail,
-            "type": format!("/docs/errors#{}", self.kind.slug),
+            "type": self.kind.address(),
             "title": self.kind.title,
             "status": self.kind.status,
             "detail": self.detail,

@@ -328,6 +328,8 @@ def test_a_stack_that_breaks_off_shows_what_came_before_and_the_mistake(visit, s
         says.locator("button", has_text="CSV").click()
     assert last["error"] in saved.value.path().read_text().splitlines()[-1]
     window.shot("broken")
+    page.click("text=What it means, and what to do")
+    page.wait_for_url("**/docs/errors#not-an-image")
 
 
 def test_a_reply_that_is_cut_off_shows_what_came_before(visit, site):

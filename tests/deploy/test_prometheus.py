@@ -89,6 +89,16 @@ def test_the_latency_objective_is_a_bound_of_the_histogram():
     assert {float(bound) for bound in re.findall(r'le="([^"]+)"', str(ALL))} <= bounds
 
 
+def test_routes_of_inference_are_those_that_a_model_answers_at_and_no_probe():
+    (pattern,) = set(re.findall(r'route=~"([^"]+)"', str(ALL) + (DEPLOY / "grafana" / "make_dashboard.py").read_text()))
+    paths = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+    counted = {path for path in paths if re.fullmatch(pattern, path)}
+    # What is posted to `/v1/models/{model}:predict` is counted under that name: the path itself is that of KServe's probe.
+    assert counted == {path for path in paths if path.startswith("/predictions/") or path.endswith("/infer")}
+    for path in ("/v1/models/{model}", "/v1/models/{model}/versions/{version}"):
+        assert path in paths and re.fullmatch(pattern, f"{path}:predict")
+
+
 def test_the_operators_rules_are_the_same():
     """`OCELLI_BLESS=1` writes them."""
     path = DEPLOY / "kubernetes" / "components" / "monitoring" / "rules.yaml"

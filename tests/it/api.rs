@@ -491,3 +491,27 @@ async fn paths_are_the_same_below_the_base_path_and_without_it() {
     assert!(text.contains("route=\"/predictions/{model}\"") && !text.contains("/teams"), "{text}");
     server.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn predictions_of_kserves_first_protocol_are_counted_apart_from_its_probes() {
+    let server = Server::start(config()).await;
+    let body = json!({ "instances": [{ "image_bytes": { "b64": base64(&three()) } }] }).to_string();
+    for path in ["/v1/models/digits", "/v1/models/digits/versions/1"] {
+        assert_eq!(server.get(path).await.status, 200);
+        let headers = [("content-type", "application/json")];
+        let reply = server.send("POST", &format!("{path}:predict"), &headers, body.clone()).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        // What is asked with another verb is no prediction.
+        let reply = server.send("POST", &format!("{path}:explain"), &headers, body.clone()).await;
+        assert_eq!(reply.status, 501, "{reply:?}");
+    }
+    let text = server.get("/metrics").await.body;
+    let text = String::from_utf8_lossy(&text);
+    for route in ["/v1/models/{model}", "/v1/models/{model}/versions/{version}"] {
+        for (route, count) in [(format!("{route}:predict"), 1), (route.to_owned(), 2)] {
+            let line = format!("ocelli_http_request_duration_seconds_count{{route=\"{route}\"}} {count}");
+            assert!(text.lines().any(|each| each == line), "{line} is not in\n{text}");
+        }
+    }
+    server.end().await;
+}

@@ -97,7 +97,7 @@ fn write(
     }
     assert_eq!(writer.counts().rows, rows as u64);
     match error {
-        Some(error) => bytes.extend(writer.error(error)),
+        Some(error) => bytes.extend(writer.error(error, "/docs/errors#not-an-image")),
         None => bytes.extend(writer.end(None).unwrap().concat()),
     }
     fs::write(folder().join(name), &bytes).unwrap();

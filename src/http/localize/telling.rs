@@ -13,6 +13,7 @@ use crate::{
         Front,
         admission::{Beside, Permit},
         call::{Call, Spent},
+        reject::Problem,
     },
     models::Model,
     tasks::localize::{Format, Pieces, Writer},
@@ -156,7 +157,8 @@ impl Telling {
         let told = match self.writer {
             Some(writer) if self.begun && self.format.streams() => {
                 tracing::info!(%error, "a stack broke off after results had been sent");
-                Event::Bytes(vec![writer.error(&error.to_string()).into()])
+                let Problem { kind, detail, .. } = Problem::from(&error);
+                Event::Bytes(vec![writer.error(&detail, &kind.address()).into()])
             }
             _ => Event::Failed(error),
         };

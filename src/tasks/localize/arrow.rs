@@ -93,7 +93,7 @@ impl Encoder for Arrow {
         Ok(buffers.into_iter().map(Bytes::from_owner).collect())
     }
 
-    fn error(self: Box<Self>, message: &str, _counts: &Counts) -> Vec<u8> {
+    fn error(self: Box<Self>, message: &str, _kind: &str, _counts: &Counts) -> Vec<u8> {
         let announced = (message.len() / 8 + 1) * 8;
         // The schema, where it has not come yet, without the end marker.
         let rest = self.encoder.and_then(|encoder| encoder.finish().ok()).unwrap_or_default();

@@ -83,7 +83,7 @@ impl Encoder for Csv {
         Ok(Vec::new())
     }
 
-    fn error(self: Box<Self>, message: &str, _counts: &Counts) -> Vec<u8> {
+    fn error(self: Box<Self>, message: &str, _kind: &str, _counts: &Counts) -> Vec<u8> {
         comment(&format!("error: {message}")).into_bytes()
     }
 }

@@ -60,7 +60,7 @@ mod tests {
             let error = writer.chunk(table(&schema, 3), &mut out).unwrap_err();
             assert!(error.starts_with("the rows need more than the 200 bytes that may be held"), "{error}");
             assert_eq!(writer.counts().written, 3);
-            assert!(out.into_vec().is_empty() && writer.error("gone").is_empty() && !format.streams());
+            assert!(out.into_vec().is_empty() && writer.error("gone", "").is_empty() && !format.streams());
         }
     }
 }

@@ -189,7 +189,7 @@ trait Encoder: Send {
     fn end(self: Box<Self>, counts: &Counts) -> Result<Vec<Bytes>, String>;
 
     /// What follows the rows if there will be no more of them, although there should.
-    fn error(self: Box<Self>, _message: &str, _counts: &Counts) -> Vec<u8> {
+    fn error(self: Box<Self>, _message: &str, _kind: &str, _counts: &Counts) -> Vec<u8> {
         Vec::new()
     }
 }
@@ -328,9 +328,10 @@ impl Writer {
 
     /// The end of an output that breaks off, after what has been given out so far: a line of a comment in CSV, a
     /// line with a member `error` in NDJSON, a message that is announced and missing in Arrow, which readers take for
-    /// the error that it is. Empty where the format does not [stream](Format::streams): nothing was sent yet.
-    pub fn error(self, message: &str) -> Vec<u8> {
-        self.encoder.error(message, &self.counts)
+    /// the error that it is. Empty where the format does not [stream](Format::streams): nothing was sent yet. `kind` is the
+    /// `type` that errors of this kind have elsewhere.
+    pub fn error(self, message: &str, kind: &str) -> Vec<u8> {
+        self.encoder.error(message, kind, &self.counts)
     }
 }
 

@@ -125,11 +125,12 @@ impl Encoder for Ndjson {
         Ok(vec![Bytes::from(out)])
     }
 
-    fn error(self: Box<Self>, message: &str, counts: &Counts) -> Vec<u8> {
+    fn error(self: Box<Self>, message: &str, kind: &str, counts: &Counts) -> Vec<u8> {
         let mut out = Vec::new();
+        let (localizations, status) = (counts.written, statuses(counts));
         line(
             &mut out,
-            &json!({ "error": message, "localizations": counts.written, "status": statuses(counts) }),
+            &json!({ "error": message, "type": kind, "localizations": localizations, "status": status }),
         );
         out
     }
@@ -194,6 +195,7 @@ mod tests {
         let out = broken_off(Format::Ndjson, &schema, &[3], "page 2 is \"cut\" off");
         let lines = lines(std::str::from_utf8(&out).unwrap());
         assert_eq!(lines[2]["error"], "page 2 is \"cut\" off");
+        assert_eq!(lines[2]["type"], "/docs/errors#not-an-image");
         assert_eq!(lines[2]["localizations"], 3);
         assert!(lines.iter().all(|line| line.get("end").is_none()));
     }

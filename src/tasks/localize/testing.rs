@@ -81,7 +81,7 @@ pub(super) fn broken_off(format: Format, schema: &Schema, chunks: &[usize], mess
         writer.chunk(table(schema, *rows), &mut out).unwrap();
     }
     let mut out = out.into_vec();
-    out.push(writer.error(message).into());
+    out.push(writer.error(message, "/docs/errors#not-an-image").into());
     out.concat()
 }
 

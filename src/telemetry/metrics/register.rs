@@ -117,7 +117,7 @@ const LABELS: [(&str, &str); 12] = [
     ("reason", "see below"),
     (
         "route",
-        "the route's template, such as `/predictions/{model}`, or the path of a call over gRPC; `other` where none matched",
+        "the route's template, such as `/predictions/{model}` or `/v1/models/{model}:predict`, or the path of a call over gRPC; `other` where none matched",
     ),
     (
         "stage",
