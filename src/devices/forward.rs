@@ -139,7 +139,11 @@ pub(super) fn prove(
     let limits = &model.manifest.batch;
     let said = model.rules.whole || limits.items_max.is_some() || limits.sizes.is_some();
     let counts = match axis.first {
-        None if !said => Err("no forward pass worked at load".to_owned()),
+        None if !said => Err(
+            "no forward pass worked at load, so that nobody has seen whether the first axis counts items \
+                              (batch.items_max says that it does)"
+                .to_owned(),
+        ),
         _ => Ok(()),
     };
     Ok(Proof { canary, footprint, counts })
@@ -171,11 +175,14 @@ impl Axis {
         for ((spec, shape), known) in signature.outputs.iter().zip(shapes).zip(known) {
             let name = &spec.name;
             if shape.first() != Some(&items) {
-                return Err(format!("output {name:?} has shape {shape:?} for {items} items"));
+                return Err(format!(
+                    "output {name:?} has shape {shape:?} for {items} items, so its first axis does not count them"
+                ));
             }
             if shape[1..] != known[1..] {
                 return Err(format!(
-                    "output {name:?} has shape {known:?} for {before} items and {shape:?} for {items}"
+                    "output {name:?} has shape {known:?} for {before} items and {shape:?} for {items}, so they are \
+                     not computed each for itself"
                 ));
             }
         }
@@ -243,7 +250,7 @@ fn failed(what: &str, error: EngineError) -> EngineError {
 
 /// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
 fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
-    // It looked like a batch axis.
+    // Of a free first axis that is not to be taken for a batch axis, one is enough of whatever it counts.
     let not_counted = model.manifest.declared.is_none() && signature.batching() == Batching::Dynamic;
     signature
         .inputs
@@ -303,10 +310,13 @@ mod tests {
     fn an_axis_counts_items_if_each_has_a_row_that_does_not_depend_on_its_company() {
         assert_eq!(see(&[(1, &[1, 4]), (2, &[2, 4]), (16, &[16, 4])]), Ok(()));
         let told = |passes| see(passes).unwrap_err();
-        assert_eq!(told(&[(1, &[0, 4])]), "output \"y\" has shape [0, 4] for 1 items");
-        assert_eq!(told(&[(1, &[1, 4]), (2, &[4, 4])]), "output \"y\" has shape [4, 4] for 2 items");
-        let told = told(&[(1, &[1, 1]), (2, &[2, 2])]);
-        assert_eq!(told, "output \"y\" has shape [1, 1] for 1 items and [2, 2] for 2");
+        let counted = "so its first axis does not count them";
+        assert_eq!(told(&[(1, &[0, 4])]), format!("output \"y\" has shape [0, 4] for 1 items, {counted}"));
+        let more = told(&[(1, &[1, 4]), (2, &[4, 4])]);
+        assert_eq!(more, format!("output \"y\" has shape [4, 4] for 2 items, {counted}"));
+        let mixed = told(&[(1, &[1, 1]), (2, &[2, 2])]);
+        let shapes = "output \"y\" has shape [1, 1] for 1 items and [2, 2] for 2";
+        assert_eq!(mixed, format!("{shapes}, so they are not computed each for itself"));
         assert!(see(&[(1, &[])]).is_err(), "no axis at all");
     }
 }

@@ -58,6 +58,15 @@ impl Outbound {
                 let ran = Ran { outputs, stage: self.stage, compute };
                 let Some(aftermath) = self.batch.finish_counted(Ok(ran), counted) else { return late() };
                 statistics.handed_out(items, began.elapsed());
+                if aftermath.again > 0 {
+                    tracing::warn!(
+                        model = &*self.model.name,
+                        device = &*health.device,
+                        items,
+                        requests_run_again = aftermath.again,
+                        "the model's outputs have not a row for each item of a batch"
+                    );
+                }
                 if let Some(items) = aftermath.ceiling {
                     tracing::info!(
                         model = &*self.model.name,

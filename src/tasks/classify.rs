@@ -19,6 +19,17 @@ pub enum Activation {
     None,
 }
 
+impl Activation {
+    /// From what a model gives to scores, in place.
+    pub(super) fn apply(self, scores: &mut [f32]) {
+        match self {
+            Activation::Softmax => softmax(scores),
+            Activation::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
+            Activation::None => {}
+        }
+    }
+}
+
 /// Settings of a classifier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classify {
@@ -154,11 +165,7 @@ fn opposite(output: &Output<'_>, activation: Activation, score: f32) -> Result<f
 
 /// Makes scores what is answered.
 fn activate(activation: Activation, output: &Output<'_>, scores: &mut [f32]) -> Result<(), String> {
-    match activation {
-        Activation::Softmax => softmax(scores),
-        Activation::Sigmoid => scores.iter_mut().for_each(|s| *s = sigmoid(*s)),
-        Activation::None => {}
-    }
+    activation.apply(scores);
     match scores.iter().position(|score| !score.is_finite()) {
         Some(index) => Err(format!(
             "the score of class {index} in output {:?} is {}, expected a finite number",
@@ -189,7 +196,7 @@ fn classes(name: &str, shape: &[Dim]) -> Result<Option<usize>, String> {
 }
 
 /// Exponentials over their sum; the largest score is taken off first, so that none overflows.
-pub(super) fn softmax(scores: &mut [f32]) {
+fn softmax(scores: &mut [f32]) {
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0_f64;
     for score in scores.iter_mut() {
@@ -202,7 +209,7 @@ pub(super) fn softmax(scores: &mut [f32]) {
 }
 
 /// The logistic function, from the side on which the exponential cannot overflow.
-pub(super) fn sigmoid(score: f32) -> f32 {
+fn sigmoid(score: f32) -> f32 {
     if score >= 0.0 {
         1.0 / (1.0 + (-score).exp())
     } else {

@@ -93,7 +93,7 @@ pub struct Detect {
     pub orientation: Option<Orientation>,
     /// `yolo`: whether the fifth channel is an objectness; open: found from the number of labels.
     pub objectness: Option<bool>,
-    /// `boxes`: what turns scores into those of an answer; open: nothing, unless the output's name speaks of logits.
+    /// `boxes`: what turns scores into those of an answer; open: nothing; refused where the output's name speaks of logits.
     pub activation: Option<Activation>,
     /// `boxes`, where scores are `[1, N, C]`: the column that is no class; labels count the others.
     pub background: Option<Background>,

@@ -14,7 +14,8 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 
 impl Book {
-    /// The engine refused the batch: whoever was alone in it is at fault, the others run alone once.
+    /// The engine refused the batch, or gave what nobody can be answered with: whoever was alone in it is, by this error; others run
+    /// alone once.
     pub(super) fn run_alone(&mut self, batch: &Batch, error: &InferError, now: Instant) -> Aftermath {
         let first = batch.parts.first().map(|part| part.job);
         if batch.parts.iter().all(|part| Some(part.job) == first) {

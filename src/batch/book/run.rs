@@ -257,14 +257,17 @@ impl Book {
             }
         }
         let aftermath = match result {
-            Ok(ran) => match usable(&ran.outputs, batch.size, whole) {
-                Ok(()) => {
-                    self.distribute(batch, receipt, &ran, whole, now);
-                    Aftermath { ceiling, ..Aftermath::default() }
-                }
-                // Whose rows are whose, nobody knows.
-                Err(error) => self.run_alone(batch, &InferError::Internal(error), now),
-            },
+            Ok(ran) => {
+                let aftermath = match usable(&ran.outputs, batch.size, whole) {
+                    Ok(()) => {
+                        self.distribute(batch, receipt, &ran, whole, now);
+                        Aftermath::default()
+                    }
+                    // Whose rows are whose, nobody knows.
+                    Err(error) => self.run_alone(batch, &InferError::Internal(error), now),
+                };
+                Aftermath { ceiling, ..aftermath }
+            }
             Err(EngineError::Input(error)) => self.run_alone(batch, &InferError::Input(error), now),
             Err(EngineError::OutOfMemory(error)) => self.halve(batch, receipt, &error, now),
             Err(EngineError::Device(error)) => {

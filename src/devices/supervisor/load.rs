@@ -103,7 +103,7 @@ impl Devices {
             (asked, model) = resolve(&alone).map_err(|reason| failed(format!("{why}: {reason}")))?;
             tracing::warn!(
                 model = source.name,
-                "{why}: its first axis does not count items, so each request is a run of its own; batch.axis = \"none\" says so"
+                "{why}: each request is a run of its own, as by batch.axis = \"none\""
             );
             let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
             proved = prove(&asked, &model, again.collect());

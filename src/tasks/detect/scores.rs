@@ -3,11 +3,7 @@
 use super::{Background, Detect};
 use crate::{
     engine::Dim,
-    tasks::{
-        Activation, Labels, Output,
-        classify::{sigmoid, softmax},
-        wrong_shape,
-    },
+    tasks::{Activation, Labels, Output, wrong_shape},
 };
 
 impl Detect {
@@ -81,11 +77,10 @@ impl Detect {
 
     /// From what the model gives to scores.
     pub(super) fn activate(&self, name: &str, scores: &mut [f32]) -> Result<(), String> {
-        match self.activation {
-            Some(Activation::Softmax) => softmax(scores),
-            Some(Activation::Sigmoid) => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
-            Some(Activation::None) | None => return Ok(()),
-        }
+        let Some(activation) = self.activation.filter(|activation| *activation != Activation::None) else {
+            return Ok(());
+        };
+        activation.apply(scores);
         match scores.iter().find(|score| !score.is_finite()) {
             Some(score) => Err(format!(
                 "output {name:?} gives a score of {score} by detect.activation, expected a finite number"
