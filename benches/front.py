@@ -80,6 +80,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5, help="turns of server and echo")
+    parser.add_argument("--beside", type=int, default=0, help="models that are served and never asked")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -87,6 +88,8 @@ def main():
         model(models, "small", "FP32", [16])
         model(models, "image-fp32", "FP32", [3, 224, 224])
         model(models, "image-uint8", "UINT8", [3, 224, 224])
+        for number in range(given.beside):
+            model(models, f"beside-{number}", "FP32", [16])
         echo = subprocess.Popen([CLIENT, "echo"], stdout=subprocess.PIPE, text=True)
         handed = subprocess.Popen([CLIENT, "handed"], stdout=subprocess.PIPE, text=True, env={**os.environ, **KEEP})
         server = Server(models, folder / "server.log", log_filter="warn")

@@ -4,7 +4,7 @@
 //! use when it is back. A device *serves* a model while one of its workers does.
 
 use super::ModelKey;
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -34,18 +34,25 @@ pub struct Absence {
 struct Worker {
     device: DeviceKey,
     /// As of its last pick; until then it may serve anything.
-    serves: Option<Vec<ModelKey>>,
+    serves: Option<Served>,
     /// Its batches: which, and when each should be done.
     running: Vec<(u64, Instant)>,
 }
 
+/// What a worker serves: as it was told, to see whether that is news, and to look a model up among many.
+#[derive(Debug)]
+struct Served {
+    told: Vec<ModelKey>,
+    models: HashSet<ModelKey>,
+}
+
 impl Worker {
     fn may_serve(&self, model: ModelKey) -> bool {
-        self.serves.as_ref().is_none_or(|serves| serves.contains(&model))
+        self.serves.as_ref().is_none_or(|serves| serves.models.contains(&model))
     }
 
     fn serves(&self, model: ModelKey) -> bool {
-        self.serves.as_ref().is_some_and(|serves| serves.contains(&model))
+        self.serves.as_ref().is_some_and(|serves| serves.models.contains(&model))
     }
 }
 
@@ -141,9 +148,9 @@ impl Roster {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return false;
         };
-        let news = worker.serves.as_deref() != Some(serves);
+        let news = worker.serves.as_ref().is_none_or(|known| known.told != serves);
         if news {
-            worker.serves = Some(serves.to_vec());
+            worker.serves = Some(Served { told: serves.to_vec(), models: serves.iter().copied().collect() });
             if !serves.is_empty() {
                 let device = &mut self.devices[worker.device.0 as usize];
                 device.fault = None;
@@ -180,14 +187,9 @@ impl Roster {
         devices
     }
 
-    /// The models that a device serves, each once.
-    pub fn served_by(&self, device: DeviceKey) -> Vec<ModelKey> {
-        let workers = self.workers.values().filter(|worker| worker.device == device);
-        let mut models: Vec<ModelKey> =
-            workers.filter_map(|w| w.serves.as_ref()).flatten().copied().collect();
-        models.sort_unstable();
-        models.dedup();
-        models
+    /// Whether a device serves a model.
+    pub fn runs(&self, device: DeviceKey, model: ModelKey) -> bool {
+        self.workers.values().any(|worker| worker.device == device && worker.serves(model))
     }
 
     /// Why these devices, which served a model once, do not now, and when the first of them should again.

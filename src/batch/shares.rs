@@ -13,6 +13,7 @@
 
 use super::ModelKey;
 use foldhash::HashMap;
+use std::collections::BTreeSet;
 
 /// How far ahead of the others a model may be held to stand, beyond two batches.
 const DEBT_SECONDS: f64 = 1.0;
@@ -28,7 +29,6 @@ struct Share {
     cost: f64,
     /// Batches running.
     running: usize,
-    waiting: bool,
     /// Has work again, and has not been placed among the others since.
     fresh: bool,
 }
@@ -37,6 +37,8 @@ struct Share {
 #[derive(Debug, Default)]
 pub struct Shares {
     models: HashMap<ModelKey, Share>,
+    /// Those with work waiting: few, where many are served.
+    waiting: BTreeSet<ModelKey>,
 }
 
 impl Shares {
@@ -51,7 +53,6 @@ impl Shares {
                 start: 0.0,
                 cost: 0.0,
                 running: 0,
-                waiting: false,
                 fresh: false,
             },
         );
@@ -60,35 +61,48 @@ impl Shares {
     /// Forgets a model.
     pub fn remove(&mut self, model: ModelKey) {
         self.models.remove(&model);
+        self.waiting.remove(&model);
     }
 
     /// Says whether a model has work waiting.
     pub fn set_waiting(&mut self, model: ModelKey, waiting: bool) {
-        if let Some(share) = self.models.get_mut(&model) {
-            share.fresh = waiting && (share.fresh || !share.waiting);
-            share.waiting = waiting;
-        }
+        let Some(share) = self.models.get_mut(&model) else { return };
+        share.fresh = match waiting {
+            true => self.waiting.insert(model) || share.fresh,
+            false => {
+                self.waiting.remove(&model);
+                false
+            }
+        };
+    }
+
+    /// The models with work waiting.
+    pub fn waiting(&self) -> impl Iterator<Item = ModelKey> {
+        self.waiting.iter().copied()
     }
 
     /// The models with work waiting among those served, the one furthest behind first.
     pub fn order(&mut self, serves: &[ModelKey]) -> Vec<ModelKey> {
-        let served = || serves.iter().filter_map(|key| self.models.get(key));
-        if !served().any(|share| share.waiting) {
+        if !serves.iter().any(|key| self.waiting.contains(key)) {
             return Vec::new();
         }
+        let served = || serves.iter().filter_map(|key| Some((key, self.models.get(key)?)));
         let floor = served()
-            .filter_map(|share| match share {
+            .filter_map(|(key, share)| match share {
                 share if share.running > 0 => Some(share.start),
-                share if share.waiting && !share.fresh => Some(share.virtual_time),
+                share if self.waiting.contains(key) && !share.fresh => Some(share.virtual_time),
                 _ => None,
             })
             .min_by(f64::total_cmp)
-            .or_else(|| served().map(|s| s.virtual_time).max_by(f64::total_cmp))
+            .or_else(|| served().map(|(_, share)| share.virtual_time).max_by(f64::total_cmp))
             .unwrap_or(0.0);
-        let longest = served().map(|share| share.cost).fold(0.0, f64::max);
+        let longest = served().map(|(_, share)| share.cost).fold(0.0, f64::max);
         let mut order: Vec<(f64, ModelKey)> = Vec::with_capacity(serves.len());
         for &key in serves {
-            if let Some(share) = self.models.get_mut(&key).filter(|share| share.waiting) {
+            if !self.waiting.contains(&key) {
+                continue;
+            }
+            if let Some(share) = self.models.get_mut(&key) {
                 if share.fresh {
                     share.fresh = false;
                     share.virtual_time = share.virtual_time.max(floor);

@@ -422,8 +422,7 @@ impl Book {
 
     /// Models that something waits for.
     pub fn waiting_models(&self) -> Vec<ModelKey> {
-        let waiting = self.models.iter().filter(|(_, model)| !model.lanes.is_empty());
-        waiting.map(|(key, _)| *key).collect()
+        self.shares.waiting().collect()
     }
 
     /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.

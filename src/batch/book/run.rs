@@ -57,7 +57,7 @@ impl Book {
             return Pick::Closed;
         };
         let mut until: Option<Instant> = None;
-        let open = self.open_to(device, serves);
+        let open = self.open_to(worker, device);
         for key in self.shares.order(&open) {
             self.expire(key, now);
             match self.choose(worker, device, key, now) {
@@ -67,14 +67,16 @@ impl Book {
                 Choice::Wait(at) => until = until.into_iter().chain(at).min(),
             }
         }
-        let others =
-            self.models.values().map(|model| model.running).sum::<usize>() - self.roster.running(worker);
-        let waits = |key: &ModelKey| self.models.get(key).is_some_and(|model| !model.lanes.is_empty());
+        let idle = || {
+            let running: usize = self.models.values().map(|model| model.running).sum();
+            let waits = self.shares.waiting().any(|key| self.roster.serves(worker, key));
+            running == self.roster.running(worker) && !waits
+        };
         match until {
             _ if self.aborted => Pick::Closed,
             Some(until) => Pick::SleepUntil(until),
             // What others run may fail and come back, and so may what is left to them.
-            None if self.closed && others == 0 && !serves.iter().any(waits) => {
+            None if self.closed && idle() => {
                 // As may what it has begun itself: it asks again when that has ended, and serves until then.
                 if self.roster.running(worker) == 0 {
                     self.note_serves(worker, &[]);

@@ -74,15 +74,16 @@ impl Model {
 }
 
 impl Book {
-    /// Of the models that a worker serves those of which it may run something that waits.
-    pub(super) fn open_to(&self, device: DeviceKey, serves: &[ModelKey]) -> Vec<ModelKey> {
+    /// Of the models that something waits for those of which a worker may run some of it.
+    pub(super) fn open_to(&self, worker: WorkerKey, device: DeviceKey) -> Vec<ModelKey> {
         let open = |key: &ModelKey| {
-            self.models.get(key).is_some_and(|model| {
-                let pool = Pool::of(&self.roster, *key, model);
-                !model.lanes.is_empty() && model.lanes.any(&|avoid| pool.admits(device, avoid))
-            })
+            self.roster.serves(worker, *key)
+                && self.models.get(key).is_some_and(|model| {
+                    let pool = Pool::of(&self.roster, *key, model);
+                    model.lanes.any(&|avoid| pool.admits(device, avoid))
+                })
         };
-        serves.iter().copied().filter(open).collect()
+        self.shares.waiting().filter(open).collect()
     }
 
     fn speed(&self, device: DeviceKey, model: &Model, (kind, size): (Kind, usize), now: Instant) -> Speed {
@@ -117,8 +118,8 @@ impl Book {
 
     /// Seconds that a device would take for all that waits of the models that it serves.
     fn backlog(&self, device: DeviceKey) -> f64 {
-        let models = self.roster.served_by(device).into_iter();
-        let models = models.filter_map(|key| self.models.get(&key));
+        let served = self.shares.waiting().filter(|key| self.roster.runs(device, *key));
+        let models = served.filter_map(|key| self.models.get(&key));
         let seconds = models.flat_map(|model| Kind::ALL.map(|kind| model.backlog(device, kind)));
         seconds.sum()
     }
