@@ -98,6 +98,8 @@ pub(super) fn prove(
                 if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
                     && let Err(why) = axis.see(&model.signature, size, &shapes)
                 {
+                    // It is proved again, and what it takes is counted then.
+                    engine.rest();
                     return Ok(Proof { canary, footprint: None, counts: Err(why) });
                 }
             }
@@ -204,7 +206,7 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed
             Ok(Passed { took, shapes: Some(outputs.into_iter().map(|output| output.shape).collect()) })
         }
         // With free extents we can only guess a shape; the model may rightly refuse the guess.
-        Err(error) if guessed(&model.signature, model) => {
+        Err(error @ EngineError::Input(_)) if guessed(&model.signature, model) => {
             tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
             Ok(Passed { took: started.elapsed(), shapes: None })
         }

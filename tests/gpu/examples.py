@@ -48,6 +48,7 @@ def example_spots(run):
     reply = localize(run, server)
     need(reply.device().startswith(("GPU-", "MIG-")), f"answered by {reply.device()!r}")
     rows = rows_of(reply)
+    server.need_pinned()
     server.stop()
     found, off = against_truth(run, rows)
     run.number("spots_found", found)
@@ -74,7 +75,17 @@ def need_networks(run):
 @check("example-digits", "pictures of digits through HTTP")
 def example_digits(run):
     need_networks(run)
-    server = serve(run, "digits")
+    read_digits(run)
+
+
+@check("example-digits-process", "the same, the engine in a process of its own")
+def example_digits_of_a_process(run):
+    need_networks(run)
+    read_digits(run, isolation="process", isolation_bytes="16MiB")
+
+
+def read_digits(run, **options):
+    server = serve(run, "digits", **options)
     right, pictures = 0, sorted((run.root() / "examples/images/digits").glob("*.png"))
     for picture in pictures:
         reply = server.ask("POST", "/predictions/digits", picture.read_bytes())
@@ -83,6 +94,7 @@ def example_digits(run):
         right += reply.json()["classes"][0]["label"] == picture.name[0]
     run.number("digits_right", right / len(pictures))
     need(right == len(pictures), f"{right} of {len(pictures)} digits were read rightly")
+    server.need_pinned()
     server.stop()
 
 

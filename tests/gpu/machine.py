@@ -93,12 +93,15 @@ def unpack(out):
         to = target / packed.name.removesuffix(".xz")
         if to.exists():
             continue
+        # What is there under its name is whole, whenever the last run was cut off.
+        part = to.with_name(f"{to.name}.part")
         if packed.suffix == ".xz":
-            with lzma.open(packed) as source, open(to, "wb") as unfinished:
+            with lzma.open(packed) as source, open(part, "wb") as unfinished:
                 shutil.copyfileobj(source, unfinished, 1 << 22)
         else:
-            shutil.copy(packed, to)
-        to.chmod(0o755)
+            shutil.copy(packed, part)
+        part.chmod(0o755)
+        part.rename(to)
     os.environ["GPU_CHECKS_UNPACKED"] = str(target)
 
 

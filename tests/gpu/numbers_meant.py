@@ -30,6 +30,7 @@ MEANT = {
     "fault_to_serving_s": (SECONDS, "from the illegal address to the GPU serving again"),
     "answers_": (PLAIN, "requests that were answered with the right numbers, of all that were sent meanwhile; none may be missing"),
     "taken_again_": (SECONDS, "from the first request after the GPU was given back to the first answer by the GPU, the middle of three"),
+    "rested_bytes_": (PLAIN, "bytes of the GPU that two networks gave back when they had nothing to do for half a minute"),
     "handed_over_s": (SECONDS, "from the moment at which one of two servers no longer holds the GPU to the other serving there, the longest; two seconds of it are the calm that is waited for"),
     "kill_to_serving_s": (SECONDS, "from kill -9 of the server to its successor serving on the GPU"),
     "memory_left_bytes": (PLAIN, "bytes that the GPU had more in use after the killed server than before it was started"),

@@ -82,6 +82,34 @@ def given_back(run, isolation):
     server.stop()
 
 
+# A server that has nothing to do for half a minute lets go of what it can have again.
+RESTS_AFTER = 33
+
+
+@check("network-rests", "a network that had nothing to do for half a minute, and let go of memory, answers as before", where="gpu")
+def rests(run):
+    need_networks(run)
+    models = ("digits-detector", "digits")
+    sources = {name: (run.root() / "examples/models" / name, ON_GPU) for name in models}
+    pictures = {name: sorted((run.root() / "examples/images" / name).glob("*.png"))[:4] for name in models}
+    for isolation in ("thread", "process"):
+        server = Server(run, sources, name=isolation, backend="gpu", isolation=isolation, isolation_bytes="64MiB")
+
+        def read(server=server):
+            replies = [server.ask("POST", f"/predictions/{name}", one.read_bytes()) for name in models for one in pictures[name]]
+            need(all(reply.status == 200 for reply in replies), f"statuses {[reply.status for reply in replies]}")
+            need(all(reply.device().startswith(("GPU-", "MIG-")) for reply in replies), "not all were answered by the GPU")
+            # Another algorithm may be chosen afterwards, which rounds otherwise.
+            found = [reply.json() for reply in replies]
+            return [[one["label"] for one in reply.get("detections", reply.get("classes", [])[:1])] for reply in found]
+
+        before, used = read(), machine.nvml().memory().used
+        time.sleep(RESTS_AFTER)
+        run.number(f"rested_bytes_{isolation}", used - machine.nvml().memory().used)
+        need(read() == before, "other answers after the rest than before")
+        server.stop()
+
+
 @check("given-back", "an idle server gives the GPU back whole, and takes it again with the next request")
 def given_back_and_taken(run):
     for isolation in ("thread", "process"):

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import machine
-from registry import Failed, folder_of
+from registry import Failed, folder_of, need
 
 
 def until(holds, what, seconds=300):
@@ -120,6 +120,12 @@ class Server:
             return gpu is not None and gpu["state"] == state
 
         until(holds, f"the GPU is {state}", seconds)
+
+    def need_pinned(self):
+        """Fails where the driver does not know the memory that it copies from: answers are right all the same, and late."""
+        said = self.log.read_text(errors="replace")
+        for words in ("copies of this memory will wait", "copies will wait for each other"):
+            need(words not in said, f"memory is not pinned: {next(line for line in said.splitlines() if words in line)}")
 
     def stop(self):
         """Ends it in the orderly way."""

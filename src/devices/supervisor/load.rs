@@ -93,20 +93,42 @@ impl Devices {
                 }
             }))
         };
-        let (mut asked, mut model): (Vec<Asked>, Lent) = resolve(&source).map_err(failed)?;
+        let give_back = |loaded: Vec<Result<(Engines, Duration), Refusal>>| {
+            for ((_, hold), (engines, _)) in
+                holds.iter().zip(loaded).filter_map(|(held, loaded)| Some((held, loaded.ok()?)))
+            {
+                hold.drop_engines(engines);
+                hold.trim();
+            }
+        };
+        let resolved: Result<(Vec<Asked>, Lent), String> = resolve(&source);
+        let (mut asked, mut model) = match resolved {
+            Ok(resolved) => resolved,
+            Err(reason) => {
+                give_back(loaded);
+                return Err(failed(reason));
+            }
+        };
         let mut proved = prove(&asked, &model, loaded);
         let not_counted = proved.iter().flatten().find_map(|(_, proof, _)| proof.counts.clone().err());
         if let Some(why) = not_counted {
             // As if the author had said so.
             let mut alone = source.clone();
             alone.manifest.batch.no_axis = true;
-            (asked, model) = resolve(&alone).map_err(|reason| failed(format!("{why}: {reason}")))?;
+            let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
+            let again = again.collect();
+            (asked, model) = match resolve(&alone) {
+                Ok(resolved) => resolved,
+                Err(reason) => {
+                    give_back(again);
+                    return Err(failed(format!("{why}: {reason}")));
+                }
+            };
             tracing::warn!(
                 model = source.name,
                 "{why}: each request is a run of its own, as by batch.axis = \"none\""
             );
-            let again = proved.into_iter().map(|proved| proved.map(|(engines, _, load)| (engines, load)));
-            proved = prove(&asked, &model, again.collect());
+            proved = prove(&asked, &model, again);
         }
         if proved.iter().all(Result::is_err) {
             let refusals = proved.into_iter().filter_map(Result::err).collect();

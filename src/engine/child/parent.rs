@@ -10,14 +10,18 @@ use super::{
     ticket::{Reply, Ticket},
     wire::{Answer, Ask, Copies, Open, Place, build},
 };
-use crate::engine::{
-    EngineError, Tensor,
-    cuda::MemoryInfo,
-    staging::{Blocks, Memory},
+use crate::{
+    engine::{
+        EngineError, Tensor,
+        cuda::MemoryInfo,
+        staging::{Blocks, Memory},
+    },
+    error::panic_words,
 };
 use std::{
     collections::HashMap,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -70,7 +74,14 @@ impl Child {
         let patience = post.patience;
         let thread = std::thread::Builder::new().name("ocelli-child".into()).spawn(move || {
             let Some(asks) = begin(&post, &started) else { return };
-            asks.read();
+            // Whoever waits for an answer is told that none comes, whatever becomes of this.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| asks.read())) {
+                let words = panic_words(&panic);
+                asks.book()
+                    .fault
+                    .get_or_insert_with(|| format!("whoever reads its answers panicked: {words}"));
+                asks.process().kill();
+            }
             asks.finish();
             // Nobody may be waiting for it.
             let _ = gone.send(());

@@ -114,19 +114,25 @@ pub(super) fn synchronize(stream: &CudaStream) -> Result<(), DriverError> {
     wait_in(stream.context(), || unsafe { result::stream::synchronize(stream.cu_stream()) })
 }
 
-/// Has this thread wait for work of this context, whatever went wrong before. cudarc keeps an error of where something was dropped
-/// for whoever calls next, and its own ways return that instead of waiting: to somebody who then takes memory for their own that
-/// the device still reads and writes. It is no batch's fault either, and goes to the log.
+/// Has this thread wait for work of this context, whatever went wrong before: memory that is taken for one's own sooner is still
+/// read and written by the device.
 fn wait_in(cuda: &CudaContext, wait: impl FnOnce() -> Result<(), DriverError>) -> Result<(), DriverError> {
+    if let Err(error) = enter(cuda) {
+        tracing::debug!(?error, "a thread waits for a context that it cannot make its own");
+    }
+    wait()
+}
+
+/// Makes this the thread's context, whatever went wrong before. cudarc keeps an error of where something was dropped for whoever
+/// calls next, and its own ways return that instead of doing what they were asked. It is nobody's fault who comes later, and
+/// goes to the log.
+pub(super) fn enter(cuda: &CudaContext) -> Result<(), DriverError> {
     beside_captures(cuda);
     if let Err(error) = cuda.check_err() {
         tracing::debug!(?error, "something could not be given back");
     }
     // SAFETY: the context is there.
-    if let Err(error) = unsafe { result::ctx::set_current(cuda.cu_ctx()) } {
-        tracing::debug!(?error, "a thread waits for a context that it cannot make its own");
-    }
-    wait()
+    unsafe { result::ctx::set_current(cuda.cu_ctx()) }
 }
 
 /// Memory of a GPU, bytes.
@@ -226,13 +232,12 @@ impl Context {
     /// # Errors
     /// Where the context is broken.
     pub fn bind(&self) -> Result<(), CudaError> {
-        beside_captures(&self.cuda);
         if let Some(near) = self.near()
             && let Err(error) = near.bind()
         {
             tracing::debug!(gpu = self.gpu.id, %error, "a thread cannot be bound to the processors near its GPU");
         }
-        self.cuda.bind_to_thread().map_err(CudaError::when(format!("cannot use {}", self.gpu.id)))
+        enter(&self.cuda).map_err(CudaError::when(format!("cannot use {}", self.gpu.id)))
     }
 
     /// What of its memory is free.
@@ -240,7 +245,7 @@ impl Context {
     /// # Errors
     /// Where the context is broken.
     pub fn memory(&self) -> Result<MemoryInfo, CudaError> {
-        let asked = self.cuda.mem_get_info();
+        let asked = enter(&self.cuda).and_then(|()| result::mem_get_info());
         let (free, total) =
             asked.map_err(CudaError::when(format!("cannot read the memory of {}", self.gpu.id)))?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
@@ -331,12 +336,22 @@ pub struct Event(CudaEvent);
 impl Event {
     /// Stands for what the stream has been given so far.
     pub(super) fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
-        self.0.record(stream).map_err(CudaError::when("cannot mark a point in a stream"))
+        let entered = enter(self.0.context());
+        // SAFETY: event and stream are there.
+        let recorded =
+            entered.and_then(|()| unsafe { result::event::record(self.0.cu_event(), stream.cu_stream()) });
+        recorded.map_err(CudaError::when("cannot mark a point in a stream"))
     }
 
     /// Has a stream wait for it, not this thread.
     pub(super) fn before(&self, stream: &CudaStream) -> Result<(), CudaError> {
-        stream.wait(&self.0).map_err(CudaError::when("cannot have one stream wait for another"))
+        let entered = enter(self.0.context());
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: event and stream are there.
+        let waits = entered.and_then(|()| unsafe {
+            result::stream::wait_event(stream.cu_stream(), self.0.cu_event(), flags)
+        });
+        waits.map_err(CudaError::when("cannot have one stream wait for another"))
     }
 
     /// Waits for it, without keeping a core busy.

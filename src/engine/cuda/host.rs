@@ -8,9 +8,9 @@
 //! back, on threads that serve everybody. Where the driver hangs, that thread hangs alone, and memory is plain until the driver is back.
 #![allow(unsafe_code)]
 
-use super::{Context, CudaError, context::beside_captures, numa::Near};
+use super::{Context, CudaError, Fault, context::enter, numa::Near};
 use crate::engine::staging::{Pin, Pinner, Release};
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::{CudaContext, result, sys};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-/// A call that takes longer is waited for by nobody.
+/// A call that takes longer is waited for by nobody, beyond a second for each GiB.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Registers host memory with a device's driver, while this process has the device. Memory that is taken when it has not is
@@ -81,6 +81,8 @@ enum State {
     Called,
     Registered,
     Refused,
+    /// It may know it for good, and so it stays where it is.
+    Kept,
 }
 
 /// One call of the driver.
@@ -164,10 +166,10 @@ impl Shared {
         done: impl Fn(&Pins) -> bool,
     ) -> MutexGuard<'a, Pins> {
         while !done(&pins) && !pins.hangs && pins.started {
-            let calls = pins.calls;
+            let (calls, patience) = (pins.calls, pins.patience());
             let waited = self
                 .changed
-                .wait_timeout_while(pins, PATIENCE, |pins| !done(pins) && !pins.hangs && pins.calls == calls);
+                .wait_timeout_while(pins, patience, |pins| !done(pins) && !pins.hangs && pins.calls == calls);
             let (now, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             pins = now;
             if timeout.timed_out() {
@@ -187,10 +189,10 @@ impl Shared {
                 drop(pins);
                 let (start, register) = (call.start, call.register);
                 // Drops its hold on the context as well: whoever closes that is to have the last one.
-                let works = call.make();
+                let came = call.make();
                 pins = self.lock();
                 (pins.calls, pins.hangs) = (pins.calls + 1, false);
-                let left = pins.called(start, register, works);
+                let left = pins.called(start, register, came);
                 self.changed.notify_all();
                 drop(pins);
                 drop(left);
@@ -219,6 +221,12 @@ impl Known {
 }
 
 impl Pins {
+    /// How long the call may take that is under way, or the next: pages are locked one by one.
+    fn patience(&self) -> Duration {
+        let largest = self.memory.values().map(|known| known.bytes).max().unwrap_or(0);
+        PATIENCE + Duration::from_secs((largest >> 30) as u64)
+    }
+
     /// What the driver is told next.
     fn next(&mut self) -> Option<Call> {
         let goes = |known: &Known| self.closing.is_some() || known.left.is_some();
@@ -236,22 +244,22 @@ impl Pins {
     }
 
     /// A call has come back. Gives memory that nobody has any more and the driver does not know.
-    fn called(&mut self, start: usize, register: bool, works: bool) -> Option<Known> {
+    fn called(&mut self, start: usize, register: bool, came: Came) -> Option<Known> {
         let known = self.memory.get_mut(&start)?;
-        known.state = match (register, works) {
-            (true, true) => State::Registered,
-            (true, false) => State::Refused,
-            // A broken context has forgotten it, and the memory is ours.
+        known.state = match (register, came) {
+            (true, Came::Done) => State::Registered,
+            (true, _) => State::Refused,
+            (false, Came::Kept) => State::Kept,
             (false, _) => State::New,
         };
-        let gone = known.left.is_some() && known.state != State::Registered;
+        let gone = known.left.is_some() && !matches!(known.state, State::Registered | State::Kept);
         if gone { self.memory.remove(&start) } else { None }
     }
 
     /// Nobody has this memory any more: it goes now, or when the driver does not know it.
     fn leave(&mut self, start: usize, memory: Box<dyn Send>) -> Option<Box<dyn Send>> {
         match self.memory.get_mut(&start) {
-            Some(known) if matches!(known.state, State::Called | State::Registered) => {
+            Some(known) if matches!(known.state, State::Called | State::Registered | State::Kept) => {
                 known.left = Some(memory);
                 None
             }
@@ -263,13 +271,25 @@ impl Pins {
     }
 }
 
+/// Whether every call of a context fails by now.
+fn is_broken(cuda: &CudaContext) -> bool {
+    let answers = enter(cuda).and_then(|()| result::mem_get_info());
+    answers.is_err_and(|error| CudaError::when("cannot read memory")(error).fault() == Fault::Sticky)
+}
+
+/// What came of a call.
+enum Came {
+    Done,
+    Refused,
+    /// The driver may know memory that it should not know any more, in a context that works.
+    Kept,
+}
+
 impl Call {
-    /// False where the driver refuses.
-    fn make(self) -> bool {
+    fn make(self) -> Came {
         let Call { start, bytes, cuda, near, register } = self;
-        beside_captures(&cuda);
         let call = || {
-            cuda.bind_to_thread()?;
+            enter(&cuda)?;
             let start = std::ptr::with_exposed_provenance_mut(start);
             if register {
                 // SAFETY: the memory is there while it is noted, and it is noted until this has come back (`Pins::leave`).
@@ -284,14 +304,25 @@ impl Call {
             None => call(),
         };
         match called {
-            Ok(()) => {}
+            Ok(()) => Came::Done,
             Err(error) if register => {
                 let error = CudaError::when(format!("cannot pin {bytes} bytes"))(error);
                 tracing::warn!(%error, "copies of this memory will wait for each other");
+                Came::Refused
             }
-            Err(error) => tracing::debug!(?error, "host memory could not be unregistered"),
+            // A broken context has forgotten it.
+            Err(error)
+                if error.0 == sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED || is_broken(&cuda) =>
+            {
+                tracing::debug!(?error, "host memory could not be unregistered");
+                Came::Refused
+            }
+            Err(error) => {
+                let error = CudaError::when(format!("cannot unpin {bytes} bytes"))(error);
+                tracing::error!(%error, "this memory is never used again: the driver may copy from where it was");
+                Came::Kept
+            }
         }
-        called.is_ok()
     }
 }
 
@@ -311,6 +342,10 @@ impl Pinner for HostMemory {
             }
         }
         Some(Box::new(Pinned { start: Some(start), host: self.clone() }))
+    }
+
+    fn is_known(&self) -> bool {
+        self.shared().lock().cuda.is_some()
     }
 }
 
@@ -339,7 +374,8 @@ impl Drop for Pinned {
         let mut pins = shared.lock();
         let _ = pins.leave(start, Box::new(()));
         shared.changed.notify_all();
-        let is_there = |pins: &mut Pins| pins.memory.contains_key(&start);
+        let is_there =
+            |pins: &mut Pins| pins.memory.get(&start).is_some_and(|known| known.state != State::Kept);
         drop(shared.changed.wait_while(pins, is_there));
     }
 }

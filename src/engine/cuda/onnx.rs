@@ -14,6 +14,7 @@ mod bucket;
 mod flight;
 mod idle;
 mod launch;
+mod met;
 mod pixels;
 mod place;
 mod reduced;
@@ -32,6 +33,7 @@ use crate::engine::{
     staging::{Blocks, Memory},
 };
 use bucket::{Bucket, Output};
+use met::Met;
 use ort::session::RunOptions;
 use pixels::Normalizer;
 use place::Place;
@@ -46,6 +48,11 @@ use std::{
 
 /// Batches on their way, where memory allows.
 const DEPTH: usize = 3;
+
+/// Graphs that are recorded. ONNX Runtime keeps each as long as the session, whatever becomes of the memory that it was recorded with:
+/// of a model whose callers choose extents there would be ever more.
+const GRAPHS_MAX: usize = DEPTH * place::BUCKETS_MAX;
+
 /// A model on a GPU.
 pub struct OnnxOnGpu {
     /// Before the session: their bindings are its own.
@@ -58,8 +65,10 @@ pub struct OnnxOnGpu {
     device: Where,
     /// Whether the GPU reads it, by input.
     on_gpu: Vec<bool>,
-    /// Whether outputs of known shape are written to memory of ours: there are some, and no run has told otherwise.
+    /// Whether outputs of known shape are written to memory of ours: there are some.
     bind_outputs: bool,
+    /// What is known of inputs that came, as for which of them those shapes are not so.
+    met: Met,
     cuda_graph: bool,
     /// The last number that was given to a graph.
     graphs: usize,
@@ -175,6 +184,7 @@ impl OnnxOnGpu {
             device,
             on_gpu,
             bind_outputs,
+            met: Met::new(),
             cuda_graph: false,
             graphs: 0,
             weights,
@@ -235,7 +245,8 @@ impl OnnxOnGpu {
         shapes: &[Vec<usize>],
         pixels: Option<&Reading>,
     ) -> Result<(usize, bool), EngineError> {
-        let known = self.places[place].position(shapes, self.bind_outputs);
+        let binds = self.binds_outputs(shapes);
+        let known = self.places[place].position(shapes, binds);
         let made = if known.is_some() { None } else { Some(self.make(shapes)?) };
         let place = &mut self.places[place];
         let at = known.unwrap_or_else(|| {
@@ -249,9 +260,15 @@ impl OnnxOnGpu {
         Ok((at, known.is_none()))
     }
 
+    /// Whether outputs of such inputs are written to memory of ours.
+    fn binds_outputs(&self, shapes: &[Vec<usize>]) -> bool {
+        self.bind_outputs && !self.met.is_unlike(shapes)
+    }
+
     fn make(&mut self, shapes: &[Vec<usize>]) -> Result<Bucket, EngineError> {
         let known = self.session.outputs().for_inputs(shapes);
-        let known = known.into_iter().map(|shape| shape.filter(|_| self.bind_outputs)).collect();
+        let binds = self.binds_outputs(shapes);
+        let known = known.into_iter().map(|shape| shape.filter(|_| binds)).collect();
         let options = options().map_err(EngineError::Device)?;
         let mut bucket =
             Bucket::new(&self.session, &self.heap, shapes, known, self.device, &self.on_gpu, options)?;
@@ -264,7 +281,7 @@ impl OnnxOnGpu {
         }
         if self.cuda_graph {
             // Graphs replay what is on the GPU alone, at the addresses that were recorded; -1 is neither recorded nor replayed.
-            let number = if bucket.is_fixed() {
+            let number = if bucket.is_fixed() && self.graphs < GRAPHS_MAX {
                 self.graphs += 1;
                 self.graphs.to_string()
             } else {

@@ -28,7 +28,7 @@ impl Assembler {
     /// The parts of one input as one tensor, aligned for its type and padded to `size` rows.
     ///
     /// No copy when the parts fill the batch and lie side by side: neighbouring slots of `staging`, or one part, where the
-    /// engine reads any memory. For a device they must be pinned. Padding repeats the last row: zeros may be outside what a
+    /// engine reads any memory. For a device they must be pinned, by one that is there. Padding repeats the last row: zeros may be outside what a
     /// model was made for.
     ///
     /// With `whole`, there is one part, which has no batch axis.
@@ -42,7 +42,7 @@ impl Assembler {
         }
         let tensor = |data| Tensor { datatype: first.datatype, shape, data };
         if items == size {
-            let fits = |staging: &&Staging| staging.is_pinned() || !self.blocks.is_pinned();
+            let fits = |staging: &&Staging| !self.blocks.is_pinned() || staging.is_known();
             if let Some(data) = staging.filter(fits).and_then(|staging| staging.side_by_side(parts)) {
                 return tensor(data);
             }

@@ -41,6 +41,11 @@ pub trait Pinner: fmt::Debug + Send + Sync {
     /// # Safety
     /// The memory is there until the pin is dropped, or has dropped it ([`Release::release`]).
     unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin>;
+
+    /// Whether a device knows what was pinned now: it may be away for a while.
+    fn is_known(&self) -> bool {
+        true
+    }
 }
 
 /// What kind of memory to take.
@@ -62,6 +67,15 @@ impl Memory {
     /// Whether a device copies from and to it by itself.
     pub fn is_pinned(&self) -> bool {
         !matches!(self, Memory::Plain)
+    }
+
+    /// The same, now: of a device that is away, others copy only while the host waits.
+    pub(super) fn is_known(&self) -> bool {
+        match self {
+            Memory::Plain => false,
+            Memory::Pinned(pinner) => pinner.is_known(),
+            Memory::Shared(_) | Memory::Landing(..) => true,
+        }
     }
 
     /// At least so many bytes, for all of which somebody has written something.

@@ -161,7 +161,7 @@ impl Staging {
         // It takes the lock, and goes to the others.
         drop(current);
         let mut state = self.pool.lock();
-        let kept = if self.is_pinned() { pinned.min(state.free.len()) } else { 0 };
+        let kept = if self.pool.memory.is_pinned() { pinned.min(state.free.len()) } else { 0 };
         let free = state.free.split_off(kept);
         drop(state);
         let bytes = free.iter().map(Block::bytes).sum();
@@ -258,9 +258,9 @@ impl Staging {
         self.side_by_side(&[tensor]).is_some()
     }
 
-    /// Whether a device copies from its slabs by itself.
-    pub(super) fn is_pinned(&self) -> bool {
-        self.pool.memory.is_pinned()
+    /// Whether a device copies from its slabs by itself, now.
+    pub(super) fn is_known(&self) -> bool {
+        self.pool.memory.is_known()
     }
 }
 

@@ -146,11 +146,26 @@ fn while_a_device_is_told_of_one_slab_others_are_handed_out_and_come_back() {
     second.join().unwrap();
 }
 
+/// A device that was given back.
+#[derive(Debug)]
+struct Gone;
+
+impl Pinner for Gone {
+    unsafe fn pin(&self, _: NonNull<u8>, _: usize) -> Option<Pin> {
+        None
+    }
+
+    fn is_known(&self) -> bool {
+        false
+    }
+}
+
 #[test]
 fn a_device_reads_pinned_slots_in_place_and_the_rest_from_a_pinned_copy() {
     let counted = Arc::new(AtomicUsize::new(0));
     let assembler = Assembler::new(pinned(&counted));
-    for (memory, in_place) in [(pinned(&counted), true), (Memory::Plain, false)] {
+    let gone = Memory::Pinned(Arc::new(Gone));
+    for (memory, in_place) in [(pinned(&counted), true), (Memory::Plain, false), (gone, false)] {
         let staging = Staging::new(8, 4, memory).unwrap();
         let rows = [row(&staging, 1.0), row(&staging, 2.0)];
         let parts: Vec<&Tensor> = rows.iter().collect();

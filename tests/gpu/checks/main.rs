@@ -23,6 +23,11 @@ mod support;
 
 use ocelli::engine::onnx::{Runtime, report_nothing};
 use std::{path::Path, process::ExitCode};
+use tikv_jemallocator::Jemalloc;
+
+/// As of the server: drivers and libraries are to meet the heap that they meet there.
+#[global_allocator]
+static HEAP: Jemalloc = Jemalloc;
 
 /// Every check by its name, and what runs it.
 const CHECKS: &[(&str, fn())] = &[

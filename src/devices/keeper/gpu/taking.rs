@@ -83,8 +83,11 @@ impl Keeper {
         }
     }
 
-    /// What others do there.
+    /// What others do there. Of a part of a GPU (MIG) nobody tells: what is seen is the whole, whose other parts are in nobody's way.
     fn others(&self, sample: &Sample) -> lease::Seen {
+        if self.gpu.id.starts_with("MIG-") {
+            return lease::Seen { others: false, free: None, utilization: None };
+        }
         lease::Seen {
             others: self.ourselves.others(sample).any(),
             free: sample.memory.map(|memory| memory.free),
@@ -149,7 +152,7 @@ impl Keeper {
         tracing::info!(device, ?waited, taking_took = ?(now - began), "the GPU serves: a forward pass works");
         if let Some(hold) = &self.hold {
             hold.complete();
-            self.devices.load_waiting_on(self.index, hold);
+            self.devices.try_waiting_on(self.index, hold);
         }
         if let (Some(before), Some(after)) = (before, self.senses.fresh(&self.gpu)) {
             let process = self.hold.as_ref().map_or_else(std::process::id, |hold| hold.process());

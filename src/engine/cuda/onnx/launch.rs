@@ -9,7 +9,9 @@ use super::{
     free,
     place::Place,
 };
-use crate::engine::{DataType, EngineError, Flight, Tensor, onnx::binding::Where, staging::Lent};
+use crate::engine::{
+    DataType, EngineError, Flight, Tensor, ends::Reading, onnx::binding::Where, staging::Lent,
+};
 use ort::value::DynValue;
 use std::sync::Arc;
 
@@ -94,16 +96,15 @@ impl OnnxOnGpu {
     }
 
     /// Begins a batch in memory that is ours; only what is left of its outputs comes back, where they can be reduced and may.
-    fn launch(&mut self, inputs: Vec<Tensor>, reduce: bool) -> Result<Flight, EngineError> {
-        let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
-        let pixels =
-            self.normalizer.as_ref().and_then(|normalizer| normalizer.reading(&inputs)).transpose()?;
-        if let Some(reading) = &pixels {
-            shapes[0].clone_from(&reading.shape);
-        }
-        let (place, bucket, first) = self.place(&shapes, pixels.as_ref())?;
+    fn launch(
+        &mut self,
+        inputs: Vec<Tensor>,
+        (shapes, pixels): (&[Vec<usize>], Option<&Reading>),
+        reduce: bool,
+    ) -> Result<Flight, EngineError> {
+        let (place, bucket, first) = self.place(shapes, pixels)?;
         self.batches += 1;
-        let before = if first { free(&self.context).ok() } else { None };
+        let before = if first { Some(free(&self.context).unwrap_or(0)) } else { None };
         let (bucket_of, signature) = (&self.places[place].buckets[bucket], self.session.signature());
         let reduced = bucket_of.reduced.as_ref().filter(|_| reduce);
         let (outputs, results) = (&bucket_of.outputs, &self.results);
@@ -119,13 +120,14 @@ impl OnnxOnGpu {
                 self.streams.settle();
                 self.places[place].buckets.remove(bucket);
                 self.put_back(place);
-                return Err(self.judged(error));
+                return Err(self.judged(error, shapes));
             }
         };
         if let Some(before) = before {
             // Once for each size: what ONNX Runtime took for it is seen when it is done.
             self.streams.settle();
             self.ready((place, bucket));
+            self.met.ran(shapes);
             self.arena += before.saturating_sub(free(&self.context).unwrap_or(before));
         }
         Ok(Flight::Airborne(Box::new(Running {
@@ -148,15 +150,25 @@ impl OnnxOnGpu {
         {
             *first = numbers?;
         }
-        let again = self.bind_outputs.then(|| inputs.clone());
-        match (self.launch(inputs, reduce), again) {
-            // If it works without them, outputs are what a run gives from now on.
+        let pixels =
+            self.normalizer.as_ref().and_then(|normalizer| normalizer.reading(&inputs)).transpose()?;
+        let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
+        if let Some(reading) = &pixels {
+            shapes[0].clone_from(&reading.shape);
+        }
+        let again = self.binds_outputs(&shapes).then(|| inputs.clone());
+        match (self.launch(inputs, (&shapes, pixels.as_ref()), reduce), again) {
+            // If it works without them, outputs of such inputs are what a run gives from now on.
             (Err(EngineError::Input(reason)), Some(inputs)) => {
-                self.bind_outputs = false;
-                let flight = self.launch(inputs, reduce);
-                self.bind_outputs = flight.is_err();
-                if flight.is_ok() {
-                    tracing::warn!(reason, "the shapes of outputs are not those that the model file says");
+                self.met.unlike(&shapes, true);
+                let flight = self.launch(inputs, (&shapes, pixels.as_ref()), reduce);
+                match &flight {
+                    Ok(_) => tracing::warn!(
+                        reason,
+                        inputs = ?shapes,
+                        "the shapes of outputs are not those that the model file says"
+                    ),
+                    Err(_) => self.met.unlike(&shapes, false),
                 }
                 flight
             }
@@ -164,13 +176,18 @@ impl OnnxOnGpu {
         }
     }
 
-    /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say.
-    fn judged(&self, error: EngineError) -> EngineError {
-        match self.context.memory() {
-            Err(broken) if broken.fault() == Fault::Sticky => {
+    /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say. Where it does,
+    /// and others ran here but never inputs of these shapes, a library that failed has nothing for such extents, which callers
+    /// choose.
+    fn judged(&self, error: EngineError, shapes: &[Vec<usize>]) -> EngineError {
+        match (self.context.memory(), error) {
+            (Err(broken), error) if broken.fault() == Fault::Sticky => {
                 EngineError::Device(format!("{error}; {broken}"))
             }
-            _ => error,
+            (Ok(_), EngineError::Device(reason)) if self.met.only_others_ran(shapes) => {
+                EngineError::Input(format!("the GPU's libraries fail for inputs of {shapes:?}: {reason}"))
+            }
+            (_, error) => error,
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{
 use std::sync::Arc;
 
 /// Shapes that a place keeps memory for; of more, those that were not used for longest go.
-const BUCKETS_MAX: usize = 16;
+pub(super) const BUCKETS_MAX: usize = 16;
 
 /// What a batch takes on the device.
 pub(super) struct Place {
