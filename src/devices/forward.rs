@@ -298,8 +298,48 @@ fn guessed(signature: &Signature, model: &Model) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+
     use super::*;
-    use crate::tasks::testing::signature;
+    use crate::{
+        batch::ModelKey,
+        engine::{Setting, staging::Memory},
+        models::testing::source,
+        tasks::testing::{signature, spec},
+    };
+
+    /// An engine that always fails like this.
+    struct Failing(Signature, EngineError);
+
+    impl Engine for Failing {
+        fn signature(&self) -> &Signature {
+            &self.0
+        }
+
+        fn run(&mut self, _: &[TensorView<'_>], _: Option<&Setting>) -> Result<Vec<Tensor>, EngineError> {
+            Err(self.1.clone())
+        }
+    }
+
+    #[test]
+    fn only_a_guess_that_the_model_refuses_is_not_held_against_it() {
+        let mut signature = signature(&[("y", &[-1, 2])]);
+        signature.inputs = vec![spec("x", DataType::Fp32, &[-1, -1])];
+        let (source, time) = (source("m", "1", "[batch]\nitems_max = 2"), Duration::from_secs(1));
+        let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
+        let proved = |error: EngineError| {
+            let engine: Box<dyn Engine + Send> = Box::new(Failing(signature.clone(), error));
+            prove(&mut [engine], &model, &[], None).map(|proof| proof.counts)
+        };
+        assert_eq!(proved(EngineError::Input("of 64?".into())).unwrap(), Ok(()));
+        let memory = proved(EngineError::OutOfMemory("full".into()));
+        assert!(
+            matches!(memory, Err(Refusal::Memory(_))),
+            "it is tried again when there is some: {memory:?}"
+        );
+        let device = proved(EngineError::Device("gone".into()));
+        assert!(matches!(device, Err(Refusal::Failed(_))), "{device:?}");
+    }
 
     /// What is told of outputs of these shapes, at the size before each.
     fn see(passes: &[(usize, &[usize])]) -> Result<(), String> {

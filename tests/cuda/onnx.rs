@@ -236,7 +236,7 @@ fn outputs_whose_shapes_only_a_run_can_tell_come_as_they_are() {
 
 #[test]
 fn outputs_whose_named_extents_hold_for_some_batches_come_as_they_are_for_all() {
-    let _fake = FakeCuda::start("");
+    let fake = FakeCuda::start("");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model");
     let nodes: [(&str, &[&str], &str); 1] = [("NonZero", &["x"], "at")];
@@ -258,6 +258,12 @@ fn outputs_whose_named_extents_hold_for_some_batches_come_as_they_are_for_all() 
             same(what, &flight.land().unwrap(), &on_cpu(&path, &inputs));
         }
     }
+    // What is so of some shapes is not taken from others.
+    let copied = || fake.books().devices[0].copied_out;
+    let before = copied();
+    let inputs = [floats(vec![3, 2], often[1].1)];
+    same("again", &start(&mut engine, &inputs).unwrap().land().unwrap(), &on_cpu(&path, &inputs));
+    assert_eq!(copied() - before, 2 * 3 * 8, "from memory on the device");
 }
 
 #[test]
