@@ -13,7 +13,7 @@ use axum::{
     response::IntoResponse,
     routing::{get, post},
 };
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use ocelli::{
     error::InferError,
     http::{
@@ -99,6 +99,30 @@ async fn large_twice() -> Body {
     Body::from_stream(stream::iter([frame.clone(), frame].map(Ok::<_, Infallible>)))
 }
 
+/// A reply that begins, and reads one piece of the body before it ends.
+async fn gives_up(request: Request) -> Body {
+    let mut body = request.into_body().into_data_stream();
+    let end = async move {
+        let read = body.next().await.is_some();
+        if read { "given up" } else { "nothing came" }
+    };
+    Body::from_stream(stream::iter(["begun, "]).chain(stream::once(end)).map(Ok::<_, Infallible>))
+}
+
+/// A reply that begins with much, and ends with the body, which is read beside it.
+async fn mirror(request: Request) -> Body {
+    let (read, behind) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut body = request.into_body().into_data_stream();
+        while let Some(Ok(bytes)) = body.next().await {
+            let _ = read.send(bytes);
+        }
+    });
+    let behind = stream::unfold(behind, async |mut behind| Some((behind.recv().await?, behind)));
+    let much = stream::iter([Bytes::from(vec![b'x'; LARGE_BYTES])]);
+    Body::from_stream(much.chain(behind).map(Ok::<_, Infallible>))
+}
+
 async fn start(settings: Settings) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -121,6 +145,8 @@ async fn start(settings: Settings) -> Server {
         .route("/length", post(|request| length(request, LONG)))
         .route("/length-soon", post(|request| length(request, SHORT)))
         .route("/parts", post(parts))
+        .route("/gives-up", post(gives_up))
+        .route("/mirror", post(mirror))
         .layer(middleware::from_fn(move |request: Request, next: Next| async move {
             match guard::check_head(&request, head) {
                 Ok(()) => next.run(request).await,
@@ -332,6 +358,39 @@ async fn a_refusal_reaches_a_client_that_sends_its_whole_body_first() {
     request.resize(request.len() + length, b'x');
     let reply = rest(server.send(request).await).await;
     assert!(reply.starts_with("HTTP/1.1 413"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_reply_that_ends_before_its_body_reaches_a_client_that_sends_all_of_that_first() {
+    let server = start(settings()).await;
+    let mut stream =
+        server.send("POST /gives-up HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+    let chunk = [b"100000\r\n", vec![b'x'; 1 << 20].as_slice(), b"\r\n"].concat();
+    for _ in 0..LARGE_BYTES >> 20 {
+        soon(stream.write_all(&chunk)).await.expect("somebody reads on");
+    }
+    // The connection goes on, too.
+    stream.write_all(format!("0\r\n\r\n{CLOSING}").as_bytes()).await.unwrap();
+    let both = rest(stream).await;
+    assert!(both.contains("begun, ") && both.contains("given up") && both.ends_with("hello"), "{both}");
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_before_it_has_sent_its_body_is_not_cut_while_it_sends() {
+    let server = start(with_clocks(|clocks| clocks.write_stall = SHORT)).await;
+    let mut stream = server
+        .send("POST /mirror HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .await;
+    // The first piece is more than is taken without being read, and then it sends for longer than the clock allows.
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < 3 * SHORT {
+        soon(stream.write_all(b"1\r\nx\r\n")).await.expect("it is not cut");
+        tokio::time::sleep(SHORT / 20).await;
+    }
+    stream.write_all(b"0\r\n\r\n").await.unwrap();
+    let reply = rest(stream).await;
+    assert!(reply.len() > LARGE_BYTES && reply.ends_with("0\r\n\r\n"), "{} bytes", reply.len());
+    assert_eq!(server.connections.ended_stalled.load(Relaxed), 0);
 }
 
 #[tokio::test]

@@ -71,12 +71,20 @@ struct State {
     preface: Option<usize>,
     http2: bool,
     requests: u64,
-    /// Answers under way. The instant is set while a piece of an answer waits for the client's window.
-    answers: HashMap<u64, Option<Instant>>,
+    /// Answers under way.
+    answers: HashMap<u64, UnderWay>,
     /// Since when the socket takes no more, and what it took since.
     blocked: Option<(Instant, usize)>,
     end_seen: bool,
     body_left: bool,
+}
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    /// Set while a piece of the answer waits for the client's window.
+    waits: Option<Instant>,
+    /// When some of the request's body was read last.
+    body_read: Option<Instant>,
 }
 
 /// One connection, as its socket and its requests report it.
@@ -162,14 +170,21 @@ impl Watch {
         state.requests += 1;
         state.phase = Phase::Busy;
         let request = state.requests;
-        state.answers.insert(request, None);
+        state.answers.insert(request, UnderWay::default());
         request
     }
 
     /// A piece of the answer waits for the client's window since `since`, or none does. Whatever waits for the socket is seen there.
     pub fn answer_waits(&self, request: u64, since: Option<Instant>) {
         if let Some(answer) = self.state().answers.get_mut(&request) {
-            *answer = since;
+            answer.waits = since;
+        }
+    }
+
+    /// Some of a request's body was read: who still sends may read what comes back afterwards, and has the body's own clock.
+    pub fn body_read(&self, request: u64, now: Instant) {
+        if let Some(answer) = self.state().answers.get_mut(&request) {
+            answer.body_read = Some(now);
         }
     }
 
@@ -222,8 +237,13 @@ impl Watch {
     /// Whether to end the connection, or when to look again.
     pub fn verdict(&self, clocks: &Clocks, now: Instant) -> Verdict {
         let state = self.state();
-        let not_taken = state.answers.values().flatten().min().copied();
-        let stalled = [state.blocked.map(|(since, _)| since), not_taken];
+        let answers = state.answers.values();
+        let not_taken = answers
+            .clone()
+            .filter_map(|answer| Some(answer.waits?.max(answer.body_read.unwrap_or(answer.waits?))));
+        let body_read = answers.filter_map(|answer| answer.body_read).max();
+        let blocked = state.blocked.map(|(since, _)| body_read.map_or(since, |read| read.max(since)));
+        let stalled = [blocked, not_taken.min()];
         let (since, clock, reason) = if let Some(since) = stalled.into_iter().flatten().min() {
             (since, clocks.write_stall, Reason::Stalled)
         } else {
@@ -339,6 +359,41 @@ mod tests {
                 watch.write_blocked(zero + s(20));
             },
             50,
+            Reason::Stalled,
+        );
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_while_it_sends_is_stalled_only_when_it_has_sent() {
+        let sends = |watch: &Watch, request, zero: Instant| {
+            (0..100).for_each(|second| watch.body_read(request, zero + s(second)));
+        };
+        check(
+            |watch, zero| {
+                let request = watch.request_begins();
+                watch.write_blocked(zero + s(5));
+                sends(watch, request, zero);
+            },
+            129,
+            Reason::Stalled,
+        );
+        // A window that another request's body does not open.
+        check(
+            |watch, zero| {
+                let (first, second) = (watch.request_begins(), watch.request_begins());
+                watch.answer_waits(first, Some(zero + s(5)));
+                sends(watch, second, zero);
+            },
+            35,
+            Reason::Stalled,
+        );
+        check(
+            |watch, zero| {
+                let request = watch.request_begins();
+                watch.answer_waits(request, Some(zero + s(5)));
+                sends(watch, request, zero);
+            },
+            129,
             Reason::Stalled,
         );
     }

@@ -33,6 +33,10 @@ const HTTP1_PIECE_BYTES_MAX: usize = 1024 * 1024;
 const UNREAD_BYTES_MAX: u64 = 64 * 1024;
 const UNREAD_WAIT: Duration = Duration::from_secs(1);
 
+/// Beside a reply that has begun and wants no more of the body, so much of that is thrown away, and for so long.
+const BESIDE_BYTES_MAX: usize = 1 << 30;
+const BESIDE_WAIT: Duration = Duration::from_secs(60);
+
 /// The client's address, in the extensions of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
@@ -57,12 +61,16 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let under_way = UnderWay { request: self.watch.request_begins(), watch: Arc::clone(&self.watch) };
-        let stages = self.stages.clone();
-        if stages.is_draining() {
+        let http1 = request.version() < Version::HTTP_2;
+        let under_way = Arc::new(UnderWay {
+            request: self.watch.request_begins(),
+            watch: Arc::clone(&self.watch),
+            stages: self.stages.clone(),
+            http1,
+        });
+        if under_way.stages.is_draining() {
             self.drained_request.notify_one();
         }
-        let http1 = request.version() < Version::HTTP_2;
         let (mut parts, incoming) = request.into_parts();
         if without_slash(&mut parts.uri) {
             parts.extensions.insert(Slashed);
@@ -70,30 +78,31 @@ where
         parts.extensions.insert(self.peer);
         // A client that waits for `100 Continue` would be told to send if we read.
         let waits_for_us = parts.headers.contains_key(header::EXPECT);
-        let unread = Unread::default();
+        let unread = Arc::default();
         let body = if incoming.is_end_stream() {
             Body::empty()
         } else {
-            Body::new(Upload { incoming: Some(incoming), unread: Arc::clone(&unread) })
+            let (unread, under_way) = (Arc::clone(&unread), Arc::clone(&under_way));
+            Body::new(Upload { incoming: Some(incoming), unread, under_way })
         };
         let answer = self.inner.clone().oneshot(Request::from_parts(parts, body));
         Box::pin(async move {
             let mut response = answer.await?;
             if http1 {
-                let left = lock(&unread).take();
+                let left = std::mem::replace(&mut *lock(&unread), Unread::Late);
                 let body_left = match left {
-                    None => false,
-                    Some(left) => waits_for_us || !throw_away(left).await,
+                    Unread::Left(left) => waits_for_us || !throw_away(left).await,
+                    Unread::Nothing | Unread::Late => false,
                 };
                 if body_left {
                     under_way.watch.body_left();
                 }
-                if body_left || stages.is_draining() {
+                if body_left || under_way.stages.is_draining() {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(header::CONNECTION, close);
                 }
             }
-            Ok(response.map(|body| Answer::of(body, under_way, http1)))
+            Ok(response.map(|body| Answer::of(body, under_way)))
         })
     }
 }
@@ -132,10 +141,13 @@ async fn throw_away(mut left: Incoming) -> bool {
     little && tokio::time::timeout(UNREAD_WAIT, to_the_end).await.unwrap_or(false)
 }
 
-/// A request that has not been answered completely; dropped when it has, or when its client is gone.
+/// A request that has not been answered completely, or of whose body some is still read; dropped when it has, or when its client is
+/// gone.
 struct UnderWay {
     request: u64,
     watch: Arc<Watch>,
+    stages: Stages,
+    http1: bool,
 }
 
 impl Drop for UnderWay {
@@ -144,10 +156,17 @@ impl Drop for UnderWay {
     }
 }
 
-/// Where a body is left that nobody has read to its end.
-type Unread = Arc<Mutex<Option<Incoming>>>;
+/// What is left of a body that nobody has read to its end.
+#[derive(Default)]
+enum Unread {
+    #[default]
+    Nothing,
+    Left(Incoming),
+    /// The reply has begun: nobody asks here any more.
+    Late,
+}
 
-fn lock(unread: &Unread) -> MutexGuard<'_, Option<Incoming>> {
+fn lock(unread: &Mutex<Unread>) -> MutexGuard<'_, Unread> {
     unread.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -155,17 +174,54 @@ fn lock(unread: &Unread) -> MutexGuard<'_, Option<Incoming>> {
 struct Upload {
     /// Present until dropped.
     incoming: Option<Incoming>,
-    unread: Unread,
+    unread: Arc<Mutex<Unread>>,
+    under_way: Arc<UnderWay>,
 }
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        if let Some(incoming) = self.incoming.take()
-            && !incoming.is_end_stream()
-        {
-            *lock(&self.unread) = Some(incoming);
+        let Some(incoming) = self.incoming.take().filter(|incoming| !incoming.is_end_stream()) else {
+            return;
+        };
+        let mut unread = lock(&self.unread);
+        if matches!(*unread, Unread::Late) {
+            drop(unread);
+            read_beside_the_reply(incoming, &self.under_way);
+        } else {
+            *unread = Unread::Left(incoming);
         }
     }
+}
+
+/// Reads on, and throws away, what a client sends while a reply goes out that wants no more of it: many read nothing before they have
+/// sent everything. HTTP/2 has a word for it.
+fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
+    if !under_way.http1 {
+        return;
+    }
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return under_way.watch.body_left() };
+    let under_way = Arc::clone(under_way);
+    runtime.spawn(async move {
+        let UnderWay { request, ref watch, ref stages, .. } = *under_way;
+        let to_the_end = async {
+            let mut bytes = 0;
+            while let Some(Ok(frame)) = incoming.frame().await {
+                watch.body_read(request, Instant::now());
+                bytes += frame.data_ref().map_or(0, Bytes::len);
+                if bytes > BESIDE_BYTES_MAX {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            () = to_the_end => {}
+            () = tokio::time::sleep(BESIDE_WAIT) => {}
+            () = stages.closing.cancelled() => {}
+        }
+        if !incoming.is_end_stream() {
+            watch.body_left();
+        }
+    });
 }
 
 impl HttpBody for Upload {
@@ -180,8 +236,9 @@ impl HttpBody for Upload {
             return Poll::Ready(None);
         };
         let frame = ready!(Pin::new(incoming).poll_frame(context));
-        if frame.is_none() {
-            self.incoming = None;
+        match frame {
+            Some(_) => self.under_way.watch.body_read(self.under_way.request, Instant::now()),
+            None => self.incoming = None,
         }
         Poll::Ready(frame)
     }
@@ -201,25 +258,24 @@ pub struct Answer {
     /// What has come of the body's last frame and has not been handed on.
     rest: Bytes,
     piece_bytes_max: usize,
-    /// Whether the client says how much of it may be sent. Elsewhere only the socket can be what it waits for, and says so itself.
-    windowed: bool,
     /// Bytes that were handed on since the clock for answers that are not taken began: less than that asks for do not begin it anew.
     clocked: usize,
-    under_way: UnderWay,
+    under_way: Arc<UnderWay>,
 }
 
 impl Answer {
-    fn of(body: Body, under_way: UnderWay, http1: bool) -> Answer {
-        let piece_bytes_max = if http1 { HTTP1_PIECE_BYTES_MAX } else { HTTP2_PIECE_BYTES_MAX };
+    fn of(body: Body, under_way: Arc<UnderWay>) -> Answer {
+        let piece_bytes_max = if under_way.http1 { HTTP1_PIECE_BYTES_MAX } else { HTTP2_PIECE_BYTES_MAX };
         let (rest, clocked) = (Bytes::new(), STALL_BYTES_MIN);
-        let answer = Answer { body, rest, piece_bytes_max, windowed: !http1, clocked, under_way };
+        let answer = Answer { body, rest, piece_bytes_max, clocked, under_way };
         answer.note(true);
         answer
     }
 
+    /// Elsewhere than where the client says how much may be sent, only the socket can be what an answer waits for, and says so itself.
     fn note(&self, waits: bool) {
-        if self.windowed {
-            let UnderWay { request, watch } = &self.under_way;
+        let UnderWay { request, watch, http1, .. } = &*self.under_way;
+        if !http1 {
             watch.answer_waits(*request, waits.then(Instant::now));
         }
     }
@@ -297,8 +353,9 @@ mod tests {
 
     fn answer(body: Body, http1: bool) -> (Answer, Arc<Watch>) {
         let watch = Arc::new(Watch::new(Instant::now()));
-        let under_way = UnderWay { request: watch.request_begins(), watch: Arc::clone(&watch) };
-        (Answer::of(body, under_way, http1), watch)
+        let (request, stages) = (watch.request_begins(), Stages::default());
+        let under_way = Arc::new(UnderWay { request, watch: Arc::clone(&watch), stages, http1 });
+        (Answer::of(body, under_way), watch)
     }
 
     /// The next frame of an answer, which is there.
