@@ -125,11 +125,13 @@ impl Stages {
     }
 }
 
-/// Counts of a listener's connections, for metrics. All but `open` only grow.
+/// Counts of the listeners' connections, for metrics. All but `open` and `full` only grow.
 #[derive(Debug, Default)]
 pub struct Connections {
     /// Open now.
     pub open: AtomicUsize,
+    /// Listeners that accept nothing now, since the cap is met.
+    pub full: AtomicUsize,
     /// Accepted so far.
     pub accepted: AtomicU64,
     /// Times that the cap was met and accepting stopped.
@@ -199,8 +201,14 @@ impl Acceptor {
                 counts.capped.fetch_add(1, Ordering::Relaxed);
             }
         };
+        let mut full = false;
         loop {
             let capped = open.len() >= shared.settings.connections_max;
+            match (std::mem::replace(&mut full, capped), capped) {
+                (false, true) => _ = shared.connections.full.fetch_add(1, Ordering::Relaxed),
+                (true, false) => _ = shared.connections.full.fetch_sub(1, Ordering::Relaxed),
+                _ => {}
+            }
             let accepted = tokio::select! {
                 biased;
                 () = shared.stages.closing.cancelled() => break,

@@ -118,6 +118,11 @@ pub async fn not_found(uri: Uri) -> Problem {
     }
 }
 
+/// The same on a listener that has a part of the routes.
+pub async fn not_found_here(uri: Uri) -> Problem {
+    Problem::not_found_here(uri.path())
+}
+
 /// Why there is nothing at a path of Triton's, TensorFlow Serving's or TorchServe's.
 fn elsewhere(path: &str) -> Option<&'static str> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();

@@ -369,7 +369,7 @@ pub fn metrics_routes(front: Arc<Front>) -> Router {
 
 /// A whole listener none of whose routes asks for admission.
 fn finish(router: Router<Arc<Front>>, head: HeadLimits, front: Arc<Front>) -> Router {
-    around::layered(router.fallback(guard::not_found), &front, head, false).with_state(front)
+    around::layered(router.fallback(guard::not_found_here), &front, head, false).with_state(front)
 }
 
 async fn openapi() -> impl IntoResponse {

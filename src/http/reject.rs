@@ -145,6 +145,16 @@ impl Problem {
         Problem::new(NOT_FOUND, format!("there is nothing at {path:?}; /openapi.yaml lists all paths"))
     }
 
+    /// No route of a listener for operators has this path.
+    pub fn not_found_here(path: &str) -> Problem {
+        let path: String = path.chars().take(200).collect();
+        let detail = format!(
+            "there is nothing at {path:?} on this listener: it is one for operators, and that of `listen` has the rest, and \
+             /openapi.yaml"
+        );
+        Problem::new(NOT_FOUND, detail)
+    }
+
     /// No device has this name.
     pub fn unknown_device(id: &str, known: &[&str]) -> Problem {
         let id: String = id.chars().take(200).collect();

@@ -64,6 +64,7 @@ impl Front {
         let flight = self.admission.in_flight();
         let connections = &self.connections;
         metrics.http_connections.set(connections.open.load(Ordering::Relaxed) as i64);
+        metrics.http_listeners_full.set(connections.full.load(Ordering::Relaxed) as i64);
         let counted = |counter: &IntCounter, count: u64| counter.inc_by(count.saturating_sub(counter.get()));
         for (counter, count) in [
             (&metrics.http_connections_total, &connections.accepted),

@@ -168,6 +168,13 @@ def test_every_format_has_the_same_positions(server, data, found, name):
     np.testing.assert_array_equal(columns["frame"], found["frame"] + frame)
 
 
+def test_headers_have_no_letters_that_clients_read_differently(server, data):
+    response = localize.post(server, data, format="csv", preset="gaussmle")
+    assert response.status_code == 200, response.text[:500]
+    conventions = response.headers["ocelli-conventions"]
+    assert conventions.isascii() and "sigma_x in um" in conventions, conventions
+
+
 def test_a_picture_shows_the_molecules_where_they_are(server, data, found):
     response = localize.post(server, data, format="png", render="histogram", scale=5, white_percentile=100, colormap="gray")
     assert response.headers["Content-Type"] == "image/png"

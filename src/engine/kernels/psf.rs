@@ -182,22 +182,57 @@ impl Astigmatism {
         if !(low < high && low.abs() <= 100.0 && high.abs() <= 100.0) {
             return Err(Invalid::new("z_um", format!("{low} to {high} is not a range within -100 to 100")));
         }
-        // The square of the width must stay a square wherever a fit may look.
         const SAMPLES: u16 = 1000;
-        for sample in 0..=SAMPLES {
-            let z = low + (high - low) * f32::from(sample) / f32::from(SAMPLES);
-            for (axis, gamma) in [self.gamma_um, -self.gamma_um].into_iter().enumerate() {
-                let t = (z - gamma) / self.depth_um;
-                let square = 1.0 + t * t * (1.0 + t * (self.a[axis] + t * self.b[axis]));
-                if square < 0.05 {
-                    let name = ["x", "y"][axis];
-                    let why = format!(
-                        "at z = {z} um the calibration gives no width along {name}: narrow the range"
-                    );
-                    return Err(Invalid::new("z_um", why));
-                }
+        let at = |sample: u16| low + (high - low) * f32::from(sample) / f32::from(SAMPLES);
+        // The square of the width must stay a square wherever a fit may look.
+        for z in (0..=SAMPLES).map(at) {
+            if let Some(axis) = self.squares(z).iter().position(|square| *square < 0.05) {
+                let name = ["x", "y"][axis];
+                let why =
+                    format!("at z = {z} um the calibration gives no width along {name}: narrow the range");
+                return Err(Invalid::new("z_um", why));
             }
         }
+        let both = low.abs().min(high.abs());
+        let alike = |z: f32| {
+            let (above, below) = (self.squares(z), self.squares(-z));
+            above.iter().zip(below).all(|(above, below)| (above - below).abs() < 1e-3 * below)
+        };
+        if low < 0.0
+            && high > 0.0
+            && (1..=SAMPLES).all(|sample| alike(both * f32::from(sample) / f32::from(SAMPLES)))
+        {
+            let why = "spots above and below the focus have the same widths, so that the sign of z cannot be told: set \
+                       gamma_um, or a range z_um on one side";
+            return Err(Invalid::new("gamma_um", why.to_owned()));
+        }
         Ok(())
+    }
+
+    /// Squares of the widths at z over those in focus, along x and y.
+    fn squares(&self, z: f32) -> [f32; 2] {
+        let square = |axis: usize, gamma: f32| {
+            let t = (z - gamma) / self.depth_um;
+            1.0 + t * t * (1.0 + t * (self.a[axis] + t * self.b[axis]))
+        };
+        [square(0, self.gamma_um), square(1, -self.gamma_um)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_calibration_that_cannot_tell_the_sign_of_z_is_refused_unless_no_sign_is_asked_for() {
+        let told = |gamma_um, a, z_um| {
+            let (sigma_px, depth_um, b) = ([1.3; 2], 0.4, [0.0; 2]);
+            let calibration = Astigmatism { sigma_px, gamma_um, depth_um, a, b, z_um };
+            calibration.check().map_err(|invalid| invalid.field)
+        };
+        assert_eq!(told(0.25, [0.0; 2], [-0.6, 0.6]), Ok(()));
+        assert_eq!(told(0.0, [0.0; 2], [-0.6, 0.6]), Err("gamma_um"));
+        assert_eq!(told(0.0, [0.0; 2], [0.0, 0.6]), Ok(()));
+        assert_eq!(told(0.0, [0.1, 0.0], [-0.6, 0.6]), Ok(()), "an axis that is not symmetric tells it");
     }
 }

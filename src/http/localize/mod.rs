@@ -99,7 +99,8 @@ pub(super) async fn predict(
     headers.insert(header::TRAILER, HeaderValue::from_static(trailers));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
     spent.tell(headers);
-    if let Ok(value) = HeaderValue::from_str(&conventions) {
+    // Names of columns may have letters that a header may not.
+    if let Ok(value) = HeaderValue::from_str(&conventions.replace('σ', "sigma")) {
         headers.insert(CONVENTIONS, value);
     }
     let name = format!("inline; filename=\"{}.{}\"", model.name, format.file_extension());

@@ -41,6 +41,9 @@ use std::{
 const PROTOCOL_KEYS: [&str; 6] =
     ["binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"];
 
+/// How far out a ROI may lie, px: positions are in single precision, which rounds by up to 0.004 px there.
+const CORNER_MAX: u32 = 1 << 16;
+
 /// What a fitter takes and gives, as metadata says it. `corners`, `frame` and `frames` are left out: metadata cannot say that
 /// an input is optional.
 pub(in crate::http) fn signature(settings: &Settings) -> Signature {
@@ -299,6 +302,11 @@ impl Given {
                 let items = pixels("rois", &rois)?;
                 let corners = corners.map(|corners| whole("corners", &corners, &[items, 2])).transpose()?;
                 let frames = frame.map(|frame| whole("frame", &frame, &[items])).transpose()?;
+                if let Some(far) = corners.iter().flatten().find(|corner| **corner > CORNER_MAX) {
+                    return Err(bad(format!(
+                        "input \"corners\" has {far}, at most {CORNER_MAX}: positions beyond it would lose more than 0.004 px in single precision"
+                    )));
+                }
                 let corners = corners.map(|corners| corners.as_chunks::<2>().0.to_vec());
                 Ok(Given::Rois(Rois { rois, corners, frames }))
             }
@@ -363,8 +371,10 @@ fn pixels(name: &str, tensor: &Tensor) -> Result<usize, InferError> {
 fn whole(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u32>, InferError> {
     let wrong = || {
         bad(format!(
-            "input {name:?} is {} of shape {:?}, expected UINT32, INT32 or INT64 of shape {shape:?}, 0 or more",
-            tensor.datatype, tensor.shape
+            "input {name:?} is {} of shape {:?}, expected UINT32, INT32 or INT64 of shape {shape:?}, of 0 to {}",
+            tensor.datatype,
+            tensor.shape,
+            u32::MAX
         ))
     };
     let words = tensor.data.as_chunks::<4>().0.iter();

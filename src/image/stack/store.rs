@@ -133,7 +133,20 @@ impl Store {
         if self.pieces.len() * PIECE_BYTES > self.memory_bytes_max / 4 {
             self.drop_padding()?;
         }
-        if self.held > self.memory_bytes_max / 4 * 3 { self.spill_half() } else { Ok(()) }
+        if self.spill.possible() {
+            return if self.held > self.memory_bytes_max / 4 * 3 { self.spill_half() } else { Ok(()) };
+        }
+        let held = self.held();
+        if held <= self.memory_bytes_max {
+            return Ok(());
+        }
+        Err(StackError::TooLarge {
+            what: "memory for a stack that is stored out of order, in bytes so far,",
+            got: held as u64,
+            limit: self.memory_bytes_max as u64,
+            option: "stack_memory_bytes_max (up to half of in_flight_bytes_max), or allow a temporary file with \
+                     stack_spill_bytes_max",
+        })
     }
 
     /// Keeps a part of `bytes`, whose first byte is at the end of the store; `range` is in the stack.
@@ -205,15 +218,6 @@ impl Store {
 
     /// Moves pieces to the temporary file, oldest first, until half of the memory is free.
     fn spill_half(&mut self) -> Result<(), StackError> {
-        if !self.spill.possible() {
-            return Err(StackError::TooLarge {
-                what: "memory for a stack that is stored out of order, in bytes,",
-                got: self.held as u64,
-                limit: (self.memory_bytes_max / 4 * 3) as u64,
-                option: "stack_memory_bytes_max (up to half of in_flight_bytes_max), or allow a temporary file with \
-                         stack_spill_bytes_max",
-            });
-        }
         for (at, piece) in &mut self.pieces {
             if self.held <= self.memory_bytes_max / 2 {
                 break;

@@ -561,6 +561,12 @@ fn files_that_are_not_in_order_are_kept_in_memory_and_beyond_it_in_a_file() {
         }
         let outcome = read(&bytes);
         assert!(outcome.end.is_ok() && outcome.spilled == 0, "{name}");
+
+        // Where there is no file, all of the memory is for them.
+        let limits = Limits { memory_bytes_max: bytes.len() + bytes.len() / 10, ..LIMITS };
+        let fits = Options { limits, spill_folder: None, file_alone: false };
+        let end = read_with(None, fits, &bytes, 1, || 40_000).end;
+        assert!(end.is_ok(), "{name}: {end:?}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
 }

@@ -119,6 +119,8 @@ pub struct Metrics {
     pub shared_memory_read_bytes_total: IntCounter,
     /// Bytes of outputs written to regions.
     pub shared_memory_written_bytes_total: IntCounter,
+    /// Listeners at `connections_max`.
+    pub http_listeners_full: IntGauge,
     /// Times that `connections_max` was met.
     pub http_connections_capped_total: IntCounter,
     /// Requests being worked on.
@@ -155,6 +157,10 @@ impl Metrics {
             &["reason"],
         );
         let ended = EndReason::LABELS.map(|reason| ended.with_label_values(&[reason]));
+        let http_listeners_full = register.gauge(
+            "ocelli_http_listeners_full",
+            "Listeners of the API that accept nothing now: connections_max are open on them.",
+        );
         let http_connections_capped_total = register.counter(
             "ocelli_http_connections_capped_total",
             "Times that connections_max were open and no more were accepted until one ended.",
@@ -231,6 +237,7 @@ impl Metrics {
             shared_memory_regions,
             shared_memory_read_bytes_total,
             shared_memory_written_bytes_total,
+            http_listeners_full,
             http_connections_capped_total,
             requests_in_flight,
             in_flight_bytes,
