@@ -118,8 +118,17 @@ pub(super) fn prove(
             asked.run(&mut **engine).map_err(noted)?;
         }
         let smallest = model.rules.sizes.first().copied().unwrap_or(1);
-        let _busy = busy();
-        canary = forward(&mut **engine, model, smallest).map_err(noted)?.took;
+        let passed = {
+            let _busy = busy();
+            forward(&mut **engine, model, smallest).map_err(noted)?
+        };
+        canary = passed.took;
+        // At a size that was guessed, shapes may be alike by chance.
+        if let (Some(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
+            let unread =
+                |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
+            model.check_outputs(&shapes).map_err(unread)?;
+        }
         if let (Some((gpu, _)), None) = (gpu, &footprint) {
             let info = gpu_memory(gpu)?;
             let (free, total) = (info.free, info.total);
