@@ -120,8 +120,17 @@ pub(super) fn prove(
             asked.run(&mut **engine).map_err(noted)?;
         }
         let smallest = model.rules.sizes.first().copied().unwrap_or(1);
-        let _busy = busy();
-        canary = forward(&mut **engine, model, smallest).map_err(noted)?.took;
+        let passed = {
+            let _busy = busy();
+            forward(&mut **engine, model, smallest).map_err(noted)?
+        };
+        canary = passed.took;
+        // At a size that was guessed, shapes may be alike by chance.
+        if let (Some(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
+            let unread =
+                |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
+            model.check_outputs(&shapes).map_err(unread)?;
+        }
         if let (Some((gpu, _)), None) = (gpu, &footprint) {
             let info = gpu_memory(gpu)?;
             let (free, total) = (info.free, info.total);
@@ -262,12 +271,16 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
             let mut datatype = input.datatype;
             let fixed = |dim: &Dim| if let Dim::Fixed(n) = dim { *n } else { GUESS };
             let mut shape: Vec<usize> = input.shape.iter().map(fixed).collect();
-            if let (0, Some(image)) = (index, &model.image) {
-                let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
-                shape = image.item_shape(width, height);
-                if let Some(pixels) = &image.pixels {
-                    (datatype, shape) = (DataType::Uint8, pixels.shape(width, height));
+            match (index, &model.image) {
+                (0, Some(image)) => {
+                    let [width, height] = image.size().unwrap_or([GUESS as u32; 2]);
+                    shape = image.item_shape(width, height);
+                    if let Some(pixels) = &image.pixels {
+                        (datatype, shape) = (DataType::Uint8, pixels.shape(width, height));
+                    }
                 }
+                (_, Some(image)) => shape = image.size_shape(),
+                _ => {}
             }
             if let (0, Some(fit)) = (index, &model.fit) {
                 shape = vec![1, fit.box_px(), fit.box_px()];
@@ -290,10 +303,11 @@ fn guessed(signature: &Signature, model: &Model) -> bool {
     if model.fit.is_some() {
         return false;
     }
-    let own_size = model.image.as_ref().is_some_and(|image| image.size().is_none());
-    let inputs = signature.inputs.iter().skip(usize::from(model.image.is_some()));
+    if let Some(image) = &model.image {
+        return image.size().is_none();
+    }
     let first = usize::from(!model.rules.whole);
-    own_size || inputs.flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
+    signature.inputs.iter().flat_map(|input| input.shape.iter().skip(first)).any(|dim| *dim == Dim::Free)
 }
 
 #[cfg(test)]

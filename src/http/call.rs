@@ -148,10 +148,10 @@ impl Call {
         front: &Front,
         model: &Model,
         task: &Task,
-        tensor: Tensor,
+        inputs: Vec<Tensor>,
     ) -> Result<Ticket, InferError> {
         let reduced = task.is_left_by(&model.task);
-        let pushed = front.queue.push(Job { reduced, ..self.job(model, vec![tensor], 1, None) });
+        let pushed = front.queue.push(Job { reduced, ..self.job(model, inputs, 1, None) });
         pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
     }
 

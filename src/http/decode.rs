@@ -27,8 +27,8 @@ use tokio::sync::oneshot;
 /// One frame as the model takes it.
 #[derive(Debug)]
 pub struct Staged {
-    /// The tensor of one item, pixels mostly, in a staging slot.
-    pub tensor: Tensor,
+    /// The model's inputs for one item: the first is pixels mostly, in a staging slot.
+    pub inputs: Vec<Tensor>,
     /// How model pixels map to the posted image's.
     pub placement: Placement,
 }
@@ -216,7 +216,8 @@ fn stage_frame(frame: &Frame, input: &ImageInput) -> Result<Staged, InferError> 
             (write(&mut own)?, own.into())
         }
     };
-    Ok(Staged { tensor: Tensor { datatype, shape, data }, placement })
+    let inputs = input.inputs(Tensor { datatype, shape, data }, frame.source);
+    Ok(Staged { inputs, placement })
 }
 
 /// A bound on bytes that are in use at once. Whoever does not fit yet waits on its own (pool) thread, in the order of
@@ -347,7 +348,7 @@ mod tests {
         let header = image::header(&file, &limits).expect("a TIFF");
         let budget = Arc::new(Budget::new(1 << 30));
         let decoded = stage(&file, &header, &limits, &budget, &model).expect("two pages");
-        let staged: Vec<_> = decoded.frames.iter().map(|frame| frame.tensor.data.len() as u64).collect();
+        let staged: Vec<_> = decoded.frames.iter().map(|frame| frame.inputs[0].data.len() as u64).collect();
         assert_eq!(staged, [4 * 3 * 3, 300 * 200 * 3 * 2]);
         assert_eq!(decoded.share.bytes, header.decoded_bytes() + staged.iter().sum::<u64>());
     }

@@ -23,7 +23,7 @@ pub(super) fn sent<'a>(model: &Model, inputs: &'a [Input]) -> Option<&'a Tensor>
     match inputs {
         [Input { name, tensor, .. }] if model.image.is_some() && tensor.datatype == DataType::Bytes => {
             // Another name is refused as that of any tensor is.
-            model.interface.signature.inputs.iter().any(|spec| spec.name == *name).then_some(tensor)
+            model.interface.signature.inputs.first().filter(|spec| spec.name == *name).map(|_| tensor)
         }
         _ => None,
     }
@@ -44,8 +44,8 @@ pub(super) async fn run(
     // Queued one by one, each as soon as it is decoded: those that waited for the others with their share of the memory for decoding
     // would leave the others none.
     let answers = files.into_iter().enumerate().map(async |file| {
-        let Image { input, took, share } = decode(front, model, call, file).await?;
-        let ticket = call.push(front, model, vec![input], 1, None);
+        let Image { inputs, took, share } = decode(front, model, call, file).await?;
+        let ticket = call.push(front, model, inputs, 1, None);
         // From here on the queue accounts for its memory.
         drop(share);
         Ok::<_, InferError>((took, call.answer(front, model, ticket?).await?))
@@ -87,9 +87,9 @@ pub(super) fn one_by_one(
         let (front, model, call) = decoding.clone();
         // Not in its turn: one that is ahead would keep its share of the memory for decoding from those before it.
         streamed::aside(async move {
-            let Image { input, share, .. } = decode(&front, &model, &call.again(), file).await?;
+            let Image { inputs, share, .. } = decode(&front, &model, &call.again(), file).await?;
             let call = call.again();
-            let ticket = call.push(&front, &model, vec![input], 1, None);
+            let ticket = call.push(&front, &model, inputs, 1, None);
             drop(share);
             Ok(Queued::new(call, &model, ticket?))
         })
@@ -131,7 +131,7 @@ fn files(front: &Front, model: &Model, tensor: &Tensor, one: bool) -> Result<Vec
 
 /// A file that was decoded.
 struct Image {
-    input: Tensor,
+    inputs: Vec<Tensor>,
     took: Duration,
     share: Share,
 }
@@ -147,7 +147,7 @@ async fn decode(
     call.stage("decode", took);
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
     match (frames.pop(), frames.is_empty()) {
-        (Some(frame), true) => Ok(Image { input: frame.tensor, took, share }),
+        (Some(frame), true) => Ok(Image { inputs: frame.inputs, took, share }),
         _ => Err(InferError::BadRequest(format!(
             "image {index} has several frames, which a tensor has no place for; post it to /predictions/{}",
             model.name

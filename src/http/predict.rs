@@ -242,7 +242,7 @@ impl Decoding {
         let (began, decode) = (self.call.again(), self.front.decode.stage(file, Arc::clone(&self.model)));
         let Decoded { frames, took, share } = began.in_time(decode).await?;
         self.decoded(took);
-        let bytes = frames.iter().map(|frame| frame.tensor.data.len() as u64).sum();
+        let bytes = frames.iter().flat_map(|frame| &frame.inputs).map(|input| input.data.len() as u64).sum();
         let held = Arc::new(self.permit.as_ref().map(|permit| permit.beside(bytes)).transpose()?);
         drop(share);
         Ok(frames.into_iter().map(|frame| Turn::Waits(frame, took, Arc::clone(&held))).collect())
@@ -254,9 +254,9 @@ impl Decoding {
     }
 
     /// Queues a frame: from now on it has the time that a request has.
-    fn queue(&self, Staged { tensor, placement }: Staged, took: Duration) -> Result<Frame, InferError> {
+    fn queue(&self, Staged { inputs, placement }: Staged, took: Duration) -> Result<Frame, InferError> {
         let call = self.call.again();
-        let ticket = call.push_image(&self.front, &self.model, &self.asked.task, tensor)?;
+        let ticket = call.push_image(&self.front, &self.model, &self.asked.task, inputs)?;
         Ok(Frame { queued: Queued::new(call, &self.model, ticket), placement, took })
     }
 }
@@ -325,7 +325,7 @@ async fn frames(
     call.stage("decode", took);
     let queued: Vec<_> = frames
         .into_iter()
-        .map(|Staged { tensor, placement }| (call.push_image(front, model, &asked.task, tensor), placement))
+        .map(|Staged { inputs, placement }| (call.push_image(front, model, &asked.task, inputs), placement))
         .collect();
     // From here on the queue accounts for their memory.
     drop(share);

@@ -1,11 +1,11 @@
 //! How an image becomes a model's input, once that is known: its size, its tensor, and the memory that it is put in.
 
 use crate::{
-    engine::{DataType, Dim, PixelInput, TensorSpec, staging::Staging},
+    engine::{DataType, Dim, PixelInput, Tensor, TensorSpec, staging::Staging},
     image::Preprocess,
 };
 
-/// How an image becomes a model's input.
+/// How an image becomes a model's input, or its inputs.
 pub struct ImageInput {
     /// Resize, colour, normalisation. A side that is each image's own stands as 1: ask
     /// [`preprocess_for`](ImageInput::preprocess_for).
@@ -19,6 +19,8 @@ pub struct ImageInput {
     /// Whether the first axis of its tensor counts images.
     pub(super) batch_axis: bool,
     pub(super) channel_axis: bool,
+    /// The type of the second input, where the model has one that takes the size which boxes are to come in.
+    pub(super) size_type: Option<DataType>,
 }
 
 /// Memory that images are written to: one slot per image, one slab per largest batch. It is taken when it is asked for.
@@ -108,6 +110,22 @@ impl ImageInput {
         PixelInput::DATATYPES.map(spec).to_vec()
     }
 
+    /// The model's inputs for an image of `width` × `height` pixels that was staged. Where boxes are to come in a size, it is that of
+    /// the model's input: from there a placement leads to the posted image, however it was resized.
+    pub fn inputs(&self, staged: Tensor, (width, height): (u32, u32)) -> Vec<Tensor> {
+        let to = self.preprocess_for(width, height);
+        let size = self.size_type.and_then(|datatype| {
+            let data = size_bytes(datatype, [to.width, to.height])?.into();
+            Some(Tensor { datatype, shape: self.size_shape(), data })
+        });
+        std::iter::once(staged).chain(size).collect()
+    }
+
+    /// Shape of the tensor of one size; with a batch axis, `shape[0]` is 1 and counts items.
+    pub fn size_shape(&self) -> Vec<usize> {
+        self.batch_axis.then_some(1).into_iter().chain([2]).collect()
+    }
+
     /// Shape of the tensor of one image of `width` × `height` pixels; with a batch axis, `shape[0]` is 1 and counts
     /// items.
     pub fn item_shape(&self, width: u32, height: u32) -> Vec<usize> {
@@ -123,4 +141,14 @@ impl ImageInput {
         }
         shape
     }
+}
+
+/// A width and a height in a type; `None` for one that models take no sizes in.
+pub(super) fn size_bytes(datatype: DataType, [width, height]: [u32; 2]) -> Option<Vec<u8>> {
+    Some(match datatype {
+        DataType::Int64 => [width, height].map(|n| i64::from(n).to_le_bytes()).concat(),
+        DataType::Int32 => [width, height].map(u32::to_le_bytes).concat(),
+        DataType::Fp32 => [width, height].map(|n| (n as f32).to_le_bytes()).concat(),
+        _ => return None,
+    })
 }

@@ -2,10 +2,11 @@
 
 use super::{
     ImageInput,
+    images::size_bytes,
     manifest::{Input, ResizeRule},
 };
 use crate::{
-    engine::{Batching, Dim, PixelInput, Signature, TensorSpec, show},
+    engine::{Batching, DataType, Dim, PixelInput, Signature, TensorSpec, show},
     image::{self, Color, Filter, Layout, Preprocess, Resize},
     tasks::Task,
 };
@@ -16,19 +17,14 @@ const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 /// How an image becomes the model's input; staging is left to whoever knows the largest batch.
 ///
 /// # Errors
-/// A model that does not take exactly one image, and settings that contradict its input.
+/// A model that takes more than one image, and settings that contradict its input.
 pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Result<ImageInput, String> {
-    let [spec] = &signature.inputs[..] else {
-        return Err(format!(
-            "the model has {} inputs; images can be posted to models of one input only: serve it with task = \
-             \"tensors\" and no [input]",
-            signature.inputs.len()
-        ));
-    };
+    let (spec, size) = inputs(task, signature)?;
     let datatype = image::DataType::from_name(spec.datatype.name()).ok_or_else(|| {
         format!("input {:?} is {}; images can become FP32, FP16 or UINT8", spec.name, spec.datatype)
     })?;
     let axes = Axes::find(spec, signature.batching(), input)?;
+    let size_type = size.map(|size| size_type(size, axes.batch_axis)).transpose()?;
     let any_size = input.resize == Some(ResizeRule::None);
     let sides = [
         side(spec, "width", axes.width, input.width, any_size)?,
@@ -90,7 +86,51 @@ pub(super) fn resolve(input: &Input, task: &Task, signature: &Signature) -> Resu
         own_height: sides[1].is_none(),
         batch_axis: axes.batch_axis,
         channel_axis: axes.channel_axis,
+        size_type,
     })
+}
+
+/// The input that an image becomes, and the one that takes the size which boxes are to come in.
+fn inputs<'a>(
+    task: &Task,
+    signature: &'a Signature,
+) -> Result<(&'a TensorSpec, Option<&'a TensorSpec>), String> {
+    let size_input = match task {
+        Task::Detect(detect) => detect.size_input.as_deref(),
+        _ => None,
+    };
+    let names = || {
+        let names = signature.inputs.iter().map(|input| format!("{:?}", input.name));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    match (&signature.inputs[..], size_input) {
+        ([image], None) => Ok((image, None)),
+        ([image, size], Some(name)) if size.name == name => Ok((image, Some(size))),
+        (_, Some(name)) => Err(format!(
+            "detect.size_input is {name:?}, expected the second of two inputs, after that of the image; the model has {}",
+            names()
+        )),
+        (inputs, None) => Err(format!(
+            "the model has {} inputs ({}); an image becomes one only, and of a detector detect.size_input may name a second \
+             that takes the image's width and height: serve it with task = \"tensors\" and no [input]",
+            inputs.len(),
+            names()
+        )),
+    }
+}
+
+/// The type of an input that takes sizes.
+fn size_type(size: &TensorSpec, batch_axis: bool) -> Result<DataType, String> {
+    let shape: Vec<usize> = batch_axis.then_some(1).into_iter().chain([2]).collect();
+    if size.takes(&shape) && size_bytes(size.datatype, [0; 2]).is_some() {
+        return Ok(size.datatype);
+    }
+    Err(format!(
+        "detect.size_input: input {:?} is {} of shape {}, expected a width and a height, {shape:?}, of INT64, INT32 or FP32",
+        size.name,
+        size.datatype,
+        show(&size.shape)
+    ))
 }
 
 /// What the axes of an input are.
@@ -249,7 +289,7 @@ fn per_channel(key: &str, set: Option<&[f32]>, usual: [f32; 3], channels: usize)
 mod tests {
     use super::*;
     use crate::{
-        engine::DataType,
+        engine::Tensor,
         models::manifest::Manifest,
         tasks::testing::{signature, spec},
     };
@@ -334,6 +374,49 @@ mod tests {
         assert_eq!(half.item_shape(33, 20), [1, 64, 33, 3]);
         let fixed = run(&[-1, 3, 8, 9]);
         assert_eq!(fixed.size(), Some([9, 8]));
+    }
+
+    #[test]
+    fn a_second_input_of_a_detector_is_told_the_size_of_the_first() {
+        let run = |manifest: &str, second: (&str, DataType, &[i64])| {
+            let manifest = Manifest::parse(&format!("task = \"detect\"\n{manifest}")).unwrap();
+            let mut signature = signature(&[("out", &[-1, 10])]);
+            let image = spec("images", DataType::Fp32, &[second.2[0], 3, 64, 96]);
+            signature.inputs = vec![image, spec(second.0, second.1, second.2)];
+            let input = resolve(&manifest.input.clone().unwrap(), &manifest.task, &signature)?;
+            let staged = Tensor::zeros(DataType::Uint8, &[1, 64, 96, 3]);
+            let inputs = input.inputs(staged, (1000, 500));
+            assert_eq!((inputs.len(), &inputs[0].shape[..]), (2, &[1, 64, 96, 3][..]));
+            assert_eq!(inputs[1].datatype, second.1);
+            Ok::<_, String>((inputs[1].shape.clone(), inputs[1].to_f32().unwrap()))
+        };
+        let key = "[detect]\nsize_input = \"sizes\"";
+        for (datatype, shape) in
+            [(DataType::Int64, [-1, 2]), (DataType::Int32, [1, 2]), (DataType::Fp32, [-1, -1])]
+        {
+            assert_eq!(run(key, ("sizes", datatype, &shape)).unwrap(), (vec![1, 2], vec![96.0, 64.0]));
+        }
+        let check = |manifest, second, expected: &str| {
+            let error = run(manifest, second).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(
+            "",
+            ("sizes", DataType::Int64, &[-1, 2]),
+            "the model has 2 inputs (\"images\", \"sizes\"); an image becomes one",
+        );
+        check("", ("sizes", DataType::Int64, &[-1, 2]), "detect.size_input may name a second");
+        check(
+            key,
+            ("scale", DataType::Int64, &[-1, 2]),
+            "detect.size_input is \"sizes\", expected the second of two inputs",
+        );
+        check(
+            key,
+            ("sizes", DataType::Int64, &[-1, 3]),
+            "\"sizes\" is INT64 of shape [?, 3], expected a width and a height, [1, 2]",
+        );
+        check(key, ("sizes", DataType::Bool, &[-1, 2]), "is BOOL of shape");
     }
 
     #[test]

@@ -153,12 +153,11 @@ impl Model {
             None => None,
             Some(input) => Some(input::resolve(input, &manifest.task, &signature)?),
         };
-        let size = image.as_ref().and_then(ImageInput::size);
-        let batch_axis = image.as_ref().is_some_and(|image| image.batch_axis);
-        let mut task = manifest.task.clone().resolve(&signature, &source.labels, size, batch_axis)?;
+        let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         settle_activation(&mut task, source);
         // A free first axis may be a side of the image.
-        let side = image.is_some() && !batch_axis && signature.batching() == Batching::Dynamic;
+        let side = image.as_ref().is_some_and(|image| !image.batch_axis)
+            && signature.batching() == Batching::Dynamic;
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
         let no_axis = side || declared || manifest.batch.no_axis;
         let batching = if task.can_batch(&signature) && !has_strings(&signature) && !no_axis {
@@ -224,6 +223,27 @@ impl Model {
 }
 
 impl Model {
+    /// Checks that the task can read outputs of these shapes, as a forward pass gave them: where the file leaves some open, that is
+    /// known only then.
+    ///
+    /// # Errors
+    /// As [`Model::resolve`], of outputs.
+    pub fn check_outputs(&self, shapes: &[Vec<usize>]) -> Result<(), String> {
+        let mut seen = self.signature.clone();
+        for (spec, shape) in seen.outputs.iter_mut().zip(shapes) {
+            // A shape without elements, such as that of no boxes, need not be like that of some.
+            if shape.contains(&0) {
+                continue;
+            }
+            let items = spec.shape.first().copied().filter(|_| !self.rules.whole);
+            spec.shape = shape.iter().copied().map(Dim::Fixed).collect();
+            if let (Some(first), Some(items)) = (spec.shape.first_mut(), items) {
+                *first = items;
+            }
+        }
+        resolved(&self.task, &seen, &self.labels, self.image.as_ref()).map(|_| ())
+    }
+
     /// The memory in which first inputs of a type lie as batches are read, if they were put there.
     pub fn staging(&self, datatype: DataType) -> Option<&Staging> {
         let images = self.image.as_ref().and_then(|image| image.staging(datatype));
@@ -257,6 +277,17 @@ impl Model {
     pub fn is_pixels(&self, tensor: &Tensor) -> bool {
         self.ends.pixels.is_some() && PixelInput::DATATYPES.contains(&tensor.datatype)
     }
+}
+
+/// A task for a model whose image is this, if it takes any.
+fn resolved(
+    task: &Task,
+    signature: &Signature,
+    labels: &Labels,
+    image: Option<&ImageInput>,
+) -> Result<Task, String> {
+    let batch_axis = image.is_some_and(|image| image.batch_axis);
+    task.clone().resolve(signature, labels, image.and_then(ImageInput::size), batch_axis)
 }
 
 /// A classifier whose network makes probabilities is not to do that once more: it is left out where the manifest says nothing, and
@@ -490,6 +521,29 @@ mod tests {
             resolve("task = \"segment\"\n[input]\nresize = \"none\"\n", &[-1, -1, 3], &[-1, -1, 5]).unwrap();
         assert_eq!((model.batching, &model.rules.sizes[..]), (Batching::Whole, &[1][..]));
         assert_eq!(model.image.unwrap().item_shape(33, 20), [20, 33, 3]);
+    }
+
+    #[test]
+    fn outputs_are_checked_again_once_their_shapes_were_seen() {
+        let check = |task: &str, labels: &str, file: &[i64], seen: &[usize]| {
+            let mut source = source("m", "1", &format!("task = {task:?}"));
+            source.labels = Arc::new(Labels::parse(labels).unwrap());
+            let (second, memory) = (Duration::from_secs(1), Memory::Plain);
+            let signature = signature(&[("y", file)]);
+            let model = Model::resolve(ModelKey(1), &source, signature, second, &memory).unwrap();
+            model.check_outputs(&[seen.to_vec()]).err().unwrap_or_default()
+        };
+        let (open, yolo) = (&[-1, -1, -1][..], "has shape [?, 85, 8400], expected 6 channels for 2 labels");
+        assert!(check("detect", "a\nb", open, &[1, 85, 8400]).contains(yolo));
+        assert_eq!(check("detect", "a\nb", open, &[3, 6, 8400]), "");
+        assert!(check("detect", "a\nb", &[], &[1, 10]).contains("has shape [1, 10], expected 6 channels"));
+        let labels = "the labels file has 2 labels, output \"y\" has 10 classes";
+        assert_eq!(check("classify", "a\nb", &[-1, -1], &[2, 10]), labels);
+        assert_eq!(check("segment", "a\nb", &[-1, -1, 8, 8], &[1, 10, 8, 8]), labels);
+        // Of one channel without an axis of its own, the first axis is the batch.
+        assert_eq!(check("segment", "a\nb", &[-1, -1, -1], &[1, 4, 4]), "");
+        // Nothing was found, which tells nothing.
+        assert_eq!(check("classify", "a\nb", &[-1, -1], &[1, 0]), "");
     }
 
     #[test]

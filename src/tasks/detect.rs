@@ -71,20 +71,24 @@ pub enum Background {
 /// Settings of a detector. What is open is found from the model when it is loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Detect {
-    /// Open: `yolo` for a model of one output, `boxes` otherwise.
+    /// Open: `boxes` for a model of several outputs, `yolo` for one; still open after resolving where the file says nothing of that
+    /// one's shape.
     pub format: Option<Format>,
     /// `yolo` and `end2end`: the output to read; the only one when open.
     pub output: Option<String>,
-    /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`; open: `boxes` or `detection_boxes`.
+    /// `boxes`: the output with `[1, N, 4]` or `[N, 4]`; open: `boxes`, `detection_boxes` or `dets`.
     pub boxes: Option<String>,
     /// `boxes`: the output with `[1, N]` or `[N]` scores, or `[1, N, C]` (or `[N, C]`) when there is no output of
-    /// classes; open: `scores` or `detection_scores`.
+    /// classes; open: `scores` or `detection_scores`, or that of the boxes if it is `[1, N, 5]`. The same output as that of the
+    /// boxes: the fifth number of each is its score.
     pub scores: Option<String>,
     /// `boxes`: the output with `[1, N]` or `[N]` class numbers; open: `labels`, `classes` or `detection_classes`,
     /// where the model has it.
     pub classes: Option<String>,
     /// `boxes`: the output with the number of valid boxes; open: `num_detections`, where the model has it.
     pub count: Option<String>,
+    /// The model's second input, if it takes a width and a height in pixels of which boxes come.
+    pub size_input: Option<String>,
     /// Open: `cxcywh` for `yolo`, `yxyx` for an output named `detection_boxes`, `xyxy` otherwise.
     pub box_format: Option<BoxFormat>,
     /// Whether coordinates are parts of the input's size instead of pixels of it; open: only for `detection_boxes`.
@@ -119,6 +123,7 @@ impl Default for Detect {
             scores: None,
             classes: None,
             count: None,
+            size_input: None,
             box_format: None,
             normalized: None,
             orientation: None,
@@ -168,12 +173,12 @@ impl Detect {
         input: Option<[u32; 2]>,
     ) -> Result<Detect, String> {
         self.input = input;
-        let format = match (self.format, &signature.outputs[..]) {
-            (Some(format), _) => format,
+        self.format = match (self.format, &signature.outputs[..]) {
+            (Some(format), _) => Some(format),
             (None, [only]) => self.of_one_output(only)?,
-            (None, _) => Format::Boxes,
+            (None, _) => Some(Format::Boxes),
         };
-        self.format = Some(format);
+        let format = self.format.unwrap_or(Format::Yolo);
         self.refuse_settings_of_others(format)?;
         match format {
             Format::Yolo => self.resolve_yolo(signature, labels)?,
@@ -183,20 +188,23 @@ impl Detect {
         Ok(self)
     }
 
-    /// YOLO's, unless its shape is one that boxes which are sorted out have, too.
-    fn of_one_output(&self, output: &TensorSpec) -> Result<Format, String> {
-        let told = self.orientation.is_some() || self.objectness.is_some();
+    /// YOLO's, unless its shape is one that boxes which are sorted out have, too. Of no shape nothing is told yet: it is read as YOLO's,
+    /// and asked again once one was seen.
+    fn of_one_output(&self, output: &TensorSpec) -> Result<Option<Format>, String> {
+        if self.orientation.is_some() || self.objectness.is_some() {
+            return Ok(Some(Format::Yolo));
+        }
+        let few = |rows| matches!(rows, Dim::Free | Dim::Fixed(0..=end2end::ROWS_MAX));
         match output.shape[..] {
-            [.., Dim::Fixed(rows), Dim::Fixed(end2end::COLUMNS)] if !told && rows <= end2end::ROWS_MAX => {
-                Err(format!(
-                    "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as \
+            [] | [.., Dim::Free, Dim::Free] => Ok(None),
+            [.., rows, Dim::Fixed(end2end::COLUMNS)] if few(rows) => Err(format!(
+                "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as \
                      rows of box, score and class that the model has sorted out (detect.format = \"end2end\"): set \
                      detect.format",
-                    output.name,
-                    show(&output.shape)
-                ))
-            }
-            _ => Ok(Format::Yolo),
+                output.name,
+                show(&output.shape)
+            )),
+            _ => Ok(Some(Format::Yolo)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Embed: a model's output as one vector.
 
 use super::{Outputs, choose};
-use crate::engine::{DataType, Signature};
+use crate::engine::Signature;
 
 /// Settings of an embedding model.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -15,9 +15,6 @@ pub struct Embed {
 impl Embed {
     pub(super) fn resolve(mut self, signature: &Signature) -> Result<Embed, String> {
         let output = choose(signature, self.output.as_deref(), "embed.output")?;
-        if output.datatype == DataType::Bytes {
-            return Err(format!("output {:?} is {}, expected numbers", output.name, output.datatype));
-        }
         self.output = Some(output.name.clone());
         Ok(self)
     }

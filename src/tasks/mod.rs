@@ -29,7 +29,7 @@ pub use mask::{Mask, MaskClass, Run};
 pub use segment::Segment;
 
 use crate::{
-    engine::{Dim, Reduction, Signature, Tensor, TensorSpec, show},
+    engine::{DataType, Dim, Reduction, Signature, Tensor, TensorSpec, show},
     image::Placement,
 };
 
@@ -78,7 +78,8 @@ impl Task {
         }
     }
 
-    /// Checks the settings against the model and fills in what they leave open, such as output names.
+    /// Checks the settings against the model and fills in what they leave open, such as output names. What is resolved may be so again,
+    /// against outputs whose shapes were seen: numbers have no part in it.
     ///
     /// `input` is the width and height of the model's image input in pixels; `None` where images are not taken, or keep
     /// their own size. `batch_axis` says whether the image input has one.
@@ -245,7 +246,7 @@ fn output_names(signature: &Signature) -> String {
 
 /// The output that a task reads: the one that is named, or the only one. `key` is the setting that names it.
 fn choose<'a>(signature: &'a Signature, name: Option<&str>, key: &str) -> Result<&'a TensorSpec, String> {
-    match (name, &signature.outputs[..]) {
+    let chosen = match (name, &signature.outputs[..]) {
         (Some(name), outputs) => outputs
             .iter()
             .find(|output| output.name == name)
@@ -256,6 +257,15 @@ fn choose<'a>(signature: &'a Signature, name: Option<&str>, key: &str) -> Result
             signature.outputs.len(),
             output_names(signature)
         )),
+    };
+    chosen.and_then(numeric)
+}
+
+/// The output, unless it is of strings.
+fn numeric(output: &TensorSpec) -> Result<&TensorSpec, String> {
+    match output.datatype {
+        DataType::Bytes => Err(format!("output {:?} is {}, expected numbers", output.name, output.datatype)),
+        _ => Ok(output),
     }
 }
 

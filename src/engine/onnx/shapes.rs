@@ -3,10 +3,12 @@
 //! An ONNX file names its free extents (`batch`, `height`): an output extent whose name an input has too is known before a
 //! run, and memory for it can be made once. ONNX Runtime does not hold a model to such names: one that halves an image and
 //! doubles it again may name the extents of both alike, which holds for even ones alone. It then refuses that memory.
+#![allow(unsafe_code)]
 
-use super::value;
+use super::{placement::checked, value};
 use crate::engine::{Dim, Signature, TensorSpec};
-use ort::{session::Session, value::ValueType};
+use ort::{AsPointer, session::Session, value::ValueType};
+use std::ptr;
 
 /// An extent of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,10 +50,19 @@ struct Described {
 /// What a session takes and gives.
 ///
 /// # Errors
-/// Inputs and outputs other than tensors, in words for a model's author.
+/// Inputs and outputs other than tensors, and inputs of no shape, in words for a model's author.
 pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String> {
     let inputs = session.inputs().iter().map(|i| described("input", i.name(), i.dtype()));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    for (index, input) in inputs.iter().enumerate() {
+        if input.spec.shape.is_empty() && !has_shape(session, index)? {
+            return Err(format!(
+                "input {:?} has no shape in the file, so that nobody knows how many axes it takes: export it with one, in which \
+                 extents may be free (a name or -1)",
+                input.spec.name
+            ));
+        }
+    }
     let outputs = session.outputs().iter().map(|o| described("output", o.name(), o.dtype()));
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     let shapes = output_shapes(&inputs, &outputs);
@@ -59,6 +70,22 @@ pub(super) fn of(session: &Session) -> Result<(Signature, OutputShapes), String>
     let signature =
         Signature { platform: "onnxruntime_onnx", inputs: specs(inputs), outputs: specs(outputs) };
     Ok((signature, shapes))
+}
+
+/// Whether the file gives an input a shape; one without axes is that of a single number.
+fn has_shape(session: &Session, input: usize) -> Result<bool, String> {
+    let api = ort::api();
+    let (mut info, mut tensor) = (ptr::null_mut(), ptr::null());
+    // SAFETY: the session has such an input; what is given is ours to release.
+    checked(unsafe { (api.SessionGetInputTypeInfo)(session.ptr(), input, &raw mut info) })?;
+    // SAFETY: as it was given; what is said of the tensor belongs to it.
+    let has = checked(unsafe { (api.CastTypeInfoToTensorInfo)(info, &raw mut tensor) }).map(|()| {
+        // SAFETY: of a tensor, as was just said, and still there.
+        !tensor.is_null() && unsafe { (api.TensorTypeAndShape_HasShape)(tensor) }
+    });
+    // SAFETY: given above, and not used from here on.
+    unsafe { (api.ReleaseTypeInfo)(info) };
+    has
 }
 
 fn described(kind: &str, name: &str, dtype: &ValueType) -> Result<Described, String> {

@@ -51,7 +51,8 @@ impl DecodePool {
         // What hangs there is the pool's after all, while whoever asked still waits.
         let item = tokio::time::timeout(HUNG, answer).await.ok()?.ok().flatten()?;
         self.gpu_jpegs.fetch_add(1, Ordering::Relaxed);
-        let frames = vec![Staged { tensor: tensor(&item, form), placement }];
+        let inputs = input.inputs(tensor(&item, form), (width, height));
+        let frames = vec![Staged { inputs, placement }];
         Some(Decoded { frames, took: started.elapsed(), share })
     }
 }

@@ -6,7 +6,7 @@
 //! `<answer>` is, by task: `"classes": [{"label", "index", "score"}]`, `"detections": [{"box": [x0, y0, x1, y1], …}]` in
 //! pixels of the posted image, `"mask": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
 
-use super::reply::{numbers_of, string};
+use super::reply::{numbers_of, single, string};
 use crate::{
     engine::Signature,
     error::InferError,
@@ -55,7 +55,7 @@ pub struct Of<'a> {
 /// of the posted image, upright.
 ///
 /// # Errors
-/// [`InferError::BadRequest`] for raw outputs of a type that JSON does not carry, [`InferError::Internal`] for what
+/// [`InferError::BadRequest`] for raw outputs that hold NaN or infinity, [`InferError::Internal`] for what
 /// cannot be written.
 pub fn members(
     answer: &Answer,
@@ -96,10 +96,11 @@ pub fn members(
             for (index, (tensor, spec)) in tensors.iter().zip(&signature.outputs).enumerate() {
                 json.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
                 string(&mut json, &spec.name);
+                let tensor = single(tensor);
                 let (datatype, shape) = (tensor.datatype, &tensor.shape);
                 write!(json, ",\"datatype\":\"{datatype}\",\"shape\":{shape:?},\"data\":[")
                     .expect("memory takes all");
-                numbers_of(&mut json, &spec.name, tensor)?;
+                numbers_of(&mut json, &spec.name, &tensor)?;
                 json.extend_from_slice(b"]}");
             }
             json.push(b']');
@@ -240,6 +241,30 @@ fn write(json: &mut Vec<u8>, value: &impl serde::Serialize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        engine::{DataType, Tensor},
+        tasks::testing::{signature, spec},
+    };
+
+    #[test]
+    fn outputs_in_half_precision_are_told_as_the_numbers_that_they_are() {
+        let half = |bits: [u16; 2], datatype| {
+            let data = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect::<Vec<u8>>().into();
+            let mut signature = signature(&[]);
+            signature.outputs = vec![spec("y", datatype, &[-1, 2])];
+            let answer = Answer::Tensors(vec![Tensor { datatype, shape: vec![1, 2], data }]);
+            members(&answer, &signature, (4, 3), MaskForm::Png)
+                .map(|json| String::from_utf8(json).expect("text"))
+        };
+        let expected = concat!(
+            r#""outputs":[{"name":"y","datatype":"FP32","shape":[1, 2],"data":[1.5,-0.25]}],"#,
+            r#""image":{"width":4,"height":3}"#
+        );
+        assert_eq!(half([0x3e00, 0xb400], DataType::Fp16).as_deref(), Ok(expected));
+        assert_eq!(half([0x3fc0, 0xbe80], DataType::Bf16).as_deref(), Ok(expected));
+        let error = half([0x3e00, 0x7e00], DataType::Fp16).expect_err("NaN").to_string();
+        assert!(error.contains("output \"y\" is not a finite number at element 1"), "{error}");
+    }
 
     #[test]
     fn of_classes_with_one_label_the_best_is_told() {

@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 /// axis counts items and stays. `labels` are asked for with the number of classes; those that have one are told with it.
 ///
 /// # Errors
-/// 400 for an output that has no numbers.
+/// 400 for an output that has no numbers, or one that is none (NaN): nothing is better or worse than that.
 pub fn best<'a>(
     name: &str,
     tensor: &Tensor,
@@ -27,6 +27,12 @@ pub fn best<'a>(
     let classes = elements.checked_div(items).unwrap_or(0);
     let k = usize::try_from(k).unwrap_or(usize::MAX).min(classes);
     let data = &tensor.data[..];
+    if let Some(index) = tensor.to_f32().and_then(|all| all.iter().position(|number| number.is_nan())) {
+        return Err(InferError::BadRequest(format!(
+            "output {name:?} is not a number (NaN) at element {index}, which has no place among the best classes: ask for it as \
+             binary data, without its parameter classification"
+        )));
+    }
     let asked = Asked { classes, k, labels: labels(classes) };
     let text = match tensor.datatype {
         DataType::Bool | DataType::Uint8 => asked.of(data, |[b]: [u8; 1]| b),
@@ -85,7 +91,7 @@ impl Asked<'_> {
     }
 }
 
-/// A number that is ordered and told: what is not a number is worse than any.
+/// A number that is ordered and told; none of them is NaN.
 trait Value {
     fn order(&self, other: &Self) -> Ordering;
     fn text(&self) -> String;
@@ -97,9 +103,8 @@ macro_rules! values {
         fn text(&self) -> String { self.to_string() }
     } )* };
     (real $($real:ty)*) => { $( impl Value for $real {
-        fn order(&self, other: &Self) -> Ordering {
-            self.partial_cmp(other).unwrap_or_else(|| other.is_nan().cmp(&self.is_nan()))
-        }
+        // Equal zeros, whatever their signs.
+        fn order(&self, other: &Self) -> Ordering { self.partial_cmp(other).unwrap_or(Ordering::Equal) }
         // Six decimals, as C prints them.
         fn text(&self) -> String { format!("{self:.6}") }
     } )* };
@@ -138,9 +143,15 @@ mod tests {
 
     #[test]
     fn more_than_there_are_is_all_and_classes_beyond_the_labels_have_none() {
-        let y = floats(&[3], &[1.0, f32::NAN, 2.0]);
-        check(&y, false, 9, "a\nb", &[3], &["2.000000:2", "1.000000:0:a", "NaN:1:b"]);
+        let y = floats(&[3], &[1.0, f32::NEG_INFINITY, 2.0]);
+        check(&y, false, 9, "a\nb", &[3], &["2.000000:2", "1.000000:0:a", "-inf:1:b"]);
         check(&y, false, 1, "a\nb\nc\nd", &[1], &["2.000000:2:c"]);
+    }
+
+    #[test]
+    fn what_is_no_number_has_no_best_classes() {
+        let error = best("y", &floats(&[3], &[1.0, f32::NAN, 2.0]), false, 1, |_| None).unwrap_err();
+        assert!(error.to_string().contains("output \"y\" is not a number (NaN) at element 1"), "{error}");
     }
 
     #[test]

@@ -25,15 +25,18 @@ pub fn read(
     pixels: &[TensorSpec],
     takes_images: bool,
 ) -> Result<InferRequest, InferError> {
+    if takes_images
+        && let Some(spec) = inputs.first()
+        && Format::sniff(&body).is_some()
+    {
+        return one(spec, DataType::Bytes, vec![1], prefixed(&body)?);
+    }
     let [spec] = inputs else {
         return Err(bad(format!(
             "a raw request is for models with one input; this one has {}",
             inputs.len()
         )));
     };
-    if takes_images && Format::sniff(&body).is_some() {
-        return one(spec, DataType::Bytes, vec![1], prefixed(&body)?);
-    }
     let mut dims = spec.shape.clone();
     let free = |dims: &[Dim]| dims.iter().filter(|dim| **dim == Dim::Free).count();
     if free(&dims) > 1

@@ -6,13 +6,14 @@
 
 use super::{binary::strings, shared_memory::Place};
 use crate::{
-    engine::{DataType, Tensor},
+    engine::{DataType, Tensor, tensor::bytes_of},
     error::InferError,
 };
 use axum::body::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use serde_json::Value;
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     convert::Infallible,
     pin::Pin,
@@ -159,6 +160,17 @@ fn head(json: &mut Vec<u8>, tensor: &Tensor) {
 /// How to get what JSON does not carry. Replies that come item by item are text, and those of other addresses.
 const BINARY: &str =
     "ask /v2/models/…/infer for it with \"parameters\": {\"binary_data\": true}, in one reply";
+
+/// The tensor as FP32 where it is of half precision, which is exact: for replies that are never binary.
+pub(super) fn single(tensor: &Tensor) -> Cow<'_, Tensor> {
+    match tensor.datatype {
+        DataType::Fp16 | DataType::Bf16 => {
+            let data = bytes_of(tensor.to_f32().unwrap_or_default());
+            Cow::Owned(Tensor { datatype: DataType::Fp32, shape: tensor.shape.clone(), data })
+        }
+        _ => Cow::Borrowed(tensor),
+    }
+}
 
 /// Writes the elements of a tensor, flat, with commas between them.
 pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {

@@ -8,7 +8,7 @@
 use super::{
     Parameters, absent_or, bad_json, binary, clipped, data, list, object,
     predict::{Instance, Room, decode_base64, decoded},
-    reply::{numbers_of, string},
+    reply::{numbers_of, single, string},
     request::Input,
 };
 use crate::{
@@ -359,7 +359,7 @@ pub fn answers(form: Form, answers: &[Vec<u8>]) -> Vec<u8> {
 /// The reply for tensors: a value for each row, or for each output if `rows` is none. Of several outputs, objects.
 ///
 /// # Errors
-/// 400 for outputs that JSON does not carry.
+/// 400 for outputs that hold NaN or infinity, which JSON does not carry.
 pub fn outputs(
     rows: Option<usize>,
     form: Form,
@@ -368,10 +368,11 @@ pub fn outputs(
 ) -> Result<Vec<u8>, InferError> {
     let mut json = begin(form);
     let names = || specs.iter().map(|spec| spec.name.as_str());
+    let outputs: Vec<Cow<'_, Tensor>> = outputs.iter().map(single).collect();
     match rows {
-        None => value(&mut json, &names().zip(outputs.iter().cloned()).collect::<Vec<_>>())?,
+        None => value(&mut json, &names().zip(outputs.into_iter().map(Cow::into_owned)).collect::<Vec<_>>())?,
         Some(rows) => {
-            let mut parts: Vec<_> = outputs.iter().map(inner).collect();
+            let mut parts: Vec<_> = outputs.iter().map(|output| inner(output)).collect();
             json.push(b'[');
             for row in 0..rows {
                 if row > 0 {

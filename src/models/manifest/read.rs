@@ -181,6 +181,7 @@ fn read_detect(table: &Table<'_, '_>) -> Detect {
         scores: table.string("scores"),
         classes: table.string("classes"),
         count: table.string("count"),
+        size_input: table.string("size_input"),
         box_format: table.choice(
             "box_format",
             &[

@@ -1,33 +1,34 @@
-//! Detectors with outputs of their own for boxes, scores and classes, as torchvision, TensorFlow and transformers export them.
+//! Detectors with outputs of their own for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
 use super::{BoxFormat, Detect, Raw, finite};
 use crate::{
     engine::{Dim, Signature},
-    tasks::{Labels, Output, Outputs, is_one, no_such_output, output_names, wrong_shape},
+    tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
 };
 
-/// Names that exporters give: torchvision's, then TensorFlow's.
-const BOXES: &[&str] = &["boxes", "detection_boxes"];
+/// Names that exporters give: torchvision's, then TensorFlow's, then mmdeploy's.
+const BOXES: &[&str] = &["boxes", "detection_boxes", "dets"];
 const SCORES: &[&str] = &["scores", "detection_scores"];
 const CLASSES: &[&str] = &["labels", "classes", "detection_classes"];
 const COUNT: &[&str] = &["num_detections"];
 
 impl Detect {
-    /// Fills in the outputs; refuses shapes that cannot hold boxes.
+    /// Fills in the outputs; refuses shapes that cannot hold boxes, or not as many as others.
     pub(super) fn resolve_boxes(&mut self, signature: &Signature, labels: &Labels) -> Result<(), String> {
-        let boxes = find(signature, self.boxes.as_deref(), "boxes", BOXES)?
-            .ok_or_else(|| missing(signature, "boxes", BOXES))?;
-        let scores = find(signature, self.scores.as_deref(), "scores", SCORES)?
-            .ok_or_else(|| missing(signature, "scores", SCORES))?;
-        let classes = find(signature, self.classes.as_deref(), "classes", CLASSES)?;
-        let count = find(signature, self.count.as_deref(), "count", COUNT)?;
-
         let shape = |index: usize| &signature.outputs[index].shape[..];
         let name = |index: usize| signature.outputs[index].name.clone();
-        if !shape(boxes).is_empty() {
-            box_count(&name(boxes), shape(boxes))?;
+        let boxes = find(signature, self.boxes.as_deref(), "boxes", BOXES)?
+            .ok_or_else(|| missing(signature, "boxes", BOXES))?;
+        let scores = match find(signature, self.scores.as_deref(), "scores", SCORES)? {
+            Some(scores) => scores,
+            None if shape(boxes).last() == Some(&Dim::Fixed(5)) => boxes,
+            None => return Err(missing(signature, "scores", SCORES)),
+        };
+        let classes = find(signature, self.classes.as_deref(), "classes", CLASSES)?;
+        let count = find(signature, self.count.as_deref(), "count", COUNT)?;
+        if scores == boxes && classes.is_none() {
+            return Err(missing(signature, "classes", CLASSES));
         }
-        self.resolve_scores(&name(scores), shape(scores), classes.is_some(), labels)?;
         // TensorFlow's detectors give parts of the input's size, y first.
         let tensorflow = name(boxes) == "detection_boxes";
         self.box_format.get_or_insert(if tensorflow { BoxFormat::Yxyx } else { BoxFormat::Xyxy });
@@ -36,19 +37,41 @@ impl Detect {
         self.scores = Some(name(scores));
         self.classes = classes.map(name);
         self.count = count.map(name);
-        Ok(())
+
+        let n = match shape(boxes) {
+            [] => Dim::Free,
+            known => box_count(&name(boxes), known, self.columns())?,
+        };
+        self.resolve_scores(&name(scores), shape(scores), n, labels)?;
+        if let Some(classes) = classes {
+            for index in [scores, classes] {
+                if index != boxes && !shape(index).is_empty() {
+                    check_column(&name(index), shape(index), n)?;
+                }
+            }
+        }
+        match count {
+            Some(count) if !shape(count).iter().copied().all(is_one) => {
+                Err(wrong_shape(&name(count), shape(count), COUNTED))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How many numbers a box has: its score may be one of them.
+    fn columns(&self) -> usize {
+        4 + usize::from(self.scores == self.boxes)
     }
 
     pub(super) fn read_boxes(&self, outputs: &Outputs<'_>) -> Result<Vec<Raw>, String> {
-        let boxes = outputs.get(self.boxes.as_deref())?;
-        let Dim::Fixed(n) = box_count(boxes.name, &boxes.shape())? else {
-            return Err(wrong_shape(boxes.name, &boxes.shape(), "[1, boxes, 4]"));
+        let (boxes, columns) = (outputs.get(self.boxes.as_deref())?, self.columns());
+        let Dim::Fixed(n) = box_count(boxes.name, &boxes.shape(), columns)? else {
+            return Err(wrong_shape(boxes.name, &boxes.shape(), &box_shape(columns)));
         };
         let numbers = boxes.numbers()?;
-        let scores = outputs.get(self.scores.as_deref())?;
         let scored = match self.classes.as_deref() {
-            Some(classes) => self.classes_given(&scores, &outputs.get(Some(classes))?, n)?,
-            None => self.classes_best(&scores, n)?,
+            Some(classes) => self.classes_given(outputs, classes, &numbers, n)?,
+            None => self.classes_best(&outputs.get(self.scores.as_deref())?, n)?,
         };
         let valid = match self.count.as_deref() {
             Some(count) => read_count(&outputs.get(Some(count))?, n)?,
@@ -61,52 +84,86 @@ impl Detect {
             }
             let class =
                 class.ok_or_else(|| self.no_class(self.classes.as_deref().unwrap_or_default(), index))?;
-            let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * 4 + i]);
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers[index * columns + i]);
             found.push(Raw { numbers: finite(boxes.name, [a, b, c, d])?, score, class });
         }
         Ok(found)
     }
 
-    /// Scores `[1, N]` and class numbers `[1, N]`. A class that is none is only a mistake if its box is used:
-    /// exporters pad with whatever they like.
+    /// Scores `[1, N]`, or those in the boxes, and class numbers `[1, N]`. A class that is none is only a mistake if its box is
+    /// used: exporters pad with whatever they like.
     fn classes_given(
         &self,
-        scores: &Output<'_>,
-        classes: &Output<'_>,
+        outputs: &Outputs<'_>,
+        classes: &str,
+        boxes: &[f32],
         n: usize,
     ) -> Result<Vec<(Option<usize>, f32)>, String> {
-        for output in [scores, classes] {
-            if !is_column(&output.tensor.shape, n) {
-                return Err(wrong_shape(output.name, &output.shape(), &format!("[1, {n}], one per box")));
-            }
-        }
-        let classes = classes.numbers()?.into_iter().map(|number| self.class(number));
-        let mut numbers = scores.numbers()?;
-        self.activate(scores.name, &mut numbers)?;
-        Ok(classes.zip(numbers).collect())
+        let scores = self.scores.as_deref();
+        let mut numbers = match self.columns() {
+            5 => boxes.iter().skip(4).step_by(5).copied().collect(),
+            _ => read_column(&outputs.get(scores)?, n)?,
+        };
+        self.activate(scores.unwrap_or_default(), &mut numbers)?;
+        let classes = read_column(&outputs.get(Some(classes))?, n)?;
+        Ok(classes.into_iter().map(|number| self.class(number)).zip(numbers).collect())
     }
 }
+
+const COUNTED: &str = "one whole number, the number of boxes";
 
 /// The number of valid boxes, at most `n`.
 fn read_count(count: &Output<'_>, n: usize) -> Result<usize, String> {
     match count.numbers()?[..] {
         [number] if number >= 0.0 && number.fract() == 0.0 => Ok((number as usize).min(n)),
-        _ => Err(wrong_shape(count.name, &count.shape(), "one whole number, the number of boxes")),
+        _ => Err(wrong_shape(count.name, &count.shape(), COUNTED)),
     }
 }
 
-/// Whether a shape is `[1, n]`, `[n]`, or `[1, n, 1]`.
-fn is_column(shape: &[usize], n: usize) -> bool {
-    matches!(shape, [1, boxes] | [boxes] | [1, boxes, 1] | [boxes, 1] if *boxes == n)
+/// A number for each of `n` boxes.
+fn read_column(output: &Output<'_>, n: usize) -> Result<Vec<f32>, String> {
+    check_column(output.name, &output.shape(), Dim::Fixed(n))?;
+    output.numbers()
 }
 
-/// N of `[1, N, 4]` or `[N, 4]`.
-fn box_count(name: &str, shape: &[Dim]) -> Result<Dim, String> {
+/// Refuses shapes other than `[1, n]`, `[n]`, or `[1, n, 1]`.
+fn check_column(name: &str, shape: &[Dim], n: Dim) -> Result<(), String> {
+    let fits = match *shape {
+        [boxes] => is_as_many(boxes, n),
+        [a, b] => is_one(a) && is_as_many(b, n) || is_as_many(a, n) && is_one(b),
+        [a, boxes, c] => is_one(a) && is_as_many(boxes, n) && is_one(c),
+        _ => false,
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(wrong_shape(name, shape, &format!("[1, {}], one per box", many(n)))),
+    }
+}
+
+/// Whether two extents may be the same.
+pub(super) fn is_as_many(a: Dim, b: Dim) -> bool {
+    a == b || a == Dim::Free || b == Dim::Free
+}
+
+/// A number of boxes in words.
+pub(super) fn many(n: Dim) -> String {
+    match n {
+        Dim::Fixed(n) => n.to_string(),
+        Dim::Free => "boxes".to_owned(),
+    }
+}
+
+/// N of `[1, N, 4]` or `[N, 4]`, or of as many with their scores.
+fn box_count(name: &str, shape: &[Dim], columns: usize) -> Result<Dim, String> {
     match *shape {
-        [batch, n, four] if is_one(batch) && four.takes(4) => Ok(n),
-        [n, four] if four.takes(4) => Ok(n),
-        _ => Err(wrong_shape(name, shape, "[1, boxes, 4] or [boxes, 4]")),
+        [batch, n, numbers] if is_one(batch) && numbers.takes(columns) => Ok(n),
+        [n, numbers] if numbers.takes(columns) => Ok(n),
+        _ => Err(wrong_shape(name, shape, &box_shape(columns))),
     }
+}
+
+fn box_shape(columns: usize) -> String {
+    format!("[1, boxes, {columns}] or [boxes, {columns}]")
 }
 
 /// The output that a setting names, or else the first of the names that exporters give it.
@@ -117,13 +174,14 @@ fn find(
     usual: &[&str],
 ) -> Result<Option<usize>, String> {
     let position = |name: &str| signature.outputs.iter().position(|o| o.name == name);
-    match set {
+    let found = match set {
         Some(name) => match position(name) {
-            Some(index) => Ok(Some(index)),
-            None => Err(format!("detect.{key}: {}", no_such_output(signature, name))),
+            Some(index) => Some(index),
+            None => return Err(format!("detect.{key}: {}", no_such_output(signature, name))),
         },
-        None => Ok(usual.iter().find_map(|name| position(name))),
-    }
+        None => usual.iter().find_map(|name| position(name)),
+    };
+    found.map(|index| numeric(&signature.outputs[index]).map(|_| index)).transpose()
 }
 
 fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
@@ -137,7 +195,10 @@ fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{super::testing::*, *};
-    use crate::{engine::Tensor, tasks::testing::*};
+    use crate::{
+        engine::{DataType, Tensor},
+        tasks::testing::*,
+    };
 
     fn torchvision(task: Detect) -> Result<Vec<Seen>, String> {
         let boxes = floats(&[2, 4], &[10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 120.0]);
@@ -181,6 +242,62 @@ mod tests {
             ("scores", &[-1], empty(&[0])),
         ];
         assert_eq!(run(Detect::default(), &outputs, "", None).unwrap(), []);
+    }
+
+    /// Boxes with their scores, and class numbers, as mmdeploy gives them: of none, zeros.
+    fn mmdeploy(task: Detect, dets: &[i64]) -> Result<Vec<Seen>, String> {
+        let boxes = [10.0, 20.0, 30.0, 40.0, 0.75, 50.0, 60.0, 70.0, 120.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let outputs = [
+            ("dets", dets, floats(&[1, 3, 5], &boxes)),
+            ("labels", &[-1, -1], integers(&[1, 3], &[1, 0, -1])),
+        ];
+        run(task, &outputs, "cat\ndog", None)
+    }
+
+    #[test]
+    fn boxes_of_five_numbers_bring_their_scores() {
+        let expected = [([10.0, 20.0, 30.0, 40.0], 1, 0.75), ([50.0, 60.0, 70.0, 100.0], 0, 0.5)];
+        assert_eq!(mmdeploy(Detect::default(), &[-1, -1, 5]).unwrap(), expected);
+        assert_eq!(
+            mmdeploy(Detect { score_min: 0.6, ..Detect::default() }, &[-1, 3, 5]).unwrap(),
+            expected[..1]
+        );
+        // Where the file does not tell, the manifest does.
+        let open = [-1, -1, -1];
+        let error = mmdeploy(Detect::default(), &open).unwrap_err();
+        assert!(error.ends_with("name it with detect.scores"), "{error}");
+        let told = Detect { scores: Some("dets".to_owned()), ..Detect::default() };
+        assert_eq!(mmdeploy(told, &open).unwrap(), expected);
+        let alone =
+            [("dets", &[-1, 1, 5][..], floats(&[1, 1, 5], &[0.0; 5])), ("y", &[-1], floats(&[1], &[0.0]))];
+        let error = run(Detect::default(), &alone, "", None).unwrap_err();
+        assert!(error.ends_with("name it with detect.classes"), "{error}");
+    }
+
+    #[test]
+    fn outputs_that_are_not_as_many_as_the_boxes_are_refused_at_load() {
+        let check = |outputs: &[(&str, &[i64])], expected: &str| {
+            let error = Detect::default().resolve(&signature(outputs), &Labels::default(), None).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        };
+        let boxes: (&str, &[i64]) = ("boxes", &[-1, 3, 4]);
+        check(
+            &[boxes, ("scores", &[-1, 2]), ("labels", &[-1, 3])],
+            "output \"scores\" has shape [?, 2], expected [1, 3], one per box",
+        );
+        check(
+            &[boxes, ("scores", &[-1, 3]), ("labels", &[-1, 3, 2])],
+            "output \"labels\" has shape [?, 3, 2], expected [1, 3], one per box",
+        );
+        check(&[boxes, ("scores", &[-1, 2, 80])], "has shape [?, 2, 80], expected [1, 3, classes]");
+        check(
+            &[boxes, ("scores", &[-1, 3, 80]), ("num_detections", &[-1, 3])],
+            "output \"num_detections\" has shape [?, 3], expected one whole number",
+        );
+        let mut strings = signature(&[boxes, ("scores", &[-1, 3]), ("labels", &[-1, 3])]);
+        strings.outputs[2].datatype = DataType::Bytes;
+        let error = Detect::default().resolve(&strings, &Labels::default(), None).unwrap_err();
+        assert_eq!(error, "output \"labels\" is BYTES, expected numbers");
     }
 
     fn tensorflow(classes: &[f32], count: f32) -> Result<Vec<Seen>, String> {
@@ -253,8 +370,8 @@ mod tests {
             assert_eq!(run(Detect::default(), outputs, "", None).unwrap_err(), expected);
         };
         check(
-            &[("dets", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
-            "the model has no output named boxes or detection_boxes; it has \"dets\", \"scores\": name it with detect.boxes",
+            &[("b", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
+            "the model has no output named boxes or detection_boxes or dets; it has \"b\", \"scores\": name it with detect.boxes",
         );
         check(
             &[

@@ -134,7 +134,28 @@ mod tests {
         check(Detect::default(), [-1, 25_200, 6], "person").unwrap();
         check(Detect { format: Some(Format::Yolo), ..Detect::default() }, [-1, 300, 6], "person").unwrap();
         check(Detect { objectness: Some(true), ..Detect::default() }, [-1, 300, 6], "person").unwrap();
-        let error = check(Detect::default(), [-1, -1, 6], "a\nb\nc").unwrap_err();
-        assert!(error.contains("detect.format = \"end2end\""), "{error}");
+        for labels in ["", "person", "cat\ndog", "a\nb\nc"] {
+            let error = check(Detect::default(), [-1, -1, 6], labels).unwrap_err();
+            assert!(error.contains("[?, ?, 6] can be read both ways"), "{error}");
+        }
+        check(Detect { format: Some(Format::Yolo), ..Detect::default() }, [-1, -1, 6], "cat\ndog").unwrap();
+    }
+
+    #[test]
+    fn what_the_file_leaves_open_is_asked_again_of_the_shape_that_was_seen() {
+        let labels = Labels::parse("cat\ndog").unwrap();
+        let again = |open: &[i64], seen: &[i64]| {
+            let task = Detect::default().resolve(&signature(&[("y", open)]), &labels, None).unwrap();
+            task.resolve(&signature(&[("y", seen)]), &labels, None).map(|task| task.format)
+        };
+        for open in [&[-1, -1, -1][..], &[]] {
+            let error = again(open, &[-1, 300, 6]).unwrap_err();
+            assert!(error.contains("set detect.format"), "{error}");
+            assert_eq!(again(open, &[-1, 8400, 6]), Ok(Some(Format::Yolo)));
+            assert_eq!(again(open, &[-1, 6, 300]), Ok(Some(Format::Yolo)));
+            assert!(again(open, &[-1, 85, 8400]).unwrap_err().contains("expected 6 channels"));
+        }
+        // What was told by the file stays, whatever is alike by chance.
+        assert_eq!(again(&[-1, 6, -1], &[-1, 6, 6]), Ok(Some(Format::Yolo)));
     }
 }

@@ -1,18 +1,21 @@
 //! Scores in an output of their own: what turns them into those of an answer, and which of them are of classes.
 
-use super::{Background, Detect};
+use super::{
+    Background, Detect,
+    boxes::{is_as_many, many},
+};
 use crate::{
     engine::Dim,
-    tasks::{Activation, Labels, Output, wrong_shape},
+    tasks::{Activation, Labels, Output, is_one, wrong_shape},
 };
 
 impl Detect {
-    /// Refuses settings that say nothing about these scores, and labels that are not as many as their classes.
+    /// Refuses settings that say nothing about these scores of `n` boxes, and labels that are not as many as their classes.
     pub(super) fn resolve_scores(
         &self,
         name: &str,
         shape: &[Dim],
-        numbered: bool,
+        n: Dim,
         labels: &Labels,
     ) -> Result<(), String> {
         if self.activation.is_none() && name.to_ascii_lowercase().contains("logit") {
@@ -21,7 +24,7 @@ impl Detect {
                  YOLOS, with detect.background = \"last\"; \"sigmoid\" for RT-DETR; \"none\" if they are scores after all)"
             ));
         }
-        if numbered {
+        if self.classes.is_some() {
             return match (self.background, self.activation) {
                 (Some(_), _) => Err("detect.background is for scores [1, boxes, classes]: this model gives class numbers; \
                                      set detect.first_class to that of the first label"
@@ -38,10 +41,28 @@ impl Detect {
                         no class, set detect.background = \"first\""
                 .to_owned());
         }
-        match shape.last() {
-            Some(Dim::Fixed(columns)) => labels.fit(name, self.classes_of(*columns)),
-            _ => Ok(()),
+        if shape.is_empty() {
+            return Ok(());
         }
+        match self.score_columns(name, shape, n)? {
+            Dim::Fixed(columns) => labels.fit(name, self.classes_of(columns)),
+            Dim::Free => Ok(()),
+        }
+    }
+
+    /// The last extent of `[1, N, C]` or `[N, C]` scores.
+    fn score_columns(&self, name: &str, shape: &[Dim], n: Dim) -> Result<Dim, String> {
+        let columns = match *shape {
+            [batch, boxes, columns] if is_one(batch) && is_as_many(boxes, n) => Some(columns),
+            [boxes, columns] if is_as_many(boxes, n) => Some(columns),
+            _ => None,
+        };
+        let some = |columns: &Dim| !matches!(columns, Dim::Fixed(columns) if self.classes_of(*columns) == 0);
+        columns.filter(some).ok_or_else(|| {
+            let more = if self.background.is_some() { "1 + " } else { "" };
+            let expected = format!("[1, {}, {more}classes], since no output of classes is set", many(n));
+            wrong_shape(name, shape, &expected)
+        })
     }
 
     /// Scores `[1, N, C]`: the best class of each box.
@@ -50,14 +71,8 @@ impl Detect {
         scores: &Output<'_>,
         n: usize,
     ) -> Result<Vec<(Option<usize>, f32)>, String> {
-        let columns = match scores.tensor.shape[..] {
-            [1, boxes, columns] | [boxes, columns] if boxes == n && self.classes_of(columns) > 0 => columns,
-            _ => {
-                let more = if self.background.is_some() { "1 + " } else { "" };
-                let expected = format!("[1, {n}, {more}classes], since no output of classes is set");
-                return Err(wrong_shape(scores.name, &scores.shape(), &expected));
-            }
-        };
+        self.score_columns(scores.name, &scores.shape(), Dim::Fixed(n))?;
+        let columns = scores.tensor.shape.last().copied().unwrap_or(1);
         let first = usize::from(self.background == Some(Background::First));
         let classes = first..first + self.classes_of(columns);
         let mut numbers = scores.numbers()?;
@@ -194,7 +209,7 @@ mod tests {
         let error = detr(soft(Background::Last), &LAST, "a\nb\nc\nno object").unwrap_err();
         assert_eq!(error, "the labels file has 4 labels, output \"logits\" has 3 classes");
         let error = detr(soft(Background::Last), &[0.0; 3], "").unwrap_err();
-        assert!(error.contains("has shape [1, 3, 1], expected [1, 3, 1 + classes]"), "{error}");
+        assert!(error.contains("has shape [?, ?, 1], expected [1, boxes, 1 + classes]"), "{error}");
     }
 
     #[test]

@@ -142,6 +142,13 @@ impl Detect {
             }
             None => fits(channels, true),
         };
+        if labels.is_empty() && !objectness && channels == POSE_CHANNELS {
+            return Err(format!(
+                "output {name:?} of shape {} has {POSE_CHANNELS} channels, as have a pose model of people (a box, its score, 17 \
+                 keypoints of three numbers) and a detector of 52 classes: give a labels file of 52 for the latter; {OTHER_HEADS}",
+                show(shape)
+            ));
+        }
         Ok(Reading { channels_first, objectness })
     }
 
@@ -173,6 +180,9 @@ impl Detect {
 /// What is not to be made to fit by a setting, which would answer its numbers as scores of classes.
 const OTHER_HEADS: &str =
     "outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"";
+
+/// Of the usual pose model.
+const POSE_CHANNELS: usize = 4 + 1 + 17 * 3;
 
 fn unknown_objectness(name: &str) -> String {
     format!(
@@ -261,12 +271,13 @@ mod tests {
         square.extend([0.0; 6]);
         let tensor = floats(&[1, 6, 6], &square);
         let outputs = [("out", &[-1, -1, 6][..], tensor)];
-        let found = run(Detect::default(), &outputs, "cat\ndog", None);
+        let yolo = || Detect { format: Some(Format::Yolo), ..Detect::default() };
+        let found = run(yolo(), &outputs, "cat\ndog", None);
         assert_eq!(found.unwrap(), expected());
-        let wrong = Detect { orientation: Some(Orientation::ChannelsFirst), ..Detect::default() };
+        let wrong = Detect { orientation: Some(Orientation::ChannelsFirst), ..yolo() };
         let error = run(wrong, &outputs, "cat\ndog", None).unwrap_err();
         assert!(error.contains("counts anchors"), "{error}");
-        let error = run(Detect::default(), &outputs, "a\nb\nc", None).unwrap_err();
+        let error = run(yolo(), &outputs, "a\nb\nc", None).unwrap_err();
         assert!(error.contains("has shape [?, ?, 6], expected 7 channels"), "{error}");
     }
 
@@ -325,6 +336,22 @@ mod tests {
         }
         let last = resolve(Detect::default(), &[1, 25_200, 7]).unwrap();
         assert_eq!((last.objectness, last.orientation), (Some(true), Some(Orientation::ChannelsLast)));
+    }
+
+    #[test]
+    fn keypoints_are_not_taken_for_classes() {
+        let resolve = |objectness, labels: &str, shape: &[i64]| {
+            let labels = if labels.is_empty() { Labels::default() } else { Labels::parse(labels).unwrap() };
+            let task = Detect { objectness: Some(objectness), ..Detect::default() };
+            task.resolve(&signature(&[("out", shape)]), &labels, None)
+        };
+        for shape in [[-1, 56, 8400], [-1, 56, -1], [-1, 8400, 56]] {
+            let error = resolve(false, "", &shape).unwrap_err();
+            assert!(error.contains("17 keypoints") && error.contains("task = \"tensors\""), "{error}");
+            assert!(resolve(false, "card\n".repeat(52).as_str(), &shape).is_ok());
+        }
+        assert!(resolve(false, "", &[-1, 57, 8400]).is_ok());
+        assert!(resolve(true, "", &[-1, 25_200, 56]).is_ok());
     }
 
     #[test]

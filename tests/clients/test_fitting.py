@@ -1,0 +1,209 @@
+"""Whether a model's outputs are what its manifest says is known when it is loaded; and detectors of forms that few have."""
+
+import make_models
+import numpy as np
+import onnx
+import pytest
+import reference
+import requests
+import wire
+from onnx import TensorProto, helper
+
+FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
+IMAGE = ("image", FLOAT, ["batch", 3, 64, 64])
+SCORES = [[0.75, 0.5, 0.1]]
+LABELS = [[1, 0, 1]]
+CENTRES = [[[0.25, 0.5, 0.25, 0.5], [0.5, 0.5, 1, 1], [0.5, 0.5, 1, 1]]]  # parts of the picture
+
+
+def of_items(g, array, image="image", to=FLOAT, output=None):
+    """The same for every item."""
+    mean = g.node("ReduceMean", image, axes=[1, 2, 3], keepdims=0)
+    deep = g.node("Cast", g.node("Mul", mean, g.constant(make_models.floats(0))), to=to)
+    for axis in range(1, np.ndim(array)):
+        deep = g.node("Unsqueeze", deep, g.constant(np.array([axis])))
+    return g.node("Add", deep, g.constant(np.asarray(array, helper.tensor_dtype_to_np_dtype(to))), output=output)
+
+
+def open_shape(array):
+    """Numbers whose shape nobody knows before a run, as exports have that make it as they go."""
+    g = make_models.Graph()
+    numbers = of_items(g, array)
+    zero = g.node("ReduceSum", g.node("Mul", "image", g.constant(make_models.floats(0))), keepdims=0)
+    shape = g.node("Cast", g.node("Add", zero, g.constant(make_models.floats([-1, *np.shape(array)[1:]]))), to=INT64)
+    g.node("Reshape", numbers, shape, output="y")
+    return g.bytes("open", [IMAGE], [("y", FLOAT, ["batch", *"abc"[: np.ndim(array) - 1]])])
+
+
+def dark():
+    """NaN for a picture without light."""
+    g = make_models.Graph()
+    mean = g.node("ReduceMean", "image", axes=[2, 3], keepdims=0)
+    g.node("Div", mean, mean, output="y")
+    return g.bytes("dark", [IMAGE], [("y", FLOAT, ["batch", "classes"])])
+
+
+def shapeless():
+    """`y = 2 x` of any shape."""
+    g = make_models.Graph()
+    g.node("Add", "x", "x", output="y")
+    model = onnx.load_from_string(g.bytes("shapeless", [("x", FLOAT, [])], [("y", FLOAT, [])]))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    return model.SerializeToString()
+
+
+def scalar():
+    """`y = 2 x` of a single number."""
+    g = make_models.Graph()
+    g.node("Add", "x", "x", output="y")
+    return g.bytes("scalar", [("x", FLOAT, [])], [("y", FLOAT, [])])
+
+
+def sized():
+    """Boxes in pixels of the size that is asked for, as RT-DETR and D-FINE export them."""
+    g = make_models.Graph()
+    of_items(g, SCORES, output="scores")
+    of_items(g, LABELS, to=INT64, output="labels")
+    x, y, w, h = (of_items(g, np.take(CENTRES, [i], axis=2)) for i in range(4))
+    half = g.constant(make_models.floats(0.5))
+    half_w, half_h = g.node("Mul", w, half), g.node("Mul", h, half)
+    corners = [g.node("Sub", x, half_w), g.node("Sub", y, half_h), g.node("Add", x, half_w), g.node("Add", y, half_h)]
+    size = g.node("Unsqueeze", g.node("Cast", "orig_target_sizes", to=FLOAT), g.constant(np.array([1])))
+    size = g.node("Concat", size, size, axis=2)
+    g.node("Mul", g.node("Concat", *corners, axis=2), size, output="boxes")
+    outputs = [("labels", INT64, ["batch", 3]), ("boxes", FLOAT, ["batch", 3, 4]), ("scores", FLOAT, ["batch", 3])]
+    return g.bytes("sized", [IMAGE, ("orig_target_sizes", INT64, ["batch", 2])], outputs)
+
+
+def mmdeploy():
+    """Boxes with their scores, in pixels of the input, and class numbers."""
+    g = make_models.Graph()
+    x, y, w, h = np.moveaxis(np.array(CENTRES) * 64, 2, 0)
+    of_items(g, np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2, np.array(SCORES)], axis=2), output="dets")
+    of_items(g, LABELS, to=INT64, output="labels")
+    return g.bytes("mmdeploy", [IMAGE], [("dets", FLOAT, ["batch", "n", 5]), ("labels", INT64, ["batch", "n"])])
+
+
+def half():
+    """Four numbers of half precision."""
+    g = make_models.Graph()
+    of_items(g, [[0.5, -1.5, 2, 3]], to=HALF, output="y")
+    return g.bytes("half", [IMAGE], [("y", HALF, ["batch", 4])])
+
+
+PETS = "cat\ndog\n"
+DETECT = 'task = "detect"\nlabels = "labels.txt"\n\n[detect]\n'
+CLASSIFY = 'task = "classify"\nlabels = "labels.txt"\n'
+READY = {
+    "fits": (open_shape(np.zeros((1, 6, 50))), DETECT, PETS),
+    "dark": (dark(), f"{CLASSIFY}\n[input]\nmean = 0\nstd = 1\n", PETS + "cow\n"),
+    "scalar": (scalar(), "", None),
+    "letterboxed": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n', PETS),
+    "stretched": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n\n[input]\nresize = "stretch"\n', PETS),
+    "mmdeploy": (mmdeploy(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "half": (half(), "[input]\n", None),
+}
+REFUSED = {
+    "misfit": (
+        open_shape(np.zeros((1, 85, 50))), DETECT, PETS,
+        'task "detect" cannot read what a forward pass gave: output "y" has shape [?, 85, 50], expected 6 channels for 2 labels',
+    ),
+    "ambiguous": (open_shape(np.zeros((1, 300, 6))), DETECT, PETS, 'output "y" of shape [?, 300, 6] can be read both ways'),
+    "mislabelled": (open_shape(np.zeros((1, 10))), CLASSIFY, PETS, 'the labels file has 2 labels, output "y" has 10 classes'),
+    "unsized": (sized(), DETECT, PETS, "detect.size_input may name a second"),
+    "shapeless": (shapeless(), "", None, 'input "x" has no shape in the file'),
+}
+
+
+@pytest.fixture(scope="module")
+def served(start_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitting")
+    for name, (model, manifest, labels, *_) in (READY | REFUSED).items():
+        (folder / name).mkdir()
+        (folder / name / "model.onnx").write_bytes(model)
+        (folder / name / "model.toml").write_text(manifest)
+        if labels:
+            (folder / name / "labels.txt").write_text(labels)
+    return start_server(folder)
+
+
+def listed(server, name):
+    """Its state and the reason of it."""
+    index = requests.post(f"{server.url}/v2/repository/index", timeout=60).json()
+    (entry,) = (entry for entry in index if entry["name"] == name)
+    return entry["state"], entry["reason"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_request_could_be_answered_by_is_refused_at_load(served, name):
+    state, reason = listed(served, name)
+    assert state == "UNAVAILABLE" and REFUSED[name][-1] in reason, reason
+    reply = wire.post_image(served, name, reference.png(np.zeros((8, 8, 3), np.uint8)))
+    assert reply.status_code == 503 and REFUSED[name][-1] in reply.json()["detail"], reply.text
+
+
+@pytest.mark.parametrize("name", READY)
+def test_what_another_picture_may_be_answered_by_is_served(served, name):
+    assert listed(served, name) == ("READY", "")
+
+
+def test_zeros_that_give_no_numbers_tell_nothing_of_other_pictures(served):
+    assert wire.post_image(served, "dark", reference.png(np.zeros((8, 8, 3), np.uint8))).status_code == 400
+    classes, _ = wire.one(wire.post_image(served, "dark", reference.png(np.full((8, 8, 3), 255, np.uint8))), "classify")
+    assert len(classes) == 3
+
+
+def test_a_single_number_is_an_input_as_any(served):
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [], "data": [21]}]
+    reply = requests.post(f"{served.url}/v2/models/scalar/infer", json={"inputs": inputs}, timeout=60)
+    assert reply.json()["outputs"][0]["data"] == [42], reply.text
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("stretched", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        # The input is as high as the picture is wide: 30 pixels of padding above and below.
+        ("letterboxed", [("dog", [20, 10, 60, 90]), ("cat", [0, 0, 160, 100])]),
+        ("mmdeploy", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+    ],
+)
+def test_boxes_in_a_size_that_is_asked_for_are_in_pixels_of_the_posted_picture(served, name, expected):
+    picture = reference.png(np.full((100, 160, 3), 255, np.uint8))
+    detections, _ = wire.one(wire.post_image(served, name, picture), "detect")
+    assert [(d["label"], d["score"]) for d in detections] == [(expected[0][0], 0.75), (expected[1][0], 0.5)]
+    for d, (_, box) in zip(detections, expected):
+        assert np.abs(np.subtract(d["box"], box)).max() < 0.01, (d, box)
+
+
+def test_a_model_that_asks_for_a_size_takes_pictures_by_every_way(served):
+    picture = reference.png(np.full((100, 160, 3), 255, np.uint8))
+    url = f"{served.url}/v2/models/letterboxed/infer"
+    raw = requests.post(url, data=picture, headers={"Inference-Header-Content-Length": "0"}, timeout=60)
+    numbers = np.frombuffer(raw.content[int(raw.headers["inference-header-content-length"]) + 24 :], np.float32)
+    assert numbers[:4].tolist() == [8, 16, 24, 48], "in pixels of the input"
+    body = {"instances": [{"b64": wire.b64(picture)}]}
+    reply = requests.post(f"{served.url}/v1/models/letterboxed:predict", json=body, timeout=60).json()
+    box = reply["predictions"][0]["detections"][0]["box"]
+    assert np.abs(np.subtract(box, [20, 10, 60, 90])).max() < 0.01, reply
+    # Several, which run together: each is told its own.
+    tall = reference.png(np.full((160, 80, 3), 255, np.uint8))
+    replies = wire.many(wire.post_files(served, "stretched", [("a", picture), ("b", tall), ("c", picture)]), "detect", 3)
+    boxes = [reply["detections"][0]["box"] for reply in replies]
+    assert np.abs(np.subtract(boxes, [[20, 25, 60, 75], [10, 40, 30, 120], [20, 25, 60, 75]])).max() < 0.01, boxes
+    tensors = {"image": np.zeros((2, 3, 64, 64), np.float32), "orig_target_sizes": np.array([[100, 10], [10, 100]])}
+    outputs = wire.infer(served, "letterboxed", tensors)
+    assert outputs["boxes"][:, 0].tolist() == [[12.5, 2.5, 37.5, 7.5], [1.25, 25, 3.75, 75]]
+
+
+def test_half_precision_is_told_as_numbers_where_there_is_no_binary_form(served):
+    picture = reference.png(np.zeros((64, 64, 3), np.uint8))
+    outputs, _ = wire.one(wire.post_image(served, "half", picture), "tensors")
+    assert outputs == [{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [0.5, -1.5, 2, 3]}]
+    body = {"instances": np.zeros((1, 3, 64, 64)).tolist()}
+    reply = requests.post(f"{served.url}/v1/models/half:predict", json=body, timeout=60)
+    assert reply.json() == {"predictions": [[0.5, -1.5, 2, 3]]}, reply.text
+    inputs = [{"name": "image", "datatype": "FP32", "shape": [1, 3, 64, 64], "data": [0] * 3 * 64 * 64}]
+    reply = requests.post(f"{served.url}/v2/models/half/infer", json={"inputs": inputs}, timeout=60)
+    assert reply.status_code == 400 and "is FP16, which JSON does not carry" in reply.text, reply.text
