@@ -17,7 +17,10 @@ use axum::{
     http::{HeaderName, HeaderValue, Method, Response},
 };
 use percent_encoding::percent_decode_str;
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
 
 /// A reply's place in its trace, by W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -61,7 +64,10 @@ impl Observation {
         if let Ok(place) = HeaderValue::from_bytes(&place.header()) {
             reply.headers_mut().insert(TRACEPARENT, place);
         }
-        uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind));
+        match reply.extensions().get::<Ending>() {
+            Some(ending) => ending.begins(uncounted),
+            None => uncounted.ended(reply.extensions().get::<Problem>().map(|problem| problem.kind)),
+        }
         let (status, took) = (reply.status().as_u16(), began.elapsed());
         // The template (`/predictions/{model}`), never the path that a client chose.
         let route = matched.as_ref().map_or("other", |matched| template(matched, predicts));
@@ -137,7 +143,31 @@ impl Drop for Uncounted {
     }
 }
 
-/// Under which outcome the metrics count a reply.
+/// How a reply ends that is made while it is sent, and whose head says nothing of that: in its extensions, and with whoever makes it.
+/// Where that one does not say it, the caller went away.
+#[derive(Clone, Default)]
+pub(super) struct Ending(Arc<Mutex<Option<Uncounted>>>);
+
+impl Ending {
+    fn begins(&self, uncounted: Uncounted) {
+        *self.lock() = Some(uncounted);
+    }
+
+    /// It has ended: as it should, or with a problem of this kind.
+    pub(super) fn ended(&self, problem: Option<Kind>) {
+        let uncounted = self.lock().take();
+        if let Some(uncounted) = uncounted {
+            uncounted.ended(problem);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Uncounted>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Under which outcome the metrics count a reply. What callers alone can do otherwise is none of the server's failures: also to ask
+/// for a version that a model does not have, and to send too slowly.
 fn outcome(problem: Option<Kind>) -> Outcome {
     match problem.map(|kind| kind.slug) {
         None => Outcome::Ok,
@@ -145,12 +175,12 @@ fn outcome(problem: Option<Kind>) -> Outcome {
         Some("too-large" | "uri-too-long") => Outcome::TooLarge,
         Some("queue-full") => Outcome::Full,
         Some("draining") => Outcome::Draining,
-        Some("late" | "slow-body") => Outcome::Late,
+        Some("late") => Outcome::Late,
         Some("cancelled") => Outcome::Cancelled,
         Some("input-refused") => Outcome::Input,
         Some("no-device") => Outcome::Device,
         Some("internal") => Outcome::Internal,
-        Some("model-unavailable" | "unknown-model") => Outcome::Unavailable,
+        Some("model-unavailable") => Outcome::Unavailable,
         Some(_) => Outcome::BadRequest,
     }
 }

@@ -8,6 +8,7 @@ use super::{
     Front,
     accepted::{self, Offer},
     call::Call,
+    observe::Ending,
     reject::Problem,
     wire::{answer, reply},
 };
@@ -144,6 +145,8 @@ fn written(
     entries: impl Stream<Item = (Vec<u8>, Result<Vec<u8>, InferError>)> + Send + 'static,
 ) -> Response {
     let mut counts = [0u64; 2];
+    let ending = Ending::default();
+    let (ended, mut problem) = (ending.clone(), None);
     let items = entries.map(Some).chain(stream::iter([None])).map(move |entry| {
         let bytes = match entry {
             Some((own, entry)) => {
@@ -151,13 +154,19 @@ fn written(
                 counts[usize::from(entry.is_err())] += 1;
                 let (name, members) = match entry {
                     Ok(members) => ("answer", members),
-                    Err(error) => ("error", answer::problem(&Problem::from(&error))),
+                    Err(error) => {
+                        let error = Problem::from(&error);
+                        problem.get_or_insert(error.kind);
+                        ("error", answer::problem(&error))
+                    }
                 };
                 let index = format!("{{\"index\":{index},");
                 form.write(name, &[index.as_bytes(), &common, &own, &members, b"}"].concat())
             }
             None => {
                 let [answered, failed] = counts;
+                // As of a reply in one piece, which is an error where it has nothing else.
+                ended.ended(problem.filter(|_| answered == 0));
                 let done = format!("\"done\":{{\"answered\":{answered},\"failed\":{failed}}}}}");
                 form.write("done", &[b"{", &common[..], done.as_bytes()].concat())
             }
@@ -165,6 +174,7 @@ fn written(
         Ok::<_, Infallible>(bytes)
     });
     let mut reply = Response::new(Body::from_stream(items));
+    reply.extensions_mut().insert(ending);
     let media = match form {
         Form::Lines => "application/x-ndjson",
         Form::Events => "text/event-stream",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import struct
 import zlib
 
@@ -232,3 +233,39 @@ def test_frames_that_wait_for_a_caller_who_does_not_read_keep_no_memory_from_oth
         *_, last = rows
     assert json.loads(last) == {"done": {"answered": 200, "failed": 0}}
     assert server.stop() == 0
+
+
+def outcomes(server, model):
+    """How requests for a model ended so far."""
+    text = requests.get(f"{server.admin_url}/metrics", timeout=wire.TIMEOUT).text
+    found = re.findall(rf'^ocelli_outcomes_total{{model="{model}",outcome="(\w+)"}} (\d+)$', text, re.MULTILINE)
+    return {name: int(count) for name, count in found}
+
+
+def test_a_reply_counts_as_what_it_ends_as(start_server):
+    server = start_server(ROOT / "examples/models")
+    stack = (ROOT / "examples/images/spots.tif").read_bytes()
+    good, bad = next((ROOT / "examples/images/digits").glob("*.png")).read_bytes(), b"no image"
+    spots = f"{server.url}/predictions/spots?format=csv"
+
+    def counts(model, act, **expected):
+        before = outcomes(server, model)
+        act()
+
+        def counted():
+            now = outcomes(server, model)
+            return {name: now[name] - before.get(name, 0) for name in now if now[name] != before.get(name, 0)} == expected
+
+        until(counted, 60, f"{model}: {expected} after {before}")
+
+    def broken():
+        response = requests.post(spots, stack[: len(stack) * 2 // 3], timeout=wire.TIMEOUT)
+        assert response.status_code == 200 and response.text.splitlines()[-1].startswith("# error: "), response.text[-500:]
+
+    counts("spots", lambda: requests.post(spots, stack, timeout=wire.TIMEOUT), ok=1)
+    counts("spots", broken, decode=1)
+    # Of several images each may fail by itself: where all do, so does the request.
+    counts("digits", lambda: post(server, "digits", [good, bad], "application/x-ndjson"), ok=1)
+    counts("digits", lambda: post(server, "digits", [bad, bad], "application/x-ndjson"), decode=1)
+    # A version that there is not is asked for by mistake.
+    counts("digits", lambda: requests.post(f"{server.url}/predictions/digits/99", good, timeout=wire.TIMEOUT), bad_request=1)

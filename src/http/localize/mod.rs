@@ -16,7 +16,7 @@ mod outgoing;
 mod telling;
 pub(super) mod tensors;
 
-use super::{Front, admission::Permit, body, call::Call, posted};
+use super::{Front, admission::Permit, body, call::Call, observe::Ending, posted, reject::Problem};
 use crate::{error::InferError, models::Model, tasks::localize::Settings};
 use asked::Asked;
 use axum::{
@@ -89,11 +89,13 @@ pub(super) async fn predict(
     let (conventions, spent) = match coming.recv().await {
         Some(Event::Begin(conventions, spent)) => (conventions, spent),
         Some(Event::Failed(error)) => return Err(error),
-        Some(Event::Bytes(_) | Event::End(_)) | None => {
+        Some(Event::Bytes(_) | Event::Broken(..) | Event::End(_)) | None => {
             return Err(InferError::Internal("a stack was given up without a reason".into()));
         }
     };
-    let mut response = Response::new(Body::new(StreamBody::new(frames(coming, task))));
+    let ending = Ending::default();
+    let mut response = Response::new(Body::new(StreamBody::new(frames(coming, task, ending.clone()))));
+    response.extensions_mut().insert(ending);
     let headers = response.headers_mut();
     let trailers = "ocelli-counts, server-timing, ocelli-device, ocelli-fallback";
     headers.insert(header::TRAILER, HeaderValue::from_static(trailers));
@@ -114,9 +116,10 @@ pub(super) async fn predict(
 fn frames(
     coming: mpsc::Receiver<Event>,
     task: AbortOnDropHandle<()>,
+    ending: Ending,
 ) -> impl Stream<Item = Result<Frame<Bytes>, InferError>> {
     let none = Vec::new().into_iter();
-    stream::unfold((coming, none, task), |(mut coming, mut pieces, task)| async move {
+    stream::unfold((coming, none, task, ending), |(mut coming, mut pieces, task, ending)| async move {
         let frame = loop {
             if let Some(bytes) = pieces.next() {
                 break Ok(Frame::data(bytes));
@@ -126,16 +129,24 @@ fn frames(
                     pieces = more.into_iter();
                     continue;
                 }
-                Event::End(trailers) => Ok(Frame::trailers(trailers)),
+                Event::Broken(last, kind) => {
+                    ending.ended(Some(kind));
+                    Ok(Frame::data(last))
+                }
+                Event::End(trailers) => {
+                    ending.ended(None);
+                    Ok(Frame::trailers(trailers))
+                }
                 // Too late for a reply that says so: one that is cut off is not taken for a whole one.
                 Event::Failed(error) => {
                     tracing::warn!(%error, "a reply is cut off");
+                    ending.ended(Some(Problem::from(&error).kind));
                     Err(error)
                 }
                 Event::Begin(..) => return None,
             };
         };
-        Some((frame, (coming, pieces, task)))
+        Some((frame, (coming, pieces, task, ending)))
     })
 }
 
@@ -151,7 +162,7 @@ mod tests {
             let _ = reply.bytes(vec![Bytes::from_static(b"a row")]).await;
             let _ = reply.send(Event::Failed(InferError::Internal("planted".into()))).await;
         });
-        let mut frames = std::pin::pin!(frames(coming, AbortOnDropHandle::new(task)));
+        let mut frames = std::pin::pin!(frames(coming, AbortOnDropHandle::new(task), Ending::default()));
         let first = frames.next().await.expect("a frame").expect("it came before");
         assert_eq!(first.into_data().expect("bytes"), "a row");
         assert!(

@@ -1,7 +1,10 @@
 //! The way of a reply from the work to the connection. Many clients send all of a stack before they read anything: what
 //! they do not take waits here, so that the stack is read on, up to a bound.
 
-use crate::{error::InferError, http::call::Spent};
+use crate::{
+    error::InferError,
+    http::{call::Spent, reject::Kind},
+};
 use axum::http::HeaderMap;
 use bytes::{Bytes, BytesMut};
 use std::pin::pin;
@@ -16,6 +19,8 @@ pub(super) enum Event {
     Begin(String, Spent),
     /// The next bytes, in pieces of which none is empty.
     Bytes(Vec<Bytes>),
+    /// It breaks off behind what was sent: the last bytes, which say why, and of what kind that is.
+    Broken(Bytes, Kind),
     /// There was all of it: its counts, and what all of it took where.
     End(HeaderMap),
     /// There will be no reply.

@@ -158,7 +158,7 @@ impl Telling {
             Some(writer) if self.begun && self.format.streams() => {
                 tracing::info!(%error, "a stack broke off after results had been sent");
                 let Problem { kind, detail, .. } = Problem::from(&error);
-                Event::Bytes(vec![writer.error(&detail, &kind.address()).into()])
+                Event::Broken(writer.error(&detail, &kind.address()).into(), kind)
             }
             _ => Event::Failed(error),
         };
