@@ -87,9 +87,8 @@ impl Devices {
             }
             self.count();
         }
-        if refused {
-            self.count();
-        }
+        // Also without those that were put back.
+        self.count();
         if !reasons.is_empty() {
             return Err(reasons.join("; "));
         }
