@@ -2,16 +2,19 @@
 //! be drained.
 
 mod admin;
+mod allowed_threads;
 mod base;
 mod listen;
 mod loader;
 mod local;
 mod open_files;
+mod places;
 mod run;
 mod signals;
 mod watch;
 
 pub use local::Local;
+pub use places::unfit;
 pub use run::{Checked, check, find_devices, serve};
 
 use crate::{

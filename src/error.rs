@@ -122,6 +122,9 @@ pub enum InferError {
     /// Other servers of the same protocols do this, and this one does not. 501.
     #[error("{0}")]
     NotOffered(String),
+    /// What memory may not hold has no room on a disk of ours either. 507.
+    #[error("{0}")]
+    NoStorage(String),
     /// Our own fault. 500.
     #[error("{0}")]
     Internal(String),

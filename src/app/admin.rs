@@ -1,7 +1,10 @@
 //! The admin listener, and the one for metrics, each on a thread and runtime of its own: a jammed data path cannot fail a probe.
 
 use super::{AppError, failed};
-use crate::http::accept::{Acceptor, Settings, Stages};
+use crate::http::{
+    accept::{Acceptor, Settings, Stages},
+    threads,
+};
 use axum::Router;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -19,10 +22,6 @@ impl Admin {
     pub(super) fn start(listener: TcpListener, name: &str, routes: Router) -> Result<Admin, AppError> {
         let stages = Stages::default();
         let listener = listener.into_std().map_err(failed("cannot hand over the admin socket"))?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(failed("cannot start the admin runtime"))?;
         let (theirs, settings) =
             (stages.clone(), Settings { connections_max: CONNECTIONS_MAX, ..Settings::default() });
         let serve = async move {
@@ -40,9 +39,7 @@ impl Admin {
                 Err(error) => tracing::error!(%error, "the admin listener did not start"),
             }
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("ocelli-{name}"))
-            .spawn(move || runtime.block_on(serve))
+        let (_, thread) = threads::start(format!("ocelli-{name}"), move |runtime| runtime.block_on(serve))
             .map_err(failed("cannot start the admin thread"))?;
         Ok(Admin { stages, thread })
     }

@@ -46,7 +46,9 @@ impl Core {
     /// # Errors
     /// If the backend cannot be had, a log file or `stack_spill_folder` cannot be written, or the system refuses a thread.
     pub fn start(config: &Config, log: Option<&Logging>) -> Result<Core, AppError> {
-        spill_folder(config)?;
+        spill_folder(config).map_err(|why| {
+            AppError::Failed(format!("stack_spill_folder {:?}: {why}", config.stack_spill_folder))
+        })?;
         let gpus = gpus(config)?;
         let runtime = Runtime::load(&config.onnx_runtime).map_err(AppError::Backend)?;
         tracing::info!(path = %config.onnx_runtime.display(), build = runtime.description(), "loaded ONNX Runtime");
@@ -114,13 +116,13 @@ pub(super) fn limits(config: &Config) -> Limits {
 }
 
 /// Whether stacks can be kept in the folder that the configuration names: the first that needs it would find out otherwise.
-fn spill_folder(config: &Config) -> Result<(), AppError> {
+pub(super) fn spill_folder(config: &Config) -> Result<(), String> {
     let folder = &config.stack_spill_folder;
     if folder.as_os_str().is_empty() || config.stack_spill_bytes_max == 0 {
         return Ok(());
     }
-    let cannot = format!("stack_spill_folder {}: cannot make a temporary file there", folder.display());
-    tempfile::tempfile_in(folder).map(drop).map_err(failed(cannot))
+    let made = tempfile::tempfile_in(folder).map(drop);
+    made.map_err(|error| format!("cannot make a temporary file there: {error}"))
 }
 
 /// Keeps the models that are to be loaded at the start.

@@ -2,7 +2,7 @@
 
 use super::AppError;
 use socket2::SockRef;
-use std::{io::ErrorKind, net::SocketAddr};
+use std::{io, io::ErrorKind, net::SocketAddr};
 use tokio::net::TcpListener;
 
 /// Listens at the address that `option` names.
@@ -10,17 +10,22 @@ use tokio::net::TcpListener;
 /// # Errors
 /// If the system does not allow it, with what to do.
 pub(super) async fn bind(address: SocketAddr, option: &str) -> Result<TcpListener, AppError> {
-    let listener = TcpListener::bind(address).await.map_err(|error| {
-        let hint = match error.kind() {
-            ErrorKind::AddrInUse => format!("; give {option} another port, or end what listens there"),
-            _ => String::new(),
-        };
-        AppError::Failed(format!("cannot listen on {address} ({option}): {error}{hint}"))
-    })?;
+    let listener = TcpListener::bind(address).await;
+    let listener = listener
+        .map_err(|error| AppError::Failed(format!("{option}: {}", taken(address, option, &error))))?;
     if address.ip().to_canonical().is_loopback() {
         unpaced(&listener);
     }
     Ok(listener)
+}
+
+/// Why an address that `option` names cannot be listened on, and what to do.
+pub(super) fn taken(address: SocketAddr, option: &str, error: &io::Error) -> String {
+    let hint = match error.kind() {
+        ErrorKind::AddrInUse => format!("; give {option} another port, or end what listens there"),
+        _ => String::new(),
+    };
+    format!("cannot listen on {address}: {error}{hint}")
 }
 
 /// Has the system send on its connections as fast as peers take it, whatever the machine's congestion control is: nothing is lost within

@@ -87,9 +87,9 @@ fn load(
 
 /// Loads a model from what a caller sent.
 fn bring(devices: &Devices, logs: &ModelLogs, name: &str, given: Given) -> Result<(), InferError> {
-    let found = models::check_name(name).and_then(|()| given.lay_out(name));
-    let found = found.map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
-    reload(devices, logs, name, &found, &|_| Ok(()))
+    // What no model can be called is not listed either.
+    models::check_name(name).map_err(|reason| InferError::LoadFailed { name: name.to_owned(), reason })?;
+    reload(devices, logs, name, &given.lay_out(name), &|_| Ok(()))
 }
 
 fn reload(

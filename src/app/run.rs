@@ -1,7 +1,7 @@
 //! What the commands `serve`, `check` and `devices` do, from a configuration to the end.
 
 use super::{
-    App, AppError, Core, failed,
+    App, AppError, Core, allowed_threads, failed,
     signals::{self, Signals},
 };
 use crate::{
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 /// # Errors
 /// Why it could not start, or what was left undone at the end.
 pub fn serve(config: Config) -> Result<(), AppError> {
+    allowed_threads::check(&config)?;
     signals::survive_full_files().map_err(failed("cannot listen for signals"))?;
     // Accepts connections and looks after the rest; the data path has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()

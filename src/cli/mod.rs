@@ -209,10 +209,10 @@ impl Streams<'_> {
         };
         match matches.subcommand() {
             Some(("serve", matches)) => {
-                self.with_config(matches, |streams, loaded| streams.ended(app::serve(loaded.config)))
+                self.with_places(matches, true, |streams, config| streams.ended(app::serve(config)))
             }
             Some(("check", matches)) => {
-                self.with_config(matches, |streams, loaded| streams.check(&loaded.config))
+                self.with_places(matches, false, |streams, config| streams.check(&config))
             }
             Some(("devices", matches)) => self.devices(matches),
             Some(("predict", matches)) => self.predict(matches),
@@ -257,6 +257,19 @@ impl Streams<'_> {
     fn with_config(&mut self, matches: &ArgMatches, then: impl FnOnce(&mut Self, Loaded) -> Exit) -> Exit {
         match config::load(&options::sources(matches)) {
             Ok(loaded) => then(self, loaded),
+            Err(error) => self.complain(&error, Exit::Config),
+        }
+    }
+
+    /// The same where what the configuration names must be there.
+    fn with_places(
+        &mut self,
+        matches: &ArgMatches,
+        serves: bool,
+        then: impl FnOnce(&mut Self, Config) -> Exit,
+    ) -> Exit {
+        match config::load_with(&options::sources(matches), |config| app::unfit(config, serves)) {
+            Ok(loaded) => then(self, loaded.config),
             Err(error) => self.complain(&error, Exit::Config),
         }
     }
@@ -411,6 +424,24 @@ mod tests {
             check(&[command, "--parts-max", "0"], Exit::Config);
             check(&[command, "--parts-max", "-1"], Exit::Config);
             check(&[command, "--config", "/no/such/file"], Exit::Config);
+        }
+    }
+
+    #[test]
+    fn what_options_name_and_is_not_there_is_told_with_all_other_mistakes() {
+        for command in ["serve", "check"] {
+            let arguments =
+                [command, "--models", "/no/models", "--stack-spill-folder", "/no/spill", "--parts-max", "0"];
+            let (exit, _, err) = run(&[&arguments[..], &["--listen", "127.0.0.1:0"]].concat());
+            assert_eq!(exit, Exit::Config, "{err}");
+            for said in [
+                "mistakes in the configuration:\n",
+                "  --parts-max: parts_max = \"0\": must be",
+                "  --models: models = \"/no/models\": cannot read the folder: No such file",
+                "  --stack-spill-folder: stack_spill_folder = \"/no/spill\": cannot make a temporary file there: No such",
+            ] {
+                assert!(err.contains(said), "{said} is not in {err}");
+            }
         }
     }
 

@@ -62,7 +62,8 @@ pub(crate) fn printable(text: &str) -> String {
         .collect()
 }
 
-/// Every mistake in the configuration, in the order file, environment, flags, then those between options.
+/// Every mistake in the configuration, in the order file, environment, flags, then those between options, then those of what
+/// options name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// At least one.

@@ -89,6 +89,17 @@ pub struct Loaded {
 /// # Errors
 /// All mistakes of all sources, together.
 pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
+    load_with(sources, |_| Vec::new())
+}
+
+/// The same, and what is to be said beside of options whose values are allowed: by their names, why they cannot be used.
+///
+/// # Errors
+/// All of it, together.
+pub fn load_with(
+    sources: &Sources,
+    unfit: impl FnOnce(&Config) -> Vec<(&'static str, String)>,
+) -> Result<Loaded, ConfigError> {
     let mut mistakes = Vec::new();
     let mut given = Vec::new();
     let named = sources.variable("OCELLI_CONFIG").map(PathBuf::from);
@@ -128,6 +139,12 @@ pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
     // In the order of the sources, whichever step found them.
     mistakes.sort_by(|a, b| a.origin.cmp(&b.origin));
     across::check(&config, &settings, &broken, &mut mistakes);
+    for (option, reason) in unfit(&config).into_iter().filter(|(option, _)| !broken.contains(option)) {
+        let setting = settings.iter().find(|setting| setting.spec.name == option);
+        let setting = setting.expect("it is named as in the table");
+        let (origin, found) = (setting.origin.clone(), format!("{option} = {:?}", setting.text));
+        mistakes.push(Mistake { origin, found, reason });
+    }
     if mistakes.is_empty() { Ok(Loaded { config, settings }) } else { Err(ConfigError { mistakes }) }
 }
 

@@ -222,7 +222,7 @@ impl Devices {
             State::Ready(_) => ModelState::Ready,
             State::Unavailable(_) => ModelState::Unavailable,
         };
-        self.parts.metrics.model(&found.name).set_state(&found.version, counted);
+        self.parts.metrics.add_model(&found.name).set_state(&found.version, counted);
         self.parts.catalog.set(&found.name, &found.version, state);
     }
 

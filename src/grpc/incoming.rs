@@ -123,18 +123,16 @@ impl Framing {
                 self.whole = self.left + PREFIX_BYTES as u64;
                 self.prefix.clear();
                 let (got, limit) = (self.left, self.limits.bytes_max);
-                match &self.permit {
-                    Some(permit) if got <= limit => permit.cover(self.whole)?,
-                    None if got <= limit => (),
-                    Some(_) => {
-                        let (what, option) = ("the message in bytes", self.limits.option);
-                        return Err(InferError::TooLarge { what, got, limit, option });
-                    }
-                    None => {
-                        return Err(InferError::BadRequest(format!(
-                            "the message has {got} bytes, more than the {limit} of a call that brings no data"
-                        )));
-                    }
+                let (what, option) = match &self.permit {
+                    Some(_) => ("the message in bytes", self.limits.option),
+                    // No option is for these.
+                    None => ("the message of a call that brings no data, in bytes,", ""),
+                };
+                if got > limit {
+                    return Err(InferError::TooLarge { what, got, limit, option });
+                }
+                if let Some(permit) = &self.permit {
+                    permit.cover(self.whole)?;
                 }
             }
         }
@@ -235,8 +233,9 @@ mod tests {
         let uncharged = Framing { permit: None, ..framing(700, 10_000) }.see(&head).unwrap_err();
         assert_eq!(
             uncharged.to_string(),
-            "the message has 701 bytes, more than the 700 of a call that brings no data"
+            "the message of a call that brings no data, in bytes, is 701, more than the limit of 700"
         );
+        assert_eq!(status::of(&uncharged).code(), tonic::Code::ResourceExhausted);
         let error = framing(700, 600).see(&Bytes::from(message(650)).slice(..5)).unwrap_err();
         assert!(matches!(error, InferError::Full { .. }), "{error}");
     }

@@ -102,15 +102,16 @@ pub(super) async fn infer(
         call.stage("decode", began.elapsed());
         let ran = infer::run(front, &model, &call, request, began, &caller).await?;
         let answered = Instant::now();
-        let (long, spent) = (ran.is_long(), ran.spent.clone());
+        let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
         let (of, front_too) = (Arc::clone(&model), Arc::clone(front));
         let write = move || {
             let outputs = ran.outputs(&of)?;
             shared_memory::deliver(&front_too, &outputs)?;
             convert::reply(&of, ran.id, outputs)
         };
-        let reply = if long { front.decode.run(write).await?? } else { write()? };
-        spent.replied(front, &model, answered.elapsed());
+        let reply = if long { front.decode.run(write).await.flatten() } else { write() };
+        spent.replied(front, &tally, answered.elapsed());
+        let reply = tally.ended(reply)?;
         call.stage("encode", answered.elapsed());
         let mut headers = HeaderMap::new();
         spent.tell(&mut headers);

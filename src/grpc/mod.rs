@@ -6,7 +6,7 @@
 //! - `large`: the calls whose messages may be large; `codec`: what such a message takes in memory, told before it is decoded.
 //! - `service`: the calls; `inference`: those that run a model; `change`: what those say that load and unload models;
 //!   `convert`: tensors in messages, there and back.
-//! - `health`: gRPC's own health checks.
+//! - `health`: gRPC's own health checks; `reflection`: questions about the calls.
 //! - `status`: the table from error to code.
 
 mod around;
@@ -17,19 +17,21 @@ mod health;
 mod incoming;
 mod inference;
 mod large;
+mod reflection;
 mod service;
 mod status;
 
 use crate::{
     http::{Front, accept::Stages},
     protocol::{
-        self, health::health_server::HealthServer,
+        health::health_server::HealthServer,
         inference::grpc_inference_service_server::GrpcInferenceServiceServer,
     },
 };
 use axum::{Router, extract::Request, handler::Handler, middleware, response::Response};
 use std::sync::Arc;
 use tonic::{Code, Status, codec::CompressionEncoding};
+use tonic_reflection::server::v1::ServerReflectionServer;
 
 /// Every call that is answered, by its path.
 const CALLS: [&str; 20] = [
@@ -83,10 +85,7 @@ pub fn routes(front: &Arc<Front>, stages: &Stages) -> Router {
         .max_encoding_message_size(usize::MAX);
     let large = large::routes(service, body_bytes_max);
     let health = HealthServer::new(health::Health::new(front, stages));
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(protocol::DESCRIPTORS)
-        .build_v1()
-        .expect("the build wrote the definitions");
+    let reflection = ServerReflectionServer::new(reflection::Reflection::new());
     let router = CALLS.into_iter().fold(large, |router, path| {
         if matches!(path, INFER | LOAD | STREAM) {
             router
@@ -116,6 +115,7 @@ async fn unimplemented(request: Request) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol;
     use prost_reflect::DescriptorPool;
 
     #[test]

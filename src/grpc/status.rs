@@ -19,7 +19,9 @@ fn code(error: &InferError) -> Code {
         | InferError::Input(_) => Code::InvalidArgument,
         InferError::Forbidden(_) => Code::PermissionDenied,
         InferError::UnknownModel { .. } => Code::NotFound,
-        InferError::TooLarge { .. } | InferError::Full { .. } => Code::ResourceExhausted,
+        InferError::TooLarge { .. } | InferError::Full { .. } | InferError::NoStorage(_) => {
+            Code::ResourceExhausted
+        }
         InferError::ModelUnavailable { .. }
         | InferError::Unserved { .. }
         | InferError::Draining { .. }

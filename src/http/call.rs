@@ -1,6 +1,6 @@
 //! What every inference request carries beside its data: a deadline and a priority; and where its time went.
 
-use super::Front;
+use super::{Front, tally::Tally};
 use crate::{
     batch::{Answer, Fallback, Job, Then, Ticket, Timing, Wait},
     engine::{Setting, Tensor},
@@ -129,42 +129,37 @@ impl Call {
         Instant::now() >= self.deadline
     }
 
-    /// Queues a job of `items` items, and counts it if it is refused. Dropping the ticket cancels it.
+    /// Queues a job of `items` items for a request. Dropping the ticket cancels it.
     pub(super) fn push(
         &self,
         front: &Front,
-        model: &Model,
+        tally: &Tally,
         inputs: Vec<Tensor>,
         items: usize,
         setting: Option<Setting>,
     ) -> Result<Ticket, InferError> {
-        let pushed = self.try_push(front, model, inputs, items, setting);
-        pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
+        let pushed = front.queue.push(self.job(tally.model(), inputs, items, setting));
+        self.told(tally, pushed)
     }
 
     /// Queues an image, of which only what this task answers is wanted.
     pub(super) fn push_image(
         &self,
         front: &Front,
-        model: &Model,
+        tally: &Tally,
         task: &Task,
         inputs: Vec<Tensor>,
     ) -> Result<Ticket, InferError> {
+        let model = tally.model();
         let reduced = task.is_left_by(&model.task);
-        let pushed = front.queue.push(Job { reduced, ..self.job(model, inputs, 1, None) });
-        pushed.inspect_err(|error| model.statistics.failed(failure(error), self.arrived.elapsed()))
+        self.told(tally, front.queue.push(Job { reduced, ..self.job(model, inputs, 1, None) }))
     }
 
-    /// The same for whoever tries again.
-    pub(super) fn try_push(
-        &self,
-        front: &Front,
-        model: &Model,
-        inputs: Vec<Tensor>,
-        items: usize,
-        setting: Option<Setting>,
-    ) -> Result<Ticket, InferError> {
-        front.queue.push(self.job(model, inputs, items, setting))
+    /// Says when a request came to the queue, and whether it got in.
+    fn told(&self, tally: &Tally, pushed: Result<Ticket, InferError>) -> Result<Ticket, InferError> {
+        tally.queued(pushed.as_ref().map_or(self.arrived, Ticket::pushed));
+        tally.part(&pushed);
+        pushed
     }
 
     fn job(&self, model: &Model, inputs: Vec<Tensor>, items: usize, setting: Option<Setting>) -> Job {
@@ -181,16 +176,18 @@ impl Call {
         }
     }
 
-    /// Waits for a job's answer, no longer than the deadline.
+    /// Waits for the answer to a job of a request, no longer than the deadline.
     pub(super) async fn answer(
         &self,
         front: &Front,
-        model: &Model,
+        tally: &Tally,
         ticket: Ticket,
     ) -> Result<Answer, InferError> {
-        let pushed = ticket.pushed();
-        let pending = Pending { model, pushed: Some(pushed) };
-        let answer = pending.ended(self.in_time(ticket).await)?;
+        let (model, pushed) = (tally.model(), ticket.pushed());
+        let answer = self.in_time(ticket).await;
+        tally.part(&answer);
+        let answer = answer?;
+        tally.ran(answer.timing);
         let device = front.metrics.model(&model.name).device(&answer.device);
         device.queue_seconds.observe(answer.timing.queue.as_secs_f64());
         if let Some(fallback) = answer.fallback {
@@ -222,36 +219,8 @@ impl Call {
     }
 }
 
-/// A job whose answer is waited for; one that is dropped has lost its caller.
-struct Pending<'a> {
-    model: &'a Model,
-    pushed: Option<Instant>,
-}
-
-impl Pending<'_> {
-    /// Counts the end.
-    fn ended(mut self, result: Result<Answer, InferError>) -> Result<Answer, InferError> {
-        let total = self.pushed.take().map_or(Duration::ZERO, |pushed| pushed.elapsed());
-        match &result {
-            Ok(Answer { timing: Timing { queue, stage, compute }, .. }) => {
-                self.model.statistics.answered(total, *queue, *stage, *compute);
-            }
-            Err(error) => self.model.statistics.failed(failure(error), total),
-        }
-        result
-    }
-}
-
-impl Drop for Pending<'_> {
-    fn drop(&mut self) {
-        if let Some(pushed) = self.pushed {
-            self.model.statistics.failed(Failure::Cancelled, pushed.elapsed());
-        }
-    }
-}
-
-/// Under which reason a job that was not answered is counted.
-fn failure(error: &InferError) -> Failure {
+/// Under which reason a request that was not answered is counted.
+pub(super) fn failure(error: &InferError) -> Failure {
     match error {
         InferError::Full { .. }
         | InferError::TooLarge { .. }
@@ -334,11 +303,11 @@ impl Spent {
     }
 
     /// Counts the time that a reply took to be made of the answer.
-    pub(crate) fn replied(&self, front: &Front, model: &Model, took: Duration) {
+    pub(crate) fn replied(&self, front: &Front, tally: &Tally, took: Duration) {
         if let Some(device) = &self.device {
-            let device = front.metrics.model(&model.name).device(device);
+            let device = front.metrics.model(&tally.model().name).device(device);
             device.reply_seconds.observe(took.as_secs_f64());
-            model.statistics.replied(took);
+            tally.replied(took);
         }
     }
 

@@ -6,6 +6,7 @@ use super::{
     call::{Call, Spent},
     decode::{Decoded, Share},
     streamed::{self, Queued},
+    tally::Tally,
     wire::{binary, request::Input},
 };
 use crate::{
@@ -36,19 +37,20 @@ pub(super) fn sent<'a>(model: &Model, inputs: &'a [Input]) -> Option<&'a Tensor>
 /// them; what decoding and running say. One bad image fails the request: a tensor has no place for an error.
 pub(super) async fn run(
     front: &Arc<Front>,
-    model: &Arc<Model>,
+    tally: &Tally,
     call: &Call,
     tensor: &Tensor,
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
+    let model = tally.model();
     let files = files(front, model, tensor, model.batching == Batching::Whole)?;
     // Queued one by one, each as soon as it is decoded: those that waited for the others with their share of the memory for decoding
     // would leave the others none.
     let answers = files.into_iter().enumerate().map(async |file| {
         let Image { inputs, took, share } = decode(front, model, call, file).await?;
-        let ticket = call.push(front, model, inputs, 1, None);
+        let ticket = call.push(front, tally, inputs, 1, None);
         // From here on the queue accounts for its memory.
         drop(share);
-        Ok::<_, InferError>((took, call.answer(front, model, ticket?).await?))
+        Ok::<_, InferError>((took, call.answer(front, tally, ticket?).await?))
     });
     let mut spent = Spent::default();
     let mut outputs: Vec<Vec<Tensor>> = Vec::new();
@@ -76,22 +78,22 @@ pub(super) async fn run(
 /// As [`run`], for the tensor as a whole.
 pub(super) fn one_by_one(
     front: &Arc<Front>,
-    model: &Arc<Model>,
+    tally: &Arc<Tally>,
     call: &Call,
     tensor: &Tensor,
 ) -> Result<impl Stream<Item = Result<Vec<Tensor>, InferError>> + Send + use<>, InferError> {
-    let files = files(front, model, tensor, false)?;
-    let (ahead, front) = (streamed::ahead(model), Arc::clone(front));
-    let decoding = (Arc::clone(&front), Arc::clone(model), call.clone());
+    let files = files(front, tally.model(), tensor, false)?;
+    let (ahead, front) = (streamed::ahead(tally.model()), Arc::clone(front));
+    let decoding = (Arc::clone(&front), Arc::clone(tally), call.clone());
     let queued = stream::iter(files.into_iter().enumerate()).map(move |file| {
-        let (front, model, call) = decoding.clone();
+        let (front, tally, call) = decoding.clone();
         // Not in its turn: one that is ahead would keep its share of the memory for decoding from those before it.
         streamed::aside(async move {
-            let Image { inputs, share, .. } = decode(&front, &model, &call.again(), file).await?;
+            let Image { inputs, share, .. } = decode(&front, tally.model(), &call.again(), file).await?;
             let call = call.again();
-            let ticket = call.push(&front, &model, inputs, 1, None);
+            let ticket = call.push(&front, &tally, inputs, 1, None);
             drop(share);
-            Ok(Queued::new(call, &model, ticket?))
+            Ok(Queued::new(call, tally, ticket?))
         })
     });
     let answers = queued.buffered(streamed::FILES_AHEAD).map(move |queued| {

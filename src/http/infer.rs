@@ -8,6 +8,7 @@ use super::{
     query,
     shared_memory::{self, Caller},
     streamed::{self, Form},
+    tally::Tally,
     target::Target,
     wire::{
         BINARY_OUTPUT, HEADER_LENGTH, classification, flag, raw,
@@ -119,7 +120,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     }
     let ran = run(front, model, &call, request, began, &caller).await?;
     let answered = Instant::now();
-    let (long, spent) = (ran.is_long(), ran.spent.clone());
+    let (long, spent, tally) = (ran.is_long(), ran.spent.clone(), Arc::clone(&ran.tally));
     let (of, front_too) = (Arc::clone(model), Arc::clone(front));
     let write = move || {
         let outputs = ran.outputs(&of)?;
@@ -132,8 +133,9 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             parameters: serde_json::Map::new(),
         })
     };
-    let encoded = if long { front.decode.run(write).await?? } else { write()? };
-    spent.replied(front, model, answered.elapsed());
+    let encoded = if long { front.decode.run(write).await.flatten() } else { write() };
+    spent.replied(front, &tally, answered.elapsed());
+    let encoded = tally.ended(encoded)?;
     call.stage("encode", answered.elapsed());
     let mut response = Response::new(Body::new(encoded.body));
     let headers = response.headers_mut();
@@ -162,6 +164,8 @@ pub(crate) struct Ran {
     pub(crate) id: Option<String>,
     /// Where its time went.
     pub(crate) spent: Spent,
+    /// Counts it, once its reply is written.
+    pub(crate) tally: Arc<Tally>,
     outputs: Vec<(String, Tensor)>,
     wanted: Vec<Wanted>,
 }
@@ -175,32 +179,48 @@ pub(crate) async fn run(
     began: Instant,
     caller: &Caller,
 ) -> Result<Ran, InferError> {
-    let (id, asked) = (request.id.clone(), (request.outputs.clone(), request.binary_default));
+    let tally = Arc::new(Tally::of(model));
+    match counted(front, &tally, call, request, began, caller).await {
+        Ok(ran) => Ok(ran),
+        Err(error) => tally.ended(Err(error)),
+    }
+}
+
+async fn counted(
+    front: &Arc<Front>,
+    tally: &Arc<Tally>,
+    call: &Call,
+    request: InferRequest,
+    began: Instant,
+    caller: &Caller,
+) -> Result<Ran, InferError> {
+    let (model, id) = (tally.model(), request.id.clone());
+    let asked = (request.outputs.clone(), request.binary_default);
     if let Some(settings) = &model.fit {
         let permit = caller.permit.clone();
         // Boxed: what fitters need would make every request's future larger.
-        let fitted = Box::pin(tensors::fit(front, model, settings, call, request, permit));
+        let fitted = Box::pin(tensors::fit(front, tally, settings, call, request, permit));
         let Fitted { outputs, spent } = fitted.await?;
         let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
         let wanted = wanted(model, &asked, &names)?;
-        return Ok(Ran { id, spent, outputs, wanted });
+        return Ok(Ran { id, spent, tally: Arc::clone(tally), outputs, wanted });
     }
     // Before the work, what may be asked for is known.
     let names = shown(model);
     let wanted = wanted(model, &asked, &names)?;
     let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
-        Box::pin(encoded::run(front, model, call, images)).await?
+        Box::pin(encoded::run(front, tally, call, images)).await?
     } else {
         let (inputs, items) = arrange(model, request.inputs)?;
         let decode = began.elapsed();
-        let ticket = call.push(front, model, inputs, items, None)?;
-        let ran = call.answer(front, model, ticket).await?;
+        let ticket = call.push(front, tally, inputs, items, None)?;
+        let ran = call.answer(front, tally, ticket).await?;
         let spent = Spent::on(decode, &ran);
         (ran.outputs, spent)
     };
     let names = names.into_iter().map(str::to_owned);
     let outputs = names.zip(model.interface.outward(&outputs)).collect();
-    Ok(Ran { id, spent, outputs, wanted })
+    Ok(Ran { id, spent, tally: Arc::clone(tally), outputs, wanted })
 }
 
 /// The outputs that requests may have.
@@ -257,8 +277,9 @@ async fn in_parts(
     let asked = (request.outputs.clone(), request.binary_default);
     let id = request.id.clone();
     if let Some(images) = encoded::sent(model, &request.inputs) {
-        let wanted = Arc::new(wanted(model, &asked, &shown(model))?);
-        let images = encoded::one_by_one(front, model, call, images)?.enumerate();
+        let (wanted, count) = (Arc::new(wanted(model, &asked, &shown(model))?), images.shape[0]);
+        let tally = Arc::new(Tally::of(model));
+        let images = encoded::one_by_one(front, &tally, call, images)?.enumerate();
         let (front, model) = (Arc::clone(front), Arc::clone(model));
         let parts = images.then(move |(index, outputs)| {
             let (front, model, wanted) = (Arc::clone(&front), Arc::clone(&model), Arc::clone(&wanted));
@@ -269,12 +290,13 @@ async fn in_parts(
                 }
             }
         });
-        return Ok(streamed::parts(form, id.as_deref(), parts));
+        return Ok(streamed::parts(form, id.as_deref(), tallied(tally, count, parts)));
     }
     if model.fit.is_some() || model.rules.whole {
         let ran = run(front, model, call, request, Instant::now(), caller).await?;
-        let outputs = ran.outputs(model)?;
-        let only = front.decode.run(move || reply::members(&outputs)).await??;
+        let (tally, of) = (Arc::clone(&ran.tally), Arc::clone(model));
+        let only = front.decode.run(move || ran.outputs(&of).and_then(|outputs| reply::members(&outputs)));
+        let only = tally.ended(only.await.flatten())?;
         return Ok(streamed::parts(form, id.as_deref(), stream::iter([(0, Ok(only))])));
     }
     let wanted = wanted(model, &asked, &shown(model))?;
@@ -292,25 +314,42 @@ fn by_batches(
     wanted: Vec<Wanted>,
 ) -> impl Stream<Item = (usize, Result<Vec<u8>, InferError>)> + Send + use<> {
     let largest = model.rules.sizes.last().copied().unwrap_or(1);
-    let common = (Arc::clone(front), Arc::clone(model), call.clone(), Arc::new(wanted));
+    let tally = Arc::new(Tally::of(model));
+    let common = (Arc::clone(front), Arc::clone(&tally), call.clone(), Arc::new(wanted));
     let mut marks = vec![Mark::default(); inputs.len()];
     let batches = stream::iter((0..items).step_by(largest)).map(move |first| {
-        let (front, model, call, wanted) = common.clone();
+        let (front, tally, call, wanted) = common.clone();
         let end = (first + largest).min(items);
         let given = inputs.iter().zip(&mut marks);
         let given: Vec<Tensor> = given.map(|(input, mark)| rows::cut(input, first..end, mark)).collect();
         let part = async move {
             let call = call.again();
-            let ticket = call.push(&front, &model, given, end - first, None)?;
-            let ran = call.answer(&front, &model, ticket).await?;
+            let ticket = call.push(&front, &tally, given, end - first, None)?;
+            let ran = call.answer(&front, &tally, ticket).await?;
             let answered = Instant::now();
-            let written = part(&front, &model, &wanted, &ran.outputs).await;
+            let written = part(&front, tally.model(), &wanted, &ran.outputs).await;
+            tally.replied(answered.elapsed());
             call.stage("encode", answered.elapsed());
             written
         };
         part.map(move |part| (first, part))
     });
-    batches.buffered(STREAMED_BATCHES)
+    tallied(tally, items.div_ceil(largest), batches.buffered(STREAMED_BATCHES))
+}
+
+/// Counts the request of which these parts come, `count` in number, with the last of them.
+fn tallied<T>(
+    tally: Arc<Tally>,
+    count: usize,
+    parts: impl Stream<Item = (usize, Result<T, InferError>)> + Send,
+) -> impl Stream<Item = (usize, Result<T, InferError>)> + Send {
+    parts.enumerate().map(move |(index, (first, part))| {
+        tally.part(&part);
+        if index + 1 == count {
+            tally.over();
+        }
+        (first, part)
+    })
 }
 
 /// The members that say what came of some items. All of it is text.

@@ -10,6 +10,7 @@ use super::{
     posted::Charged,
     predict, query,
     reject::Problem,
+    tally::Tally,
     target::Target,
     wire::v1::{self, Asked, Form, Taken},
 };
@@ -94,6 +95,10 @@ pub(super) async fn call(
     answer(&front, &model, request).await
 }
 
+/// What there is here of what a prediction's query asks for.
+const INSTEAD_OF_OPTIONS: &str =
+    "here the body's \"parameters\" may have top_k, and nothing asks for another form of the answer";
+
 async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Result<Response, InferError> {
     if model.fit.is_some() {
         let name = &model.name;
@@ -102,8 +107,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
         )));
     }
     let said = request.uri().query().unwrap_or_default();
-    let instead = "here it is the body that says what is wanted, in \"parameters\"";
-    query::has_no_options(said, instead).map_err(InferError::BadRequest)?;
+    query::has_no_options(said, INSTEAD_OF_OPTIONS).map_err(InferError::BadRequest)?;
     let call = Call::of(request.headers(), model, front.limits.timeout_max)?.traced(request.extensions());
     let mut charged = Charged::to(request.extensions().get::<Arc<Permit>>().cloned());
     let body = body::of(request, front.limits.body).await?;
@@ -137,16 +141,18 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
             let (inputs, items) = infer::arrange(model, inputs)?;
             let decode = began.elapsed();
             call.stage("decode", decode);
-            let ticket = call.push(front, model, inputs, items, None)?;
-            let ran = call.answer(front, model, ticket).await?;
+            let tally = Tally::of(model);
+            let ticket = call.push(front, &tally, inputs, items, None)?;
+            let ran = call.answer(front, &tally, ticket).await?;
             let spent = Spent::on(decode, &ran);
             let of = Arc::clone(model);
             let rows = (form == Form::Rows && !of.rules.whole).then_some(items);
             let outputs = model.interface.outward(&ran.outputs);
             let write = move || v1::outputs(rows, form, &of.interface.signature.outputs, &outputs);
             let answered = Instant::now();
-            let json = front.decode.run(write).await??;
-            spent.replied(front, model, answered.elapsed());
+            let json = front.decode.run(write).await.flatten();
+            spent.replied(front, &tally, answered.elapsed());
+            let json = tally.ended(json)?;
             call.stage("encode", answered.elapsed());
             (json, spent)
         }

@@ -46,6 +46,7 @@ pub(crate) mod repository;
 mod scrape;
 pub(crate) mod shared_memory;
 mod streamed;
+pub(crate) mod tally;
 pub(crate) mod target;
 pub mod threads;
 pub mod wire;

@@ -179,7 +179,7 @@ fn outcome(problem: Option<Kind>) -> Outcome {
         Some("cancelled") => Outcome::Cancelled,
         Some("input-refused") => Outcome::Input,
         Some("no-device") => Outcome::Device,
-        Some("internal") => Outcome::Internal,
+        Some("internal" | "insufficient-storage") => Outcome::Internal,
         Some("model-unavailable") => Outcome::Unavailable,
         Some(_) => Outcome::BadRequest,
     }

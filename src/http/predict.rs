@@ -20,6 +20,7 @@ use super::{
     decode::{Decoded, Staged},
     localize, posted,
     streamed::{self, Queued},
+    tally::Tally,
     target::Target,
     wire::answer::{self, MaskForm, Of},
 };
@@ -174,17 +175,20 @@ fn one_by_one(
     let answers = frames.map(move |frame| {
         let decoding = Arc::clone(&decoding);
         async move {
-            let Decoding { front, model, asked, .. } = &*decoding;
+            let Decoding { front, asked, .. } = &*decoding;
             let Frame { queued, placement, took } = match frame? {
                 Turn::Queued(frame) => frame,
                 Turn::Waits(frame, took, _held) => decoding.queue(frame, took)?,
             };
-            let call = queued.call().clone();
-            let ran = queued.answer(front).await?;
-            let answered = Instant::now();
-            let (entry, _) = entry(front, model, asked, ran, placement, took).await?;
-            call.stage("encode", answered.elapsed());
-            Ok(entry)
+            let (call, tally) = (queued.call().clone(), Arc::clone(queued.tally()));
+            let answered = async {
+                let ran = queued.answer(front).await?;
+                let answered = Instant::now();
+                let (entry, _) = entry(front, &tally, asked, ran, placement, took).await?;
+                call.stage("encode", answered.elapsed());
+                Ok(entry)
+            };
+            tally.ended(answered.await)
         }
     });
     answers.buffered(ahead)
@@ -255,9 +259,9 @@ impl Decoding {
 
     /// Queues a frame: from now on it has the time that a request has.
     fn queue(&self, Staged { inputs, placement }: Staged, took: Duration) -> Result<Frame, InferError> {
-        let call = self.call.again();
-        let ticket = call.push_image(&self.front, &self.model, &self.asked.task, inputs)?;
-        Ok(Frame { queued: Queued::new(call, &self.model, ticket), placement, took })
+        let (call, tally) = (self.call.again(), Arc::new(Tally::of(&self.model)));
+        let ticket = call.push_image(&self.front, &tally, &self.asked.task, inputs)?;
+        Ok(Frame { queued: Queued::new(call, tally, ticket), placement, took })
     }
 }
 
@@ -323,18 +327,22 @@ async fn frames(
     let Decoded { frames, took, share } = decoded;
     front.metrics.model(&model.name).decode_seconds.observe(took.as_secs_f64());
     call.stage("decode", took);
-    let queued: Vec<_> = frames
-        .into_iter()
-        .map(|Staged { inputs, placement }| (call.push_image(front, model, &asked.task, inputs), placement))
-        .collect();
+    let queue = |Staged { inputs, placement }| {
+        let tally = Tally::of(model);
+        (call.push_image(front, &tally, &asked.task, inputs), tally, placement)
+    };
+    let queued: Vec<_> = frames.into_iter().map(queue).collect();
     // From here on the queue accounts for their memory.
     drop(share);
-    let answers = queued.into_iter().map(async |(ticket, placement)| {
-        let ran = call.answer(front, model, ticket?).await?;
-        let answered = Instant::now();
-        entry(front, model, asked, ran, placement, took)
-            .await
-            .inspect(|_| call.stage("encode", answered.elapsed()))
+    let answers = queued.into_iter().map(async |(ticket, tally, placement)| {
+        let answer = async {
+            let ran = call.answer(front, &tally, ticket?).await?;
+            let answered = Instant::now();
+            entry(front, &tally, asked, ran, placement, took)
+                .await
+                .inspect(|_| call.stage("encode", answered.elapsed()))
+        };
+        tally.ended(answer.await)
     });
     join_all(answers).await
 }
@@ -342,12 +350,13 @@ async fn frames(
 /// Turns what a model gave for a frame into an entry of the reply.
 async fn entry(
     front: &Front,
-    model: &Arc<Model>,
+    tally: &Tally,
     asked: &Arc<Asked>,
     ran: batch::Answer,
     placement: Placement,
     decode: Duration,
 ) -> Answered {
+    let model = tally.model();
     let (device, answered) = (front.metrics.model(&model.name).device(&ran.device), Instant::now());
     let spent = Spent::on(decode, &ran);
     let (of, asked_of) = (Arc::clone(model), Arc::clone(asked));
@@ -374,7 +383,7 @@ async fn entry(
         Task::Detect(_) | Task::Tensors | Task::Localize => front.decode.run(entry).await?,
     };
     device.reply_seconds.observe(answered.elapsed().as_secs_f64());
-    model.statistics.replied(answered.elapsed());
+    tally.replied(answered.elapsed());
     Ok((entry?, spent))
 }
 

@@ -74,9 +74,10 @@ const NO_DEVICE: Kind = kind("no-device", 503, "no device could run the request"
 const NOT_READY: Kind = kind("not-ready", 503, "the server is not ready");
 const NOT_LIVE: Kind = kind("not-live", 503, "the server must be restarted");
 const LATE: Kind = kind("late", 504, "the deadline passed or cannot be met");
+const NO_STORAGE: Kind = kind("insufficient-storage", 507, "the server has no room on its disk");
 
 /// All kinds, by status.
-pub const KINDS: [Kind; 24] = [
+pub const KINDS: [Kind; 25] = [
     BAD_REQUEST,
     NOT_AN_IMAGE,
     INPUT_REFUSED,
@@ -101,6 +102,7 @@ pub const KINDS: [Kind; 24] = [
     NOT_READY,
     NOT_LIVE,
     LATE,
+    NO_STORAGE,
 ];
 
 /// The kind of an error.
@@ -123,6 +125,7 @@ pub fn kind_of(error: &InferError) -> Kind {
         InferError::Input(_) => INPUT_REFUSED,
         InferError::Unserved { .. } | InferError::Device(_) => NO_DEVICE,
         InferError::NotOffered(_) => NOT_OFFERED,
+        InferError::NoStorage(_) => NO_STORAGE,
         InferError::Internal(_) => INTERNAL,
     }
 }
@@ -299,6 +302,7 @@ mod tests {
             InferError::Input(text()),
             InferError::Device(text()),
             InferError::NotOffered(text()),
+            InferError::NoStorage(text()),
             InferError::Internal(text()),
         ]
     }

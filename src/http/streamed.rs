@@ -10,13 +10,13 @@ use super::{
     call::Call,
     observe::Ending,
     reject::Problem,
+    tally::Tally,
     wire::{answer, reply},
 };
 use crate::{
     batch::{Answer, Ticket},
     error::InferError,
     models::Model,
-    telemetry::statistics::Failure,
 };
 use axum::{
     body::Body,
@@ -85,35 +85,29 @@ pub(super) async fn aside<T: Send + 'static>(
 /// An item in the queue before its turn in the reply, under terms of its own.
 pub(super) struct Queued {
     call: Call,
-    model: Arc<Model>,
-    /// Until its turn comes.
-    ticket: Option<Ticket>,
+    tally: Arc<Tally>,
+    ticket: Ticket,
 }
 
 impl Queued {
-    /// What `push` queued under `call`.
-    pub(super) fn new(call: Call, model: &Arc<Model>, ticket: Ticket) -> Queued {
-        Queued { call, model: Arc::clone(model), ticket: Some(ticket) }
+    /// What `push` queued under `call` for a request.
+    pub(super) fn new(call: Call, tally: Arc<Tally>, ticket: Ticket) -> Queued {
+        Queued { call, tally, ticket }
     }
 
     /// Waits for the answer, no longer than its terms say.
-    pub(super) async fn answer(mut self, front: &Front) -> Result<Answer, InferError> {
-        let ticket = self.ticket.take().expect("taken here alone, and only once");
-        self.call.answer(front, &self.model, ticket).await
+    pub(super) async fn answer(self, front: &Front) -> Result<Answer, InferError> {
+        self.call.answer(front, &self.tally, self.ticket).await
     }
 
     /// Its terms.
     pub(super) fn call(&self) -> &Call {
         &self.call
     }
-}
 
-impl Drop for Queued {
-    /// Whose turn never came has lost its caller.
-    fn drop(&mut self) {
-        if let Some(ticket) = &self.ticket {
-            self.model.statistics.failed(Failure::Cancelled, ticket.pushed().elapsed());
-        }
+    /// The request that it is of.
+    pub(super) fn tally(&self) -> &Arc<Tally> {
+        &self.tally
     }
 }
 
@@ -192,6 +186,7 @@ mod tests {
     use crate::{
         batch::{Job, Queue, QueueLimits},
         engine::{DataType, Tensor, staging::Memory},
+        telemetry::statistics::Failure,
     };
     use http_body_util::BodyExt;
 
@@ -278,7 +273,9 @@ mod tests {
         let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data }];
         let job = Job::plain(key, inputs, 1, std::time::Instant::now());
         let model = Arc::new(model);
-        drop(Queued::new(call, &model, queue.push(job).expect("there is room")));
+        let (tally, ticket) = (Tally::of(&model), queue.push(job).expect("there is room"));
+        tally.queued(ticket.pushed());
+        drop(Queued::new(call, Arc::new(tally), ticket));
         let cancelled = |of: Failure| model.statistics.snapshot().failures[of as usize].count;
         assert_eq!(Failure::ALL.map(cancelled), [0, 1, 0, 0]);
     }

@@ -5,9 +5,13 @@
 //! the task to a thread that sleeps. A request of 602 kB went back and forth between two cores, with a system call for
 //! each move; kept on one, a small request takes 15 to 20 % less time.
 
-use std::{io, thread};
+use std::{
+    io,
+    sync::mpsc,
+    thread::{self, JoinHandle},
+};
 use tokio::{
-    runtime::{Builder, Handle},
+    runtime::{Builder, Handle, Runtime},
     sync::oneshot,
 };
 
@@ -27,15 +31,14 @@ impl Threads {
     pub fn start(count: usize) -> io::Result<Threads> {
         let (mut handles, mut ends) = (Vec::new(), Vec::new());
         for index in 0..count.max(1) {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
             let (end, ended) = oneshot::channel();
-            handles.push(runtime.handle().clone());
-            ends.push(end);
-            thread::Builder::new().name(format!("ocelli-http-{index}")).spawn(move || {
+            let (handle, _) = start(format!("ocelli-http-{index}"), move |runtime| {
                 // An error is the sender's drop: the end.
                 let _ = runtime.block_on(ended);
                 runtime.shutdown_background();
             })?;
+            handles.push(handle);
+            ends.push(end);
         }
         Ok(Threads { handles, _ends: ends })
     }
@@ -54,10 +57,33 @@ impl Threads {
     }
 }
 
+/// Starts a thread with a runtime of its own, which is made there: where the thread is refused, none has to be dropped among tasks
+/// of another, which would be a panic.
+///
+/// # Errors
+/// If the system refuses the thread, or what a runtime needs.
+pub fn start(
+    name: String,
+    run: impl FnOnce(Runtime) + Send + 'static,
+) -> io::Result<(Handle, JoinHandle<()>)> {
+    let (tell, told) = mpsc::channel();
+    let thread = thread::Builder::new().name(name).spawn(move || {
+        match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                // Whoever starts it waits for this.
+                let _ = tell.send(Ok(runtime.handle().clone()));
+                run(runtime);
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        }
+    })?;
+    Ok((told.recv().map_err(io::Error::other)??, thread))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{sync::mpsc, time::Duration};
+    use std::time::Duration;
 
     #[tokio::test]
     async fn a_task_stays_on_the_thread_it_was_given_to() {

@@ -3,7 +3,8 @@
 
 use super::scan::{self, Found};
 use bytes::Bytes;
-use std::{fs, io, sync::Arc};
+use std::{fs, io, path::Path, sync::Arc};
+use tempfile::TempDir;
 
 /// Files of one model.
 const FILES_MAX: usize = 64;
@@ -49,22 +50,32 @@ impl Given {
         self.files.iter().map(|(_, bytes)| bytes.len()).sum()
     }
 
-    /// Writes the files, and looks at them as at a folder of models: every version of the model `name`.
-    ///
-    /// # Errors
-    /// What cannot be written.
-    pub fn lay_out(self, name: &str) -> Result<Vec<Found>, String> {
-        let parent = std::env::temp_dir();
-        let told = |error: io::Error| {
-            format!("cannot keep the files in {}: {error}; TMPDIR names another folder", parent.display())
-        };
-        let kept = tempfile::Builder::new().prefix("ocelli-model-").tempdir_in(&parent).map_err(told)?;
-        for (Place { folder, name }, bytes) in self.files {
-            let folder = folder.map_or_else(|| kept.path().to_owned(), |folder| kept.path().join(folder));
-            fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(name), bytes)).map_err(told)?;
-        }
-        Ok(scan::scan_given(name, &Arc::new(kept), &self.config))
+    /// Writes the files, and looks at them as at a folder of models: every version of the model `name`, or why there is none.
+    pub fn lay_out(self, name: &str) -> Vec<Found> {
+        self.lay_out_in(&std::env::temp_dir(), name)
     }
+
+    fn lay_out_in(self, parent: &Path, name: &str) -> Vec<Found> {
+        match keep(self.files, parent) {
+            Ok(kept) => scan::scan_given(name, &Arc::new(kept), &self.config),
+            Err(error) => {
+                let parent = parent.display();
+                let why = format!("cannot keep the files in {parent}: {error}; TMPDIR names another folder");
+                let (name, version) = (name.to_owned(), String::new());
+                vec![Found { name, version, source: Err(why), only_named: false }]
+            }
+        }
+    }
+}
+
+/// Writes files into a folder of their own.
+fn keep(files: Vec<(Place, Bytes)>, parent: &Path) -> io::Result<TempDir> {
+    let kept = tempfile::Builder::new().prefix("ocelli-model-").tempdir_in(parent)?;
+    for (Place { folder, name }, bytes) in files {
+        let folder = folder.map_or_else(|| kept.path().to_owned(), |folder| kept.path().join(folder));
+        fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(name), bytes))?;
+    }
+    Ok(kept)
 }
 
 impl Place {
@@ -110,7 +121,7 @@ mod tests {
         let config = r#"{"version_policy": {"all": {}}, "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2],
             "label_filename": "labels.txt"}]}"#;
         let files = [("1/model.onnx", ONNX), ("3/model.onnx", ONNX), ("labels.txt", b"a\nb\n")];
-        let found = given(config, &files).unwrap().lay_out("m").unwrap();
+        let found = given(config, &files).unwrap().lay_out("m");
         let versions: Vec<&str> = found.iter().map(|found| found.version.as_str()).collect();
         assert_eq!(versions, ["1", "3"]);
         let source = found[1].source.clone().unwrap();
@@ -124,9 +135,22 @@ mod tests {
     }
 
     #[test]
+    fn files_that_cannot_be_kept_are_the_reason_of_a_model_that_is_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let gone = folder.path().join("gone");
+        let found = given("{}", &[("1/model.onnx", ONNX)]).unwrap().lay_out_in(&gone, "m");
+        let [Found { name, version, source: Err(reason), only_named: false }] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!((name.as_str(), version.as_str()), ("m", ""));
+        assert!(reason.starts_with(&format!("cannot keep the files in {}: ", gone.display())), "{reason}");
+        assert!(reason.ends_with("; TMPDIR names another folder"), "{reason}");
+    }
+
+    #[test]
     fn a_configuration_that_does_not_fit_is_the_reason() {
         let reason = |config: &str| {
-            let found = given(config, &[("1/model.onnx", ONNX)]).unwrap().lay_out("m").unwrap();
+            let found = given(config, &[("1/model.onnx", ONNX)]).unwrap().lay_out("m");
             found[0].source.clone().unwrap_err()
         };
         assert!(reason("{\"name\": \"n\"}").contains("config: name is \"n\""));

@@ -138,7 +138,11 @@ use crate::{
     image::{Color, Filter, Layout},
     tasks::Task,
 };
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 use toml::de::DeTable;
 
 /// What a model's author says about it, checked as far as that is possible without the model.
@@ -172,6 +176,17 @@ pub struct Manifest {
     pub declared: Option<Declared>,
     /// Runs before the first request, beside those that every model gets; a `model.toml` asks for none.
     pub warmups: Vec<Warmup>,
+    /// What is said for others to read; a `model.toml` says nothing of the kind.
+    pub kept: Kept,
+}
+
+/// Words and their values that change nothing here, and are told again to whoever asks for the configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Of what runs the model elsewhere.
+    pub parameters: BTreeMap<String, String>,
+    /// Labels of metrics elsewhere.
+    pub metric_tags: BTreeMap<String, String>,
 }
 
 /// Which versions are served; a `model.toml` says nothing about them.

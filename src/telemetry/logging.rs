@@ -213,6 +213,9 @@ pub fn init(
     Ok(logging)
 }
 
+/// The library that watches folders, by the target of its log.
+const WATCHES_FOLDERS: &str = "notify";
+
 fn subscriber(
     format: Format,
     filter: &str,
@@ -220,9 +223,17 @@ fn subscriber(
     traces: Option<Arc<Traces>>,
     console: impl Write + Send + 'static,
 ) -> Result<(impl Subscriber + Send + Sync, Logging), LogError> {
+    let told = filter;
     let filter = EnvFilter::builder()
-        .parse(filter)
-        .map_err(|error| LogError::Filter { filter: filter.into(), reason: error.to_string() })?;
+        .parse(told)
+        .map_err(|error| LogError::Filter { filter: told.into(), reason: error.to_string() })?;
+    // Unless it is asked for: for each folder that goes, what watches folders says that it cannot watch it any more.
+    let filter = match told.contains(WATCHES_FOLDERS) {
+        true => filter,
+        false => filter.add_directive(
+            format!("{WATCHES_FOLDERS}=error").parse().expect("a name and a level are a filter"),
+        ),
+    };
     let files = match folder {
         Some(folder) => {
             let files =
@@ -363,6 +374,13 @@ mod tests {
             info!(target: "hyper", "theirs");
         });
         assert!(text.contains("ours") && !text.contains("theirs"), "{text}");
+        let watched = |filter| {
+            log(PLAIN, filter, None, |_| {
+                info!(target: "notify::inotify", "unable to remove watch descriptor");
+            })
+        };
+        assert_eq!((watched("info"), watched("debug")), (String::new(), String::new()));
+        assert!(watched("info,notify=info").contains("unable to remove watch descriptor"));
         let refused = subscriber(PLAIN, "ocelli=loud", None, None, io::sink());
         let error = refused.err().expect("not a filter").to_string();
         assert!(error.starts_with("log_filter \"ocelli=loud\" is not"), "{error}");

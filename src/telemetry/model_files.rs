@@ -53,6 +53,8 @@ impl ModelFiles {
         let writer = match opened.get(&name) {
             Some((writer, _)) => writer.clone(),
             None => {
+                // Where the system refuses a thread, its writer would panic.
+                std::thread::Builder::new().spawn(|| ())?;
                 let file = RollingFileAppender::builder()
                     .rotation(Rotation::DAILY)
                     .filename_prefix(&name)

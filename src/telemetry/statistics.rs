@@ -1,8 +1,9 @@
 //! What became of the requests for one loaded version of a model, since it was loaded: what Triton's clients ask for as
 //! *statistics*, and what `telemetry::triton` writes as metrics.
 //!
-//! A *request* is a job here: one inference request, or one image or frame of a prediction. Counting one is a few atomic
-//! additions; only a batch takes a lock, which nobody else holds for longer than a look.
+//! A *request* is one inference request, however many batches it takes and however its reply comes; or one image or frame of a
+//! prediction, or one piece of a stack. Counting one is a few atomic additions; only a batch takes a lock, which nobody else holds
+//! for longer than a look.
 
 use std::{
     collections::BTreeMap,
@@ -58,13 +59,8 @@ struct Counter {
 
 impl Counter {
     fn add(&self, took: Duration) {
-        self.lengthen(took);
-        self.count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Adds time to what was counted already.
-    fn lengthen(&self, took: Duration) {
         self.ns.fetch_add(ns(took), Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
     }
 
     fn sum(&self) -> Sum {
@@ -74,6 +70,19 @@ impl Counter {
 
 fn ns(took: Duration) -> u64 {
     u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Where the time of a request went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Steps {
+    /// Waiting for a device.
+    pub queue: Duration,
+    /// Putting its batch together.
+    pub input: Duration,
+    /// Running it.
+    pub infer: Duration,
+    /// Writing the reply.
+    pub output: Duration,
 }
 
 /// The batches of one size.
@@ -117,7 +126,7 @@ pub struct Held {
 /// All counts at one time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
-    /// Requests that were answered, from the queue's entrance to the answer.
+    /// Requests that were answered, from the queue's entrance to the end of the reply.
     pub success: Sum,
     /// Requests that were not, by [`Failure`].
     pub failures: [Sum; Failure::ALL.len()],
@@ -150,19 +159,13 @@ impl Snapshot {
 }
 
 impl Statistics {
-    /// A request was answered `total` after it was queued; the rest says where that time went.
-    pub fn answered(&self, total: Duration, queue: Duration, input: Duration, infer: Duration) {
+    /// A request was answered `total` after it was queued; the steps say where that time went.
+    pub fn answered(&self, total: Duration, Steps { queue, input, infer, output }: Steps) {
         self.success.add(total);
         self.queue.add(queue);
         self.input.add(input);
         self.infer.add(infer);
-        self.output.add(Duration::ZERO);
-    }
-
-    /// The reply of a request that was [`answered`](Statistics::answered) took so long to write.
-    pub fn replied(&self, took: Duration) {
-        self.success.lengthen(took);
-        self.output.lengthen(took);
+        self.output.add(output);
     }
 
     /// A request was not answered.
@@ -241,8 +244,7 @@ mod tests {
     fn every_step_of_an_answered_request_is_counted_once() {
         let statistics = Statistics::default();
         statistics.ran(3, us(5), us(70));
-        statistics.answered(us(100), us(20), us(5), us(70));
-        statistics.replied(us(4));
+        statistics.answered(us(104), Steps { queue: us(20), input: us(5), infer: us(70), output: us(4) });
         statistics.handed_out(3, us(2));
         let now = statistics.snapshot();
         assert_eq!(now.success, Sum { count: 1, ns: 104_000 });

@@ -175,18 +175,15 @@ fn line(out: &mut String, name: &str, labels: std::fmt::Arguments<'_>, value: &d
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::statistics::Statistics;
+    use crate::telemetry::statistics::{Statistics, Steps};
     use std::time::Duration;
 
     fn written(host: Option<Load>) -> String {
         let statistics = Statistics::default();
         statistics.ran(4, Duration::from_micros(3), Duration::from_micros(50));
-        statistics.answered(
-            Duration::from_micros(90),
-            Duration::from_micros(30),
-            Duration::from_micros(3),
-            Duration::from_micros(50),
-        );
+        let us = Duration::from_micros;
+        let steps = Steps { queue: us(30), input: us(3), infer: us(50), output: us(0) };
+        statistics.answered(us(90), steps);
         statistics.failed(Failure::Rejected, Duration::ZERO);
         statistics.loaded(Duration::from_millis(1500));
         let version = Version { model: "m", version: "2", counts: statistics.snapshot(), pending: 5 };

@@ -171,6 +171,15 @@ def test_models_are_loaded_and_unloaded_by_the_rules_of_the_rest_api(server, cli
     assert server.stop() == 0
 
 
+def test_a_symbol_that_there_is_not_does_not_end_the_questions(channel):
+    ask = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    names = [b"inference.Nothing", b"inference.ModelConfig", b"inference.nothing"]
+    replies = list(ask(iter([b"\x22" + bytes([len(name)]) + name for name in names]), timeout=SECONDS))
+    # 4 is a list of files, 7 an error.
+    answers = [{field.field_number for field in parts(reply)} & {4, 7} for reply in replies]
+    assert answers == [{7}, {4}, {7}], replies
+
+
 def reflected(channel, symbol):
     """The definitions that the server has of a symbol's file and what it imports."""
     ask = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")

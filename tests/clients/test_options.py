@@ -127,7 +127,7 @@ def test_a_limit_of_stacks_is_none_of_other_bodies(start):
 
 
 def test_a_folder_for_stacks_that_is_not_there_is_found_at_the_start(start, tmp_path):
-    with pytest.raises(AssertionError, match="stack_spill_folder .*/nowhere: cannot make a temporary file there"):
+    with pytest.raises(AssertionError, match="stack_spill_folder = .*/nowhere.*: cannot make a temporary file there"):
         start(stack_spill_folder=tmp_path / "nowhere")
 
 
@@ -159,6 +159,18 @@ def backwards(frames):
             file += struct.pack("<HHII", tag, kind, 1, value)
         file += struct.pack("<I", places[page + 1] if page + 1 < count else 0)
     return bytes(file)
+
+
+def test_a_stack_that_finds_no_room_on_the_disk_is_told_apart_from_a_fault_of_the_server(start, tmp_path):
+    spilled = tmp_path / "spilled"
+    spilled.mkdir()
+    server = start(stack_spill_folder=spilled, stack_memory_bytes_max="1MiB")
+    spilled.rmdir()
+    reply = wire.post_image(server, "spots", backwards(np.full((8, 512, 512), 120, np.uint16)))
+    told = reply.json()
+    assert (reply.status_code, told["type"]) == (507, "/docs/errors#insufficient-storage"), told
+    assert "bytes of the stack" in told["detail"] and "stack_spill_folder" in told["detail"], told
+    assert str(tmp_path) not in told["detail"], told
 
 
 def test_a_stack_that_is_out_of_order_spills_into_the_folder_that_is_configured(start, tmp_path):

@@ -1,6 +1,8 @@
 //! The API by example: images in each of their forms, tensors, metadata, and what bad requests get.
 
-use crate::support::{DIGITS, Reply, Server, config, digits_with, root, three, until_metrics};
+use crate::support::{
+    DIGITS, Reply, Server, config, digits_with, root, three, until_metrics, until_metrics_are,
+};
 use ocelli::config::{Config, RepositoryMode};
 use serde_json::json;
 
@@ -440,11 +442,14 @@ async fn the_queue_of_a_model_that_is_unloaded_is_told_until_it_is_empty() {
         reply = unloaded => reply,
     };
     assert_eq!(reply.status, 200, "{reply:?}");
-    // The caller has gone away; when the queue is empty, its gauge says so at the same time.
+    // The caller has gone away; when the queue is empty, its gauge says so at the same time, where it is still there.
     until_metrics(server.address, &["ocelli_queue_bytes 0"]).await;
     let text = server.get("/metrics").await.body;
     let text = String::from_utf8_lossy(&text);
-    assert!(text.lines().any(|line| line == "ocelli_queue_items{model=\"slow\"} 0"), "{text}");
+    assert!(!text.lines().any(|line| line == "ocelli_queue_items{model=\"slow\"} 1"), "{text}");
+    // Nobody has the model any more: all that was counted for it goes.
+    let gone = |text: &str| !text.contains("model=\"slow\"");
+    until_metrics_are(server.address, "nothing is told of the model", gone).await;
     server.end().await;
 }
 

@@ -14,6 +14,7 @@ mod localizations;
 mod openapi;
 mod quiet;
 mod signals;
+mod statistics;
 mod support;
 mod tidy;
 mod weights;

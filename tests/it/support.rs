@@ -202,14 +202,20 @@ impl Drop for Server {
 
 /// Reads the metrics until all of these lines are among them.
 pub(crate) async fn until_metrics(address: SocketAddr, lines: &[&str]) {
+    let all = |text: &str| lines.iter().all(|line| text.lines().any(|l| l == *line));
+    until_metrics_are(address, &format!("{lines:?} are all there"), all).await;
+}
+
+/// Reads the metrics until this holds of them.
+pub(crate) async fn until_metrics_are(address: SocketAddr, what: &str, holds: impl Fn(&str) -> bool) {
     let patience = Instant::now() + Duration::from_secs(300);
     loop {
         let text = send(address, "GET", "/metrics", &[], Body::empty()).await.body;
         let text = String::from_utf8_lossy(&text);
-        if lines.iter().all(|line| text.lines().any(|l| l == *line)) {
+        if holds(&text) {
             return;
         }
-        assert!(Instant::now() < patience, "{lines:?} are not all in\n{text}");
+        assert!(Instant::now() < patience, "not within five minutes: {what}\n{text}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -41,7 +41,7 @@ pub(in crate::cli) fn arguments() -> Vec<Arg> {
             .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .value_hint(clap::ValueHint::AnyPath)
-            .help("Where to write instead of to the standard output (-); for several stacks, a folder"),
+            .help("Where to write instead of to the standard output (-); for several stacks, a folder, which is made"),
         Arg::new("set").long("set").value_name("KEY=VALUE").action(ArgAction::Append).help(
             "A key of the request's query, such as top_k=3, mask=rle, psf=xynbs, noise_min=8 or scale=20; may be repeated",
         ),

@@ -117,12 +117,15 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
     if wanted.format.as_deref() == Some("table") {
         return Err("--format table has no localizations to write to a file: leave out one of the two".into());
     }
-    if !output.is_dir() && found.len() == 1 {
+    // What is not there yet is a folder where several files need one, or where it is written like one.
+    let is_new = fs::symlink_metadata(output).is_err()
+        && (found.len() > 1 || output.as_os_str().as_encoded_bytes().ends_with(b"/"));
+    if !output.is_dir() && !is_new && found.len() == 1 {
         let format = format.map_or_else(|| by_extension(output, &extensions()), Ok)?;
         yaml_is_ours(output, format)?;
         return Ok(Into::Files(vec![output.clone()], format));
     }
-    if !output.is_dir() {
+    if !output.is_dir() && !is_new {
         return Err(format!("{} stacks need a folder, and {} is none", found.len(), output.display()));
     }
     let format = format.ok_or("a folder does not say what to write: give --format")?;
@@ -140,6 +143,10 @@ fn into(found: &[PathBuf], wanted: &Wanted) -> Result<Into, String> {
         }
         yaml_is_ours(&file, format)?;
         files.push(file);
+    }
+    if is_new {
+        fs::create_dir(output)
+            .map_err(|error| format!("cannot make the folder {}: {error}", output.display()))?;
     }
     Ok(Into::Files(files, format))
 }
@@ -318,6 +325,37 @@ mod tests {
         let of_shape = told(&["--set", "shape=1,2,2", "--raw", "2x2"]).expect_err("it is said by --raw");
         assert!(of_shape.starts_with("--set shape=1,2,2: --raw says it already"), "{of_shape}");
         assert_eq!(told(&["--set", "shape=1,2,2", "--set", "dtype=u16"]), Ok(()));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_made_for_several_stacks_or_where_it_is_written_like_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let told = |stacks: &[&str], output: &str, format: &[&str]| {
+            let output = format!("{}/{output}", folder.path().display());
+            let to = ["-o", output.as_str()];
+            let given = ["predict", "spots"].iter().chain(stacks).chain(&to).chain(format);
+            let command = clap::Command::new("predict").args(super::super::arguments());
+            let matches = command.try_get_matches_from(given).expect("arguments");
+            let wanted = super::super::arguments::wanted(&matches).expect("sound");
+            let stacks: Vec<PathBuf> = stacks.iter().map(PathBuf::from).collect();
+            into(&stacks, &wanted).map(|into| match into {
+                Into::Files(files, _) => files.len(),
+                _ => 0,
+            })
+        };
+        let is_there = |name: &str| folder.path().join(name).is_dir();
+        let no_format = "a folder does not say what to write: give --format".to_owned();
+        assert_eq!(told(&["a.tif", "b.tif"], "two", &[]), Err(no_format));
+        assert!(!is_there("two"), "nothing is to be written");
+        assert_eq!(told(&["a.tif", "b.tif"], "two", &["--format", "csv"]), Ok(2));
+        assert_eq!(told(&["a.tif"], "one/", &["--format", "csv"]), Ok(1));
+        assert_eq!(told(&["a.tif"], "file.csv", &[]), Ok(1));
+        assert_eq!(["two", "one", "file.csv"].map(is_there), [true, true, false]);
+        let nested = told(&["a.tif"], "no/such/", &["--format", "csv"]).expect_err("nothing to make it in");
+        assert!(nested.starts_with("cannot make the folder") && nested.contains("No such file"), "{nested}");
+        fs::write(folder.path().join("file"), "").expect("written");
+        let file = told(&["a.tif", "b.tif"], "file", &["--format", "csv"]).expect_err("no folder");
+        assert!(file.starts_with("2 stacks need a folder, and "), "{file}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! catalog in one step, and the old one stays until the last request that has begun with it has ended.
 
 use super::{Devices, load::NotLoaded};
-use crate::models::{Found, Model, State};
+use crate::models::{Entry, Found, Model, State};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 /// A model that is out of the catalog, and what devices have of it.
@@ -38,17 +38,20 @@ impl Devices {
         let mut reasons = Vec::new();
         let mut refused = false;
         let is_some_there = found.iter().any(|found| !found.only_named);
+        let before = self.parts.catalog.list();
+        // All of them: one that waits for its turn is as little unknown as one that is being loaded.
+        for found in found.iter().filter(|found| self.serving(name, Some(&found.version)).is_empty()) {
+            self.publish(found, State::Loading);
+        }
+        self.count();
         for found in found {
             if refused {
-                break;
+                self.put_back(found, &before);
+                continue;
             }
             let version = &found.version;
             let may_lack = found.only_named && is_some_there;
             let old = self.serving(name, Some(version)).pop();
-            if old.is_none() {
-                self.publish(found, State::Loading);
-                self.count();
-            }
             let loaded = self.try_load(found).and_then(|loading| match expected(&loading.model) {
                 Ok(()) => Ok(loading),
                 Err(why) => {
@@ -84,12 +87,29 @@ impl Devices {
             }
             self.count();
         }
+        // Also without those that were put back.
+        self.count();
         if !reasons.is_empty() {
             return Err(reasons.join("; "));
         }
         let gone = |version: &str| found.iter().all(|found| found.version != version);
         self.remove(name, &gone);
         Ok(())
+    }
+
+    /// Has a version that was to be loaded stand as it stood.
+    fn put_back(&self, found: &Found, before: &[Entry]) {
+        let (name, version) = (&found.name, &found.version);
+        let same = |entry: &&Entry| (&*entry.name, &*entry.version) == (name.as_str(), version.as_str());
+        match before.iter().find(same) {
+            // It served all the while.
+            Some(Entry { state: State::Ready(_), .. }) => {}
+            Some(entry) => self.publish(found, entry.state.clone()),
+            None => {
+                self.parts.catalog.remove(name, version);
+                self.parts.metrics.model(name).remove_version(version);
+            }
+        }
     }
 
     /// Whether a model of this name serves, loads or is listed with why it does not.
@@ -121,6 +141,15 @@ impl Devices {
             }
         }
         self.count();
+        self.forget_counts(name, &self.leaving());
+    }
+
+    /// Forgets what was counted for a model that is gone: it is not in the catalog, and no version of it is on its way out.
+    fn forget_counts(&self, name: &str, leaving: &[Leaving]) {
+        let leaves = leaving.iter().any(|Leaving { model, .. }| &*model.name == name);
+        if !leaves && !self.parts.catalog.has(name) {
+            self.parts.metrics.remove_model(name);
+        }
     }
 
     fn serving(&self, name: &str, version: Option<&str>) -> Vec<Arc<Model>> {
@@ -138,6 +167,7 @@ impl Devices {
     /// Lets go of those that no request holds any more; true while there are others. To be called now and then.
     pub fn let_go(&self) -> bool {
         let mut leaving = self.leaving();
+        let mut gone = Vec::new();
         leaving.retain(|Leaving { model, lent }| {
             // Nobody can find it in the catalog, so that this can only fall. Counted first: what devices let go of in between is
             // counted once too often, not once too little. Theirs is one hold on it, though one that hangs may keep it for ever.
@@ -146,9 +176,13 @@ impl Devices {
             if !held {
                 self.book.strike(model.key);
                 self.parts.queue.retire(model.key);
+                gone.push(Arc::clone(&model.name));
             }
             held
         });
+        for name in gone {
+            self.forget_counts(&name, &leaving);
+        }
         !leaving.is_empty()
     }
 

@@ -116,6 +116,33 @@ fn what_a_device_that_hangs_has_of_a_model_does_not_keep_it_from_being_retired()
 }
 
 #[test]
+fn what_was_counted_for_a_model_goes_with_the_last_request_that_has_begun_with_it() {
+    let devices = devices();
+    let models = [
+        found("spots", Ok(source("spots", "1", "engine = \"gauss-mle\"\n"))),
+        found("broken", Err("it cannot be read".into())),
+    ];
+    devices.announce(&models);
+    devices.load_all(&models, &|| false);
+    let metrics = &devices.parts.metrics;
+    let is_shown = |name: &str| metrics.render().contains(&format!("model=\"{name}\""));
+    let request = devices.parts.catalog.ready().pop().unwrap();
+    assert!(devices.unload("spots") && devices.let_go());
+    metrics.model("spots").queue_items.set(1);
+    assert!(metrics.render().contains("ocelli_queue_items{model=\"spots\"} 1"), "its caller waits");
+    drop(request);
+    until("it is retired", || !devices.let_go());
+    assert!(!is_shown("spots"));
+    // One that was never loaded is waited for by nobody.
+    assert!(is_shown("broken") && devices.unload("broken"));
+    assert!(!is_shown("broken"));
+    assert!(metrics.models().is_empty());
+    devices.reload("spots", &models[..1]).unwrap();
+    assert!(metrics.render().contains("ocelli_queue_items{model=\"spots\"} 0"), "it begins anew");
+    end(&devices);
+}
+
+#[test]
 fn a_model_has_all_the_instances_that_it_asks_for_though_no_other_had_as_many_at_the_start() {
     let devices = devices();
     let of = |instances: usize| {
@@ -160,6 +187,46 @@ fn a_version_that_is_only_named_is_listed_and_fails_no_load_of_others() {
     // Where it is all that there would be, what serves stays as with any load that fails.
     devices.reload("spots", &[of("2")]).unwrap();
     assert_eq!((nothing_else(), ready()), (Err("there is no folder 2".to_owned()), vec!["2".to_owned()]));
+    end(&devices);
+}
+
+#[test]
+fn a_version_that_waits_for_its_turn_is_loading_and_one_that_is_left_alone_is_as_it_was() {
+    let devices = devices();
+    let of = |version: &str| Found {
+        version: version.into(),
+        ..found("spots", Ok(source("spots", version, "engine = \"gauss-mle\"\n")))
+    };
+    let state = |version: &str| {
+        let listed = devices.parts.catalog.list();
+        let entry = listed.into_iter().find(|entry| &*entry.version == version);
+        entry.map(|entry| match entry.state {
+            State::Loading => "loading".to_owned(),
+            State::Ready(_) => "ready".to_owned(),
+            State::Unavailable(reason) => reason,
+        })
+    };
+    let broken = Found { version: "3".into(), ..found("spots", Err("it cannot be read".into())) };
+    devices.announce(&[broken]);
+    devices.load_all(
+        &[Found { version: "3".into(), ..found("spots", Err("it cannot be read".into())) }],
+        &|| false,
+    );
+    assert_eq!(state("3").as_deref(), Some("it cannot be read"));
+
+    let while_first = Mutex::new(Vec::new());
+    let look = |_: &Model| {
+        *while_first.lock().unwrap() = ["1", "2", "3"].map(&state).into_iter().flatten().collect();
+        Err("not as expected".to_owned())
+    };
+    let told = devices.reload_if("spots", &[of("1"), of("2"), of("3")], &look);
+    assert_eq!(told, Err("not as expected".to_owned()));
+    assert_eq!(*while_first.lock().unwrap(), ["loading"; 3]);
+    let after = ["1", "2", "3"].map(&state);
+    assert_eq!(after, [Some("not as expected".to_owned()), None, Some("it cannot be read".to_owned())]);
+    let refused = devices.parts.catalog.get("spots", Some("2")).err();
+    assert!(matches!(refused, Some(crate::error::InferError::UnknownModel { .. })), "{refused:?}");
+    assert_eq!(devices.parts.status.models().loading, 0);
     end(&devices);
 }
 

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     engine::Setting,
     error::InferError,
-    http::{Front, admission::Permit, call::Call},
+    http::{Front, admission::Permit, call::Call, tally::Tally},
     models::Model,
     tasks::localize::chunk::Origins,
 };
@@ -44,6 +44,8 @@ impl Ahead {
 /// A chunk in the queue.
 pub(super) struct Pending {
     pub(super) fitting: Fitting,
+    /// Counts it, once its rows are written.
+    pub(super) tally: Arc<Tally>,
     pub(super) origins: Origins,
     pub(super) setting: Setting,
     /// How long it was looked for; of several that came at once, the first has the time of all.
@@ -70,7 +72,7 @@ impl Drive {
         let on_gpu = front.queue.is_on_gpu(model.key);
         let ahead = if on_gpu { Ahead::OF_GPU } else { Ahead::of_cpu(model.instances) };
         Drive {
-            telling: Telling::new(front, model, call.clone(), asked.format, permit.clone()),
+            telling: Telling::new(front, call.clone(), asked.format, permit.clone()),
             finding: Finding::new(Arc::clone(front), Arc::clone(model), call, asked, permit),
             ahead,
         }

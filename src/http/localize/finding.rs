@@ -9,6 +9,7 @@ use crate::{
         body,
         call::Call,
         streamed::Queued,
+        tally::Tally,
     },
     models::Model,
     tasks::localize::{
@@ -173,15 +174,17 @@ impl Finding {
         let Chunk { inputs, items, setting, origins } = chunk;
         let decode = self.noted();
         let call = self.call.again();
-        let ticket = loop {
-            match call.try_push(&self.front, &self.model, inputs.clone(), items, Some(setting.clone())) {
-                Err(InferError::Full { .. }) if !call.is_late() => tokio::time::sleep(FULL_PAUSE).await,
-                pushed => break pushed?,
+        let (tally, ticket) = loop {
+            let tally = Arc::new(Tally::of(&self.model));
+            match call.push(&self.front, &tally, inputs.clone(), items, Some(setting.clone())) {
+                Err(InferError::Full { .. }) if !call.is_late() => tally.again(),
+                pushed => break (tally, pushed?),
             }
+            tokio::time::sleep(FULL_PAUSE).await;
         };
-        let (front, queued) = (Arc::clone(&self.front), Queued::new(call, &self.model, ticket));
+        let (front, queued) = (Arc::clone(&self.front), Queued::new(call, Arc::clone(&tally), ticket));
         let fitting = Box::pin(async move { queued.answer(&front).await });
-        room.send(Found::Chunk(Pending { fitting, origins, setting, decode }));
+        room.send(Found::Chunk(Pending { fitting, tally, origins, setting, decode }));
         Ok(())
     }
 }

@@ -15,7 +15,6 @@ use crate::{
         call::{Call, Spent},
         reject::Problem,
     },
-    models::Model,
     tasks::localize::{Format, Pieces, Writer},
 };
 use axum::http::{HeaderMap, HeaderValue};
@@ -25,7 +24,6 @@ use tokio::sync::mpsc;
 /// Writes what was found, in order.
 pub(super) struct Telling {
     front: Arc<Front>,
-    model: Arc<Model>,
     /// What the request takes, and what is held for its reply beside that.
     permit: Option<Arc<Permit>>,
     held: Option<Beside>,
@@ -44,14 +42,12 @@ pub(super) struct Telling {
 impl Telling {
     pub(super) fn new(
         front: &Arc<Front>,
-        model: &Arc<Model>,
         call: Call,
         format: Format,
         permit: Option<Arc<Permit>>,
     ) -> Telling {
-        let (front, model) = (Arc::clone(front), Arc::clone(model));
-        let (writer, spent) = (None, Spent::default());
-        Telling { front, model, permit, held: None, call, format, writer, begun: false, room: 0, spent }
+        let (front, writer, spent) = (Arc::clone(front), None, Spent::default());
+        Telling { front, permit, held: None, call, format, writer, begun: false, room: 0, spent }
     }
 
     /// Tells all that comes. Ends without an error, too, when finding broke off.
@@ -89,7 +85,7 @@ impl Telling {
 
     /// Turns an answer into rows, and sends them.
     async fn rows(&mut self, pending: Pending, reply: &mut Outgoing) -> Result<(), InferError> {
-        let Pending { fitting, origins, setting, decode } = pending;
+        let Pending { fitting, tally, origins, setting, decode } = pending;
         let answer = reply.keep_up_until(fitting).await??;
         let mut writer = self.take();
         writer.ran_on(&answer.device, answer.fallback.map(Fallback::name));
@@ -105,8 +101,10 @@ impl Telling {
             writer.chunk(table, &mut out)?;
             Ok::<_, String>((writer, out))
         });
-        let (writer, out) = reply.keep_up_until(written).await??.map_err(InferError::BadRequest)?;
-        spent.replied(&self.front, &self.model, answered.elapsed());
+        let written = reply.keep_up_until(written).await?;
+        spent.replied(&self.front, &tally, answered.elapsed());
+        let (writer, out) =
+            tally.ended(written.and_then(|written| written.map_err(InferError::BadRequest)))?;
         self.call.stage("encode", answered.elapsed());
         self.hold(writer.holds())?;
         if begin {

@@ -18,13 +18,14 @@ use crate::{
         call::{Call, Spent},
         query,
         streamed::Queued,
+        tally::Tally,
         wire::{
             Parameter, Parameters,
             request::{InferRequest, Input},
         },
     },
     image::stack::{Format, Options, Raw, SampleType},
-    models::{Model, did_you_mean},
+    models::did_you_mean,
     tasks::localize::{
         Columns, Holds, Schema, Settings, Table,
         chunk::{Chunk, Origins},
@@ -93,12 +94,13 @@ pub(in crate::http) struct Fitted {
 /// Fits what a request brings.
 pub(in crate::http) async fn fit(
     front: &Arc<Front>,
-    model: &Arc<Model>,
+    tally: &Arc<Tally>,
     settings: &Settings,
     call: &Call,
     request: InferRequest,
     permit: Option<Arc<Permit>>,
 ) -> Result<Fitted, InferError> {
+    let model = tally.model();
     let mut settings = changed(settings, &request.parameters, &model.name)?;
     let began = Instant::now();
     let (chunks, schema, held) = match Given::of(request.inputs)? {
@@ -120,8 +122,8 @@ pub(in crate::http) async fn fit(
     let mut spent = Spent { decode: began.elapsed(), ..Spent::default() };
     let mut queued = Vec::with_capacity(chunks.len());
     for Chunk { inputs, items, setting, origins } in chunks {
-        let ticket = call.push(front, model, inputs, items, Some(setting.clone()))?;
-        queued.push((Queued::new(call.clone(), model, ticket), origins, setting));
+        let ticket = call.push(front, tally, inputs, items, Some(setting.clone()))?;
+        queued.push((Queued::new(call.clone(), Arc::clone(tally), ticket), origins, setting));
     }
     // The queue counts them from here on.
     drop(held);

@@ -3,8 +3,8 @@
 
 use super::{
     BAD_REQUEST, CANCELLED, DRAINING, FORBIDDEN, FULL, INPUT_REFUSED, INTERNAL, KINDS, Kind, LATE,
-    LOAD_FAILED, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NOT_ACCEPTABLE, NOT_AN_IMAGE, NOT_FOUND,
-    NOT_LIVE, NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE,
+    LOAD_FAILED, MEDIA, METHOD, MODEL_NOT_READY, NO_DEVICE, NO_STORAGE, NOT_ACCEPTABLE, NOT_AN_IMAGE,
+    NOT_FOUND, NOT_LIVE, NOT_OFFERED, NOT_READY, PROBLEM_JSON, Problem, SLOW_BODY, TOO_LARGE, UNAVAILABLE,
     UNKNOWN_MODEL, URI_TOO_LONG,
 };
 use crate::{
@@ -206,6 +206,18 @@ fn explain(kind: Kind) -> Entry {
              default. A request that is or would be late is not run. `detail` says how late.",
             "Allow more time, or send less at once. If it lasts, the service needs more devices.",
             InferError::Late("no answer within the deadline of 250 ms".into()),
+        ),
+        NO_STORAGE => entry(
+            "A stack that is not stored in order needs more than `stack_memory_bytes_max`, and what is beyond could not be kept in \
+             `stack_spill_folder`: the disk is full, read-only or gone, or a limit on the sizes of files is met. The log has the folder, \
+             and the system's words.",
+            "Ask the operator for room there (or for `stack_memory_bytes_max`), try another replica, or write the stack in order: \
+             pages behind their directory, one after the other.",
+            InferError::NoStorage(
+                "cannot keep 268435456 bytes of the stack in a temporary file: no storage space; the server's option \
+                 stack_spill_folder names the folder, and its log has more"
+                    .into(),
+            ),
         ),
         other => unreachable!("nothing is said about {}: add it here", other.slug),
     }

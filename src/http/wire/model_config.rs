@@ -64,6 +64,8 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
         "instance_group": [instances(model)],
         "default_model_filename": if fitter { "" } else { file },
         "model_warmup": model.manifest.warmups.iter().map(warmup).collect::<Vec<_>>(),
+        "metric_tags": model.manifest.kept.metric_tags,
+        "parameters": model.manifest.kept.parameters.iter().map(parameter).collect::<Map<_, _>>(),
     });
     if let (Value::Object(config), Value::Object(of_all)) = (&mut config, of_all()) {
         config.extend(of_all);
@@ -93,14 +95,12 @@ fn of_all() -> Value {
         "batch_input": [],
         "batch_output": [],
         "cc_model_filenames": {},
-        "metric_tags": {},
-        "parameters": {},
         "model_transaction_policy": { "decoupled": false },
     })
 }
 
 /// Those of which each says its own.
-const OWN: [&str; 9] = [
+const OWN: [&str; 11] = [
     "name",
     "version_policy",
     "max_batch_size",
@@ -110,6 +110,8 @@ const OWN: [&str; 9] = [
     "instance_group",
     "default_model_filename",
     "model_warmup",
+    "metric_tags",
+    "parameters",
 ];
 
 /// Backends and platforms: of fitters, and of models of ONNX.
@@ -209,6 +211,10 @@ fn warmup(warmup: &Warmup) -> Value {
         "inputs": warmup.inputs.iter().map(input).collect::<Map<_, _>>(),
         "count": warmup.runs,
     })
+}
+
+fn parameter((key, value): (&String, &String)) -> (String, Value) {
+    (key.clone(), json!({ "string_value": value }))
 }
 
 /// A type's name in configurations.
@@ -312,6 +318,8 @@ mod tests {
         dynamic_batching { priority_levels: 3 default_priority_level: 2 max_queue_delay_microseconds: 7
           default_queue_policy { max_queue_size: 9 }
           priority_queue_policy { key: 3 value { timeout_action: DELAY default_timeout_microseconds: 50 } } }
+        parameters { key: \"intra_op_thread_count\" value { string_value: \"4\" } }
+        metric_tags { key: \"team\" value: \"optics\" }
         model_warmup { name: \"w\" batch_size: 2 count: 5
           inputs { key: \"x\" value { data_type: TYPE_FP32 dims: 192 random_data: true } } }";
 
@@ -333,6 +341,8 @@ mod tests {
             (&"net.onnx".into(), &4.into())
         );
         assert_eq!(config["output"][0]["label_filename"], "words.txt");
+        assert_eq!(config["parameters"], json!({ "intra_op_thread_count": { "string_value": "4" } }));
+        assert_eq!(config["metric_tags"], json!({ "team": "optics" }));
         assert_eq!(
             (&config["input"][0]["dims"], &config["input"][0]["reshape"]),
             (&json!([192]), &json!({ "shape": [3, 8, 8] }))

@@ -47,7 +47,7 @@ pub fn entry(name: &str, version: &str, counts: &Snapshot, held: &[Held]) -> Val
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::statistics::Statistics;
+    use crate::telemetry::statistics::{Statistics, Steps};
     use std::time::Duration;
 
     #[test]
@@ -63,7 +63,7 @@ mod tests {
             assert_eq!(entry["batch_stats"].as_array().map(Vec::len), Some(expected));
             let zero = Duration::ZERO;
             statistics.ran(4, zero, Duration::from_nanos(9));
-            statistics.answered(zero, zero, zero, zero);
+            statistics.answered(zero, Steps::default());
         }
         let entry = entry("m", "3", &statistics.snapshot(), &[Held { ordinal: 2, bytes: 700 }]);
         assert_eq!(entry["memory_usage"], json!([{ "type": "GPU", "id": 2, "byte_size": 700 }]));

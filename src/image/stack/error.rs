@@ -81,8 +81,14 @@ pub enum StackError {
         option: &'static str,
     },
     /// The temporary file that holds what memory may not failed: not the caller's fault.
-    #[error("cannot keep the stack in a temporary file (stack_spill_folder)")]
-    Spill(#[source] Arc<io::Error>),
+    #[error("cannot keep {bytes} bytes of the stack in a temporary file")]
+    Spill {
+        /// How many it would have held.
+        bytes: u64,
+        /// Why it does not.
+        #[source]
+        cause: Arc<io::Error>,
+    },
 }
 
 impl StackError {
@@ -129,7 +135,10 @@ impl From<StackError> for InferError {
                 InferError::TooLarge { what, got, limit, option }
             }
             // The kind alone: the system's words name a folder of ours.
-            StackError::Spill(ref cause) => InferError::Internal(format!("{error}: {}", cause.kind())),
+            StackError::Spill { ref cause, .. } => InferError::NoStorage(format!(
+                "{error}: {}; the server's option stack_spill_folder names the folder, and its log has more",
+                cause.kind()
+            )),
             other => InferError::Decode(other.to_string()),
         }
     }

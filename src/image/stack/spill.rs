@@ -3,7 +3,13 @@
 //! It has no name (it is unlinked as it is made), so that nothing is left behind, however the process ends.
 
 use super::StackError;
-use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Bytes at the offsets that they have in the stack; a sparse file, made when the first are written.
 pub(super) struct Spill {
@@ -41,10 +47,15 @@ impl Spill {
         }
         let file = match (&mut self.file, &self.folder) {
             (Some(file), _) => file,
-            (none, Some(folder)) => none.insert(tempfile::tempfile_in(folder).map_err(failed)?),
-            (None, None) => return Err(failed(io::Error::other("no folder for temporary files"))),
+            (none, Some(folder)) => match tempfile::tempfile_in(folder) {
+                Ok(file) => none.insert(file),
+                Err(error) => return Err(self.failed(total, error)),
+            },
+            (None, None) => return Err(self.failed(total, io::Error::other("there is no folder for it"))),
         };
-        file.write_all_at(bytes, offset).map_err(failed)?;
+        if let Err(error) = file.write_all_at(bytes, offset) {
+            return Err(self.failed(total, error));
+        }
         self.bytes = total;
         Ok(())
     }
@@ -52,12 +63,38 @@ impl Spill {
     /// Reads bytes that were written.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), StackError> {
         match &self.file {
-            Some(file) => file.read_exact_at(into, offset).map_err(failed),
-            None => Err(failed(io::Error::other("nothing was written"))),
+            Some(file) => file.read_exact_at(into, offset).map_err(|error| self.failed(self.bytes, error)),
+            None => Err(self.failed(0, io::Error::other("nothing was written"))),
         }
+    }
+
+    /// For the caller, who need not know where the folder is, and for whoever looks after the server.
+    fn failed(&self, bytes: u64, error: io::Error) -> StackError {
+        let folder = self.folder.as_deref().unwrap_or(Path::new("")).display();
+        tracing::error!(
+            %folder,
+            bytes,
+            %error,
+            "cannot keep a stack in a temporary file: make room there, or give stack_spill_folder another folder"
+        );
+        StackError::Spill { bytes, cause: Arc::new(error) }
     }
 }
 
-fn failed(error: io::Error) -> StackError {
-    StackError::Spill(Arc::new(error))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::InferError;
+
+    #[test]
+    fn a_full_disk_is_an_error_of_its_own_that_says_how_much_had_no_room_and_not_where() {
+        let full = File::options().write(true).open("/dev/full").expect("every Linux has it");
+        let folder = Some(PathBuf::from("/secret"));
+        let mut spill = Spill { folder, file: Some(full), bytes: 1000, bytes_max: 1 << 20 };
+        let error = InferError::from(spill.write(0, &[0; 24]).expect_err("it takes nothing"));
+        let told = "cannot keep 1024 bytes of the stack in a temporary file: no storage space; the server's option \
+                    stack_spill_folder names the folder, and its log has more";
+        assert_eq!(error, InferError::NoStorage(told.to_owned()));
+        assert_eq!(spill.bytes(), 1000);
+    }
 }

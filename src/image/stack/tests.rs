@@ -577,8 +577,10 @@ fn a_folder_that_is_not_there_is_an_error_of_ours() {
     let options = Options { limits, spill_folder: Some("/nonexistent/folder".into()), file_alone: false };
     let outcome = read_with(None, options, &backward(50, 32, 0..50), 1, || 1000);
     let error = outcome.end.unwrap_err();
-    assert!(matches!(error, StackError::Spill(_)), "{error:?}");
-    let told = InferError::from(error).to_string();
+    assert!(matches!(error, StackError::Spill { bytes: 1.., .. }), "{error:?}");
+    let error = InferError::from(error);
+    assert!(matches!(error, InferError::NoStorage(_)), "{error:?}");
+    let told = error.to_string();
     assert!(told.contains("not found") && !told.contains("nonexistent"), "{told}");
 }
 

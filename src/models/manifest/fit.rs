@@ -1,6 +1,6 @@
 //! The manifest of a fitter: `[fit]`, `[camera]` and `[detect]`, by the keys that requests have as well.
 
-use super::{Engine, Manifest, PRIORITY_MAX, Versions, Waiting, file_name, read};
+use super::{Engine, Kept, Manifest, PRIORITY_MAX, Versions, Waiting, file_name, read};
 use crate::{
     engine::onnx::OnGpu,
     models::strict::Table,
@@ -81,6 +81,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         gpu: OnGpu::default(),
         declared: None,
         warmups: Vec::new(),
+        kept: Kept::default(),
     };
     root.finish();
     manifest

@@ -1,8 +1,8 @@
 //! From a checked table to a [`Manifest`]: each key with its range and its default.
 
 use super::{
-    BatchLimits, Engine, Fallback, ITEMS_MAX, Input, Manifest, Placing, ResizeRule, Versions, file_name, fit,
-    queue,
+    BatchLimits, Engine, Fallback, ITEMS_MAX, Input, Kept, Manifest, Placing, ResizeRule, Versions,
+    file_name, fit, queue,
 };
 use crate::{
     engine::onnx::{
@@ -108,6 +108,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
         gpu: gpu(&root.table("gpu")),
         declared: None,
         warmups: Vec::new(),
+        kept: Kept::default(),
     };
     root.finish();
     manifest

@@ -6,7 +6,7 @@ use crate::{
     image::Layout,
     models::{
         Declared, DeclaredTensor, Engine, Fill, Manifest, Warmup, WarmupInput,
-        manifest::{BatchLimits, ITEMS_MAX, Placing, Versions, Waiting, file_name},
+        manifest::{BatchLimits, ITEMS_MAX, Kept, Placing, Versions, Waiting, file_name},
         powers_of_two,
     },
     protocol::inference::{
@@ -52,8 +52,8 @@ impl Told {
     }
 }
 
-/// What a message comes to for the model in the folder `name`.
-pub(super) fn described(config: &ModelConfig, name: &str) -> Result<Described, String> {
+/// What a message comes to for the model in the folder `name`. `says_size` is whether it says a largest batch, be it 0.
+pub(super) fn described(config: &ModelConfig, name: &str, says_size: bool) -> Result<Described, String> {
     let mut told = Told::default();
     if !config.name.is_empty() && config.name != name {
         told.wrong(format!(
@@ -76,7 +76,7 @@ pub(super) fn described(config: &ModelConfig, name: &str) -> Result<Described, S
         }
     };
     let file = file(&mut told, "default_model_filename", &config.default_model_filename);
-    let declared = declared(&mut told, config, items_max);
+    let declared = declared(&mut told, config, (items_max, says_size));
     // The model's are those of the first output that has some.
     let mut outputs = declared.iter().flat_map(|declared| &declared.outputs);
     let labels = outputs.find_map(|output| output.labels.clone());
@@ -99,6 +99,14 @@ pub(super) fn described(config: &ModelConfig, name: &str) -> Result<Described, S
         gpu: OnGpu::default(),
         declared,
         warmups,
+        kept: Kept {
+            parameters: config
+                .parameters
+                .iter()
+                .map(|(key, value)| (key.clone(), value.string_value.clone()))
+                .collect(),
+            metric_tags: config.metric_tags.clone().into_iter().collect(),
+        },
     };
     let Told { wrong, notes } = told;
     if wrong.is_empty() { Ok(Described { manifest, notes }) } else { Err(wrong.join("; ")) }
@@ -116,8 +124,12 @@ fn file(told: &mut Told, field: &str, name: &str) -> Option<String> {
 }
 
 /// What is said about inputs and outputs; `None` if nothing is, not even whether there is a batch axis.
-fn declared(told: &mut Told, config: &ModelConfig, items_max: usize) -> Option<Declared> {
-    if config.input.is_empty() && config.output.is_empty() && items_max == 0 {
+fn declared(
+    told: &mut Told,
+    config: &ModelConfig,
+    (items_max, says_size): (usize, bool),
+) -> Option<Declared> {
+    if config.input.is_empty() && config.output.is_empty() && !says_size {
         return None;
     }
     let inputs = config.input.iter().map(|input: &ModelInput| {

@@ -121,7 +121,7 @@ fn message(definition: MessageDescriptor, json: &str) -> Result<DynamicMessage, 
 fn described(message: &DynamicMessage, name: &str) -> Result<Described, String> {
     let mut notes = verdict::judge(message)?;
     let config = message.transcode_to().map_err(|error| error.to_string())?;
-    let mut described = map::described(&config, name)?;
+    let mut described = map::described(&config, name, message.has_field_by_name(text::MAX_BATCH_SIZE))?;
     notes.append(&mut described.notes);
     described.notes = notes;
     Ok(described)

@@ -6,7 +6,7 @@ use crate::{
     engine::{DataType, Dim},
     image::Layout,
     models::{
-        Fill, Warmup, WarmupInput,
+        Declared, Fill, Warmup, WarmupInput,
         manifest::{Versions, Waiting},
     },
 };
@@ -132,6 +132,11 @@ fn a_batch_size_of_0_is_a_model_without_a_batch_axis() {
     let declared =
         check("input { name: \"x\" data_type: TYPE_INT8 dims: [ -1, 2 ] }").manifest.declared.unwrap();
     assert_eq!((declared.items_max, &declared.inputs[0].dims[..]), (None, &[Dim::Free, Dim::Fixed(2)][..]));
+    // Also where nothing else is said, which leaves the axis to the file.
+    let of_json = |json: &str| read_json(json, "m").unwrap().manifest.declared;
+    assert_eq!(check("max_batch_size: 0").manifest.declared, Some(Declared::default()));
+    assert_eq!(of_json(r#"{"max_batch_size": 0}"#), Some(Declared::default()));
+    assert_eq!((check("").manifest.declared, of_json("{}")), (None, None));
     let text = "model_warmup { batch_size: 1 inputs { key: \"x\" value { data_type: TYPE_INT8 dims: [ 1, 2 ] zero_data: true } } }
                 model_warmup { name: \"off\" batch_size: 0 }";
     let [warmup] = &check(text).manifest.warmups[..] else { panic!() };

@@ -2,14 +2,33 @@
 
 use crate::protocol;
 use miette::Diagnostic;
-use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, text_format::ParseError};
+use prost::Message;
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, MessageDescriptor,
+    prost_types::{FileDescriptorSet, OneofDescriptorProto},
+    text_format::ParseError,
+};
 use std::sync::LazyLock;
 
-/// The definition of what a `config.pbtxt` may say.
+/// The field of which 0 says something where it is written.
+pub(super) const MAX_BATCH_SIZE: &str = "max_batch_size";
+
+/// The definition of what a `config.pbtxt` may say. It is Triton's, but for one thing: a `max_batch_size` of 0 that is written is told
+/// apart from one that is not.
 pub(super) fn definition() -> MessageDescriptor {
     static DEFINITION: LazyLock<MessageDescriptor> = LazyLock::new(|| {
-        let pool = DescriptorPool::decode(protocol::DESCRIPTORS).expect("the build wrote the definitions");
-        pool.get_message_by_name("inference.ModelConfig").expect("the definitions have it")
+        const BUILT: &str = "the build wrote the definitions";
+        let mut files = FileDescriptorSet::decode(protocol::DESCRIPTORS).expect(BUILT);
+        let mut messages = files.file.iter_mut().flat_map(|file| &mut file.message_type);
+        let config = messages.find(|message| message.name() == "ModelConfig").expect(BUILT);
+        let field = config.field.iter_mut().find(|field| field.name() == MAX_BATCH_SIZE).expect(BUILT);
+        // As `optional` in the definition would: in a choice of its own, behind all others.
+        field.proto3_optional = Some(true);
+        field.oneof_index = i32::try_from(config.oneof_decl.len()).ok();
+        let name = Some(format!("_{MAX_BATCH_SIZE}"));
+        config.oneof_decl.push(OneofDescriptorProto { name, options: None });
+        let pool = DescriptorPool::from_file_descriptor_set(files).expect(BUILT);
+        pool.get_message_by_name("inference.ModelConfig").expect(BUILT)
     });
     DEFINITION.clone()
 }

@@ -23,14 +23,11 @@ pub use register::metrics_md;
 pub use route::RouteMetrics;
 
 use bounds::BoundMetrics;
-use model::Families;
+use model::Models;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
 use register::Register;
 use route::Routes;
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::sync::Arc;
 
 /// The reasons of a counter: an enum, and their names in the label `reason`.
 macro_rules! reasons {
@@ -94,8 +91,7 @@ reasons! {
 pub struct Metrics {
     registry: Registry,
     routes: Routes,
-    families: Families,
-    models: RwLock<BTreeMap<String, Arc<ModelMetrics>>>,
+    models: Models,
     bounds: BoundMetrics,
     dropped: [IntCounter; DropReason::LABELS.len()],
     ended: [IntCounter; EndReason::LABELS.len()],
@@ -177,7 +173,7 @@ impl Metrics {
             &["reason"],
         );
         let refused = RefuseReason::LABELS.map(|reason| refused.with_label_values(&[reason]));
-        let families = Families::new(register);
+        let models = register.models(Models::new());
         let queue_bytes =
             register.gauge("ocelli_queue_bytes", "Bytes of model input that wait or run, all models.");
         let queue_oldest_age_seconds = register.float_gauge(
@@ -222,8 +218,7 @@ impl Metrics {
         Metrics {
             registry: register.registry.clone(),
             routes,
-            families,
-            models: RwLock::default(),
+            models,
             devices,
             bounds,
             dropped,
@@ -247,24 +242,25 @@ impl Metrics {
         }
     }
 
-    /// What is counted for a model of the catalog; made with all its outcomes at zero when it is new, so that rates
+    /// What is counted for a model that comes into the catalog; made with all its outcomes at zero when it is new, so that rates
     /// have a beginning. `name` must come from the catalog, never from a request.
-    pub fn model(&self, name: &str) -> Arc<ModelMetrics> {
-        let known = self.models.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(model) = known.get(name) {
-            return Arc::clone(model);
-        }
-        drop(known);
-        let mut known = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        let model =
-            known.entry(name.into()).or_insert_with(|| Arc::new(ModelMetrics::new(&self.families, name)));
-        Arc::clone(model)
+    pub fn add_model(&self, name: &str) -> Arc<ModelMetrics> {
+        self.models.add(name)
     }
 
-    /// The names of all models for which something was counted, of those that are gone as well.
+    /// What is counted for a model of the catalog. For one that is gone, or never was there, it is shown to nobody.
+    pub fn model(&self, name: &str) -> Arc<ModelMetrics> {
+        self.models.get(name).unwrap_or_else(|| Arc::new(ModelMetrics::new(name)))
+    }
+
+    /// Forgets all that was counted for a model that is gone from the catalog.
+    pub fn remove_model(&self, name: &str) {
+        self.models.remove(name);
+    }
+
+    /// The names of all models for which something is counted.
     pub fn models(&self) -> Vec<Arc<str>> {
-        let known = self.models.read().unwrap_or_else(PoisonError::into_inner);
-        known.keys().map(|name| Arc::from(name.as_str())).collect()
+        self.models.names()
     }
 
     /// What is counted for a route. A template that [`Metrics::new`] was not told of is `other`.
@@ -320,7 +316,7 @@ mod tests {
     #[test]
     fn a_model_begins_with_every_outcome_at_zero() {
         let metrics = metrics();
-        metrics.model("digits");
+        metrics.add_model("digits");
         for outcome in Outcome::ALL {
             let name = outcome.name();
             check(&metrics, &format!("ocelli_outcomes_total{{model=\"digits\",outcome=\"{name}\"}} 0"));
@@ -331,7 +327,7 @@ mod tests {
     #[test]
     fn each_outcome_counts_under_its_own_name() {
         let metrics = metrics();
-        let model = metrics.model("digits");
+        let model = metrics.add_model("digits");
         for (i, outcome) in Outcome::ALL.into_iter().enumerate() {
             model.outcome(outcome).inc_by(i as u64 + 1);
         }
@@ -345,7 +341,7 @@ mod tests {
     #[test]
     fn a_model_on_a_device_counts_its_stages_and_batches() {
         let metrics = metrics();
-        let model = metrics.model("digits");
+        let model = metrics.add_model("digits");
         let device = model.device("cpu");
         device.compute_seconds.observe(0.0001);
         device.batch(5, 8);
@@ -364,7 +360,7 @@ mod tests {
         ] {
             check(&metrics, line);
         }
-        let again = metrics.model("digits").device("cpu");
+        let again = metrics.add_model("digits").device("cpu");
         again.batch(1, 1);
         check(&metrics, "ocelli_items_total{device=\"cpu\",model=\"digits\"} 1006");
     }
@@ -372,7 +368,7 @@ mod tests {
     #[test]
     fn a_version_is_in_one_state_until_it_is_removed() {
         let metrics = metrics();
-        let model = metrics.model("digits");
+        let model = metrics.add_model("digits");
         model.set_state("1", ModelState::Loading);
         model.set_state("1", ModelState::Ready);
         check(&metrics, "ocelli_model_state{model=\"digits\",state=\"ready\",version=\"1\"} 1");
@@ -382,9 +378,46 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_is_gone_has_no_series_and_who_counts_for_it_late_makes_none() {
+        let metrics = metrics();
+        let other = metrics.add_model("letters");
+        other.outcome(Outcome::Ok).inc();
+        let of_digits = || {
+            let text = metrics.render();
+            text.lines().filter(|line| line.contains("model=\"digits\"")).count()
+        };
+        let model = metrics.add_model("digits");
+        model.set_state("1", ModelState::Ready);
+        let device = model.device("cpu");
+        device.fell_back("device_away");
+        device.set_ceiling(4);
+        device.batch(1, 1);
+        assert!(of_digits() > 100);
+        metrics.remove_model("digits");
+        assert_eq!(of_digits(), 0);
+        // Whoever had them before, and whoever asks for them after.
+        for late in [model, metrics.model("digits")] {
+            late.outcome(Outcome::Late).inc();
+            late.set_state("1", ModelState::Ready);
+            late.queue_items.set(3);
+            for device in [late.device("cpu"), late.device("GPU-1")] {
+                device.fell_back("device_failed");
+                device.set_ceiling(2);
+                device.failed(FailReason::Device, 1);
+            }
+        }
+        device.fell_back("device_failed");
+        assert_eq!(of_digits(), 0);
+        check(&metrics, "ocelli_outcomes_total{model=\"letters\",outcome=\"ok\"} 1");
+        // One of its name is another, from the beginning.
+        metrics.add_model("digits");
+        check(&metrics, "ocelli_outcomes_total{model=\"digits\",outcome=\"late\"} 0");
+    }
+
+    #[test]
     fn a_load_has_failed_until_one_succeeds() {
         let metrics = metrics();
-        let model = metrics.model("digits");
+        let model = metrics.add_model("digits");
         let failed = |value: u8| {
             check(&metrics, &format!("ocelli_model_load_failed{{model=\"digits\",version=\"1\"}} {value}"));
         };

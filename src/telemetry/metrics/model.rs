@@ -1,13 +1,19 @@
 //! What is counted for a model, and for a model on a device: children resolved once, so that counting a job is a few
 //! atomic additions.
+//!
+//! Each model has metrics of its own, which the registry collects by way of [`Models`]. Of one that is gone nothing is left there,
+//! and whoever still has them counts for nobody.
 
-use super::{FailReason, register::Register};
+use super::{FailReason, register::LITERALS};
 use prometheus::{
-    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, exponential_buckets,
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    core::{Collector, Desc},
+    exponential_buckets,
+    proto::MetricFamily,
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 /// How a request for a model ended.
@@ -104,7 +110,7 @@ pub(super) const DURATION_BUCKETS: [f64; 17] = [
     5.0, 10.0,
 ];
 
-/// The metrics that have a `model` label.
+/// The metrics of one model, all with its name as their label `model`.
 #[derive(Debug, Clone)]
 pub(super) struct Families {
     stages: HistogramVec,
@@ -115,82 +121,153 @@ pub(super) struct Families {
     again: IntCounterVec,
     fallbacks: IntCounterVec,
     ceiling: IntGaugeVec,
-    queue_items: IntGaugeVec,
+    queue_items: IntGauge,
     outcomes: IntCounterVec,
     state: IntGaugeVec,
     load_failed: IntGaugeVec,
 }
 
 impl Families {
-    pub(super) fn new(register: &mut Register) -> Families {
+    pub(super) fn of(model: &str) -> Families {
+        let opts = |name, help| Opts::new(name, help).const_label("model", model);
+        let counters =
+            |name, help, labels: &[&str]| IntCounterVec::new(opts(name, help), labels).expect(LITERALS);
+        let gauges =
+            |name, help, labels: &[&str]| IntGaugeVec::new(opts(name, help), labels).expect(LITERALS);
+        let histograms = |name, help, labels: &[&str], buckets: Vec<f64>| {
+            let options = HistogramOpts { common_opts: opts(name, help), buckets };
+            HistogramVec::new(options, labels).expect(LITERALS)
+        };
         let sizes = exponential_buckets(1.0, 2.0, 11).expect("1 to 1024, doubling");
         Families {
-            stages: register.histograms(
+            stages: histograms(
                 "ocelli_stage_duration_seconds",
                 "Time that a job (or, for stage and compute, a batch) spent in a stage.",
-                &["model", "device", "stage"],
-                &DURATION_BUCKETS,
+                &["device", "stage"],
+                DURATION_BUCKETS.to_vec(),
             ),
-            batch_items: register.histograms(
+            batch_items: histograms(
                 "ocelli_batch_items",
                 "Items of a batch, without padding.",
-                &["model", "device"],
-                &sizes,
+                &["device"],
+                sizes,
             ),
-            padding: register.counters(
+            padding: counters(
                 "ocelli_batch_padding_items_total",
                 "Rows that were computed only to fill a batch up to its size.",
-                &["model", "device"],
+                &["device"],
             ),
-            items: register.counters(
-                "ocelli_items_total",
-                "Items that were run, without padding.",
-                &["model", "device"],
-            ),
-            failed: register.counters(
+            items: counters("ocelli_items_total", "Items that were run, without padding.", &["device"]),
+            failed: counters(
                 "ocelli_failed_batches_total",
                 "Batches that failed on a device.",
-                &["model", "device", "reason"],
+                &["device", "reason"],
             ),
-            again: register.counters(
+            again: counters(
                 "ocelli_retried_jobs_total",
                 "Jobs that went back to the queue from a batch that failed on a device.",
-                &["model", "device", "reason"],
+                &["device", "reason"],
             ),
-            fallbacks: register.counters(
+            fallbacks: counters(
                 "ocelli_fallbacks_total",
                 "Jobs that this device answered instead of one that the model is meant for, or that had them first.",
-                &["model", "device", "reason"],
+                &["device", "reason"],
             ),
-            ceiling: register.gauges(
+            ceiling: gauges(
                 "ocelli_batch_ceiling_items",
                 "The largest batch that a device is given since its memory was too small for one.",
-                &["model", "device"],
+                &["device"],
             ),
-            queue_items: register.gauges("ocelli_queue_items", "Items that wait or run.", &["model"]),
-            outcomes: register.counters(
+            queue_items: IntGauge::with_opts(opts("ocelli_queue_items", "Items that wait or run."))
+                .expect(LITERALS),
+            outcomes: counters(
                 "ocelli_outcomes_total",
                 "Requests for a model by how they ended.",
-                &["model", "outcome"],
+                &["outcome"],
             ),
-            state: register.gauges(
+            state: gauges(
                 "ocelli_model_state",
                 "1 for the state that a version of a model is in, 0 for the others.",
-                &["model", "version", "state"],
+                &["version", "state"],
             ),
-            load_failed: register.gauges(
+            load_failed: gauges(
                 "ocelli_model_load_failed",
                 "1 where the last load of a version failed, though an older one may go on serving, until one succeeds.",
-                &["model", "version"],
+                &["version"],
             ),
         }
+    }
+
+    /// All of them, in the order in which the reference shows them.
+    pub(super) fn each(&self) -> [&dyn Collector; 12] {
+        [
+            &self.stages,
+            &self.batch_items,
+            &self.padding,
+            &self.items,
+            &self.failed,
+            &self.again,
+            &self.fallbacks,
+            &self.ceiling,
+            &self.queue_items,
+            &self.outcomes,
+            &self.state,
+            &self.load_failed,
+        ]
+    }
+}
+
+/// The metrics of all models that there are, as the registry collects them. Clones are the same.
+#[derive(Debug, Clone)]
+pub(super) struct Models {
+    /// Those of no model, by which all are described.
+    pub(super) example: Families,
+    known: Arc<RwLock<BTreeMap<String, Arc<ModelMetrics>>>>,
+}
+
+impl Models {
+    pub(super) fn new() -> Models {
+        Models { example: Families::of(""), known: Arc::default() }
+    }
+
+    /// A model's metrics, made at zero where it is new.
+    pub(super) fn add(&self, name: &str) -> Arc<ModelMetrics> {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(name.to_owned()).or_insert_with(|| Arc::new(ModelMetrics::new(name))))
+    }
+
+    /// A model's metrics, if there is one of this name.
+    pub(super) fn get(&self, name: &str) -> Option<Arc<ModelMetrics>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// Forgets a model.
+    pub(super) fn remove(&self, name: &str) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
+    /// All names.
+    pub(super) fn names(&self) -> Vec<Arc<str>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.keys().map(|name| Arc::from(name.as_str())).collect()
+    }
+}
+
+impl Collector for Models {
+    fn desc(&self) -> Vec<&Desc> {
+        self.example.each().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    /// The registry puts together what has one name.
+    fn collect(&self) -> Vec<MetricFamily> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.values().flat_map(|model| model.families.each().map(Collector::collect)).flatten().collect()
     }
 }
 
 /// What is counted for a model.
 #[derive(Debug)]
 pub struct ModelMetrics {
-    name: String,
     families: Families,
     outcomes: [IntCounter; Outcome::ALL.len()],
     devices: Mutex<BTreeMap<String, Arc<DeviceMetrics>>>,
@@ -202,15 +279,15 @@ pub struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    pub(super) fn new(families: &Families, name: &str) -> ModelMetrics {
+    /// All of it at zero, collected by nobody.
+    pub(super) fn new(name: &str) -> ModelMetrics {
+        let families = Families::of(name);
         ModelMetrics {
-            name: name.into(),
-            outcomes: Outcome::ALL
-                .map(|outcome| families.outcomes.with_label_values(&[name, outcome.name()])),
-            queue_items: families.queue_items.with_label_values(&[name]),
-            decode_seconds: families.stages.with_label_values(&[name, "", "decode"]),
+            outcomes: Outcome::ALL.map(|outcome| families.outcomes.with_label_values(&[outcome.name()])),
+            queue_items: families.queue_items.clone(),
+            decode_seconds: families.stages.with_label_values(&["", "decode"]),
             devices: Mutex::default(),
-            families: families.clone(),
+            families,
         }
     }
 
@@ -225,7 +302,7 @@ impl ModelMetrics {
         if let Some(known) = devices.get(device) {
             return Arc::clone(known);
         }
-        let new = Arc::new(DeviceMetrics::new(&self.families, &self.name, device));
+        let new = Arc::new(DeviceMetrics::new(&self.families, device));
         devices.insert(device.into(), Arc::clone(&new));
         new
     }
@@ -233,10 +310,7 @@ impl ModelMetrics {
     /// Says where a version stands now.
     pub fn set_state(&self, version: &str, now: ModelState) {
         for state in ModelState::ALL {
-            self.families
-                .state
-                .with_label_values(&[&self.name, version, state.name()])
-                .set(i64::from(state == now));
+            self.families.state.with_label_values(&[version, state.name()]).set(i64::from(state == now));
         }
         match now {
             ModelState::Ready => self.set_load_failed(version, false),
@@ -248,16 +322,16 @@ impl ModelMetrics {
 
     /// Says what became of the last load of a version.
     pub fn set_load_failed(&self, version: &str, failed: bool) {
-        self.families.load_failed.with_label_values(&[&self.name, version]).set(i64::from(failed));
+        self.families.load_failed.with_label_values(&[version]).set(i64::from(failed));
     }
 
     /// Forgets a version that is gone from the catalog.
     pub fn remove_version(&self, version: &str) {
         for state in ModelState::ALL {
             // Fails only for what was never set.
-            let _ = self.families.state.remove_label_values(&[&self.name, version, state.name()]);
+            let _ = self.families.state.remove_label_values(&[version, state.name()]);
         }
-        let _ = self.families.load_failed.remove_label_values(&[&self.name, version]);
+        let _ = self.families.load_failed.remove_label_values(&[version]);
     }
 }
 
@@ -271,7 +345,7 @@ pub struct DeviceMetrics {
     again: [IntCounter; FailReason::LABELS.len()],
     fallbacks: IntCounterVec,
     ceiling: IntGaugeVec,
-    labels: [String; 2],
+    device: String,
 
     /// From push to being taken, per job.
     pub queue_seconds: Histogram,
@@ -284,19 +358,17 @@ pub struct DeviceMetrics {
 }
 
 impl DeviceMetrics {
-    fn new(families: &Families, model: &str, device: &str) -> DeviceMetrics {
-        let stage = |stage| families.stages.with_label_values(&[model, device, stage]);
+    fn new(families: &Families, device: &str) -> DeviceMetrics {
+        let stage = |stage| families.stages.with_label_values(&[device, stage]);
         DeviceMetrics {
-            batch_items: families.batch_items.with_label_values(&[model, device]),
-            padding: families.padding.with_label_values(&[model, device]),
-            items: families.items.with_label_values(&[model, device]),
-            failed: FailReason::LABELS
-                .map(|reason| families.failed.with_label_values(&[model, device, reason])),
-            again: FailReason::LABELS
-                .map(|reason| families.again.with_label_values(&[model, device, reason])),
+            batch_items: families.batch_items.with_label_values(&[device]),
+            padding: families.padding.with_label_values(&[device]),
+            items: families.items.with_label_values(&[device]),
+            failed: FailReason::LABELS.map(|reason| families.failed.with_label_values(&[device, reason])),
+            again: FailReason::LABELS.map(|reason| families.again.with_label_values(&[device, reason])),
             fallbacks: families.fallbacks.clone(),
             ceiling: families.ceiling.clone(),
-            labels: [model.to_owned(), device.to_owned()],
+            device: device.to_owned(),
             queue_seconds: stage("queue"),
             stage_seconds: stage("stage"),
             compute_seconds: stage("compute"),
@@ -312,14 +384,12 @@ impl DeviceMetrics {
 
     /// Counts a job that was answered here instead of elsewhere; `reason` is one of few.
     pub fn fell_back(&self, reason: &'static str) {
-        let [model, device] = &self.labels;
-        self.fallbacks.with_label_values(&[model, device, reason]).inc();
+        self.fallbacks.with_label_values(&[&self.device, reason]).inc();
     }
 
     /// Says how many items the largest batch may have from now on.
     pub fn set_ceiling(&self, items: usize) {
-        let [model, device] = &self.labels;
-        self.ceiling.with_label_values(&[model, device]).set(items as i64);
+        self.ceiling.with_label_values(&[&self.device]).set(items as i64);
     }
 
     /// Counts a batch of `items` that was padded to `size`.

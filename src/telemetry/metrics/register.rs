@@ -1,7 +1,7 @@
 //! Makes metrics on a registry and remembers what they are, so that `docs/metrics.md` can be written from the same
 //! words.
 
-use super::Metrics;
+use super::{Metrics, model::Models};
 use crate::telemetry::triton;
 use prometheus::{
     CounterVec, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
@@ -24,7 +24,7 @@ pub(super) struct Register {
 }
 
 /// Names and label names are literals of this folder; a test makes them all.
-const LITERALS: &str = "names and labels are literals that Prometheus allows";
+pub(super) const LITERALS: &str = "names and labels are literals that Prometheus allows";
 
 impl Register {
     pub(super) fn new() -> Register {
@@ -42,6 +42,28 @@ impl Register {
         }
         self.registry.register(Box::new(metric.clone())).expect("each name is registered once");
         metric
+    }
+
+    /// The metrics of models, which come and go.
+    pub(super) fn models(&mut self, models: Models) -> Models {
+        for family in models.example.each() {
+            let kind = match family.collect()[0].get_field_type() {
+                MetricType::COUNTER => "counter",
+                MetricType::HISTOGRAM => "histogram",
+                _ => "gauge",
+            };
+            for desc in family.desc() {
+                let own = desc.const_label_pairs.iter().map(|label| label.name().to_owned());
+                self.described.push(Described {
+                    name: desc.fq_name.clone(),
+                    kind,
+                    labels: own.chain(desc.variable_labels.iter().cloned()).collect(),
+                    help: desc.help.clone(),
+                });
+            }
+        }
+        self.registry.register(Box::new(models.clone())).expect("each name is registered once");
+        models
     }
 
     pub(super) fn counter(&mut self, name: &str, help: &str) -> IntCounter {
@@ -163,6 +185,10 @@ pub fn metrics_md() -> String {
          <!-- Made from src/telemetry/metrics by `OCELLI_BLESS=1 cargo test --lib metrics`. -->\n\n\
          `GET /metrics`, on the API and on the admin listener, in Prometheus' text format 0.0.4. Units are seconds,\n\
          bytes and items. Every outcome of every model is there from the start, at 0.\n\n\
+         The series of a model are there for as long as `GET /v2/models` lists it, be it as one that failed to load, and until the\n\
+         last request that began with it has ended. Then they go, as Triton's do: a server whose models come and go does not\n\
+         grow. What was counted after the last scrape goes with them. One that is loaded again begins at 0, which `rate` and\n\
+         `increase` take for a restart; loading a model anew while it serves, or another version of it, changes no counter.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for metric in &register.described {
@@ -183,7 +209,9 @@ pub fn metrics_md() -> String {
     out.push_str(
         "\n## Triton's names\n\n\
          On the admin listener and at `metrics_listen`, or as `triton_metrics` says, so that dashboards, autoscalers and\n\
-         `perf_analyzer` find what they look for. Of each loaded version, since it was loaded; a request is an inference request, or an image of a prediction.\n\n\
+         `perf_analyzer` find what they look for. Of each loaded version, since it was loaded. A request is an inference request, however many\n\
+         batches it takes and however its reply comes, or an image of a prediction, or a piece of a stack; it has succeeded once its reply\n\
+         is written. Of the steps of its batches, the longest count.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for (name, kind, labels, help) in triton::ROWS.into_iter().chain(triton::GPU_ROWS) {

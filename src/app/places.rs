@@ -1,0 +1,89 @@
+//! What a configuration names outside of itself, looked at before anything is started: folders, and addresses to listen on. What
+//! is not fit is told together, as mistakes in the configuration.
+
+use super::{base::spill_folder, listen::taken};
+use crate::config::Config;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::{fs, io, net::SocketAddr};
+
+/// The options whose values cannot be used, and why, for a server that serves or for `ocelli check`.
+pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
+    let mut unfit = Vec::new();
+    let mut note = |option, fits: Result<(), String>| {
+        if let Err(why) = fits {
+            unfit.push((option, why));
+        }
+    };
+    note(
+        "models",
+        fs::read_dir(&config.models)
+            .map(drop)
+            .map_err(|error| format!("cannot read the folder: {error}; it is the one that holds the models")),
+    );
+    note("stack_spill_folder", spill_folder(config));
+    if let Some(folder) = &config.log_dir {
+        let made = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+        note("log_dir", made.map(drop).map_err(|error| format!("cannot write there: {error}")));
+    }
+    if serves {
+        let listeners = [
+            ("listen", &config.listen[..]),
+            ("admin_listen", config.admin_listen.as_slice()),
+            ("metrics_listen", config.metrics_listen.as_slice()),
+            ("grpc_listen", config.grpc_listen.as_slice()),
+        ];
+        for (option, addresses) in listeners {
+            for address in addresses {
+                note(option, can_be_had(*address).map_err(|error| taken(*address, option, &error)));
+            }
+        }
+    }
+    unfit
+}
+
+/// Whether an address can be listened on now. Nobody can connect to it meanwhile.
+fn can_be_had(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // As whoever listens does: what a server before this one has left there is no hindrance.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn folders_and_addresses_that_are_not_fit_are_told_together_by_their_options() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let gone = folder.path().join("gone");
+        // No folder can be made within a file, not even by root.
+        let file = folder.path().join("file");
+        fs::write(&file, "").expect("a file");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("it has one");
+        let free = "127.0.0.1:0".parse().expect("an address");
+        let config = Config {
+            models: gone.clone(),
+            stack_spill_folder: gone,
+            log_dir: Some(file.join("logs")),
+            listen: vec![free, address],
+            admin_listen: None,
+            grpc_listen: Some(address),
+            ..Config::default()
+        };
+        let options =
+            |serves| unfit(&config, serves).into_iter().map(|(option, _)| option).collect::<Vec<_>>();
+        assert_eq!(options(true), ["models", "stack_spill_folder", "log_dir", "listen", "grpc_listen"]);
+        assert_eq!(options(false), ["models", "stack_spill_folder", "log_dir"]);
+        let told = unfit(&config, true);
+        let hint = "; give grpc_listen another port, or end what listens there";
+        assert!(told[4].1.starts_with(&format!("cannot listen on {address}: ")), "{told:?}");
+        assert!(told[4].1.ends_with(hint), "{told:?}");
+        drop(listener);
+        let (models, log_dir) = (folder.path().to_owned(), Some(folder.path().join("logs")));
+        let fits = Config { models, log_dir, stack_spill_folder: "".into(), ..config };
+        assert_eq!(unfit(&fits, true), []);
+    }
+}

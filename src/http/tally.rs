@@ -1,0 +1,178 @@
+//! A request in the statistics of its model: counted once, by how it ended, however many jobs it became.
+
+use super::call::failure;
+use crate::{
+    batch::Timing,
+    error::InferError,
+    models::Model,
+    telemetry::statistics::{Failure, Steps},
+};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// One request, from when the first of its jobs is queued until its reply is written. One of which nothing was queued is counted as
+/// little as one that could not be read; one that is dropped in between has lost its caller.
+pub(crate) struct Tally {
+    model: Arc<Model>,
+    sum: Mutex<Sum>,
+}
+
+#[derive(Default)]
+struct Sum {
+    /// Until it is counted.
+    since: Option<Instant>,
+    /// Of its jobs, the longest time of each step: those of one request go side by side.
+    steps: Steps,
+    /// Why it is no success, by the first of its parts that has failed.
+    failure: Option<Failure>,
+}
+
+impl Tally {
+    /// A request for this model.
+    pub(crate) fn of(model: &Arc<Model>) -> Tally {
+        Tally { model: Arc::clone(model), sum: Mutex::default() }
+    }
+
+    /// Whom it is for.
+    pub(super) fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    fn sum(&self) -> MutexGuard<'_, Sum> {
+        self.sum.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A job of it was queued, or refused by the queue, at this time.
+    pub(super) fn queued(&self, at: Instant) {
+        self.sum().since.get_or_insert(at);
+    }
+
+    /// A job of it ran.
+    pub(super) fn ran(&self, Timing { queue, stage, compute }: Timing) {
+        let steps = &mut self.sum().steps;
+        steps.queue = steps.queue.max(queue);
+        steps.input = steps.input.max(stage);
+        steps.infer = steps.infer.max(compute);
+    }
+
+    /// A part of its reply took so long to be written.
+    pub(crate) fn replied(&self, took: Duration) {
+        self.sum().steps.output += took;
+    }
+
+    /// A part of it came to this.
+    pub(super) fn part<T>(&self, part: &Result<T, InferError>) {
+        if let Err(error) = part {
+            self.sum().failure.get_or_insert(failure(error));
+        }
+    }
+
+    /// It is not over: who was refused for a full queue tries again, as another.
+    pub(super) fn again(&self) {
+        *self.sum() = Sum::default();
+    }
+
+    /// That was all of it.
+    pub(super) fn over(&self) {
+        self.count(None);
+    }
+
+    /// All of it came to this.
+    pub(crate) fn ended<T>(&self, end: Result<T, InferError>) -> Result<T, InferError> {
+        self.part(&end);
+        self.over();
+        end
+    }
+
+    fn count(&self, otherwise: Option<Failure>) {
+        let mut sum = self.sum();
+        let Some(since) = sum.since.take() else { return };
+        match sum.failure.or(otherwise) {
+            Some(why) => self.model.statistics.failed(why, since.elapsed()),
+            None => self.model.statistics.answered(since.elapsed(), sum.steps),
+        }
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.count(Some(Failure::Cancelled));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::ModelKey, engine::staging::Memory, models::testing::source, tasks::testing::signature,
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn model() -> Arc<Model> {
+        let (source, signature) = (source("m", "1", ""), signature(&[("y", &[-1, 2])]));
+        let model = Model::resolve(ModelKey(1), &source, signature, MS * 900, &Memory::Plain);
+        Arc::new(model.expect("a model"))
+    }
+
+    /// Successes, and failures by their reason.
+    fn counts(model: &Model) -> (u64, [u64; 4]) {
+        let counts = model.statistics.snapshot();
+        (counts.success.count, counts.failures.map(|sum| sum.count))
+    }
+
+    #[test]
+    fn a_request_of_many_jobs_is_one_success() {
+        let model = model();
+        let tally = Tally::of(&model);
+        for n in [2, 1] {
+            tally.queued(Instant::now());
+            tally.ran(Timing { queue: MS * n, stage: MS * 3, compute: MS * (10 - n) });
+            tally.replied(MS);
+        }
+        assert_eq!(tally.ended(Ok(())), Ok(()));
+        drop(tally);
+        assert_eq!(counts(&model), (1, [0; 4]));
+        let now = model.statistics.snapshot();
+        let steps = [now.queue, now.input, now.infer, now.output];
+        assert_eq!(steps.map(|step| (step.count, step.ns)), [2, 3, 9, 2].map(|ms| (1, ms * 1_000_000)));
+    }
+
+    #[test]
+    fn a_request_that_ran_and_whose_reply_cannot_be_written_is_a_failure() {
+        let model = model();
+        let tally = Tally::of(&model);
+        tally.queued(Instant::now());
+        tally.ran(Timing::default());
+        let refused = InferError::BadRequest("output \"y\" is not a finite number".into());
+        assert_eq!(tally.ended::<()>(Err(refused.clone())), Err(refused));
+        assert_eq!(counts(&model), (0, [0, 0, 0, 1]));
+    }
+
+    #[test]
+    fn a_part_that_failed_makes_the_request_a_failure_for_its_reason_and_one_that_is_left_is_cancelled() {
+        let model = model();
+        for (parts, expected) in [
+            (
+                vec![Ok(()), Err(InferError::Late("late".into())), Err(InferError::Input("odd".into()))],
+                [1, 0, 0, 0],
+            ),
+            (vec![Ok(())], [1, 1, 0, 0]),
+            (vec![Err(InferError::Device("lost".into()))], [1, 1, 1, 0]),
+        ] {
+            let tally = Tally::of(&model);
+            tally.queued(Instant::now());
+            parts.iter().for_each(|part| tally.part(part));
+            // Left before its end, but where it says otherwise.
+            if parts.len() > 1 {
+                tally.over();
+            }
+            drop(tally);
+            assert_eq!(counts(&model), (0, expected));
+        }
+        drop(Tally::of(&model));
+        assert_eq!(counts(&model), (0, [1, 1, 1, 0]), "nothing of it was queued");
+    }
+}
