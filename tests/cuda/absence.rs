@@ -161,3 +161,16 @@ async fn a_gpu_on_which_a_call_of_the_server_itself_hangs_is_not_waited_for() {
     assert_eq!(fit(&server).await.status, 200);
     end(&machine, server);
 }
+
+#[tokio::test]
+async fn a_gpu_that_nvml_does_not_know_at_first_is_looked_at_when_it_does() {
+    let machine = Machine::new("");
+    // While its driver comes up.
+    machine.tell("nvml", "still fault on=nvmlDeviceGetUUID times=1 code=999").await;
+    let server = machine.serving("thread", ALONE, &[]).await;
+    server.until_said("NVML does not say which GPU this is").await;
+    assert_eq!(fit(&server).await.status, 200);
+    let seen = async || !server.device(GPU).await["utilization_percent"].is_null();
+    until("it is seen how busy it is", seen).await;
+    end(&machine, server);
+}

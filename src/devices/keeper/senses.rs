@@ -153,8 +153,8 @@ impl Senses {
     }
 }
 
-/// Opens NVML at the first look, on the thread that looks. Where that fails it is tried again now and then: a driver may come up
-/// after us.
+/// Opens NVML at the first look, on the thread that looks. Where that fails, or a GPU of ours is not there, it is tried again now and
+/// then: a driver may come up after us.
 struct Opening {
     library: Option<PathBuf>,
     happenings: Happenings,
@@ -191,6 +191,12 @@ impl Tries {
 }
 
 impl Opening {
+    /// Whether NVML knows all GPUs that are kept: while a driver comes up, it may not.
+    fn has_all(&self, probe: &NvmlProbe) -> bool {
+        let inboxes = self.happenings.lock().unwrap_or_else(PoisonError::into_inner);
+        inboxes.0.iter().all(|inbox| probe.gpus().iter().any(|gpu| gpu.is(&inbox.uuid, &inbox.pci)))
+    }
+
     fn open(&self) -> Option<(NvmlProbe, Option<Watch>)> {
         let library = self.library.as_deref();
         let failed = |error: &Unavailable| match self.tries.is_first() {
@@ -201,7 +207,7 @@ impl Opening {
             false => tracing::debug!(%error, "NVML still cannot be used"),
         };
         let probe = NvmlProbe::open(library).inspect_err(failed).ok()?;
-        if !self.tries.is_first() {
+        if !self.tries.is_first() && self.opened.is_none() {
             tracing::info!("NVML can be used now: it is seen who else uses GPUs");
         }
         let (happenings, told) = (Arc::clone(&self.happenings), Mutex::new(Told::default()));
@@ -254,8 +260,10 @@ impl Opening {
 
 impl Probe for Opening {
     fn sample(&mut self) -> Vec<Sample> {
-        if self.opened.is_none() && self.tries.is_due() {
-            self.opened = self.open();
+        let has_all = self.opened.as_ref().is_some_and(|(probe, _)| self.has_all(probe));
+        if !has_all && self.tries.is_due() {
+            // What was opened goes on where there is no more to see.
+            self.opened = self.open().or(self.opened.take());
         }
         self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default()
     }
