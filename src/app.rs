@@ -305,8 +305,8 @@ impl App {
         let jobs = front.queue.abort(&InferError::Draining { retry_after: Duration::from_secs(1) });
         // At once, and in the log: few are left to ask for metrics, and none is soon.
         front.metrics.dropped(DropReason::Job).inc_by(jobs as u64);
+        let why = if told { "told to end now" } else { "the time to drain is over" };
         if jobs > 0 {
-            let why = if told { "told to end now" } else { "the time to drain is over" };
             for ModelLoad { name, items, waiting, .. } in load.models.iter().filter(|model| model.items > 0) {
                 tracing::warn!(
                     model = &**name,
@@ -323,6 +323,9 @@ impl App {
         let ended = match in_order {
             Some(ended) => ended,
             None => {
+                for (model, requests) in front.metrics.requests_open() {
+                    tracing::warn!(model = &*model, requests, "{why}: requests of the model are cut");
+                }
                 stages.abort();
                 accepting.await
             }

@@ -248,20 +248,58 @@ impl Hold {
         match &self.executor {
             None => forward::prove(&mut engines, model, asked, None).map(|proof| (engines, proof)),
             Some(executor) => {
-                let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
-                let health = self.health.clone();
-                self.first.call(move || {
-                    match forward::prove(&mut engines, &model, &asked, Some((&executor, &health))) {
-                        Ok(proof) => Ok((engines, proof)),
+                let instances = engines.len() as u64;
+                let (mut proved, mut whole): (Engines, Option<Proof>) = (Vec::new(), None);
+                let mut left = engines.into_iter();
+                for worker in self.workers() {
+                    let Some(engine) = left.next() else { break };
+                    match self.prove_on(&worker, executor, engine, model, asked) {
+                        Ok((engine, proof)) => {
+                            proved.extend(engine);
+                            // What one takes is told by the first, and what is left beside all of them by the last.
+                            let counts = proof.counts.is_ok();
+                            whole = Some(
+                                whole.map_or_else(|| proof.clone(), |first| first.with(&proof, instances)),
+                            );
+                            if !counts {
+                                break;
+                            }
+                        }
                         Err(refusal) => {
-                            let _busy = health.busy();
-                            drop(engines);
-                            Err(refusal)
+                            self.drop_engines(proved.into_iter().chain(left).collect());
+                            return Err(refusal);
                         }
                     }
-                })?
+                }
+                let whole = whole.ok_or_else(|| Refusal::Failed("there is no engine".to_owned()))?;
+                Ok((proved.into_iter().chain(left).collect(), whole))
             }
         }
+    }
+
+    /// Runs an engine of a GPU at every batch size, on the thread that will serve with it: what libraries have for a thread, such as
+    /// graphs, is made there.
+    fn prove_on(
+        &self,
+        worker: &Worker,
+        executor: &Executor,
+        engine: Box<dyn Engine + Send>,
+        model: &Lent,
+        asked: &[Asked],
+    ) -> Result<(Engines, Proof), Refusal> {
+        let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
+        let health = self.health.clone();
+        worker.call(move || {
+            let mut engines = vec![engine];
+            match forward::prove(&mut engines, &model, &asked, Some((&executor, &health))) {
+                Ok(proof) => Ok((engines, proof)),
+                Err(refusal) => {
+                    let _busy = health.busy();
+                    drop(engines);
+                    Err(refusal)
+                }
+            }
+        })?
     }
 
     /// Has the workers serve a model.

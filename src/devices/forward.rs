@@ -25,6 +25,18 @@ pub(super) struct Proof {
     pub(super) counts: Result<(), String>,
 }
 
+impl Proof {
+    /// That of one of so many instances, with what the last of them found.
+    pub(super) fn with(self, last: &Proof, instances: u64) -> Proof {
+        let footprint = self.footprint.map(|first| {
+            let (free, total) =
+                last.footprint.as_ref().map_or((first.free, first.total), |last| (last.free, last.total));
+            Footprint { instances, free, total, ..first }
+        });
+        Proof { footprint, canary: last.canary, counts: last.counts.clone() }
+    }
+}
+
 /// Runs that a model's author asks for.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {

@@ -18,7 +18,7 @@ use axum::{
 };
 use percent_encoding::percent_decode_str;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Instant,
 };
 
@@ -49,7 +49,7 @@ impl Observation {
         let uncounted = route.and_then(|route| inferred(front, route, request.uri().path()));
         let method = request.method().clone();
         let predicts = method == Method::POST && request.uri().path().ends_with(VERB);
-        Observation { began, method, matched, predicts, begun, uncounted: Uncounted(uncounted) }
+        Observation { began, method, matched, predicts, begun, uncounted: Uncounted::begin(uncounted) }
     }
 
     /// What the handler's log lines stand in.
@@ -124,22 +124,32 @@ pub(crate) struct Uncounted(Option<Arc<ModelMetrics>>);
 impl Uncounted {
     /// A request for a model of the catalog.
     pub(crate) fn of(front: &Front, model: &str) -> Uncounted {
-        Uncounted(Some(front.metrics.model(model)))
+        Uncounted::begin(Some(front.metrics.model(model)))
+    }
+
+    fn begin(model: Option<Arc<ModelMetrics>>) -> Uncounted {
+        if let Some(metrics) = &model {
+            metrics.requests_open.fetch_add(1, Ordering::Relaxed);
+        }
+        Uncounted(model)
     }
 
     /// It has its reply: an answer, or a problem of this kind.
     pub(crate) fn ended(mut self, problem: Option<Kind>) {
+        self.count(outcome(problem));
+    }
+
+    fn count(&mut self, outcome: Outcome) {
         if let Some(metrics) = self.0.take() {
-            metrics.outcome(outcome(problem)).inc();
+            metrics.requests_open.fetch_sub(1, Ordering::Relaxed);
+            metrics.outcome(outcome).inc();
         }
     }
 }
 
 impl Drop for Uncounted {
     fn drop(&mut self) {
-        if let Some(metrics) = self.0.take() {
-            metrics.outcome(Outcome::Cancelled).inc();
-        }
+        self.count(Outcome::Cancelled);
     }
 }
 

@@ -1,5 +1,6 @@
 """SIGTERM: readiness goes first, requests are answered until the end, and the exit code is 0."""
 
+import socket
 import threading
 import time
 
@@ -7,7 +8,7 @@ import make_models
 import numpy as np
 import requests
 import wire
-from server import until
+from server import ROOT, until
 
 
 def test_a_drained_server_says_so_first_and_loses_no_request(start_server, only_digits, digits):
@@ -87,3 +88,17 @@ def test_a_batch_that_runs_does_not_hold_up_the_end(start_server, tmp_path):
     assert len(dropped) == 1 and "slow" in dropped[0], server.log_text()
     ask.join(wire.TIMEOUT)
     wire.problem(replies[0], 503, "draining")
+
+
+def test_a_stack_that_still_comes_is_cut_and_told_by_its_model(start_server):
+    server = start_server(ROOT / "examples/models", drain_delay_ms=0, drain_timeout_ms=500)
+    stack = (ROOT / "examples/images/spots.tif").read_bytes()
+    head = f"POST /predictions/spots?format=csv HTTP/1.1\r\nHost: a\r\nContent-Length: {len(stack)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=wire.TIMEOUT) as caller:
+        caller.sendall(head.encode() + stack[: len(stack) // 2])
+        # It has begun to be answered, and waits for the rest.
+        assert caller.recv(15) == b"HTTP/1.1 200 OK"
+        server.terminate()
+        assert server.wait_exit() == 75, server.log_text()
+    cut = [line for line in server.log_text().splitlines() if "requests of the model are cut" in line]
+    assert len(cut) == 1 and "spots" in cut[0] and "1" in cut[0], server.log_text()

@@ -27,7 +27,7 @@ use model::Models;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
 use register::Register;
 use route::Routes;
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 /// The reasons of a counter: an enum, and their names in the label `reason`.
 macro_rules! reasons {
@@ -261,6 +261,13 @@ impl Metrics {
     /// The names of all models for which something is counted.
     pub fn models(&self) -> Vec<Arc<str>> {
         self.models.names()
+    }
+
+    /// Models with requests that have not ended, and how many.
+    pub fn requests_open(&self) -> Vec<(Arc<str>, usize)> {
+        let open = |name: &Arc<str>| self.model(name).requests_open.load(Ordering::Relaxed);
+        let models = self.models().into_iter().map(|name| (Arc::clone(&name), open(&name)));
+        models.filter(|(_, open)| *open > 0).collect()
     }
 
     /// What is counted for a route. A template that [`Metrics::new`] was not told of is `other`.

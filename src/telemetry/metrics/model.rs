@@ -13,7 +13,7 @@ use prometheus::{
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicUsize},
 };
 
 /// How a request for a model ended.
@@ -272,6 +272,8 @@ pub struct ModelMetrics {
     outcomes: [IntCounter; Outcome::ALL.len()],
     devices: Mutex<BTreeMap<String, Arc<DeviceMetrics>>>,
 
+    /// Requests that have not ended: no metric, but told at the end of a drain.
+    pub requests_open: AtomicUsize,
     /// Items that wait or run.
     pub queue_items: IntGauge,
     /// Bytes to pixels to model input, per image. It happens before a device is chosen.
@@ -287,6 +289,7 @@ impl ModelMetrics {
             queue_items: families.queue_items.clone(),
             decode_seconds: families.stages.with_label_values(&["", "decode"]),
             devices: Mutex::default(),
+            requests_open: AtomicUsize::new(0),
             families,
         }
     }
