@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     app::{self, AppError},
-    config::Config,
+    config::{Backend, Config},
     devices::{Found, FoundGpu, LoadedOn, probe::others::Others},
     status::HeldModel,
 };
@@ -32,9 +32,17 @@ impl Streams<'_> {
     pub(super) fn devices(&mut self, matches: &ArgMatches) -> Exit {
         match matches.get_one::<String>("url") {
             None => self.with_config(matches, |streams, loaded| {
-                let found = here(&app::find_devices(&loaded.config));
-                if !matches.get_flag("measure") {
-                    return streams.print(&found);
+                let found = app::find_devices(&loaded.config);
+                let none = loaded.config.backend == Backend::Gpu && found.gpus.is_err();
+                let found = here(&found);
+                if none || !matches.get_flag("measure") {
+                    return match streams.print(&found) {
+                        // As a server that is started like this.
+                        Exit::Ok if none => {
+                            streams.complain(&"backend is gpu, but there is none", Exit::Unavailable)
+                        }
+                        exit => exit,
+                    };
                 }
                 match measured(&loaded.config) {
                     Ok(held) => streams.print(&format!("{found}\n{held}")),

@@ -385,6 +385,16 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_looked_for_as_a_server_would() {
+        let (exit, out, _) = run(&["devices"]);
+        assert_eq!(exit, Exit::Ok);
+        if out.contains("no GPU: ") {
+            let (exit, out, err) = run(&["devices", "--backend", "gpu"]);
+            assert_eq!((exit, out.contains("no GPU: ")), (Exit::Unavailable, true), "{err}");
+        }
+    }
+
+    #[test]
     fn input_that_is_not_there_has_its_exit_code_whoever_is_to_send_it() {
         let empty = tempfile::tempdir().expect("a folder");
         for input in [empty.path(), &empty.path().join("none.png")] {

@@ -7,7 +7,7 @@ use super::{
     plan::{Buffers, Footprint},
 };
 use crate::{
-    engine::{Batching, DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
+    engine::{DataType, Dim, Engine, EngineError, Signature, Tensor, TensorView, child::Executor},
     models::{Model, Source},
     tasks::localize::Settings,
 };
@@ -231,7 +231,14 @@ fn forward(engine: &mut dyn Engine, model: &Model, size: usize) -> Result<Passed
             tracing::warn!(model = &*model.name, size, %error, "no forward pass at load: free shapes, and a guess was refused");
             Ok(Passed { took: started.elapsed(), shapes: None })
         }
-        Err(error) => Err(failed(&format!("a forward pass with zeros at batch size {size}"), error)),
+        Err(error) => {
+            let smallest = model.rules.sizes.first().is_none_or(|smallest| *smallest == size);
+            let hint = match smallest {
+                true => "",
+                false => " (where it takes no more than fewer, batch.items_max says so)",
+            };
+            Err(failed(&format!("a forward pass with zeros at batch size {size}{hint}"), error))
+        }
     }
 }
 
@@ -273,8 +280,6 @@ fn failed(what: &str, error: EngineError) -> EngineError {
 
 /// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
 fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
-    // Of a free first axis that is not to be taken for a batch axis, one is enough of whatever it counts.
-    let not_counted = model.manifest.declared.is_none() && signature.batching() == Batching::Dynamic;
     signature
         .inputs
         .iter()
@@ -299,7 +304,10 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
             }
             if !model.rules.whole {
                 shape[0] = size;
-            } else if model.image.is_none() && not_counted {
+            } else if let (None, None, Some(Dim::Free)) =
+                (&model.image, &model.manifest.declared, input.shape.first())
+            {
+                // Of a free first axis that is not to be taken for a batch axis, one is enough of whatever it counts.
                 shape[0] = 1;
             }
             (datatype, shape)

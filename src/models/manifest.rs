@@ -258,8 +258,8 @@ pub struct BatchLimits {
     pub items_max: Option<usize>,
     /// Ascending, if set.
     pub sizes: Option<Vec<usize>>,
-    /// Its first axis counts no items, although it is free: each request is one run.
-    pub no_axis: bool,
+    /// Whether its first axis counts no items, although it is free, so that each request is one run; open where the author has not said.
+    pub no_axis: Option<bool>,
     /// How long a batch may wait for company while a device is idle.
     pub wait_max: Duration,
     /// Share of device time.

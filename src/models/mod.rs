@@ -159,7 +159,7 @@ impl Model {
         let side = image.as_ref().is_some_and(|image| !image.batch_axis)
             && signature.batching() == Batching::Dynamic;
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
-        let no_axis = side || declared || manifest.batch.no_axis;
+        let no_axis = side || declared || manifest.batch.no_axis == Some(true);
         let batching = if task.can_batch(&signature) && !has_strings(&signature) && !no_axis {
             signature.batching()
         } else {
@@ -239,6 +239,10 @@ impl Model {
             spec.shape = shape.iter().copied().map(Dim::Fixed).collect();
             if let (Some(first), Some(items)) = (spec.shape.first_mut(), items) {
                 *first = items;
+            }
+            if let (Task::Classify(_), [_], false) = (&self.task, &spec.shape[..], self.rules.whole) {
+                // A number for each item: not one for each class.
+                spec.shape.push(Dim::Fixed(1));
             }
         }
         resolved(&self.task, &seen, &self.labels, self.image.as_ref()).map(|_| ())
@@ -324,7 +328,7 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
     if batching != Batching::Dynamic && largest.is_some_and(|largest| largest > 1) {
         let what = match batching {
             _ if has_strings(signature) => "takes or gives strings, which are run request by request",
-            _ if asked.no_axis => "has a first axis that does not count items",
+            _ if asked.no_axis == Some(true) => "has a first axis that does not count items",
             Batching::One => "has its batch axis fixed at 1",
             _ => "has no batch axis that is free in all inputs and outputs",
         };

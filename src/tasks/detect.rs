@@ -20,6 +20,9 @@ use crate::{
 };
 use std::sync::Arc;
 
+/// Numbers of a row that is sorted out and holds more than box, score and class.
+const ROTATED_COLUMNS: usize = 7;
+
 /// Which family of outputs a detector has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -201,6 +204,14 @@ impl Detect {
                 "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as \
                      rows of box, score and class that the model has sorted out (detect.format = \"end2end\"): set \
                      detect.format",
+                output.name,
+                show(&output.shape)
+            )),
+            // Of a box, score, class and angle; or of the picture's number, box, class and score.
+            [.., rows, Dim::Fixed(ROTATED_COLUMNS)] if few(rows) => Err(format!(
+                "output {:?} of shape {} can be read both ways, as YOLO's anchors (detect.format = \"yolo\") and as rows of \
+                 {ROTATED_COLUMNS} numbers that the model has sorted out, such as of oriented boxes (OBB): set detect.format, or \
+                 serve such rows with task = \"tensors\"",
                 output.name,
                 show(&output.shape)
             )),

@@ -53,12 +53,17 @@ impl Segment {
     ) -> Result<Segment, String> {
         let output = choose(signature, self.output.as_deref(), "segment.output")?;
         self.input = input;
-        if !output.shape.is_empty() {
+        // Where the file leaves open what could tell, it is asked again once a shape was seen.
+        let untold = matches!(output.shape[..], [_, Dim::Free, _, Dim::Free]);
+        if !output.shape.is_empty() && !(untold && input.is_some() && self.layout.is_none()) {
             let reading = self.reading_of_file(output, signature, labels, batch_axis)?;
             if let Reading::First { classes, .. } | Reading::Last { classes, .. } = reading
                 && let Dim::Fixed(classes) = classes
             {
-                labels.fit(&output.name, classes.max(2))?;
+                labels.fit(&output.name, classes.max(2)).map_err(|why| match classes {
+                    1 => format!("{why}: a single channel tells two, the background first"),
+                    _ => why,
+                })?;
             }
             // Settled for every size that an answer may have.
             self.layout = match reading {
@@ -255,7 +260,7 @@ impl Segment {
 }
 
 /// Whether numbers of this type are classes, unless they have an axis for scores.
-fn is_integers(datatype: DataType) -> bool {
+pub(super) fn is_integers(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 

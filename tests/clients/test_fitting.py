@@ -92,6 +92,31 @@ def half():
     return g.bytes("half", [IMAGE], [("y", HALF, ["batch", 4])])
 
 
+def numbers_of_classes(to):
+    """A number for each item, and no axis for classes."""
+    g = make_models.Graph()
+    of_items(g, [1], to=to, output="y")
+    return g.bytes("numbers", [IMAGE], [("y", to, ["batch"])])
+
+
+def detr():
+    """Logits, the last of no class, and boxes as parts of the input, as transformers' DETR has them."""
+    g = make_models.Graph()
+    of_items(g, np.log([[[0.1, 0.75, 0.15], [0.5, 0.1, 0.4], [0.05, 0.1, 0.85]]]), output="logits")
+    of_items(g, CENTRES, output="pred_boxes")
+    return g.bytes("detr", [IMAGE], [("logits", FLOAT, ["batch", 3, 3]), ("pred_boxes", FLOAT, ["batch", 3, 4])])
+
+
+def suppressing():
+    """Rows that are sorted out by NonMaxSuppression."""
+    g = make_models.Graph()
+    box, score = g.constant(make_models.floats([[[0, 0, 1, 1]]])), g.constant(make_models.floats([[[0.5]]]))
+    kept = g.node("ReduceSum", g.node("Cast", g.node("NonMaxSuppression", box, score), to=FLOAT), keepdims=0)
+    rows = of_items(g, np.zeros((1, 3, 6)))
+    g.node("Add", rows, g.node("Mul", kept, g.constant(make_models.floats(0))), output="y")
+    return g.bytes("suppressing", [IMAGE], [("y", FLOAT, ["batch", 3, 6])])
+
+
 PETS = "cat\ndog\n"
 DETECT = 'task = "detect"\nlabels = "labels.txt"\n\n[detect]\n'
 CLASSIFY = 'task = "classify"\nlabels = "labels.txt"\n'
@@ -103,6 +128,10 @@ READY = {
     "stretched": (sized(), f'{DETECT}size_input = "orig_target_sizes"\n\n[input]\nresize = "stretch"\n', PETS),
     "mmdeploy": (mmdeploy(), f'{DETECT}iou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
     "half": (half(), "[input]\n", None),
+    "untold": (open_shape(np.zeros((1, 3, 32, 48))), 'task = "segment"\nlabels = "labels.txt"\n', PETS + "cow\n"),
+    "detr": (detr(), f'{DETECT}activation = "softmax"\nbackground = "last"\niou_max = 1.0\n\n[input]\nresize = "stretch"\n', PETS),
+    "suppressed": (suppressing(), f'{DETECT}format = "end2end"\n', PETS),
+    "suppressed-each": (suppressing(), f'{DETECT}format = "end2end"\n\n[batch]\naxis = "items"\n', PETS),
 }
 REFUSED = {
     "misfit": (
@@ -110,6 +139,10 @@ REFUSED = {
         'task "detect" cannot read what a forward pass gave: output "y" has shape [?, 85, 50], expected 6 channels for 2 labels',
     ),
     "ambiguous": (open_shape(np.zeros((1, 300, 6))), DETECT, PETS, 'output "y" of shape [?, 300, 6] can be read both ways'),
+    "rotated": (open_shape(np.zeros((1, 300, 7))), DETECT, PETS + "cow\n", 'output "y" of shape [?, 300, 7] can be read both ways'),
+    "argmax": (numbers_of_classes(INT64), CLASSIFY, PETS, "which is the number of a class and no score"),
+    "squeezed": (numbers_of_classes(FLOAT), CLASSIFY, PETS + "cow\n", 'the labels file has 3 labels, output "y" has 1 classes'),
+    "unsorted": (detr(), f'{DETECT}activation = "softmax"\n', PETS, "set detect.background"),
     "mislabelled": (open_shape(np.zeros((1, 10))), CLASSIFY, PETS, 'the labels file has 2 labels, output "y" has 10 classes'),
     "unsized": (sized(), DETECT, PETS, "detect.size_input may name a second"),
     "shapeless": (shapeless(), "", None, 'input "x" has no shape in the file'),
@@ -148,6 +181,12 @@ def test_what_another_picture_may_be_answered_by_is_served(served, name):
     assert listed(served, name) == ("READY", "")
 
 
+def test_a_network_that_sorts_boxes_out_runs_a_picture_at_a_time_unless_it_is_said_to_take_more(served):
+    config = {name: requests.get(f"{served.url}/v2/models/{name}/config", timeout=60).json() for name in ("suppressed", "suppressed-each")}
+    assert config["suppressed"]["max_batch_size"] == 0 and config["suppressed-each"]["max_batch_size"] > 1, config
+    assert "sorts out boxes itself" in served.log_text()
+
+
 def test_zeros_that_give_no_numbers_tell_nothing_of_other_pictures(served):
     assert wire.post_image(served, "dark", reference.png(np.zeros((8, 8, 3), np.uint8))).status_code == 400
     classes, _ = wire.one(wire.post_image(served, "dark", reference.png(np.full((8, 8, 3), 255, np.uint8))), "classify")
@@ -167,12 +206,14 @@ def test_a_single_number_is_an_input_as_any(served):
         # The input is as high as the picture is wide: 30 pixels of padding above and below.
         ("letterboxed", [("dog", [20, 10, 60, 90]), ("cat", [0, 0, 160, 100])]),
         ("mmdeploy", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
+        ("detr", [("dog", [20, 25, 60, 75]), ("cat", [0, 0, 160, 100])]),
     ],
 )
 def test_boxes_in_a_size_that_is_asked_for_are_in_pixels_of_the_posted_picture(served, name, expected):
     picture = reference.png(np.full((100, 160, 3), 255, np.uint8))
     detections, _ = wire.one(wire.post_image(served, name, picture), "detect")
-    assert [(d["label"], d["score"]) for d in detections] == [(expected[0][0], 0.75), (expected[1][0], 0.5)]
+    assert [d["label"] for d in detections] == [label for label, _ in expected]
+    assert np.abs(np.subtract([d["score"] for d in detections], [0.75, 0.5])).max() < 1e-6, detections
     for d, (_, box) in zip(detections, expected):
         assert np.abs(np.subtract(d["box"], box)).max() < 0.01, (d, box)
 

@@ -1,4 +1,5 @@
-//! What a network ends in, found in its file without loading it: scores that went through softmax or sigmoid are probabilities.
+//! What a network ends in, found in its file without loading it: scores that went through softmax or sigmoid are probabilities, and
+//! boxes may be sorted out already.
 
 use super::fields::Fields;
 use std::{
@@ -52,6 +53,15 @@ pub(crate) fn ending(path: &Path, output: &str) -> Option<Ending> {
         }
     }
     None
+}
+
+/// Whether a network sorts out boxes itself. A file that cannot be read tells nothing.
+pub(crate) fn suppresses(path: &Path) -> bool {
+    let nodes = File::open(path).ok().and_then(|file| {
+        let bytes = file.metadata().ok()?.len();
+        nodes(file, bytes).ok()
+    });
+    nodes.is_some_and(|nodes| nodes.values().any(|node| node.operator == "NonMaxSuppression"))
 }
 
 /// An operation, as far as it is followed.

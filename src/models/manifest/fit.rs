@@ -62,7 +62,7 @@ pub(super) fn manifest(root: &Table<'_, '_>) -> Manifest {
     }
     let (priority, timeout) = read::urgency(root, PRIORITY_MAX + 1);
     let mut batch = read::batch(&root.table("batch"), BATCH_ITEMS_MAX);
-    if batch.no_axis {
+    if batch.no_axis == Some(true) {
         root.table("batch").mistake_at("axis", "is \"none\", but a fitter's first axis counts ROIs");
     }
     batch.items_max.get_or_insert(BATCH_ITEMS);

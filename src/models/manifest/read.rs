@@ -220,7 +220,7 @@ fn read_segment(table: &Table<'_, '_>) -> Segment {
 
 /// `[batch]`, of at most `items_max` items.
 pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
-    let no_axis = table.choice("axis", &[("items", false), ("none", true)]).unwrap_or(false);
+    let no_axis = table.choice("axis", &[("items", false), ("none", true)]);
     let range = 1..=items_max;
     let items_max = table.integer("items_max", range.clone());
     let mut sizes = table.integers("sizes", range);
@@ -239,7 +239,7 @@ pub(super) fn batch(table: &Table<'_, '_>, items_max: usize) -> BatchLimits {
             );
         }
     }
-    if let (true, Some(largest)) =
+    if let (Some(true), Some(largest)) =
         (no_axis, sizes.as_ref().and_then(|sizes| sizes.last()).or(items_max.as_ref()))
     {
         table.mistake_at(

@@ -213,7 +213,7 @@ fn batching(told: &mut Told, config: &ModelConfig, items_max: usize) -> (BatchLi
     let mut limits = BatchLimits {
         items_max: (items_max > 0).then_some(items_max),
         sizes: None,
-        no_axis: false,
+        no_axis: None,
         wait_max: Duration::ZERO,
         weight: 1.0,
     };

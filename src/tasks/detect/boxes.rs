@@ -1,14 +1,14 @@
 //! Detectors with outputs of their own for boxes, scores and classes, as torchvision, TensorFlow, transformers and mmdeploy export them.
 
-use super::{BoxFormat, Detect, Raw, finite};
+use super::{BoxFormat, Detect, Raw, finite, yolo::OTHER_HEADS};
 use crate::{
     engine::{Dim, Signature},
     tasks::{Labels, Output, Outputs, is_one, no_such_output, numeric, output_names, wrong_shape},
 };
 
-/// Names that exporters give: torchvision's, then TensorFlow's, then mmdeploy's.
-const BOXES: &[&str] = &["boxes", "detection_boxes", "dets"];
-const SCORES: &[&str] = &["scores", "detection_scores"];
+/// Names that exporters give: torchvision's, then TensorFlow's, then mmdeploy's, then transformers'.
+const BOXES: &[&str] = &["boxes", "detection_boxes", "dets", "pred_boxes"];
+const SCORES: &[&str] = &["scores", "detection_scores", "logits"];
 const CLASSES: &[&str] = &["labels", "classes", "detection_classes"];
 const COUNT: &[&str] = &["num_detections"];
 
@@ -30,9 +30,14 @@ impl Detect {
             return Err(missing(signature, "classes", CLASSES));
         }
         // TensorFlow's detectors give parts of the input's size, y first.
-        let tensorflow = name(boxes) == "detection_boxes";
-        self.box_format.get_or_insert(if tensorflow { BoxFormat::Yxyx } else { BoxFormat::Xyxy });
-        self.normalized.get_or_insert(tensorflow);
+        let (box_format, normalized) = match &*name(boxes) {
+            "detection_boxes" => (BoxFormat::Yxyx, true),
+            // DETR and its kind give parts, too, of centres and sizes.
+            "pred_boxes" => (BoxFormat::Cxcywh, true),
+            _ => (BoxFormat::Xyxy, false),
+        };
+        self.box_format.get_or_insert(box_format);
+        self.normalized.get_or_insert(normalized);
         self.boxes = Some(name(boxes));
         self.scores = Some(name(scores));
         self.classes = classes.map(name);
@@ -185,11 +190,12 @@ fn find(
 }
 
 fn missing(signature: &Signature, key: &str, usual: &[&str]) -> String {
-    format!(
+    let told = format!(
         "the model has no output named {}; it has {}: name it with detect.{key}",
         usual.join(" or "),
         output_names(signature)
-    )
+    );
+    if key == "boxes" { format!("{told}; {OTHER_HEADS}") } else { told }
 }
 
 #[cfg(test)]
@@ -371,7 +377,8 @@ mod tests {
         };
         check(
             &[("b", &[-1, 2, 4], boxes()), ("scores", &[-1, 2], scores(2))],
-            "the model has no output named boxes or detection_boxes or dets; it has \"b\", \"scores\": name it with detect.boxes",
+            "the model has no output named boxes or detection_boxes or dets or pred_boxes; it has \"b\", \"scores\": name it with \
+             detect.boxes; outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"",
         );
         check(
             &[

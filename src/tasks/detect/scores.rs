@@ -45,7 +45,14 @@ impl Detect {
             return Ok(());
         }
         match self.score_columns(name, shape, n)? {
-            Dim::Fixed(columns) => labels.fit(name, self.classes_of(columns)),
+            Dim::Fixed(columns) => labels.fit(name, self.classes_of(columns)).map_err(|why| {
+                match (self.background, columns == labels.len() + 1) {
+                    (None, true) => format!(
+                        "{why}: if one of them is no class, set detect.background = \"last\" (DETR) or \"first\" (SSD)"
+                    ),
+                    _ => why,
+                }
+            }),
             Dim::Free => Ok(()),
         }
     }
@@ -177,7 +184,9 @@ mod tests {
         let of_classes = Detect { background: Some(Background::First), ..task() };
         check(detr(of_classes, &scores, "face"), &[(FIRST_BOX, 0, 0.8), (THIRD_BOX, 0, 0.6)]);
         let error = detr(task(), &scores, "face").unwrap_err();
-        assert_eq!(error, "the labels file has 1 labels, output \"logits\" has 2 classes");
+        let told =
+            "the labels file has 1 labels, output \"logits\" has 2 classes: if one of them is no class, set";
+        assert!(error.starts_with(told), "{error}");
     }
 
     #[test]

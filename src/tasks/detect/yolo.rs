@@ -142,10 +142,11 @@ impl Detect {
             }
             None => fits(channels, true),
         };
-        if labels.is_empty() && !objectness && channels == POSE_CHANNELS {
+        if labels.is_empty() && channels == POSE_CHANNELS {
+            let classes = channels - 4 - usize::from(objectness);
             return Err(format!(
                 "output {name:?} of shape {} has {POSE_CHANNELS} channels, as have a pose model of people (a box, its score, 17 \
-                 keypoints of three numbers) and a detector of 52 classes: give a labels file of 52 for the latter; {OTHER_HEADS}",
+                 keypoints of three numbers) and a detector of {classes} classes: give a labels file of {classes} for the latter; {OTHER_HEADS}",
                 show(shape)
             ));
         }
@@ -178,7 +179,7 @@ impl Detect {
 }
 
 /// What is not to be made to fit by a setting, which would answer its numbers as scores of classes.
-const OTHER_HEADS: &str =
+pub(super) const OTHER_HEADS: &str =
     "outputs with keypoints, masks or angles beside (pose, segment, OBB) are served with task = \"tensors\"";
 
 /// Of the usual pose model.
@@ -351,7 +352,9 @@ mod tests {
             assert!(resolve(false, "card\n".repeat(52).as_str(), &shape).is_ok());
         }
         assert!(resolve(false, "", &[-1, 57, 8400]).is_ok());
-        assert!(resolve(true, "", &[-1, 25_200, 56]).is_ok());
+        // A fifth channel that looks like an objectness is the score of the only class.
+        let error = resolve(true, "", &[-1, 25_200, 56]).unwrap_err();
+        assert!(error.contains("a detector of 51 classes"), "{error}");
     }
 
     #[test]
