@@ -54,8 +54,12 @@ impl Segment {
         let output = choose(signature, self.output.as_deref(), "segment.output")?;
         self.input = input;
         // Where the file leaves open what could tell, it is asked again once a shape was seen.
-        let untold = matches!(output.shape[..], [_, Dim::Free, _, Dim::Free]);
-        if !output.shape.is_empty() && !(untold && input.is_some() && self.layout.is_none()) {
+        let untold = match output.shape[..] {
+            [] => true,
+            [_, Dim::Free, _, Dim::Free] => input.is_some() && self.layout.is_none(),
+            _ => false,
+        };
+        if !untold {
             let reading = self.reading_of_file(output, signature, labels, batch_axis)?;
             if let Reading::First { classes, .. } | Reading::Last { classes, .. } = reading
                 && let Dim::Fixed(classes) = classes
