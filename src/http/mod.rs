@@ -5,7 +5,7 @@
 //! - `around`: what every request passes, in order.
 //! - [`guard`]: names a request, checks its head, catches panics.
 //! - [`admission`]: who may come in, decided on the headers.
-//! - `observe`: a span, a log line and counts for each request.
+//! - `observe`: a span, a log line and counts for each request; `tally`: a request in its model's statistics, once.
 //! - `accepted`: what a caller says it takes; `query`: what queries say; `coding`: bodies that come packed, and replies that go so.
 //! - [`body`], [`multipart`], `posted`: bodies, with limits in bytes and in time, and the files in them.
 //! - [`decode`]: the bounded CPU pool between bytes and queue.
