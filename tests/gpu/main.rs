@@ -94,6 +94,7 @@ fn all_of_the_script_runs_on_the_fakes() {
         "fault-network",
         "example-spots",
         "example-digits",
+        "example-digits-process",
         "example-digits-detector",
         "example-digits-segmenter",
         "example-digits-embedder",
@@ -114,6 +115,7 @@ fn all_of_the_script_runs_on_the_fakes() {
         "processors-busy",
         "two-servers",
         "jpeg",
+        "network-rests",
         "bench-fit",
         "bench-resnet50-fp16",
     ] {
