@@ -159,12 +159,11 @@ pub(super) fn prove(
         footprint.free = gpu_memory(gpu)?.free;
     }
     // What was not seen is not believed, but where the author says how large batches may be.
-    let limits = &model.manifest.batch;
-    let said = model.rules.whole || limits.items_max.is_some() || limits.sizes.is_some();
+    let said = model.rules.whole || model.manifest.batch.is_said();
     let counts = match axis.first {
         None if !said => Err(
             "no forward pass worked at load, so that nobody has seen whether the first axis counts items \
-                              (batch.items_max says that it does)"
+                              (batch.axis = \"items\" says that it does)"
                 .to_owned(),
         ),
         _ => Ok(()),

@@ -237,6 +237,9 @@ impl Acceptor {
                 }
             }
         }
+        if full {
+            shared.connections.full.fetch_sub(1, Ordering::Relaxed);
+        }
         // Done with before the listener is closed.
         if let Ok(listener) = listener.into_std() {
             let take = |stream: std::net::TcpStream, peer| {

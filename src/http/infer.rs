@@ -277,7 +277,8 @@ async fn in_parts(
     let asked = (request.outputs.clone(), request.binary_default);
     let id = request.id.clone();
     if let Some(images) = encoded::sent(model, &request.inputs) {
-        let (wanted, count) = (Arc::new(wanted(model, &asked, &shown(model))?), images.shape[0]);
+        let (wanted, count) =
+            (Arc::new(wanted(model, &asked, &shown(model))?), images.shape.first().copied().unwrap_or(0));
         let tally = Arc::new(Tally::of(model));
         let images = encoded::one_by_one(front, &tally, call, images)?.enumerate();
         let (front, model) = (Arc::clone(front), Arc::clone(model));

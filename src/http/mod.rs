@@ -328,8 +328,8 @@ fn router(routes: Vec<Route>) -> Router<Arc<Front>> {
 }
 
 /// Control, behind the check of whose page asks for it.
-fn control() -> Router<Arc<Front>> {
-    router(control_routes()).layer(middleware::from_fn(origin::check))
+fn control(front: &Arc<Front>) -> Router<Arc<Front>> {
+    router(control_routes()).layer(middleware::from_fn_with_state(Arc::clone(front), origin::check))
 }
 
 /// The API: what [`accept::Acceptor`] serves.
@@ -346,7 +346,7 @@ pub fn routes(front: Arc<Front>) -> Router {
     let inference = around::layered(router(inference_routes()), &front, head, true);
     // Health and metrics are beside the admission of the others: they answer when everything else is refused.
     let others = router(catalog_routes())
-        .merge(control())
+        .merge(control(&front))
         .merge(page::router(&front))
         .merge(router(health::routes()))
         .fallback(guard::not_found);
@@ -359,7 +359,7 @@ pub fn routes(front: Arc<Front>) -> Router {
 pub fn admin_routes(front: Arc<Front>) -> Router {
     let BodyLimits { bytes_max, option, .. } = front.limits.body;
     let head = HeadLimits { body_bytes_max: bytes_max, option, uri_bytes_max: URI_BYTES_MAX };
-    finish(router(health::routes_apart()).merge(control()), head, front)
+    finish(router(health::routes_apart()).merge(control(&front)), head, front)
 }
 
 /// What the listener for metrics serves: nothing else.

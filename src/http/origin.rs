@@ -2,32 +2,40 @@
 //!
 //! Browsers say which page a request comes from in `Origin`. Control is refused to every page but this server's own. Where
 //! nothing but the way to this machine opens it, that page must have been opened by an address or as `localhost` as well: a
-//! name can be pointed at this machine by whoever owns it. A request that shows a token (`Authorization: Bearer`) is left to the check
-//! of that: a browser asks before it sends one for another page, and is never told yes. What it adds by itself, such as the password of
-//! a proxy (`Basic`), says nothing of the page.
+//! name can be pointed at this machine by whoever owns it. Where `admin_token` is set, a request that shows one
+//! (`Authorization: Bearer`) is left to the check of that; elsewhere nobody looks at it, and it says nothing. What a browser adds by
+//! itself, such as the password of a proxy (`Basic`), says nothing of the page either.
 
-use super::repository::bearer;
+use super::{Front, repository::bearer};
 use crate::error::InferError;
 use axum::{
     body::Body,
-    extract::Request,
+    extract::{Request, State},
     http::{HeaderMap, HeaderValue, Method, Response, Uri, header, uri::Authority},
     middleware::Next,
     response::IntoResponse,
 };
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 /// Middleware of what changes something.
-pub(super) async fn check(request: Request, next: Next) -> Response<Body> {
-    match own_page(request.method(), request.uri(), request.headers()) {
+pub(super) async fn check(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response<Body> {
+    match own_page(request.method(), request.uri(), request.headers(), front.admin_token.is_some()) {
         Ok(()) => next.run(request).await,
         Err(why) => InferError::Forbidden(why.to_owned()).into_response(),
     }
 }
 
-/// Refuses what a page of others would have a browser send.
-pub(super) fn own_page(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
-    if method.is_safe() || bearer(headers).is_some() {
+/// Refuses what a page of others would have a browser send. `token`: one is set, and is looked at where it is shown.
+pub(super) fn own_page(
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    token: bool,
+) -> Result<(), &'static str> {
+    if method.is_safe() || (token && bearer(headers).is_some()) {
         return Ok(());
     }
     let Some(origin) = headers.get(header::ORIGIN) else {
@@ -67,9 +75,13 @@ mod tests {
     use super::*;
 
     fn check(method: &Method, given: &[(header::HeaderName, &'static str)], allowed: bool) {
+        check_with(method, given, false, allowed);
+    }
+
+    fn check_with(method: &Method, given: &[(header::HeaderName, &'static str)], token: bool, allowed: bool) {
         let given: HeaderMap =
             given.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
-        let result = own_page(method, &Uri::from_static("/v2/repository/index"), &given);
+        let result = own_page(method, &Uri::from_static("/v2/repository/index"), &given, token);
         assert_eq!(result.is_ok(), allowed, "{given:?}: {result:?}");
     }
 
@@ -97,7 +109,10 @@ mod tests {
         use header::{AUTHORIZATION, HOST, ORIGIN};
         let rebound = [(HOST, "evil.example:8000"), (ORIGIN, "http://evil.example:8000")];
         check(&Method::POST, &rebound, false);
-        check(&Method::POST, &[rebound[0].clone(), rebound[1].clone(), (AUTHORIZATION, "Bearer x")], true);
+        let shown = [rebound[0].clone(), rebound[1].clone(), (AUTHORIZATION, "Bearer x")];
+        check_with(&Method::POST, &shown, true, true);
+        // Where none is set, nobody looks at it.
+        check_with(&Method::POST, &shown, false, false);
     }
 
     #[test]

@@ -160,7 +160,22 @@ fn may(
 }
 
 /// What proxies add: of a request with one of these, nothing says where it is from.
-const FORWARDED: [&str; 4] = ["forwarded", "x-forwarded-for", "via", "k-proxy-request"];
+const FORWARDED: [&str; 14] = [
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-forwarded-server",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "x-envoy-external-address",
+    "x-original-host",
+    "k-proxy-request",
+];
 
 fn is_known(token: Option<&Secret>, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), InferError> {
     let refused = |why: &str| Err(InferError::Forbidden(why.to_owned()));

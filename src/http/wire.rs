@@ -20,6 +20,7 @@ pub mod classification;
 pub mod data;
 pub mod devices;
 mod list;
+mod members;
 pub mod model_config;
 pub mod predict;
 pub mod raw;
@@ -149,11 +150,6 @@ impl fmt::Display for Parameter {
 
 /// Characters of a parser's own words, which may repeat a text of any length that it did not expect.
 const WORDS_MAX: usize = 300;
-
-/// A member that may be left out; `null` is the same, which clients write for what they do not set.
-fn absent_or<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
-}
 
 /// Reads an object. A list of its members' values, which serde takes for one as well, is none.
 fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {

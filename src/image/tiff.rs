@@ -26,6 +26,9 @@ use tiff::{
 /// What one tag's values may take: enough for 262,144 strips or tiles.
 const TAG_BYTES_MAX: usize = 8 << 20;
 
+/// Strips and tiles with the lowest bit first, apart from each other, beyond which no writer goes.
+const REVERSED_MAX: usize = 1 << 18;
+
 /// More samples per pixel than any kind that is decoded.
 const SAMPLES_MAX: u16 = 8;
 
@@ -291,7 +294,10 @@ fn check_chunks(
             .and_then(|(offset, count)| bytes.get(offset..offset.checked_add(count)?))
             .ok_or_else(|| corrupt("pixel data lies beyond its end"))?;
         if reversed {
-            found.changes.reversed.push([offset, offset + count]);
+            found.changes.reverse([offset, offset + count]);
+            if found.changes.reversed.len() > REVERSED_MAX {
+                return Err(corrupt(format!("more than {REVERSED_MAX} strips with the lowest bit first")));
+            }
         }
         if !jpeg {
             continue;

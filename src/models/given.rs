@@ -3,7 +3,7 @@
 
 use super::scan::{self, Found};
 use bytes::Bytes;
-use std::{fs, io, path::Path, sync::Arc};
+use std::{fs, io, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 use tempfile::TempDir;
 
 /// Files of one model.
@@ -70,7 +70,9 @@ impl Given {
 
 /// Writes files into a folder of their own.
 fn keep(files: Vec<(Place, Bytes)>, parent: &Path) -> io::Result<TempDir> {
-    let kept = tempfile::Builder::new().prefix("ocelli-model-").tempdir_in(parent)?;
+    // Nobody else's, whatever the mask is.
+    let mine = fs::Permissions::from_mode(0o700);
+    let kept = tempfile::Builder::new().prefix("ocelli-model-").permissions(mine).tempdir_in(parent)?;
     for (Place { folder, name }, bytes) in files {
         let folder = folder.map_or_else(|| kept.path().to_owned(), |folder| kept.path().join(folder));
         fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(name), bytes))?;

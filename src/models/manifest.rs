@@ -266,6 +266,13 @@ pub struct BatchLimits {
     pub weight: f64,
 }
 
+impl BatchLimits {
+    /// Whether the author says whether, or how far, it may be batched.
+    pub fn is_said(&self) -> bool {
+        self.no_axis.is_some() || self.items_max.is_some() || self.sizes.is_some()
+    }
+}
+
 /// `[placement]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placing {

@@ -1,6 +1,6 @@
 //! Classify: one score per class to the best classes.
 
-use super::{Labels, Output, Outputs, choose, is_one, segment::is_integers, wrong_shape};
+use super::{Labels, Output, Outputs, choose, is_one, wrong_shape};
 use crate::engine::{
     Best, DataType, Dim, Signature,
     kernels::postprocess::ScoreActivation,
@@ -64,7 +64,7 @@ impl Classify {
     pub(super) fn resolve(mut self, signature: &Signature, labels: &Labels) -> Result<Classify, String> {
         let output = choose(signature, self.output.as_deref(), "classify.output")?;
         if let Some(classes) = classes(&output.name, &output.shape)? {
-            if classes == 1 && is_integers(output.datatype) {
+            if classes == 1 && matches!(output.datatype, DataType::Int64 | DataType::Int32) {
                 return Err(format!(
                     "output {:?} is one {} for an image, which is the number of a class and no score: export the network without \
                      its argmax, or serve it with task = \"tensors\"",

@@ -264,7 +264,7 @@ impl Segment {
 }
 
 /// Whether numbers of this type are classes, unless they have an axis for scores.
-pub(super) fn is_integers(datatype: DataType) -> bool {
+fn is_integers(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 

@@ -228,11 +228,14 @@ fn subscriber(
         .parse(told)
         .map_err(|error| LogError::Filter { filter: told.into(), reason: error.to_string() })?;
     // Unless it is asked for: for each folder that goes, what watches folders says that it cannot watch it any more.
-    let filter = match told.contains(WATCHES_FOLDERS) {
-        true => filter,
-        false => filter.add_directive(
+    let parts = || told.split(',').map(|part| part.trim().to_ascii_lowercase());
+    let of_all = parts().any(|part| ["warn", "info", "debug", "trace"].contains(&&*part));
+    let asked = parts().any(|part| part.starts_with(WATCHES_FOLDERS));
+    let filter = match of_all && !asked {
+        true => filter.add_directive(
             format!("{WATCHES_FOLDERS}=error").parse().expect("a name and a level are a filter"),
         ),
+        false => filter,
     };
     let files = match folder {
         Some(folder) => {
@@ -381,6 +384,13 @@ mod tests {
         };
         assert_eq!((watched("info"), watched("debug")), (String::new(), String::new()));
         assert!(watched("info,notify=info").contains("unable to remove watch descriptor"));
+        let failed = |filter| {
+            log(PLAIN, filter, None, |_| {
+                tracing::error!(target: "notify::inotify", "broken");
+            })
+        };
+        assert_eq!((failed("off"), failed("ocelli=info")), (String::new(), String::new()));
+        assert!(failed("info").contains("broken"));
         let refused = subscriber(PLAIN, "ocelli=loud", None, None, io::sink());
         let error = refused.err().expect("not a filter").to_string();
         assert!(error.starts_with("log_filter \"ocelli=loud\" is not"), "{error}");

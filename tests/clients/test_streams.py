@@ -269,3 +269,12 @@ def test_a_reply_counts_as_what_it_ends_as(start_server):
     counts("digits", lambda: post(server, "digits", [bad, bad], "application/x-ndjson"), decode=1)
     # A version that there is not is asked for by mistake.
     counts("digits", lambda: requests.post(f"{server.url}/predictions/digits/99", good, timeout=wire.TIMEOUT), bad_request=1)
+
+
+def test_an_image_in_a_tensor_without_an_axis_is_refused(server):
+    name = requests.get(f"{server.url}/v2/models/digits", timeout=wire.TIMEOUT).json()["inputs"][0]["name"]
+    body = {"inputs": [{"name": name, "datatype": "BYTES", "shape": [], "data": ["x"]}]}
+    for accept in ("application/x-ndjson", "application/json"):
+        url = f"{server.url}/v2/models/digits/infer"
+        response = requests.post(url, json=body, headers={"Accept": accept}, timeout=wire.TIMEOUT)
+        assert response.status_code == 400, response.text

@@ -113,10 +113,10 @@ impl Book {
         self.lock().waiting.retain(|waiting| !waiting.is(found));
     }
 
-    /// Nobody wants a model any more that waits, in any version.
-    pub(in crate::devices) fn stop_waiting(&self, name: &str) {
+    /// Nobody wants a model any more that waits, but in these versions.
+    pub(in crate::devices) fn stop_waiting(&self, name: &str, but: &dyn Fn(&str) -> bool) {
         let mut state = self.lock();
-        state.waiting.retain(|waiting| waiting.name() != name);
+        state.waiting.retain(|waiting| waiting.name() != name || but(&waiting.found.version));
         state.let_go_of(name);
     }
 }
@@ -161,7 +161,7 @@ mod tests {
         let measured = super::super::memory::name(found("m").source.as_ref().unwrap());
         book.learned().model("H100", &measured, 7 << 30, u64::MAX);
         assert_eq!([0, 1].map(|index| book.least(index, "H100")), [None, Some(7 << 30)]);
-        book.stop_waiting("m");
+        book.stop_waiting("m", &|_| false);
         assert!(!book.needs(1));
     }
 

@@ -8,7 +8,7 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -84,7 +84,7 @@ impl Ticket {
         let path = folder.join(format!("{}{TAKING}", self.gpu));
         // The file of another user may be read only; that is enough to lock it.
         let made = OpenOptions::new().create_new(true).write(true).open(&path);
-        let made = made.and_then(|file| for_all(&file).map(|()| file)).or_else(|_| File::open(&path));
+        let made = made.and_then(|file| for_all(&file).map(|()| file)).or_else(|_| open(&path));
         let locked = made.and_then(|file| match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -142,9 +142,14 @@ fn locked(path: &Path) -> io::Result<File> {
     placed.map(|()| file)
 }
 
+/// A file of whoever else may write into the folder: neither a link, nor a pipe that is waited for.
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
+}
+
 /// Whether its owner lives. Tickets of the dead are removed where we may.
 fn is_alive(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
+    let Ok(file) = open(path) else { return false };
     match file.try_lock() {
         Ok(()) => {
             let _ = fs::remove_file(path);

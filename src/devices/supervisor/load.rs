@@ -80,11 +80,11 @@ impl Devices {
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
         let mut source = source;
-        let batch = &mut source.manifest.batch;
-        let said = batch.no_axis.is_some() || batch.items_max.is_some() || batch.sizes.is_some();
+        let manifest = &mut source.manifest;
+        let said = manifest.batch.is_said() || manifest.declared.is_some();
         if !said && signature.batching() == Batching::Dynamic && suppresses(&source.path) {
             // Many exports do so for as many pictures as they were traced with, which zeros do not show.
-            batch.no_axis = Some(true);
+            manifest.batch.no_axis = Some(true);
             tracing::warn!(
                 model = source.name,
                 "the network sorts out boxes itself (NonMaxSuppression), which many exports do for the first picture alone: each \

@@ -34,7 +34,6 @@ impl Devices {
         expected: &dyn Fn(&Model) -> Result<(), String>,
     ) -> Result<(), String> {
         let _turn = self.turn();
-        self.book.stop_waiting(name);
         let mut reasons = Vec::new();
         let mut refused = false;
         let is_some_there = found.iter().any(|found| !found.only_named);
@@ -49,6 +48,7 @@ impl Devices {
                 self.put_back(found, &before);
                 continue;
             }
+            self.book.stop_waiting_for(found);
             let version = &found.version;
             let may_lack = found.only_named && is_some_there;
             let old = self.serving(name, Some(version)).pop();
@@ -93,6 +93,7 @@ impl Devices {
             return Err(reasons.join("; "));
         }
         let gone = |version: &str| found.iter().all(|found| found.version != version);
+        self.book.stop_waiting(name, &|version| !gone(version));
         self.remove(name, &gone);
         Ok(())
     }
@@ -120,7 +121,7 @@ impl Devices {
     /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.
     pub fn unload(&self, name: &str) -> bool {
         let _turn = self.turn();
-        self.book.stop_waiting(name);
+        self.book.stop_waiting(name, &|_| false);
         let known = self.parts.catalog.has(name);
         self.remove(name, &|_| true);
         known

@@ -223,7 +223,8 @@ impl Known {
 impl Pins {
     /// How long the call may take that is under way, or the next: pages are locked one by one.
     fn patience(&self) -> Duration {
-        let largest = self.memory.values().map(|known| known.bytes).max().unwrap_or(0);
+        let called = |known: &&Known| known.is_under_way() || known.left.is_some() || self.closing.is_some();
+        let largest = self.memory.values().filter(called).map(|known| known.bytes).max().unwrap_or(0);
         PATIENCE + Duration::from_secs((largest >> 30) as u64)
     }
 
@@ -319,7 +320,7 @@ impl Call {
             }
             Err(error) => {
                 let error = CudaError::when(format!("cannot unpin {bytes} bytes"))(error);
-                tracing::error!(%error, "this memory is never used again: the driver may copy from where it was");
+                tracing::error!(%error, "the driver may copy from where this memory was: what is ours of it is never used again");
                 Came::Kept
             }
         }

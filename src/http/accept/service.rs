@@ -205,20 +205,22 @@ fn read_beside_the_reply(mut incoming: Incoming, under_way: &Arc<UnderWay>) {
         let UnderWay { request, ref watch, ref stages, .. } = *under_way;
         let to_the_end = async {
             let mut bytes = 0;
-            while let Some(Ok(frame)) = incoming.frame().await {
+            while let Some(frame) = incoming.frame().await {
+                let Ok(frame) = frame else { return false };
                 watch.body_read(request, Instant::now());
                 bytes += frame.data_ref().map_or(0, Bytes::len);
                 if bytes > BESIDE_BYTES_MAX {
-                    break;
+                    return false;
                 }
             }
+            true
         };
-        tokio::select! {
-            () = to_the_end => {}
-            () = tokio::time::sleep(BESIDE_WAIT) => {}
-            () = stages.closing.cancelled() => {}
-        }
-        if !incoming.is_end_stream() {
+        let read = tokio::select! {
+            read = to_the_end => read,
+            () = tokio::time::sleep(BESIDE_WAIT) => false,
+            () = stages.closing.cancelled() => false,
+        };
+        if !read {
             watch.body_left();
         }
     });

@@ -51,7 +51,9 @@ impl Caller {
     pub(crate) fn of(front: &Front, extensions: &Extensions, headers: &HeaderMap, uri: &Uri) -> Caller {
         let may = front.shared_memory.is_on().then(|| {
             repository::known(front, extensions.get::<Peer>(), headers)?;
-            origin::own_page(&Method::POST, uri, headers).map_err(|why| InferError::Forbidden(why.to_owned()))
+            let token = front.admin_token.is_some();
+            origin::own_page(&Method::POST, uri, headers, token)
+                .map_err(|why| InferError::Forbidden(why.to_owned()))
         });
         Caller { may, permit: extensions.get().cloned() }
     }

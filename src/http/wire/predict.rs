@@ -6,11 +6,15 @@
 //!
 //! Members that we do not know, such as `key`, are ignored.
 
-use super::{Parameters, absent_or, bad_json, base64_text, object};
+use super::{
+    Parameters, bad_json, base64_text,
+    members::{Str, few_or_absent},
+    object,
+};
 use crate::error::InferError;
 use serde::{
     Deserialize, Deserializer,
-    de::{IgnoredAny, SeqAccess, Visitor},
+    de::{Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor},
 };
 use std::{borrow::Cow, fmt};
 
@@ -31,7 +35,7 @@ pub struct Instances {
 struct Wire<'a> {
     #[serde(borrow)]
     instances: Bounded<'a>,
-    #[serde(default, deserialize_with = "absent_or")]
+    #[serde(default, deserialize_with = "few_or_absent")]
     parameters: Parameters,
 }
 
@@ -71,43 +75,80 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bounded<'a> {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a base64 string or an object with b64, data or image_bytes")]
-pub(super) enum Instance<'a> {
-    Text(#[serde(borrow)] Cow<'a, str>),
-    Base64 {
-        #[serde(borrow)]
-        b64: Cow<'a, str>,
-    },
-    Data {
-        #[serde(borrow)]
-        data: Text<'a>,
-    },
-    ImageBytes {
-        #[serde(borrow)]
-        image_bytes: Text<'a>,
-    },
+/// An image as text in base64: bare, or in an object; other members of that are passed over, unread.
+pub(super) struct Instance<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Instance<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Instance<'a>, D::Error> {
+        deserializer.deserialize_any(Wrapped { within: true }).map(|Text { text, .. }| Instance(text))
+    }
 }
 
-/// A base64 string, or an object that holds one.
+/// A text, or an object that holds it as `b64`.
+pub(super) struct Text<'a> {
+    pub(super) text: Cow<'a, str>,
+    /// It stood in an object.
+    pub(super) wrapped: bool,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text<'a>, D::Error> {
+        deserializer.deserialize_any(Wrapped { within: false })
+    }
+}
+
+/// Reads a text or an object with one; `within` which the object may have others that hold it.
+struct Wrapped {
+    within: bool,
+}
+
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a base64 string or an object with b64")]
-pub(super) enum Text<'a> {
-    Plain(#[serde(borrow)] Cow<'a, str>),
-    Wrapped {
-        #[serde(borrow)]
-        b64: Cow<'a, str>,
-    },
+#[serde(field_identifier, rename_all = "snake_case")]
+enum Member {
+    B64,
+    Data,
+    ImageBytes,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> Visitor<'de> for Wrapped {
+    type Value = Text<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.within {
+            true => "a base64 string or an object with b64, data or image_bytes",
+            false => "a string or an object with b64",
+        })
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+        Ok(Text { text: Cow::Borrowed(text), wrapped: false })
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Text<'de>, E> {
+        Ok(Text { text: Cow::Owned(text.to_owned()), wrapped: false })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Text<'de>, A::Error> {
+        let (mut bare, mut within) = (None, None);
+        while let Some(member) = map.next_key()? {
+            match member {
+                Member::B64 => bare = Some(map.next_value::<Str<'de>>()?.0),
+                Member::Data | Member::ImageBytes if self.within => {
+                    within = Some(map.next_value::<Text<'de>>()?.text);
+                }
+                Member::Data | Member::ImageBytes | Member::Other => _ = map.next_value::<IgnoredAny>()?,
+            }
+        }
+        let text = bare.or(within).ok_or_else(|| A::Error::invalid_type(Unexpected::Map, &self))?;
+        Ok(Text { text, wrapped: true })
+    }
 }
 
 impl Instance<'_> {
     fn base64(&self) -> &Cow<'_, str> {
-        match self {
-            Instance::Text(text) | Instance::Base64 { b64: text } => text,
-            Instance::Data { data: text } | Instance::ImageBytes { image_bytes: text } => match text {
-                Text::Plain(text) | Text::Wrapped { b64: text } => text,
-            },
-        }
+        &self.0
     }
 
     /// What it takes beside the request, once decoded.
@@ -234,6 +275,7 @@ mod tests {
         refuses(r#"{"inputs":[]}"#, "missing field `instances`");
         refuses(r#"{"instances":["","","","",""]}"#, "instances is 5, more than the limit of 4");
         let deep = "[".repeat(100_000);
-        refuses(&format!("{{\"instances\":{deep}"), "recursion limit");
+        refuses(&format!("{{\"instances\":{deep}"), "expected a base64 string or an object with b64");
+        refuses(&format!("{{\"instances\":[{{\"b64\":\"\",\"x\":{deep}"), "EOF");
     }
 }

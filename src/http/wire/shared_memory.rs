@@ -93,6 +93,10 @@ pub fn check_name(name: &str) -> Result<(), InferError> {
             "the region's name {:?}… has {bytes} bytes, more than the limit of {NAME_BYTES_MAX}",
             clipped(name)
         ))),
+        // A proxy may take it for more of a path than it is.
+        _ if name.contains(['/', '\\']) || name.contains(char::is_control) => {
+            Err(bad(format!("the region's name {:?} has a slash or a control character", clipped(name))))
+        }
         _ => Ok(()),
     }
 }
@@ -105,6 +109,14 @@ mod tests {
         let mut parameters: Parameters = serde_json::from_str(parameters).unwrap();
         let place = place(format_args!("input \"x\""), &mut parameters).map_err(|error| error.to_string())?;
         Ok((place, parameters))
+    }
+
+    #[test]
+    fn a_regions_name_is_no_path() {
+        for name in ["../../x", "a/b", "a\\b", "a\nb", ""] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
+        assert_eq!(check_name("region 1 of a_client-2.0"), Ok(()));
     }
 
     #[test]

@@ -6,8 +6,10 @@
 //! several inputs a row is an object with a member for each, and so are the columns.
 
 use super::{
-    Parameters, absent_or, bad_json, binary, clipped, data, list, object,
-    predict::{Instance, Room, decode_base64, decoded},
+    Parameters, bad_json, binary, clipped, data, list,
+    members::{few_members, few_or_absent, member},
+    object,
+    predict::{Instance, Room, Text, decode_base64, decoded},
     reply::{numbers_of, single, string},
     request::Input,
 };
@@ -50,7 +52,7 @@ struct Wire<'a> {
     instances: Option<&'a RawValue>,
     #[serde(borrow, default)]
     inputs: Option<&'a RawValue>,
-    #[serde(default, deserialize_with = "absent_or")]
+    #[serde(default, deserialize_with = "few_or_absent")]
     parameters: Parameters,
 }
 
@@ -135,10 +137,7 @@ fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
     let first = given.get().trim_start_matches(|c: char| c == '[' || c.is_ascii_whitespace());
     match (first.as_bytes().first(), input) {
         (Some(b'{'), Some(input)) => {
-            let mut objects = serde_json::Deserializer::from_str(first).into_iter();
-            let members: Option<Result<BTreeMap<Cow<'_, str>, &RawValue>, _>> = objects.next();
-            let members = members.and_then(Result::ok).unwrap_or_default();
-            members.get(input.name.as_str()).is_some_and(|value| holds_numbers(value, None))
+            member(first, &input.name).is_some_and(|value| holds_numbers(value, None))
         }
         (Some(b'"'), _) => WORDS.iter().any(|word| {
             let rest = first[1..].strip_prefix(word);
@@ -161,7 +160,7 @@ fn images(
     let (list, one) = match form {
         Form::Rows => (given, false),
         Form::Columns => {
-            let list = member(given, name).unwrap_or(given);
+            let list = member(given.get(), name).unwrap_or(given);
             (list, !list.get().starts_with('['))
         }
     };
@@ -184,7 +183,7 @@ fn images(
 /// An image, which may be named by the input.
 fn image<'a>(index: usize, row: &'a RawValue, name: &str) -> Result<Instance<'a>, InferError> {
     let read = serde_json::from_str(row.get());
-    let read = read.or_else(|error| match member(row, name) {
+    let read = read.or_else(|error| match member(row.get(), name) {
         Some(named) => serde_json::from_str(named.get()),
         None => Err(error),
     });
@@ -201,7 +200,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
     }
     let mut columns: BTreeMap<String, String> = BTreeMap::new();
     list::each(given.get(), "instances", |index, row| {
-        let members: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(row.get())
+        let members: BTreeMap<Cow<'_, str>, &RawValue> = all(row)
             .map_err(|_| bad(format!("instance {index} must be an object with a member for each input")))?;
         // Else the rows of one input would go with others of another.
         if index > 0 && !members.keys().eq(columns.keys()) {
@@ -230,20 +229,21 @@ fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, Infe
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
     let columns: BTreeMap<Cow<'_, str>, &RawValue> =
-        serde_json::from_str(given.get()).map_err(|error| bad_json("inputs", &error))?;
+        all(given).map_err(|error| bad_json("inputs", &error))?;
     let column =
         |(name, value): (Cow<'_, str>, &RawValue)| input(spec(taken.inputs, &name)?, taken.pixels, value);
     columns.into_iter().map(column).collect()
 }
 
-/// The member of a value, if that is an object which has it.
-fn member<'a>(value: &'a RawValue, name: &str) -> Option<&'a RawValue> {
-    serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(value.get()).ok()?.remove(name)
+/// All members of a value that is an object.
+fn all(value: &RawValue) -> serde_json::Result<BTreeMap<Cow<'_, str>, &RawValue>> {
+    few_members(&mut serde_json::Deserializer::from_str(value.get()))
 }
 
 /// Whether a value says by names which input is what: an object does, unless it is an element of a text.
 fn names(value: &RawValue, only: &TensorSpec) -> bool {
-    member(value, &only.name).is_some() || (only.datatype != DataType::Bytes && value.get().starts_with('{'))
+    member(value.get(), &only.name).is_some()
+        || (only.datatype != DataType::Bytes && value.get().starts_with('{'))
 }
 
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
@@ -296,16 +296,6 @@ fn shape(name: &str, value: &RawValue) -> Result<Vec<usize>, InferError> {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or an object with b64")]
-enum Element<'a> {
-    Plain(#[serde(borrow)] Cow<'a, str>),
-    Base64 {
-        #[serde(borrow)]
-        b64: Cow<'a, str>,
-    },
-}
-
 /// Texts, or bytes in base64, in lists that say their shape.
 fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
     let what = format!("input {:?}", spec.name);
@@ -315,10 +305,10 @@ fn text(spec: &TensorSpec, value: &RawValue) -> Result<Tensor, InferError> {
         let text = element.get();
         // serde would take a list of one text for the object.
         let read = if text.starts_with('[') { "null" } else { text };
-        let element = serde_json::from_str(read).map_err(|error| bad_json(&what, &error))?;
-        let element = match &element {
-            Element::Plain(text) => Cow::Borrowed(text.as_bytes()),
-            Element::Base64 { b64 } => Cow::Owned(decode_base64(index, b64)?),
+        let Text { text, wrapped } = serde_json::from_str(read).map_err(|error| bad_json(&what, &error))?;
+        let element = match wrapped {
+            false => Cow::Borrowed(text.as_bytes()),
+            true => Cow::Owned(decode_base64(index, &text)?),
         };
         let length = u32::try_from(element.len()).map_err(|_| bad("an element is longer than 4 GiB"))?;
         bytes.extend_from_slice(&length.to_le_bytes());

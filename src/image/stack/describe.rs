@@ -5,6 +5,8 @@ use super::{
     PixelSize, PixelSizeSource,
     ome::{self, Ome},
 };
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// Printers end well below this; finer resolutions are taken for measured ones, whoever wrote them. A pixel of 10 µm.
 const RESOLUTION_PIXEL_NM_MAX: f64 = 10_000.0;
@@ -70,12 +72,17 @@ impl Description {
     /// Takes what Micro-Manager says of a frame, in JSON.
     pub(super) fn take_micro_manager(&mut self, bytes: &[u8]) {
         self.is_micro_manager = true;
-        let Ok(value) = serde_json::from_slice::<serde_json::Value>(
-            bytes.trim_ascii_end().strip_suffix(b"\0").unwrap_or(bytes),
-        ) else {
+        /// The only member that is read of many.
+        #[derive(Deserialize)]
+        struct Told {
+            #[serde(rename = "PixelSizeUm", default)]
+            size: Option<f64>,
+        }
+        let Ok(Told { size }) =
+            serde_json::from_slice(bytes.trim_ascii_end().strip_suffix(b"\0").unwrap_or(bytes))
+        else {
             return;
         };
-        let size = value.get("PixelSizeUm").and_then(serde_json::Value::as_f64);
         self.micro_manager_nm = size.map(|size| size * 1000.0).filter(|size| size.is_finite() && *size > 0.0);
     }
 
@@ -181,10 +188,20 @@ impl ImageJ {
     }
 }
 
+/// The longest list of extents that is read.
+const SHAPE_BYTES_MAX: usize = 1024;
+
 /// The `shape` of the JSON that tifffile writes.
 fn shape(text: &str) -> Option<Vec<u64>> {
-    let value: serde_json::Value = serde_json::from_str(text).ok()?;
-    value.get("shape")?.as_array()?.iter().map(serde_json::Value::as_u64).collect()
+    #[derive(Deserialize)]
+    struct Told<'a> {
+        #[serde(borrow)]
+        shape: &'a RawValue,
+    }
+    let Told { shape } = serde_json::from_str(text).ok()?;
+    // Of some axes: a longer one says nothing of frames.
+    let shape = Some(shape.get()).filter(|shape| shape.len() <= SHAPE_BYTES_MAX)?;
+    serde_json::from_str(shape).ok()
 }
 
 /// UTF-8, or Latin-1 where it is not.

@@ -30,6 +30,14 @@ pub(super) struct Changes {
 }
 
 impl Changes {
+    /// Has these bytes read with the lowest bit first. Pages may share strips, which then come in the same order again.
+    pub(super) fn reverse(&mut self, [from, to]: [u64; 2]) {
+        match self.reversed.last_mut() {
+            Some(last) if (last[0]..=last[1]).contains(&from) => last[1] = last[1].max(to),
+            _ => self.reversed.push([from, to]),
+        }
+    }
+
     /// Has the value of a tag, which is one number in the directory at `directory`, read as another one. So is its type, as a
     /// short one might not hold it; every entry has room for 32 bits.
     pub(super) fn replace(&mut self, bytes: &[u8], directory: u64, tag: Tag, value: u32) -> Option<()> {
@@ -141,4 +149,18 @@ fn entry_of(bytes: &[u8], directory: u64, tag: Tag) -> Option<(usize, usize)> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod reversed_tests {
+    use super::Changes;
+
+    #[test]
+    fn strips_that_follow_each_other_are_one_and_others_are_not() {
+        let mut changes = Changes::default();
+        for range in [[8, 16], [16, 24], [20, 22], [40, 48], [8, 16]] {
+            changes.reverse(range);
+        }
+        assert_eq!(changes.reversed, [[8, 24], [40, 48], [8, 16]]);
+    }
 }

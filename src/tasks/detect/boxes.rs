@@ -33,7 +33,7 @@ impl Detect {
         let (box_format, normalized) = match &*name(boxes) {
             "detection_boxes" => (BoxFormat::Yxyx, true),
             // DETR and its kind give parts, too, of centres and sizes.
-            "pred_boxes" => (BoxFormat::Cxcywh, true),
+            "pred_boxes" if classes.is_none() => (BoxFormat::Cxcywh, true),
             _ => (BoxFormat::Xyxy, false),
         };
         self.box_format.get_or_insert(box_format);

@@ -165,7 +165,7 @@ use it again after one), `stuck` (a call does not come back), `xid`, `ecc`, `adv
 minute); `drain`, `resume` (by request)\n\
 - `ocelli_dropped_total`: `connection` (cut with a request on it), `job` (waiting or running). The process ends within moments of \
 counting them, so that few scrapes have them: its exit code is 75, its last line says how many, and a line of the log for each model \
-(`the model's work is dropped`, and `requests of the model are cut` of what still comes or goes) whose they were\n\
+(`the model's work is dropped`, and `requests of the model are cut` of those that still come or are answered as they come) whose they were\n\
 - `ocelli_http_connections_ended_total`: `idle` (no request came), `header` (a request's header came too slowly), `stalled` \
 (an answer was not taken)\n\
 - `ocelli_failed_batches_total`, `ocelli_retried_jobs_total`: `input` (the model refused it: its jobs run alone), `out_of_memory` \

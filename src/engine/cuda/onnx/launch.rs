@@ -120,14 +120,16 @@ impl OnnxOnGpu {
                 self.streams.settle();
                 self.places[place].buckets.remove(bucket);
                 self.put_back(place);
-                return Err(self.judged(error, shapes));
+                return Err(self.judged(error));
             }
         };
+        if self.met.only_others_ran(shapes) || first {
+            self.met.ran(shapes);
+        }
         if let Some(before) = before {
             // Once for each size: what ONNX Runtime took for it is seen when it is done.
             self.streams.settle();
             self.ready((place, bucket));
-            self.met.ran(shapes);
             self.arena += before.saturating_sub(free(&self.context).unwrap_or(before));
         }
         Ok(Flight::Airborne(Box::new(Running {
@@ -157,7 +159,7 @@ impl OnnxOnGpu {
             shapes[0].clone_from(&reading.shape);
         }
         let again = self.binds_outputs(&shapes).then(|| inputs.clone());
-        match (self.launch(inputs, (&shapes, pixels.as_ref()), reduce), again) {
+        let begun = match (self.launch(inputs, (&shapes, pixels.as_ref()), reduce), again) {
             // If it works without them, outputs of such inputs are what a run gives from now on.
             (Err(EngineError::Input(reason)), Some(inputs)) => {
                 self.met.unlike(&shapes, true);
@@ -173,21 +175,25 @@ impl OnnxOnGpu {
                 flight
             }
             (launched, _) => launched,
-        }
-    }
-
-    /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say. Where it does,
-    /// and others ran here but never inputs of these shapes, a library that failed has nothing for such extents, which callers
-    /// choose.
-    fn judged(&self, error: EngineError, shapes: &[Vec<usize>]) -> EngineError {
-        match (self.context.memory(), error) {
-            (Err(broken), error) if broken.fault() == Fault::Sticky => {
-                EngineError::Device(format!("{error}; {broken}"))
-            }
-            (Ok(_), EngineError::Device(reason)) if self.met.only_others_ran(shapes) => {
+        };
+        begun.map_err(|error| match error {
+            // A library that has nothing for such extents, which callers choose: others ran, and the context stands.
+            EngineError::Device(reason)
+                if self.met.only_others_ran(&shapes) && self.context.memory().is_ok() =>
+            {
                 EngineError::Input(format!("the GPU's libraries fail for inputs of {shapes:?}: {reason}"))
             }
-            (_, error) => error,
+            error => error,
+        })
+    }
+
+    /// An error, once the driver was asked whether the context still stands: ONNX Runtime's words may not say.
+    fn judged(&self, error: EngineError) -> EngineError {
+        match self.context.memory() {
+            Err(broken) if broken.fault() == Fault::Sticky => {
+                EngineError::Device(format!("{error}; {broken}"))
+            }
+            _ => error,
         }
     }
 }

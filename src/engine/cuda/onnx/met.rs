@@ -1,78 +1,92 @@
 //! What an engine has learned of inputs by their shapes.
 
-use foldhash::{HashMap, HashMapExt};
+use foldhash::{HashSet, HashSetExt};
 
-/// So many shapes are remembered; one more, and all are met anew.
+/// So many shapes are remembered of each kind; one more, and all are met anew.
 const SHAPES_MAX: usize = 1024;
+
+type Shapes = Vec<Vec<usize>>;
 
 /// Shapes of inputs that came so far.
 #[derive(Debug)]
-pub(super) struct Met(HashMap<Vec<Vec<usize>>, Seen>);
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Seen {
-    ran: bool,
-    unlike: bool,
+pub(super) struct Met {
+    /// Of items that ran, in batches of whatever size.
+    ran: HashSet<Shapes>,
+    /// Of batches whose outputs are of other shapes than the model file says.
+    unlike: HashSet<Shapes>,
 }
 
 impl Met {
     pub(super) fn new() -> Met {
-        Met(HashMap::new())
+        Met { ran: HashSet::new(), unlike: HashSet::new() }
     }
 
     /// A run of them was begun.
     pub(super) fn ran(&mut self, shapes: &[Vec<usize>]) {
-        self.seen(shapes).ran = true;
+        note(&mut self.ran, items(shapes));
     }
 
     /// Outputs of theirs are of other shapes than the model file says, or are not.
     pub(super) fn unlike(&mut self, shapes: &[Vec<usize>], unlike: bool) {
-        self.seen(shapes).unlike = unlike;
+        if unlike {
+            note(&mut self.unlike, shapes.to_vec());
+        } else {
+            self.unlike.remove(shapes);
+        }
     }
 
     /// Whether outputs of theirs are of other shapes than the model file says.
     pub(super) fn is_unlike(&self, shapes: &[Vec<usize>]) -> bool {
-        self.0.get(shapes).is_some_and(|seen| seen.unlike)
+        self.unlike.contains(shapes)
     }
 
-    /// Whether others ran, and these never did.
+    /// Whether items of other shapes ran, and such never did.
     pub(super) fn only_others_ran(&self, shapes: &[Vec<usize>]) -> bool {
-        !self.0.get(shapes).is_some_and(|seen| seen.ran) && self.0.values().any(|seen| seen.ran)
+        !self.ran.is_empty() && !self.ran.contains(&items(shapes))
     }
+}
 
-    fn seen(&mut self, shapes: &[Vec<usize>]) -> &mut Seen {
-        if self.0.len() >= SHAPES_MAX && !self.0.contains_key(shapes) {
-            self.0.clear();
-        }
-        self.0.entry(shapes.to_vec()).or_default()
+/// Without the first axis: how many there are is ours to choose.
+fn items(shapes: &[Vec<usize>]) -> Shapes {
+    shapes.iter().map(|shape| shape.get(1..).unwrap_or_default().to_vec()).collect()
+}
+
+fn note(known: &mut HashSet<Shapes>, shapes: Shapes) {
+    if known.len() >= SHAPES_MAX && !known.contains(&shapes) {
+        known.clear();
     }
+    known.insert(shapes);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn side(side: usize) -> Vec<Vec<usize>> {
-        vec![vec![1, 3, side, side]]
+    fn side(items: usize, side: usize) -> Shapes {
+        vec![vec![items, 3, side, side]]
     }
 
     #[test]
     fn what_is_learned_of_some_shapes_says_nothing_of_others() {
         let mut met = Met::new();
-        assert!(!met.only_others_ran(&side(8)), "nothing ran at all");
-        met.unlike(&side(7), true);
-        met.ran(&side(8));
-        assert!(met.is_unlike(&side(7)) && !met.is_unlike(&side(8)));
-        assert!(met.only_others_ran(&side(7)) && !met.only_others_ran(&side(8)));
-        met.unlike(&side(7), false);
-        assert!(!met.is_unlike(&side(7)));
+        assert!(!met.only_others_ran(&side(1, 8)), "nothing ran at all");
+        met.unlike(&side(1, 7), true);
+        met.ran(&side(1, 8));
+        assert!(met.is_unlike(&side(1, 7)) && !met.is_unlike(&side(1, 8)));
+        assert!(met.only_others_ran(&side(1, 7)) && !met.only_others_ran(&side(1, 8)));
+        assert!(!met.only_others_ran(&side(16, 8)), "the size of a batch is nobody's choice");
+        met.unlike(&side(1, 7), false);
+        assert!(!met.is_unlike(&side(1, 7)));
     }
 
     #[test]
     fn callers_who_send_ever_other_shapes_do_not_fill_the_memory() {
         let mut met = Met::new();
-        (0..3 * SHAPES_MAX).for_each(|n| met.ran(&side(n)));
-        assert!(met.0.len() <= SHAPES_MAX, "{}", met.0.len());
-        assert!(!met.only_others_ran(&side(3 * SHAPES_MAX - 1)), "the last is known");
+        for n in 0..3 * SHAPES_MAX {
+            met.ran(&side(1, n));
+            met.unlike(&side(1, n), true);
+        }
+        assert!(met.ran.len() <= SHAPES_MAX && met.unlike.len() <= SHAPES_MAX);
+        assert!(!met.only_others_ran(&side(1, 3 * SHAPES_MAX - 1)), "the last is known");
     }
 }

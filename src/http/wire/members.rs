@@ -1,0 +1,177 @@
+//! Members of JSON objects, and lists, of which a request has few: what a caller writes of others costs no memory.
+
+use super::clipped;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::value::RawValue;
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
+
+/// Members and elements of anything that is read whole, at most.
+pub(super) const FEW_MAX: usize = 4096;
+
+/// A text that is read where it stands, unless it has escapes.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(super) struct Str<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+
+/// The member of an object with this name, if `json` begins with an object that has it; of several the last.
+pub(super) fn member<'a>(json: &'a str, name: &str) -> Option<&'a RawValue> {
+    Named(name).deserialize(&mut serde_json::Deserializer::from_str(json)).ok()?
+}
+
+struct Named<'n>(&'n str);
+
+impl<'de> DeserializeSeed<'de> for Named<'_> {
+    type Value = Option<&'de RawValue>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Named<'_> {
+    type Value = Option<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(Str(key)) = map.next_key()? {
+            if key == self.0 {
+                found = Some(map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// All members of an object, which are few.
+pub(super) fn few_members<'de, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de>,
+{
+    struct Few<V>(PhantomData<V>);
+    impl<'de, V: Deserialize<'de>> Visitor<'de> for Few<V> {
+        type Value = BTreeMap<Cow<'de, str>, V>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut members = BTreeMap::new();
+            while let Some(Str(key)) = map.next_key()? {
+                if members.len() == FEW_MAX && !members.contains_key(&key) {
+                    let next = clipped(&key);
+                    return Err(A::Error::custom(format!(
+                        "more than {FEW_MAX} members in an object (then {next:?})"
+                    )));
+                }
+                members.insert(key, map.next_value()?);
+            }
+            Ok(members)
+        }
+    }
+    from.deserialize_map(Few(PhantomData))
+}
+
+/// The same of parameters, which may be left out.
+pub(super) fn few_or_absent<'de, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de>,
+{
+    struct Few<V>(BTreeMap<String, V>);
+    impl<'de, V: Deserialize<'de>> Deserialize<'de> for Few<V> {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<V>, D::Error> {
+            let members = few_members(from)?;
+            Ok(Few(members
+                .into_iter()
+                .map(|(name, value): (Cow<'_, str>, V)| (name.into_owned(), value))
+                .collect()))
+        }
+    }
+    Ok(Option::<Few<V>>::deserialize(from)?.map(|Few(members)| members).unwrap_or_default())
+}
+
+/// A list of few elements.
+#[derive(Default)]
+pub(super) struct FewOf<T>(pub(super) Vec<T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for FewOf<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<FewOf<T>, D::Error> {
+        struct Few<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Few<T> {
+            type Value = FewOf<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FewOf<T>, A::Error> {
+                let mut few = Vec::new();
+                while let Some(element) = list.next_element()? {
+                    if few.len() == FEW_MAX {
+                        return Err(A::Error::custom(format!("more than {FEW_MAX} elements in a list")));
+                    }
+                    few.push(element);
+                }
+                Ok(FewOf(few))
+            }
+        }
+        from.deserialize_seq(Few(PhantomData))
+    }
+}
+
+/// A list of few elements.
+pub(super) fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    FewOf::deserialize(from).map(|FewOf(few)| few)
+}
+
+/// The same, which may be left out.
+pub(super) fn few_of_or_absent<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Vec<T>, D::Error> {
+    Ok(Option::<FewOf<T>>::deserialize(from)?.map(|FewOf(few)| few).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+
+    #[test]
+    fn one_member_is_found_among_any_and_of_several_the_last() {
+        let text = r#"{"a":[{"b":1}],"b":2,"\u0062":3} and more"#;
+        assert_eq!(member(text, "b").unwrap().get(), "3");
+        assert_eq!(member(text, "a").unwrap().get(), r#"[{"b":1}]"#);
+        assert!(
+            member(text, "c").is_none() && member("[1]", "a").is_none() && member("{\"a\":", "a").is_none()
+        );
+    }
+
+    #[test]
+    fn more_members_or_elements_than_anybody_means_are_refused() {
+        let list = |n: usize| format!("[{}]", vec!["1"; n].join(","));
+        assert_eq!(serde_json::from_str::<FewOf<u8>>(&list(FEW_MAX)).unwrap().0.len(), FEW_MAX);
+        let error = serde_json::from_str::<FewOf<u8>>(&list(FEW_MAX + 1)).err().unwrap().to_string();
+        assert!(error.starts_with("more than 4096 elements in a list"), "{error}");
+        let object = |n: usize| {
+            let members: Vec<String> = (0..n).map(|n| format!("\"{n}\":1")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        let read = |n: usize| few_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str(&object(n)));
+        assert_eq!(read(FEW_MAX).unwrap().len(), FEW_MAX);
+        let error = read(FEW_MAX + 1).unwrap_err().to_string();
+        assert!(error.starts_with("more than 4096 members in an object (then \"4096\")"), "{error}");
+        let null = few_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str("null"));
+        assert_eq!(null.unwrap().len(), 0);
+    }
+}
