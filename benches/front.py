@@ -108,7 +108,7 @@ def main():
             for datatype in ["FP32", "UINT8"]:
                 image = infer(f"image-{datatype.lower()}", datatype, [3, 224, 224], True)
                 plain = request("/", image.split(b"\r\n\r\n", 1)[1])
-                for connections in [1, 8]:
+                for connections in [1, 8, 32, 64]:
                     places = [(address, image), *((other, plain) for other in others)]
                     turns = [
                         [load(place, folder, sent, connections, given.seconds / 2) for place, sent in places]
