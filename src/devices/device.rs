@@ -241,61 +241,56 @@ impl Hold {
     /// What failed.
     pub(super) fn prove(
         &self,
-        mut engines: Engines,
+        engines: Engines,
         model: &Lent,
         asked: &[Asked],
     ) -> Result<(Engines, Proof), Refusal> {
-        match &self.executor {
-            None => forward::prove(&mut engines, model, asked, None).map(|proof| (engines, proof)),
-            Some(executor) => {
-                let instances = engines.len() as u64;
-                let (mut proved, mut whole): (Engines, Option<Proof>) = (Vec::new(), None);
-                let mut left = engines.into_iter();
-                for worker in self.workers() {
-                    let Some(engine) = left.next() else { break };
-                    match self.prove_on(&worker, executor, engine, model, asked) {
-                        Ok((engine, proof)) => {
-                            proved.extend(engine);
-                            // What one takes is told by the first, and what is left beside all of them by the last.
-                            let counts = proof.counts.is_ok();
-                            whole = Some(
-                                whole.map_or_else(|| proof.clone(), |first| first.with(&proof, instances)),
-                            );
-                            if !counts {
-                                break;
-                            }
-                        }
-                        Err(refusal) => {
-                            self.drop_engines(proved.into_iter().chain(left).collect());
-                            return Err(refusal);
-                        }
+        let (mut proved, mut whole): (Engines, Option<Proof>) = (Vec::new(), None);
+        let mut left = engines.into_iter();
+        for worker in self.workers() {
+            let Some(engine) = left.next() else { break };
+            match self.prove_on(&worker, engine, model, asked) {
+                Ok((engine, proof)) => {
+                    proved.push(engine);
+                    let counts = proof.counts.is_ok();
+                    whole = Some(match whole {
+                        Some(before) => before.and(proof),
+                        None => proof,
+                    });
+                    if !counts {
+                        break;
                     }
                 }
-                let whole = whole.ok_or_else(|| Refusal::Failed("there is no engine".to_owned()))?;
-                Ok((proved.into_iter().chain(left).collect(), whole))
+                Err(refusal) => {
+                    self.drop_engines(proved.into_iter().chain(left).collect());
+                    return Err(refusal);
+                }
             }
         }
+        let whole = whole.ok_or_else(|| Refusal::Failed("there is no engine".to_owned()))?;
+        Ok((proved.into_iter().chain(left).collect(), whole))
     }
 
-    /// Runs an engine of a GPU at every batch size, on the thread that will serve with it: what libraries have for a thread, such as
-    /// graphs, is made there.
+    /// Runs an engine at every batch size: that of a GPU on the thread which will serve with it, where libraries make what they have
+    /// for a thread, such as graphs.
     fn prove_on(
         &self,
         worker: &Worker,
-        executor: &Executor,
-        engine: Box<dyn Engine + Send>,
+        mut engine: Box<dyn Engine + Send>,
         model: &Lent,
         asked: &[Asked],
-    ) -> Result<(Engines, Proof), Refusal> {
+    ) -> Result<(Box<dyn Engine + Send>, Proof), Refusal> {
+        let Some(executor) = &self.executor else {
+            return forward::prove(&mut *engine, model, asked, None).map(|proof| (engine, proof));
+        };
         let (executor, model, asked) = (executor.clone(), Arc::clone(model), asked.to_vec());
         let health = self.health.clone();
         worker.call(move || {
-            let mut engines = vec![engine];
-            match forward::prove(&mut engines, &model, &asked, Some((&executor, &health))) {
-                Ok(proof) => Ok((engines, proof)),
+            match forward::prove(&mut *engine, &model, &asked, Some((&executor, &health))) {
+                Ok(proof) => Ok((engine, proof)),
                 Err(refusal) => {
                     let _busy = health.busy();
-                    drop(engines);
+                    drop(engine);
                     Err(refusal)
                 }
             }

@@ -1,5 +1,5 @@
-//! Forward passes, with zeros and with what the model's author asks for: a model is served when one has worked at every batch size on its device, which also allocates
-//! what that size needs, and tells what it holds.
+//! Forward passes, with zeros and with what the model's author asks for: a model is served when one has worked at every batch size on
+//! its device, which also allocates what that size needs, and tells what it holds.
 
 use super::{
     device::Refusal,
@@ -26,14 +26,12 @@ pub(super) struct Proof {
 }
 
 impl Proof {
-    /// That of one of so many instances, with what the last of them found.
-    pub(super) fn with(self, last: &Proof, instances: u64) -> Proof {
-        let footprint = self.footprint.map(|first| {
-            let (free, total) =
-                last.footprint.as_ref().map_or((first.free, first.total), |last| (last.free, last.total));
-            Footprint { instances, free, total, ..first }
+    /// That of one instance more: what each takes is told by the first, and what is left beside all of them by the last.
+    pub(super) fn and(self, last: Proof) -> Proof {
+        let footprint = self.footprint.zip(last.footprint).map(|(first, Footprint { free, total, .. })| {
+            Footprint { instances: first.instances + 1, free, total, ..first }
         });
-        Proof { footprint, canary: last.canary, counts: last.counts.clone() }
+        Proof { footprint, ..last }
     }
 }
 
@@ -70,12 +68,12 @@ impl Asked {
     }
 }
 
-/// Runs every engine at every batch size, and as its author asks.
+/// Runs an engine at every batch size, and as its author asks.
 ///
 /// # Errors
 /// What failed at which size.
 pub(super) fn prove(
-    engines: &mut [Box<dyn Engine + Send>],
+    engine: &mut dyn Engine,
     model: &Model,
     asked: &[Asked],
     gpu: Option<(&Executor, &Health)>,
@@ -87,88 +85,72 @@ pub(super) fn prove(
         }
         Refusal::from(error)
     };
-    let gpu_memory = |gpu: &Executor| {
+    let equipped = {
         let _busy = busy();
-        gpu.memory().map_err(noted)
+        engine.equip(&model.ends)
     };
-    let mut footprint: Option<Footprint> = None;
-    let (mut canary, mut axis) = (Duration::ZERO, Axis::default());
-    let instances = engines.len() as u64;
-    for engine in engines {
-        let equipped = {
+    equipped.map_err(noted)?;
+    let (weights, mut axis) = (engine.device_bytes(), Axis::default());
+    let mut buffers = Vec::new();
+    for &size in &model.rules.sizes {
+        // As many as may be on their way have memory of their own.
+        for _ in 0..engine.depth() {
             let _busy = busy();
-            engine.equip(&model.ends)
-        };
-        equipped.map_err(noted)?;
-        let weights = engine.device_bytes();
-        let mut buffers = Vec::new();
-        for &size in &model.rules.sizes {
-            // As many as may be on their way have memory of their own.
-            for _ in 0..engine.depth() {
-                let _busy = busy();
-                let passed = forward(&mut **engine, model, size).map_err(noted)?;
-                if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
-                    && let Err(why) = axis.see(&model.signature, size, &shapes)
-                {
-                    // It is proved again, and what it takes is counted then.
-                    engine.rest();
-                    return Ok(Proof { canary, footprint: None, counts: Err(why) });
-                }
-            }
-            let bytes = engine.device_bytes().saturating_sub(weights);
-            buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
-        }
-        let held = engine.device_bytes();
-        // Elsewhere than on a GPU, frames are looked at before.
-        if let (Some(fit), Some(_)) = (&model.fit, gpu) {
-            for _ in 0..engine.depth() {
-                let _busy = busy();
-                look(&mut **engine, fit).map_err(noted)?;
+            let passed = forward(engine, model, size).map_err(noted)?;
+            if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
+                && let Err(why) = axis.see(&model.signature, size, &shapes)
+            {
+                // It is proved again, and what it takes is counted then.
+                engine.rest();
+                return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why) });
             }
         }
-        let frames = engine.device_bytes().saturating_sub(held);
-        for asked in asked {
+        let bytes = engine.device_bytes().saturating_sub(weights);
+        buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
+    }
+    let held = engine.device_bytes();
+    // Elsewhere than on a GPU, frames are looked at before.
+    if let (Some(fit), Some(_)) = (&model.fit, gpu) {
+        for _ in 0..engine.depth() {
             let _busy = busy();
-            asked.run(&mut **engine).map_err(noted)?;
-        }
-        let smallest = model.rules.sizes.first().copied().unwrap_or(1);
-        let passed = {
-            let _busy = busy();
-            forward(&mut **engine, model, smallest).map_err(noted)?
-        };
-        canary = passed.took;
-        // At a size that was guessed, shapes may be alike by chance.
-        if let (Some(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
-            let unread =
-                |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
-            model.check_outputs(&shapes).map_err(unread)?;
-        }
-        if let (Some((gpu, _)), None) = (gpu, &footprint) {
-            let info = gpu_memory(gpu)?;
-            let (free, total) = (info.free, info.total);
-            footprint = Some(Footprint { instances, weights, buffers, frames, free, total });
+            look(engine, fit).map_err(noted)?;
         }
     }
-    if let (Some((gpu, _)), Some(footprint)) = (gpu, &mut footprint) {
+    let frames = engine.device_bytes().saturating_sub(held);
+    for asked in asked {
+        let _busy = busy();
+        asked.run(engine).map_err(noted)?;
+    }
+    let smallest = model.rules.sizes.first().copied().unwrap_or(1);
+    let passed = {
+        let _busy = busy();
+        forward(engine, model, smallest).map_err(noted)?
+    };
+    // At a size that was guessed, shapes may be alike by chance.
+    if let (Some(shapes), false) = (passed.shapes, guessed(&model.signature, model)) {
+        let unread =
+            |why| format!("task {:?} cannot read what a forward pass gave: {why}", model.task.name());
+        model.check_outputs(&shapes).map_err(unread)?;
+    }
+    let footprint = gpu.map(|(gpu, _)| {
+        let _busy = busy();
         // Growing left free memory behind, which is not the driver's to keep.
-        let trimmed = {
-            let _busy = busy();
-            gpu.trim()
-        };
-        trimmed.map_err(noted)?;
-        footprint.free = gpu_memory(gpu)?.free;
-    }
+        gpu.trim().and_then(|()| gpu.memory()).map(|memory| {
+            let (free, total) = (memory.free, memory.total);
+            Footprint { instances: 1, weights, buffers, frames, free, total }
+        })
+    });
     // What was not seen is not believed, but where the author says how large batches may be.
     let said = model.rules.whole || model.manifest.batch.is_said();
     let counts = match axis.first {
         None if !said => Err(
             "no forward pass worked at load, so that nobody has seen whether the first axis counts items \
-                              (batch.axis = \"items\" says that it does)"
+             (batch.axis = \"items\" says that it does)"
                 .to_owned(),
         ),
         _ => Ok(()),
     };
-    Ok(Proof { canary, footprint, counts })
+    Ok(Proof { canary: passed.took, footprint: footprint.transpose().map_err(noted)?, counts })
 }
 
 /// What a forward pass told.
@@ -361,8 +343,7 @@ mod tests {
         let (source, time) = (source("m", "1", "[batch]\nitems_max = 2"), Duration::from_secs(1));
         let model = Model::resolve(ModelKey(1), &source, signature.clone(), time, &Memory::Plain).unwrap();
         let proved = |error: EngineError| {
-            let engine: Box<dyn Engine + Send> = Box::new(Failing(signature.clone(), error));
-            prove(&mut [engine], &model, &[], None).map(|proof| proof.counts)
+            prove(&mut Failing(signature.clone(), error), &model, &[], None).map(|proof| proof.counts)
         };
         assert_eq!(proved(EngineError::Input("of 64?".into())).unwrap(), Ok(()));
         let memory = proved(EngineError::OutOfMemory("full".into()));

@@ -46,7 +46,10 @@ use crate::{
     engine::{
         Batching, DataType, Dim, Ends, PixelInput, Signature, Tensor, TensorSpec,
         gauss_mle::frames::FrameMemory,
-        onnx::{ending::ending, gpu::Provider},
+        onnx::{
+            ending::{ending, suppresses},
+            gpu::Provider,
+        },
         staging::{Memory, Staging},
     },
     tasks::{Activation, Labels, Task, localize::Settings},
@@ -159,7 +162,8 @@ impl Model {
         let side = image.as_ref().is_some_and(|image| !image.batch_axis)
             && signature.batching() == Batching::Dynamic;
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
-        let no_axis = side || declared || manifest.batch.no_axis == Some(true);
+        let no_axis =
+            side || declared || manifest.batch.no_axis.unwrap_or_else(|| sorts_out_boxes(source, &signature));
         let batching = if task.can_batch(&signature) && !has_strings(&signature) && !no_axis {
             signature.batching()
         } else {
@@ -309,6 +313,23 @@ fn settle_activation(task: &mut Task, source: &Source) {
             ending.name()
         ),
     }
+}
+
+/// Whether a network of which nobody says how it may be batched sorts out boxes itself: many exports do so for as many pictures as they
+/// were traced with, and give nothing for the others, which passes with zeros do not show.
+fn sorts_out_boxes(source: &Source, signature: &Signature) -> bool {
+    let Source { manifest, name, version, path, .. } = source;
+    let said = manifest.batch.is_said() || manifest.declared.is_some();
+    let found = !said && signature.batching() == Batching::Dynamic && suppresses(path);
+    if found {
+        tracing::warn!(
+            model = name,
+            version,
+            "the network sorts out boxes itself (NonMaxSuppression), which many exports do for the first picture alone: each request \
+             is a run of its own; batch.axis = \"items\" says that it does so for each"
+        );
+    }
+    found
 }
 
 /// Whether it takes or gives strings: their rows are of different lengths, so that such a model is run request by request.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     batch::ModelKey,
-    engine::{Batching, cuda::headroom_bytes, onnx::ending::suppresses, staging::Memory},
+    engine::{cuda::headroom_bytes, staging::Memory},
     error::panic_words,
     models::{Files, Model, Source},
     status::{Cause, DeviceState},
@@ -79,18 +79,6 @@ impl Devices {
         let memory = memory.filter(Memory::is_pinned).or_else(away).unwrap_or_default();
         let key = ModelKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let signature = first.signature().clone();
-        let mut source = source;
-        let manifest = &mut source.manifest;
-        let said = manifest.batch.is_said() || manifest.declared.is_some();
-        if !said && signature.batching() == Batching::Dynamic && suppresses(&source.path) {
-            // Many exports do so for as many pictures as they were traced with, which zeros do not show.
-            manifest.batch.no_axis = Some(true);
-            tracing::warn!(
-                model = source.name,
-                "the network sorts out boxes itself (NonMaxSuppression), which many exports do for the first picture alone: each \
-                 request is a run of its own; batch.axis = \"items\" says that it does so for each"
-            );
-        }
         let resolve = |source: &Source| {
             let model = Model::resolve(key, source, signature.clone(), self.parts.timeout, &memory)?;
             Ok((Asked::of(source, &model)?, Arc::new(Arc::new(model))))

@@ -28,8 +28,8 @@ impl Assembler {
     /// The parts of one input as one tensor, aligned for its type and padded to `size` rows.
     ///
     /// No copy when the parts fill the batch and lie side by side: neighbouring slots of `staging`, or one part, where the
-    /// engine reads any memory. For a device they must be pinned, by one that is there. Padding repeats the last row: zeros may be outside what a
-    /// model was made for.
+    /// engine reads any memory. For a device they must be pinned, by one that is there. Padding repeats the last row: zeros may be
+    /// outside what a model was made for.
     ///
     /// With `whole`, there is one part, which has no batch axis.
     pub fn assemble(&self, parts: &[&Tensor], size: usize, whole: bool, staging: Option<&Staging>) -> Tensor {

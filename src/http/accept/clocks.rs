@@ -238,11 +238,11 @@ impl Watch {
     pub fn verdict(&self, clocks: &Clocks, now: Instant) -> Verdict {
         let state = self.state();
         let answers = state.answers.values();
-        let not_taken = answers
-            .clone()
-            .filter_map(|answer| Some(answer.waits?.max(answer.body_read.unwrap_or(answer.waits?))));
+        // Who sent last then had no time to read before.
+        let after = |since: Instant, read: Option<Instant>| read.map_or(since, |read| read.max(since));
+        let not_taken = answers.clone().filter_map(|answer| Some(after(answer.waits?, answer.body_read)));
         let body_read = answers.filter_map(|answer| answer.body_read).max();
-        let blocked = state.blocked.map(|(since, _)| body_read.map_or(since, |read| read.max(since)));
+        let blocked = state.blocked.map(|(since, _)| after(since, body_read));
         let stalled = [blocked, not_taken.min()];
         let (since, clock, reason) = if let Some(since) = stalled.into_iter().flatten().min() {
             (since, clocks.write_stall, Reason::Stalled)

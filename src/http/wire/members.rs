@@ -52,7 +52,7 @@ impl<'de> Visitor<'de> for Named<'_> {
 }
 
 /// All members of an object, which are few.
-pub(super) fn few_members<'de, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
+pub(super) fn members<'de, D, V>(from: D) -> Result<BTreeMap<Cow<'de, str>, V>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
@@ -66,24 +66,24 @@ where
         }
 
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut members = BTreeMap::new();
+            let mut few = BTreeMap::new();
             while let Some(Str(key)) = map.next_key()? {
-                if members.len() == FEW_MAX && !members.contains_key(&key) {
+                if few.len() == FEW_MAX && !few.contains_key(&key) {
                     let next = clipped(&key);
                     return Err(A::Error::custom(format!(
                         "more than {FEW_MAX} members in an object (then {next:?})"
                     )));
                 }
-                members.insert(key, map.next_value()?);
+                few.insert(key, map.next_value()?);
             }
-            Ok(members)
+            Ok(few)
         }
     }
     from.deserialize_map(Few(PhantomData))
 }
 
 /// The same of parameters, which may be left out.
-pub(super) fn few_or_absent<'de, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
+pub(super) fn members_or_absent<'de, D, V>(from: D) -> Result<BTreeMap<String, V>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de>,
@@ -91,8 +91,7 @@ where
     struct Few<V>(BTreeMap<String, V>);
     impl<'de, V: Deserialize<'de>> Deserialize<'de> for Few<V> {
         fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<V>, D::Error> {
-            let members = few_members(from)?;
-            Ok(Few(members
+            Ok(Few(members(from)?
                 .into_iter()
                 .map(|(name, value): (Cow<'_, str>, V)| (name.into_owned(), value))
                 .collect()))
@@ -102,7 +101,6 @@ where
 }
 
 /// A list of few elements.
-#[derive(Default)]
 pub(super) struct FewOf<T>(pub(super) Vec<T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for FewOf<T> {
@@ -131,12 +129,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for FewOf<T> {
 }
 
 /// A list of few elements.
-pub(super) fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+pub(super) fn elements<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     FewOf::deserialize(from).map(|FewOf(few)| few)
 }
 
 /// The same, which may be left out.
-pub(super) fn few_of_or_absent<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(super) fn elements_or_absent<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     from: D,
 ) -> Result<Vec<T>, D::Error> {
     Ok(Option::<FewOf<T>>::deserialize(from)?.map(|FewOf(few)| few).unwrap_or_default())
@@ -167,11 +165,11 @@ mod tests {
             let members: Vec<String> = (0..n).map(|n| format!("\"{n}\":1")).collect();
             format!("{{{}}}", members.join(","))
         };
-        let read = |n: usize| few_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str(&object(n)));
+        let read = |n: usize| members_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str(&object(n)));
         assert_eq!(read(FEW_MAX).unwrap().len(), FEW_MAX);
         let error = read(FEW_MAX + 1).unwrap_err().to_string();
         assert!(error.starts_with("more than 4096 members in an object (then \"4096\")"), "{error}");
-        let null = few_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str("null"));
+        let null = members_or_absent::<_, u8>(&mut serde_json::Deserializer::from_str("null"));
         assert_eq!(null.unwrap().len(), 0);
     }
 }

@@ -8,13 +8,13 @@
 
 use super::{
     Parameters, bad_json, base64_text,
-    members::{Str, few_or_absent},
+    members::{Str, members_or_absent},
     object,
 };
 use crate::error::InferError;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor},
+    de::{Error, Expected, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use std::{borrow::Cow, fmt};
 
@@ -35,7 +35,7 @@ pub struct Instances {
 struct Wire<'a> {
     #[serde(borrow)]
     instances: Bounded<'a>,
-    #[serde(default, deserialize_with = "few_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent")]
     parameters: Parameters,
 }
 
@@ -97,8 +97,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// Reads a text or an object with one; `within` which the object may have others that hold it.
+/// Reads a text, or an object that holds one.
 struct Wrapped {
+    /// It may hold it as `data` or `image_bytes` as well, which may be such an object again.
     within: bool,
 }
 
@@ -141,7 +142,10 @@ impl<'de> Visitor<'de> for Wrapped {
                 Member::Data | Member::ImageBytes | Member::Other => _ = map.next_value::<IgnoredAny>()?,
             }
         }
-        let text = bare.or(within).ok_or_else(|| A::Error::invalid_type(Unexpected::Map, &self))?;
+        let expected: &dyn Expected = &self;
+        let text = bare.or(within);
+        let text = text
+            .ok_or_else(|| A::Error::custom(format!("an object without its image, expected {expected}")))?;
         Ok(Text { text, wrapped: true })
     }
 }
@@ -272,6 +276,10 @@ mod tests {
         refuses(r#" [["YWI="]]"#, "a list, expected an object");
         refuses(r#"{"instances":[]}"#, "1 or more");
         refuses(r#"{"instances":[1]}"#, "expected a base64 string or an object with b64");
+        refuses(
+            r#"{"instances":[{"key":"1"}]}"#,
+            "an object without its image, expected a base64 string or an object",
+        );
         refuses(r#"{"inputs":[]}"#, "missing field `instances`");
         refuses(r#"{"instances":["","","","",""]}"#, "instances is 5, more than the limit of 4");
         let deep = "[".repeat(100_000);

@@ -9,7 +9,7 @@
 
 use super::{
     BINARY_OUTPUT, HEADER_LENGTH, Parameters, Whole, bad_json, binary, clipped, count, data, flag,
-    members::{few, few_of_or_absent, few_or_absent},
+    members::{elements, elements_or_absent, members_or_absent},
     object,
     shared_memory::{self, Place},
 };
@@ -133,11 +133,11 @@ impl InferRequest {
 struct Wire<'a> {
     #[serde(default)]
     id: Option<String>,
-    #[serde(default, deserialize_with = "few_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent")]
     parameters: Parameters,
-    #[serde(borrow, deserialize_with = "few")]
+    #[serde(borrow, deserialize_with = "elements")]
     inputs: Vec<WireInput<'a>>,
-    #[serde(default, deserialize_with = "few_of_or_absent")]
+    #[serde(default, deserialize_with = "elements_or_absent")]
     outputs: Vec<WireOutput>,
 }
 
@@ -145,11 +145,11 @@ struct Wire<'a> {
 #[serde(expecting = "an object")]
 struct WireInput<'a> {
     name: String,
-    #[serde(deserialize_with = "few")]
+    #[serde(deserialize_with = "elements")]
     shape: Vec<Whole>,
     #[serde(borrow)]
     datatype: Cow<'a, str>,
-    #[serde(default, deserialize_with = "few_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent")]
     parameters: Parameters,
     #[serde(borrow, default)]
     data: Option<&'a RawValue>,
@@ -159,7 +159,7 @@ struct WireInput<'a> {
 #[serde(expecting = "an object")]
 struct WireOutput {
     name: String,
-    #[serde(default, deserialize_with = "few_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent")]
     parameters: Parameters,
 }
 
@@ -488,12 +488,18 @@ mod tests {
     fn what_is_refused_is_not_repeated_at_any_length() {
         let spec = TensorSpec { name: "a".into(), datatype: DataType::Uint8, shape: vec![Dim::Free] };
         let (long, deep) = ("n".repeat(1 << 20), "1,".repeat(1 << 20));
-        for json in [
-            format!(r#"{{"inputs":[{{"name":"{long}","shape":[1],"datatype":"FP9","data":[1]}}]}}"#),
-            format!(r#"{{"inputs":[{{"name":"a","shape":[{deep}1],"datatype":"UINT8","data":[1]}}]}}"#),
+        for (json, why) in [
+            (
+                format!(r#"{{"inputs":[{{"name":"{long}","shape":[1],"datatype":"FP9","data":[1]}}]}}"#),
+                "more than the limit of",
+            ),
+            (
+                format!(r#"{{"inputs":[{{"name":"a","shape":[{deep}1],"datatype":"UINT8","data":[1]}}]}}"#),
+                "more than 4096 elements in a list",
+            ),
         ] {
             let told = read(&Bytes::from(json), None, std::slice::from_ref(&spec)).unwrap_err().to_string();
-            assert!(told.len() < 300 && told.contains("more than "), "{}", told.len());
+            assert!(told.len() < 300 && told.contains(why), "{}: {told:.300}", told.len());
         }
         let told =
             read(&Bytes::from(format!("{{\"inputs\":\"{long}\"}}")), None, &[]).unwrap_err().to_string();

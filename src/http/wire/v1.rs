@@ -7,7 +7,7 @@
 
 use super::{
     Parameters, bad_json, binary, clipped, data, list,
-    members::{few_members, few_or_absent, member},
+    members::{member, members, members_or_absent},
     object,
     predict::{Instance, Room, Text, decode_base64, decoded},
     reply::{numbers_of, single, string},
@@ -52,7 +52,7 @@ struct Wire<'a> {
     instances: Option<&'a RawValue>,
     #[serde(borrow, default)]
     inputs: Option<&'a RawValue>,
-    #[serde(default, deserialize_with = "few_or_absent")]
+    #[serde(default, deserialize_with = "members_or_absent")]
     parameters: Parameters,
 }
 
@@ -237,7 +237,7 @@ fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, Infe
 
 /// All members of a value that is an object.
 fn all(value: &RawValue) -> serde_json::Result<BTreeMap<Cow<'_, str>, &RawValue>> {
-    few_members(&mut serde_json::Deserializer::from_str(value.get()))
+    members(&mut serde_json::Deserializer::from_str(value.get()))
 }
 
 /// Whether a value says by names which input is what: an object does, unless it is an element of a text.

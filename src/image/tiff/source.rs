@@ -152,7 +152,7 @@ fn entry_of(bytes: &[u8], directory: u64, tag: Tag) -> Option<(usize, usize)> {
 }
 
 #[cfg(test)]
-mod reversed_tests {
+mod tests {
     use super::Changes;
 
     #[test]
