@@ -270,10 +270,10 @@ options! {
             "Each needs a file descriptor. Where the process may not have so many files open, fewer are let in, and a warning says so at the start.";
         requests_in_flight_max: usize, Count { min: 1, max: 1_000_000 }, "1024",
             "Requests being worked on at once; more are answered with 429.",
-            "A request counts from its headers until its reply has been sent.";
+            "A request counts from its headers until its reply has been sent. Of a gRPC stream each message counts as one; as many streams may be open beside them.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once, and of what replies hold until their end; more are answered with 429.",
-            "A body counts with its announced length, one without a length with 16 MiB at first and with more as it grows. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
+            "A body counts with its announced length, one without a length as it grows; a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
         body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
@@ -291,7 +291,7 @@ options! {
             "Counted from the first read of the body.";
         body_rate_bytes_min: u64, Bytes { min: 0, max: TIB }, "1024",
             "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
-            "Acts after 5 s, so that a slow start fails nobody.";
+            "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms, since memory is set aside for it. 0 turns off both.";
     }
     section "Shared GPUs" {
         while_waiting: WhileWaiting, Choice(&["cpu", "wait"]), "cpu",
@@ -345,7 +345,7 @@ options! {
             "Sides and pixels of a frame are bounded as those of an image are.";
         stack_memory_bytes_max: usize, Bytes { min: KIB, max: TIB }, "64MiB",
             "Memory for those bytes of a stack that can only be read when more of it is there.",
-            "Each request that posts a stack counts as so many bytes of in_flight_bytes_max, or as its length if that is less; it is never more than half of in_flight_bytes_max. Files that are written in order need next to nothing.";
+            "Never more than half of in_flight_bytes_max. A stack counts there as 8 MiB, and as what is held beyond that while it is; where there is no room for it, it goes to the temporary file. Without such files it counts as all of this, or as its length if that is less. Files that are written in order need next to nothing.";
         stack_spill_bytes_max: u64, Bytes { min: 0, max: 1024 * TIB }, "16GiB",
             "What may go to a temporary file where that memory is full, for each stack.",
             "0 for no such files: stacks that do not stream must then fit into stack_memory_bytes_max.";

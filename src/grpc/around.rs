@@ -3,7 +3,7 @@
 
 use super::{
     INFER, LOAD, REFLECTION, SMALL_BYTES_MAX, STREAM,
-    incoming::{self, Messages},
+    incoming::{self, Charge, Messages},
     status,
 };
 use crate::{
@@ -121,11 +121,16 @@ async fn admitted(front: &Arc<Front>, call: &str, request: Request, next: Next) 
         }
     };
     // Messages are charged as their lengths become known.
-    let permit: Arc<Permit> = match front.admission.admit(Some(0)) {
+    let permit = match messages {
+        Messages::One => front.admission.admit(),
+        Messages::Many => front.admission.open(),
+    };
+    let permit: Arc<Permit> = match permit {
         Ok(permit) => Arc::new(permit),
         Err(full) => return status::of(&full).into_http(),
     };
-    let mut request = request.map(|body| incoming::limited(body, limits, messages, Some(&permit)));
+    let charge = Charge { permit: Arc::clone(&permit), coding: incoming::packed_with(request.headers()) };
+    let mut request = request.map(|body| incoming::limited(body, limits, messages, Some(charge)));
     request.extensions_mut().insert(Arc::clone(&permit));
     admission::hold(next.run(request).await.into_response(), permit)
 }

@@ -248,13 +248,8 @@ mod tests {
 
     /// What becomes of a message in a call that may take so many bytes, and how many it holds then.
     fn read<D: Countable>(message: Vec<u8>, bytes_max: u64) -> (Result<D, Status>, u64) {
-        let admission = Admission::new(AdmissionLimits {
-            requests_in_flight_max: 1,
-            bytes_in_flight_max: bytes_max,
-            announced_bytes_max: bytes_max,
-            unknown_length_bytes: 0,
-        });
-        let permit = Arc::new(admission.admit(Some(0)).unwrap());
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: bytes_max };
+        let permit = Arc::new(Admission::new(limits).admit().unwrap());
         let counted = Counted::<ModelInferRequest, D>::charged_to(Some(Arc::clone(&permit)));
         (counted.read(message.into()), permit.bytes())
     }

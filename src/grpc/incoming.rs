@@ -1,6 +1,6 @@
 //! The bytes of a call, within the limits of `http`'s bodies: each message is charged to the call's permit when its length is
-//! known, which is before it has come, and one that is too large is refused there. What it is more when it is unpacked and decoded
-//! is charged by `codec`.
+//! known, which is before it has come, and one that is too large is refused there. One that comes packed is unpacked here, so that
+//! it is charged as it grows. What a message takes when it is decoded is charged by `codec`.
 
 use super::status;
 use crate::{
@@ -9,15 +9,20 @@ use crate::{
         STACK_DEADLINE,
         admission::Permit,
         body::{BodyLimits, Reader},
+        coding::{Coding, Unpacking},
     },
 };
-use axum::body::Body;
-use bytes::Bytes;
-use futures_util::stream;
+use axum::{body::Body, http::HeaderMap};
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use std::sync::Arc;
+use tonic::Status;
 
 /// What stands in front of each message: whether it is compressed, and its length, big-endian.
 const PREFIX_BYTES: usize = 5;
+
+/// Bytes of a piece of what was unpacked.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Whether messages keep coming for as long as the caller likes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,14 +31,25 @@ pub(super) enum Messages {
     Many,
 }
 
-/// The body of a call, which ends with an error where it leaves its limits. Without a permit it is charged to nobody, and is to be
-/// small.
-pub(super) fn limited(
-    body: Body,
-    limits: BodyLimits,
-    messages: Messages,
-    permit: Option<&Arc<Permit>>,
-) -> Body {
+/// What a call packs its messages with, of what is taken.
+pub(super) fn packed_with(headers: &HeaderMap) -> Option<Coding> {
+    match headers.get("grpc-encoding")?.as_bytes() {
+        b"gzip" => Some(Coding::Gzip),
+        b"deflate" => Some(Coding::Deflate),
+        _ => None,
+    }
+}
+
+/// Who pays for messages, and what they are packed with.
+#[derive(Clone)]
+pub(super) struct Charge {
+    pub(super) permit: Arc<Permit>,
+    pub(super) coding: Option<Coding>,
+}
+
+/// The body of a call, which ends with an error where it leaves its limits. Without a charge it is charged to nobody, is handed on
+/// as packed as it comes, and is to be small.
+pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge: Option<Charge>) -> Body {
     // A caller may be silent between two messages for as long as it likes, and within none.
     let between = BodyLimits { bytes_max: u64::MAX, deadline: STACK_DEADLINE, rate_min: 0, ..limits };
     let within = BodyLimits { bytes_max: u64::MAX, ..limits };
@@ -42,20 +58,20 @@ pub(super) fn limited(
         Messages::One => {
             let bytes_max = limits.bytes_max.saturating_add(PREFIX_BYTES as u64);
             let reader = Reader::new(body, BodyLimits { bytes_max, ..limits });
-            match permit {
-                Some(permit) => reader.charged_to(Arc::clone(permit)),
+            match &charge {
+                Some(charge) => reader.charged_to(Arc::clone(&charge.permit)),
                 None => reader,
             }
         }
         Messages::Many => Reader::new(body, between),
     };
-    let state = Some((reader, Framing::new(limits, permit)));
-    Body::from_stream(stream::unfold(state, move |state| async move {
+    let state = Some((reader, Framing::new(limits, charge)));
+    let pieces = stream::unfold(state, move |state| async move {
         let (mut reader, mut framing) = state?;
         let begun = framing.begun;
         let next = match reader.next().await {
             Ok(None) => return None,
-            Ok(Some(bytes)) => framing.see(&bytes).map(|()| bytes),
+            Ok(Some(bytes)) => framing.see(&bytes),
             Err(error) => Err(error),
         };
         if messages == Messages::Many {
@@ -65,30 +81,36 @@ pub(super) fn limited(
                 reader.limited_by(within);
             }
         }
+        if framing.left > 0 {
+            reader.expects(framing.whole);
+        }
         match next {
-            Ok(bytes) => Some((Ok(bytes), Some((reader, framing)))),
+            Ok(pieces) => Some((Ok(pieces), Some((reader, framing)))),
             Err(error) => Some((Err(status::of(&error)), None)),
         }
-    }))
+    });
+    Body::from_stream(pieces.map_ok(|pieces| stream::iter(pieces).map(Ok::<_, Status>)).try_flatten())
 }
 
 /// Where in a message the bytes are.
 struct Framing {
     limits: BodyLimits,
-    permit: Option<Arc<Permit>>,
+    charge: Option<Charge>,
     prefix: Vec<u8>,
     /// Of the message that is coming.
     left: u64,
-    /// What that takes in all.
+    /// What that takes in all, as it comes.
     whole: u64,
+    /// What has come of it, if it is packed.
+    unpacked: Option<Unpacked>,
     /// Messages whose first byte has come.
     begun: u64,
 }
 
 impl Framing {
-    fn new(limits: BodyLimits, permit: Option<&Arc<Permit>>) -> Framing {
+    fn new(limits: BodyLimits, charge: Option<Charge>) -> Framing {
         let prefix = Vec::with_capacity(PREFIX_BYTES);
-        Framing { limits, permit: permit.cloned(), prefix, left: 0, whole: 0, begun: 0 }
+        Framing { limits, charge, prefix, left: 0, whole: 0, unpacked: None, begun: 0 }
     }
 
     /// Whether no message is half there.
@@ -97,64 +119,147 @@ impl Framing {
     }
 
     /// The next bytes: at most one message is put together at a time, so the permit covers the largest that has not been handed
-    /// over.
-    fn see(&mut self, bytes: &Bytes) -> Result<(), InferError> {
-        let mut bytes = &bytes[..];
-        if self.left > 0
-            && let Some(permit) = &self.permit
-        {
+    /// over. What is to be read of them: as they came, but for messages that come packed.
+    fn see(&mut self, bytes: &Bytes) -> Result<Vec<Bytes>, InferError> {
+        let mut read = Vec::new();
+        // Up to where they have been seen, and where those begin that are handed on as they came.
+        let (mut at, mut plain) = (0, 0);
+        if self.left > 0 && self.unpacked.is_none() {
             // What was set aside for it may have gone with one that came before it, in the same piece.
-            permit.cover(self.whole)?;
+            self.cover(self.whole)?;
         }
-        while !bytes.is_empty() {
+        while at < bytes.len() {
             if self.left > 0 {
-                let skipped = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
-                self.left -= skipped as u64;
-                bytes = &bytes[skipped..];
-                continue;
+                let seen = (bytes.len() - at).min(usize::try_from(self.left).unwrap_or(usize::MAX));
+                if let (Some(unpacked), Some(charge)) = (&mut self.unpacked, &self.charge) {
+                    unpacked.feed(bytes.slice(at..at + seen), self.limits, &charge.permit)?;
+                    plain = at + seen;
+                }
+                self.left -= seen as u64;
+                at += seen;
+            } else {
+                self.begin(bytes[at], || read.extend(part(bytes, plain, at)))?;
+                at += 1;
+                if self.unpacked.is_some() {
+                    plain = at;
+                }
             }
-            self.begun += u64::from(self.prefix.is_empty());
-            self.prefix.push(bytes[0]);
-            bytes = &bytes[1..];
-            if let [_, length @ ..] = &self.prefix[..]
-                && let Ok(length) = <[u8; 4]>::try_from(length)
+            if self.is_between()
+                && let (Some(unpacked), Some(charge)) = (self.unpacked.take(), &self.charge)
             {
-                self.left = u64::from(u32::from_be_bytes(length));
-                self.whole = self.left + PREFIX_BYTES as u64;
-                self.prefix.clear();
-                let (got, limit) = (self.left, self.limits.bytes_max);
-                let (what, option) = match &self.permit {
-                    Some(_) => ("the message in bytes", self.limits.option),
-                    // No option is for these.
-                    None => ("the message of a call that brings no data, in bytes,", ""),
-                };
-                if got > limit {
-                    return Err(InferError::TooLarge { what, got, limit, option });
-                }
-                if let Some(permit) = &self.permit {
-                    permit.cover(self.whole)?;
-                }
+                read.extend(unpacked.end(self.limits, &charge.permit)?);
             }
         }
-        Ok(())
+        read.extend(part(bytes, plain, at));
+        Ok(read)
     }
+
+    /// The next byte of a prefix; says so when it begins one of a packed message.
+    fn begin(&mut self, byte: u8, packed: impl FnOnce()) -> Result<(), InferError> {
+        if self.prefix.is_empty() {
+            self.begun += 1;
+            if let (1, Some(coding)) = (byte, self.charge.as_ref().and_then(|charge| charge.coding)) {
+                self.unpacked = Some(Unpacked::new(coding)?);
+                packed();
+            }
+        }
+        self.prefix.push(byte);
+        let [_, length @ ..] = &self.prefix[..] else { return Ok(()) };
+        let Ok(length) = <[u8; 4]>::try_from(length) else { return Ok(()) };
+        self.left = u64::from(u32::from_be_bytes(length));
+        self.whole = self.left + PREFIX_BYTES as u64;
+        self.prefix.clear();
+        let (got, limit) = (self.left, self.limits.bytes_max);
+        let (what, option) = match &self.charge {
+            Some(_) => ("the message in bytes", self.limits.option),
+            // No option is for these.
+            None => ("the message of a call that brings no data, in bytes,", ""),
+        };
+        if got > limit {
+            return Err(InferError::TooLarge { what, got, limit, option });
+        }
+        if self.unpacked.is_none() { self.cover(self.whole) } else { Ok(()) }
+    }
+
+    fn cover(&self, bytes: u64) -> Result<(), InferError> {
+        self.charge.as_ref().map_or(Ok(()), |charge| charge.permit.cover(bytes))
+    }
+}
+
+/// A part of the bytes that came, if it is any.
+fn part(bytes: &Bytes, from: usize, to: usize) -> Option<Bytes> {
+    (from < to).then(|| bytes.slice(from..to))
+}
+
+/// A message that comes packed, as it would have come otherwise.
+struct Unpacked {
+    unpacking: Unpacking,
+    pieces: Vec<BytesMut>,
+    bytes: u64,
+}
+
+impl Unpacked {
+    fn new(coding: Coding) -> Result<Unpacked, InferError> {
+        Ok(Unpacked { unpacking: Unpacking::new(coding)?, pieces: Vec::new(), bytes: 0 })
+    }
+
+    fn feed(&mut self, packed: Bytes, limits: BodyLimits, permit: &Permit) -> Result<(), InferError> {
+        let Unpacked { unpacking, pieces, bytes } = self;
+        unpacking.feed(packed, |piece| keep(piece, pieces, bytes, limits, permit))
+    }
+
+    /// The whole of it, behind a prefix of its own.
+    fn end(mut self, limits: BodyLimits, permit: &Permit) -> Result<impl Iterator<Item = Bytes>, InferError> {
+        let Unpacked { unpacking, pieces, bytes } = &mut self;
+        unpacking.end(|piece| keep(piece, pieces, bytes, limits, permit))?;
+        let length = u32::try_from(self.bytes).map_err(|_| InferError::TooLarge {
+            what: "the unpacked message in bytes",
+            got: self.bytes,
+            limit: u64::from(u32::MAX),
+            option: "",
+        })?;
+        let prefix = [&[0][..], &length.to_be_bytes()].concat();
+        Ok([Bytes::from(prefix)].into_iter().chain(self.pieces.into_iter().map(BytesMut::freeze)))
+    }
+}
+
+/// Charges for what has come out of a packed message with this piece, and keeps it.
+fn keep(
+    piece: &[u8],
+    pieces: &mut Vec<BytesMut>,
+    bytes: &mut u64,
+    limits: BodyLimits,
+    permit: &Permit,
+) -> Result<(), InferError> {
+    *bytes += piece.len() as u64;
+    let (got, limit, option) = (*bytes, limits.bytes_max, limits.option);
+    if got > limit {
+        return Err(InferError::TooLarge { what: "the unpacked message in bytes", got, limit, option });
+    }
+    permit.cover_growing(got)?;
+    match pieces.last_mut() {
+        Some(last) if last.capacity() - last.len() >= piece.len() => last.extend_from_slice(piece),
+        _ => {
+            let mut last = BytesMut::with_capacity(PIECE_BYTES.max(piece.len()));
+            last.extend_from_slice(piece);
+            pieces.push(last);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::http::admission::{Admission, AdmissionLimits};
+    use flate2::{Compression, write::GzEncoder};
     use futures_util::StreamExt;
     use http_body_util::BodyExt;
-    use std::time::Duration;
+    use std::{io::Write, time::Duration};
 
     fn framing(bytes_max: u64, in_flight: u64) -> Framing {
-        let admission = Admission::new(AdmissionLimits {
-            requests_in_flight_max: 1,
-            bytes_in_flight_max: in_flight,
-            announced_bytes_max: in_flight,
-            unknown_length_bytes: 0,
-        });
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: in_flight };
+        let permit = Arc::new(Admission::new(limits).admit().unwrap());
         let limits = BodyLimits {
             bytes_max,
             deadline: Duration::from_secs(1),
@@ -162,24 +267,61 @@ mod tests {
             rate_min: 0,
             option: "body_bytes_max",
         };
-        Framing::new(limits, Some(&Arc::new(admission.admit(Some(0)).unwrap())))
+        Framing::new(limits, Some(Charge { permit, coding: Some(Coding::Gzip) }))
     }
 
     fn message(bytes: u32) -> Vec<u8> {
         [&[0][..], &bytes.to_be_bytes(), &vec![7; bytes as usize]].concat()
     }
 
+    fn packed(bytes: u32) -> Vec<u8> {
+        let mut packed = GzEncoder::new(Vec::new(), Compression::default());
+        packed.write_all(&vec![7; bytes as usize]).unwrap();
+        let packed = packed.finish().unwrap();
+        [&[1][..], &(packed.len() as u32).to_be_bytes(), &packed].concat()
+    }
+
     #[test]
     fn messages_are_found_however_they_are_cut() {
-        let sent = [message(3), message(0), message(700), message(1)].concat();
-        for size in 1..=sent.len() {
-            let mut framing = framing(700, 10_000);
-            for piece in sent.chunks(size) {
-                framing.see(&Bytes::copy_from_slice(piece)).unwrap();
+        let plain = [message(3), message(0), message(700), message(1), message(2)].concat();
+        let mixed = [packed(3), packed(0), message(700), packed(1), message(2)].concat();
+        for sent in [&plain, &mixed] {
+            for size in 1..=sent.len() {
+                let mut framing = framing(700, 2 << 20);
+                let mut read = Vec::new();
+                for piece in sent.chunks(size) {
+                    read.extend(framing.see(&Bytes::copy_from_slice(piece)).unwrap());
+                }
+                assert!(framing.is_between() && framing.begun == 5, "in pieces of {size}");
+                assert!(framing.charge.unwrap().permit.bytes() >= 705);
+                assert!(read.concat() == plain, "in pieces of {size}");
             }
-            assert!(framing.is_between() && framing.begun == 4, "in pieces of {size}");
-            assert!(framing.permit.unwrap().bytes() >= 705);
         }
+    }
+
+    #[test]
+    fn what_is_not_packed_is_handed_on_in_the_pieces_that_it_came_in() {
+        let sent = Bytes::from([message(3), message(600)].concat());
+        let read = framing(700, 10_000).see(&sent).unwrap();
+        assert_eq!((read.len(), read[0].as_ptr()), (1, sent.as_ptr()));
+    }
+
+    #[test]
+    fn a_packed_message_is_charged_and_bounded_by_what_comes_out_of_it() {
+        const MIB: u32 = 1 << 20;
+        let mut framing = framing(u64::from(4 * MIB), u64::from(5 * MIB));
+        framing.see(&Bytes::from(packed(3 * MIB))).unwrap();
+        assert_eq!(framing.charge.as_ref().unwrap().permit.bytes(), u64::from(3 * MIB));
+        let told = framing.see(&Bytes::from(packed(4 * MIB + 1))).unwrap_err().to_string();
+        assert!(told.ends_with("more than the limit of 4194304; raise it with body_bytes_max"), "{told}");
+        let mut narrow = self::framing(u64::from(4 * MIB), u64::from(2 * MIB));
+        let error = narrow.see(&Bytes::from(packed(3 * MIB))).unwrap_err();
+        assert!(matches!(error, InferError::Full { .. }), "{error}");
+        let mut cut = packed(1000);
+        let last = cut.len() - 1;
+        cut[4] -= 1;
+        let error = self::framing(2000, 2 << 20).see(&Bytes::from(cut).slice(..last)).unwrap_err();
+        assert!(matches!(&error, InferError::BadRequest(told) if told.contains("gzip")), "{error}");
     }
 
     /// What becomes of a body that sends this and then nothing, within an hour.
@@ -187,7 +329,7 @@ mod tests {
         let framing = framing(700, 10_000);
         let sent =
             stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(sent))]).chain(stream::pending());
-        let mut body = limited(Body::from_stream(sent), framing.limits, messages, framing.permit.as_ref());
+        let mut body = limited(Body::from_stream(sent), framing.limits, messages, framing.charge);
         loop {
             match tokio::time::timeout(Duration::from_secs(3600), body.frame()).await {
                 Err(_) => return None,
@@ -216,7 +358,7 @@ mod tests {
         let mut framing = framing(700, 10_000);
         let sent = [message(3), message(600)].concat();
         framing.see(&Bytes::copy_from_slice(&sent[..100])).unwrap();
-        let permit = framing.permit.clone().unwrap();
+        let permit = Arc::clone(&framing.charge.as_ref().unwrap().permit);
         permit.trim(0);
         framing.see(&Bytes::copy_from_slice(&sent[100..200])).unwrap();
         assert!(permit.bytes() >= 605, "{}", permit.bytes());
@@ -230,7 +372,7 @@ mod tests {
             error.to_string(),
             "the message in bytes is 701, more than the limit of 700; raise it with body_bytes_max"
         );
-        let uncharged = Framing { permit: None, ..framing(700, 10_000) }.see(&head).unwrap_err();
+        let uncharged = Framing { charge: None, ..framing(700, 10_000) }.see(&head).unwrap_err();
         assert_eq!(
             uncharged.to_string(),
             "the message of a call that brings no data, in bytes, is 701, more than the limit of 700"

@@ -1,11 +1,10 @@
-//! Who may come in, decided on the head alone: requests in flight, and bytes in flight. A full server says so at once,
-//! before it reads a body.
+//! Who may come in: requests in flight, decided on the head alone, and bytes in flight, decided before a body is read. A full
+//! server says so at once.
 //!
 //! A permit is shared by the request (its extensions, as `Arc<Permit>`) and the reply's body, and is given back when the
 //! last of both is gone: until then the request takes memory. (A concurrency layer of the usual kind gives it back when
 //! the head of the reply is ready.)
 
-use super::guard::announced;
 use crate::error::InferError;
 use axum::{
     body::{Body, Bytes},
@@ -34,14 +33,10 @@ const BYTES_IN_FLIGHT: &str = "the budget for bytes in flight";
 /// How much may be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
-    /// Requests, from their head to the end of their reply.
+    /// Requests, from their head to the end of their reply; and as many calls that bring requests.
     pub requests_in_flight_max: u64,
-    /// Bytes of their bodies.
+    /// Bytes of their bodies, and of what is made of these.
     pub bytes_in_flight_max: u64,
-    /// The most that an announced length counts as: what is longer is refused, or read without being held.
-    pub announced_bytes_max: u64,
-    /// What a body of unknown length (chunked) counts as at first. It is charged for more as more comes.
-    pub unknown_length_bytes: u64,
 }
 
 /// What is in flight, and what was refused.
@@ -49,6 +44,7 @@ pub struct AdmissionLimits {
 pub struct Admission {
     limits: AdmissionLimits,
     requests: AtomicU64,
+    calls: AtomicU64,
     bytes: AtomicU64,
     refused_requests: AtomicU64,
     refused_bytes: AtomicU64,
@@ -75,6 +71,7 @@ impl Admission {
         Arc::new(Admission {
             limits,
             requests: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             refused_requests: AtomicU64::new(0),
             refused_bytes: AtomicU64::new(0),
@@ -82,35 +79,45 @@ impl Admission {
         })
     }
 
-    /// Lets a request in whose body has `announced` bytes, or is of unknown length.
+    /// Lets a request in. What it takes is set aside as that becomes known.
     ///
     /// # Errors
     /// [`InferError::Full`], with `retry_after` from how long requests have been in flight lately.
-    pub fn admit(self: &Arc<Self>, announced: Option<u64>) -> Result<Permit, InferError> {
-        let limits = &self.limits;
-        let bytes = match announced {
-            Some(announced) => announced.min(limits.announced_bytes_max),
-            None => limits.unknown_length_bytes.min(limits.bytes_in_flight_max),
-        };
-        if !take(&self.requests, 1, limits.requests_in_flight_max) {
-            self.refused_requests.fetch_add(1, Ordering::Relaxed);
-            return Err(self.full("the number of requests in flight", limits.requests_in_flight_max));
-        }
-        if !take(&self.bytes, bytes, limits.bytes_in_flight_max) {
-            self.requests.fetch_sub(1, Ordering::AcqRel);
-            self.refused_bytes.fetch_add(1, Ordering::Relaxed);
-            return Err(self.full(BYTES_IN_FLIGHT, limits.bytes_in_flight_max));
-        }
-        Ok(Permit { admission: Arc::clone(self), bytes: AtomicU64::new(bytes), since: Instant::now() })
+    pub fn admit(self: &Arc<Self>) -> Result<Permit, InferError> {
+        self.permit(Kind::Request)
     }
 
-    /// The same by a request's head. The request has the permit in its extensions then.
+    /// Lets a call in that brings requests, one after the other, for as long as it likes: what has come of the next is charged to
+    /// it, and each is a request when it is there ([`Permit::split_off`]). However many of them are silent, other requests come in.
+    ///
+    /// # Errors
+    /// As [`Admission::admit`].
+    pub fn open(self: &Arc<Self>) -> Result<Permit, InferError> {
+        self.permit(Kind::Call)
+    }
+
+    fn permit(self: &Arc<Self>, kind: Kind) -> Result<Permit, InferError> {
+        let max = self.limits.requests_in_flight_max;
+        if !take(self.count_of(kind), 1, max) {
+            self.refused_requests.fetch_add(1, Ordering::Relaxed);
+            return Err(self.full(kind.counted_as(), max));
+        }
+        Ok(Permit { admission: Arc::clone(self), kind, bytes: AtomicU64::new(0), since: Instant::now() })
+    }
+
+    fn count_of(&self, kind: Kind) -> &AtomicU64 {
+        match kind {
+            Kind::Request => &self.requests,
+            Kind::Call => &self.calls,
+        }
+    }
+
+    /// Lets a request in, which has the permit in its extensions then.
     ///
     /// # Errors
     /// As [`Admission::admit`].
     pub fn enter(self: &Arc<Self>, request: &mut Request) -> Result<Arc<Permit>, InferError> {
-        let length = if request.body().is_end_stream() { Some(0) } else { announced(request.headers()) };
-        let permit = Arc::new(self.admit(length)?);
+        let permit = Arc::new(self.admit()?);
         request.extensions_mut().insert(Arc::clone(&permit));
         Ok(permit)
     }
@@ -150,10 +157,28 @@ fn take(counter: &AtomicU64, count: u64, max: u64) -> bool {
         .is_ok()
 }
 
+/// What comes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Request,
+    /// One that brings requests.
+    Call,
+}
+
+impl Kind {
+    fn counted_as(self) -> &'static str {
+        match self {
+            Kind::Request => "the number of requests in flight",
+            Kind::Call => "the number of open streams",
+        }
+    }
+}
+
 /// A place in flight, given back when dropped.
 #[derive(Debug)]
 pub struct Permit {
     admission: Arc<Admission>,
+    kind: Kind,
     bytes: AtomicU64,
     since: Instant,
 }
@@ -166,18 +191,30 @@ impl Permit {
         self.admission.bytes.fetch_sub(beyond, Ordering::AcqRel);
     }
 
-    /// The body has come to `bytes`: sets aside what is missing, with something ahead so that not each frame asks.
+    /// Sets aside what is missing to `bytes`.
     ///
     /// # Errors
     /// [`InferError::Full`]; what was set aside stays.
     pub fn cover(&self, bytes: u64) -> Result<(), InferError> {
+        self.cover_one_of([bytes])
+    }
+
+    /// The same for a body that has come to `bytes` and grows, with something ahead so that not each frame asks.
+    ///
+    /// # Errors
+    /// As [`Permit::cover`].
+    pub fn cover_growing(&self, bytes: u64) -> Result<(), InferError> {
+        self.cover_one_of([bytes.next_multiple_of(COVER_STEP_BYTES), bytes])
+    }
+
+    /// The first of these for which there is room; the last is what is needed.
+    fn cover_one_of<const N: usize>(&self, wanted: [u64; N]) -> Result<(), InferError> {
         let now = self.bytes();
-        if bytes <= now {
+        if wanted.last().is_none_or(|needed| *needed <= now) {
             return Ok(());
         }
         let max = self.admission.limits.bytes_in_flight_max;
-        let ahead = bytes.next_multiple_of(COVER_STEP_BYTES) - now;
-        let more = [ahead, bytes - now];
+        let more = wanted.map(|bytes| bytes - now);
         let Some(taken) = more.into_iter().find(|more| take(&self.admission.bytes, *more, max)) else {
             self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
             return Err(self.admission.full(BYTES_IN_FLIGHT, max));
@@ -215,12 +252,12 @@ impl Permit {
         self.beside(bytes)
     }
 
-    /// Moves all that is set aside here to a request of its own, so that it is counted once: what came with a call that goes on.
+    /// Moves all that is set aside here to a request of its own: what came with a call that goes on.
     ///
     /// # Errors
     /// [`InferError::Full`] where there are too many requests; nothing is set aside here then either.
     pub fn split_off(&self) -> Result<Permit, InferError> {
-        let alone = self.admission.admit(Some(0)).inspect_err(|_| self.trim(0))?;
+        let alone = self.admission.admit().inspect_err(|_| self.trim(0))?;
         alone.bytes.store(self.bytes.swap(0, Ordering::AcqRel), Ordering::Release);
         Ok(alone)
     }
@@ -239,6 +276,17 @@ pub struct Beside {
 }
 
 impl Beside {
+    /// Sets aside so many bytes instead: gives back what is more, where they are fewer.
+    ///
+    /// # Errors
+    /// As [`Beside::grow_to`].
+    pub fn set(&mut self, bytes: u64) -> Result<(), InferError> {
+        let less = self.bytes.saturating_sub(bytes);
+        self.admission.bytes.fetch_sub(less, Ordering::AcqRel);
+        self.bytes -= less;
+        self.grow_to(bytes)
+    }
+
     /// Sets aside what is missing to so many bytes.
     ///
     /// # Errors
@@ -264,9 +312,12 @@ impl Drop for Beside {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let Admission { requests, bytes, held_us, .. } = &*self.admission;
+        let Admission { bytes, held_us, .. } = &*self.admission;
         bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
-        requests.fetch_sub(1, Ordering::AcqRel);
+        self.admission.count_of(self.kind).fetch_sub(1, Ordering::AcqRel);
+        if self.kind == Kind::Call {
+            return;
+        }
         let held = self.since.elapsed().as_micros() as u64;
         // Losing an update to another thread changes a mean by little.
         let mean = held_us.load(Ordering::Relaxed);
@@ -318,26 +369,23 @@ mod tests {
     use tower::ServiceExt;
 
     fn admission() -> Arc<Admission> {
-        Admission::new(AdmissionLimits {
-            requests_in_flight_max: 2,
-            bytes_in_flight_max: 100,
-            announced_bytes_max: u64::MAX,
-            unknown_length_bytes: 80,
-        })
+        Admission::new(AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max: 100 })
+    }
+
+    /// A request of so many bytes.
+    fn admitted(admission: &Arc<Admission>, bytes: u64) -> Result<Permit, InferError> {
+        let permit = admission.admit()?;
+        permit.cover(bytes)?;
+        Ok(permit)
     }
 
     #[test]
     fn what_a_request_takes_beside_its_body_is_set_aside_until_it_is_dropped() {
-        let limits = AdmissionLimits {
-            requests_in_flight_max: 2,
-            bytes_in_flight_max: 100,
-            announced_bytes_max: 100,
-            unknown_length_bytes: 10,
-        };
-        let admission = Admission::new(limits);
-        let permit = admission.admit(Some(30)).unwrap();
+        let admission = admission();
+        let permit = admitted(&admission, 30).unwrap();
         let mut beside = permit.beside(50).unwrap();
-        beside.grow_to(60).unwrap();
+        beside.set(70).unwrap();
+        beside.set(60).unwrap();
         beside.grow_to(10).unwrap();
         assert_eq!(admission.in_flight().bytes, 90);
         assert!(matches!(beside.grow_to(71), Err(InferError::Full { limit: 100, .. })));
@@ -352,11 +400,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_split_off_is_another_request_s_and_counted_once() {
+    fn a_call_that_brings_requests_is_none_and_what_is_split_off_is_one_that_is_counted_once() {
         let admission = admission();
-        let call = admission.admit(Some(60)).unwrap();
+        let (silent, call) = (admission.open().unwrap(), admission.open().unwrap());
+        let full = admission.open().unwrap_err();
+        assert!(full.to_string().contains("open streams"), "{full}");
+        drop(silent);
+        call.cover(60).unwrap();
+        assert_eq!(admission.in_flight().requests, 0, "however long it is silent");
         let message = call.split_off().unwrap();
         assert_eq!((call.bytes(), message.bytes()), (0, 60));
+        let other = admission.admit().unwrap();
         let now = admission.in_flight();
         assert_eq!((now.requests, now.bytes), (2, 60));
         // A third request is one too many, and what came for it is no longer there.
@@ -364,19 +418,19 @@ mod tests {
         let full = call.split_off().unwrap_err();
         assert!(matches!(full, InferError::Full { limit: 2, .. }), "{full}");
         assert_eq!(admission.in_flight().bytes, 60);
-        drop(message);
+        drop((message, other));
         let now = admission.in_flight();
-        assert_eq!((now.requests, now.bytes), (1, 0));
+        assert_eq!((now.requests, now.bytes), (0, 0));
     }
 
     #[test]
     fn both_bounds_refuse_and_a_refusal_takes_nothing() {
         let admission = admission();
-        let first = admission.admit(Some(60)).unwrap();
-        let full = admission.admit(Some(41)).unwrap_err();
+        let first = admitted(&admission, 60).unwrap();
+        let full = admitted(&admission, 41).unwrap_err();
         assert!(matches!(full, InferError::Full { limit: 100, .. }), "{full}");
-        let second = admission.admit(Some(40)).unwrap();
-        let full = admission.admit(Some(0)).unwrap_err();
+        let second = admitted(&admission, 40).unwrap();
+        let full = admission.admit().unwrap_err();
         assert!(matches!(full, InferError::Full { limit: 2, .. }), "{full}");
         drop((first, second));
         let left = admission.in_flight();
@@ -385,13 +439,16 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_length_is_charged_as_it_comes_and_trimmed_at_the_end() {
-        let admission = admission();
-        let permit = admission.admit(None).unwrap();
-        assert_eq!(admission.in_flight().bytes, 80);
-        permit.cover(90).expect("the budget has room for 90");
-        assert_eq!(admission.in_flight().bytes, 90);
-        let full = permit.cover(101);
+    fn what_grows_is_charged_ahead_while_there_is_room_and_trimmed_at_the_end() {
+        let limits =
+            AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: COVER_STEP_BYTES + 10 };
+        let admission = Admission::new(limits);
+        let permit = admission.admit().unwrap();
+        permit.cover_growing(1).unwrap();
+        assert_eq!(admission.in_flight().bytes, COVER_STEP_BYTES);
+        permit.cover_growing(COVER_STEP_BYTES + 4).expect("there is room for it, if not for the next step");
+        assert_eq!(admission.in_flight().bytes, COVER_STEP_BYTES + 4);
+        let full = permit.cover_growing(COVER_STEP_BYTES + 11);
         assert!(matches!(full, Err(InferError::Full { .. })), "{full:?}");
         permit.trim(30);
         assert_eq!(admission.in_flight().bytes, 30);
@@ -409,11 +466,11 @@ mod tests {
                 Arc::clone(&admission),
                 async |State(admission): State<Arc<Admission>>, mut request: Request, next: Next| {
                     let permit = admission.enter(&mut request).unwrap();
+                    permit.cover(10).unwrap();
                     hold(next.run(request).await, permit)
                 },
             ));
-        let request = http::Request::post("/").header("content-length", "10");
-        let request = request.body(Body::from("0123456789")).unwrap();
+        let request = http::Request::post("/").body(Body::empty()).unwrap();
         let reply = router.oneshot(request).await.unwrap();
         let now = admission.in_flight();
         assert_eq!((now.requests, now.bytes), (1, 10));
@@ -429,7 +486,7 @@ mod tests {
                 let admission = &admission;
                 scope.spawn(move || {
                     for _ in 0..10_000 {
-                        if let Ok(permit) = admission.admit((bytes > 0).then_some(bytes * 20)) {
+                        if let Ok(permit) = admitted(admission, bytes * 20) {
                             permit.trim(bytes);
                             assert!(admission.in_flight().requests <= 2);
                         }

@@ -93,14 +93,13 @@ async fn admitted<S>(admission: &Arc<Admission>, inner: S, mut request: Request)
 where
     S: Service<Request, Response = Response<Body>, Error = Infallible>,
 {
-    // Full means refused now, before the body is read: the caller can try elsewhere.
+    // Full means refused now, before anything is read: the caller can try elsewhere.
     let permit = match admission.enter(&mut request) {
         Ok(permit) => permit,
         Err(full) => return full.into_response(),
     };
     // Not what only looks things up: Triton's asynchronous client asks for packed replies everywhere, and unpacks these only.
     let wanted = coding::wanted(&request);
-    // Behind admission, which sets aside what the length says; more is charged for as it is unpacked.
     let reply = match coding::unpack(request) {
         Ok(request) => within(inner, request).await,
         Err(refused) => refused.into_response(),

@@ -53,14 +53,26 @@ impl BodyLimits {
         InferError::TooLarge { what: "the body in bytes", got, limit: self.bytes_max, option: self.option }
     }
 
-    /// The instant by which more must have come, given what has come since `began`.
-    fn due(&self, began: Instant, received: u64) -> Instant {
-        let deadline = began + self.deadline;
+    /// Bytes per second that must come of a body of this length: if it is known, as many as bring all of it within the deadline.
+    /// Memory is set aside for all of it, and nobody holds that without filling it.
+    fn rate(&self, length: Option<u64>) -> u64 {
         if self.rate_min == 0 {
-            return deadline;
+            return 0;
         }
-        let earned = Duration::from_secs_f64(received as f64 / self.rate_min as f64);
-        deadline.min(began + self.grace + earned)
+        let pace = length.map_or(0.0, |length| length as f64 / self.deadline.as_secs_f64());
+        self.rate_min.max(pace as u64)
+    }
+
+    /// The instant by which more must have come, given what has come since `began` of a body of this length.
+    fn due(&self, began: Instant, received: u64, length: Option<u64>) -> Instant {
+        let deadline = began + self.deadline;
+        match self.rate(length) {
+            0 => deadline,
+            rate => {
+                let earned = Duration::from_secs_f64(received as f64 / rate as f64);
+                deadline.min(began + self.grace + earned)
+            }
+        }
     }
 }
 
@@ -69,6 +81,8 @@ impl BodyLimits {
 pub struct Reader {
     body: Body,
     limits: BodyLimits,
+    /// That the body is said to have.
+    length: Option<u64>,
     began: Instant,
     received: u64,
     pieces: u64,
@@ -80,7 +94,8 @@ pub struct Reader {
 impl Reader {
     /// The clock starts now.
     pub fn new(body: Body, limits: BodyLimits) -> Reader {
-        Reader { body, limits, began: Instant::now(), received: 0, pieces: 0, permit: None, aligned: 0 }
+        let (length, began) = (body.size_hint().exact(), Instant::now());
+        Reader { body, limits, length, began, received: 0, pieces: 0, permit: None, aligned: 0 }
     }
 
     /// Puts the byte at `offset` at an address that is aligned for any type, if the body is gathered: a tensor behind
@@ -91,8 +106,8 @@ impl Reader {
         self
     }
 
-    /// Keeps the permit's bytes at those that have come: more for a body of unknown length as it grows, and no more
-    /// than its true length at its end.
+    /// Charges the permit for the body: where its length is known and it is read in one piece, for all of it before any is read;
+    /// else as it grows; and for no more than its true length at its end.
     #[must_use]
     pub fn charged_to(mut self, permit: Arc<Permit>) -> Reader {
         self.permit = Some(permit);
@@ -102,6 +117,12 @@ impl Reader {
     /// Other limits from now on, whose clocks and counts begin now: for a body that is one message after the other.
     pub(crate) fn limited_by(&mut self, limits: BodyLimits) {
         (self.limits, self.began, self.received, self.pieces) = (limits, Instant::now(), 0, 0);
+        self.length = None;
+    }
+
+    /// What comes under these limits is said to have so many bytes.
+    pub(crate) fn expects(&mut self, bytes: u64) {
+        self.length = Some(bytes);
     }
 
     /// The length that the body is said to have, if any is; not more than the limit.
@@ -109,22 +130,20 @@ impl Reader {
     /// # Errors
     /// [`InferError::TooLarge`], before any of it is read.
     pub fn announced(&self) -> Result<Option<u64>, InferError> {
-        let announced = self.body.size_hint().exact();
-        match announced.filter(|announced| *announced > self.limits.bytes_max) {
-            Some(announced) => Err(self.limits.too_large(announced)),
-            None => Ok(announced),
+        match self.length.filter(|length| *length > self.limits.bytes_max) {
+            Some(length) => Err(self.limits.too_large(length)),
+            None => Ok(self.length),
         }
     }
 
     /// The next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::Full`] if a body of unknown length outgrows
-    /// the budget, [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones,
+    /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::Full`] if it outgrows the budget, [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones,
     /// [`InferError::Cancelled`] if the connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
         loop {
-            let due = self.limits.due(self.began, self.received);
+            let due = self.limits.due(self.began, self.received, self.length);
             let frame = match tokio::time::timeout_at(due.into(), self.body.frame()).await {
                 Err(_) => return Err(self.slow()),
                 Ok(None) => {
@@ -150,7 +169,7 @@ impl Reader {
                     )));
                 }
                 if let Some(permit) = &self.permit {
-                    permit.cover(self.received)?;
+                    permit.cover_growing(self.received)?;
                 }
                 return Ok(Some(bytes));
             }
@@ -164,13 +183,16 @@ impl Reader {
     /// As [`Reader::next`].
     pub async fn all(mut self) -> Result<Bytes, InferError> {
         let announced = self.announced()?;
+        if let (Some(length), Some(permit)) = (announced, &self.permit) {
+            permit.cover(length)?;
+        }
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
         };
         let aligned = self.aligned;
         let gathered = |parts: &[Bytes]| {
             let so_far: usize = parts.iter().map(Bytes::len).sum();
-            // An announced length is within the limit, and admission has set it aside.
+            // An announced length is within the limit, and was set aside.
             let room = announced.map_or(START_BYTES, |announced| announced as usize);
             let mut whole = BytesMut::with_capacity(room.max(so_far) + ALIGN);
             let before = whole.as_ptr().addr().wrapping_add(aligned).wrapping_neg() % ALIGN;
@@ -197,12 +219,20 @@ impl Reader {
 
     fn slow(&self) -> InferError {
         let BodyLimits { deadline, grace, rate_min, .. } = self.limits;
+        let rate = self.limits.rate(self.length);
         let so_far =
             format!("{} bytes of the body came in {} ms", self.received, self.began.elapsed().as_millis());
         InferError::SlowBody(if self.began.elapsed() >= deadline {
             format!("{so_far}; the whole body has {} ms", deadline.as_millis())
         } else {
-            format!("{so_far}; after {} ms it must come at {rate_min} bytes/s or more", grace.as_millis())
+            let must =
+                format!("{so_far}; after {} ms it must come at {rate} bytes/s or more", grace.as_millis());
+            match self.length.filter(|_| rate > rate_min) {
+                Some(length) => {
+                    format!("{must}, as its {length} bytes have {} ms", deadline.as_millis())
+                }
+                None => must,
+            }
         })
     }
 }
@@ -270,7 +300,12 @@ mod tests {
     use super::super::admission::{Admission, AdmissionLimits};
     use super::*;
     use futures_util::stream;
-    use std::convert::Infallible;
+    use http_body::{Frame, SizeHint};
+    use std::{
+        convert::Infallible,
+        pin::Pin,
+        task::{Context, Poll},
+    };
 
     const LIMITS: BodyLimits = BodyLimits {
         bytes_max: 1_000_000,
@@ -344,14 +379,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_of_unknown_length_is_charged_for_what_came() {
-        let admission = Admission::new(AdmissionLimits {
-            requests_in_flight_max: 1,
-            bytes_in_flight_max: 100,
-            announced_bytes_max: 100,
-            unknown_length_bytes: 10,
-        });
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 };
+        let admission = Admission::new(limits);
         let read = async |frame: &'static str| {
-            let permit = Arc::new(admission.admit(None).unwrap());
+            let permit = Arc::new(admission.admit().unwrap());
             let body = frames(vec![frame.into(); 3]);
             let reader = Reader::new(body, LIMITS).charged_to(Arc::clone(&permit));
             (reader.all().await.map(|bytes| bytes.len()), permit.bytes())
@@ -363,13 +394,60 @@ mod tests {
         assert_eq!(admission.in_flight().bytes, 0);
     }
 
+    #[tokio::test]
+    async fn a_body_of_known_length_is_charged_for_all_of_it_before_any_is_read() {
+        let limits = AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max: 100 };
+        let admission = Admission::new(limits);
+        let (one, other) = (admission.admit().unwrap(), Arc::new(admission.admit().unwrap()));
+        one.cover(41).unwrap();
+        let full = Reader::new(Body::new(Stuck { may_be_read: false }), LIMITS)
+            .charged_to(Arc::clone(&other))
+            .all()
+            .await;
+        assert!(matches!(full, Err(InferError::Full { limit: 100, .. })), "{full:?}");
+        drop(one);
+        let body = Body::from(vec![0; 60]);
+        let read = Reader::new(body, LIMITS).charged_to(Arc::clone(&other)).all().await.unwrap();
+        assert_eq!((read.len(), other.bytes()), (60, 60));
+    }
+
+    /// A body of 60 bytes of which none comes.
+    struct Stuck {
+        may_be_read: bool,
+    }
+
+    impl HttpBody for Stuck {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            assert!(self.may_be_read, "it is read");
+            Poll::Pending
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(60)
+        }
+    }
+
     #[test]
     fn more_is_due_at_the_rate_after_the_grace_and_all_by_the_deadline() {
         let began = Instant::now();
-        let due = |received| LIMITS.due(began, received) - began;
-        assert_eq!(due(0), Duration::from_secs(5));
-        assert_eq!(due(2500), Duration::from_millis(7500));
-        assert_eq!(due(900_000), Duration::from_secs(60));
+        let due = |received, length| LIMITS.due(began, received, length) - began;
+        for short in [None, Some(0), Some(60_000)] {
+            assert_eq!(due(0, short), Duration::from_secs(5));
+            assert_eq!(due(2500, short), Duration::from_millis(7500));
+            assert_eq!(due(900_000, short), Duration::from_secs(60));
+        }
+        // One that says how long it is, and could not be whole in time at that rate.
+        let long = Some(600_000);
+        assert_eq!(due(2500, long), Duration::from_millis(5250));
+        assert_eq!(due(550_000, long), Duration::from_secs(60));
+        let any = BodyLimits { rate_min: 0, ..LIMITS };
+        assert_eq!(any.due(began, 0, long) - began, Duration::from_secs(60));
     }
 
     #[tokio::test]
@@ -378,6 +456,10 @@ mod tests {
         let quick = Duration::from_millis(1);
         let by_rate = read(stops(), BodyLimits { grace: quick, ..LIMITS }).await.unwrap_err();
         assert!(by_rate.to_string().contains("at 1000 bytes/s or more"), "{by_rate}");
+        let (rate_min, deadline) = (7, Duration::from_secs(6));
+        let paced = BodyLimits { grace: quick, rate_min, deadline, ..LIMITS };
+        let by_pace = read(Body::new(Stuck { may_be_read: true }), paced).await.unwrap_err().to_string();
+        assert!(by_pace.contains("at 10 bytes/s or more, as its 60 bytes have 6000 ms"), "{by_pace}");
         let by_deadline = read(stops(), BodyLimits { deadline: quick, ..LIMITS }).await.unwrap_err();
         assert!(by_deadline.to_string().contains("the whole body has 1 ms"), "{by_deadline}");
     }

@@ -9,6 +9,7 @@ mod pack;
 mod unpack;
 
 pub(super) use unpack::Malformed;
+pub(crate) use unpack::Unpacking;
 
 use super::{accepted, reject::Problem};
 use crate::error::InferError;
@@ -23,7 +24,7 @@ use std::fmt;
 
 /// A coding that we read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Coding {
+pub(crate) enum Coding {
     /// Zstandard (RFC 8878), with windows of at most 8 MiB (RFC 9659).
     Zstd,
     /// gzip (RFC 1952).

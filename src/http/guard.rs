@@ -105,7 +105,7 @@ pub fn check_head<B>(head: &http::Request<B>, limits: HeadLimits) -> Result<(), 
 }
 
 /// The length of the body, where the head says it.
-pub fn announced(headers: &HeaderMap) -> Option<u64> {
+fn announced(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 

@@ -25,7 +25,7 @@ mod base;
 pub mod body;
 pub(crate) mod call;
 pub(crate) mod catalog;
-mod coding;
+pub(crate) mod coding;
 pub mod decode;
 mod devices;
 mod encoded;
@@ -87,9 +87,6 @@ pub const OPENAPI: &str = include_str!("../../openapi.yaml");
 
 /// Longest path and query. Nothing that we route is near it.
 const URI_BYTES_MAX: usize = 8 * 1024;
-
-/// What a chunked body counts as before any of it is read: more than most images have.
-const UNKNOWN_LENGTH_BYTES: u64 = 16 << 20;
 
 /// A stack may come for as long as it keeps its rate.
 pub(crate) const STACK_DEADLINE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -197,8 +194,6 @@ impl Front {
         let admission = Admission::new(AdmissionLimits {
             requests_in_flight_max: config.requests_in_flight_max as u64,
             bytes_in_flight_max: config.in_flight_bytes_max,
-            announced_bytes_max: config.body_bytes_max,
-            unknown_length_bytes: UNKNOWN_LENGTH_BYTES.min(config.body_bytes_max),
         });
         metrics.set_bounds(Bounds {
             requests_in_flight: config.requests_in_flight_max as u64,

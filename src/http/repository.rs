@@ -3,9 +3,7 @@
 //! Whoever may do this decides what runs here: without `admin_token` only callers on this machine may, with it only those
 //! who know it.
 
-use super::{
-    Front, accept::Peer, body, catalog, coding, guard::announced, target::Target, wire::repository as wire,
-};
+use super::{Front, accept::Peer, body, catalog, coding, target::Target, wire::repository as wire};
 use crate::{
     config::{RepositoryMode, Secret},
     error::InferError,
@@ -88,8 +86,7 @@ pub(super) async fn load(
 ) -> Result<(), InferError> {
     allowed(&front, request.extensions().get(), request.headers())?;
     // A model's files take memory as the bodies of other requests do.
-    let permit = Arc::new(front.admission.admit(announced(request.headers()))?);
-    request.extensions_mut().insert(Arc::clone(&permit));
+    let _permit = front.admission.enter(&mut request)?;
     let body = body::of(coding::unpack(request)?, front.limits.body).await?;
     let load = front.decode.run(move || wire::Load::of_body(&body)).await??;
     load_as(&front, &target.model, load).await

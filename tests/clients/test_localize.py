@@ -1,5 +1,6 @@
 """Single molecules: what a fitter finds, in every form that it can be asked in, and that it comes while the rest is sent."""
 
+import contextlib
 import io
 import json
 import os
@@ -104,7 +105,21 @@ def test_a_stack_counts_as_what_may_be_held_of_it_whatever_its_length(start_serv
 
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"POST /predictions/spots HTTP/1.1\r\nHost: t\r\n{header}\r\n\r\n".encode())
-        until(lambda: in_flight(server) == 8 << 20, 30, "all that may be held is set aside before anything came")
+        until(lambda: in_flight(server) == 8 << 20, 30, "what every stack takes is set aside before anything came")
+    until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
+    assert server.stop() == 0
+
+
+def test_more_stacks_are_read_at_once_than_could_be_held(start_server, tmp_path, data):
+    shutil.copytree(EXAMPLES / "models" / "spots", tmp_path / "models" / "spots")
+    server = start_server(tmp_path / "models", in_flight_bytes_max="40MiB", body_bytes_max="1MiB")
+    head = b"POST /predictions/spots HTTP/1.1\r\nHost: t\r\nContent-Length: 100000000\r\n\r\n"
+    with contextlib.ExitStack() as opened:
+        for _ in range(4):
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(head + data[:1000])
+        until(lambda: in_flight(server) == 4 * (8 << 20), 30, "four stacks are read")
+        assert localize.post(server, data, format="csv").status_code == 200
     until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
     assert server.stop() == 0
 

@@ -393,15 +393,12 @@ mod tests {
 
     #[test]
     fn trailers_and_what_the_reply_holds_stay_behind_its_last_piece() {
-        let admission = Admission::new(AdmissionLimits {
-            requests_in_flight_max: 1,
-            bytes_in_flight_max: 100,
-            announced_bytes_max: 100,
-            unknown_length_bytes: 0,
-        });
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 };
+        let admission = Admission::new(limits);
         let frames = [Frame::data(pattern(3 * HTTP2_PIECE_BYTES_MAX)), Frame::trailers(HeaderMap::new())];
         let body = Body::new(StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>))));
-        let permit = Arc::new(admission.admit(Some(10)).unwrap());
+        let permit = Arc::new(admission.admit().unwrap());
+        permit.cover(10).unwrap();
         let held = admission::hold(Response::new(body), permit).into_body();
         let (mut answer, _watch) = answer(held, false);
         for piece in 0..3 {

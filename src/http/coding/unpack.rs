@@ -2,6 +2,7 @@
 //! once, and whoever reads counts what comes out.
 
 use super::{Coding, PIECE_BYTES};
+use crate::error::InferError;
 use axum::{Error, body::Body};
 use bytes::{Buf, Bytes};
 use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
@@ -96,6 +97,62 @@ impl Unpacker {
     }
 }
 
+/// Something packed that is unpacked as it comes, where the end of it is told.
+pub(crate) struct Unpacking {
+    coding: Coding,
+    unpacker: Unpacker,
+}
+
+impl Unpacking {
+    /// # Errors
+    /// If there is no memory for it.
+    pub(crate) fn new(coding: Coding) -> Result<Unpacking, InferError> {
+        let unpacker = Unpacker::new(coding);
+        let unpacker =
+            unpacker.map_err(|error| InferError::Internal(format!("cannot unpack {coding}: {error}")))?;
+        Ok(Unpacking { coding, unpacker })
+    }
+
+    /// The next packed bytes; what comes out of them is handed on piece by piece.
+    ///
+    /// # Errors
+    /// [`InferError::BadRequest`] for what is not packed so, and whatever taking a piece fails with.
+    pub(crate) fn feed(
+        &mut self,
+        packed: Bytes,
+        take: impl FnMut(&[u8]) -> Result<(), InferError>,
+    ) -> Result<(), InferError> {
+        self.unpacker.feed().bytes = packed;
+        self.hand_on(take)
+    }
+
+    /// There is no more.
+    ///
+    /// # Errors
+    /// As [`Unpacking::feed`], and if it ends too early.
+    pub(crate) fn end(
+        &mut self,
+        take: impl FnMut(&[u8]) -> Result<(), InferError>,
+    ) -> Result<(), InferError> {
+        self.unpacker.feed().ended = true;
+        self.hand_on(take)
+    }
+
+    fn hand_on(&mut self, mut take: impl FnMut(&[u8]) -> Result<(), InferError>) -> Result<(), InferError> {
+        loop {
+            match self.unpacker.read() {
+                Ok(piece) if piece.is_empty() => return Ok(()),
+                Ok(piece) => take(&piece)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(cause) => {
+                    let malformed = Malformed { coding: self.coding, cause };
+                    return Err(InferError::BadRequest(malformed.to_string()));
+                }
+            }
+        }
+    }
+}
+
 /// A body that is unpacked as it is read.
 pub(super) struct Unpacked {
     body: Body,
@@ -162,7 +219,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::super::{super::body, CODINGS, tests::packed};
     use super::*;
-    use crate::{error::InferError, http::body::BodyLimits};
+    use crate::http::body::BodyLimits;
     use std::time::Duration;
 
     async fn read(coding: Coding, sent: Vec<u8>, bytes_max: u64) -> Result<Bytes, InferError> {

@@ -1,6 +1,6 @@
 //! The first side of a [`drive`](super::drive): bytes from the connection to chunks of ROIs in the queue.
 
-use super::{asked::Asked, drive::Pending};
+use super::{asked::Asked, drive::Pending, share::Share};
 use crate::{
     error::InferError,
     http::{
@@ -97,19 +97,24 @@ impl Finding {
         bytes_max: usize,
         found: mpsc::Sender<Found>,
     ) -> Result<(), InferError> {
+        self.charge_for(&posted);
         let mut supply = Supply::new(posted, bytes_max);
-        let mut hurry = false;
+        let (mut hurry, mut fed) = (false, None::<Fed>);
         loop {
             let mut stager = self.stager.take().expect("it is back after each step");
+            let fresh = fed.take().unwrap_or_default();
             let looking = self.front.decode.run(move || {
                 let began = Instant::now();
                 let mut chunks = Vec::new();
-                let step = loop {
-                    match stager.step(hurry) {
-                        Ok(Step::Chunk(chunk)) if chunks.len() + 1 < CHUNKS_AT_ONCE => chunks.push(chunk),
-                        step => break step,
+                // Here, since what is fed may go to a file.
+                let step = fresh.to(&mut stager).and_then(|()| {
+                    loop {
+                        match stager.step(hurry)? {
+                            Step::Chunk(chunk) if chunks.len() + 1 < CHUNKS_AT_ONCE => chunks.push(chunk),
+                            step => break Ok(step),
+                        }
                     }
-                };
+                });
                 (stager, chunks, step, began.elapsed())
             });
             let (stager, chunks, step, took) = supply.gather_while(looking).await?;
@@ -123,7 +128,10 @@ impl Finding {
             match step {
                 Step::Chunk(chunk) => self.queue(chunk, &found).await?,
                 Step::Busy => {}
-                Step::Wait => hurry = !supply.feed(self.stager(), !hurry).await?,
+                Step::Wait => {
+                    fed = supply.more(!hurry).await?;
+                    hurry = fed.is_none();
+                }
                 Step::End => break,
             }
         }
@@ -131,6 +139,15 @@ impl Finding {
         self.begin(&found).await?;
         let frames = self.stager().frames();
         tell(&found, Found::End(frames)).await
+    }
+
+    /// Charges for what of a stream waits to be read. A file has been charged for with its body.
+    fn charge_for(&mut self, posted: &Posted) {
+        if matches!(posted, Posted::Stream(_)) {
+            let mut share = Share::new(self.permit.clone(), &self.front.limits.stack);
+            let may_hold = Box::new(move |bytes| share.holds(bytes));
+            self.stager = self.stager.take().map(|stager| stager.within(may_hold));
+        }
     }
 
     /// Notes the work since it was last noted, and how long it took.
@@ -193,6 +210,24 @@ async fn tell(found: &mpsc::Sender<Found>, what: Found) -> Result<(), InferError
     found.send(what).await.map_err(|_| InferError::Cancelled)
 }
 
+/// What a stager is fed before its next step.
+#[derive(Default)]
+struct Fed {
+    pieces: Vec<Bytes>,
+    /// There is no more.
+    ended: bool,
+}
+
+impl Fed {
+    fn to(self, stager: &mut Stager) -> Result<(), InferError> {
+        self.pieces.into_iter().try_for_each(|bytes| stager.push(bytes))?;
+        if self.ended {
+            stager.finish();
+        }
+        Ok(())
+    }
+}
+
 /// Bytes on their way to the stager.
 struct Supply {
     posted: Posted,
@@ -224,12 +259,12 @@ impl Supply {
         }
     }
 
-    /// Gives the stager what has come, or says that there is no more. Waits only if nothing has come; with `briefly`, not for
-    /// long. Whether there was anything to say.
-    async fn feed(&mut self, stager: &mut Stager, briefly: bool) -> Result<bool, InferError> {
+    /// What has come, and whether there is no more. Waits only if nothing has come; with `briefly`, not for long, and may have
+    /// nothing to say then.
+    async fn more(&mut self, briefly: bool) -> Result<Option<Fed>, InferError> {
         if self.waiting.is_empty() {
             if self.failed.is_some() && briefly {
-                return Ok(false); // first what is there
+                return Ok(None); // first what is there
             }
             if let Some(error) = self.failed.take() {
                 return Err(error);
@@ -239,7 +274,7 @@ impl Supply {
                 let next = if briefly {
                     match tokio::time::timeout(PATIENCE, next).await {
                         Ok(next) => next,
-                        Err(_) => return Ok(false),
+                        Err(_) => return Ok(None),
                     }
                 } else {
                     next.await
@@ -250,13 +285,7 @@ impl Supply {
             self.gather_while(std::future::ready(())).await;
         }
         self.bytes = 0;
-        for bytes in self.waiting.drain(..) {
-            stager.push(bytes)?;
-        }
-        if self.ended {
-            stager.finish();
-        }
-        Ok(true)
+        Ok(Some(Fed { pieces: std::mem::take(&mut self.waiting), ended: self.ended }))
     }
 
     fn take(&mut self, next: Result<Option<Bytes>, InferError>) {

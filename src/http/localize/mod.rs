@@ -5,6 +5,7 @@
 //! - [`drive`]: the whole way, of which [`finding`] goes ahead (body to chunks, chunks to the queue) and [`telling`] follows (answers
 //!   to bytes), at once and in order.
 //! - [`outgoing`]: bytes to the connection, and where they wait for a caller who does not read yet.
+//! - [`share`]: what of all that is charged to the request.
 //!
 //! A raw body is read as it comes, so that a stack may be longer than memory; answers in a format that streams are sent
 //! while it still comes. Once something was sent, an error becomes the last member of the reply.
@@ -13,6 +14,7 @@ mod asked;
 mod drive;
 mod finding;
 mod outgoing;
+mod share;
 mod telling;
 pub(super) mod tensors;
 
@@ -32,6 +34,7 @@ use futures_util::{Stream, stream};
 use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
 use outgoing::{Event, Outgoing};
+use share::Share;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
@@ -55,12 +58,9 @@ pub(super) async fn predict(
     let permit = request.extensions().get::<Arc<Permit>>().cloned();
     let posted = if posted::is_raw(request.headers())? {
         if let Some(permit) = &permit {
-            let held = front.limits.stack.limits.memory_bytes_max as u64;
-            // It is not held as a whole, whatever its length. What comes in pieces or packed has none that says how much of it may be
-            // held, and what admission took for a length is no more than a body may have that is.
-            let held = request.body().size_hint().exact().map_or(held, |length| length.min(held));
-            permit.cover(held)?;
-            permit.trim(held);
+            // It is not held as a whole, whatever its length.
+            let own = share::of_stack(&front.limits.stack);
+            permit.cover(request.body().size_hint().exact().map_or(own, |length| length.min(own)))?;
         }
         let reader = body::Reader::new(request.into_body(), front.limits.stack_body);
         reader.announced()?;
@@ -79,8 +79,9 @@ pub(super) async fn predict(
             }
         }
     };
-    // Stacks that need such memory to be read are rarer than callers who read late.
-    let (reply, mut coming) = Outgoing::new(front.limits.stack.limits.memory_bytes_max);
+    let options = &front.limits.stack;
+    let (reply, mut coming) =
+        Outgoing::new(options.limits.memory_bytes_max, Share::new(permit.clone(), options));
     let drive = Drive::new(front, model, call, asked, permit);
     // The request's span goes with it: its lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());
@@ -152,12 +153,14 @@ fn frames(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::stack_options, *};
+    use crate::config::Config;
     use futures_util::StreamExt;
 
     #[tokio::test]
     async fn a_reply_that_fails_after_its_beginning_is_cut_off() {
-        let (mut reply, coming) = Outgoing::new(1000);
+        let share = Share::new(None, &stack_options(&Config::default()));
+        let (mut reply, coming) = Outgoing::new(1000, share);
         let task = tokio::spawn(async move {
             let _ = reply.bytes(vec![Bytes::from_static(b"a row")]).await;
             let _ = reply.send(Event::Failed(InferError::Internal("planted".into()))).await;

@@ -1,17 +1,20 @@
 //! The way of a reply from the work to the connection. Many clients send all of a stack before they read anything: what
 //! they do not take waits here, so that the stack is read on, up to a bound.
 
+use super::share::Share;
 use crate::{
     error::InferError,
     http::{call::Spent, reject::Kind},
 };
 use axum::http::HeaderMap;
 use bytes::{Bytes, BytesMut};
-use std::pin::pin;
+use std::{pin::pin, time::Duration};
 use tokio::sync::mpsc;
 
 /// Events that the connection may be behind before their bytes are put together.
 const EVENTS: usize = 16;
+/// How long to wait for the connection before asking again whether more may wait.
+const FULL_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the reply is told, in this order: it begins, its bytes; or, instead of beginning, that there is none.
 pub(super) enum Event {
@@ -32,13 +35,14 @@ pub(super) struct Outgoing {
     events: mpsc::Sender<Event>,
     waiting: BytesMut,
     waiting_bytes_max: usize,
+    share: Share,
 }
 
 impl Outgoing {
-    /// One of which so many bytes may wait, and where its events come out.
-    pub(super) fn new(waiting_bytes_max: usize) -> (Outgoing, mpsc::Receiver<Event>) {
+    /// One of which so many bytes may wait, if its share has room for them, and where its events come out.
+    pub(super) fn new(waiting_bytes_max: usize, share: Share) -> (Outgoing, mpsc::Receiver<Event>) {
         let (events, coming) = mpsc::channel(EVENTS);
-        (Outgoing { events, waiting: BytesMut::new(), waiting_bytes_max }, coming)
+        (Outgoing { events, waiting: BytesMut::new(), waiting_bytes_max, share }, coming)
     }
 
     /// Whether bytes wait here.
@@ -62,7 +66,16 @@ impl Outgoing {
             _ => self.waiting.extend(pieces),
         }
         let has_room = self.events.capacity() > 0 || self.events.is_closed();
-        if has_room || self.waiting.len() > self.waiting_bytes_max { self.catch_up().await } else { Ok(()) }
+        if has_room || self.waiting.len() > self.waiting_bytes_max {
+            return self.catch_up().await;
+        }
+        while !self.share.holds(self.waiting.len()) {
+            // Others may give back what they hold before this caller reads.
+            if let Ok(caught_up) = tokio::time::timeout(FULL_PAUSE, self.catch_up()).await {
+                return caught_up;
+            }
+        }
+        Ok(())
     }
 
     /// Waits for something else, and passes on what waits meanwhile.
@@ -88,6 +101,7 @@ impl Outgoing {
         if self.is_behind() {
             let room = self.events.reserve().await.map_err(|_| InferError::Cancelled)?;
             room.send(Event::Bytes(vec![self.waiting.split().freeze()]));
+            self.share.holds(0);
         }
         Ok(())
     }
@@ -105,6 +119,12 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{config::Config, http::stack_options};
+
+    fn outgoing(waiting_bytes_max: usize) -> (Outgoing, mpsc::Receiver<Event>) {
+        let share = Share::new(None, &stack_options(&Config::default()));
+        Outgoing::new(waiting_bytes_max, share)
+    }
 
     fn piece(bytes: &[u8]) -> Vec<Bytes> {
         vec![Bytes::copy_from_slice(bytes)]
@@ -123,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_does_not_read_holds_nobody_up_below_the_bound() {
-        let (mut out, mut coming) = Outgoing::new(1000);
+        let (mut out, mut coming) = outgoing(1000);
         for number in 0..200_u8 {
             out.bytes(piece(&[number])).await.unwrap();
         }
@@ -137,13 +157,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn above_the_bound_it_waits_for_the_reader() {
-        let (mut out, mut coming) = Outgoing::new(100);
+        let (mut out, mut coming) = outgoing(100);
         for _ in 0..EVENTS {
             out.bytes(piece(&[0; 10])).await.unwrap();
         }
         out.bytes(piece(&[1; 100])).await.unwrap();
         let more = out.bytes(piece(&[2]));
-        assert!(tokio::time::timeout(std::time::Duration::from_secs(1), more).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_secs(1), more).await.is_err());
         let before = taken(&mut coming).len();
         out.catch_up().await.unwrap();
         let after = taken(&mut coming);
@@ -152,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_ends_when_nobody_listens() {
-        let (mut out, coming) = Outgoing::new(100);
+        let (mut out, coming) = outgoing(100);
         drop(coming);
         assert!(matches!(out.bytes(piece(&[0])).await, Err(InferError::Cancelled)));
     }

@@ -505,14 +505,9 @@ mod tests {
         let frame = (0..SIDE * SIDE).map(|i| if lit(i) { 60_000_u16 } else { 100 });
         let frames: Vec<u16> = (0..FRAMES).flat_map(|_| frame.clone()).collect();
         let searched = |bytes_in_flight_max| {
-            let limits = AdmissionLimits {
-                requests_in_flight_max: 1,
-                bytes_in_flight_max,
-                announced_bytes_max: u64::MAX,
-                unknown_length_bytes: 1,
-            };
+            let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max };
             let admission = Admission::new(limits);
-            let permit = admission.admit(Some(1)).expect("room for a byte");
+            let permit = admission.admit().expect("it is the first");
             let mut settings = Settings::default();
             settings.set("box_px", "11").expect("odd");
             let frames = Tensor {

@@ -156,6 +156,10 @@ pub struct Options {
     pub file_alone: bool,
 }
 
+/// Told how many bytes of memory a stack holds that cannot be read yet, whenever that changes; says whether it may hold as many.
+/// What it may not hold goes to the temporary file.
+pub type MayHold = Box<dyn FnMut(usize) -> bool + Send>;
+
 /// Where a pixel size was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PixelSizeSource {

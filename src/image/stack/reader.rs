@@ -1,7 +1,7 @@
 //! The reader itself: bytes in at one end, frames out at the other.
 
 use super::{
-    Format, Frames, Options, StackError, StackInfo, Step,
+    Format, Frames, MayHold, Options, StackError, StackInfo, Step,
     contiguous::Contiguous,
     directory::Encoding,
     npy,
@@ -71,6 +71,13 @@ impl StackReader {
         }
     }
 
+    /// Has somebody say how much memory it may hold, below the limit, where it has a temporary file.
+    #[must_use]
+    pub fn within(mut self, may_hold: MayHold) -> StackReader {
+        self.store.within(may_hold);
+        self
+    }
+
     /// Takes the next bytes of the stack. They are not copied: a part of them is held for as long as it is needed.
     ///
     /// # Errors
@@ -113,6 +120,7 @@ impl StackReader {
             return Err(error.clone());
         }
         let advanced = self.advance(at_most.max(1));
+        self.store.told();
         self.note_memory();
         let Some(page) = advanced.inspect_err(|error| self.failed = Some(error.clone()))? else {
             return Ok(None);

@@ -4,7 +4,7 @@
 //! ([`Store::release`]), which may be before they come. The rest is kept: in memory up to a limit, beyond it in a
 //! [`Spill`]. What was pushed is not copied, except pieces that are small or hold much more memory than they need.
 
-use super::{StackError, spill::Spill};
+use super::{MayHold, StackError, spill::Spill};
 use bytes::{Buf, Bytes, BytesMut};
 use std::collections::BTreeMap;
 
@@ -86,12 +86,32 @@ pub(super) struct Store {
     end: u64,
     held: usize,
     memory_bytes_max: usize,
+    may_hold: MayHold,
     spill: Spill,
 }
 
 impl Store {
     pub(super) fn new(memory_bytes_max: usize, spill: Spill) -> Store {
-        Store { pieces: BTreeMap::new(), doomed: BTreeMap::new(), end: 0, held: 0, memory_bytes_max, spill }
+        Store {
+            pieces: BTreeMap::new(),
+            doomed: BTreeMap::new(),
+            end: 0,
+            held: 0,
+            memory_bytes_max,
+            may_hold: Box::new(|_| true),
+            spill,
+        }
+    }
+
+    /// Has somebody say how much memory it may hold, below the limit.
+    pub(super) fn within(&mut self, may_hold: MayHold) {
+        self.may_hold = may_hold;
+    }
+
+    /// Tells what is held now, and whether it may be.
+    pub(super) fn told(&mut self) -> bool {
+        let held = self.held();
+        (self.may_hold)(held)
     }
 
     /// Bytes that came so far.
@@ -134,7 +154,13 @@ impl Store {
             self.drop_padding()?;
         }
         if self.spill.possible() {
-            return if self.held > self.memory_bytes_max / 4 * 3 { self.spill_half() } else { Ok(()) };
+            return if self.held > self.memory_bytes_max / 4 * 3 {
+                self.spill_to(self.memory_bytes_max / 2)
+            } else if self.told() {
+                Ok(())
+            } else {
+                self.spill_to(0)
+            };
         }
         let held = self.held();
         if held <= self.memory_bytes_max {
@@ -216,10 +242,10 @@ impl Store {
         })
     }
 
-    /// Moves pieces to the temporary file, oldest first, until half of the memory is free.
-    fn spill_half(&mut self) -> Result<(), StackError> {
+    /// Moves pieces to the temporary file, oldest first, until no more than so many bytes are held.
+    fn spill_to(&mut self, bytes: usize) -> Result<(), StackError> {
         for (at, piece) in &mut self.pieces {
-            if self.held <= self.memory_bytes_max / 2 {
+            if self.held <= bytes {
                 break;
             }
             match &piece.place {
@@ -231,6 +257,7 @@ impl Store {
             *piece = Piece { place: Place::File(piece.len()), holds: 0 };
         }
         self.merge_spilled();
+        self.told();
         Ok(())
     }
 

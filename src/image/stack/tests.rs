@@ -13,7 +13,10 @@ use super::{
 use crate::{error::InferError, image::corpus::Random};
 use builder::{BIG_BIG, BIG_LITTLE, Builder, LITTLE};
 use bytes::Bytes;
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 const LIMITS: Limits = Limits {
     side_max: 4096,
@@ -569,6 +572,46 @@ fn files_that_are_not_in_order_are_kept_in_memory_and_beyond_it_in_a_file() {
         assert!(end.is_ok(), "{name}: {end:?}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
+}
+
+#[test]
+fn what_somebody_else_has_no_room_for_goes_to_the_file_and_what_is_held_is_told() {
+    const FRAMES: u64 = 400;
+    const ROOM: usize = 64 << 10;
+    let folder = tempfile::tempdir().unwrap();
+    let options = || Options { spill_folder: Some(folder.path().to_owned()), ..options() };
+    for order in [true, false] {
+        let forward = (0..FRAMES).map(|index| if order { index } else { FRAMES - 1 - index });
+        let bytes = backward(FRAMES, 32, forward);
+        assert_eq!(read_with(None, options(), &bytes, 1, || 5000).spilled, 0, "it fits into memory");
+        // Held now, and at most.
+        let told = Arc::new(Mutex::new((0, 0)));
+        let teller = Arc::clone(&told);
+        let may_hold = move |bytes: usize| {
+            let mut told = teller.lock().unwrap();
+            *told = (bytes, told.1.max(bytes));
+            bytes <= ROOM
+        };
+        let mut reader = StackReader::new(None, options()).within(Box::new(may_hold));
+        let mut frames = 0;
+        let mut take = |reader: &mut StackReader| {
+            while let Some(frame) = reader.next_frame().unwrap() {
+                let expected = long_frame(frames, 32 * 32);
+                assert!(matches!(frame.samples, Samples::U16(samples) if samples == expected), "{frames}");
+                frames += 1;
+            }
+        };
+        for piece in bytes.chunks(5000) {
+            reader.push(Bytes::copy_from_slice(piece)).unwrap();
+            assert!(told.lock().unwrap().0 <= ROOM, "it holds what it may not");
+            take(&mut reader);
+        }
+        reader.finish();
+        take(&mut reader);
+        assert!(reader.spilled_bytes() > 0 && frames == FRAMES, "{frames}");
+        let (last, most) = *told.lock().unwrap();
+        assert!(most > ROOM && last < ROOM / 100, "{last} of at most {most} bytes");
+    }
 }
 
 #[test]

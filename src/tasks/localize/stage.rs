@@ -14,7 +14,7 @@ use crate::{
         kernels::{Adu, RoiBuffer, SIDE, SpotFinder},
     },
     error::InferError,
-    image::stack::{Format, Frames, Options, Samples, StackInfo, StackReader, Values},
+    image::stack::{Format, Frames, MayHold, Options, Samples, StackInfo, StackReader, Values},
 };
 use bytes::Bytes;
 
@@ -117,6 +117,12 @@ impl Stager {
     #[must_use]
     pub fn whole(self, whole: bool, memory: Option<FrameMemory>) -> Stager {
         Stager { whole, memory, ..self }
+    }
+
+    /// Has somebody say how much memory the stack may hold ([`StackReader::within`]).
+    #[must_use]
+    pub fn within(self, may_hold: MayHold) -> Stager {
+        Stager { reader: self.reader.within(may_hold), ..self }
     }
 
     /// Takes the next bytes of the stack.

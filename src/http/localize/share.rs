@@ -1,0 +1,71 @@
+//! What a stack holds, charged to its request: a share that every stack has from its beginning, and what is more while it holds
+//! more. A stack that is written in order, and whose caller reads, stays within its share however long it is.
+
+use crate::{
+    http::admission::{Beside, Permit},
+    image::stack::Options,
+};
+use std::sync::Arc;
+
+/// Taken ahead from the connection, the frame that is read, and the two shares below.
+const STACK_BYTES: u64 = 8 << 20;
+
+/// What a stack is charged for before any of it is read, in bytes. Where it has no temporary file, that is all that it may ever
+/// hold: there is nowhere to put what has no room later.
+pub(super) fn of_stack(options: &Options) -> u64 {
+    let most = options.limits.memory_bytes_max as u64;
+    if options.spill_folder.is_some() { most.min(STACK_BYTES) } else { most }
+}
+
+/// Memory of one kind that a stack holds.
+pub(super) struct Share {
+    permit: Option<Arc<Permit>>,
+    own: u64,
+    beyond: Option<Beside>,
+}
+
+impl Share {
+    /// One of four such shares of what a stack is charged for.
+    pub(super) fn new(permit: Option<Arc<Permit>>, options: &Options) -> Share {
+        Share { permit, own: of_stack(options) / 4, beyond: None }
+    }
+
+    /// So many bytes are held: charges for what is beyond its own, or gives that back. Whether there is room for them.
+    pub(super) fn holds(&mut self, bytes: usize) -> bool {
+        let more = (bytes as u64).saturating_sub(self.own);
+        match (&mut self.beyond, &self.permit) {
+            (Some(beyond), _) => beyond.set(more).is_ok(),
+            (None, Some(permit)) if more > 0 => {
+                self.beyond = permit.beside(more).ok();
+                self.beyond.is_some()
+            }
+            (None, _) => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Config,
+        http::{
+            admission::{Admission, AdmissionLimits},
+            stack_options,
+        },
+    };
+
+    #[test]
+    fn what_is_beyond_its_own_is_charged_while_it_is_held() {
+        let options = stack_options(&Config::default());
+        let own = (of_stack(&options) / 4) as usize;
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 };
+        let admission = Admission::new(limits);
+        let mut share = Share::new(admission.admit().ok().map(Arc::new), &options);
+        for (held, fits, charged) in
+            [(own, true, 0), (own + 60, true, 60), (own + 101, false, 60), (own + 40, true, 40), (0, true, 0)]
+        {
+            assert_eq!((share.holds(held), admission.in_flight().bytes), (fits, charged), "{held} bytes");
+        }
+    }
+}
