@@ -58,13 +58,17 @@ fn load(
     overrides: &Overrides,
 ) -> Result<(), InferError> {
     let failed = |reason: String| InferError::LoadFailed { name: name.to_owned(), reason };
-    let mut found = models::scan(folder).map_err(failed)?;
+    let instead = |of: &str| overrides.versions.as_ref().filter(|_| of == name);
+    let mut found = models::scan_with(folder, &instead).map_err(failed)?;
     found.retain(|found| found.name == name);
     if found.is_empty() {
         return Err(match devices.lists(name) {
             true => failed("nothing lies in the model folder under this name".to_owned()),
             false => InferError::UnknownModel { name: name.to_owned(), nearest: Vec::new() },
         });
+    }
+    for note in &overrides.notes {
+        tracing::warn!(model = name, "{note}");
     }
     for found in &mut found {
         if let Ok(source) = &mut found.source {

@@ -1,10 +1,6 @@
 //! One inference: by itself, or as a message of a stream.
 
-use super::{
-    around::Arrived,
-    codec,
-    convert::{self, EMPTY_FINAL},
-};
+use super::{around::Arrived, codec, convert};
 use crate::{
     error::InferError,
     http::{
@@ -145,7 +141,6 @@ pub(super) async fn stream_answer(
 ) -> ModelStreamInferResponse {
     let arrived = Instant::now();
     let (model_name, id) = (message.model_name.clone(), message.id.clone());
-    let asked = message.parameters.contains_key(EMPTY_FINAL);
     let answer = async {
         match permit {
             Ok(permit) => infer(&front, &head, arrived, message, permit).await,
@@ -153,30 +148,29 @@ pub(super) async fn stream_answer(
         }
     };
     let failed = ModelInferResponse { model_name, id, ..ModelInferResponse::default() };
-    in_its_place(answer, failed, asked).await
+    in_its_place(answer, failed).await
 }
 
 /// The answer to a message of a stream. One that failed, be it by a panic, is this one with the reason beside it.
 async fn in_its_place(
     answer: impl Future<Output = Result<(ModelInferResponse, HeaderMap), InferError>>,
     failed: ModelInferResponse,
-    asked: bool,
 ) -> ModelStreamInferResponse {
     let caught = AssertUnwindSafe(answer).catch_unwind().await;
-    let (mut reply, error_message) = match caught.unwrap_or_else(|panic| Err(panicked(&panic))) {
-        Ok((reply, _)) => (reply, String::new()),
+    let (reply, error_message) = match caught.unwrap_or_else(|panic| Err(panicked(&panic))) {
+        Ok((mut reply, _)) => {
+            // Every request has one answer, so each is the last. Triton says so whether or not it is asked to.
+            let last = infer_parameter::ParameterChoice::BoolParam(true);
+            let last = InferParameter { parameter_choice: Some(last) };
+            reply.parameters.insert("triton_final_response".to_owned(), last);
+            (reply, String::new())
+        }
         Err(error) => {
             let error = Problem::from(&error).detail;
             tracing::info!(error, "a message of a stream failed");
             (failed, error)
         }
     };
-    if asked {
-        // Every request has one answer, so each is the last.
-        let last = infer_parameter::ParameterChoice::BoolParam(true);
-        let last = InferParameter { parameter_choice: Some(last) };
-        reply.parameters.insert("triton_final_response".to_owned(), last);
-    }
     ModelStreamInferResponse { error_message, infer_response: Some(reply) }
 }
 
@@ -188,10 +182,10 @@ mod tests {
     #[tokio::test]
     async fn a_message_of_a_stream_that_panics_is_told_in_its_place_and_says_nothing_of_it() {
         let failed = ModelInferResponse { id: "7".into(), ..ModelInferResponse::default() };
-        let answer = in_its_place(async { panic!("secret") }, failed, true).await;
+        let answer = in_its_place(async { panic!("secret") }, failed).await;
         assert!(!answer.error_message.is_empty() && !answer.error_message.contains("secret"), "{answer:?}");
         let reply = answer.infer_response.expect("one for each");
-        assert!(reply.id == "7" && reply.parameters.contains_key("triton_final_response"), "{reply:?}");
+        assert!(reply.id == "7" && reply.parameters.is_empty(), "{reply:?}");
     }
 
     #[test]

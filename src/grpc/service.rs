@@ -127,7 +127,8 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<ModelMetadataRequest>,
     ) -> Result<Response<ModelMetadataResponse>, Status> {
         let ModelMetadataRequest { name, version } = request.into_inner();
-        let model = self.find(name, version)?;
+        let target = target(name, version);
+        let model = target.find(&self.front).map_err(|error| status::of(&error))?;
         let signature = catalog::signature(&model);
         let tensors = |specs: &[crate::engine::TensorSpec]| {
             let tensor = |spec: &crate::engine::TensorSpec| model_metadata_response::TensorMetadata {
@@ -139,7 +140,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         };
         Ok(Response::new(ModelMetadataResponse {
             name: model.name.to_string(),
-            versions: catalog::versions(&self.front, &model),
+            versions: catalog::versions(&self.front, &model, &target),
             platform: signature.platform.to_owned(),
             inputs: tensors(&signature.inputs),
             outputs: tensors(&signature.outputs),

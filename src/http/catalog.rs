@@ -71,7 +71,7 @@ pub(super) async fn model(
     target: Target,
 ) -> Result<Json<Value>, InferError> {
     let model = target.find(&front)?;
-    let (versions, signature) = (versions(&front, &model), signature(&model));
+    let (versions, signature) = (versions(&front, &model, &target), signature(&model));
     Ok(Json(json!({
         "name": &*model.name,
         "versions": versions,
@@ -126,10 +126,12 @@ pub(crate) fn signature(model: &Model) -> Cow<'_, Signature> {
     }
 }
 
-/// The versions of a model that can be asked for: those that take requests; this one, where it is none of them any more.
-pub(crate) fn versions(front: &Front, model: &Model) -> Vec<String> {
+/// The versions of a model that can be asked for: those that take requests. The model's own, where it was asked for by its version, and
+/// where none takes requests any more.
+pub(crate) fn versions(front: &Front, model: &Model, target: &Target) -> Vec<String> {
     let mut versions = front.catalog.ready_versions(&model.name);
-    if versions.is_empty() {
+    if target.version.is_some() || versions.is_empty() {
+        versions.clear();
         versions.push(Arc::clone(&model.version));
     }
     versions.iter().map(ToString::to_string).collect()

@@ -112,10 +112,8 @@ pub(super) async fn unload(
 pub(crate) async fn unload_as(front: &Front, name: &str, body: &[u8]) -> Result<(), InferError> {
     wire::unload(body)?;
     match front.control.unload(name).await {
-        // What the index lists as not loaded is as the caller wants it.
-        Err(InferError::UnknownModel { .. }) if folder(front).await?.names().any(|there| there == name) => {
-            Ok(())
-        }
+        // It is as the caller wants it: whoever cleans up need not know what there was.
+        Err(InferError::UnknownModel { .. }) => Ok(()),
         unloaded => unloaded,
     }
 }

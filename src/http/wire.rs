@@ -22,6 +22,7 @@ pub mod devices;
 mod list;
 mod members;
 pub mod model_config;
+mod not_finite;
 pub mod predict;
 pub mod raw;
 pub mod reply;

@@ -2,7 +2,9 @@
 //! what the thread that loads models hears.
 
 use super::{
-    Given, Manifest, powers_of_two,
+    Given, Manifest,
+    manifest::Versions,
+    powers_of_two,
     triton::{self, Queueing},
 };
 use crate::error::InferError;
@@ -64,6 +66,10 @@ pub struct Overrides {
     pub instances: Option<usize>,
     /// How requests wait.
     pub queue: Option<Queueing>,
+    /// Which versions are served.
+    pub versions: Option<Versions>,
+    /// What is asked for and has no effect here, by name, for the log.
+    pub notes: Vec<String>,
     /// Which kind its devices are of, as configurations call it. This can only be repeated.
     pub kind: Option<String>,
     /// The numbers of its GPUs. Likewise.
@@ -77,7 +83,7 @@ pub struct Overrides {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     /// The folder's model, with changes.
-    Overrides(Overrides),
+    Overrides(Box<Overrides>),
     /// A model that came with it.
     Given(Given),
 }
@@ -89,8 +95,8 @@ impl Overrides {
     /// What does not go with the rest of the manifest, by its name in configurations. The manifest may then have been changed in
     /// part.
     pub fn apply(&self, manifest: &mut Manifest) -> Result<(), String> {
-        // What is repeated says nothing of the manifest alone.
-        let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, repeated: _ } = self;
+        // What is repeated says nothing of the manifest alone, and which versions there are was decided before there was one.
+        let Overrides { items_max, sizes, wait_max, instances, queue, kind, gpus, .. } = self;
         let batch = &mut manifest.batch;
         if let Some(largest) = items_max.filter(|largest| *largest != batch.largest()) {
             batch.items_max = Some(largest);
@@ -173,7 +179,7 @@ impl Control {
     /// As [`load`](Control::load).
     pub async fn change(&self, name: &str, change: Change) -> Result<(), InferError> {
         match change {
-            Change::Overrides(overrides) => self.load(name, overrides).await,
+            Change::Overrides(overrides) => self.load(name, *overrides).await,
             Change::Given(given) => {
                 let (given, name) = (Box::new(given), name.to_owned());
                 self.ask(|reply| Command::Bring { name, given, reply }).await

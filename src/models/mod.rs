@@ -37,7 +37,7 @@ pub use files::Files;
 pub use given::Given;
 pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};
-pub use scan::{Found, check_name, scan};
+pub use scan::{Found, check_name, scan, scan_with};
 pub(crate) use strict::did_you_mean;
 pub use warmup::{Fill, Warmup, WarmupInput};
 
@@ -101,6 +101,9 @@ pub struct Model {
     /// How it treats its first axis: what the signature says, and `Whole` where the task or the image knows better (a
     /// detector whose free first axis counts boxes, a free height).
     pub batching: Batching,
+    /// Of a model of strings whose first axis counts items: how many a request should have, for clients that ask. They run request by
+    /// request.
+    pub strings_max: Option<usize>,
     /// What its engines do beside running its network.
     pub ends: Ends,
     /// What its outputs mean.
@@ -164,11 +167,11 @@ impl Model {
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
         let no_axis =
             side || declared || manifest.batch.no_axis.unwrap_or_else(|| sorts_out_boxes(source, &signature));
-        let batching = if task.can_batch(&signature) && !has_strings(&signature) && !no_axis {
-            signature.batching()
-        } else {
-            Batching::Whole
-        };
+        let own = if task.can_batch(&signature) && !no_axis { signature.batching() } else { Batching::Whole };
+        let strings = has_strings(&signature) && own == Batching::Dynamic;
+        let batching = if strings { Batching::Whole } else { own };
+        let items_max = manifest.declared.as_ref().and_then(|declared| declared.items_max);
+        let strings_max = strings.then(|| items_max.unwrap_or_else(|| manifest.batch.largest()));
         let rules = rules(manifest, batching, &signature)?;
         if let Some(image) = &mut image
             && image.size().is_some()
@@ -209,6 +212,7 @@ impl Model {
             takes,
             ends,
             batching,
+            strings_max,
             task,
             labels: Arc::clone(&source.labels),
             output_labels: source.output_labels.clone(),

@@ -58,12 +58,23 @@ pub struct Found {
 /// # Errors
 /// If the folder itself cannot be read.
 pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
+    scan_with(folder, &|_| None)
+}
+
+/// The same with other versions of some models than they say themselves.
+///
+/// # Errors
+/// As [`scan`].
+pub fn scan_with<'v>(
+    folder: &Path,
+    instead: &dyn Fn(&str) -> Option<&'v Versions>,
+) -> Result<Vec<Found>, String> {
     let mut found = Vec::new();
     let mut bare = Vec::new();
     for (name, path) in entries(folder)? {
         let there = look(&path);
         if matches!(&there, Ok(Some(metadata)) if metadata.is_dir()) {
-            found.extend(scan_model(&name, &path));
+            found.extend(scan_model(&name, &path, instead(&name)));
         } else if let Some(stem) = name.strip_suffix(".onnx") {
             bare.push((stem.to_owned(), path));
         } else if let Err(reason) = there {
@@ -112,8 +123,13 @@ pub fn scan(folder: &Path) -> Result<Vec<Found>, String> {
 }
 
 /// All versions in one model's folder.
-fn scan_model(name: &str, folder: &Path) -> Vec<Found> {
-    scan_as(name, folder, &|| describe(name, folder), None)
+fn scan_model(name: &str, folder: &Path, instead: Option<&Versions>) -> Vec<Found> {
+    let describe = || {
+        let described = describe(name, folder)?;
+        let versions = instead.unwrap_or(&described.manifest.versions).clone();
+        Ok(Described { manifest: Manifest { versions, ..described.manifest }, ..described })
+    };
+    scan_as(name, folder, &describe, None)
 }
 
 /// All versions of a model that a caller sent: its files are in a folder of their own, and its configuration came as JSON.
@@ -195,11 +211,12 @@ fn scan_as(
         add(FLAT_VERSION, folder.join(MANIFEST_FILE));
         return found;
     }
-    if has_flat {
-        add(FLAT_VERSION, flat);
-    }
     let mut mistakes = Vec::new();
-    let mut numbered = Vec::new();
+    // With the file of the one that has no folder, or their folders.
+    let mut versions = Vec::new();
+    if has_flat {
+        versions.push((FLAT_VERSION.to_owned(), flat.clone()));
+    }
     for (version, path) in inside {
         if !is_number(&version) || !may_be_folder(&path) {
             continue;
@@ -217,16 +234,20 @@ fn scan_as(
                 ),
             ));
         } else {
-            numbered.push((version, path));
+            versions.push((version, path));
         }
     }
     if let Ok(described) = &described {
-        for version in choose(&described.manifest.versions, &mut numbered) {
-            let why = format!("version_policy of {CONFIG_FILE} names it, but there is no folder {version}");
+        for version in choose(&described.manifest.versions, &mut versions) {
+            let why = format!("version_policy names it, but there is no folder {version}");
             mistakes.push(Found { only_named: true, ..failed(&version, why) });
         }
     }
-    for (version, path) in numbered {
+    for (version, path) in versions {
+        if path == flat {
+            add(&version, path);
+            continue;
+        }
         let file = path.join(model_file);
         match look(&path).and_then(|_| look(&file)) {
             Ok(Some(metadata)) if metadata.is_file() => add(&version, file),

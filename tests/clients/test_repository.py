@@ -82,8 +82,33 @@ def test_models_are_unloaded_and_loaded(client, folder):
     client.unload_model("identity")
     client.load_model("identity")
     assert (client.infer("identity", given()).as_numpy("y") == X).all()
-    refuses(lambda: client.unload_model("nothing"), "unknown model")
+    # Whoever cleans up need not know what there was.
+    client.unload_model("nothing")
     refuses(lambda: client.load_model("nothing"), "unknown model")
+
+
+def test_a_load_says_which_versions_are_served(server, client, folder):
+    for version in ("2", "10"):
+        (folder / "identity" / version).mkdir()
+        shutil.copy(folder / "identity" / "model.onnx", folder / "identity" / version)
+
+    def served(**config):
+        client.load_model("identity", config=json.dumps(config) if config else None)
+        return client.get_model_metadata("identity")["versions"]
+
+    assert served() == ["1", "2", "10"]
+    assert served(version_policy={"specific": {"versions": [2]}}) == ["2"]
+    assert not client.is_model_ready("identity", "10") and (client.infer("identity", given()).as_numpy("y") == X).all()
+    assert client.get_model_config("identity")["version_policy"] == {"specific": {"versions": [2]}}
+    unheard = {"optimization": {"priority": "PRIORITY_MAX"}, "response_cache": {"enable": True}}
+    assert served(version_policy={"all": {}}, **unheard) == ["1", "2", "10"]
+    assert "optimization.priority: " in server.log_text() and "response_cache.enable: " in server.log_text()
+    assert client.get_model_metadata("identity", "10")["versions"] == ["10"]
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as other:
+        assert other.get_model_metadata("identity", "2").versions == ["2"]
+        assert other.get_model_metadata("identity").versions == ["1", "2", "10"]
+    refuses(lambda: served(version_policy={"latest": {"num_versions": 0}}), "num_versions is 0")
+    refuses(lambda: served(version_policy={"specific": {"versions": [3]}}), "there is no folder 3")
 
 
 def test_a_configuration_that_is_refused_touches_no_version(client, folder):

@@ -116,6 +116,21 @@ def test_nested_data_and_an_id_are_taken(server):
     assert reply["id"] == "mine" and np.ravel(reply["outputs"][0]["data"]).tolist() == list(range(32))
 
 
+def test_lists_may_be_nested_otherwise_than_the_shape(server):
+    for data in (np.arange(32).reshape(4, 2, 4), np.arange(32).reshape(1, 32), np.arange(32)):
+        given = {"name": "x", "shape": [2, 16], "datatype": "FP32", "data": data.tolist()}
+        (y,) = wire.ok(wire.post_infer(server, "identity", [given]))["outputs"]
+        assert y["shape"] == [2, 16] and y["data"] == list(range(32))
+
+
+def test_numbers_that_are_not_finite_are_words_in_and_out(server):
+    text = "[NaN,Infinity,-Infinity,1.0" + ",0.0" * 12 + "]"
+    body = '{"inputs":[{"name":"x","shape":[1,16],"datatype":"FP32","data":%s}]}'
+    for data in (text, text.replace("NaN,Infinity,-Infinity", '"NaN","Infinity","-Infinity"')):
+        reply = requests.post(f"{server.url}/v2/models/identity/infer", data=body % data, timeout=wire.TIMEOUT)
+        assert reply.status_code == 200 and f'"data":{text}' in reply.text, reply.text
+
+
 def test_a_tensors_task_gives_the_outputs_of_a_posted_image(server, digits):
     outputs, _ = wire.one(wire.post_image(server, "image-identity", digits[0][1]), "tensors")
     assert wire.arrays(outputs)["pixels"].size == 3 * 224 * 224

@@ -72,6 +72,31 @@ def test_a_batch_size_of_0_leaves_the_first_axis_to_the_model(client):
     assert config["max_batch_size"] == 0 and config["input"][0]["dims"] == [-1], config
 
 
+STRINGS = '''max_batch_size: 8
+input { name: "x" data_type: TYPE_STRING dims: [ -1 ] }
+output { name: "y" data_type: TYPE_STRING dims: [ -1 ] }
+'''
+
+
+@pytest.mark.parametrize("config, items", [(STRINGS, 8), (None, 32)])
+def test_a_model_of_strings_says_how_many_items_a_request_may_have(start_server, tmp_path, config, items):
+    graph = make_models.Graph()
+    graph.node("Identity", "x", output="y")
+    (tmp_path / "echo" / "1").mkdir(parents=True)
+    kind, shape = make_models.TYPES["BYTES"], ["N", "M"]
+    (tmp_path / "echo" / "1" / "model.onnx").write_bytes(graph.bytes("echo", [("x", kind, shape)], [("y", kind, shape)]))
+    if config:
+        (tmp_path / "echo" / "config.pbtxt").write_text(config)
+    server = start_server(tmp_path)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        told = client.get_model_config("echo")
+        assert told["max_batch_size"] == items and told["input"][0]["dims"] == [-1], told
+        assert "dynamic_batching" not in told, told
+        x = np.array([[b"a", b"b", b"c"]] * 20, dtype=np.object_)
+        assert (client.infer("echo", [tensor("x", x, "BYTES")]).as_numpy("y") == x).all()
+    assert server.stop() == 0
+
+
 def test_what_is_not_followed_is_in_the_log_by_name(server):
     log = open(server.log, errors="replace").read()
     for told in ('parameters["intra_op_thread_count"]: it is for', "optimization.graph: "):

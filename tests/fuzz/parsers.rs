@@ -56,9 +56,10 @@ fn pixels() -> Vec<TensorSpec> {
     vec![form(DataType::Uint8), form(DataType::Uint16)]
 }
 
-/// The bytes of a tensor are those of its shape.
+/// The bytes of a tensor are those of its shape and type.
 fn holds_together(tensor: &Tensor) {
-    binary::check("it", tensor).expect("what was read is what it says");
+    let checked = binary::checked("it", tensor.clone()).expect("what was read is what it says");
+    assert_eq!(checked.data, tensor.data);
 }
 
 /// An inference request in JSON.

@@ -68,7 +68,7 @@ impl Caller {
 ///
 /// # Errors
 /// 400 for regions that are not registered and places that are not in them, 403 for a caller who may not use regions, 413 and
-/// 429 for more bytes than a body may have or there is room for, and what [`binary::check`] says of the data.
+/// 429 for more bytes than a body may have or there is room for, and what [`binary::checked`] says of the data.
 pub(crate) async fn fetch(
     front: &Arc<Front>,
     model: &Arc<Model>,
@@ -133,7 +133,8 @@ fn bring(shared: &SharedMemory, model: &Model, input: &mut Input) -> Result<(), 
         None => filled(vec![0; bytes], |own| region.read(&place, own))?.into(),
     };
     shared.read_bytes.fetch_add(place.bytes, Ordering::Relaxed);
-    binary::check(&input.name, &input.tensor)
+    input.tensor = binary::checked(&input.name, input.tensor.clone())?;
+    Ok(())
 }
 
 fn filled<M: DerefMut<Target = [u8]>>(

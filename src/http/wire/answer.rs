@@ -6,7 +6,10 @@
 //! `<answer>` is, by task: `"classes": [{"label", "index", "score"}]`, `"detections": [{"box": [x0, y0, x1, y1], …}]` in
 //! pixels of the posted image, `"mask": {…}`, `"vector": […]`, or `"outputs": [{"name", "datatype", "shape", "data"}]`.
 
-use super::reply::{numbers_of, single, string};
+use super::{
+    not_finite::NotFinite,
+    reply::{numbers_of, single, string},
+};
 use crate::{
     engine::Signature,
     error::InferError,
@@ -100,7 +103,7 @@ pub fn members(
                 let (datatype, shape) = (tensor.datatype, &tensor.shape);
                 write!(json, ",\"datatype\":\"{datatype}\",\"shape\":{shape:?},\"data\":[")
                     .expect("memory takes all");
-                numbers_of(&mut json, &spec.name, &tensor)?;
+                numbers_of(&mut json, &spec.name, &tensor, NotFinite::Refused)?;
                 json.extend_from_slice(b"]}");
             }
             json.push(b']');

@@ -21,20 +21,23 @@ pub fn check_size(name: &str, datatype: DataType, shape: &[usize], got: u64) -> 
     }
 }
 
-/// Checks that the bytes of a binary tensor are those of its type and shape.
+/// A binary tensor whose bytes are those of its type and shape. Of flags, every byte other than 0 is true, as in Triton; engines
+/// know 0 and 1 alone.
 ///
 /// # Errors
 /// 400 saying what was expected and what came.
-pub fn check(name: &str, tensor: &Tensor) -> Result<(), InferError> {
+pub fn checked(name: &str, mut tensor: Tensor) -> Result<Tensor, InferError> {
     check_size(name, tensor.datatype, &tensor.shape, tensor.data.len() as u64)?;
     let elements = tensor.elements();
     match tensor.datatype.size() {
-        Some(_) if tensor.datatype == DataType::Bool && tensor.data.iter().any(|b| *b > 1) => {
-            Err(bad(format!("input {name:?} is BOOL and holds a byte other than 0 and 1")))
+        Some(_) => {
+            if tensor.datatype == DataType::Bool && tensor.data.iter().any(|byte| *byte > 1) {
+                tensor.data = tensor.data.iter().map(|byte| u8::from(*byte > 0)).collect();
+            }
+            Ok(tensor)
         }
-        Some(_) => Ok(()),
         None => match count(&tensor.data) {
-            Some(got) if got == elements => Ok(()),
+            Some(got) if got == elements => Ok(tensor),
             Some(got) => Err(bad(format!(
                 "input {name:?} has {got} elements, expected {elements} for shape {:?}",
                 tensor.shape
@@ -84,6 +87,23 @@ pub fn strings(data: &Bytes) -> Option<Vec<Bytes>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn of_flags_every_byte_but_0_is_true_and_no_other_byte_goes_on() {
+        let flags = |data: &'static [u8]| Tensor {
+            datatype: DataType::Bool,
+            shape: vec![4],
+            data: Bytes::from_static(data),
+        };
+        assert_eq!(
+            checked("x", flags(b"\0\x01\x02\xff")).map(|flags| flags.data),
+            Ok("\0\x01\x01\x01".into())
+        );
+        let plain = flags(b"\0\x01\x01\0");
+        let same = checked("x", plain.clone()).map(|flags| flags.data.as_ptr());
+        assert_eq!(same, Ok(plain.data.as_ptr()), "what is fine is not copied");
+        assert!(checked("x", flags(b"\0\x01")).is_err());
+    }
 
     #[test]
     fn elements_are_counted_as_they_are_read() {

@@ -1,11 +1,11 @@
 //! The `data` of a JSON tensor, straight into the tensor's bytes: no tree of values in between, and each number is
 //! rounded once, to its own type.
 //!
-//! `data` is flat or nested row by row as the shape says. JSON has no NaN and no infinity: these come as the strings that
-//! Protocol Buffers' JSON has for them.
+//! `data` has its elements in row-major order, flat or in lists within lists: which they are says the shape, and not how they are
+//! nested, as in Triton. NaN and the infinities come as strings ([`not_finite`]).
 //! FP16 and BF16 do not travel as JSON; they come as binary tensors.
 
-use super::clipped;
+use super::{clipped, not_finite};
 use crate::{
     engine::{DataType, Tensor},
     error::InferError,
@@ -15,6 +15,8 @@ use std::{borrow::Cow, fmt::Display, str::FromStr};
 
 /// Extents that a shape may have.
 const RANK_MAX: usize = 16;
+/// Lists within lists, at most: as many as extents, and one around them.
+const DEPTH_MAX: usize = RANK_MAX + 1;
 
 /// The number of elements of a shape.
 ///
@@ -46,6 +48,29 @@ pub fn tensor(
     shape: Vec<usize>,
     data: &RawValue,
 ) -> Result<Tensor, InferError> {
+    read(name, datatype, shape, data, false)
+}
+
+/// The same where the shape was told by how `data` is nested, so that all of its lists must be as the first of their kind.
+///
+/// # Errors
+/// As [`tensor`].
+pub fn nested(
+    name: &str,
+    datatype: DataType,
+    shape: Vec<usize>,
+    data: &RawValue,
+) -> Result<Tensor, InferError> {
+    read(name, datatype, shape, data, true)
+}
+
+fn read(
+    name: &str,
+    datatype: DataType,
+    shape: Vec<usize>,
+    data: &RawValue,
+    nested: bool,
+) -> Result<Tensor, InferError> {
     if matches!(datatype, DataType::Fp16 | DataType::Bf16) {
         return Err(InferError::BadRequest(format!(
             "input {name:?} is {datatype}, which JSON does not carry; send it as a binary tensor (binary_data_size)"
@@ -55,8 +80,8 @@ pub fn tensor(
     let text = data.get();
     // A number takes two characters or more of JSON ("1,"): a shape cannot make us set aside more than was sent.
     let room = expected.min(text.len() / 2 + 1) * datatype.size().unwrap_or(5);
-    let mut scan =
-        Scan { name, datatype, shape: &shape, text, at: 0, count: 0, bytes: Vec::with_capacity(room) };
+    let lists = nested.then_some(&shape[..]);
+    let mut scan = Scan { name, datatype, lists, text, at: 0, count: 0, bytes: Vec::with_capacity(room) };
     scan.list(0)?;
     if scan.count != expected {
         return Err(InferError::BadRequest(format!(
@@ -72,7 +97,8 @@ pub fn tensor(
 struct Scan<'a> {
     name: &'a str,
     datatype: DataType,
-    shape: &'a [usize],
+    /// How many members lists have at each depth, where they must.
+    lists: Option<&'a [usize]>,
     text: &'a str,
     at: usize,
     count: usize,
@@ -86,36 +112,29 @@ impl<'a> Scan<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    /// A list at this depth, and all in it. Depth is bounded by the rank.
+    /// A list at this depth, and all in it.
     fn list(&mut self, depth: usize) -> Result<(), InferError> {
         if self.peek() != Some(b'[') {
             return Err(self.error("data is not a list"));
         }
+        if depth == DEPTH_MAX {
+            return Err(self.error(&format!("data is nested in more than {DEPTH_MAX} lists")));
+        }
         self.at += 1;
-        let mut members = 0usize;
-        let mut nested = false;
+        let mut members = 0;
         loop {
             match self.peek() {
                 Some(b']') => break,
                 Some(b',') => self.at += 1,
                 Some(b'[') => {
-                    if depth + 1 >= self.shape.len().max(1) {
-                        return Err(
-                            self.error(&format!("data is nested deeper than its shape {:?}", self.shape))
-                        );
-                    }
-                    if members > 0 && !nested {
-                        return Err(self.error("data mixes lists and elements"));
-                    }
-                    nested = true;
                     members += 1;
                     self.list(depth + 1)?;
                 }
                 Some(_) => {
-                    if nested {
+                    members += 1;
+                    if self.lists.is_some_and(|lists| depth + 1 != lists.len()) {
                         return Err(self.error("data mixes lists and elements"));
                     }
-                    members += 1;
                     let element = self.token()?;
                     self.push(element)?;
                 }
@@ -123,17 +142,14 @@ impl<'a> Scan<'a> {
             }
         }
         self.at += 1;
-        // The outermost list may also hold all elements, flat; lists within lists are rows.
-        let flat = depth == 0 && !nested;
-        let leaf_too_early = !flat && !nested && depth + 1 != self.shape.len() && members > 0;
-        if leaf_too_early || (!flat && self.shape.get(depth) != Some(&members)) {
-            return Err(self.error(&format!(
-                "a list at depth {depth} has {members} {}, which does not fit shape {:?}",
-                if nested { "lists" } else { "elements" },
-                self.shape
-            )));
+        match self.lists.map(|lists| lists.get(depth)) {
+            None => Ok(()),
+            Some(Some(expected)) if *expected == members => Ok(()),
+            Some(Some(expected)) => Err(self.error(&format!(
+                "a list at depth {depth} has {members} members where the first of its kind has {expected}"
+            ))),
+            Some(None) => Err(self.error("data mixes lists and elements")),
         }
-        Ok(())
     }
 
     /// The next number, word or string, as it stands in the text.
@@ -175,16 +191,16 @@ impl<'a> Scan<'a> {
             DataType::Int16 => self.integer(token, i16::to_le_bytes, i16::MIN, i16::MAX)?,
             DataType::Int32 => self.integer(token, i32::to_le_bytes, i32::MIN, i32::MAX)?,
             DataType::Int64 => self.integer(token, i64::to_le_bytes, i64::MIN, i64::MAX)?,
-            // The words that Rust reads as numbers ("inf", "nan") are no JSON and cannot come here.
+            // The words that Rust reads as numbers ("inf", "nan") are no JSON and cannot come here, but for those that were quoted.
             DataType::Fp32 => {
                 let number = token.parse::<f32>().ok().filter(|number| number.is_finite());
-                let number = number.or_else(|| no_number(token).map(|number| number as f32));
+                let number = number.or_else(|| not_finite::number(token).map(|number| number as f32));
                 let number = number.ok_or_else(|| self.mismatch(token, "a number within ±3.4e38"))?;
                 self.bytes.extend_from_slice(&number.to_le_bytes());
             }
             DataType::Fp64 => {
                 let number = token.parse::<f64>().ok().filter(|number| number.is_finite());
-                let number = number.or_else(|| no_number(token));
+                let number = number.or_else(|| not_finite::number(token));
                 let number = number.ok_or_else(|| self.mismatch(token, "a number within ±1.8e308"))?;
                 self.bytes.extend_from_slice(&number.to_le_bytes());
             }
@@ -228,16 +244,6 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What a string stands for that is no number.
-fn no_number(token: &str) -> Option<f64> {
-    match token {
-        "\"NaN\"" => Some(f64::NAN),
-        "\"Infinity\"" => Some(f64::INFINITY),
-        "\"-Infinity\"" => Some(f64::NEG_INFINITY),
-        _ => None,
-    }
-}
-
 /// A JSON string, borrowed where it has no escapes.
 #[derive(serde::Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -248,9 +254,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(datatype: DataType, shape: &[usize], data: &str) -> Result<Vec<u8>, InferError> {
+    fn bytes(datatype: DataType, shape: &[usize], data: &str, nested: bool) -> Result<Vec<u8>, InferError> {
         let data: &RawValue = serde_json::from_str(data).unwrap();
-        tensor("x", datatype, shape.to_vec(), data).map(|tensor| tensor.data.to_vec())
+        super::read("x", datatype, shape.to_vec(), data, nested).map(|tensor| tensor.data.to_vec())
+    }
+
+    fn read(datatype: DataType, shape: &[usize], data: &str) -> Result<Vec<u8>, InferError> {
+        bytes(datatype, shape, data, false)
     }
 
     fn refuses(datatype: DataType, shape: &[usize], data: &str, told: &str) {
@@ -264,9 +274,32 @@ mod tests {
         for data in ["[1, 2.5,-3.0 ,4e-3]", "[[1,2.5],[-3,0.004]]", " [ [1,2.5]\n,[ -3 , 0.004 ] ] "] {
             assert_eq!(read(DataType::Fp32, &[2, 2], data).unwrap(), expected, "{data}");
         }
-        assert_eq!(read(DataType::Fp32, &[2, 2, 1], "[[[1],[2.5]],[[-3],[0.004]]]").unwrap(), expected);
+        // As in Triton, the shape says what the elements are, however they are nested.
+        for shape in [&[2, 2, 1][..], &[4], &[1, 4], &[1, 2, 2, 1]] {
+            for data in ["[[[1],[2.5]],[[-3],[0.004]]]", "[[[1,2.5,-3,0.004]]]", "[[1],[2.5,-3],[0.004]]"] {
+                assert_eq!(read(DataType::Fp32, shape, data).unwrap(), expected, "{shape:?} {data}");
+            }
+        }
         assert_eq!(read(DataType::Int8, &[0, 3], "[]").unwrap(), [0u8; 0]);
         assert_eq!(read(DataType::Int8, &[2, 0], "[[],[]]").unwrap(), [0u8; 0]);
+    }
+
+    #[test]
+    fn lists_that_say_a_shape_are_all_as_the_first_of_their_kind() {
+        let read = |shape: &[usize], data| bytes(DataType::Int8, shape, data, true);
+        assert_eq!(read(&[2, 2], "[[1,2],[3,4]]").unwrap(), [1, 2, 3, 4]);
+        assert_eq!(read(&[2, 0], "[[],[]]").unwrap(), [0u8; 0]);
+        for (shape, data) in [
+            (&[3, 2][..], "[[1,2],[3,4,5],[6]]"),
+            (&[2, 2], "[[1,2],[3]]"),
+            (&[2, 1], "[[1],2]"),
+            (&[2], "[1,[2]]"),
+            (&[2], "[[1],[2]]"),
+            (&[2, 0], "[[],[1]]"),
+        ] {
+            let error = read(shape, data).unwrap_err().to_string();
+            assert!(error.contains("first of its kind") || error.contains("mixes lists"), "{data}: {error}");
+        }
     }
 
     #[test]
@@ -308,11 +341,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_says_expected_and_got() {
         refuses(DataType::Fp32, &[2], "[1,2,3]", "has 3 elements, expected 2 for shape [2]");
-        refuses(DataType::Fp32, &[2, 2], "[[1,2],[3]]", "has 1 elements, which does not fit shape [2, 2]");
-        refuses(DataType::Fp32, &[2, 2], "[[1,2],3]", "mixes lists and elements");
-        refuses(DataType::Fp32, &[2, 2], "[1,[2,3]]", "mixes lists and elements");
-        refuses(DataType::Fp32, &[1], "[[1]]", "nested deeper than its shape");
-        refuses(DataType::Fp32, &[1, 1, 2], "[[1,2]]", "does not fit shape [1, 1, 2]");
+        refuses(DataType::Fp32, &[2, 2], "[[1,2],[3]]", "has 3 elements, expected 4 for shape [2, 2]");
         refuses(DataType::Fp32, &[1], "3", "data is not a list");
         refuses(DataType::Fp32, &[1], "[{\"a\":1}]", "neither a list nor an element");
         refuses(DataType::Fp32, &[1], "[null]", "element 0 is null");
@@ -328,9 +357,12 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_ends_at_the_rank() {
-        let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
-        refuses(DataType::Fp32, &[1, 1], &deep, "nested deeper");
+    fn nesting_has_a_bound() {
+        let nested = |depth| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(read(DataType::Fp32, &[1, 1], &nested(17)).is_ok());
+        for depth in [18, 100_000] {
+            refuses(DataType::Fp32, &[1, 1], &nested(depth), "nested in more than 17 lists");
+        }
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 //! no message, since clients look at them without asking whether they are there.
 //!
 //! Only what is so for us is said. A model counts as batching (`max_batch_size` above 0) if its first axis is free; that
-//! axis is then left out of `dims`.
+//! axis is then left out of `dims`. So does one of strings, whose requests may have many items and run one by one.
 
 use crate::{
     batch::{QueuePolicy, Then},
@@ -16,12 +16,17 @@ use serde_json::{Map, Value, json};
 pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value {
     let fitter = model.fit.is_some();
     let batches = model.batching == Batching::Dynamic && !fitter;
+    // Requests may bring many items, which run as they came.
+    let (rows, largest) = match model.strings_max {
+        Some(items_max) => (true, items_max),
+        None => (batches, model.rules.sizes.last().copied().unwrap_or(1)),
+    };
     let declared = model.manifest.declared.as_ref();
     let tensor = |spec: &TensorSpec, declared: Option<&[DeclaredTensor]>| {
         let mut value = json!({
             "name": spec.name,
             "data_type": type_name(spec.datatype),
-            "dims": numbers(item(spec, batches)),
+            "dims": numbers(item(spec, rows)),
             "is_shape_tensor": false,
             "is_non_linear_format_io": false,
         });
@@ -34,7 +39,7 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
     let input = |spec: &TensorSpec| {
         let mut value = tensor(spec, declared.map(|declared| &declared.inputs[..]));
         let own = declared.and_then(|declared| declared.inputs.iter().find(|own| own.name == spec.name));
-        value["format"] = format(model, own, item(spec, batches)).into();
+        value["format"] = format(model, own, item(spec, rows)).into();
         value["allow_ragged_batch"] = false.into();
         value["optional"] = false.into();
         value
@@ -46,11 +51,10 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
             Some(own) => own.and_then(|own| own.labels.as_deref()),
             None => model.manifest.labels.as_deref(),
         };
-        let file = file.filter(|_| labelled(model, spec, batches));
+        let file = file.filter(|_| labelled(model, spec, rows));
         value["label_filename"] = file.unwrap_or_default().into();
         value
     };
-    let largest = model.rules.sizes.last().copied().unwrap_or(1);
     let [of_fitters, of_onnx] = BACKENDS;
     let file = model.manifest.file.as_deref().unwrap_or("model.onnx");
     let mut config = json!({
@@ -58,7 +62,7 @@ pub fn of(model: &Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Value
         "platform": model.signature.platform,
         "backend": if fitter { of_fitters } else { of_onnx },
         "version_policy": versions(&model.manifest.versions),
-        "max_batch_size": if batches { largest } else { 0 },
+        "max_batch_size": if rows { largest } else { 0 },
         "input": inputs.iter().map(input).collect::<Vec<_>>(),
         "output": outputs.iter().map(output).collect::<Vec<_>>(),
         "instance_group": [instances(model)],
@@ -171,7 +175,7 @@ fn versions(versions: &Versions) -> Value {
 fn instances(model: &Model) -> Value {
     let placement = &model.manifest.placement;
     json!({
-        "name": &*model.name,
+        "name": format!("{}_0", model.name),
         "kind": triton::kind(placement),
         "count": model.instances,
         "gpus": triton::gpus(placement),

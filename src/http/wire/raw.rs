@@ -1,7 +1,7 @@
 //! A raw inference request (`Inference-Header-Content-Length: 0`): the body is the data of the model's only input.
 
 use super::{
-    Parameters,
+    Parameters, binary,
     request::{InferRequest, Input},
 };
 use crate::{
@@ -105,7 +105,7 @@ fn one(
     shape: Vec<usize>,
     data: Bytes,
 ) -> Result<InferRequest, InferError> {
-    let tensor = Tensor { datatype, shape, data };
+    let tensor = binary::checked(&spec.name, Tensor { datatype, shape, data })?;
     Ok(InferRequest {
         id: None,
         parameters: Parameters::new(),

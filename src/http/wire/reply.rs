@@ -1,10 +1,13 @@
 //! The reply to an inference request: JSON with tensors in it or behind it.
 //!
-//! Numbers are written in the shortest form that reads back as the same value of their type. JSON has no NaN and no
-//! infinity: an output that holds one is refused as text, since `null` would hide that a model has gone wrong, and comes
-//! back unchanged as binary.
+//! Numbers are written in the shortest form that reads back as the same value of their type. NaN and the infinities are the words that
+//! Triton has for them in a reply in one piece. Parts of one that comes item by item are JSON for whoever reads them, which has none.
 
-use super::{binary::strings, shared_memory::Place};
+use super::{
+    binary::strings,
+    not_finite::{self, NotFinite},
+    shared_memory::Place,
+};
 use crate::{
     engine::{DataType, Tensor, tensor::bytes_of},
     error::InferError,
@@ -99,7 +102,7 @@ pub fn write(reply: &InferReply) -> Result<Encoded, InferError> {
             chunks.push_back(tensor.data.clone());
         } else {
             json.extend_from_slice(b",\"data\":[");
-            numbers_of(&mut json, name, tensor)?;
+            numbers_of(&mut json, name, tensor, NotFinite::Words)?;
             json.extend_from_slice(b"]}");
         }
     }
@@ -128,7 +131,7 @@ pub fn id(id: &str) -> Vec<u8> {
 /// The members of an object that says what a part of a request's items gave. All of it is text.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write`], and 400 for NaN and infinities.
 pub fn members(outputs: &[Output]) -> Result<Vec<u8>, InferError> {
     let mut json = b"\"outputs\":[".to_vec();
     for (index, Output { name, tensor, .. }) in outputs.iter().enumerate() {
@@ -136,7 +139,7 @@ pub fn members(outputs: &[Output]) -> Result<Vec<u8>, InferError> {
         string(&mut json, name);
         head(&mut json, tensor);
         json.extend_from_slice(b",\"data\":[");
-        numbers_of(&mut json, name, tensor)?;
+        numbers_of(&mut json, name, tensor, NotFinite::Refused)?;
         json.extend_from_slice(b"]}");
     }
     json.push(b']');
@@ -173,7 +176,12 @@ pub(super) fn single(tensor: &Tensor) -> Cow<'_, Tensor> {
 }
 
 /// Writes the elements of a tensor, flat, with commas between them.
-pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
+pub(super) fn numbers_of(
+    json: &mut Vec<u8>,
+    name: &str,
+    tensor: &Tensor,
+    not_finite: NotFinite,
+) -> Result<(), InferError> {
     fn each<const SIZE: usize>(json: &mut Vec<u8>, data: &[u8], one: impl Fn(&mut Vec<u8>, [u8; SIZE])) {
         for (index, chunk) in data.as_chunks::<SIZE>().0.iter().enumerate() {
             if index > 0 {
@@ -183,7 +191,9 @@ pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Res
         }
     }
     let data = &tensor.data[..];
-    if let Some(index) = not_finite(tensor) {
+    if not_finite == NotFinite::Refused
+        && let Some(index) = first_not_finite(tensor)
+    {
         return Err(InferError::BadRequest(format!(
             "output {name:?} is not a finite number at element {index}, which JSON does not carry; {BINARY}"
         )));
@@ -198,8 +208,20 @@ pub(super) fn numbers_of(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Res
         DataType::Int16 => each(json, data, |json, b| number(json, i16::from_le_bytes(b))),
         DataType::Int32 => each(json, data, |json, b| number(json, i32::from_le_bytes(b))),
         DataType::Int64 => each(json, data, |json, b| number(json, i64::from_le_bytes(b))),
-        DataType::Fp32 => each(json, data, |json, b| number(json, f32::from_le_bytes(b))),
-        DataType::Fp64 => each(json, data, |json, b| number(json, f64::from_le_bytes(b))),
+        DataType::Fp32 => each(json, data, |json, b| {
+            let value = f32::from_le_bytes(b);
+            match not_finite::word(value.into()) {
+                Some(word) => json.extend_from_slice(word.as_bytes()),
+                None => number(json, value),
+            }
+        }),
+        DataType::Fp64 => each(json, data, |json, b| {
+            let value = f64::from_le_bytes(b);
+            match not_finite::word(value) {
+                Some(word) => json.extend_from_slice(word.as_bytes()),
+                None => number(json, value),
+            }
+        }),
         DataType::Fp16 | DataType::Bf16 => {
             return Err(InferError::BadRequest(format!(
                 "output {name:?} is {}, which JSON does not carry; {BINARY}",
@@ -225,7 +247,7 @@ fn number(json: &mut Vec<u8>, value: impl serde::Serialize) {
 }
 
 /// The first element that is NaN or infinite.
-fn not_finite(tensor: &Tensor) -> Option<usize> {
+fn first_not_finite(tensor: &Tensor) -> Option<usize> {
     match tensor.datatype {
         DataType::Fp32 => tensor.data.as_chunks().0.iter().position(|b| !f32::from_le_bytes(*b).is_finite()),
         DataType::Fp64 => tensor.data.as_chunks().0.iter().position(|b| !f64::from_le_bytes(*b).is_finite()),
@@ -352,12 +374,20 @@ mod tests {
     }
 
     #[test]
-    fn what_json_cannot_hold_is_refused_and_says_how_to_get_it() {
-        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let data = [1f32.to_le_bytes(), odd.to_le_bytes()].concat();
-            let error = encode(vec![output(DataType::Fp32, &[2], &data, false)]).unwrap_err().to_string();
-            assert!(error.contains("element 1") && error.contains("binary_data"), "{error}");
-            assert!(encode(vec![output(DataType::Fp32, &[2], &data, true)]).is_ok());
+    fn what_json_cannot_hold_is_a_word_in_one_piece_and_refused_item_by_item() {
+        for (odd, word) in [(f32::NAN, "NaN"), (f32::INFINITY, "Infinity"), (f32::NEG_INFINITY, "-Infinity")]
+        {
+            let single = [1f32.to_le_bytes(), odd.to_le_bytes()].concat();
+            let double: Vec<u8> =
+                [1.0, f64::from(odd)].iter().flat_map(|odd: &f64| odd.to_le_bytes()).collect();
+            for (datatype, data) in [(DataType::Fp32, single), (DataType::Fp64, double)] {
+                let (_, json) = encode(vec![output(datatype, &[2], &data, false)]).unwrap();
+                let text = String::from_utf8_lossy(&json).into_owned();
+                assert!(text.contains(&format!("\"data\":[1.0,{word}]")), "{text}");
+                let error = members(&[output(datatype, &[2], &data, false)]).unwrap_err().to_string();
+                assert!(error.contains("element 1") && error.contains("binary_data"), "{error}");
+                assert!(encode(vec![output(datatype, &[2], &data, true)]).is_ok());
+            }
         }
     }
 
@@ -375,7 +405,7 @@ mod tests {
             let data: Vec<u8> = finite.iter().flat_map(|n| n.to_le_bytes()).collect();
             let mut json = b"[".to_vec();
             let sent = output(DataType::Fp32, &[finite.len()], &data, false).tensor;
-            numbers_of(&mut json, "y", &sent).unwrap();
+            numbers_of(&mut json, "y", &sent, NotFinite::Words).unwrap();
             json.push(b']');
             let raw: &serde_json::value::RawValue = serde_json::from_slice(&json).unwrap();
             let got = super::super::data::tensor("y", DataType::Fp32, vec![finite.len()], raw).unwrap();

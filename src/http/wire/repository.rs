@@ -126,7 +126,7 @@ impl Load {
     pub fn change(self, name: &str, current: Option<&Value>) -> Result<Change, InferError> {
         let Load { config, files } = self;
         match config {
-            None if files.is_empty() => Ok(Change::Overrides(Overrides::default())),
+            None if files.is_empty() => Ok(Change::Overrides(Box::default())),
             None => Err(bad(
                 "file: parameters need the parameter config: the whole configuration of the model that \
                              they are",
@@ -141,7 +141,7 @@ impl Load {
                         clipped(&path)
                     )));
                 }
-                read(&config, name, current).map(Change::Overrides)
+                read(&config, name, current).map(|read| Change::Overrides(Box::new(read)))
             }
             Some(config) => Given::new(config, files).map(Change::Given).map_err(bad),
         }
@@ -199,10 +199,17 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
             }
             "dynamic_batching" => batching(object(member, value)?, &mut overrides)?,
             "instance_group" => instances(value, &mut overrides)?,
+            "version_policy" => {
+                let versions = triton::version_policy(value).map_err(|why| bad(format!("config: {why}")))?;
+                overrides.versions = Some(versions);
+            }
             _ if same => {}
             "name" if value.as_str() == Some(name) => {}
             "platform" if value.as_str() == Some("onnxruntime_onnx") => {}
             "backend" if value.as_str() == Some("onnxruntime") => {}
+            other if let Some(noted) = triton::noted(other, value) => {
+                overrides.notes.extend(noted.map_err(|why| bad(format!("config: {why}")))?);
+            }
             other if current.is_none() && other != "name" && triton::has_member(other) => {
                 // What no model has is not looked for in this one, which would have to be loaded first.
                 triton::check_member(other, value).map_err(|why| bad(format!("config: {why}")))?;
@@ -217,7 +224,7 @@ fn read(config: &Map<String, Value>, name: &str, current: Option<&Value>) -> Res
             other => {
                 return Err(bad(format!(
                     "config: {:?} cannot be changed while the server runs; what can: max_batch_size, dynamic_batching, \
-                     instance_group (others may stand there as GET /v2/models/{name}/config has them)",
+                     instance_group, version_policy (others may stand there as GET /v2/models/{name}/config has them)",
                     clipped(other)
                 )));
             }
@@ -317,7 +324,11 @@ mod tests {
     use crate::{
         batch::{ModelKey, QueuePolicies, QueuePolicy},
         engine::{DataType, staging::Memory},
-        models::{Manifest, Model, manifest::Waiting, testing::source},
+        models::{
+            Manifest, Model,
+            manifest::{Versions, Waiting},
+            testing::source,
+        },
         tasks::testing,
     };
     use serde_json::json;
@@ -329,7 +340,7 @@ mod tests {
     fn config(config: &Value, current: Option<&Value>) -> Result<Overrides, InferError> {
         let body = json!({ "parameters": { "config": config.to_string() } });
         match load(body.to_string().as_bytes(), current)? {
-            Change::Overrides(overrides) => Ok(overrides),
+            Change::Overrides(overrides) => Ok(*overrides),
             Change::Given(given) => panic!("no files were sent: {given:?}"),
         }
     }
@@ -341,7 +352,7 @@ mod tests {
 
     #[test]
     fn what_can_be_changed_is_read() {
-        assert_eq!(load(b"", None), Ok(Change::Overrides(Overrides::default())));
+        assert_eq!(load(b"", None), Ok(Change::Overrides(Box::default())));
         let got = config(
             &json!({
                 "name": "m", "backend": "onnxruntime", "max_batch_size": "8",
@@ -349,7 +360,10 @@ mod tests {
                     "preferred_batch_size": [4, 2], "max_queue_delay_microseconds": 500, "default_priority_level": 1,
                     "default_queue_policy": { "default_timeout_microseconds": "2000000" }
                 },
-                "instance_group": [{ "count": 2, "kind": "KIND_CPU", "gpus": [2, 0] }]
+                "instance_group": [{ "count": 2, "kind": "KIND_CPU", "gpus": [2, 0] }],
+                "version_policy": { "specific": { "versions": [2, "7"] } },
+                "optimization": { "priority": "PRIORITY_DEFAULT", "input_pinned_memory": { "enable": true } },
+                "response_cache": { "enable": true }
             }),
             None,
         )
@@ -367,9 +381,16 @@ mod tests {
             queue: got.queue.clone(),
             kind: Some("KIND_CPU".to_owned()),
             gpus: Some([0, 2].into()),
+            versions: Some(Versions::Specific(["2".to_owned(), "7".to_owned()].into())),
+            notes: got.notes.clone(),
             repeated: Map::new(),
         };
         assert_eq!(got, expected);
+        let told = |member: &str| got.notes.iter().any(|note| note.starts_with(member));
+        assert!(got.notes.len() == 2 && told("optimization") && told("response_cache"), "{:?}", got.notes);
+        refuses(&json!({ "version_policy": { "latest": { "num_versions": 0 } } }), "num_versions is 0");
+        refuses(&json!({ "version_policy": { "newest": {} } }), "newest");
+        refuses(&json!({ "optimization": { "colour": 1 } }), "colour");
     }
 
     /// What `/config` tells of a model after a load.
@@ -497,9 +518,7 @@ mod tests {
             (json!({ "platform": "tensorrt_plan" }), "\"platform\" is \"tensorrt_plan\", as no model"),
             (json!({ "backend": "python" }), "\"backend\" is \"python\", as no model"),
             (json!({ "runtime": "model.py" }), "\"runtime\" is \"model.py\", as no model"),
-            (json!({ "response_cache": { "enable": true } }), "\"response_cache\" is {\"enable\":true}"),
             (json!({ "cc_model_filenames": { "8.0": "x.onnx" } }), "\"cc_model_filenames\" is {\"8.0\""),
-            (json!({ "optimization": { "graph": { "level": 1 } } }), "\"optimization\" is"),
             (json!({ "input": 7 }), "config: "),
             (json!({ "default_model_filename": 7 }), "config: "),
         ] {
@@ -555,7 +574,8 @@ mod tests {
         // Large numbers are text, and defaults are left out.
         let printed = json!({ "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": ["16"] }],
             "version_policy": { "latest": { "num_versions": 1 } }, "model_transaction_policy": {} });
-        assert_eq!(config(&printed, Some(&current)), Ok(Overrides::default()));
+        let versions = Some(Versions::Latest(1));
+        assert_eq!(config(&printed, Some(&current)), Ok(Overrides { versions, ..Overrides::default() }));
         assert_eq!(config(&printed, None).unwrap().check_repeated(&current), Ok(()));
         let other = json!({ "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": ["17"] }] });
         assert!(config(&other, Some(&current)).is_err());

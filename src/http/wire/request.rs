@@ -10,7 +10,7 @@
 use super::{
     BINARY_OUTPUT, HEADER_LENGTH, Parameters, Whole, bad_json, binary, clipped, count, data, flag,
     members::{elements, elements_or_absent, members_or_absent},
-    object,
+    not_finite,
     shared_memory::{self, Place},
 };
 use crate::{
@@ -87,6 +87,25 @@ pub struct Requested {
 }
 
 impl Requested {
+    /// The outputs of these names and parameters. One that is named twice comes once, as Triton has it.
+    ///
+    /// # Errors
+    /// As [`Requested::of`].
+    pub(crate) fn all(
+        named: impl Iterator<Item = (String, Parameters)>,
+        binary_default: bool,
+    ) -> Result<Vec<Requested>, InferError> {
+        let mut seen = HashSet::new();
+        let mut outputs = Vec::new();
+        for (name, parameters) in named {
+            let output = Requested::of(name, parameters, binary_default)?;
+            if seen.insert(output.name.clone()) {
+                outputs.push(output);
+            }
+        }
+        Ok(outputs)
+    }
+
     /// By its parameters; `binary_default` is what the request asks for where they do not.
     ///
     /// # Errors
@@ -194,8 +213,9 @@ pub fn read(
             body.len()
         )));
     }
-    let wire: Wire<'_> =
-        object(&body[..length]).map_err(|error| bad_json("the inference request", &error))?;
+    let mut room_for_words = Vec::new();
+    let wire: Wire<'_> = not_finite::read(&body[..length], &mut room_for_words)
+        .map_err(|error| bad_json("the inference request", &error))?;
     if let Some(name) = wire.parameters.keys().find(|name| name.starts_with("triton_")) {
         return Err(bad(format!(
             "parameter {:?} is reserved: names must not begin with triton_",
@@ -217,13 +237,8 @@ pub fn read(
         )));
     }
     let binary_default = flag(&wire.parameters, BINARY_OUTPUT)?.unwrap_or(false);
-    if let Some(name) = repeated(wire.outputs.iter().map(|output| &*output.name)) {
-        return Err(bad(format!("output {:?} is asked for twice", clipped(name))));
-    }
-    let mut outputs: Vec<Requested> = Vec::with_capacity(wire.outputs.len().min(64));
-    for wire in wire.outputs {
-        outputs.push(Requested::of(wire.name, wire.parameters, binary_default)?);
-    }
+    let outputs = wire.outputs.into_iter().map(|output| (output.name, output.parameters));
+    let outputs = Requested::all(outputs, binary_default)?;
     Ok(InferRequest { id: wire.id, parameters: wire.parameters, inputs, outputs, binary_default })
 }
 
@@ -260,9 +275,7 @@ fn input(wire: WireInput<'_>, behind: &mut Bytes, specs: &[TensorSpec]) -> Resul
                     "input {name:?} has binary_data_size {size}, but {left} bytes of the body are left for it"
                 ))
             })?;
-            let tensor = Tensor { datatype, shape, data: behind.split_to(size) };
-            binary::check(&name, &tensor)?;
-            tensor
+            binary::checked(&name, Tensor { datatype, shape, data: behind.split_to(size) })?
         }
         (Some(_), Some(_)) => {
             return Err(bad(format!("input {name:?} has both data and binary_data_size; send one")));
@@ -404,7 +417,6 @@ mod tests {
         refuses(&one(&sized("-4"), "FP32", "[2]"), &[], "expected an integer of 0 or more");
         refuses(&one(&sized("4"), "BYTES", "[1]"), &[1, 0, 0, 0], "32-bit lengths");
         refuses(&one(&sized("8"), "BYTES", "[1]"), &[0; 8], "has 2 elements, expected 1");
-        refuses(&one(&sized("1"), "BOOL", "[1]"), &[2], "other than 0 and 1");
         refuses(&one(&format!("{},\"data\":[1]", sized("0")), "FP32", "[0]"), &[], "both data and");
         refuses(&one("\"x\":1", "FP32", "[1]"), &[], "neither data nor");
         refuses(&one("\"data\":[1]", "FLOAT", "[1]"), &[], "expected one of BOOL, UINT8");
@@ -455,11 +467,27 @@ mod tests {
     }
 
     #[test]
+    fn an_output_that_is_asked_for_twice_comes_once() {
+        let body = r#"{"inputs":[],"outputs":[{"name":"y","parameters":{"binary_data":true}},{"name":"z"},{"name":"y"}]}"#;
+        let request = read(&Bytes::from(body), None, &[]).unwrap();
+        let outputs: Vec<_> = request.outputs.iter().map(|output| (&*output.name, output.binary)).collect();
+        assert_eq!(outputs, [("y", true), ("z", false)]);
+    }
+
+    #[test]
+    fn bare_words_are_numbers_that_are_not_finite() {
+        let body = r#"{"inputs":[{"name":"a","shape":[1,3],"datatype":"FP32","data":[[NaN],[-Infinity,Infinity]]}]}"#;
+        let request = read(&Bytes::from(body), None, &[]).unwrap();
+        let got = request.inputs[0].tensor.to_f32().unwrap();
+        assert!(got[0].is_nan() && got[1..] == [f32::NEG_INFINITY, f32::INFINITY], "{got:?}");
+        refuses(&body.replace("-Infinity", "-Inf"), &[], "cannot be read");
+        refuses(&body.replace("FP32", "INT8"), &[], "element 0 is \"NaN\"");
+    }
+
+    #[test]
     fn names_are_unique_and_reserved_parameters_are_refused() {
         let input = r#"{"name":"a","shape":[1],"datatype":"FP32","data":[1]}"#;
         refuses(&format!(r#"{{"inputs":[{input},{input}]}}"#), &[], "\"a\" is given twice");
-        let twice = r#""outputs":[{"name":"y"},{"name":"y"}]"#;
-        refuses(&format!(r#"{{"inputs":[],{twice}}}"#), &[], "\"y\" is asked for twice");
         refuses(r#"{"inputs":[],"parameters":{"triton_x":1}}"#, &[], "reserved");
         refuses("{}", &[], "missing field `inputs`");
         let shape = |extent: &str| {

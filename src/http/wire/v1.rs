@@ -8,7 +8,7 @@
 use super::{
     Parameters, bad_json, binary, clipped, data, list,
     members::{member, members, members_or_absent},
-    object,
+    not_finite::{self, NotFinite},
     predict::{Instance, Room, Text, decode_base64, decoded},
     reply::{numbers_of, single, string},
     request::Input,
@@ -78,15 +78,9 @@ pub fn read(
     images_max: usize,
     room: Room<'_>,
 ) -> Result<(Form, Asked), InferError> {
-    let quoted;
-    let wire: Wire<'_> = match object(body) {
-        Ok(wire) => wire,
-        Err(error) => {
-            // Clients of TensorFlow Serving write what is no number as a bare word.
-            quoted = words_quoted(body).ok_or_else(|| bad_json("the body", &error))?;
-            object(&quoted).map_err(|error| bad_json("the body", &error))?
-        }
-    };
+    let mut room_for_words = Vec::new();
+    let wire: Wire<'_> =
+        not_finite::read(body, &mut room_for_words).map_err(|error| bad_json("the body", &error))?;
     let (form, given) = match (wire.instances, wire.inputs) {
         (Some(rows), None) => (Form::Rows, rows),
         (None, Some(columns)) => (Form::Columns, columns),
@@ -109,28 +103,6 @@ pub fn read(
     Ok((form, Asked::Tensors(inputs)))
 }
 
-/// What numbers are that JSON lacks.
-const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
-
-/// The same with quotes around `NaN`, `Infinity` and `-Infinity` where they stand outside of strings; `None` if there are none.
-fn words_quoted(body: &[u8]) -> Option<Vec<u8>> {
-    let (mut out, mut found, mut at) = (Vec::with_capacity(body.len() + 64), false, 0);
-    let (mut string, mut escaped) = (false, false);
-    while let Some(&byte) = body.get(at) {
-        let word = WORDS.iter().find(|word| !string && body[at..].starts_with(word.as_bytes()));
-        if let Some(word) = word {
-            out.extend(format!("\"{word}\"").bytes());
-            (found, at) = (true, at + word.len());
-            continue;
-        }
-        string ^= byte == b'"' && !escaped;
-        escaped = string && byte == b'\\' && !escaped;
-        out.push(byte);
-        at += 1;
-    }
-    found.then_some(out)
-}
-
 /// Whether the innermost first element is a number, or a word that stands for one, also where it is within an object, as what
 /// the input is given.
 fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
@@ -139,10 +111,7 @@ fn holds_numbers(given: &RawValue, input: Option<&TensorSpec>) -> bool {
         (Some(b'{'), Some(input)) => {
             member(first, &input.name).is_some_and(|value| holds_numbers(value, None))
         }
-        (Some(b'"'), _) => WORDS.iter().any(|word| {
-            let rest = first[1..].strip_prefix(word);
-            rest.is_some_and(|rest| rest.starts_with('"'))
-        }),
+        (Some(b'"'), _) => not_finite::begins(&first[1..]),
         (first, _) => first.is_some_and(|byte| byte.is_ascii_digit() || *byte == b'-'),
     }
 }
@@ -259,7 +228,7 @@ fn input(spec: &TensorSpec, pixels: &[TensorSpec], value: &RawValue) -> Result<I
         own => {
             let shape = shape(&spec.name, value)?;
             let datatype = if are_pixels(spec, pixels, &shape) { DataType::Uint8 } else { own };
-            data::tensor(&spec.name, datatype, shape, value)?
+            data::nested(&spec.name, datatype, shape, value)?
         }
     };
     Ok(Input::whole(spec.name.clone(), tensor, Parameters::new()))
@@ -349,7 +318,7 @@ pub fn answers(form: Form, answers: &[Vec<u8>]) -> Vec<u8> {
 /// The reply for tensors: a value for each row, or for each output if `rows` is none. Of several outputs, objects.
 ///
 /// # Errors
-/// 400 for outputs that hold NaN or infinity, which JSON does not carry.
+/// [`InferError::Internal`] for an output of strings whose lengths do not add up.
 pub fn outputs(
     rows: Option<usize>,
     form: Form,
@@ -416,10 +385,10 @@ fn inner(tensor: &Tensor) -> impl Iterator<Item = Tensor> {
 /// A tensor as lists within lists.
 fn nested(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
     match tensor.shape.len() {
-        0 => numbers_of(json, name, tensor),
+        0 => numbers_of(json, name, tensor, NotFinite::Words),
         1 => {
             json.push(b'[');
-            numbers_of(json, name, tensor)?;
+            numbers_of(json, name, tensor, NotFinite::Words)?;
             json.push(b']');
             Ok(())
         }
@@ -498,8 +467,6 @@ mod tests {
         let [(_, shape, numbers)] = &read[..] else { panic!("{read:?}") };
         assert_eq!((&shape[..], numbers[0].is_nan()), (&[2, 2][..], true));
         assert_eq!(numbers[1..], [1.0, f32::NEG_INFINITY, f32::INFINITY]);
-        assert_eq!(words_quoted(br#"{"a": "NaN, -Infinity", "b\\": 1}"#), None);
-        assert_eq!(words_quoted(br#"["\\", NaN]"#).unwrap(), br#"["\\", "NaN"]"#);
         assert!(tensors(r#"{"instances": [[NaN, 1]"#, &specs).is_err());
     }
 
@@ -642,7 +609,7 @@ mod tests {
             (r#"{"instances":[{"a":[1,2]},{"b":[1,2]}]}"#, "instance 1 has other members"),
             (r#"{"instances":[{"a":[1,2],"b":[1,2]},{}]}"#, "instance 1 has other members"),
             (r#"{"inputs":{"a":1}}"#, "expected a list"),
-            (r#"{"inputs":{"a":[[1,2],[3]]}}"#, "does not fit shape"),
+            (r#"{"inputs":{"a":[[1,2],[3]]}}"#, "has 1 members where the first of its kind has 2"),
         ] {
             let error = tensors(body, &specs).unwrap_err().to_string();
             assert!(error.contains(told), "{body}: {error}");

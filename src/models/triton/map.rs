@@ -341,7 +341,7 @@ pub fn gpus(placing: &Placing) -> Vec<i32> {
 }
 
 /// Without a policy the highest version is served.
-fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> Versions {
+pub(super) fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> Versions {
     match policy.and_then(|policy| policy.policy_choice.as_ref()) {
         None => Versions::Latest(1),
         Some(PolicyChoice::All(_)) => Versions::All,

@@ -19,7 +19,7 @@ mod queue;
 mod text;
 mod verdict;
 
-use super::Manifest;
+use super::{Manifest, manifest::Versions};
 use crate::protocol::inference::ModelConfig;
 use map::Told;
 pub use map::{gpus, kind};
@@ -68,6 +68,30 @@ pub fn check_member(member: &str, value: &Value) -> Result<(), String> {
     let json = Map::from_iter([(member.to_owned(), value.clone())]);
     let message = message(text::definition(), &Value::Object(json).to_string())?;
     verdict::judge(&message).map(|_| ())
+}
+
+/// What becomes of a member that has no effect on any model here: nothing for one that has, or may have.
+///
+/// # Errors
+/// As [`check_member`].
+pub fn noted(member: &str, value: &Value) -> Option<Result<Vec<String>, String>> {
+    const OF_OTHERS: [&str; 2] = ["optimization", "response_cache"];
+    let json = Map::from_iter([(member.to_owned(), value.clone())]);
+    let message = || message(text::definition(), &Value::Object(json).to_string());
+    OF_OTHERS.contains(&member).then(|| verdict::judge(&message()?))
+}
+
+/// Which versions a `version_policy` in JSON chooses.
+///
+/// # Errors
+/// What is no such policy, and one that chooses nothing.
+pub fn version_policy(value: &Value) -> Result<Versions, String> {
+    let json = Map::from_iter([("version_policy".to_owned(), value.clone())]);
+    let message = message(text::definition(), &Value::Object(json).to_string())?;
+    let config: ModelConfig = message.transcode_to().map_err(|error| error.to_string())?;
+    let mut told = Told::default();
+    let versions = map::versions(&mut told, config.version_policy.as_ref());
+    told.into_wrong().map_or(Ok(versions), Err)
 }
 
 /// Whether two values of a member of a configuration say the same, however each is written: numbers may be text, and what has its

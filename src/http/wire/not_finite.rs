@@ -1,0 +1,96 @@
+//! What JSON has no numbers for: NaN and the infinities. Python's `json`, Triton and TensorFlow Serving write them as the bare words
+//! `NaN`, `Infinity` and `-Infinity`, which is no JSON; Protocol Buffers' JSON has them as strings.
+
+use super::object;
+use serde::Deserialize;
+
+const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
+
+/// What becomes of them in a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotFinite {
+    /// Bare words, for clients of those servers.
+    Words,
+    /// There is no reply: `null` would hide that a model has gone wrong.
+    Refused,
+}
+
+/// Reads an object in which bare words may stand for numbers; `room` is for its text with quotes around them.
+///
+/// # Errors
+/// What is no JSON beside that.
+pub(super) fn read<'a, T: Deserialize<'a>>(json: &'a [u8], room: &'a mut Vec<u8>) -> serde_json::Result<T> {
+    let error = match object(json) {
+        Ok(read) => return Ok(read),
+        Err(error) => error,
+    };
+    *room = quoted(json).ok_or(error)?;
+    object(room)
+}
+
+/// The number that a string stands for.
+pub(super) fn number(token: &str) -> Option<f64> {
+    match token {
+        "\"NaN\"" => Some(f64::NAN),
+        "\"Infinity\"" => Some(f64::INFINITY),
+        "\"-Infinity\"" => Some(f64::NEG_INFINITY),
+        _ => None,
+    }
+}
+
+/// Whether a string that begins with this, behind its first quote, stands for a number.
+pub(super) fn begins(text: &str) -> bool {
+    WORDS.iter().any(|word| text.strip_prefix(word).is_some_and(|rest| rest.starts_with('"')))
+}
+
+/// The bare word for a number that is not finite.
+pub(super) fn word(number: f64) -> Option<&'static str> {
+    match number {
+        f64::INFINITY => Some("Infinity"),
+        f64::NEG_INFINITY => Some("-Infinity"),
+        number if number.is_nan() => Some("NaN"),
+        _ => None,
+    }
+}
+
+/// The same text with quotes around bare words where they stand outside of strings; `None` if there are none.
+fn quoted(json: &[u8]) -> Option<Vec<u8>> {
+    let (mut out, mut found, mut at) = (Vec::with_capacity(json.len() + 64), false, 0);
+    let (mut string, mut escaped) = (false, false);
+    while let Some(&byte) = json.get(at) {
+        let word = WORDS.iter().find(|word| !string && json[at..].starts_with(word.as_bytes()));
+        if let Some(word) = word {
+            out.extend(format!("\"{word}\"").bytes());
+            (found, at) = (true, at + word.len());
+            continue;
+        }
+        string ^= byte == b'"' && !escaped;
+        escaped = string && byte == b'\\' && !escaped;
+        out.push(byte);
+        at += 1;
+    }
+    found.then_some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test may panic
+    use super::*;
+
+    #[test]
+    fn words_outside_of_strings_are_quoted() {
+        assert_eq!(quoted(br#"{"a": "NaN, -Infinity", "b\\": 1}"#), None);
+        assert_eq!(quoted(br#"["\\", NaN]"#).unwrap(), br#"["\\", "NaN"]"#);
+        assert_eq!(quoted(b"[-Infinity,Infinity]").unwrap(), br#"["-Infinity","Infinity"]"#);
+    }
+
+    #[test]
+    fn every_number_that_is_not_finite_has_its_word_which_is_read_back() {
+        for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let word = word(odd).unwrap();
+            let read = number(&format!("\"{word}\"")).unwrap();
+            assert!(read.to_bits() == odd.to_bits() && begins(&format!("{word}\", 1]")), "{word}");
+        }
+        assert_eq!((word(f64::MAX), number("\"nan\""), begins("NaN1\"")), (None, None, false));
+    }
+}
