@@ -20,6 +20,7 @@ pub(super) fn run(
     (folder, logs): (&Path, &ModelLogs),
     stop: &dyn Fn() -> bool,
 ) {
+    models::given::remove_left_behind();
     devices.load_all(found, stop);
     let mut leaving = false;
     loop {

@@ -308,7 +308,7 @@ options! {
             "It is taken again with the next request for one of its models, which waits or runs on the CPU as while_waiting says.";
         gpu_stuck_ms: Duration, Millis { min: 0, max: DAY_MS }, "60000",
             "How long one call of a GPU may take before the GPU counts as stuck and is taken out; 0 for any time.",
-            "More than the longest batch of any model takes there, with its loading.";
+            "More than the longest batch of any model takes there, with its loading. Engines that TensorRT builds at a load take as long as they do.";
         gpu_queue_folder: Option<PathBuf>, Path { empty: true }, "/tmp/ocelli-gpus",
             "Where servers on one machine queue for its GPUs; empty for no queue.",
             "One folder for all of them, on a file system with locks (flock); in containers, one that is mounted into each.";

@@ -78,7 +78,9 @@ pub(super) fn prove(
     asked: &[Asked],
     gpu: Option<(&Executor, &Health)>,
 ) -> Result<Proof, Refusal> {
-    let busy = || gpu.map(|(_, health)| health.busy());
+    // TensorRT builds for minutes, the first time of each shape: no such call has hung.
+    let watched = gpu.filter(|_| !model.manifest.gpu.provider.builds());
+    let busy = || watched.map(|(_, health)| health.busy());
     let noted = |error: EngineError| {
         if let Some((_, health)) = gpu {
             health.note(&error);

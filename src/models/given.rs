@@ -3,13 +3,69 @@
 
 use super::scan::{self, Found};
 use bytes::Bytes;
-use std::{fs, io, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 use tempfile::TempDir;
 
 /// Files of one model.
 const FILES_MAX: usize = 64;
 /// The folder of data for warm-up runs.
 const WARMUP: &str = "warmup";
+/// How the names of folders begin.
+const PREFIX: &str = "ocelli-model-";
+/// A folder that is younger may be one of which its server has no lock yet.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
+
+/// The folder of one model, which goes with this; also where the server was killed, with the [next](remove_left_behind) one.
+#[derive(Debug)]
+pub struct Kept {
+    folder: TempDir,
+    /// That its server is there.
+    _lock: File,
+}
+
+impl Kept {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Removes folders of servers that were killed.
+pub fn remove_left_behind() {
+    remove_left_behind_in(&std::env::temp_dir(), SystemTime::now());
+}
+
+fn remove_left_behind_in(parent: &Path, now: SystemTime) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let folder = entry.path();
+        let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        // A link is nobody's folder.
+        let is_old = || {
+            let folder = entry.metadata().ok().filter(fs::Metadata::is_dir);
+            let made = folder.and_then(|folder| folder.modified().ok());
+            made.is_some_and(|made| now.duration_since(made).is_ok_and(|age| age > LEFT_BEHIND))
+        };
+        // Whoever can lock it has no server beside it; that of another user cannot be opened.
+        if ours && is_old() && File::open(&folder).is_ok_and(|lock| lock.try_lock().is_ok()) {
+            let removed = fs::remove_dir_all(&folder);
+            let folder = folder.display();
+            match removed {
+                Ok(()) => tracing::info!(%folder, "removed a model that a killed server had left behind"),
+                Err(error) => {
+                    tracing::warn!(%folder, %error, "a model that a killed server left behind cannot be removed");
+                }
+            }
+        }
+    }
+}
 
 /// What came.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,15 +125,17 @@ impl Given {
 }
 
 /// Writes files into a folder of their own.
-fn keep(files: Vec<(Place, Bytes)>, parent: &Path) -> io::Result<TempDir> {
+fn keep(files: Vec<(Place, Bytes)>, parent: &Path) -> io::Result<Kept> {
     // Nobody else's, whatever the mask is.
     let mine = fs::Permissions::from_mode(0o700);
-    let kept = tempfile::Builder::new().prefix("ocelli-model-").permissions(mine).tempdir_in(parent)?;
+    let kept = tempfile::Builder::new().prefix(PREFIX).permissions(mine).tempdir_in(parent)?;
+    let lock = File::open(kept.path())?;
+    lock.lock()?;
     for (Place { folder, name }, bytes) in files {
         let folder = folder.map_or_else(|| kept.path().to_owned(), |folder| kept.path().join(folder));
         fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(name), bytes))?;
     }
-    Ok(kept)
+    Ok(Kept { folder: kept, _lock: lock })
 }
 
 impl Place {
@@ -134,6 +192,27 @@ mod tests {
         assert!(folder.is_dir());
         drop(source);
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn what_a_killed_server_left_is_removed_and_what_another_one_has_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join("ocelli-model-left");
+        let others = folder.path().join("others");
+        for folder in [left.join("1"), others.clone()] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        let held = given("{}", &[("1/model.onnx", ONNX)]).unwrap().lay_out_in(folder.path(), "m");
+        let mine = held[0].source.as_ref().map_or_else(|why| panic!("{why}"), |source| source.folder.clone());
+        let there = || [&left, &mine, &others].map(|folder| folder.exists());
+        remove_left_behind_in(folder.path(), SystemTime::now());
+        assert_eq!(there(), [true; 3], "its server may just have made it");
+        let later = SystemTime::now() + 2 * LEFT_BEHIND;
+        remove_left_behind_in(folder.path(), later);
+        assert_eq!(there(), [false, true, true]);
+        drop(held);
+        assert_eq!(there(), [false, false, true]);
+        remove_left_behind_in(&folder.path().join("gone"), later);
     }
 
     #[test]

@@ -55,9 +55,9 @@ use crate::{
     tasks::{Activation, Labels, Task, localize::Settings},
     telemetry::statistics::Statistics,
 };
+use given::Kept;
 use images::{SLABS_READY, Slabs};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
-use tempfile::TempDir;
 
 /// One version of one model, as it lies on disk.
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ pub struct Source {
     /// What its author asks for and does not get, for the log.
     pub notes: Vec<String>,
     /// The folder, where it is one of ours that goes with the last who holds this.
-    pub kept: Option<Arc<TempDir>>,
+    pub kept: Option<Arc<Kept>>,
 }
 
 /// One loaded version of one model: what requests and workers need to know of it.

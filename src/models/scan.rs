@@ -16,6 +16,7 @@ mod disk;
 
 use super::{
     Engine, Manifest, Source,
+    given::Kept,
     manifest::Versions,
     map,
     triton::{self, CONFIG_FILE},
@@ -29,7 +30,6 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use tempfile::TempDir;
 
 /// The version of a model that has no folder per version.
 const FLAT_VERSION: &str = "1";
@@ -133,7 +133,7 @@ fn scan_model(name: &str, folder: &Path, instead: Option<&Versions>) -> Vec<Foun
 }
 
 /// All versions of a model that a caller sent: its files are in a folder of their own, and its configuration came as JSON.
-pub(super) fn scan_given(name: &str, kept: &Arc<TempDir>, config: &str) -> Vec<Found> {
+pub(super) fn scan_given(name: &str, kept: &Arc<Kept>, config: &str) -> Vec<Found> {
     let folder = kept.path();
     let describe = || {
         let config = triton::read_json(config, name).map_err(|reason| format!("config: {reason}"))?;
@@ -147,7 +147,7 @@ fn scan_as(
     name: &str,
     folder: &Path,
     describe: &dyn Fn() -> Result<Described, String>,
-    kept: Option<&Arc<TempDir>>,
+    kept: Option<&Arc<Kept>>,
 ) -> Vec<Found> {
     let failed = |version: &str, reason: String| Found {
         name: name.to_owned(),

@@ -78,7 +78,7 @@ output { name: "y" data_type: TYPE_STRING dims: [ -1 ] }
 '''
 
 
-@pytest.mark.parametrize("config, items", [(STRINGS, 8), (None, 32)])
+@pytest.mark.parametrize("config, items", [(STRINGS, 8), (None, 16)])
 def test_a_model_of_strings_says_how_many_items_a_request_may_have(start_server, tmp_path, config, items):
     graph = make_models.Graph()
     graph.node("Identity", "x", output="y")

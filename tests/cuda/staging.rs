@@ -6,9 +6,9 @@ use crate::{
 };
 use cudarc::driver::{CudaContext, DriverError, sys};
 use ocelli::engine::{
-    Engine, TensorView,
+    Engine, Flight, Tensor, TensorView,
     cuda::{Context, HostMemory, gauss_mle::GaussMle, probe},
-    staging::{Memory, Staging},
+    staging::{Assembler, Memory, Staging},
 };
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ fn a_graph_that_one_thread_records_and_what_others_do_are_not_in_each_others_way
     let fitted = recorded(&|| {
         drop(staging.slot());
         let inputs = batch(1, 3, false);
-        let views: Vec<TensorView<'_>> = inputs.iter().map(ocelli::engine::Tensor::view).collect();
+        let views: Vec<TensorView<'_>> = inputs.iter().map(Tensor::view).collect();
         let mut engine = GaussMle::new(&ours).unwrap();
         engine.run(&views, Some(&plain())).unwrap();
         engine.rest();
@@ -171,5 +171,37 @@ fn a_thread_that_was_refused_to_go_on_beside_graphs_asks_again() {
         assert_eq!((waited, recorded), (Ok(()), Ok(())));
     });
     drop((ours, stream, theirs));
+    fake.books().assert_empty();
+}
+
+#[test]
+fn of_two_gpus_each_copies_from_what_is_pinned_for_itself_so_that_the_other_may_go_at_any_time() {
+    let fake = FakeCuda::start("count=2");
+    let gpus = probe().unwrap().gpus;
+    let hosts = [HostMemory::default(), HostMemory::default()];
+    let [first, second] = [0, 1].map(|at| Context::open_with(&gpus[at], hosts[at].clone()).unwrap());
+    let inputs = batch(1, 3, false);
+    let memory = Memory::Pinned(Arc::new(hosts[0].clone()));
+    let staging = Staging::new(inputs[0].data.len(), 1, memory.clone()).unwrap();
+    let mut slot = staging.slot();
+    slot.copy_from_slice(&inputs[0].data);
+    let Tensor { datatype, shape, .. } = inputs[0].clone();
+    let part = Tensor { datatype, shape, data: slot.freeze() };
+    let assembled = |memory| Assembler::new(memory).assemble(&[&part], 3, false, Some(&staging));
+    assert_eq!(assembled(memory).data.as_ptr(), part.data.as_ptr(), "its own GPU needs no copy");
+
+    second.bind().unwrap();
+    let mut engine = GaussMle::new(&second).unwrap();
+    let rows = assembled(engine.memory());
+    let others = Assembler::new(engine.memory()).assemble(&[&inputs[1]], 3, false, None);
+    fake.tell("fault on=copy_in hang");
+    let Flight::Airborne(flight) = engine.start(vec![rows, others], Some(&plain())).unwrap() else {
+        panic!("it is done at once")
+    };
+    drop(first);
+    assert_eq!(fake.books().devices[0].registered, 0, "the first GPU is given back meanwhile");
+    fake.tell("release");
+    flight.land().unwrap();
+    drop((engine, second, part, staging));
     fake.books().assert_empty();
 }

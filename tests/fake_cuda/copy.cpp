@@ -22,11 +22,13 @@ static void check_device(DevicePointer pointer, u64 bytes) {
 }
 
 static Operation copy_in(DevicePointer to, const void* from, u64 bytes, bool pinned, bool captured) {
+    std::shared_ptr<void> use = pinned && !captured ? use_host(from) : nullptr;
     std::shared_ptr<Staged> staged;
     // What a graph copies, it reads when it runs.
     if (!pinned && !captured)
         staged = std::make_shared<Staged>((const unsigned char*)from, (const unsigned char*)from + bytes);
     return {Kind::CopyIn, "", bytes, [=] {
+        (void)use;
         if (pinned) check_pinned(from, bytes);
         check_device(to, bytes);
         memcpy((void*)to, staged ? staged->data() : from, bytes);
@@ -40,6 +42,8 @@ EXPORT int cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, size_t bytes
     const auto stream = stream_of(handle, context, __func__, locked);
     if (!stream) return INVALID_HANDLE;
     if (!on_device(to, bytes, __func__)) return INVALID_VALUE;
+    if (straddles(from, bytes)) return INVALID_VALUE;
+    check_ready(to, *stream, __func__);
     return push(stream, copy_in(to, from, bytes, is_pinned(from, bytes), stream->capture != nullptr), locked);
 }
 
@@ -49,8 +53,12 @@ EXPORT int cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, size_t bytes, Hand
     const auto stream = stream_of(handle, context, __func__, locked);
     if (!stream) return INVALID_HANDLE;
     if (!on_device(from, bytes, __func__)) return INVALID_VALUE;
+    if (straddles(to, bytes)) return INVALID_VALUE;
+    check_ready(from, *stream, __func__);
     const bool pinned = is_pinned(to, bytes);
+    std::shared_ptr<void> use = pinned && !stream->capture ? use_host(to) : nullptr;
     const Operation operation = {Kind::CopyOut, "", bytes, [=] {
+        (void)use;
         if (pinned) check_pinned(to, bytes);
         check_device(from, bytes);
         memcpy(to, (void*)from, bytes);
@@ -126,6 +134,7 @@ static int fill(const char* call, DevicePointer to, Value value, size_t count, H
     if (!stream) return INVALID_HANDLE;
     const u64 bytes = count * sizeof(Value);
     if (to % sizeof(Value) || !on_device(to, bytes, call)) return INVALID_VALUE;
+    check_ready(to, *stream, call);
     return push(stream, {Kind::Memset, "", bytes, [=] {
         check_device(to, bytes);
         for (size_t i = 0; i < count; ++i) ((Value*)to)[i] = value;

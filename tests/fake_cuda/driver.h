@@ -262,12 +262,21 @@ struct Allocation {
     std::shared_ptr<Context> context;
     std::shared_ptr<Pool> pool;  // null: not of a pool
     bool freeing = false;        // a stream is to free it
+    std::shared_ptr<std::atomic<bool>> ready;  // its stream has come to where it was taken
+    Stream* of = nullptr;
 };
 struct HostMemory {
     u64 bytes;
     std::shared_ptr<Context> context;
     bool registered;
+    std::shared_ptr<std::atomic<int>> uses = std::make_shared<std::atomic<int>>(0);  // by what is queued
 };
+// Ends the process where a stream uses memory that another one takes, and has not waited for that.
+void check_ready(DevicePointer pointer, const Stream& stream, const char* call);
+// Whether a host range is none that a copy takes: registered in part, or on a device.
+bool straddles(const void* pointer, u64 bytes);
+// Notes that something queued uses page-locked memory, until this goes.
+std::shared_ptr<void> use_host(const void* pointer);
 extern std::map<DevicePointer, Allocation>& allocations;
 extern std::map<u64, HostMemory>& host_memory;
 

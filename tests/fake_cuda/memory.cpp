@@ -70,6 +70,30 @@ bool is_pinned(const void* pointer, u64 bytes) {
     return at != host_memory.end() && (u64)pointer + bytes <= at->first + at->second.bytes;
 }
 
+void check_ready(DevicePointer pointer, const Stream& stream, const char* call) {
+    const auto at = range_at(allocations, pointer);
+    if (at == allocations.end() || pointer >= at->first + at->second.bytes) return;
+    if (at->second.ready && at->second.of != &stream && !*at->second.ready)
+        violation("%s: device memory at %#llx is used by a stream that has not waited until another one has taken it", call,
+                  (unsigned long long)pointer);
+}
+
+bool straddles(const void* pointer, u64 bytes) {
+    if (!bytes) return false;
+    if (is_pinned(pointer, bytes)) return false;
+    const auto last = range_at(host_memory, (u64)pointer + bytes - 1);
+    if (last != host_memory.end() && last->first + last->second.bytes > (u64)pointer) return true;
+    const auto device = range_at(allocations, (u64)pointer + bytes - 1);
+    return device != allocations.end() && device->first + device->second.bytes > (u64)pointer;
+}
+
+std::shared_ptr<void> use_host(const void* pointer) {
+    const auto at = range_at(host_memory, (u64)pointer);
+    auto uses = at->second.uses;
+    ++*uses;
+    return std::shared_ptr<void>((void*)1, [uses](void*) { --*uses; });
+}
+
 // ---- device memory ---------------------------------------------------------------------------------------------------------
 
 static int allocate(DevicePointer* pointer, u64 bytes, const std::shared_ptr<Context>& context,
@@ -90,7 +114,7 @@ static int allocate(DevicePointer* pointer, u64 bytes, const std::shared_ptr<Con
     freed.erase(begin, end);
     const auto before = range_at(freed, *pointer);
     if (before != freed.end() && before->first + before->second > *pointer) freed.erase(before);
-    allocations[*pointer] = {bytes, context, pool, false};
+    allocations[*pointer] = {bytes, context, pool, false, nullptr, nullptr};
     if (pool) {
         pool->used += bytes;
         pool->reserved += grown;
@@ -184,7 +208,17 @@ static int allocate_async(DevicePointer* pointer, size_t bytes, const std::share
     if (!context->device->pools_supported) return NOT_SUPPORTED;
     // Graphs that own memory are none of ours.
     if (stream->capture) return stream->capture->broken = CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED;
-    return allocate(pointer, bytes, context, pool);
+    if (const int code = allocate(pointer, bytes, context, pool)) return code;
+    auto ready = std::make_shared<std::atomic<bool>>(false);
+    Allocation& made = allocations[*pointer];
+    made.ready = ready, made.of = stream.get();
+    const Operation taken = {Kind::Wait, "", 0, [ready] {
+        // Long enough for whoever does not wait to come before.
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        *ready = true;
+        return SUCCESS;
+    }};
+    return push(stream, taken, locked);
 }
 
 EXPORT int cuMemAllocAsync(DevicePointer* pointer, size_t bytes, Handle stream) {
@@ -210,6 +244,8 @@ EXPORT int cuMemFreeAsync(DevicePointer pointer, Handle handle) {
     if (!stream) return INVALID_HANDLE;
     if (!pointer) return SUCCESS;
     if (stream->capture) return stream->capture->broken = CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED;
+    // Stricter than a driver may be: what was not taken in a stream's order is not given back in one.
+    if (!to_free(pointer, __func__)->second.pool) return INVALID_VALUE;
     to_free(pointer, __func__)->second.freeing = true;
     return push(stream, {Kind::Free, "", 0, [pointer] {
         const Locked freeing(lock);
@@ -272,6 +308,7 @@ EXPORT int cuMemHostUnregister(void* pointer) {
     if (const int refused = refuse_in_capture(*context)) return refused;
     const auto at = host_memory.find((u64)pointer);
     if (at == host_memory.end() || !at->second.registered) return HOST_MEMORY_NOT_REGISTERED;
+    if (!context->sticky && *at->second.uses) violation("cuMemHostUnregister: %p is used by a queued copy", pointer);
     host_memory.erase(at);
     return SUCCESS;
 }

@@ -308,6 +308,13 @@ static int launch(const char* call, Handle handle, const Grid& grid, Handle stre
         words.resize((words.size() + 7) / 8 * 8);
     }
     check_parameters(entry.name, words);
+    for (size_t at = 0; at + 8 <= words.size(); at += 8) {
+        // Whatever looks like an address of something that is there is one.
+        DevicePointer word;
+        memcpy(&word, &words[at], 8);
+        check_ready(word, *stream, call);
+        if (is_pinned((void*)word, 1)) violation("kernel %s is given an address of the host", std::string(entry.name).c_str());
+    }
     const std::function<void()> kernel = entry.bind(parameters);
     const bool twin = entry.twin;
     return push(stream, {Kind::Kernel, entry.name, 0, [=, name = entry.name] {

@@ -262,8 +262,14 @@ impl Probe for Opening {
     fn sample(&mut self) -> Vec<Sample> {
         let has_all = self.opened.as_ref().is_some_and(|(probe, _)| self.has_all(probe));
         if !has_all && self.tries.is_due() {
-            // What was opened goes on where there is no more to see.
-            self.opened = self.open().or(self.opened.take());
+            // NVML looks for GPUs when it is opened first: what is open of it goes before that, or it would find the same ones.
+            if let Some((probe, watch)) = self.opened.take() {
+                drop(probe);
+                if let Some(watch) = watch {
+                    watch.end();
+                }
+            }
+            self.opened = self.open();
         }
         self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default()
     }

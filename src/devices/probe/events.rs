@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nvml_wrapper::{
@@ -57,7 +57,7 @@ const WAITS_BETWEEN_SEARCHES: u32 = 60;
 /// Waits for errors until it is dropped.
 pub struct Watch {
     ended: Arc<AtomicBool>,
-    thread: thread::Thread,
+    thread: thread::JoinHandle<()>,
 }
 
 impl Watch {
@@ -82,7 +82,17 @@ impl Watch {
                 );
             }
         })?;
-        Ok(Watch { ended, thread: spawned.thread().clone() })
+        Ok(Watch { ended, thread: spawned })
+    }
+
+    /// Ends it, and waits for its thread: for up to two of its waits, since it may hang in the driver.
+    pub fn end(self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let until = Instant::now() + 2 * Duration::from_millis(WAIT_MS.into());
+        while !self.thread.is_finished() && Instant::now() < until {
+            self.thread.thread().unpark();
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -90,7 +100,7 @@ impl Drop for Watch {
     /// Does not wait for the thread: it may hang in the driver, and ends within half a second if not.
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        self.thread.unpark();
+        self.thread.thread().unpark();
     }
 }
 

@@ -38,6 +38,11 @@ pub enum Place {
 }
 
 impl Recipe {
+    /// Whether it builds programs for the GPU at hand, which takes minutes.
+    pub fn builds(&self) -> bool {
+        matches!(self, Recipe::OnnxOnGpu(load) if load.asked.provider.builds())
+    }
+
     /// Makes it. An engine of a GPU is made on the thread that is to own it.
     ///
     /// # Errors

@@ -297,7 +297,8 @@ impl Context {
     }
 
     fn new_event(&self, flags: CUevent_flags) -> Result<Event, CudaError> {
-        self.cuda.new_event(Some(flags)).map(Event).map_err(CudaError::when("cannot make an event"))
+        let made = enter(&self.cuda).and_then(|()| self.cuda.new_event(Some(flags)));
+        made.map(Event).map_err(CudaError::when("cannot make an event"))
     }
 
     /// Three streams of their own.
@@ -305,7 +306,10 @@ impl Context {
     /// # Errors
     /// Where the driver refuses.
     pub fn streams(&self) -> Result<Streams, CudaError> {
-        let stream = || self.cuda.new_stream().map_err(CudaError::when("cannot make a stream"));
+        let stream = || {
+            let made = enter(&self.cuda).and_then(|()| self.cuda.new_stream());
+            made.map_err(CudaError::when("cannot make a stream"))
+        };
         Ok(Streams { upload: stream()?, compute: stream()?, download: stream()? })
     }
 }

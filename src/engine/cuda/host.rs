@@ -348,6 +348,10 @@ impl Pinner for HostMemory {
     fn is_known(&self) -> bool {
         self.shared().lock().cuda.is_some()
     }
+
+    fn owner(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
 }
 
 /// Memory that the driver knows while there is one.

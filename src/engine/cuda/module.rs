@@ -2,7 +2,7 @@
 //! loaded. The driver keeps what it compiled ([`keep_kernels_in`](super::keep_kernels_in)).
 #![allow(unsafe_code)]
 
-use super::{Context, CudaError};
+use super::{Context, CudaError, context::enter};
 use bytemuck::NoUninit;
 use cudarc::{
     driver::{
@@ -38,7 +38,7 @@ impl Module {
     /// # Errors
     /// Where the driver is too old for the text, or the GPU for the code.
     pub fn load(context: &Context, name: &'static str, ptx: &str) -> Result<Module, CudaError> {
-        let loaded = context.cuda.load_module(Ptx::from_src(ptx));
+        let loaded = enter(&context.cuda).and_then(|()| context.cuda.load_module(Ptx::from_src(ptx)));
         let cuda = loaded.map_err(|error| {
             let why = match error.0 {
                 Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "; the driver is too old for them: 525 is needed",
@@ -114,6 +114,7 @@ impl Kernel {
         argument: &A,
     ) -> Result<(), CudaError> {
         let config = LaunchConfig { grid_dim: blocks.into(), block_dim: threads.into(), shared_mem_bytes: 0 };
+        enter(stream.context()).map_err(CudaError::when("cannot launch a kernel"))?;
         // SAFETY: the caller's promise.
         let launched = unsafe { stream.launch_builder(&self.0).arg(&ByValue(*argument)).launch(config) };
         launched.map(|_| ()).map_err(CudaError::when("cannot launch a kernel"))
@@ -135,6 +136,7 @@ impl Kernel {
             block_dim: (shape.threads, 1, 1),
             shared_mem_bytes: shape.shared_bytes,
         };
+        enter(stream.context()).map_err(CudaError::when("cannot launch a kernel"))?;
         // SAFETY: the caller's promise.
         let launched = unsafe {
             stream.launch_builder(&self.0).arg(&ByValue(*first)).arg(&ByValue(*second)).launch(config)

@@ -31,6 +31,13 @@ pub enum Provider {
     },
 }
 
+impl Provider {
+    /// Whether it builds programs for the GPU at hand when a model is loaded, which takes minutes.
+    pub fn builds(self) -> bool {
+        matches!(self, Provider::TensorRt { .. })
+    }
+}
+
 /// How algorithms of convolutions are found, for each shape that comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ConvSearch {

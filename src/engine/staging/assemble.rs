@@ -28,7 +28,7 @@ impl Assembler {
     /// The parts of one input as one tensor, aligned for its type and padded to `size` rows.
     ///
     /// No copy when the parts fill the batch and lie side by side: neighbouring slots of `staging`, or one part, where the
-    /// engine reads any memory. For a device they must be pinned, by one that is there. Padding repeats the last row: zeros may be
+    /// engine reads any memory. For a device they must be pinned for that one, which is there. Padding repeats the last row: zeros may be
     /// outside what a model was made for.
     ///
     /// With `whole`, there is one part, which has no batch axis.
@@ -42,12 +42,13 @@ impl Assembler {
         }
         let tensor = |data| Tensor { datatype: first.datatype, shape, data };
         if items == size {
-            let fits = |staging: &&Staging| !self.blocks.is_pinned() || staging.is_known();
+            let any = !self.blocks.memory().is_pinned();
+            let fits = |staging: &&Staging| any || staging.is_known_to(self.blocks.memory());
             if let Some(data) = staging.filter(fits).and_then(|staging| staging.side_by_side(parts)) {
                 return tensor(data);
             }
             let aligned = first.data.as_ptr().addr().is_multiple_of(first.datatype.size().unwrap_or(1));
-            if let ([only], true, false) = (parts, aligned, self.blocks.is_pinned()) {
+            if let ([only], true, true) = (parts, aligned, any) {
                 return tensor(only.data.clone());
             }
         }

@@ -46,6 +46,9 @@ pub trait Pinner: fmt::Debug + Send + Sync {
     fn is_known(&self) -> bool {
         true
     }
+
+    /// Which device's it is: the same for all that pin memory for that one.
+    fn owner(&self) -> usize;
 }
 
 /// What kind of memory to take.
@@ -69,12 +72,15 @@ impl Memory {
         !matches!(self, Memory::Plain)
     }
 
-    /// The same, now: of a device that is away, others copy only while the host waits.
-    pub(super) fn is_known(&self) -> bool {
-        match self {
-            Memory::Plain => false,
-            Memory::Pinned(pinner) => pinner.is_known(),
-            Memory::Shared(_) | Memory::Landing(..) => true,
+    /// Whether the device that copies from the other memory copies from this by itself, too, now. Not from what is pinned for
+    /// another device: that goes while this one still copies.
+    pub(super) fn is_known_to(&self, other: &Memory) -> bool {
+        match (self, other) {
+            (Memory::Pinned(ours), Memory::Pinned(theirs)) => {
+                ours.owner() == theirs.owner() && ours.is_known()
+            }
+            (Memory::Shared(_) | Memory::Landing(..), Memory::Shared(_) | Memory::Landing(..)) => true,
+            _ => false,
         }
     }
 
@@ -214,9 +220,9 @@ impl Blocks {
         }
     }
 
-    /// Whether a device copies from and to these blocks by itself.
-    pub fn is_pinned(&self) -> bool {
-        self.store.memory.is_pinned()
+    /// Their kind of memory.
+    pub(super) fn memory(&self) -> &Memory {
+        &self.store.memory
     }
 
     /// So many bytes, aligned to 64. Their content is whatever their last user left.
@@ -333,6 +339,10 @@ pub(super) mod tests {
             assert!(start.addr().get().is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE), "whole pages");
             self.0.fetch_add(bytes, Ordering::SeqCst);
             Some(Box::new(Counted(bytes, Arc::clone(&self.0))))
+        }
+
+        fn owner(&self) -> usize {
+            Arc::as_ptr(&self.0).addr()
         }
     }
 

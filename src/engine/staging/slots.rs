@@ -258,9 +258,9 @@ impl Staging {
         self.side_by_side(&[tensor]).is_some()
     }
 
-    /// Whether a device copies from its slabs by itself, now.
-    pub(super) fn is_known(&self) -> bool {
-        self.pool.memory.is_known()
+    /// Whether the device that copies from such memory copies from its slabs by itself, too, now.
+    pub(super) fn is_known_to(&self, memory: &Memory) -> bool {
+        self.pool.memory.is_known_to(memory)
     }
 }
 

@@ -18,4 +18,8 @@ impl Pinner for Refusing {
         (self.0)();
         None
     }
+
+    fn owner(&self) -> usize {
+        0
+    }
 }

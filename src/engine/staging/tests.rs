@@ -123,6 +123,10 @@ impl Pinner for Slow {
         }
         None
     }
+
+    fn owner(&self) -> usize {
+        0
+    }
 }
 
 #[test]
@@ -146,9 +150,9 @@ fn while_a_device_is_told_of_one_slab_others_are_handed_out_and_come_back() {
     second.join().unwrap();
 }
 
-/// A device that was given back.
+/// The device of a counter, which was given back.
 #[derive(Debug)]
-struct Gone;
+struct Gone(Counter);
 
 impl Pinner for Gone {
     unsafe fn pin(&self, _: NonNull<u8>, _: usize) -> Option<Pin> {
@@ -158,14 +162,21 @@ impl Pinner for Gone {
     fn is_known(&self) -> bool {
         false
     }
+
+    fn owner(&self) -> usize {
+        self.0.owner()
+    }
 }
 
 #[test]
 fn a_device_reads_pinned_slots_in_place_and_the_rest_from_a_pinned_copy() {
     let counted = Arc::new(AtomicUsize::new(0));
     let assembler = Assembler::new(pinned(&counted));
-    let gone = Memory::Pinned(Arc::new(Gone));
-    for (memory, in_place) in [(pinned(&counted), true), (Memory::Plain, false), (gone, false)] {
+    let gone = Memory::Pinned(Arc::new(Gone(Counter(Arc::clone(&counted)))));
+    let others = pinned(&Arc::default());
+    for (memory, in_place) in
+        [(pinned(&counted), true), (Memory::Plain, false), (gone, false), (others, false)]
+    {
         let staging = Staging::new(8, 4, memory).unwrap();
         let rows = [row(&staging, 1.0), row(&staging, 2.0)];
         let parts: Vec<&Tensor> = rows.iter().collect();

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::engine::onnx::external;
+use tempfile::TempDir;
 
 /// The least that is an ONNX file: the version of its format.
 const ONNX: &str = "\u{8}\u{8}";

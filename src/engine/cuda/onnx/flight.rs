@@ -109,10 +109,10 @@ impl Whole {
             }
             Ok(Arrival::Copied { result, datatype: *datatype, shape: shape.clone() })
         };
-        let fetched: Result<Vec<Arrival>, CudaError> = self.outputs.iter().map(fetch).collect();
-        // Also where one failed: others may be on their way.
+        // Each is there until all have been waited for, also where one failed: others are on their way.
+        let fetched: Vec<Result<Arrival, CudaError>> = self.outputs.iter().map(fetch).collect();
         synchronize(stream).map_err(CudaError::when("work on the GPU failed"))?;
-        fetched.map(Some)
+        fetched.into_iter().collect::<Result<_, _>>().map(Some)
     }
 }
 
