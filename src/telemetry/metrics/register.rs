@@ -75,6 +75,17 @@ impl Register {
         self.add("counter", counters.expect(LITERALS))
     }
 
+    /// A counter for each of the values that the label `reason` has.
+    pub(super) fn by_reason<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        reasons: [&str; N],
+    ) -> [IntCounter; N] {
+        let counters = self.counters(name, help, &["reason"]);
+        reasons.map(|reason| counters.with_label_values(&[reason]))
+    }
+
     pub(super) fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
         self.add("gauge", IntGauge::new(name, help).expect(LITERALS))
     }
