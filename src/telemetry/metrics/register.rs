@@ -225,8 +225,9 @@ pub fn metrics_md() -> String {
          is written. Of the steps of its batches, the longest count.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
-    for (name, kind, labels, help) in triton::ROWS.into_iter().chain(triton::GPU_ROWS) {
-        let labels: Vec<_> = labels.split_whitespace().map(|l| format!("`{l}`")).collect();
+    for row in triton::ROWS {
+        let triton::Row { name, kind, help, .. } = row;
+        let labels: Vec<_> = row.labels().split_whitespace().map(|l| format!("`{l}`")).collect();
         let _ = writeln!(out, "| `{name}` | {kind} | {} | {help} |", labels.join(" "));
     }
     out.push_str("\n## Labels\n\n| label | meaning |\n|---|---|\n");
