@@ -153,8 +153,7 @@ impl Drop for Uncounted {
     }
 }
 
-/// How a reply ends that is made while it is sent, and whose head says nothing of that: in its extensions, and with whoever makes it.
-/// Where that one does not say it, the caller went away.
+/// How a streamed reply ended, set by whoever writes it; left unset, the caller went away.
 #[derive(Clone, Default)]
 pub(super) struct Ending(Arc<Mutex<Option<Uncounted>>>);
 
