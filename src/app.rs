@@ -75,7 +75,6 @@ pub struct App {
     front: Arc<Front>,
     addresses: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
-    grpc_address: Option<SocketAddr>,
     stages: Stages,
     accepting: Task<Ended>,
     /// What serves the connections.
@@ -221,7 +220,6 @@ impl App {
             front,
             addresses,
             admin_address,
-            grpc_address,
             stages,
             accepting,
             threads,
@@ -242,11 +240,6 @@ impl App {
     /// Where the admin listener does.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
-    }
-
-    /// Where gRPC is served.
-    pub fn grpc_address(&self) -> Option<SocketAddr> {
-        self.grpc_address
     }
 
     /// What the process knows about itself.

@@ -62,8 +62,9 @@ impl Core {
                 "no models found: put each into a folder NAME/model.onnx there, and start again"
             );
         }
+        let logs = log.map(Logging::models).unwrap_or_default();
         for model in &found {
-            log.map_or(Ok(()), |log| log.add_model(&model.name)).map_err(failed("cannot log per model"))?;
+            logs.add_model(&model.name).map_err(failed("cannot log per model"))?;
         }
         start(config, gpus, Ok(runtime), found)
     }

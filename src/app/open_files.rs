@@ -35,7 +35,7 @@ pub(super) fn connections_max(config: &Config, limit: Option<u64>) -> usize {
     max
 }
 
-/// Of so many open files, those that each of so many addresses may have as connections.
+/// Connections that each of `addresses` listeners may have when `limit` files may be open.
 fn share(limit: u64, addresses: usize) -> usize {
     let left = (limit / 2).min(LEFT_MAX);
     let each = (limit - left) / addresses.max(1) as u64;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub const GOOD_MIN: u32 = 32;
 /// The least time before a larger one is tried.
 pub const RISE_AFTER: Duration = Duration::from_secs(10);
-/// The most that it grows to.
+/// The longest that [`RISE_AFTER`] doubles to.
 pub const RISE_AFTER_MAX: Duration = Duration::from_secs(640);
 
 /// The largest batch that may be tried.
@@ -21,7 +21,7 @@ pub struct Ceiling {
     good: u32,
     since: Instant,
     rise_after: Duration,
-    /// It rose since it fell last.
+    /// Whether it has risen since it last fell.
     rose: bool,
 }
 
@@ -31,7 +31,7 @@ impl Ceiling {
         self.items
     }
 
-    /// After memory was too small for more than `items`.
+    /// The ceiling after memory was too small for a batch larger than `items`.
     pub fn lowered(before: Option<Ceiling>, items: usize, now: Instant) -> Ceiling {
         let rise_after = match before {
             // Batches that were begun before it fell say nothing new.

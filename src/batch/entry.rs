@@ -84,7 +84,7 @@ impl Entry {
         }
     }
 
-    /// What decides when it runs again: it has been begun, and waits until its deadline.
+    /// Its urgency when it comes back to the queue: it has been begun, so only its deadline ends its wait.
     pub fn urgency(&self) -> Urgency {
         let Job { priority, deadline, arrived, .. } = self.job;
         Urgency { priority, deadline, arrived, patience: None }

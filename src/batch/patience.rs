@@ -26,13 +26,13 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// When it ends for a job that came in at a time.
+    /// The patience of a job that came in at `pushed`.
     pub(super) fn from(self, pushed: Instant) -> Patience {
         Patience { until: pushed + self.max, then: self.then }
     }
 }
 
-/// The same at a time. It is over when anything of the job has run.
+/// The patience of one job: until when it waits to be begun. A job of which anything has run has none any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// When it ends.

@@ -65,8 +65,8 @@ pub struct Rival<'a> {
     pub rival: f64,
 }
 
-/// Of `items` that may run here: as many as end here before the faster device would have ended all that waits; none for as
-/// long as that is so, and as the least of them would have taken here.
+/// How many of `items` to run here: those that end before the faster device could do all that waits. If none do, all of
+/// them once the first has waited as long as the smallest batch takes here.
 pub fn help(sizes: &[usize], items: usize, front: &Front, rival: Rival<'_>, now: Instant) -> Next {
     let Rival { own, rival } = rival;
     let ends_first = |size: usize| own(size) < rival;

@@ -163,13 +163,13 @@ impl Roster {
         news
     }
 
-    /// Whether a worker serves a model, or might.
+    /// Whether any worker serves a model, or might.
     pub fn may_be_served(&self, model: ModelKey) -> bool {
         self.workers.values().any(|worker| worker.may_serve(model))
     }
 
-    /// Whether a worker serves a model, or might.
-    pub fn serves(&self, worker: WorkerKey, model: ModelKey) -> bool {
+    /// Whether this worker serves a model, or might: before its first pick nobody knows.
+    pub fn may_serve(&self, worker: WorkerKey, model: ModelKey) -> bool {
         self.workers.get(&worker).is_some_and(|worker| worker.may_serve(model))
     }
 

@@ -29,7 +29,7 @@ pub fn check(tensor: &Tensor, rows: Option<usize>) -> Result<(), String> {
     }
 }
 
-/// Where rows that were [`cut`] out of a tensor end: whoever cuts on from there need not count its strings from the first.
+/// Where the last [`cut`] of a tensor ended, so that the next need not count its strings from the first.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mark {
     row: usize,

@@ -15,7 +15,7 @@ use super::ModelKey;
 use foldhash::HashMap;
 use std::collections::BTreeSet;
 
-/// How far ahead of the others a model may be held to stand, beyond two batches.
+/// Seconds that a model may owe the others at most, beside two of the longest batches.
 const DEBT_SECONDS: f64 = 1.0;
 
 #[derive(Debug)]

@@ -64,7 +64,7 @@ pub(super) struct Decision {
 /// What has a say in when a GPU is back, beside the claim to it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Outlook {
-    /// It is taken as soon as somebody needs it, or those who do wait for as long as there is hope.
+    /// Requests may wait for it: it is taken on demand, or waited for while there is hope.
     pub(super) patient: bool,
     /// A call hangs there, beside which it is not taken anew.
     pub(super) hangs: bool,

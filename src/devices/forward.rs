@@ -26,7 +26,7 @@ pub(super) struct Proof {
 }
 
 impl Proof {
-    /// That of one instance more: what each takes is told by the first, and what is left beside all of them by the last.
+    /// With the proof of one more instance: the first tells what each takes, the last what is left beside all of them.
     pub(super) fn and(self, last: Proof) -> Proof {
         let footprint = self.footprint.zip(last.footprint).map(|(first, Footprint { free, total, .. })| {
             Footprint { instances: first.instances + 1, free, total, ..first }
@@ -102,7 +102,7 @@ pub(super) fn prove(
             if let (Some(shapes), false) = (passed.shapes, model.rules.whole)
                 && let Err(why) = axis.see(&model.signature, size, &shapes)
             {
-                // It is proved again, and what it takes is counted then.
+                // It is proved again without batches, and what it takes is counted then.
                 engine.rest();
                 return Ok(Proof { canary: passed.took, footprint: None, counts: Err(why) });
             }
@@ -111,7 +111,7 @@ pub(super) fn prove(
         buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
     }
     let held = engine.device_bytes();
-    // Elsewhere than on a GPU, frames are looked at before.
+    // Only GPUs are given whole frames; elsewhere spots are found before the engine runs.
     if let (Some(fit), Some(_)) = (&model.fit, gpu) {
         for _ in 0..engine.depth() {
             let _busy = busy();
@@ -290,7 +290,7 @@ fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataTy
             } else if let (None, None, Some(Dim::Free)) =
                 (&model.image, &model.manifest.declared, input.shape.first())
             {
-                // Of a free first axis that is not to be taken for a batch axis, one is enough of whatever it counts.
+                // A free first axis that is no batch axis gets an extent of 1, whatever it counts.
                 shape[0] = 1;
             }
             (datatype, shape)

@@ -11,7 +11,7 @@ pub struct Footprint {
     pub weights: u64,
     /// What one holds beside that, by the size of batches, ascending.
     pub buffers: Vec<Buffers>,
-    /// Bytes of one beside all that, with batches of whole frames on their way, where it takes such.
+    /// More bytes that one instance holds while batches of whole frames run.
     pub frames: u64,
     /// Free on the device with all of them loaded.
     pub free: u64,
@@ -150,7 +150,7 @@ impl Need {
         Ok(())
     }
 
-    /// Checks it against what the manifest allows one of so many instances, bytes.
+    /// Checks one of `instances` against the manifest's limit, `bytes_max`.
     ///
     /// # Errors
     /// The arithmetic of a refusal.

@@ -34,8 +34,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// What is said to whoever asks a thread that is gone.
 const ENDED: &str = "the device's thread has ended";
 
-/// A model in the hands of devices. All that they have of it is one hold on it, whatever of it a device that hangs never gives
-/// back: so it can be told what requests hold ([`Devices::let_go`](super::Devices::let_go)).
+/// A model as devices hold it: they share one `Arc` of it, so its count shows what requests hold even if a device hangs
+/// ([`Devices::let_go`](super::Devices::let_go)).
 pub(super) type Lent = Arc<Arc<Model>>;
 
 /// What comes by mail: between two batches.

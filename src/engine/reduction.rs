@@ -46,7 +46,7 @@ const TOP_MAX: usize = 32;
 const CLASSES_EACH: usize = 8;
 
 impl Best {
-    /// Items and classes of an output; `None` where it has not such a shape, or as it is it is little.
+    /// Items and classes; `None` if the shape is another, or too small to be worth reducing.
     pub(super) fn extents(&self, shape: &[usize]) -> Option<[usize; 2]> {
         let (&items, axes) = shape.split_first()?;
         let classes = *axes.iter().max()?;

@@ -270,9 +270,7 @@ impl Budget {
         budget.freed.notify_all();
         Ok(Share { budget: Arc::clone(budget), bytes })
     }
-}
 
-impl Budget {
     /// As [`Budget::take`] without waiting: none where it does not fit now, or others wait.
     fn try_take(budget: &Arc<Budget>, bytes: u64) -> Option<Share> {
         let mut state = budget.lock();

@@ -136,7 +136,7 @@ impl Uncounted {
 
     /// It has its reply: an answer, or a problem of this kind.
     pub(crate) fn ended(mut self, problem: Option<Kind>) {
-        self.count(outcome(problem));
+        self.count(problem.map_or(Outcome::Ok, |kind| kind.outcome));
     }
 
     fn count(&mut self, outcome: Outcome) {
@@ -153,8 +153,7 @@ impl Drop for Uncounted {
     }
 }
 
-/// How a reply ends that is made while it is sent, and whose head says nothing of that: in its extensions, and with whoever makes it.
-/// Where that one does not say it, the caller went away.
+/// How a streamed reply ended, set by whoever writes it; left unset, the caller went away.
 #[derive(Clone, Default)]
 pub(super) struct Ending(Arc<Mutex<Option<Uncounted>>>);
 
@@ -173,24 +172,5 @@ impl Ending {
 
     fn lock(&self) -> MutexGuard<'_, Option<Uncounted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Under which outcome the metrics count a reply. What callers alone can do otherwise is none of the server's failures: also to ask
-/// for a version that a model does not have, and to send too slowly.
-fn outcome(problem: Option<Kind>) -> Outcome {
-    match problem.map(|kind| kind.slug) {
-        None => Outcome::Ok,
-        Some("not-an-image") => Outcome::Decode,
-        Some("too-large" | "uri-too-long") => Outcome::TooLarge,
-        Some("queue-full") => Outcome::Full,
-        Some("draining") => Outcome::Draining,
-        Some("late") => Outcome::Late,
-        Some("cancelled") => Outcome::Cancelled,
-        Some("input-refused") => Outcome::Input,
-        Some("no-device") => Outcome::Device,
-        Some("internal" | "insufficient-storage") => Outcome::Internal,
-        Some("model-unavailable") => Outcome::Unavailable,
-        Some(_) => Outcome::BadRequest,
     }
 }

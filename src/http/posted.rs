@@ -81,7 +81,7 @@ fn find(form: &Form, body: &Bytes, parts_max: usize, charged: &mut Charged) -> R
     Ok(Posted { files, raw, listed, parameters })
 }
 
-/// Files that are decoded from a request's body: they count beside it, as long as one of them is there.
+/// Files decoded from a body, charged beside it until the last is dropped.
 pub(super) struct Charged {
     permit: Option<Arc<Permit>>,
     held: Option<Arc<Beside>>,

@@ -99,7 +99,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
                 accepted: "application/json",
             });
         }
-        // Who names nothing that the route has gets what it usually gives.
+        // An `Accept` that names none of the route's types gets JSON.
         None => Reply::Json,
     };
     let asked = Arc::new(asked);

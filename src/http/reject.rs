@@ -6,7 +6,10 @@
 
 pub mod manual;
 
-use crate::error::{InferError, seconds_up};
+use crate::{
+    error::{InferError, seconds_up},
+    telemetry::metrics::Outcome,
+};
 use axum::{
     body::Body,
     http::{HeaderValue, Response, StatusCode, header},
@@ -35,6 +38,9 @@ pub struct Kind {
     pub slug: &'static str,
     /// The reply's status.
     pub status: u16,
+    /// Under which outcome a model's metrics count it. What callers alone can do otherwise is none of the server's
+    /// failures: also to ask for a version that a model does not have, and to send too slowly.
+    pub outcome: Outcome,
     /// `title`: the same for all errors of a kind.
     pub title: &'static str,
 }
@@ -46,35 +52,43 @@ impl Kind {
     }
 }
 
-const fn kind(slug: &'static str, status: u16, title: &'static str) -> Kind {
-    Kind { slug, status, title }
+const fn kind(slug: &'static str, status: u16, outcome: Outcome, title: &'static str) -> Kind {
+    Kind { slug, status, outcome, title }
 }
 
-const BAD_REQUEST: Kind = kind("bad-request", 400, "the request is malformed");
-const NOT_AN_IMAGE: Kind = kind("not-an-image", 400, "the bytes are not an image we can decode");
-const INPUT_REFUSED: Kind = kind("input-refused", 400, "the model refused the input");
-const MODEL_NOT_READY: Kind = kind("model-not-ready", 400, "the model cannot be served now");
-const LOAD_FAILED: Kind = kind("load-failed", 400, "the model could not be loaded");
-const FORBIDDEN: Kind = kind("forbidden", 403, "the caller may not do this");
-const NOT_FOUND: Kind = kind("not-found", 404, "there is nothing at this path");
-const UNKNOWN_MODEL: Kind = kind("unknown-model", 404, "there is no such model or version");
-const METHOD: Kind = kind("method-not-allowed", 405, "the path does not take this method");
-const NOT_ACCEPTABLE: Kind = kind("not-acceptable", 406, "the answer has no form that is accepted");
-const SLOW_BODY: Kind = kind("slow-body", 408, "the body came too slowly");
-const TOO_LARGE: Kind = kind("too-large", 413, "the request is over a limit");
-const URI_TOO_LONG: Kind = kind("uri-too-long", 414, "the address is over a limit");
-const MEDIA: Kind = kind("unsupported-media", 415, "the content type or encoding is not supported");
-const FULL: Kind = kind("queue-full", 429, "a queue is full");
-const CANCELLED: Kind = kind("cancelled", 499, "the caller went away");
-const INTERNAL: Kind = kind("internal", 500, "the server is at fault");
-const NOT_OFFERED: Kind = kind("not-offered", 501, "the server does not do this");
-const UNAVAILABLE: Kind = kind("model-unavailable", 503, "the model cannot be served now");
-const DRAINING: Kind = kind("draining", 503, "the server is going away");
-const NO_DEVICE: Kind = kind("no-device", 503, "no device could run the request");
-const NOT_READY: Kind = kind("not-ready", 503, "the server is not ready");
-const NOT_LIVE: Kind = kind("not-live", 503, "the server must be restarted");
-const LATE: Kind = kind("late", 504, "the deadline passed or cannot be met");
-const NO_STORAGE: Kind = kind("insufficient-storage", 507, "the server has no room on its disk");
+const BAD_REQUEST: Kind = kind("bad-request", 400, Outcome::BadRequest, "the request is malformed");
+const NOT_AN_IMAGE: Kind =
+    kind("not-an-image", 400, Outcome::Decode, "the bytes are not an image we can decode");
+const INPUT_REFUSED: Kind = kind("input-refused", 400, Outcome::Input, "the model refused the input");
+const MODEL_NOT_READY: Kind =
+    kind("model-not-ready", 400, Outcome::Unavailable, "the model cannot be served now");
+const LOAD_FAILED: Kind = kind("load-failed", 400, Outcome::BadRequest, "the model could not be loaded");
+const FORBIDDEN: Kind = kind("forbidden", 403, Outcome::BadRequest, "the caller may not do this");
+const NOT_FOUND: Kind = kind("not-found", 404, Outcome::BadRequest, "there is nothing at this path");
+const UNKNOWN_MODEL: Kind =
+    kind("unknown-model", 404, Outcome::BadRequest, "there is no such model or version");
+const METHOD: Kind =
+    kind("method-not-allowed", 405, Outcome::BadRequest, "the path does not take this method");
+const NOT_ACCEPTABLE: Kind =
+    kind("not-acceptable", 406, Outcome::BadRequest, "the answer has no form that is accepted");
+const SLOW_BODY: Kind = kind("slow-body", 408, Outcome::BadRequest, "the body came too slowly");
+const TOO_LARGE: Kind = kind("too-large", 413, Outcome::TooLarge, "the request is over a limit");
+const URI_TOO_LONG: Kind = kind("uri-too-long", 414, Outcome::TooLarge, "the address is over a limit");
+const MEDIA: Kind =
+    kind("unsupported-media", 415, Outcome::BadRequest, "the content type or encoding is not supported");
+const FULL: Kind = kind("queue-full", 429, Outcome::Full, "a queue is full");
+const CANCELLED: Kind = kind("cancelled", 499, Outcome::Cancelled, "the caller went away");
+const INTERNAL: Kind = kind("internal", 500, Outcome::Internal, "the server is at fault");
+const NOT_OFFERED: Kind = kind("not-offered", 501, Outcome::BadRequest, "the server does not do this");
+const UNAVAILABLE: Kind =
+    kind("model-unavailable", 503, Outcome::Unavailable, "the model cannot be served now");
+const DRAINING: Kind = kind("draining", 503, Outcome::Draining, "the server is going away");
+const NO_DEVICE: Kind = kind("no-device", 503, Outcome::Device, "no device could run the request");
+const NOT_READY: Kind = kind("not-ready", 503, Outcome::Unavailable, "the server is not ready");
+const NOT_LIVE: Kind = kind("not-live", 503, Outcome::Unavailable, "the server must be restarted");
+const LATE: Kind = kind("late", 504, Outcome::Late, "the deadline passed or cannot be met");
+const NO_STORAGE: Kind =
+    kind("insufficient-storage", 507, Outcome::Internal, "the server has no room on its disk");
 
 /// All kinds, by status.
 pub const KINDS: [Kind; 25] = [

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// One request, from when the first of its jobs is queued until its reply is written. One of which nothing was queued is counted as
-/// little as one that could not be read; one that is dropped in between has lost its caller.
+/// One request, from when the first of its jobs is queued until its reply is written. A request that queued nothing is
+/// not counted; one dropped before its reply counts as cancelled.
 pub(crate) struct Tally {
     model: Arc<Model>,
     sum: Mutex<Sum>,

@@ -74,7 +74,7 @@ impl Look {
         look
     }
 
-    /// This look, and of what it could not read what the one before saw.
+    /// This look, with what it could not read taken from the look before.
     #[must_use]
     pub fn filled_from(mut self, mut before: Look) -> Look {
         if self.unread.is_some() {

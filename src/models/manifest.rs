@@ -158,7 +158,7 @@ pub struct Manifest {
     pub file: Option<String>,
     /// File name of the labels in the model's folder.
     pub labels: Option<String>,
-    /// Of requests that do not say; 0 is the most urgent, 3 the least.
+    /// Of requests that do not say; 0 is the most urgent, `queue.priorities - 1` the least.
     pub priority: u8,
     /// Deadline of requests that do not say.
     pub timeout: Option<Duration>,
@@ -271,6 +271,12 @@ impl BatchLimits {
     pub fn is_said(&self) -> bool {
         self.no_axis.is_some() || self.items_max.is_some() || self.sizes.is_some()
     }
+
+    /// Items of the largest batch, for models that take any.
+    pub fn largest(&self) -> usize {
+        let listed = self.sizes.as_ref().and_then(|sizes| sizes.last().copied());
+        listed.or(self.items_max).unwrap_or(BATCH_ITEMS_MAX)
+    }
 }
 
 /// `[placement]`.
@@ -288,6 +294,13 @@ pub struct Placing {
     pub exclusive: bool,
 }
 
+impl Placing {
+    /// Whether the CPU may have no part in it.
+    pub fn forbids_cpu(&self) -> bool {
+        self.fallback == Some(Fallback::Never)
+    }
+}
+
 /// `placement.fallback`: what serves a model while none of its devices can.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
@@ -303,21 +316,6 @@ impl Fallback {
     /// With their names in manifests.
     pub const ALL: [(&str, Fallback); 3] =
         [("cpu", Fallback::Cpu), ("other-gpu", Fallback::OtherGpu), ("never", Fallback::Never)];
-}
-
-impl BatchLimits {
-    /// Items of the largest batch, for models that take any.
-    pub fn largest(&self) -> usize {
-        let listed = self.sizes.as_ref().and_then(|sizes| sizes.last().copied());
-        listed.or(self.items_max).unwrap_or(BATCH_ITEMS_MAX)
-    }
-}
-
-impl Placing {
-    /// Whether the CPU may have no part in it.
-    pub fn forbids_cpu(&self) -> bool {
-        self.fallback == Some(Fallback::Never)
-    }
 }
 
 /// Every mistake of a manifest, each with its line, its key and what is allowed.

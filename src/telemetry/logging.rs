@@ -84,15 +84,6 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Opens the file of a model of the catalog; nothing where there is no folder for them. Events with a field
-    /// `model` of that name, or in a span with one, go there as well.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn add_model(&self, name: &str) -> Result<(), LogError> {
-        self.models().add_model(name)
-    }
-
     /// Adds files for models that come later, for as long as there is a log.
     pub fn models(&self) -> ModelLogs {
         ModelLogs { files: self.files.as_ref().map(Arc::downgrade) }
@@ -119,7 +110,8 @@ pub struct ModelLogs {
 }
 
 impl ModelLogs {
-    /// Has the events of a model written to a file, if there are such files.
+    /// Opens the file of a model; nothing where there is no folder for them. Events with a field `model` of that name,
+    /// or in a span with one, go there as well.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -400,9 +392,9 @@ mod tests {
     fn events_of_a_model_go_to_its_file_as_well() {
         let folder = tempfile::tempdir().expect("a folder");
         let text = log(Format::Json, "info", Some(folder.path()), |logging| {
-            logging.add_model("digits").expect("a file");
-            logging.add_model("boxes").expect("a file");
-            logging.add_model("digits").expect("again is no mistake");
+            logging.models().add_model("digits").expect("a file");
+            logging.models().add_model("boxes").expect("a file");
+            logging.models().add_model("digits").expect("again is no mistake");
             info!(model = "digits", "by field");
             info!(model = %"digits", "shown");
             info_span!("request", model = "digits").in_scope(|| {

@@ -5,9 +5,9 @@
 
 use super::{
     host::Load,
-    statistics::{Failure, Snapshot},
+    statistics::{Failure, Snapshot, Sum},
 };
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 
 /// One loaded version of a model.
 #[derive(Debug)]
@@ -21,62 +21,6 @@ pub struct Version<'a> {
     /// Requests of which something waits.
     pub pending: usize,
 }
-
-/// Name, type, labels, meaning.
-type Row = (&'static str, &'static str, &'static str, &'static str);
-
-/// All of them, in the order in which they are written.
-pub(super) const ROWS: [Row; 14] = [
-    ("nv_inference_request_success", "counter", "model version", "Requests that were answered."),
-    ("nv_inference_request_failure", "counter", "model reason version", "Requests that were not."),
-    ("nv_inference_count", "counter", "model version", "Items that were run."),
-    ("nv_inference_exec_count", "counter", "model version", "Batches that were run."),
-    (
-        "nv_inference_request_duration_us",
-        "counter",
-        "model version",
-        "From the queue to the reply, all answered requests together, in microseconds.",
-    ),
-    ("nv_inference_queue_duration_us", "counter", "model version", "Of these, waiting for a device."),
-    (
-        "nv_inference_compute_input_duration_us",
-        "counter",
-        "model version",
-        "Of these, putting batches together.",
-    ),
-    ("nv_inference_compute_infer_duration_us", "counter", "model version", "Of these, running batches."),
-    ("nv_inference_compute_output_duration_us", "counter", "model version", "Of these, writing replies."),
-    ("nv_inference_pending_request_count", "gauge", "model version", "Requests of which something waits."),
-    ("nv_model_load_duration_secs", "gauge", "model version", "How long it took to load the model."),
-    (
-        "nv_cpu_utilization",
-        "gauge",
-        "",
-        "Part of the processors' time that was in use since the last scrape.",
-    ),
-    ("nv_cpu_memory_total_bytes", "gauge", "", "Memory of the machine."),
-    ("nv_cpu_memory_used_bytes", "gauge", "", "Memory of the machine that is in use."),
-];
-
-/// Those of GPUs, likewise; left out where there is none.
-pub(super) const GPU_ROWS: [Row; 6] = [
-    (
-        "nv_gpu_utilization",
-        "gauge",
-        "gpu_uuid",
-        "Part of a GPU's time in which a kernel of anybody ran, 0 to 1.",
-    ),
-    ("nv_gpu_memory_total_bytes", "gauge", "gpu_uuid", "Memory of a GPU."),
-    ("nv_gpu_memory_used_bytes", "gauge", "gpu_uuid", "Memory of a GPU that is not free."),
-    ("nv_gpu_power_usage", "gauge", "gpu_uuid", "Power that a GPU draws, in watts."),
-    ("nv_gpu_power_limit", "gauge", "gpu_uuid", "Power that its driver holds a GPU to, in watts."),
-    (
-        "nv_energy_consumption",
-        "counter",
-        "gpu_uuid",
-        "Energy that a GPU took since its driver was loaded, in joules.",
-    ),
-];
 
 /// A GPU; what is not told has no line.
 #[derive(Debug, Clone, Copy)]
@@ -97,78 +41,174 @@ pub struct Gpu<'a> {
     pub energy_j: Option<f64>,
 }
 
+/// One metric.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) kind: &'static str,
+    of: Of,
+    pub(super) help: &'static str,
+}
+
+/// What it is of, and what it says of that. A number is written as it is up to 2^53.
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    Version(fn(&Version<'_>) -> f64),
+    /// A version's failures, by reason.
+    Failures,
+    /// Left out where the machine does not tell.
+    Host(fn(&Load) -> f64),
+    /// Left out where there is none; what one does not tell has no line.
+    Gpu(fn(&Gpu<'_>) -> Option<f64>),
+}
+
+impl Row {
+    /// Its labels, separated by spaces.
+    pub(super) fn labels(self) -> &'static str {
+        match self.of {
+            Of::Version(_) => "model version",
+            Of::Failures => "model reason version",
+            Of::Host(_) => "",
+            Of::Gpu(_) => "gpu_uuid",
+        }
+    }
+}
+
+const fn counter(name: &'static str, of: Of, help: &'static str) -> Row {
+    Row { name, kind: "counter", of, help }
+}
+
+const fn gauge(name: &'static str, of: Of, help: &'static str) -> Row {
+    Row { name, kind: "gauge", of, help }
+}
+
+/// All of them, in the order in which they are written.
+pub(super) const ROWS: [Row; 20] = [
+    counter(
+        "nv_inference_request_success",
+        Of::Version(|v| v.counts.success.count as f64),
+        "Requests that were answered.",
+    ),
+    counter("nv_inference_request_failure", Of::Failures, "Requests that were not."),
+    counter("nv_inference_count", Of::Version(|v| v.counts.items as f64), "Items that were run."),
+    counter("nv_inference_exec_count", Of::Version(|v| v.counts.executions as f64), "Batches that were run."),
+    counter(
+        "nv_inference_request_duration_us",
+        Of::Version(|v| us(v.counts.success)),
+        "From the queue to the reply, all answered requests together, in microseconds.",
+    ),
+    counter(
+        "nv_inference_queue_duration_us",
+        Of::Version(|v| us(v.counts.queue)),
+        "Of these, waiting for a device.",
+    ),
+    counter(
+        "nv_inference_compute_input_duration_us",
+        Of::Version(|v| us(v.counts.input)),
+        "Of these, putting batches together.",
+    ),
+    counter(
+        "nv_inference_compute_infer_duration_us",
+        Of::Version(|v| us(v.counts.infer)),
+        "Of these, running batches.",
+    ),
+    counter(
+        "nv_inference_compute_output_duration_us",
+        Of::Version(|v| us(v.counts.output)),
+        "Of these, writing replies.",
+    ),
+    gauge(
+        "nv_inference_pending_request_count",
+        Of::Version(|v| v.pending as f64),
+        "Requests of which something waits.",
+    ),
+    gauge(
+        "nv_model_load_duration_secs",
+        Of::Version(|v| v.counts.load.as_secs_f64()),
+        "How long it took to load the model.",
+    ),
+    gauge(
+        "nv_cpu_utilization",
+        Of::Host(|host| host.utilization),
+        "Part of the processors' time that was in use since the last scrape.",
+    ),
+    gauge("nv_cpu_memory_total_bytes", Of::Host(|host| host.memory_bytes as f64), "Memory of the machine."),
+    gauge(
+        "nv_cpu_memory_used_bytes",
+        Of::Host(|host| host.memory_used_bytes as f64),
+        "Memory of the machine that is in use.",
+    ),
+    gauge(
+        "nv_gpu_utilization",
+        Of::Gpu(|gpu| gpu.utilization),
+        "Part of a GPU's time in which a kernel of anybody ran, 0 to 1.",
+    ),
+    gauge(
+        "nv_gpu_memory_total_bytes",
+        Of::Gpu(|gpu| gpu.memory_bytes.map(|bytes| bytes as f64)),
+        "Memory of a GPU.",
+    ),
+    gauge(
+        "nv_gpu_memory_used_bytes",
+        Of::Gpu(|gpu| gpu.memory_used_bytes.map(|bytes| bytes as f64)),
+        "Memory of a GPU that is not free.",
+    ),
+    gauge("nv_gpu_power_usage", Of::Gpu(|gpu| gpu.power_w), "Power that a GPU draws, in watts."),
+    gauge(
+        "nv_gpu_power_limit",
+        Of::Gpu(|gpu| gpu.power_limit_w),
+        "Power that its driver holds a GPU to, in watts.",
+    ),
+    counter(
+        "nv_energy_consumption",
+        Of::Gpu(|gpu| gpu.energy_j),
+        "Energy that a GPU took since its driver was loaded, in joules.",
+    ),
+];
+
+/// Microseconds.
+fn us(sum: Sum) -> f64 {
+    (sum.ns / 1000) as f64
+}
+
 /// Appends the metrics in Prometheus' text format.
 pub fn write(out: &mut String, versions: &[Version<'_>], host: Option<Load>, gpus: &[Gpu<'_>]) {
-    write_all(out, versions, host);
-    for (name, kind, _, help) in GPU_ROWS {
-        if gpus.is_empty() {
-            return;
+    for Row { name, kind, of, help } in ROWS {
+        match of {
+            Of::Host(_) if host.is_none() => continue,
+            Of::Gpu(_) if gpus.is_empty() => continue,
+            _ => _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}"),
         }
-        head(out, name, kind, help);
-        for gpu in gpus {
-            let value: Option<&dyn Display> = match name {
-                "nv_gpu_utilization" => gpu.utilization.as_ref().map(|value| value as _),
-                "nv_gpu_memory_total_bytes" => gpu.memory_bytes.as_ref().map(|value| value as _),
-                "nv_gpu_memory_used_bytes" => gpu.memory_used_bytes.as_ref().map(|value| value as _),
-                "nv_gpu_power_usage" => gpu.power_w.as_ref().map(|value| value as _),
-                "nv_gpu_power_limit" => gpu.power_limit_w.as_ref().map(|value| value as _),
-                _ => gpu.energy_j.as_ref().map(|value| value as _),
-            };
-            if let Some(value) = value {
-                line(out, name, format_args!("{{gpu_uuid=\"{}\"}}", gpu.uuid), value);
+        match of {
+            Of::Version(value) => {
+                for version in versions {
+                    let Version { model, version: number, .. } = version;
+                    let labels = format_args!("{{model=\"{model}\",version=\"{number}\"}}");
+                    line(out, name, labels, value(version));
+                }
+            }
+            Of::Failures => {
+                for Version { model, version, counts, .. } in versions {
+                    for (failure, sum) in Failure::ALL.iter().zip(&counts.failures) {
+                        let reason = failure.name();
+                        let labels =
+                            format_args!("{{model=\"{model}\",reason=\"{reason}\",version=\"{version}\"}}");
+                        line(out, name, labels, sum.count as f64);
+                    }
+                }
+            }
+            Of::Host(value) => host.iter().for_each(|host| line(out, name, format_args!(""), value(host))),
+            Of::Gpu(value) => {
+                for (gpu, value) in gpus.iter().filter_map(|gpu| Some((gpu, value(gpu)?))) {
+                    line(out, name, format_args!("{{gpu_uuid=\"{}\"}}", gpu.uuid), value);
+                }
             }
         }
     }
 }
 
-fn write_all(out: &mut String, versions: &[Version<'_>], host: Option<Load>) {
-    for (name, kind, labels, help) in ROWS {
-        if labels.is_empty() {
-            let Some(host) = host else { continue };
-            let value: &dyn Display = match name {
-                "nv_cpu_utilization" => &host.utilization,
-                "nv_cpu_memory_total_bytes" => &host.memory_bytes,
-                _ => &host.memory_used_bytes,
-            };
-            head(out, name, kind, help);
-            line(out, name, format_args!(""), value);
-            continue;
-        }
-        head(out, name, kind, help);
-        for Version { model, version, counts, pending } in versions {
-            let labels = format_args!("{{model=\"{model}\",version=\"{version}\"}}");
-            let value: &dyn Display = match name {
-                "nv_inference_request_failure" => {
-                    for (failure, sum) in Failure::ALL.iter().zip(&counts.failures) {
-                        let reason = failure.name();
-                        let labels =
-                            format_args!("{{model=\"{model}\",reason=\"{reason}\",version=\"{version}\"}}");
-                        line(out, name, labels, &sum.count);
-                    }
-                    continue;
-                }
-                "nv_inference_request_success" => &counts.success.count,
-                "nv_inference_count" => &counts.items,
-                "nv_inference_exec_count" => &counts.executions,
-                "nv_inference_request_duration_us" => &(counts.success.ns / 1000),
-                "nv_inference_queue_duration_us" => &(counts.queue.ns / 1000),
-                "nv_inference_compute_input_duration_us" => &(counts.input.ns / 1000),
-                "nv_inference_compute_infer_duration_us" => &(counts.infer.ns / 1000),
-                "nv_inference_compute_output_duration_us" => &(counts.output.ns / 1000),
-                "nv_inference_pending_request_count" => pending,
-                _ => &counts.load.as_secs_f64(),
-            };
-            line(out, name, labels, value);
-        }
-    }
-}
-
-fn head(out: &mut String, name: &str, kind: &str, help: &str) {
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-}
-
 /// Names of models hold nothing that a label would have to escape. `Display` writes numbers without an exponent.
-fn line(out: &mut String, name: &str, labels: std::fmt::Arguments<'_>, value: &dyn Display) {
+fn line(out: &mut String, name: &str, labels: std::fmt::Arguments<'_>, value: f64) {
     let _ = writeln!(out, "{name}{labels} {value}");
 }
 
@@ -232,9 +272,10 @@ mod tests {
     #[test]
     fn every_name_has_its_lines_and_a_machine_that_tells_nothing_has_none() {
         let out = written(None);
-        for (name, _, labels, _) in ROWS {
-            let there = out.lines().any(|line| line.starts_with(name));
-            assert_eq!(there, !labels.is_empty(), "{name}\n{out}");
+        for row in ROWS {
+            let there = out.lines().any(|line| line.starts_with(row.name));
+            let told = !matches!(row.of, Of::Host(_)) && row.name != "nv_gpu_memory_used_bytes";
+            assert_eq!(there, told, "{row:?}\n{out}");
         }
     }
 }

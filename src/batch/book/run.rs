@@ -69,7 +69,7 @@ impl Book {
         }
         let idle = || {
             let running: usize = self.models.values().map(|model| model.running).sum();
-            let waits = self.shares.waiting().any(|key| self.roster.serves(worker, key));
+            let waits = self.shares.waiting().any(|key| self.roster.may_serve(worker, key));
             running == self.roster.running(worker) && !waits
         };
         match until {

@@ -74,10 +74,10 @@ impl Model {
 }
 
 impl Book {
-    /// Of the models that something waits for those of which a worker may run some of it.
+    /// Models with waiting work that this worker may run at least in part.
     pub(super) fn open_to(&self, worker: WorkerKey, device: DeviceKey) -> Vec<ModelKey> {
         let open = |key: &ModelKey| {
-            self.roster.serves(worker, *key)
+            self.roster.may_serve(worker, *key)
                 && self.models.get(key).is_some_and(|model| {
                     let pool = Pool::of(&self.roster, *key, model);
                     model.lanes.any(&|avoid| pool.admits(device, avoid))
@@ -136,7 +136,7 @@ impl Book {
                 continue;
             };
             let admits: Admits<'_> = &|avoid| pool.admits(device, avoid);
-            let head = model.lanes.head(admits).filter(|_| self.roster.serves(*worker, key));
+            let head = model.lanes.head(admits).filter(|_| self.roster.may_serve(*worker, key));
             let Some((head, shape)) = head else {
                 continue;
             };

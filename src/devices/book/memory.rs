@@ -24,8 +24,8 @@ impl Book {
         held
     }
 
-    /// Bytes that the models of a device need there, and what is beside them. One that was measured to take more than there is
-    /// of it, `total`, does not count: it is not loaded.
+    /// Bytes that the models of a device need there, and what is beside them. A model measured to take more than the
+    /// whole device, `total`, does not count: it is not loaded.
     pub(in crate::devices) fn required(&self, index: usize, gpu: &str, total: u64) -> u64 {
         let state = self.lock();
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));

@@ -86,7 +86,7 @@ impl Book {
         faults
     }
 
-    /// Those that a hold on a device may have now; what had no room there a moment ago is not meant.
+    /// The waiting models to try now on a hold on a device, without those that had no room there a moment ago.
     pub(in crate::devices) fn who_waits(
         &self,
         index: usize,

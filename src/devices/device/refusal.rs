@@ -13,9 +13,9 @@ pub(in crate::devices) enum Refusal {
     Room(String),
     /// A model's files are not what they were when it was loaded, or cannot be read; another time they may be.
     Files(String),
-    /// It would have no room if nobody else were there, or more than it is allowed.
+    /// It would not fit even if nobody else were there, or takes more than its manifest allows.
     TooLarge(String),
-    /// It could not be taken for what this process has run on a GPU before. Another process may have it.
+    /// This process cannot take the GPU because of what it ran on one before; a new process can.
     Poisoned(String),
     /// Anything else.
     Failed(String),
@@ -26,7 +26,7 @@ pub(in crate::devices) enum Refusal {
 pub(in crate::devices) enum Again {
     /// Ever more rarely, as long as the device is held.
     Always,
-    /// Likewise, but only a few times: the failure may have been one for once, and each try costs others time.
+    /// Likewise, but only a few times: the failure may not come again, but each try costs others time.
     AFewTimes,
     /// Not as long as the device is held: it will be no different.
     Never,

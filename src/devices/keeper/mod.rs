@@ -135,7 +135,7 @@ impl Keepers {
         self.changed.notify_all();
     }
 
-    /// Says how a GPU stands. How long there has been none though some are waited for, if that is so.
+    /// Notes how a GPU stands; returns how long none has been there while some are waited for.
     fn away(&self, index: usize, standing: Standing, now: Instant) -> Option<Duration> {
         self.lock().away.note(index, standing, now)
     }

@@ -215,7 +215,7 @@ impl Opening {
             let device = &*gpu.uuid;
             let inboxes = || happenings.lock().unwrap_or_else(PoisonError::into_inner);
             if !inboxes().keep(gpu) {
-                // Nothing follows here, and whoever uses it may meet one after the other.
+                // No keeper reacts, and whoever uses that GPU may cause many: debug only.
                 tracing::debug!(
                     device,
                     ?happening,

@@ -27,7 +27,7 @@ type Measured = BTreeMap<String, BTreeMap<String, u64>>;
 #[derive(Debug, Default)]
 pub struct Learned {
     measured: Measured,
-    /// More than what counts, measured once.
+    /// Measurements above what counts, seen once: of two in a row, the lesser counts.
     doubted: Measured,
     file: Option<PathBuf>,
 }
@@ -88,7 +88,8 @@ impl Learned {
         self.note(gpu, name, counts);
     }
 
-    /// Takes note that these models took no more together, by a count that others are not in: each as much less as the others.
+    /// Notes that these models together took at most `bytes`, counted without other processes: each is lowered by the
+    /// same factor.
     pub fn at_most(&mut self, gpu: &str, names: &[String], bytes: u64) {
         let measured = |name: &String| Some((name.clone(), self.measured(gpu, name)?));
         let models: Vec<(String, u64)> = names.iter().filter_map(measured).collect();
@@ -116,7 +117,7 @@ impl Learned {
             && let Err(error) = write(file, &self.measured)
         {
             tracing::warn!(file = %file.display(), %error, "what models need of a GPU cannot be kept; it is measured anew");
-            // Said once: it will not be otherwise the next time.
+            // Said once, and not tried again: the next write would fail alike.
             self.file = None;
         }
     }

@@ -80,7 +80,7 @@ pub fn needed(required: u64, headroom: u64) -> u64 {
     ((required as f64 * MEMORY_FACTOR) as u64).max(required.saturating_add(headroom))
 }
 
-/// Whether a GPU is left to others, of which so many bytes must be free.
+/// Why a GPU is left to others, if it is: `needed` bytes of it must be free.
 pub fn contended(seen: &Seen, needed: u64) -> Option<Contention> {
     match seen {
         Seen { others: false, .. } => None,
@@ -131,8 +131,8 @@ impl Lease {
         }
     }
 
-    /// What to do, by the last look: `None` where nothing can be known of others; so many bytes must be free. For a GPU that is
-    /// not held.
+    /// What to do about a GPU that is not held. `seen`: the last look, `None` where nothing can be known of others;
+    /// `needed`: bytes that must be free.
     pub fn look(&mut self, now: Instant, seen: Option<&Seen>, needed: u64) -> Step {
         if let Some(until) = self.not_before.filter(|until| now < *until) {
             return Step::Pausing(until);

@@ -31,7 +31,8 @@ pub struct Ticket {
 }
 
 impl Turns {
-    /// Tickets in `folder`, which is made if it is not there; in none where it cannot be had, which is said once.
+    /// Tickets in `folder`, which is made if needed. Where it cannot be used there are no tickets, and the log says so
+    /// once.
     pub fn new(folder: Option<&Path>) -> Turns {
         let made = folder.map(|folder| make(folder).map(|()| folder.to_owned()));
         let folder = made.and_then(|made| {
@@ -113,8 +114,8 @@ fn make(folder: &Path) -> io::Result<()> {
         // For servers of all users; each may remove its own only.
         fs::set_permissions(folder, fs::Permissions::from_mode(0o1777))?;
     }
-    // Whether files can be made and locked there: not every file system has locks. Servers in containers have the same number, and
-    // one that is killed here leaves its file: another's is no word on the folder.
+    // Tries to make and lock a file there: not every file system has locks. Servers in containers may have the same
+    // process id, and one that is killed here leaves its file: the time keeps names apart.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let probe = folder.join(format!("probe.{}.{now}{NEW}", std::process::id()));
     let made = OpenOptions::new().write(true).create_new(true).open(&probe);
@@ -142,7 +143,7 @@ fn locked(path: &Path) -> io::Result<File> {
     placed.map(|()| file)
 }
 
-/// A file of whoever else may write into the folder: neither a link, nor a pipe that is waited for.
+/// Opens a file that anybody may have put there: follows no link, and does not wait for the other end of a pipe.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
 }

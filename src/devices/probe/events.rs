@@ -109,7 +109,7 @@ fn watch(nvml: &Nvml, ended: &AtomicBool, tell: &impl Fn(&GpuId, Happening)) {
     let mut lost: Vec<bool> = vec![false; gpus.len()];
     let mut deaf: Vec<bool> = vec![false; gpus.len()];
     while !ended.load(Ordering::Relaxed) {
-        // A set with a lost GPU in it gives nothing but that loss, so there is one of those that answer.
+        // A set with a lost GPU reports only that loss, so only GPUs that answer are in it.
         let Some(set) = listening(nvml, &gpus, &lost, &mut deaf) else {
             thread::park_timeout(PAUSE);
             find_lost(nvml, &gpus, &mut lost, tell);

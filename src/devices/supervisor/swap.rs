@@ -38,7 +38,7 @@ impl Devices {
         let mut refused = false;
         let is_some_there = found.iter().any(|found| !found.only_named);
         let before = self.parts.catalog.list();
-        // All of them: one that waits for its turn is as little unknown as one that is being loaded.
+        // All versions show as loading at once, also those that wait for their turn.
         for found in found.iter().filter(|found| self.serving(name, Some(&found.version)).is_empty()) {
             self.publish(found, State::Loading);
         }

@@ -9,8 +9,8 @@ use crate::{
     image::{Color, DataType, Layout, Placement, Preprocess, Region, Resize},
 };
 
-/// The kernels in `kernels/generated/preprocess.ptx`. Each makes the images of a batch that are its own: any ones, or plain ones, which
-/// have bytes, of one channel or of three.
+/// The kernels in `kernels/generated/preprocess.ptx`: `preprocess` takes any image of a batch, `preprocess_plain` 8-bit
+/// ones of one or three channels.
 pub const KERNELS: [&str; 2] = ["preprocess", "preprocess_plain"];
 
 /// Threads of a block along x and y.

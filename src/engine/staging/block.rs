@@ -227,7 +227,7 @@ impl Blocks {
 
     /// So many bytes, aligned to 64. Their content is whatever their last user left.
     pub fn lend(&self, bytes: usize) -> Lent {
-        // What comes and goes for nothing is not kept, so that all of its users have their part of it.
+        // Landing memory costs nothing to take and return: it is not kept, so every user gets a share.
         if let Memory::Landing(region, _) = &self.store.memory
             && let Some(block) = Block::shared(bytes, region)
         {

@@ -254,12 +254,12 @@ pub fn errors_md() -> String {
          beyond 64 KiB) is refused before any of this: 400, 414 or 431 with an empty body, and the connection ends.\n\n\
          | kind | status | title |\n|---|---|---|\n"
     );
-    for Kind { slug, status, title } in KINDS {
+    for Kind { slug, status, title, .. } in KINDS {
         let _ = writeln!(out, "| [`{slug}`](#{slug}) | {status} | {title} |");
     }
     for kind in KINDS {
         let Entry { meaning, remedy, example } = explain(kind);
-        let Kind { slug, status, title } = kind;
+        let Kind { slug, status, title, .. } = kind;
         let _ =
             write!(out, "\n## {slug}\n\n**{status}**: {title}.\n\n{meaning}\n\n**What to do:** {remedy}\n");
         if let Some(example) = example {

@@ -112,7 +112,7 @@ impl Description {
     pub(super) fn frames(&self, width: u32, height: u32) -> (Option<u64>, Option<Dimensions>) {
         let ome = self.ome.as_ref().filter(|ome| ome.images <= 1).and_then(|ome| ome.dimensions);
         let image_j = self.image_j.as_ref().map(|image_j| image_j.dimensions);
-        // One by the word of these is often one of many that were written one by one.
+        // A count of 1 is ignored: writers that append frame by frame often say 1.
         let told = || self.contiguous_frames(width, height).filter(|frames| *frames > 1);
         let frames = ome.map(Dimensions::planes).or_else(told);
         (frames, ome.or(image_j))

@@ -90,7 +90,7 @@ impl Array {
     /// Reads the header of a file.
     ///
     /// # Errors
-    /// What is wrong with it, and what NumPy makes of it that is not.
+    /// A malformed file, or an array that NumPy writes and we do not read.
     pub fn of(file: &[u8]) -> Result<Array, String> {
         if !file.starts_with(MAGIC) {
             return Err("it does not begin as .npy files do".to_owned());

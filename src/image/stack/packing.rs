@@ -93,7 +93,8 @@ fn inflate(packed: &[u8], into: &mut [u8]) -> Result<usize, String> {
     }
 }
 
-/// Ends with `into`, as the others do. Of a frame that goes on beyond it, no more memory is touched than was written.
+/// Stops when `into` is full, as the others do, even if the frame goes on: it touches no memory beyond what it has
+/// written.
 fn unzstd(packed: &[u8], into: &mut [u8]) -> io::Result<usize> {
     let mut stream = zstd::stream::raw::Decoder::new()?;
     let (mut from, mut to) = (InBuffer::around(packed), OutBuffer::around(into));

@@ -7,7 +7,7 @@ use super::{
     store::{Presence, Store},
 };
 
-/// A strip whose packed data are more than twice as large as its samples, and these many bytes, is read no further.
+/// Of a strip's packed data, no more is read than twice the size of its samples and these many bytes.
 const PACKED_SLACK_BYTES: u64 = 64 << 10;
 
 /// What all frames of a stack share.
@@ -145,7 +145,7 @@ pub(super) struct Canvas {
     f32s: Vec<f32>,
     /// Samples that are gathered at once, if any are.
     gathers: Option<usize>,
-    /// Of these, those of pages that are filled. What is behind them is of one that is not.
+    /// Samples of pages that are filled; any behind them belong to a page that is being filled.
     done: usize,
     raw: Vec<u8>,
     packed: Vec<u8>,
@@ -290,7 +290,7 @@ impl Page {
         canvas: &mut Canvas,
     ) -> Result<Result<(), String>, StackError> {
         let Canvas { u16s, f32s, raw, packed, .. } = canvas;
-        // Its own are the last.
+        // Before the samples of this page, which are the last.
         let kept = (if self.layout.sample.is_u16() { u16s.len() } else { f32s.len() }) - self.samples();
         let (width, sample) = (self.layout.width as usize, self.layout.sample);
         let (chunk_width, size) = (self.chunk.0 as usize, sample.bytes());

@@ -12,7 +12,7 @@ const SHAPE: &str =
 /// How an output is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Reading {
-    channels_first: bool,
+    orientation: Orientation,
     objectness: bool,
 }
 
@@ -40,11 +40,7 @@ impl Detect {
                 }
                 self.orientation = known;
                 let reading = self.reading(&output.name, &output.shape, axes, labels)?;
-                self.orientation = Some(if reading.channels_first {
-                    Orientation::ChannelsFirst
-                } else {
-                    Orientation::ChannelsLast
-                });
+                self.orientation = Some(reading.orientation);
                 self.objectness = Some(reading.objectness);
             } else if self.objectness.is_none() && labels.is_empty() {
                 return Err(unknown_objectness(&output.name));
@@ -63,14 +59,11 @@ impl Detect {
         };
         let reading = self.reading(output.name, &shape, [a, b], labels)?;
         let numbers = output.numbers()?;
-        let (channels, anchors) = if reading.channels_first { (a, b) } else { (b, a) };
-        let at = |channel: usize, anchor: usize| {
-            if reading.channels_first {
-                numbers[channel * anchors + anchor]
-            } else {
-                numbers[anchor * channels + channel]
-            }
+        let (channels, anchors, steps) = match reading.orientation {
+            Orientation::ChannelsFirst => (a, b, [b, 1]),
+            Orientation::ChannelsLast => (b, a, [1, b]),
         };
+        let at = |channel: usize, anchor: usize| numbers[channel * steps[0] + anchor * steps[1]];
         let first_score = 4 + usize::from(reading.objectness);
         let mut found = Vec::new();
         for anchor in 0..anchors {
@@ -108,13 +101,14 @@ impl Detect {
             Some(objectness) => fits(channels, objectness),
             None => fits(channels, false) || fits(channels, true),
         };
-        let channels_first = match self.orientation {
-            Some(orientation) => orientation == Orientation::ChannelsFirst,
+        let orientation = match self.orientation {
+            Some(orientation) => orientation,
             None => match (fits_either(axes[0]), fits_either(axes[1])) {
-                (true, false) => true,
-                (false, true) => false,
+                (true, false) => Orientation::ChannelsFirst,
+                (false, true) => Orientation::ChannelsLast,
                 // A model has many more anchors than classes.
-                (true, true) if labels.is_empty() && axes[0] != axes[1] => axes[0] < axes[1],
+                (true, true) if labels.is_empty() && axes[0] < axes[1] => Orientation::ChannelsFirst,
+                (true, true) if labels.is_empty() && axes[0] > axes[1] => Orientation::ChannelsLast,
                 (true, true) => {
                     return Err(format!(
                         "output {name:?} of shape {} can be read both ways: set detect.orientation",
@@ -124,7 +118,10 @@ impl Detect {
                 (false, false) => return Err(self.misfit(name, shape, axes, labels)),
             },
         };
-        let channels = axes[usize::from(!channels_first)];
+        let channels = match orientation {
+            Orientation::ChannelsFirst => axes[0],
+            Orientation::ChannelsLast => axes[1],
+        };
         if !fits_either(channels) {
             return Err(self.misfit(name, shape, axes, labels));
         }
@@ -132,7 +129,7 @@ impl Detect {
             Some(objectness) => objectness,
             None if labels.is_empty() => return Err(unknown_objectness(name)),
             // Models with an objectness have their channels last; oriented boxes, with an angle as the last channel, first.
-            None if channels_first && fits(channels, true) => {
+            None if orientation == Orientation::ChannelsFirst && fits(channels, true) => {
                 return Err(format!(
                     "output {name:?} of shape {} has one channel more than 4 + {} for the labels: set detect.objectness = true \
                      if the fifth is one; oriented boxes (OBB), whose last is an angle, are served with task = \"tensors\"",
@@ -150,7 +147,7 @@ impl Detect {
                 show(shape)
             ));
         }
-        Ok(Reading { channels_first, objectness })
+        Ok(Reading { orientation, objectness })
     }
 
     fn misfit(&self, name: &str, shape: &[Dim], axes: [usize; 2], labels: &Labels) -> String {

@@ -114,8 +114,7 @@ pub struct Settings {
     camera: Option<Arc<Camera>>,
     least: Least,
     radius_px: usize,
-    /// Spots whose box would leave the frame are left out, instead of moving the box.
-    drop_at_border: bool,
+    border: Border,
     spots_max: usize,
     /// What a request said that is of frames alone.
     of_frames: Vec<&'static str>,
@@ -149,7 +148,7 @@ impl Default for Settings {
             camera: None,
             least: Least::Noise(5.0),
             radius_px: 2,
-            drop_at_border: false,
+            border: Border::Shift,
             spots_max: 10_000,
             of_frames: Vec::new(),
         }
@@ -215,9 +214,9 @@ impl Settings {
                 self.radius_px = radius.ok_or_else(|| wrong(&range))?;
             }
             "border" => {
-                self.drop_at_border = match value {
-                    "shift" => false,
-                    "drop" => true,
+                self.border = match value {
+                    "shift" => Border::Shift,
+                    "drop" => Border::Drop,
                     _ => return Err(wrong(&"shift or drop")),
                 }
             }
@@ -373,12 +372,7 @@ impl Settings {
             Least::Noise(multiple) => contrast(Threshold::Noise(multiple)),
             Least::Gradient(minimum) => Method::NetGradient { minimum },
         };
-        FinderOptions {
-            method,
-            box_side: self.box_px,
-            border: if self.drop_at_border { Border::Drop } else { Border::Shift },
-            spots_max: self.spots_max,
-        }
+        FinderOptions { method, box_side: self.box_px, border: self.border, spots_max: self.spots_max }
     }
 
     /// What the results are about. `found` says that spots were looked for.

@@ -112,8 +112,8 @@ impl Stager {
         }
     }
 
-    /// Leaves it to the engine to look for spots: chunks of frames are whole ones, but for frames larger than any camera's. They
-    /// are gathered in this memory, as far as there is any for their size.
+    /// With `whole`, the engine looks for spots: chunks are whole frames, unless these are larger than any camera's.
+    /// They are gathered in `memory`, as far as it has room for frames of their size.
     #[must_use]
     pub fn whole(self, whole: bool, memory: Option<FrameMemory>) -> Stager {
         Stager { whole, memory, ..self }

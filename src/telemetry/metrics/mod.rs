@@ -24,7 +24,7 @@ pub use route::RouteMetrics;
 
 use bounds::BoundMetrics;
 use model::Models;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
+use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 use register::Register;
 use route::Routes;
 use std::sync::{Arc, atomic::Ordering};
@@ -139,107 +139,85 @@ impl Metrics {
     }
 
     fn registered(register: &mut Register, routes: &[&str], version: &str, commit: &str) -> Metrics {
-        let routes = Routes::new(register, routes);
-        let http_connections = register.gauge("ocelli_http_connections", "Open connections on the API.");
-        let http_connections_total =
-            register.counter("ocelli_http_connections_total", "Connections accepted on the API.");
-        let http_accept_errors_total = register.counter(
-            "ocelli_http_accept_errors_total",
-            "Connections that could not be accepted, such as for want of file descriptors.",
-        );
-        let ended = register.counters(
-            "ocelli_http_connections_ended_total",
-            "Connections that a clock ended.",
-            &["reason"],
-        );
-        let ended = EndReason::LABELS.map(|reason| ended.with_label_values(&[reason]));
-        let http_listeners_full = register.gauge(
-            "ocelli_http_listeners_full",
-            "Listeners of the API that accept nothing now: connections_max are open on them.",
-        );
-        let http_connections_capped_total = register.counter(
-            "ocelli_http_connections_capped_total",
-            "Times that connections_max were open and no more were accepted until one ended.",
-        );
-        let requests_in_flight = register
-            .gauge("ocelli_requests_in_flight", "Requests between their headers and the end of their reply.");
-        let in_flight_bytes = register.gauge(
-            "ocelli_in_flight_bytes",
-            "Bytes of request bodies, and of what replies hold, admitted and not yet released.",
-        );
-        let refused = register.counters(
-            "ocelli_refused_total",
-            "Requests refused on their headers because all that may be in flight was.",
-            &["reason"],
-        );
-        let refused = RefuseReason::LABELS.map(|reason| refused.with_label_values(&[reason]));
-        let models = register.models(Models::new());
-        let queue_bytes =
-            register.gauge("ocelli_queue_bytes", "Bytes of model input that wait or run, all models.");
-        let queue_oldest_age_seconds = register.float_gauge(
-            "ocelli_queue_oldest_age_seconds",
-            "Age of the job that has waited longest; 0 when none waits.",
-        );
-        let decode_bytes =
-            register.gauge("ocelli_decode_bytes", "Bytes reserved for decoded images, all decodes together.");
-        let bounds = BoundMetrics::new(register);
-        let devices = DeviceFamilies::new(register);
-        let dropped: IntCounterVec = register.counters(
-            "ocelli_dropped_total",
-            "Work dropped because drain_timeout_ms had passed or a second signal came.",
-            &["reason"],
-        );
-        let dropped = DropReason::LABELS.map(|reason| dropped.with_label_values(&[reason]));
-        let gpu_jpegs_total = register.counter(
-            "ocelli_gpu_jpegs_total",
-            "JPEGs that a GPU decoded, because the CPU had more than it has threads for (gpu_jpeg).",
-        );
-        let shared_memory_regions = register.gauge(
-            "ocelli_shared_memory_regions",
-            "Regions of shared memory that callers have registered (at most shared_memory_regions_max).",
-        );
-        let shared_memory_read_bytes_total = register.counter(
-            "ocelli_shared_memory_read_bytes_total",
-            "Bytes of inputs that came in regions of shared memory.",
-        );
-        let shared_memory_written_bytes_total = register.counter(
-            "ocelli_shared_memory_written_bytes_total",
-            "Bytes of outputs that were put into regions of shared memory.",
-        );
-        let log_lines_lost_total = register.counter(
-            "ocelli_log_lines_lost_total",
-            "Lines of the log that were dropped because their reader or disk was too slow, full or gone.",
-        );
+        let metrics = Metrics {
+            registry: register.registry.clone(),
+            routes: Routes::new(register, routes),
+            http_connections: register.gauge("ocelli_http_connections", "Open connections on the API."),
+            http_connections_total: register
+                .counter("ocelli_http_connections_total", "Connections accepted on the API."),
+            http_accept_errors_total: register.counter(
+                "ocelli_http_accept_errors_total",
+                "Connections that could not be accepted, such as for want of file descriptors.",
+            ),
+            ended: register.by_reason(
+                "ocelli_http_connections_ended_total",
+                "Connections that a clock ended.",
+                EndReason::LABELS,
+            ),
+            http_listeners_full: register.gauge(
+                "ocelli_http_listeners_full",
+                "Listeners of the API that accept nothing now: connections_max are open on them.",
+            ),
+            http_connections_capped_total: register.counter(
+                "ocelli_http_connections_capped_total",
+                "Times that connections_max were open and no more were accepted until one ended.",
+            ),
+            requests_in_flight: register.gauge(
+                "ocelli_requests_in_flight",
+                "Requests between their headers and the end of their reply.",
+            ),
+            in_flight_bytes: register.gauge(
+                "ocelli_in_flight_bytes",
+                "Bytes of request bodies, and of what replies hold, admitted and not yet released.",
+            ),
+            refused: register.by_reason(
+                "ocelli_refused_total",
+                "Requests refused on their headers because all that may be in flight was.",
+                RefuseReason::LABELS,
+            ),
+            models: register.models(Models::new()),
+            queue_bytes: register
+                .gauge("ocelli_queue_bytes", "Bytes of model input that wait or run, all models."),
+            queue_oldest_age_seconds: register.float_gauge(
+                "ocelli_queue_oldest_age_seconds",
+                "Age of the job that has waited longest; 0 when none waits.",
+            ),
+            decode_bytes: register
+                .gauge("ocelli_decode_bytes", "Bytes reserved for decoded images, all decodes together."),
+            bounds: BoundMetrics::new(register),
+            devices: DeviceFamilies::new(register),
+            dropped: register.by_reason(
+                "ocelli_dropped_total",
+                "Work dropped because drain_timeout_ms had passed or a second signal came.",
+                DropReason::LABELS,
+            ),
+            gpu_jpegs_total: register.counter(
+                "ocelli_gpu_jpegs_total",
+                "JPEGs that a GPU decoded, because the CPU had more than it has threads for (gpu_jpeg).",
+            ),
+            shared_memory_regions: register.gauge(
+                "ocelli_shared_memory_regions",
+                "Regions of shared memory that callers have registered (at most shared_memory_regions_max).",
+            ),
+            shared_memory_read_bytes_total: register.counter(
+                "ocelli_shared_memory_read_bytes_total",
+                "Bytes of inputs that came in regions of shared memory.",
+            ),
+            shared_memory_written_bytes_total: register.counter(
+                "ocelli_shared_memory_written_bytes_total",
+                "Bytes of outputs that were put into regions of shared memory.",
+            ),
+            log_lines_lost_total: register.counter(
+                "ocelli_log_lines_lost_total",
+                "Lines of the log that were dropped because their reader or disk was too slow, full or gone.",
+            ),
+        };
         register
             .gauges("ocelli_build_info", "Always 1; the labels name the build.", &["version", "commit"])
             .with_label_values(&[version, commit])
             .set(1);
         register.process();
-        Metrics {
-            registry: register.registry.clone(),
-            routes,
-            models,
-            devices,
-            bounds,
-            dropped,
-            ended,
-            refused,
-            http_connections,
-            http_connections_total,
-            http_accept_errors_total,
-            log_lines_lost_total,
-            gpu_jpegs_total,
-            shared_memory_regions,
-            shared_memory_read_bytes_total,
-            shared_memory_written_bytes_total,
-            http_listeners_full,
-            http_connections_capped_total,
-            requests_in_flight,
-            in_flight_bytes,
-            queue_bytes,
-            queue_oldest_age_seconds,
-            decode_bytes,
-        }
+        metrics
     }
 
     /// What is counted for a model that comes into the catalog; made with all its outcomes at zero when it is new, so that rates

@@ -75,6 +75,17 @@ impl Register {
         self.add("counter", counters.expect(LITERALS))
     }
 
+    /// A counter for each of the values that the label `reason` has.
+    pub(super) fn by_reason<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        reasons: [&str; N],
+    ) -> [IntCounter; N] {
+        let counters = self.counters(name, help, &["reason"]);
+        reasons.map(|reason| counters.with_label_values(&[reason]))
+    }
+
     pub(super) fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
         self.add("gauge", IntGauge::new(name, help).expect(LITERALS))
     }
@@ -214,8 +225,9 @@ pub fn metrics_md() -> String {
          is written. Of the steps of its batches, the longest count.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
-    for (name, kind, labels, help) in triton::ROWS.into_iter().chain(triton::GPU_ROWS) {
-        let labels: Vec<_> = labels.split_whitespace().map(|l| format!("`{l}`")).collect();
+    for row in triton::ROWS {
+        let triton::Row { name, kind, help, .. } = row;
+        let labels: Vec<_> = row.labels().split_whitespace().map(|l| format!("`{l}`")).collect();
         let _ = writeln!(out, "| `{name}` | {kind} | {} | {help} |", labels.join(" "));
     }
     out.push_str("\n## Labels\n\n| label | meaning |\n|---|---|\n");
