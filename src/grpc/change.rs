@@ -9,6 +9,14 @@ use crate::{
 use std::collections::BTreeMap;
 use tonic::Status;
 
+/// The model that a call is about. In KServe's definition its name stands where Triton's has that of the repository.
+pub(super) fn model_of(repository: String, model: String) -> Result<String, Status> {
+    if model.is_empty() {
+        return Ok(repository);
+    }
+    one_repository(&repository).map(|()| model)
+}
+
 /// There is no other repository than the one without a name.
 pub(super) fn one_repository(name: &str) -> Result<(), Status> {
     if name.is_empty() {

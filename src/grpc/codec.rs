@@ -212,7 +212,7 @@ impl<E: Message + 'static, D: Countable> Counted<E, D> {
         if let Some(permit) = &self.permit {
             // Unpacked by now, if it came packed; how long its caller lets us wait for the end of the call is nothing we know.
             let bytes = message.len() as u64 + bytes;
-            permit.cover_all("the decoded message in bytes", bytes).map_err(|error| status::of(&error))?;
+            permit.cover_all("the decoded message in bytes", bytes)?;
         }
         D::decode(message).map_err(|error| Status::internal(error.to_string()))
     }

@@ -223,12 +223,19 @@ fn parameters(of: &str, given: BTreeMap<String, InferParameter>) -> Result<Param
     given.into_iter().map(value).collect()
 }
 
+/// Whether a request brings its numbers in contents of their types.
+pub(super) fn is_typed(message: &ModelInferRequest) -> bool {
+    message.raw_input_contents.is_empty() && message.inputs.iter().any(|input| input.contents.is_some())
+}
+
 /// The reply to a request: raw contents, or typed ones where none of the outputs was asked for as binary or in shared
-/// memory.
+/// memory. Whoever asks by typed contents has both: servers of the Open Inference Protocol answer these with the same, and Triton
+/// with raw ones.
 pub(super) fn reply(
     model: &Model,
     id: Option<String>,
     outputs: Vec<Output>,
+    typed: bool,
 ) -> Result<ModelInferResponse, InferError> {
     let raw = outputs.iter().any(|output| output.binary || output.place.is_some());
     let mut reply = ModelInferResponse {
@@ -242,7 +249,13 @@ pub(super) fn reply(
             datatype: tensor.datatype.name().to_owned(),
             shape: tensor.shape.iter().map(|extent| *extent as i64).collect(),
             parameters: BTreeMap::new(),
-            contents: if raw { None } else { Some(contents(&name, &tensor)?) },
+            contents: match (raw, &place) {
+                (true, None) if typed && field_of(tensor.datatype).is_some() => {
+                    Some(contents(&name, &tensor)?)
+                }
+                (true, _) => None,
+                (false, _) => Some(contents(&name, &tensor)?),
+            },
             name,
         });
         if raw {

@@ -87,7 +87,7 @@ pub(super) async fn infer(
             .since(arrived)
             .no_later_than(left);
         let began = Instant::now();
-        let (long, of) = (convert::is_long(&message), Arc::clone(&model));
+        let (long, typed, of) = (convert::is_long(&message), convert::is_typed(&message), Arc::clone(&model));
         // A fitter takes its inputs in several types, and looks at them itself.
         let read = move || convert::request(message, if of.fit.is_some() { &[] } else { &of.takes });
         let request = if long { front.decode.run(read).await?? } else { read()? };
@@ -103,7 +103,7 @@ pub(super) async fn infer(
         let write = move || {
             let outputs = ran.outputs(&of)?;
             shared_memory::deliver(&front_too, &outputs)?;
-            convert::reply(&of, ran.id, outputs)
+            convert::reply(&of, ran.id, outputs, typed)
         };
         let reply = if long { front.decode.run(write).await.flatten() } else { write() };
         spent.replied(front, &tally, answered.elapsed());

@@ -1,7 +1,7 @@
 //! The calls of the inference service. Each is a look at, or a run of, what the handlers of `http` look at and run.
 
 use super::{
-    change::{load, one_repository, unload_body},
+    change::{load, model_of, one_repository, unload_body},
     codec,
     inference::{Head, infer, permit_of, stream_answer, target},
     status,
@@ -52,13 +52,12 @@ impl Service {
     }
 
     fn find(&self, name: String, version: String) -> Result<Arc<Model>, Status> {
-        target(name, version).find(&self.front).map_err(|error| status::of(&error))
+        target(name, version).find(&self.front).map_err(Status::from)
     }
 
     /// Whether a caller may load and unload: by the rules of HTTP.
     pub(super) fn may_control(&self, extensions: &Extensions, headers: &HeaderMap) -> Result<(), Status> {
-        repository::allowed(&self.front, extensions.get::<Peer>(), headers)
-            .map_err(|error| status::of(&error))
+        repository::allowed(&self.front, extensions.get::<Peer>(), headers).map_err(Status::from)
     }
 
     /// Whether a caller may do with shared memory what a rule of HTTP is for.
@@ -67,8 +66,7 @@ impl Service {
         rule: fn(&Front, Option<&Peer>, &HeaderMap) -> Result<(), InferError>,
         request: &Request<M>,
     ) -> Result<(), Status> {
-        rule(&self.front, request.extensions().get(), request.metadata().as_ref())
-            .map_err(|error| status::of(&error))
+        rule(&self.front, request.extensions().get(), request.metadata().as_ref()).map_err(Status::from)
     }
 
     /// What HTTP says in JSON, as the message of this name: the same names, so that the two cannot differ.
@@ -128,7 +126,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
     ) -> Result<Response<ModelMetadataResponse>, Status> {
         let ModelMetadataRequest { name, version } = request.into_inner();
         let target = target(name, version);
-        let model = target.find(&self.front).map_err(|error| status::of(&error))?;
+        let model = target.find(&self.front)?;
         let signature = catalog::signature(&model);
         let tensors = |specs: &[crate::engine::TensorSpec]| {
             let tensor = |spec: &crate::engine::TensorSpec| model_metadata_response::TensorMetadata {
@@ -160,7 +158,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
             }
             infer(&self.front, &head, head.arrived, message, None).await
         };
-        let (reply, headers) = answer.await.map_err(|error| status::of(&error))?;
+        let (reply, headers) = answer.await?;
         Ok(Response::from_parts(MetadataMap::from_headers(headers), reply, Extensions::default()))
     }
 
@@ -173,7 +171,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
         let (metadata, extensions, messages) = request.into_parts();
-        let head = Arc::new(Head::of(metadata, &extensions).map_err(|error| status::of(&error))?);
+        let head = Arc::new(Head::of(metadata, &extensions)?);
         let (front, stages, closed) = (Arc::clone(&self.front), self.stages.clone(), self.stages.clone());
         // The call is over for `around` when its head is sent; what follows is logged under its id all the same.
         let span = tracing::Span::current();
@@ -220,7 +218,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         let models = if name.is_empty() {
             self.front.catalog.ready()
         } else {
-            catalog::counted(&self.front, &target(name, version)).map_err(|error| status::of(&error))?
+            catalog::counted(&self.front, &target(name, version))?
         };
         let statistics = catalog::statistics_value(&self.front, &models);
         Ok(Response::new(self.message("inference.ModelStatisticsResponse", statistics)?))
@@ -232,7 +230,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
         let RepositoryIndexRequest { repository_name, ready } = request.into_inner();
         one_repository(&repository_name)?;
-        let known = repository::list(&self.front, ready).await.map_err(|error| status::of(&error))?;
+        let known = repository::list(&self.front, ready).await?;
         let models = known.into_iter().map(|known| repository_index_response::ModelIndex {
             name: known.name,
             version: known.version,
@@ -251,12 +249,12 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         if let Some(permit) = request.extensions().get::<Arc<Permit>>() {
             // As for an inference: the end of the call has set aside what came, which is less if it was packed.
             let bytes = request.get_ref().encoded_len() as u64;
-            permit.cover(bytes).map_err(|error| status::of(&error))?;
+            permit.cover(bytes)?;
         }
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
-        one_repository(&repository_name)?;
+        let model_name = model_of(repository_name, model_name)?;
         let loaded = async { repository::load_as(&self.front, &model_name, load(parameters)?).await };
-        loaded.await.map_err(|error| status::of(&error))?;
+        loaded.await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 
@@ -266,9 +264,9 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
     ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
         self.may_control(request.extensions(), request.metadata().as_ref())?;
         let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
-        one_repository(&repository_name)?;
+        let model_name = model_of(repository_name, model_name)?;
         let unloaded = repository::unload_as(&self.front, &model_name, &unload_body(parameters)).await;
-        unloaded.map_err(|error| status::of(&error))?;
+        unloaded?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 
@@ -300,7 +298,7 @@ impl grpc_inference_service_server::GrpcInferenceService for Service {
         self.may(shared_memory::allowed, &request)?;
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
         let registered = self.front.shared_memory.register(&name, Registration { key, offset, byte_size });
-        registered.map_err(|error| status::of(&error))?;
+        registered?;
         Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
     }
 

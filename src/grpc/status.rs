@@ -45,6 +45,12 @@ pub(super) fn of(error: &InferError) -> Status {
     Status::with_metadata(code(error), words(error), MetadataMap::from_headers(headers))
 }
 
+impl From<InferError> for Status {
+    fn from(error: InferError) -> Status {
+        of(&error)
+    }
+}
+
 /// Bytes of a message as it travels, in a header: clients end a call whose headers are over 8 KiB without telling what they say.
 const WORDS_BYTES_MAX: usize = 6000;
 

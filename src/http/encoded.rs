@@ -1,18 +1,20 @@
 //! Encoded images as tensors: a BYTES input, `[n]` or `[n, 1]`, to a model that takes images. Each element is a file, decoded
-//! as posted files are, and becomes one item.
+//! as posted files are, and becomes one item. A file may be in base64, since JSON can hold no other.
 
 use super::{
     Front,
+    admission::{Beside, Permit},
     call::{Call, Spent},
     decode::{Decoded, Share},
     streamed::{self, Queued},
     tally::Tally,
-    wire::{binary, request::Input},
+    wire::{base64_text, binary, request::Input},
 };
 use crate::{
     batch::rows,
     engine::{Batching, DataType, Tensor},
     error::InferError,
+    image,
     models::Model,
 };
 use bytes::Bytes;
@@ -40,9 +42,10 @@ pub(super) async fn run(
     tally: &Tally,
     call: &Call,
     tensor: &Tensor,
+    permit: Option<&Permit>,
 ) -> Result<(Vec<Tensor>, Spent), InferError> {
     let model = tally.model();
-    let files = files(front, model, tensor, model.batching == Batching::Whole)?;
+    let files = files(front, model, tensor, model.batching == Batching::Whole, permit)?;
     // Queued one by one, each as soon as it is decoded: those that waited for the others with their share of the memory for decoding
     // would leave the others none.
     let answers = files.into_iter().enumerate().map(async |file| {
@@ -81,8 +84,9 @@ pub(super) fn one_by_one(
     tally: &Arc<Tally>,
     call: &Call,
     tensor: &Tensor,
+    permit: Option<&Permit>,
 ) -> Result<impl Stream<Item = Result<Vec<Tensor>, InferError>> + Send + use<>, InferError> {
-    let files = files(front, tally.model(), tensor, false)?;
+    let files = files(front, tally.model(), tensor, false, permit)?;
     let (ahead, front) = (streamed::ahead(tally.model()), Arc::clone(front));
     let decoding = (Arc::clone(&front), Arc::clone(tally), call.clone());
     let queued = stream::iter(files.into_iter().enumerate()).map(move |file| {
@@ -103,8 +107,21 @@ pub(super) fn one_by_one(
     Ok(answers.buffered(ahead))
 }
 
-/// The files in a tensor.
-fn files(front: &Front, model: &Model, tensor: &Tensor, one: bool) -> Result<Vec<Bytes>, InferError> {
+/// A file in a tensor.
+struct File {
+    bytes: Bytes,
+    /// What is set aside for the bytes that its base64 stands for, if it is that.
+    base64: Option<Option<Arc<Beside>>>,
+}
+
+/// The files in a tensor. Room for what is in base64 is set aside beside the body, until the last of them was decoded.
+fn files(
+    front: &Front,
+    model: &Model,
+    tensor: &Tensor,
+    one: bool,
+    permit: Option<&Permit>,
+) -> Result<Vec<File>, InferError> {
     let bad = |what: String| Err(InferError::BadRequest(what));
     let shape = &tensor.shape;
     let ([count] | [count, 1]) = shape[..] else {
@@ -128,7 +145,19 @@ fn files(front: &Front, model: &Model, tensor: &Tensor, one: bool) -> Result<Vec
         });
     }
     let broken = || InferError::Internal("lengths that were checked do not add up".into());
-    binary::strings(&tensor.data).ok_or_else(broken)
+    let files = binary::strings(&tensor.data).ok_or_else(broken)?;
+    let texts = files.iter().filter(|file| is_base64(file)).map(|text| text.len() as u64 / 4 * 3).sum();
+    let held = match (texts, permit) {
+        (1.., Some(permit)) => Some(Arc::new(permit.beside_body(texts)?)),
+        _ => None,
+    };
+    let file = |bytes: Bytes| File { base64: is_base64(&bytes).then(|| held.clone()), bytes };
+    Ok(files.into_iter().map(file).collect())
+}
+
+/// Whether an image is written in base64.
+fn is_base64(file: &[u8]) -> bool {
+    image::Format::sniff(file).is_none() && image::Format::sniff(&base64_text::beginning(file)).is_some()
 }
 
 /// A file that was decoded.
@@ -142,8 +171,17 @@ async fn decode(
     front: &Front,
     model: &Arc<Model>,
     call: &Call,
-    (index, file): (usize, Bytes),
+    (index, File { bytes, base64 }): (usize, File),
 ) -> Result<Image, InferError> {
+    let (file, _held) = match base64 {
+        None => (bytes, None),
+        Some(held) => {
+            let read = move || base64_text::decode(&String::from_utf8_lossy(&bytes));
+            let read = front.decode.run(read).await?;
+            let wrong = |error| InferError::BadRequest(format!("image {index} is not base64: {error}"));
+            (read.map_err(wrong)?.into(), held)
+        }
+    };
     let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
     let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;
     call.stage("decode", took);

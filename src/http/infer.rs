@@ -209,7 +209,7 @@ async fn counted(
     let names = shown(model);
     let wanted = wanted(model, &asked, &names)?;
     let (outputs, spent) = if let Some(images) = encoded::sent(model, &request.inputs) {
-        Box::pin(encoded::run(front, tally, call, images)).await?
+        Box::pin(encoded::run(front, tally, call, images, caller.permit.as_deref())).await?
     } else {
         let (inputs, items) = arrange(model, request.inputs)?;
         let decode = began.elapsed();
@@ -280,7 +280,7 @@ async fn in_parts(
         let (wanted, count) =
             (Arc::new(wanted(model, &asked, &shown(model))?), images.shape.first().copied().unwrap_or(0));
         let tally = Arc::new(Tally::of(model));
-        let images = encoded::one_by_one(front, &tally, call, images)?.enumerate();
+        let images = encoded::one_by_one(front, &tally, call, images, caller.permit.as_deref())?.enumerate();
         let (front, model) = (Arc::clone(front), Arc::clone(model));
         let parts = images.then(move |(index, outputs)| {
             let (front, model, wanted) = (Arc::clone(&front), Arc::clone(&model), Arc::clone(&wanted));

@@ -145,6 +145,8 @@ impl Form {
             // What curl says of --data-binary when nobody tells it otherwise.
             "application/octet-stream" | "application/x-www-form-urlencoded" => Ok(Form::Raw),
             "application/x-npy" => Ok(Form::Raw),
+            // What S3 says of files, and SageMaker of images.
+            "binary/octet-stream" | "application/x-image" => Ok(Form::Raw),
             image if image.starts_with("image/") => Ok(Form::Raw),
             _ => Err(unsupported()),
         }

@@ -38,7 +38,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Target, InferError> {
         let model = segment(parts, state, "model").await?.unwrap_or_default();
-        Ok(Target { model, version: segment(parts, state, "version").await? })
+        let version = segment(parts, state, "version").await?;
+        // TorchServe's versions have a point: 1.0 is 1.
+        let version =
+            version.map(|version| version.strip_suffix(".0").map_or(version.clone(), str::to_owned));
+        Ok(Target { model, version })
     }
 }
 

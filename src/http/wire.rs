@@ -14,7 +14,7 @@
 //! - [`devices`]: where each device stands.
 
 pub mod answer;
-mod base64_text;
+pub(super) mod base64_text;
 pub mod binary;
 pub mod classification;
 pub mod data;
@@ -34,10 +34,7 @@ pub mod v1;
 
 use crate::error::InferError;
 use axum::http::HeaderName;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, Unexpected},
-};
+use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::value::RawValue;
 use std::{collections::BTreeMap, fmt};
 
@@ -58,6 +55,8 @@ pub enum Parameter {
     Number(String),
     /// A string.
     Text(String),
+    /// What no parameter of ours is, in words: clients of other servers bring it, and nobody reads it.
+    Other(&'static str),
 }
 
 impl From<u64> for Parameter {
@@ -76,7 +75,6 @@ impl<'de> Deserialize<'de> for Parameter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Parameter, D::Error> {
         // As it lies there: a number that was read has other digits, where it has too many.
         let json = <&RawValue>::deserialize(deserializer)?.get();
-        let other = |what| Err(D::Error::invalid_type(what, &"true, false, a number or a string"));
         match json.as_bytes() {
             [b't', ..] => Ok(Parameter::Bool(true)),
             [b'f', ..] => Ok(Parameter::Bool(false)),
@@ -85,9 +83,9 @@ impl<'de> Deserialize<'de> for Parameter {
                 // Its own words would say a place within the string.
                 Err(_) => Err(D::Error::custom("a string has an escape that stands for no character")),
             },
-            [b'[', ..] => other(Unexpected::Seq),
-            [b'{', ..] => other(Unexpected::Map),
-            [b'n', ..] => other(Unexpected::Unit),
+            [b'[', ..] => Ok(Parameter::Other("a list")),
+            [b'{', ..] => Ok(Parameter::Other("an object")),
+            [b'n', ..] => Ok(Parameter::Other("null")),
             _ => Ok(json.parse().map_or_else(|_| Parameter::Number(json.to_owned()), Parameter::Integer)),
         }
     }
@@ -145,6 +143,7 @@ impl fmt::Display for Parameter {
             Parameter::Integer(value) => write!(f, "{value}"),
             Parameter::Number(written) => f.write_str(clipped(written)),
             Parameter::Text(value) => write!(f, "{:?}", clipped(value)),
+            Parameter::Other(what) => f.write_str(what),
         }
     }
 }
@@ -187,7 +186,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_parameter_is_a_flag_a_number_or_a_string_and_nothing_else() {
+    fn a_parameter_is_a_flag_a_number_or_a_string_and_what_is_none_is_told_where_it_is_read() {
         for (text, expected) in [
             ("true", Parameter::Bool(true)),
             ("-9223372036854775808", Parameter::Integer(i64::MIN)),
@@ -199,9 +198,11 @@ mod tests {
         ] {
             assert_eq!(serde_json::from_str::<Parameter>(text).ok(), Some(expected), "{text}");
         }
-        for text in ["null", "[1]", "{}"] {
-            let error = serde_json::from_str::<Parameter>(text).expect_err(text).to_string();
-            assert!(error.contains("expected true, false, a number or a string"), "{error}");
+        for (text, what) in [("null", "null"), ("[1]", "a list"), ("{\"a\":[]}", "an object")] {
+            let parameter: Parameter = serde_json::from_str(text).expect(text);
+            let parameters = super::Parameters::from([("k".to_owned(), parameter)]);
+            let error = super::flag(&parameters, "k").expect_err(text).to_string();
+            assert!(error.contains(&format!("is {what}, expected true or false")), "{error}");
         }
     }
 

@@ -1,6 +1,5 @@
 """KServe's first protocol and TorchServe's forms, as their clients post them."""
 
-import json
 import sys
 
 import numpy as np
@@ -138,12 +137,36 @@ def test_other_verbs_are_refused(server):
         assert reply.status_code == status and verb in reply.json()["error"], reply.text
 
 
-def test_numbers_that_json_lacks_are_taken_and_given_as_words(server):
+def test_numbers_that_json_lacks_are_taken_as_words_and_given_as_null(server):
     body = b'{"instances": [[NaN, Infinity, -Infinity, 1' + b", 0" * 12 + b"]]}"
     reply = requests.post(f"{server.url}/v1/models/identity:predict", data=body, timeout=wire.TIMEOUT)
-    assert reply.status_code == 200, reply.text
-    (row,) = json.loads(reply.text)["predictions"]
-    assert np.isnan(row[0]) and row[1:4] == [np.inf, -np.inf, 1.0], row
+    (row,) = wire.ok(reply)["predictions"]
+    assert row == [None, None, None, 1.0] + [0.0] * 12, row
+
+
+def test_half_precision_and_whole_floats_are_numbers_of_a_row(start_server, tmp_path):
+    for name, kind in (("half", "FP16"), ("whole", "INT64")):
+        graph = make_models.Graph()
+        graph.node("Identity", "x", output="y")
+        shape = ["N", 2]
+        model = graph.bytes(name, [("x", make_models.TYPES[kind], shape)], [("y", make_models.TYPES[kind], shape)])
+        (tmp_path / f"{name}.onnx").write_bytes(model)
+    server = start_server(tmp_path)
+    assert wire.ok(predict(server, "half", {"instances": [[0.5, 1]]}))["predictions"] == [[0.5, 1.0]]
+    assert wire.ok(predict(server, "whole", {"instances": [[7.0, -1]]}))["predictions"] == [[7, -1]]
+    given = {"name": "x", "shape": [1, 2], "datatype": "INT64", "data": [7.0, -1.00]}
+    assert wire.ok(wire.post_infer(server, "whole", [given]))["outputs"][0]["data"] == [7, -1]
+    assert predict(server, "whole", {"instances": [[7.5, 1]]}).status_code == 400
+    assert server.stop() == 0
+
+
+def test_a_version_of_torchserve_and_the_types_of_s3_and_sagemaker_are_taken(server, digits):
+    _, image, digit = digits[0]
+    for version, kind in (("1.0", "image/png"), ("1", "binary/octet-stream"), ("1.0", "application/x-image")):
+        url = f"{server.url}/predictions/digits/{version}"
+        reply = wire.ok(requests.post(url, data=image, headers={"Content-Type": kind}, timeout=wire.TIMEOUT))
+        assert reply["version"] == "1" and reply["classes"][0]["label"] == digit
+    assert requests.post(f"{server.url}/predictions/digits/1.1", data=image, timeout=wire.TIMEOUT).status_code == 404
 
 
 def test_predictions_are_counted_for_the_model(server, digits):

@@ -1,5 +1,6 @@
 """Triton's own HTTP client against the live server: what its users call, unchanged."""
 
+import base64
 import gzip
 import json
 import re
@@ -342,6 +343,23 @@ def test_encoded_images_are_decoded_like_posted_files(client, server, digits, co
     assert [row[0].decode().split(":")[2] for row in rows] == [digit for _, _, digit in digits]
     logits = client.infer("digits", [tensor("image", given, "BYTES")]).as_numpy("logits")
     assert logits.shape == (len(files), 10), logits.shape
+
+
+def test_an_image_in_json_is_in_base64(server, digits):
+    texts = [base64.b64encode(image).decode() for _, image, _ in digits]
+    given = {"name": "image", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+    (logits,) = wire.ok(wire.post_infer(server, "digits", [given]))["outputs"]
+    best = np.reshape(logits["data"], logits["shape"]).argmax(axis=1)
+    assert [str(label) for label in best] == [digit for _, _, digit in digits]
+    # By lines of a few, and item by item.
+    given.update(shape=[1], data=[base64.encodebytes(digits[0][1]).decode()])
+    url, lines = f"{server.url}/v2/models/digits/infer", {"Accept": "application/x-ndjson"}
+    part, done = requests.post(url, json={"inputs": [given]}, headers=lines, timeout=wire.TIMEOUT).text.splitlines()
+    assert str(np.argmax(json.loads(part)["outputs"][0]["data"])) == digits[0][2], part
+    given["data"] = [texts[0][:100] + "?" + texts[0][100:]]
+    wire.problem(wire.post_infer(server, "digits", [given]), 400, "image 0 is not base64")
+    given["data"] = [base64.b64encode(b"no image").decode()]
+    wire.problem(wire.post_infer(server, "digits", [given]), 400, "image 0: not an image")
 
 
 def test_a_raw_request_may_be_an_image_or_a_tensor(server, digits):

@@ -13,6 +13,8 @@ const WITHIN: GeneralPurpose = of(DecodePaddingMode::RequireNone);
 
 /// Symbols that are gathered at a time where white space is between them: whole groups of four.
 const PIECE: usize = 4096;
+/// Symbols that are enough to know a file by.
+const BEGINNING: usize = 32;
 
 const fn of(padding: DecodePaddingMode) -> GeneralPurpose {
     GeneralPurpose::new(&STANDARD, GeneralPurposeConfig::new().with_decode_padding_mode(padding))
@@ -22,12 +24,18 @@ const fn of(padding: DecodePaddingMode) -> GeneralPurpose {
 ///
 /// # Errors
 /// What is no such text, and where in it that stands.
-pub(super) fn decode(text: &str) -> Result<Vec<u8>, DecodeError> {
+pub(in crate::http) fn decode(text: &str) -> Result<Vec<u8>, DecodeError> {
     // White space is looked for only in what cannot be read without: nearly no text has any.
     match BASE64.decode(text) {
         Err(_) if text.bytes().any(is_white) => spaced(text),
         plain => plain,
     }
+}
+
+/// What a text begins with; nothing where it begins as no such text.
+pub(in crate::http) fn beginning(text: &[u8]) -> Vec<u8> {
+    let symbols: Vec<u8> = text.iter().copied().filter(|byte| !is_white(*byte)).take(BEGINNING).collect();
+    BASE64.decode(symbols).unwrap_or_default()
 }
 
 fn is_white(byte: u8) -> bool {

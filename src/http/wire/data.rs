@@ -71,7 +71,8 @@ fn read(
     data: &RawValue,
     nested: bool,
 ) -> Result<Tensor, InferError> {
-    if matches!(datatype, DataType::Fp16 | DataType::Bf16) {
+    // By the protocol; the one of rows has no other form.
+    if !nested && matches!(datatype, DataType::Fp16 | DataType::Bf16) {
         return Err(InferError::BadRequest(format!(
             "input {name:?} is {datatype}, which JSON does not carry; send it as a binary tensor (binary_data_size)"
         )));
@@ -214,7 +215,14 @@ impl<'a> Scan<'a> {
                 self.bytes.extend_from_slice(&length.to_le_bytes());
                 self.bytes.extend_from_slice(text.0.as_bytes());
             }
-            DataType::Fp16 | DataType::Bf16 => unreachable!("refused before the walk"),
+            DataType::Fp16 => {
+                let number = self.half(token, half::f16::from_f64, half::f16::is_finite, "±65504")?;
+                self.bytes.extend_from_slice(&number.to_le_bytes());
+            }
+            DataType::Bf16 => {
+                let number = self.half(token, half::bf16::from_f64, half::bf16::is_finite, "±3.39e38")?;
+                self.bytes.extend_from_slice(&number.to_le_bytes());
+            }
         }
         self.count += 1;
         Ok(())
@@ -227,11 +235,25 @@ impl<'a> Scan<'a> {
         min: N,
         max: N,
     ) -> Result<(), InferError> {
-        match token.parse() {
+        // Whoever keeps integers as floats writes 7.0.
+        let whole = token.split_once('.').filter(|(_, part)| part.bytes().all(|byte| byte == b'0'));
+        match whole.map_or(token, |(whole, _)| whole).parse() {
             Ok(number) => self.bytes.extend_from_slice(&to_bytes(number)),
             Err(_) => return Err(self.mismatch(token, &format!("an integer from {min} to {max}"))),
         }
         Ok(())
+    }
+
+    fn half<N: Copy>(
+        &self,
+        token: &str,
+        round: fn(f64) -> N,
+        is_finite: fn(N) -> bool,
+        range: &str,
+    ) -> Result<N, InferError> {
+        let number = token.parse::<f64>().ok().map(round).filter(|number| is_finite(*number));
+        let number = number.or_else(|| not_finite::number(token).map(round));
+        number.ok_or_else(|| self.mismatch(token, &format!("a number within {range}")))
     }
 
     fn mismatch(&self, token: &str, expected: &str) -> InferError {
@@ -303,6 +325,18 @@ mod tests {
     }
 
     #[test]
+    fn rows_have_half_precision_as_numbers() {
+        let read = |datatype, data| bytes(datatype, &[3], data, true);
+        let half = [0.1, -65504.0, f64::INFINITY].map(half::f16::from_f64);
+        let expected: Vec<u8> = half.iter().flat_map(|number| number.to_le_bytes()).collect();
+        assert_eq!(read(DataType::Fp16, r#"[0.1, -65504, "Infinity"]"#).unwrap(), expected);
+        let brain = [0.1, 3e38, 1.0].map(half::bf16::from_f64);
+        let expected: Vec<u8> = brain.iter().flat_map(|number| number.to_le_bytes()).collect();
+        assert_eq!(read(DataType::Bf16, "[0.1, 3e38, 1]").unwrap(), expected);
+        assert!(read(DataType::Fp16, "[0, 1e5, 0]").unwrap_err().to_string().contains("within ±65504"));
+    }
+
+    #[test]
     fn what_is_no_number_comes_as_a_string() {
         let got = read(DataType::Fp32, &[3], r#"["NaN", "Infinity", "-Infinity"]"#).unwrap();
         let got: Vec<f32> = got.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -333,6 +367,11 @@ mod tests {
         );
         refuses(DataType::Uint8, &[1], "[-1]", "element 0 is -1");
         refuses(DataType::Int32, &[1], "[1.5]", "element 0 is 1.5, expected INT32");
+        refuses(DataType::Uint8, &[1], "[256.0]", "element 0 is 256.0, expected UINT8");
+        assert_eq!(
+            read(DataType::Int8, &[2], "[-7.0, 3.000]").unwrap(),
+            (-7_i8).to_le_bytes().into_iter().chain([3]).collect::<Vec<_>>()
+        );
         refuses(DataType::Int64, &[1], "[\"1\"]", "element 0 is \"1\"");
         assert_eq!(read(DataType::Bool, &[4], "[true,false,1,0]").unwrap(), [1, 0, 1, 0]);
         refuses(DataType::Bool, &[1], "[2]", "true or false");

@@ -91,10 +91,9 @@ where
     struct Few<V>(BTreeMap<String, V>);
     impl<'de, V: Deserialize<'de>> Deserialize<'de> for Few<V> {
         fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Few<V>, D::Error> {
-            Ok(Few(members(from)?
-                .into_iter()
-                .map(|(name, value): (Cow<'_, str>, V)| (name.into_owned(), value))
-                .collect()))
+            // One that is null is not there.
+            let there = |(name, value): (Cow<'_, str>, Option<V>)| Some((name.into_owned(), value?));
+            Ok(Few(members(from)?.into_iter().filter_map(there).collect()))
         }
     }
     Ok(Option::<Few<V>>::deserialize(from)?.map(|Few(members)| members).unwrap_or_default())

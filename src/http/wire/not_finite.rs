@@ -11,7 +11,9 @@ const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 pub(super) enum NotFinite {
     /// Bare words, for clients of those servers.
     Words,
-    /// There is no reply: `null` would hide that a model has gone wrong.
+    /// `null`, as KServe writes it, whose clients take JSON alone.
+    Null,
+    /// There is no reply.
     Refused,
 }
 

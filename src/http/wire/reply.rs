@@ -198,6 +198,7 @@ pub(super) fn numbers_of(
             "output {name:?} is not a finite number at element {index}, which JSON does not carry; {BINARY}"
         )));
     }
+    let told = |word: &'static str| if not_finite == NotFinite::Null { "null" } else { word }.as_bytes();
     match tensor.datatype {
         DataType::Bool => each(json, data, |json, [b]| number(json, b != 0)),
         DataType::Uint8 => each(json, data, |json, b| number(json, u8::from_le_bytes(b))),
@@ -211,14 +212,14 @@ pub(super) fn numbers_of(
         DataType::Fp32 => each(json, data, |json, b| {
             let value = f32::from_le_bytes(b);
             match not_finite::word(value.into()) {
-                Some(word) => json.extend_from_slice(word.as_bytes()),
+                Some(word) => json.extend_from_slice(told(word)),
                 None => number(json, value),
             }
         }),
         DataType::Fp64 => each(json, data, |json, b| {
             let value = f64::from_le_bytes(b);
             match not_finite::word(value) {
-                Some(word) => json.extend_from_slice(word.as_bytes()),
+                Some(word) => json.extend_from_slice(told(word)),
                 None => number(json, value),
             }
         }),

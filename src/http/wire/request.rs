@@ -475,6 +475,17 @@ mod tests {
     }
 
     #[test]
+    fn what_clients_of_other_servers_say_beside_their_tensors_is_passed_over() {
+        let body = r#"{"parameters":{"content_type":"np","headers":null,"more":{"a":[1]}},
+            "inputs":[{"name":"a","shape":[1],"datatype":"FP32","data":[1],"parameters":{"content_type":"np","k":[]}}]}"#;
+        let request = read(&Bytes::from(body), None, &[]).unwrap();
+        assert!(!request.parameters.contains_key("headers") && request.parameters.contains_key("more"));
+        let heard = r#"{"parameters":{"timeout":[1]},"inputs":[]}"#;
+        let told = read(&Bytes::from(heard), None, &[]).unwrap().timeout().unwrap_err().to_string();
+        assert!(told.contains("\"timeout\" is a list, expected an integer"), "{told}");
+    }
+
+    #[test]
     fn bare_words_are_numbers_that_are_not_finite() {
         let body = r#"{"inputs":[{"name":"a","shape":[1,3],"datatype":"FP32","data":[[NaN],[-Infinity,Infinity]]}]}"#;
         let request = read(&Bytes::from(body), None, &[]).unwrap();

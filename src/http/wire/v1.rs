@@ -1,7 +1,7 @@
 //! Predictions by KServe's first protocol: rows (`{"instances": […]}`, answered by `predictions`) or columns
 //! (`{"inputs": …}`, answered by `outputs`), of numbers, of text, or of images as `{"b64": "…"}`.
 //!
-//! `NaN`, `Infinity` and `-Infinity` are taken bare, as TensorFlow Serving takes them. Lists say their shape by how they are
+//! `NaN`, `Infinity` and `-Infinity` are taken bare, as TensorFlow Serving takes them, and given as `null`, as KServe gives them. Lists say their shape by how they are
 //! nested, and nothing says the type of numbers: it is the input's own, unless they are nested as only pixels of 8 bits are. With
 //! several inputs a row is an object with a member for each, and so are the columns.
 
@@ -385,10 +385,10 @@ fn inner(tensor: &Tensor) -> impl Iterator<Item = Tensor> {
 /// A tensor as lists within lists.
 fn nested(json: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<(), InferError> {
     match tensor.shape.len() {
-        0 => numbers_of(json, name, tensor, NotFinite::Words),
+        0 => numbers_of(json, name, tensor, NotFinite::Null),
         1 => {
             json.push(b'[');
-            numbers_of(json, name, tensor, NotFinite::Words)?;
+            numbers_of(json, name, tensor, NotFinite::Null)?;
             json.push(b']');
             Ok(())
         }
