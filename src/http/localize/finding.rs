@@ -141,10 +141,12 @@ impl Finding {
         tell(&found, Found::End(frames)).await
     }
 
-    /// Charges for what of a stream waits to be read. A file has been charged for with its body.
+    /// Charges for what of a stream waits to be read, where that may go to a file instead. A file that was posted has been charged for
+    /// with its body; and without a temporary file, all that may be held was from the beginning.
     fn charge_for(&mut self, posted: &Posted) {
-        if matches!(posted, Posted::Stream(_)) {
-            let mut share = Share::new(self.permit.clone(), &self.front.limits.stack);
+        let options = &self.front.limits.stack;
+        if matches!(posted, Posted::Stream(_)) && options.spill_folder.is_some() {
+            let mut share = Share::new(self.permit.clone(), options);
             let may_hold = Box::new(move |bytes| share.holds(bytes));
             self.stager = self.stager.take().map(|stager| stager.within(may_hold));
         }

@@ -172,7 +172,7 @@ impl Metrics {
             ),
             refused: register.by_reason(
                 "ocelli_refused_total",
-                "Requests refused on their headers because all that may be in flight was.",
+                "Requests refused because all that may be in flight was, before their body was read or while it grew.",
                 RefuseReason::LABELS,
             ),
             models: register.models(Models::new()),
@@ -268,7 +268,7 @@ impl Metrics {
         &self.ended[reason as usize]
     }
 
-    /// Counts requests refused on their headers.
+    /// Counts requests refused because all that may be in flight was.
     pub fn refused(&self, reason: RefuseReason) -> &IntCounter {
         &self.refused[reason as usize]
     }
