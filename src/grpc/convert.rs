@@ -20,8 +20,8 @@ use crate::{
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// What clients send that read a stream's end out of its answers.
-pub(super) const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+/// What clients of streams ask for, and have whether they do or not: it is no parameter of the model's.
+const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 
 /// Whether reading a request takes longer than a hand-over to another thread. Raw numbers are taken as they are; typed ones are
 /// converted one by one, and texts counted.

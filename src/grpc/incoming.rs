@@ -13,7 +13,7 @@ use crate::{
     },
 };
 use axum::{body::Body, http::HeaderMap};
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::sync::Arc;
 use tonic::Status;
@@ -65,15 +65,18 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge
         }
         Messages::Many => Reader::new(body, between),
     };
-    let state = Some((reader, Framing::new(limits, charge)));
+    let state = Some((reader, Framing::new(limits, charge), Bytes::new()));
     let pieces = stream::unfold(state, move |state| async move {
-        let (mut reader, mut framing) = state?;
+        let (mut reader, mut framing, mut came) = state?;
         let begun = framing.begun;
-        let next = match reader.next().await {
-            Ok(None) => return None,
-            Ok(Some(bytes)) => framing.see(&bytes),
-            Err(error) => Err(error),
-        };
+        if came.is_empty() {
+            came = match reader.next().await {
+                Ok(None) => return None,
+                Ok(Some(bytes)) => bytes,
+                Err(error) => return Some((Err(status::of(&error)), None)),
+            };
+        }
+        let next = framing.see(&mut came);
         if messages == Messages::Many {
             if framing.is_between() {
                 reader.limited_by(between);
@@ -85,7 +88,7 @@ pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge
             reader.expects(framing.whole);
         }
         match next {
-            Ok(pieces) => Some((Ok(pieces), Some((reader, framing)))),
+            Ok(pieces) => Some((Ok(pieces), Some((reader, framing, came)))),
             Err(error) => Some((Err(status::of(&error)), None)),
         }
     });
@@ -118,9 +121,11 @@ impl Framing {
         self.left == 0 && self.prefix.is_empty()
     }
 
-    /// The next bytes: at most one message is put together at a time, so the permit covers the largest that has not been handed
-    /// over. What is to be read of them: as they came, but for messages that come packed.
-    fn see(&mut self, bytes: &Bytes) -> Result<Vec<Bytes>, InferError> {
+    /// Takes of the bytes that came what is to be read next: all, as they came, or up to the end of a message that comes packed, which
+    /// is read as if it did not. So at most one of these is there at a time, and the permit covers the largest message that has not been
+    /// handed over.
+    fn see(&mut self, came: &mut Bytes) -> Result<Vec<Bytes>, InferError> {
+        let bytes = came.clone();
         let mut read = Vec::new();
         // Up to where they have been seen, and where those begin that are handed on as they came.
         let (mut at, mut plain) = (0, 0);
@@ -138,7 +143,7 @@ impl Framing {
                 self.left -= seen as u64;
                 at += seen;
             } else {
-                self.begin(bytes[at], || read.extend(part(bytes, plain, at)))?;
+                self.begin(bytes[at], || read.extend(part(&bytes, plain, at)))?;
                 at += 1;
                 if self.unpacked.is_some() {
                     plain = at;
@@ -148,9 +153,11 @@ impl Framing {
                 && let (Some(unpacked), Some(charge)) = (self.unpacked.take(), &self.charge)
             {
                 read.extend(unpacked.end(self.limits, &charge.permit)?);
+                break;
             }
         }
-        read.extend(part(bytes, plain, at));
+        read.extend(part(&bytes, plain, at));
+        came.advance(at);
         Ok(read)
     }
 
@@ -290,7 +297,7 @@ mod tests {
                 let mut framing = framing(700, 2 << 20);
                 let mut read = Vec::new();
                 for piece in sent.chunks(size) {
-                    read.extend(framing.see(&Bytes::copy_from_slice(piece)).unwrap());
+                    read.extend(all_of(&mut framing, piece));
                 }
                 assert!(framing.is_between() && framing.begun == 5, "in pieces of {size}");
                 assert!(framing.charge.unwrap().permit.bytes() >= 705);
@@ -299,10 +306,34 @@ mod tests {
         }
     }
 
+    /// What is to be read of these bytes.
+    fn all_of(framing: &mut Framing, sent: &[u8]) -> Vec<Bytes> {
+        let (mut came, mut read) = (Bytes::copy_from_slice(sent), Vec::new());
+        while !came.is_empty() {
+            read.extend(framing.see(&mut came).unwrap());
+        }
+        read
+    }
+
+    #[test]
+    fn of_packed_messages_that_come_together_one_is_unpacked_at_a_time() {
+        let mut framing = framing(1 << 20, 2 << 20);
+        let mut came = Bytes::from([packed(500_000), packed(600_000), message(3)].concat());
+        let permit = Arc::clone(&framing.charge.as_ref().unwrap().permit);
+        for bytes in [500_000, 600_000] {
+            let read = framing.see(&mut came).unwrap();
+            assert_eq!(read.concat(), message(bytes));
+            assert!(permit.bytes() >= u64::from(bytes) && permit.bytes() <= 1 << 20, "{}", permit.bytes());
+            // It has been handed over.
+            permit.trim(0);
+        }
+        assert_eq!((framing.see(&mut came).unwrap().concat(), came.len()), (message(3), 0));
+    }
+
     #[test]
     fn what_is_not_packed_is_handed_on_in_the_pieces_that_it_came_in() {
         let sent = Bytes::from([message(3), message(600)].concat());
-        let read = framing(700, 10_000).see(&sent).unwrap();
+        let read = framing(700, 10_000).see(&mut sent.clone()).unwrap();
         assert_eq!((read.len(), read[0].as_ptr()), (1, sent.as_ptr()));
     }
 
@@ -310,17 +341,17 @@ mod tests {
     fn a_packed_message_is_charged_and_bounded_by_what_comes_out_of_it() {
         const MIB: u32 = 1 << 20;
         let mut framing = framing(u64::from(4 * MIB), u64::from(5 * MIB));
-        framing.see(&Bytes::from(packed(3 * MIB))).unwrap();
+        framing.see(&mut Bytes::from(packed(3 * MIB))).unwrap();
         assert_eq!(framing.charge.as_ref().unwrap().permit.bytes(), u64::from(3 * MIB));
-        let told = framing.see(&Bytes::from(packed(4 * MIB + 1))).unwrap_err().to_string();
+        let told = framing.see(&mut Bytes::from(packed(4 * MIB + 1))).unwrap_err().to_string();
         assert!(told.ends_with("more than the limit of 4194304; raise it with body_bytes_max"), "{told}");
         let mut narrow = self::framing(u64::from(4 * MIB), u64::from(2 * MIB));
-        let error = narrow.see(&Bytes::from(packed(3 * MIB))).unwrap_err();
+        let error = narrow.see(&mut Bytes::from(packed(3 * MIB))).unwrap_err();
         assert!(matches!(error, InferError::Full { .. }), "{error}");
         let mut cut = packed(1000);
         let last = cut.len() - 1;
         cut[4] -= 1;
-        let error = self::framing(2000, 2 << 20).see(&Bytes::from(cut).slice(..last)).unwrap_err();
+        let error = self::framing(2000, 2 << 20).see(&mut Bytes::from(cut).slice(..last)).unwrap_err();
         assert!(matches!(&error, InferError::BadRequest(told) if told.contains("gzip")), "{error}");
     }
 
@@ -357,28 +388,28 @@ mod tests {
     fn a_message_half_there_is_charged_when_the_one_before_it_has_been_handed_over() {
         let mut framing = framing(700, 10_000);
         let sent = [message(3), message(600)].concat();
-        framing.see(&Bytes::copy_from_slice(&sent[..100])).unwrap();
+        framing.see(&mut Bytes::copy_from_slice(&sent[..100])).unwrap();
         let permit = Arc::clone(&framing.charge.as_ref().unwrap().permit);
         permit.trim(0);
-        framing.see(&Bytes::copy_from_slice(&sent[100..200])).unwrap();
+        framing.see(&mut Bytes::copy_from_slice(&sent[100..200])).unwrap();
         assert!(permit.bytes() >= 605, "{}", permit.bytes());
     }
 
     #[test]
     fn a_message_is_refused_on_its_length_alone() {
         let head = Bytes::from(message(701)).slice(..5);
-        let error = framing(700, 10_000).see(&head).unwrap_err();
+        let error = framing(700, 10_000).see(&mut head.clone()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the message in bytes is 701, more than the limit of 700; raise it with body_bytes_max"
         );
-        let uncharged = Framing { charge: None, ..framing(700, 10_000) }.see(&head).unwrap_err();
+        let uncharged = Framing { charge: None, ..framing(700, 10_000) }.see(&mut head.clone()).unwrap_err();
         assert_eq!(
             uncharged.to_string(),
             "the message of a call that brings no data, in bytes, is 701, more than the limit of 700"
         );
         assert_eq!(status::of(&uncharged).code(), tonic::Code::ResourceExhausted);
-        let error = framing(700, 600).see(&Bytes::from(message(650)).slice(..5)).unwrap_err();
+        let error = framing(700, 600).see(&mut Bytes::from(message(650)).slice(..5)).unwrap_err();
         assert!(matches!(error, InferError::Full { .. }), "{error}");
     }
 }

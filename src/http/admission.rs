@@ -1,5 +1,5 @@
-//! Who may come in: requests in flight, decided on the head alone, and bytes in flight, decided before a body is read. A full
-//! server says so at once.
+//! Who may come in: requests in flight, decided on the head alone; and bytes in flight, decided before a body is read whose length
+//! is known, and as it grows where it is not, or is not held as a whole.
 //!
 //! A permit is shared by the request (its extensions, as `Arc<Permit>`) and the reply's body, and is given back when the
 //! last of both is gone: until then the request takes memory. (A concurrency layer of the usual kind gives it back when
@@ -232,12 +232,17 @@ impl Permit {
         self.cover(bytes)
     }
 
+    /// For what the request may come to take beside its body, of which nothing is set aside yet.
+    pub fn nothing_beside(&self) -> Beside {
+        Beside { admission: Arc::clone(&self.admission), bytes: 0 }
+    }
+
     /// Sets aside more for what the request takes beside its body, until that is dropped.
     ///
     /// # Errors
     /// [`InferError::Full`], or [`InferError::TooLarge`] where there never is as much; nothing is set aside.
     pub fn beside(&self, bytes: u64) -> Result<Beside, InferError> {
-        let mut beside = Beside { admission: Arc::clone(&self.admission), bytes: 0 };
+        let mut beside = self.nothing_beside();
         beside.grow_to(bytes)?;
         Ok(beside)
     }
@@ -276,15 +281,16 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Sets aside so many bytes instead: gives back what is more, where they are fewer.
-    ///
-    /// # Errors
-    /// As [`Beside::grow_to`].
-    pub fn set(&mut self, bytes: u64) -> Result<(), InferError> {
+    /// Sets aside so many bytes instead, or gives back what is more; whether there was room. Nobody is refused where there was none:
+    /// whoever asks has somewhere else to put it.
+    pub fn set(&mut self, bytes: u64) -> bool {
         let less = self.bytes.saturating_sub(bytes);
         self.admission.bytes.fetch_sub(less, Ordering::AcqRel);
         self.bytes -= less;
-        self.grow_to(bytes)
+        let more = bytes - self.bytes;
+        let fits = take(&self.admission.bytes, more, self.admission.limits.bytes_in_flight_max);
+        self.bytes += if fits { more } else { 0 };
+        fits
     }
 
     /// Sets aside what is missing to so many bytes.
@@ -384,8 +390,8 @@ mod tests {
         let admission = admission();
         let permit = admitted(&admission, 30).unwrap();
         let mut beside = permit.beside(50).unwrap();
-        beside.set(70).unwrap();
-        beside.set(60).unwrap();
+        assert!(beside.set(70) && !beside.set(71) && beside.set(60));
+        assert_eq!(admission.in_flight().refused_bytes, 0);
         beside.grow_to(10).unwrap();
         assert_eq!(admission.in_flight().bytes, 90);
         assert!(matches!(beside.grow_to(71), Err(InferError::Full { limit: 100, .. })));

@@ -31,7 +31,7 @@ const PIECE_BYTES_MIN: u64 = 64;
 pub struct BodyLimits {
     /// Bytes of the whole body.
     pub bytes_max: u64,
-    /// For the whole body, from when it is asked for.
+    /// For the whole body, from when it is asked for. Here and below, time in which nobody asks for more does not count.
     pub deadline: Duration,
     /// Nothing is asked of the rate for so long.
     pub grace: Duration,
@@ -84,6 +84,8 @@ pub struct Reader {
     /// That the body is said to have.
     length: Option<u64>,
     began: Instant,
+    /// When the last bytes were handed out, until more are asked for.
+    handed_out: Option<Instant>,
     received: u64,
     pieces: u64,
     permit: Option<Arc<Permit>>,
@@ -95,7 +97,17 @@ impl Reader {
     /// The clock starts now.
     pub fn new(body: Body, limits: BodyLimits) -> Reader {
         let (length, began) = (body.size_hint().exact(), Instant::now());
-        Reader { body, limits, length, began, received: 0, pieces: 0, permit: None, aligned: 0 }
+        Reader {
+            body,
+            limits,
+            length,
+            began,
+            handed_out: None,
+            received: 0,
+            pieces: 0,
+            permit: None,
+            aligned: 0,
+        }
     }
 
     /// Puts the byte at `offset` at an address that is aligned for any type, if the body is gathered: a tensor behind
@@ -142,6 +154,10 @@ impl Reader {
     /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::Full`] if it outgrows the budget, [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones,
     /// [`InferError::Cancelled`] if the connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
+        if let Some(since) = self.handed_out.take() {
+            // The caller may have had to wait for us meanwhile.
+            self.began += since.elapsed();
+        }
         loop {
             let due = self.limits.due(self.began, self.received, self.length);
             let frame = match tokio::time::timeout_at(due.into(), self.body.frame()).await {
@@ -171,6 +187,7 @@ impl Reader {
                 if let Some(permit) = &self.permit {
                     permit.cover_growing(self.received)?;
                 }
+                self.handed_out = Some(Instant::now());
                 return Ok(Some(bytes));
             }
         }
@@ -299,7 +316,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a test may panic
     use super::super::admission::{Admission, AdmissionLimits};
     use super::*;
-    use futures_util::stream;
+    use futures_util::{StreamExt, stream};
     use http_body::{Frame, SizeHint};
     use std::{
         convert::Infallible,
@@ -392,6 +409,24 @@ mod tests {
         let (result, _) = read("0123456789012345678901234567890123456789").await;
         assert!(matches!(result, Err(InferError::Full { .. })), "{result:?}");
         assert_eq!(admission.in_flight().bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn time_in_which_nobody_asks_for_more_is_not_the_callers() {
+        let (tell, told) = tokio::sync::oneshot::channel::<()>();
+        let second = stream::once(async move {
+            let _ = told.await;
+            Ok::<_, Infallible>(Bytes::from("two"))
+        });
+        let body = Body::from_stream(stream::iter([Ok(Bytes::from("one"))]).chain(second));
+        let mut reader = Reader::new(body, LIMITS);
+        assert_eq!(reader.next().await, Ok(Some("one".into())));
+        // As if it were an hour later, after which the second piece is not there at once.
+        let hour = Duration::from_secs(3600);
+        reader.began -= hour;
+        reader.handed_out = reader.handed_out.map(|since| since - hour);
+        tokio::spawn(async move { tell.send(()) });
+        assert_eq!(reader.next().await, Ok(Some("two".into())));
     }
 
     #[tokio::test]

@@ -110,8 +110,9 @@ pub(super) fn one_by_one(
 /// A file in a tensor.
 struct File {
     bytes: Bytes,
-    /// What is set aside for the bytes that its base64 stands for, if it is that.
-    base64: Option<Option<Arc<Beside>>>,
+    is_base64: bool,
+    /// What is set aside for the bytes that base64 stands for.
+    held: Option<Arc<Beside>>,
 }
 
 /// The files in a tensor. Room for what is in base64 is set aside beside the body, until the last of them was decoded.
@@ -146,13 +147,14 @@ fn files(
     }
     let broken = || InferError::Internal("lengths that were checked do not add up".into());
     let files = binary::strings(&tensor.data).ok_or_else(broken)?;
-    let texts = files.iter().filter(|file| is_base64(file)).map(|text| text.len() as u64 / 4 * 3).sum();
-    let held = match (texts, permit) {
-        (1.., Some(permit)) => Some(Arc::new(permit.beside_body(texts)?)),
-        _ => None,
-    };
-    let file = |bytes: Bytes| File { base64: is_base64(&bytes).then(|| held.clone()), bytes };
-    Ok(files.into_iter().map(file).collect())
+    let file = |bytes: Bytes| File { is_base64: is_base64(&bytes), bytes, held: None };
+    let mut files: Vec<File> = files.into_iter().map(file).collect();
+    let texts = files.iter().filter(|file| file.is_base64).map(|file| file.bytes.len() as u64 / 4 * 3).sum();
+    if let (1.., Some(permit)) = (texts, permit) {
+        let held = Arc::new(permit.beside_body(texts)?);
+        files.iter_mut().filter(|file| file.is_base64).for_each(|file| file.held = Some(Arc::clone(&held)));
+    }
+    Ok(files)
 }
 
 /// Whether an image is written in base64.
@@ -171,16 +173,17 @@ async fn decode(
     front: &Front,
     model: &Arc<Model>,
     call: &Call,
-    (index, File { bytes, base64 }): (usize, File),
+    (index, File { bytes, is_base64, held: _held }): (usize, File),
 ) -> Result<Image, InferError> {
-    let (file, _held) = match base64 {
-        None => (bytes, None),
-        Some(held) => {
-            let read = move || base64_text::decode(&String::from_utf8_lossy(&bytes));
-            let read = front.decode.run(read).await?;
-            let wrong = |error| InferError::BadRequest(format!("image {index} is not base64: {error}"));
-            (read.map_err(wrong)?.into(), held)
-        }
+    let file = if is_base64 {
+        let read = move || {
+            let text = std::str::from_utf8(&bytes).map_err(|error| error.to_string())?;
+            base64_text::decode(text).map_err(|error| error.to_string())
+        };
+        let wrong = |error| InferError::BadRequest(format!("image {index} is not base64: {error}"));
+        front.decode.run(read).await?.map_err(wrong)?.into()
+    } else {
+        bytes
     };
     let decoded = call.in_time(front.decode.stage(file, Arc::clone(model))).await;
     let Decoded { mut frames, took, share } = decoded.map_err(|error| of_image(index, error))?;

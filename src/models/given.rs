@@ -22,7 +22,7 @@ const PREFIX: &str = "ocelli-model-";
 /// A folder that is younger may be one of which its server has no lock yet.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
-/// The folder of one model, which goes with this; also where the server was killed, with the [next](remove_left_behind) one.
+/// The folder of one model, which is removed with this. Where the server was killed, [the next one](remove_left_behind) removes it.
 #[derive(Debug)]
 pub struct Kept {
     folder: TempDir,
@@ -130,7 +130,8 @@ fn keep(files: Vec<(Place, Bytes)>, parent: &Path) -> io::Result<Kept> {
     let mine = fs::Permissions::from_mode(0o700);
     let kept = tempfile::Builder::new().prefix(PREFIX).permissions(mine).tempdir_in(parent)?;
     let lock = File::open(kept.path())?;
-    lock.lock()?;
+    // Where it cannot be had, nobody else can have it either, and nobody removes the folder.
+    let _ = lock.lock();
     for (Place { folder, name }, bytes) in files {
         let folder = folder.map_or_else(|| kept.path().to_owned(), |folder| kept.path().join(folder));
         fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(name), bytes))?;

@@ -197,7 +197,8 @@ impl Opening {
         inboxes.0.iter().all(|inbox| probe.gpus().iter().any(|gpu| gpu.is(&inbox.uuid, &inbox.pci)))
     }
 
-    fn open(&self) -> Option<(NvmlProbe, Option<Watch>)> {
+    /// Opens it; `again`, where it was open until now.
+    fn open(&self, again: bool) -> Option<(NvmlProbe, Option<Watch>)> {
         let library = self.library.as_deref();
         let failed = |error: &Unavailable| match self.tries.is_first() {
             true => tracing::warn!(
@@ -207,7 +208,7 @@ impl Opening {
             false => tracing::debug!(%error, "NVML still cannot be used"),
         };
         let probe = NvmlProbe::open(library).inspect_err(failed).ok()?;
-        if !self.tries.is_first() && self.opened.is_none() {
+        if !self.tries.is_first() && !again {
             tracing::info!("NVML can be used now: it is seen who else uses GPUs");
         }
         let (happenings, told) = (Arc::clone(&self.happenings), Mutex::new(Told::default()));
@@ -263,13 +264,18 @@ impl Probe for Opening {
         let has_all = self.opened.as_ref().is_some_and(|(probe, _)| self.has_all(probe));
         if !has_all && self.tries.is_due() {
             // NVML looks for GPUs when it is opened first: what is open of it goes before that, or it would find the same ones.
-            if let Some((probe, watch)) = self.opened.take() {
+            let before = self.opened.take();
+            let again = before.is_some();
+            if let Some((probe, watch)) = before {
                 drop(probe);
                 if let Some(watch) = watch {
                     watch.end();
                 }
             }
-            self.opened = self.open();
+            self.opened = self.open(again);
+            if again && self.opened.is_none() {
+                self.tries.looks_left = 0;
+            }
         }
         self.opened.as_mut().map(|(probe, _)| probe.sample()).unwrap_or_default()
     }

@@ -146,7 +146,7 @@ impl Finding {
     fn charge_for(&mut self, posted: &Posted) {
         let options = &self.front.limits.stack;
         if matches!(posted, Posted::Stream(_)) && options.spill_folder.is_some() {
-            let mut share = Share::new(self.permit.clone(), options);
+            let mut share = Share::new(self.permit.as_deref(), options);
             let may_hold = Box::new(move |bytes| share.holds(bytes));
             self.stager = self.stager.take().map(|stager| stager.within(may_hold));
         }

@@ -81,7 +81,7 @@ pub(super) async fn predict(
     };
     let options = &front.limits.stack;
     let (reply, mut coming) =
-        Outgoing::new(options.limits.memory_bytes_max, Share::new(permit.clone(), options));
+        Outgoing::new(options.limits.memory_bytes_max, Share::new(permit.as_deref(), options));
     let drive = Drive::new(front, model, call, asked, permit);
     // The request's span goes with it: its lines have the request's id.
     let driving = tracing::Instrument::instrument(drive.run(posted, reply), tracing::Span::current());

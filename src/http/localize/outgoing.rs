@@ -8,11 +8,13 @@ use crate::{
 };
 use axum::http::HeaderMap;
 use bytes::{Bytes, BytesMut};
-use std::{pin::pin, time::Duration};
+use std::{collections::VecDeque, pin::pin, time::Duration};
 use tokio::sync::mpsc;
 
 /// Events that the connection may be behind before their bytes are put together.
 const EVENTS: usize = 16;
+/// Bytes that wait together, and become one event.
+const BLOCK_BYTES: usize = 64 << 10;
 /// How long to wait for the connection before asking again whether more may wait.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
@@ -33,7 +35,9 @@ pub(super) enum Event {
 /// Where events go to.
 pub(super) struct Outgoing {
     events: mpsc::Sender<Event>,
-    waiting: BytesMut,
+    /// In blocks, each of which goes by itself.
+    waiting: VecDeque<BytesMut>,
+    waiting_bytes: usize,
     waiting_bytes_max: usize,
     share: Share,
 }
@@ -42,7 +46,8 @@ impl Outgoing {
     /// One of which so many bytes may wait, if its share has room for them, and where its events come out.
     pub(super) fn new(waiting_bytes_max: usize, share: Share) -> (Outgoing, mpsc::Receiver<Event>) {
         let (events, coming) = mpsc::channel(EVENTS);
-        (Outgoing { events, waiting: BytesMut::new(), waiting_bytes_max, share }, coming)
+        let waiting = VecDeque::new();
+        (Outgoing { events, waiting, waiting_bytes: 0, waiting_bytes_max, share }, coming)
     }
 
     /// Whether bytes wait here.
@@ -58,24 +63,40 @@ impl Outgoing {
         if pieces.is_empty() {
             return Ok(());
         }
-        match self.events.try_reserve() {
-            Ok(room) if self.waiting.is_empty() => {
-                room.send(Event::Bytes(pieces));
-                return Ok(());
-            }
-            _ => self.waiting.extend(pieces),
+        if self.waiting.is_empty()
+            && let Ok(room) = self.events.try_reserve()
+        {
+            room.send(Event::Bytes(pieces));
+            return Ok(());
         }
-        let has_room = self.events.capacity() > 0 || self.events.is_closed();
-        if has_room || self.waiting.len() > self.waiting_bytes_max {
-            return self.catch_up().await;
+        pieces.iter().for_each(|piece| self.keep(piece));
+        while self.is_behind() && (self.events.capacity() > 0 || self.events.is_closed()) {
+            self.catch_up().await?;
         }
-        while !self.share.holds(self.waiting.len()) {
+        while self.waiting_bytes > self.waiting_bytes_max {
+            self.catch_up().await?;
+        }
+        while !self.share.holds(self.waiting_bytes) {
             // Others may give back what they hold before this caller reads.
             if let Ok(caught_up) = tokio::time::timeout(FULL_PAUSE, self.catch_up()).await {
-                return caught_up;
+                caught_up?;
             }
         }
         Ok(())
+    }
+
+    /// Lets bytes wait, behind those that wait already.
+    fn keep(&mut self, mut bytes: &[u8]) {
+        self.waiting_bytes += bytes.len();
+        while !bytes.is_empty() {
+            if self.waiting.back().is_none_or(|block| block.len() == BLOCK_BYTES) {
+                self.waiting.push_back(BytesMut::new());
+            }
+            let Some(block) = self.waiting.back_mut() else { return };
+            let (now, later) = bytes.split_at(bytes.len().min(BLOCK_BYTES - block.len()));
+            block.extend_from_slice(now);
+            bytes = later;
+        }
     }
 
     /// Waits for something else, and passes on what waits meanwhile.
@@ -93,15 +114,18 @@ impl Outgoing {
         }
     }
 
-    /// Passes on what waits, once there is room.
+    /// Passes on a block of what waits, once there is room: never all of it, which the connection would hold then.
     ///
     /// # Errors
     /// Nobody listens any more.
     async fn catch_up(&mut self) -> Result<(), InferError> {
         if self.is_behind() {
             let room = self.events.reserve().await.map_err(|_| InferError::Cancelled)?;
-            room.send(Event::Bytes(vec![self.waiting.split().freeze()]));
-            self.share.holds(0);
+            if let Some(block) = self.waiting.pop_front() {
+                self.waiting_bytes -= block.len();
+                room.send(Event::Bytes(vec![block.freeze()]));
+            }
+            self.share.holds(self.waiting_bytes);
         }
         Ok(())
     }
@@ -111,7 +135,9 @@ impl Outgoing {
     /// # Errors
     /// Nobody listens any more.
     pub(super) async fn send(&mut self, event: Event) -> Result<(), InferError> {
-        self.catch_up().await?;
+        while self.is_behind() {
+            self.catch_up().await?;
+        }
         self.events.send(event).await.map_err(|_| InferError::Cancelled)
     }
 }
@@ -119,7 +145,13 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Config, http::stack_options};
+    use crate::{
+        config::Config,
+        http::{
+            admission::{Admission, AdmissionLimits},
+            stack_options,
+        },
+    };
 
     fn outgoing(waiting_bytes_max: usize) -> (Outgoing, mpsc::Receiver<Event>) {
         let share = Share::new(None, &stack_options(&Config::default()));
@@ -168,6 +200,33 @@ mod tests {
         out.catch_up().await.unwrap();
         let after = taken(&mut coming);
         assert_eq!((before, after.len(), after.last()), (10 * EVENTS, 101, Some(&2)));
+    }
+
+    #[tokio::test]
+    async fn what_waits_beyond_its_share_is_charged_until_the_connection_has_taken_it() {
+        const MIB: usize = 1 << 20;
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 << 20 };
+        let admission = Admission::new(limits);
+        let permit = admission.admit().unwrap();
+        let share = Share::new(Some(&permit), &stack_options(&Config::default()));
+        let (mut out, mut coming) = Outgoing::new(64 * MIB, share);
+        for _ in 0..EVENTS {
+            out.bytes(piece(&[0])).await.unwrap();
+        }
+        out.bytes(piece(&vec![1; 5 * MIB])).await.unwrap();
+        let charged = || admission.in_flight().bytes as usize;
+        assert_eq!(charged(), 3 * MIB, "2 MiB are its own");
+        // A block goes for each event that is taken.
+        coming.try_recv().unwrap();
+        out.catch_up().await.unwrap();
+        assert_eq!(charged(), 3 * MIB - BLOCK_BYTES);
+        let mut all = 0;
+        while out.is_behind() {
+            all += taken(&mut coming).len();
+            out.catch_up().await.unwrap();
+        }
+        all += taken(&mut coming).len();
+        assert_eq!((all, charged()), (EVENTS - 1 + 5 * MIB, 0));
     }
 
     #[tokio::test]

@@ -5,9 +5,8 @@ use crate::{
     http::admission::{Beside, Permit},
     image::stack::Options,
 };
-use std::sync::Arc;
-
-/// Taken ahead from the connection, the frame that is read, and the two shares below.
+/// Half of it is for what is taken from the connection ahead of the work (`drive::Ahead`), and a quarter each for what cannot be read
+/// yet and for rows that the caller does not take yet.
 const STACK_BYTES: u64 = 8 << 20;
 
 /// What a stack is charged for before any of it is read, in bytes. Where it has no temporary file, that is all that it may ever
@@ -19,28 +18,21 @@ pub(super) fn of_stack(options: &Options) -> u64 {
 
 /// Memory of one kind that a stack holds.
 pub(super) struct Share {
-    permit: Option<Arc<Permit>>,
     own: u64,
+    /// Nothing where nobody counts.
     beyond: Option<Beside>,
 }
 
 impl Share {
     /// One of four such shares of what a stack is charged for.
-    pub(super) fn new(permit: Option<Arc<Permit>>, options: &Options) -> Share {
-        Share { permit, own: of_stack(options) / 4, beyond: None }
+    pub(super) fn new(permit: Option<&Permit>, options: &Options) -> Share {
+        Share { own: of_stack(options) / 4, beyond: permit.map(Permit::nothing_beside) }
     }
 
     /// So many bytes are held: charges for what is beyond its own, or gives that back. Whether there is room for them.
     pub(super) fn holds(&mut self, bytes: usize) -> bool {
         let more = (bytes as u64).saturating_sub(self.own);
-        match (&mut self.beyond, &self.permit) {
-            (Some(beyond), _) => beyond.set(more).is_ok(),
-            (None, Some(permit)) if more > 0 => {
-                self.beyond = permit.beside(more).ok();
-                self.beyond.is_some()
-            }
-            (None, _) => true,
-        }
+        self.beyond.as_mut().is_none_or(|beyond| beyond.set(more))
     }
 }
 
@@ -61,7 +53,8 @@ mod tests {
         let own = (of_stack(&options) / 4) as usize;
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 100 };
         let admission = Admission::new(limits);
-        let mut share = Share::new(admission.admit().ok().map(Arc::new), &options);
+        let permit = admission.admit().expect("it is the first");
+        let mut share = Share::new(Some(&permit), &options);
         for (held, fits, charged) in
             [(own, true, 0), (own + 60, true, 60), (own + 101, false, 60), (own + 40, true, 40), (0, true, 0)]
         {

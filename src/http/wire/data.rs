@@ -1,9 +1,9 @@
 //! The `data` of a JSON tensor, straight into the tensor's bytes: no tree of values in between, and each number is
-//! rounded once, to its own type.
+//! rounded once, to its own type (those of half precision by way of FP64).
 //!
 //! `data` has its elements in row-major order, flat or in lists within lists: which they are says the shape, and not how they are
 //! nested, as in Triton. NaN and the infinities come as strings ([`not_finite`]).
-//! FP16 and BF16 do not travel as JSON; they come as binary tensors.
+//! FP16 and BF16 do not travel as JSON by the Open Inference Protocol; in rows ([`nested`]) they do.
 
 use super::{clipped, not_finite};
 use crate::{

@@ -57,6 +57,9 @@ pub(super) fn word(number: f64) -> Option<&'static str> {
 
 /// The same text with quotes around bare words where they stand outside of strings; `None` if there are none.
 fn quoted(json: &[u8]) -> Option<Vec<u8>> {
+    // Most of what cannot be read has none, and is not copied.
+    let has = |word: &str| json.windows(word.len()).any(|there| there == word.as_bytes());
+    WORDS.into_iter().find(|word| has(word))?;
     let (mut out, mut found, mut at) = (Vec::with_capacity(json.len() + 64), false, 0);
     let (mut string, mut escaped) = (false, false);
     while let Some(&byte) = json.get(at) {

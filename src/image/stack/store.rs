@@ -20,6 +20,9 @@ const PADDING_BYTES: u64 = 16;
 /// Ranges that are released before they come. More than these are not remembered, which costs memory only.
 const DOOMED_MAX: usize = 4096;
 
+/// Fewer are not worth a write to the temporary file and a look at all pieces, where somebody else has no room for them.
+const SPILL_BYTES_MIN: usize = 64 << 10;
+
 /// Bytes that are copied at once where they do not lie together in memory: a multiple of every number's.
 const APART_BYTES: usize = 16 << 10;
 
@@ -156,7 +159,7 @@ impl Store {
         if self.spill.possible() {
             return if self.held > self.memory_bytes_max / 4 * 3 {
                 self.spill_to(self.memory_bytes_max / 2)
-            } else if self.told() {
+            } else if self.told() || self.held < SPILL_BYTES_MIN {
                 Ok(())
             } else {
                 self.spill_to(0)
