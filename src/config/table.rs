@@ -273,7 +273,7 @@ options! {
             "A request counts from its headers until its reply has been sent. Of a gRPC stream each message counts as one; as many streams may be open beside them.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once, and of what replies hold until their end; more are answered with 429.",
-            "A body counts with its announced length, one without a length as it grows; a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
+            "A body counts as it grows, up to twice what has come where its length is known; a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
         body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
@@ -291,7 +291,7 @@ options! {
             "Counted from the first read of the body.";
         body_rate_bytes_min: u64, Bytes { min: 0, max: TIB }, "1024",
             "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
-            "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms, since memory is set aside for it. 0 turns off both.";
+            "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms. 0 turns off both.";
     }
     section "Shared GPUs" {
         while_waiting: WhileWaiting, Choice(&["cpu", "wait"]), "cpu",
@@ -339,7 +339,7 @@ options! {
     section "Stacks of camera frames" {
         stack_bytes_max: u64, Bytes { min: KIB, max: 1024 * TIB }, "1TiB",
             "The longest stack that a fitter takes, in bytes; a longer one is answered with 413.",
-            "A stack is read as it comes in and is never held as a whole: this bounds a request, not memory. body_timeout_ms does not apply.";
+            "A stack is read as it comes in and is never held as a whole: this bounds a request, not memory. It may come for as long as it likes, and be silent for body_timeout_ms at a time.";
         stack_frames_max: u64, Count { min: 1, max: 4_294_967_295 }, "100000000",
             "Frames of one stack.",
             "Sides and pixels of a frame are bounded as those of an image are.";

@@ -8,7 +8,7 @@ use crate::{
     http::{
         STACK_DEADLINE,
         admission::Permit,
-        body::{BodyLimits, Reader},
+        body::{BodyLimits, Reader, ahead_of},
         coding::{Coding, Unpacking},
     },
 };
@@ -51,7 +51,13 @@ pub(super) struct Charge {
 /// as packed as it comes, and is to be small.
 pub(super) fn limited(body: Body, limits: BodyLimits, messages: Messages, charge: Option<Charge>) -> Body {
     // A caller may be silent between two messages for as long as it likes, and within none.
-    let between = BodyLimits { bytes_max: u64::MAX, deadline: STACK_DEADLINE, rate_min: 0, ..limits };
+    let between = BodyLimits {
+        bytes_max: u64::MAX,
+        deadline: STACK_DEADLINE,
+        rate_min: 0,
+        silence_max: STACK_DEADLINE,
+        ..limits
+    };
     let within = BodyLimits { bytes_max: u64::MAX, ..limits };
     let reader = match messages {
         // Trimmed to what came at the end.
@@ -131,7 +137,7 @@ impl Framing {
         let (mut at, mut plain) = (0, 0);
         if self.left > 0 && self.unpacked.is_none() {
             // What was set aside for it may have gone with one that came before it, in the same piece.
-            self.cover(self.whole)?;
+            self.cover()?;
         }
         while at < bytes.len() {
             if self.left > 0 {
@@ -142,6 +148,9 @@ impl Framing {
                 }
                 self.left -= seen as u64;
                 at += seen;
+                if self.unpacked.is_none() {
+                    self.cover()?;
+                }
             } else {
                 self.begin(bytes[at], || read.extend(part(&bytes, plain, at)))?;
                 at += 1;
@@ -185,11 +194,13 @@ impl Framing {
         if got > limit {
             return Err(InferError::TooLarge { what, got, limit, option });
         }
-        if self.unpacked.is_none() { self.cover(self.whole) } else { Ok(()) }
+        if self.unpacked.is_none() { self.cover() } else { Ok(()) }
     }
 
-    fn cover(&self, bytes: u64) -> Result<(), InferError> {
-        self.charge.as_ref().map_or(Ok(()), |charge| charge.permit.cover(bytes))
+    /// Charges for the message that is coming, as a body of its length.
+    fn cover(&self) -> Result<(), InferError> {
+        let Some(charge) = &self.charge else { return Ok(()) };
+        charge.permit.cover(ahead_of(self.whole - self.left, Some(self.whole)))
     }
 }
 
@@ -243,7 +254,8 @@ fn keep(
     if got > limit {
         return Err(InferError::TooLarge { what: "the unpacked message in bytes", got, limit, option });
     }
-    permit.cover_growing(got)?;
+    // Once here, and once where it is gathered to be decoded.
+    permit.cover_growing(2 * got)?;
     match pieces.last_mut() {
         Some(last) if last.capacity() - last.len() >= piece.len() => last.extend_from_slice(piece),
         _ => {
@@ -272,6 +284,7 @@ mod tests {
             deadline: Duration::from_secs(1),
             grace: Duration::ZERO,
             rate_min: 0,
+            silence_max: Duration::from_secs(3600),
             option: "body_bytes_max",
         };
         Framing::new(limits, Some(Charge { permit, coding: Some(Coding::Gzip) }))
@@ -317,13 +330,13 @@ mod tests {
 
     #[test]
     fn of_packed_messages_that_come_together_one_is_unpacked_at_a_time() {
-        let mut framing = framing(1 << 20, 2 << 20);
+        let mut framing = framing(1 << 20, 4 << 20);
         let mut came = Bytes::from([packed(500_000), packed(600_000), message(3)].concat());
         let permit = Arc::clone(&framing.charge.as_ref().unwrap().permit);
         for bytes in [500_000, 600_000] {
             let read = framing.see(&mut came).unwrap();
             assert_eq!(read.concat(), message(bytes));
-            assert!(permit.bytes() >= u64::from(bytes) && permit.bytes() <= 1 << 20, "{}", permit.bytes());
+            assert!(permit.bytes() >= u64::from(bytes) && permit.bytes() <= 2 << 20, "{}", permit.bytes());
             // It has been handed over.
             permit.trim(0);
         }
@@ -340,9 +353,9 @@ mod tests {
     #[test]
     fn a_packed_message_is_charged_and_bounded_by_what_comes_out_of_it() {
         const MIB: u32 = 1 << 20;
-        let mut framing = framing(u64::from(4 * MIB), u64::from(5 * MIB));
+        let mut framing = framing(u64::from(4 * MIB), u64::from(9 * MIB));
         framing.see(&mut Bytes::from(packed(3 * MIB))).unwrap();
-        assert_eq!(framing.charge.as_ref().unwrap().permit.bytes(), u64::from(3 * MIB));
+        assert_eq!(framing.charge.as_ref().unwrap().permit.bytes(), u64::from(6 * MIB));
         let told = framing.see(&mut Bytes::from(packed(4 * MIB + 1))).unwrap_err().to_string();
         assert!(told.ends_with("more than the limit of 4194304; raise it with body_bytes_max"), "{told}");
         let mut narrow = self::framing(u64::from(4 * MIB), u64::from(2 * MIB));

@@ -18,6 +18,9 @@ use std::{
 /// What is set aside before the first byte of a body of unknown length.
 const START_BYTES: usize = 16 * 1024;
 
+/// The same at most for one of known length, so that words alone take no addresses either; a larger one has its room when so much has come.
+const ROOM_BYTES_MAX: usize = 16 << 20;
+
 /// Where a tensor in a body begins: engines read numbers in place only where they are aligned.
 const ALIGN: usize = 64;
 
@@ -25,6 +28,17 @@ const ALIGN: usize = 64;
 const PIECES_FREE: u64 = 1 << 16;
 /// Bytes that pieces must have on average once there are more: each costs work of its own, most of all chunks of a byte.
 const PIECE_BYTES_MIN: u64 = 64;
+
+/// Bytes of a body of known length that are charged at once. All of it would let whoever says that much is to come take the memory of
+/// others by words alone.
+const AT_ONCE_BYTES: u64 = 1 << 20;
+
+/// What a body counts as of which so much has come: ahead of what is there, where it is known how much will be, so that one that
+/// finds no room is told so early.
+pub(crate) fn ahead_of(received: u64, length: Option<u64>) -> u64 {
+    let ahead = |length: u64| received.saturating_mul(2).max(AT_ONCE_BYTES).min(length);
+    length.map_or(0, ahead).max(received)
+}
 
 /// How much, and how slowly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +51,8 @@ pub struct BodyLimits {
     pub grace: Duration,
     /// Bytes per second that must come after the grace, on average since its end. 0: any rate.
     pub rate_min: u64,
+    /// How long nothing may come at most, however much has come before.
+    pub silence_max: Duration,
     /// The option that raises `bytes_max`; empty where none does.
     pub option: &'static str,
 }
@@ -54,7 +70,6 @@ impl BodyLimits {
     }
 
     /// Bytes per second that must come of a body of this length: if it is known, as many as bring all of it within the deadline.
-    /// Memory is set aside for all of it, and nobody holds that without filling it.
     fn rate(&self, length: Option<u64>) -> u64 {
         if self.rate_min == 0 {
             return 0;
@@ -63,15 +78,11 @@ impl BodyLimits {
         self.rate_min.max(pace as u64)
     }
 
-    /// The instant by which more must have come, given what has come since `began` of a body of this length.
-    fn due(&self, began: Instant, received: u64, length: Option<u64>) -> Instant {
-        let deadline = began + self.deadline;
+    /// The time for which a body of this length of which so much has come is fast enough; `None` for ever.
+    fn earned(&self, received: u64, length: Option<u64>) -> Option<Duration> {
         match self.rate(length) {
-            0 => deadline,
-            rate => {
-                let earned = Duration::from_secs_f64(received as f64 / rate as f64);
-                deadline.min(began + self.grace + earned)
-            }
+            0 => None,
+            rate => Some(self.grace + Duration::from_secs_f64(received as f64 / rate as f64)),
         }
     }
 }
@@ -86,6 +97,8 @@ pub struct Reader {
     began: Instant,
     /// When the last bytes were handed out, until more are asked for.
     handed_out: Option<Instant>,
+    /// Of the time that was earned, what was more than may be silent at once.
+    forfeited: Duration,
     received: u64,
     pieces: u64,
     permit: Option<Arc<Permit>>,
@@ -103,6 +116,7 @@ impl Reader {
             length,
             began,
             handed_out: None,
+            forfeited: Duration::ZERO,
             received: 0,
             pieces: 0,
             permit: None,
@@ -118,8 +132,8 @@ impl Reader {
         self
     }
 
-    /// Charges the permit for the body: where its length is known and it is read in one piece, for all of it before any is read;
-    /// else as it grows; and for no more than its true length at its end.
+    /// Charges the permit for the body: where its length is known and it is read in one piece, for up to a MiB of it before any is read;
+    /// as it grows, for [twice](ahead_of) what has come; and for no more than its true length at its end.
     #[must_use]
     pub fn charged_to(mut self, permit: Arc<Permit>) -> Reader {
         self.permit = Some(permit);
@@ -129,7 +143,17 @@ impl Reader {
     /// Other limits from now on, whose clocks and counts begin now: for a body that is one message after the other.
     pub(crate) fn limited_by(&mut self, limits: BodyLimits) {
         (self.limits, self.began, self.received, self.pieces) = (limits, Instant::now(), 0, 0);
-        self.length = None;
+        (self.length, self.forfeited) = (None, Duration::ZERO);
+    }
+
+    /// The instant by which more must have come. What was earned beyond the longest silence is lost, so that it cannot be saved up.
+    fn due(&mut self) -> Instant {
+        let deadline = self.began + self.limits.deadline;
+        let Some(earned) = self.limits.earned(self.received, self.length) else { return deadline };
+        let (due, latest) =
+            (self.began + earned.saturating_sub(self.forfeited), Instant::now() + self.limits.silence_max);
+        self.forfeited += due.saturating_duration_since(latest);
+        deadline.min(due).min(latest)
     }
 
     /// What comes under these limits is said to have so many bytes.
@@ -151,15 +175,16 @@ impl Reader {
     /// The next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::Full`] if it outgrows the budget, [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones,
-    /// [`InferError::Cancelled`] if the connection was lost.
+    /// [`InferError::TooLarge`], [`InferError::SlowBody`], [`InferError::Full`] if it outgrows the budget,
+    /// [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones, [`InferError::Cancelled`] if the
+    /// connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
         if let Some(since) = self.handed_out.take() {
             // The caller may have had to wait for us meanwhile.
             self.began += since.elapsed();
         }
         loop {
-            let due = self.limits.due(self.began, self.received, self.length);
+            let due = self.due();
             let frame = match tokio::time::timeout_at(due.into(), self.body.frame()).await {
                 Err(_) => return Err(self.slow()),
                 Ok(None) => {
@@ -185,7 +210,7 @@ impl Reader {
                     )));
                 }
                 if let Some(permit) = &self.permit {
-                    permit.cover_growing(self.received)?;
+                    permit.cover_growing(ahead_of(self.received, self.length))?;
                 }
                 self.handed_out = Some(Instant::now());
                 return Ok(Some(bytes));
@@ -201,7 +226,7 @@ impl Reader {
     pub async fn all(mut self) -> Result<Bytes, InferError> {
         let announced = self.announced()?;
         if let (Some(length), Some(permit)) = (announced, &self.permit) {
-            permit.cover(length)?;
+            permit.cover(ahead_of(0, Some(length)))?;
         }
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
@@ -209,8 +234,8 @@ impl Reader {
         let aligned = self.aligned;
         let gathered = |parts: &[Bytes]| {
             let so_far: usize = parts.iter().map(Bytes::len).sum();
-            // An announced length is within the limit, and was set aside.
-            let room = announced.map_or(START_BYTES, |announced| announced as usize);
+            // An announced length is within the limit, and takes memory as it is filled.
+            let room = announced.map_or(START_BYTES, |announced| (announced as usize).min(ROOM_BYTES_MAX));
             let mut whole = BytesMut::with_capacity(room.max(so_far) + ALIGN);
             let before = whole.as_ptr().addr().wrapping_add(aligned).wrapping_neg() % ALIGN;
             whole.resize(before, 0);
@@ -229,6 +254,10 @@ impl Reader {
             gathered(&[first, second])
         };
         while let Some(bytes) = self.next().await? {
+            // By now so much of it is there that the rest will come.
+            if let (Some(length), true) = (announced, whole.len() + bytes.len() > whole.capacity()) {
+                whole.reserve((length as usize).saturating_sub(whole.len()));
+            }
             whole.extend_from_slice(&bytes);
         }
         Ok(whole.freeze())
@@ -329,6 +358,7 @@ mod tests {
         deadline: Duration::from_secs(60),
         grace: Duration::from_secs(5),
         rate_min: 1000,
+        silence_max: Duration::from_secs(60),
         option: "body_bytes_max",
     };
 
@@ -430,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_of_known_length_is_charged_for_all_of_it_before_any_is_read() {
+    async fn a_body_of_known_length_is_charged_before_any_is_read_and_ahead_of_what_came() {
         let limits = AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max: 100 };
         let admission = Admission::new(limits);
         let (one, other) = (admission.admit().unwrap(), Arc::new(admission.admit().unwrap()));
@@ -444,6 +474,33 @@ mod tests {
         let body = Body::from(vec![0; 60]);
         let read = Reader::new(body, LIMITS).charged_to(Arc::clone(&other)).all().await.unwrap();
         assert_eq!((read.len(), other.bytes()), (60, 60));
+        const MIB: u64 = 1 << 20;
+        for (received, length, counts) in
+            [(3, None, 3), (3, Some(100), 100), (0, Some(9 * MIB), MIB), (4 * MIB, Some(9 * MIB), 8 * MIB)]
+        {
+            assert_eq!(ahead_of(received, length), counts);
+        }
+    }
+
+    #[tokio::test]
+    async fn time_that_was_earned_is_not_saved_up_beyond_the_longest_silence() {
+        let silence_max = Duration::from_secs(20);
+        let limits = BodyLimits { silence_max, deadline: Duration::from_secs(30 * 24 * 3600), ..LIMITS };
+        let mut reader = Reader::new(frames(vec![Bytes::from(vec![0; 500_000]), "a".into()]), limits);
+        let left = |reader: &mut Reader| reader.due().saturating_duration_since(Instant::now());
+        assert!(left(&mut reader) <= LIMITS.grace);
+        reader.next().await.unwrap();
+        // It is worth 500 s.
+        assert!(left(&mut reader) <= silence_max && left(&mut reader) > silence_max / 2);
+        // Most of that is over, and a byte more is worth a millisecond.
+        reader.began -= Duration::from_secs(19);
+        reader.next().await.unwrap();
+        assert!(left(&mut reader) < silence_max / 2);
+        // However much has come, more is worth more.
+        for received in [1 << 32, 1 << 40, 1 << 50] {
+            reader.received = received;
+            assert!(left(&mut reader) > silence_max / 2, "{received} bytes");
+        }
     }
 
     /// A body of 60 bytes of which none comes.
@@ -470,19 +527,21 @@ mod tests {
 
     #[test]
     fn more_is_due_at_the_rate_after_the_grace_and_all_by_the_deadline() {
-        let began = Instant::now();
-        let due = |received, length| LIMITS.due(began, received, length) - began;
+        let due = |received, length| LIMITS.earned(received, length).unwrap();
         for short in [None, Some(0), Some(60_000)] {
             assert_eq!(due(0, short), Duration::from_secs(5));
             assert_eq!(due(2500, short), Duration::from_millis(7500));
-            assert_eq!(due(900_000, short), Duration::from_secs(60));
         }
         // One that says how long it is, and could not be whole in time at that rate.
         let long = Some(600_000);
         assert_eq!(due(2500, long), Duration::from_millis(5250));
-        assert_eq!(due(550_000, long), Duration::from_secs(60));
         let any = BodyLimits { rate_min: 0, ..LIMITS };
-        assert_eq!(any.due(began, 0, long) - began, Duration::from_secs(60));
+        assert_eq!(any.earned(0, long), None);
+        for (received, limits) in [(900_000, LIMITS), (0, any)] {
+            let mut reader = Reader::new(Body::empty(), limits);
+            reader.received = received;
+            assert_eq!(reader.due(), reader.began + LIMITS.deadline);
+        }
     }
 
     #[tokio::test]

@@ -208,6 +208,7 @@ impl Front {
             deadline: config.body_timeout_ms,
             grace: BODY_GRACE,
             rate_min: config.body_rate_bytes_min,
+            silence_max: config.body_timeout_ms,
             option: "body_bytes_max",
         };
         let limits = Limits {

@@ -80,6 +80,7 @@ async fn length(request: Request, deadline: Duration) -> Result<String, InferErr
         deadline,
         grace: LONG,
         rate_min: 0,
+        silence_max: Duration::from_secs(3600),
         option: "body_bytes_max",
     };
     let bytes = body::read(request.into_body(), limits).await?;

@@ -225,7 +225,8 @@ mod tests {
     async fn read(coding: Coding, sent: Vec<u8>, bytes_max: u64) -> Result<Bytes, InferError> {
         let deadline = Duration::from_secs(60);
         let option = "body_bytes_max";
-        let limits = BodyLimits { bytes_max, deadline, grace: deadline, rate_min: 0, option };
+        let limits =
+            BodyLimits { bytes_max, deadline, grace: deadline, rate_min: 0, silence_max: deadline, option };
         let body = Unpacked::new(Body::from(sent), coding).unwrap();
         body::read(Body::new(body), limits).await
     }

@@ -6,6 +6,9 @@ use serde::Deserialize;
 
 const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
+/// Longer texts are not read a second time: that takes seconds and as much memory again, and numbers of that many go as binary data.
+const BYTES_MAX: usize = 16 << 20;
+
 /// What becomes of them in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotFinite {
@@ -17,7 +20,7 @@ pub(super) enum NotFinite {
     Refused,
 }
 
-/// Reads an object in which bare words may stand for numbers; `room` is for its text with quotes around them.
+/// Reads an object in which, up to 16 MiB, bare words may stand for numbers; `room` is for its text with quotes around them.
 ///
 /// # Errors
 /// What is no JSON beside that.
@@ -26,6 +29,9 @@ pub(super) fn read<'a, T: Deserialize<'a>>(json: &'a [u8], room: &'a mut Vec<u8>
         Ok(read) => return Ok(read),
         Err(error) => error,
     };
+    if json.len() > BYTES_MAX {
+        return Err(error);
+    }
     *room = quoted(json).ok_or(error)?;
     object(room)
 }

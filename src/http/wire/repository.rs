@@ -390,6 +390,10 @@ mod tests {
         assert!(got.notes.len() == 2 && told("optimization") && told("response_cache"), "{:?}", got.notes);
         refuses(&json!({ "version_policy": { "latest": { "num_versions": 0 } } }), "num_versions is 0");
         refuses(&json!({ "version_policy": { "newest": {} } }), "newest");
+        let specific =
+            |versions: Vec<i64>| json!({ "version_policy": { "specific": { "versions": versions } } });
+        refuses(&specific((0..1001).collect()), "names 1001 versions, more than the limit of 1000");
+        refuses(&specific(vec![1, -1]), "names -1");
         refuses(&json!({ "optimization": { "colour": 1 } }), "colour");
     }
 

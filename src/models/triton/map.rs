@@ -340,6 +340,9 @@ pub fn gpus(placing: &Placing) -> Vec<i32> {
     placing.devices.iter().filter_map(number).collect()
 }
 
+/// Versions that a policy may name: each is listed, be it there or not.
+const VERSIONS_MAX: usize = 1000;
+
 /// Without a policy the highest version is served.
 pub(super) fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> Versions {
     match policy.and_then(|policy| policy.policy_choice.as_ref()) {
@@ -354,6 +357,15 @@ pub(super) fn versions(told: &mut Told, policy: Option<&ModelVersionPolicy>) -> 
         Some(PolicyChoice::Specific(specific)) => {
             if specific.versions.is_empty() {
                 told.wrong("version_policy.specific names no versions".to_owned());
+            }
+            let count = specific.versions.len();
+            if count > VERSIONS_MAX {
+                told.wrong(format!(
+                    "version_policy.specific names {count} versions, more than the limit of {VERSIONS_MAX}"
+                ));
+            }
+            if let Some(version) = specific.versions.iter().find(|version| **version < 0) {
+                told.wrong(format!("version_policy.specific names {version}: versions are 0 or more"));
             }
             Versions::Specific(specific.versions.iter().map(i64::to_string).collect())
         }
