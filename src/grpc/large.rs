@@ -38,6 +38,7 @@ pub(super) fn routes(service: Arc<Service>, bytes_max: usize) -> Router {
 impl Large {
     fn grpc<E: Message + 'static, D: Countable>(&self, request: &Request) -> Grpc<Counted<E, D>> {
         let permit = request.extensions().get::<Arc<Permit>>().cloned();
+        // `incoming` has unpacked them: this lets the header pass that says what with.
         Grpc::new(Counted::charged_to(permit))
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate)

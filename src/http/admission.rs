@@ -196,7 +196,7 @@ impl Permit {
     /// # Errors
     /// [`InferError::Full`]; what was set aside stays.
     pub fn cover(&self, bytes: u64) -> Result<(), InferError> {
-        self.cover_one_of([bytes])
+        self.set_aside(bytes, bytes)
     }
 
     /// The same for a body that has come to `bytes` and grows, with something ahead so that not each frame asks.
@@ -204,17 +204,17 @@ impl Permit {
     /// # Errors
     /// As [`Permit::cover`].
     pub fn cover_growing(&self, bytes: u64) -> Result<(), InferError> {
-        self.cover_one_of([bytes.next_multiple_of(COVER_STEP_BYTES), bytes])
+        self.set_aside(bytes, bytes.next_multiple_of(COVER_STEP_BYTES))
     }
 
-    /// The first of these for which there is room; the last is what is needed.
-    fn cover_one_of<const N: usize>(&self, wanted: [u64; N]) -> Result<(), InferError> {
+    /// Sets aside what is missing to so many bytes: to those that are wanted if there is room, else to those that are needed.
+    fn set_aside(&self, needed: u64, wanted: u64) -> Result<(), InferError> {
         let now = self.bytes();
-        if wanted.last().is_none_or(|needed| *needed <= now) {
+        if needed <= now {
             return Ok(());
         }
         let max = self.admission.limits.bytes_in_flight_max;
-        let more = wanted.map(|bytes| bytes - now);
+        let more = [wanted - now, needed - now];
         let Some(taken) = more.into_iter().find(|more| take(&self.admission.bytes, *more, max)) else {
             self.admission.refused_bytes.fetch_add(1, Ordering::Relaxed);
             return Err(self.admission.full(BYTES_IN_FLIGHT, max));

@@ -147,11 +147,11 @@ impl Reader {
     }
 
     /// The instant by which more must have come. What was earned beyond the longest silence is lost, so that it cannot be saved up.
-    fn due(&mut self) -> Instant {
+    fn due(&mut self, now: Instant) -> Instant {
         let deadline = self.began + self.limits.deadline;
         let Some(earned) = self.limits.earned(self.received, self.length) else { return deadline };
         let (due, latest) =
-            (self.began + earned.saturating_sub(self.forfeited), Instant::now() + self.limits.silence_max);
+            (self.began + earned.saturating_sub(self.forfeited), now + self.limits.silence_max);
         self.forfeited += due.saturating_duration_since(latest);
         deadline.min(due).min(latest)
     }
@@ -179,12 +179,13 @@ impl Reader {
     /// [`InferError::BadRequest`] for a malformed chunk and for a flood of tiny ones, [`InferError::Cancelled`] if the
     /// connection was lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, InferError> {
+        let mut now = Instant::now();
         if let Some(since) = self.handed_out.take() {
             // The caller may have had to wait for us meanwhile.
-            self.began += since.elapsed();
+            self.began += now - since;
         }
         loop {
-            let due = self.due();
+            let due = self.due(now);
             let frame = match tokio::time::timeout_at(due.into(), self.body.frame()).await {
                 Err(_) => return Err(self.slow()),
                 Ok(None) => {
@@ -215,6 +216,7 @@ impl Reader {
                 self.handed_out = Some(Instant::now());
                 return Ok(Some(bytes));
             }
+            now = Instant::now();
         }
     }
 
@@ -487,7 +489,7 @@ mod tests {
         let silence_max = Duration::from_secs(20);
         let limits = BodyLimits { silence_max, deadline: Duration::from_secs(30 * 24 * 3600), ..LIMITS };
         let mut reader = Reader::new(frames(vec![Bytes::from(vec![0; 500_000]), "a".into()]), limits);
-        let left = |reader: &mut Reader| reader.due().saturating_duration_since(Instant::now());
+        let left = |reader: &mut Reader| reader.due(Instant::now()).saturating_duration_since(Instant::now());
         assert!(left(&mut reader) <= LIMITS.grace);
         reader.next().await.unwrap();
         // It is worth 500 s.
@@ -540,7 +542,7 @@ mod tests {
         for (received, limits) in [(900_000, LIMITS), (0, any)] {
             let mut reader = Reader::new(Body::empty(), limits);
             reader.received = received;
-            assert_eq!(reader.due(), reader.began + LIMITS.deadline);
+            assert_eq!(reader.due(Instant::now()), reader.began + LIMITS.deadline);
         }
     }
 

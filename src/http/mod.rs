@@ -111,8 +111,8 @@ pub struct Limits {
 
 /// How stacks are read under a configuration, by requests and by `ocelli predict` alike.
 pub fn stack_options(config: &Config) -> stack::Options {
-    // Each stack is charged for it: with more, none could ever be let in. The other half is for what spots are looked for in, and
-    // for other requests.
+    // Without a temporary file each stack is charged for all of it: with more, none could ever be let in. The other half is for what
+    // spots are looked for in, and for other requests.
     let charged_max = usize::try_from(config.in_flight_bytes_max / 2).unwrap_or(usize::MAX);
     let limits = stack::Limits {
         side_max: config.image_side_max,

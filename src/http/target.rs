@@ -40,8 +40,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
         let model = segment(parts, state, "model").await?.unwrap_or_default();
         let version = segment(parts, state, "version").await?;
         // TorchServe's versions have a point: 1.0 is 1.
-        let version =
-            version.map(|version| version.strip_suffix(".0").map_or(version.clone(), str::to_owned));
+        let version = version.map(|version| version.strip_suffix(".0").unwrap_or(&version).to_owned());
         Ok(Target { model, version })
     }
 }

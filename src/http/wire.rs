@@ -5,7 +5,8 @@
 //! - [`request`]: an inference request of the Open Inference Protocol, JSON with or without binary tensors behind it.
 //! - [`raw`]: an inference request that is nothing but its input's data.
 //! - [`binary`]: tensors as bytes; `base64_text`: bytes as text.
-//! - [`data`]: the numbers of a JSON tensor, straight into its bytes; `list`: lists of JSON, element by element.
+//! - [`data`]: the numbers of a JSON tensor, straight into its bytes; `not_finite`: those that JSON lacks; `list`: lists of JSON,
+//!   element by element; `members`: objects of which a request has few.
 //! - [`reply`]: the reply to an inference request; [`classification`]: an output's best classes instead of its values.
 //! - [`repository`]: which models there shall be.
 //! - [`v1`]: predictions by KServe's first protocol.

@@ -107,7 +107,8 @@ fn explain(kind: Kind) -> Entry {
         ),
         SLOW_BODY => entry(
             "The whole body has a deadline (`body_timeout_ms`), and after a grace it must keep a minimum rate \
-             (`body_rate_bytes_min`).",
+             (`body_rate_bytes_min`), or that which brings all of it in time, where it says how long it is. A stack of camera \
+             frames has no deadline, but may be silent for `body_timeout_ms` at a time at most.",
             "Send it again over a better connection, or less at once.",
             InferError::SlowBody(
                 "1460 bytes of the body came in 9002 ms; after 5000 ms it must come at 1024 bytes/s or more"

@@ -120,7 +120,7 @@ impl StackReader {
             return Err(error.clone());
         }
         let advanced = self.advance(at_most.max(1));
-        self.store.told();
+        self.store.tell();
         self.note_memory();
         let Some(page) = advanced.inspect_err(|error| self.failed = Some(error.clone()))? else {
             return Ok(None);

@@ -112,7 +112,7 @@ impl Store {
     }
 
     /// Tells what is held now, and whether it may be.
-    pub(super) fn told(&mut self) -> bool {
+    pub(super) fn tell(&mut self) -> bool {
         let held = self.held();
         (self.may_hold)(held)
     }
@@ -159,7 +159,7 @@ impl Store {
         if self.spill.possible() {
             return if self.held > self.memory_bytes_max / 4 * 3 {
                 self.spill_to(self.memory_bytes_max / 2)
-            } else if self.told() || self.held < SPILL_BYTES_MIN {
+            } else if self.tell() || self.held < SPILL_BYTES_MIN {
                 Ok(())
             } else {
                 self.spill_to(0)
@@ -260,7 +260,7 @@ impl Store {
             *piece = Piece { place: Place::File(piece.len()), holds: 0 };
         }
         self.merge_spilled();
-        self.told();
+        self.tell();
         Ok(())
     }
 

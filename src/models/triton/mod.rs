@@ -65,9 +65,7 @@ pub fn has_member(name: &str) -> bool {
 /// # Errors
 /// What it is not, by its type; or everything in it for which no model can be served.
 pub fn check_member(member: &str, value: &Value) -> Result<(), String> {
-    let json = Map::from_iter([(member.to_owned(), value.clone())]);
-    let message = message(text::definition(), &Value::Object(json).to_string())?;
-    verdict::judge(&message).map(|_| ())
+    verdict::judge(&alone(member, value)?).map(|_| ())
 }
 
 /// What becomes of a member that has no effect on any model here: nothing for one that has, or may have.
@@ -76,9 +74,7 @@ pub fn check_member(member: &str, value: &Value) -> Result<(), String> {
 /// As [`check_member`].
 pub fn noted(member: &str, value: &Value) -> Option<Result<Vec<String>, String>> {
     const OF_OTHERS: [&str; 2] = ["optimization", "response_cache"];
-    let json = Map::from_iter([(member.to_owned(), value.clone())]);
-    let message = || message(text::definition(), &Value::Object(json).to_string());
-    OF_OTHERS.contains(&member).then(|| verdict::judge(&message()?))
+    OF_OTHERS.contains(&member).then(|| verdict::judge(&alone(member, value)?))
 }
 
 /// Which versions a `version_policy` in JSON chooses.
@@ -86,9 +82,8 @@ pub fn noted(member: &str, value: &Value) -> Option<Result<Vec<String>, String>>
 /// # Errors
 /// What is no such policy, and one that chooses nothing.
 pub fn version_policy(value: &Value) -> Result<Versions, String> {
-    let json = Map::from_iter([("version_policy".to_owned(), value.clone())]);
-    let message = message(text::definition(), &Value::Object(json).to_string())?;
-    let config: ModelConfig = message.transcode_to().map_err(|error| error.to_string())?;
+    let config: ModelConfig =
+        alone("version_policy", value)?.transcode_to().map_err(|error| error.to_string())?;
     let mut told = Told::default();
     let versions = map::versions(&mut told, config.version_policy.as_ref());
     told.into_wrong().map_or(Ok(versions), Err)
@@ -97,11 +92,7 @@ pub fn version_policy(value: &Value) -> Result<Versions, String> {
 /// Whether two values of a member of a configuration say the same, however each is written: numbers may be text, and what has its
 /// default need not be there.
 pub fn says_as(member: &str, one: &Value, other: &Value) -> bool {
-    let read = |value: &Value| {
-        let json = Map::from_iter([(member.to_owned(), value.clone())]);
-        let message = message(text::definition(), &Value::Object(json).to_string()).ok()?;
-        message.transcode_to::<ModelConfig>().ok()
-    };
+    let read = |value: &Value| alone(member, value).ok()?.transcode_to::<ModelConfig>().ok();
     one == other || read(one).is_some_and(|one| read(other) == Some(one))
 }
 
@@ -133,6 +124,12 @@ pub(super) fn preferring(
     let preferred = preferred.iter().map(|size| i64::try_from(*size).unwrap_or(i64::MAX));
     let sizes = map::sizes(&mut told, sizes, preferred, items_max);
     told.into_wrong().map_or(Ok(sizes), Err)
+}
+
+/// A configuration of which nothing is said but this member.
+fn alone(member: &str, value: &Value) -> Result<DynamicMessage, String> {
+    let json = Map::from_iter([(member.to_owned(), value.clone())]);
+    message(text::definition(), &Value::Object(json).to_string())
 }
 
 fn message(definition: MessageDescriptor, json: &str) -> Result<DynamicMessage, String> {
