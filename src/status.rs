@@ -20,10 +20,11 @@ mod device;
 
 pub use device::{Cause, Device, DeviceState, HeldModel, Seen};
 
+use parking_lot::RwLock;
 use std::{
     collections::BTreeMap,
     sync::{
-        OnceLock, PoisonError, RwLock,
+        OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -128,13 +129,13 @@ impl Status {
 
     /// Sets where a device stands and why, adding it when it is new. `reason` may be empty. True where it stood elsewhere.
     pub fn set_device(&self, id: &str, state: DeviceState, cause: Cause, reason: &str) -> bool {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.write();
         let known = devices.contains_key(id);
         let device = devices.entry(id.into()).or_insert_with(|| Device::new(id));
         let moved = !known || device.state != state;
         if moved {
             device.since = Instant::now();
-            let mut transitions = self.transitions.write().unwrap_or_else(PoisonError::into_inner);
+            let mut transitions = self.transitions.write();
             *transitions.entry((id.into(), state, cause)).or_default() += 1;
         }
         if device.reason != reason {
@@ -148,7 +149,7 @@ impl Status {
 
     /// Says what is seen of a device that is known.
     pub fn see_device(&self, id: &str, seen: Seen) {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.write();
         if let Some(device) = devices.get_mut(id) {
             device.seen = seen;
         }
@@ -157,7 +158,7 @@ impl Status {
     /// Asks for a device to be left alone, or to be used again; whoever keeps it sees that soon. None where there is none of
     /// this name, else whether it was asked for anew.
     pub fn drain_device(&self, id: &str, drained: bool) -> Option<bool> {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.write();
         devices.get_mut(id).map(|device| std::mem::replace(&mut device.drained, drained) != drained)
     }
 
@@ -167,7 +168,7 @@ impl Status {
             // Before the look: what is said from now on wakes it.
             let told = self.told.notified();
             let heeded = {
-                let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+                let devices = self.devices.read();
                 devices.get(id).is_none_or(Device::heeds)
             };
             if heeded {
@@ -179,19 +180,19 @@ impl Status {
 
     /// Whether somebody asked for a device to be left alone.
     pub fn is_drained(&self, id: &str) -> bool {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.devices.read();
         devices.get(id).is_some_and(|device| device.drained)
     }
 
     /// All devices, by id.
     pub fn devices(&self) -> Vec<Device> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.devices.read();
         devices.values().cloned().collect()
     }
 
     /// How often devices came to each state, and by what.
     pub fn transitions(&self) -> Transitions {
-        self.transitions.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.transitions.read().clone()
     }
 
     /// Says that the server cannot do what it is for, and will not be able to: it ends. The first reason counts.
@@ -208,14 +209,14 @@ impl Status {
     /// Sets how many models are in which state. The first call in which none is loading ends the start: call it
     /// with all of them in `loading` before the first is loaded, or only after the last.
     pub fn set_models(&self, counts: ModelCounts) {
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let mut models = self.models.write();
         models.counts = counts;
         models.loaded |= counts.loading == 0;
     }
 
     /// What [`Status::set_models`] said last.
     pub fn models(&self) -> ModelCounts {
-        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        let models = self.models.read();
         models.counts
     }
 
@@ -241,7 +242,7 @@ impl Status {
     }
 
     fn models_ready(&self) -> Result<(), String> {
-        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        let models = self.models.read();
         let ModelCounts { ready, loading, unavailable } = models.counts;
         let all = ready + loading + unavailable;
         if !models.loaded {

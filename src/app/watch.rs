@@ -11,12 +11,13 @@ use crate::models::{
     changes::{Change, Look},
 };
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use parking_lot::Mutex;
 use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         mpsc::{self, RecvTimeoutError},
     },
     time::{Duration, Instant},
@@ -105,7 +106,7 @@ impl Follower {
             && which != self.which
             && let Some(watcher) = self.watcher.upgrade()
         {
-            let mut watcher = watcher.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut watcher = watcher.lock();
             // What is gone may be watched no more already.
             let _ = watcher.unwatch(folder);
             if let Err(error) = watcher.watch(folder, RecursiveMode::Recursive) {

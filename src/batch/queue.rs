@@ -25,8 +25,9 @@ use super::{
 };
 use crate::{engine::Tensor, error::InferError};
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use ticket::Patience;
@@ -91,18 +92,18 @@ impl Queue {
 
     /// Lets jobs for a model in. `name` is for messages. A key that is known already keeps its rules.
     pub fn register(&self, model: ModelKey, name: &str, rules: Rules) {
-        self.lock().book.register(model, name, rules);
+        self.state.lock().book.register(model, name, rules);
     }
 
     /// Says that a device runs a model only while no other device serves it.
     pub fn stand_by(&self, model: ModelKey, device: &Arc<str>) {
-        self.lock().book.stand_by(model, device);
+        self.state.lock().book.stand_by(model, device);
     }
 
     /// Says how long a batch of a model took on a device apart from the queue, such as when it was proved there: what devices are
     /// compared by before they have run any.
     pub fn measured(&self, model: ModelKey, device: &Arc<str>, items: usize, took: Duration) {
-        self.lock().book.measured(model, device, items, took, Instant::now());
+        self.state.lock().book.measured(model, device, items, took, Instant::now());
     }
 
     /// Says why a device's workers are about to leave, or have left, and when it should be back where that is known: jobs
@@ -110,7 +111,7 @@ impl Queue {
     /// the device serves it again, for all until it has [returned](Worker::returned), or until something else is said; to say
     /// the same again changes nothing. Without a word of it a device is not expected back.
     pub fn expect(&self, device: &Arc<str>, absence: Absence) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.book.expect(device, absence, Instant::now()) {
             self.leave(state, None);
         }
@@ -118,7 +119,7 @@ impl Queue {
 
     /// The same, for whoever knows less than others: it holds where nothing was said of it since the device last served.
     pub fn suppose(&self, device: &Arc<str>, absence: Absence) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.book.suppose(device, absence, Instant::now()) {
             self.leave(state, None);
         }
@@ -127,7 +128,7 @@ impl Queue {
     /// Lets no more jobs for a model in; what waits still runs. When the last of it has ended, or if no worker serves the
     /// model, it is forgotten, and all workers get [`Taken::Woken`].
     pub fn retire(&self, model: ModelKey) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.book.retire(model, Instant::now());
         self.leave(state, None);
     }
@@ -135,7 +136,7 @@ impl Queue {
     /// Whether jobs of this model can still come or come back: registered, and not both retired and empty. A worker may
     /// unload the model when not.
     pub fn knows(&self, model: ModelKey) -> bool {
-        self.lock().book.knows(model)
+        self.state.lock().book.knows(model)
     }
 
     /// Accepts a job; the ticket is its answer to come.
@@ -148,7 +149,7 @@ impl Queue {
     /// tensors that are not what they say.
     pub fn push(self: &Arc<Queue>, job: Job) -> Result<Ticket, InferError> {
         let (sender, receiver) = oneshot::channel();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (model, wait) = (job.model, job.wait);
         let pushed = Instant::now();
         let job = state.book.push(job, pushed)?;
@@ -164,12 +165,12 @@ impl Queue {
     /// # Errors
     /// [`InferError::Unserved`] where the model's devices are away and not expected back.
     pub fn check_served(&self, model: ModelKey) -> Result<(), InferError> {
-        self.lock().book.in_sight(model, None, Instant::now())
+        self.state.lock().book.in_sight(model, None, Instant::now())
     }
 
     /// Adds a worker: one thread that runs batches on `device`.
     pub fn attach(self: &Arc<Queue>, device: &Arc<str>) -> Worker {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let key = state.book.attach(device);
         let bell = Arc::new(Condvar::new());
         state.bells.insert(key, Arc::clone(&bell));
@@ -178,34 +179,38 @@ impl Queue {
 
     /// Makes the current or next [`Worker::take`] of every worker return [`Taken::Woken`].
     pub fn wake(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let State { bells, woken, .. } = &mut *state;
         woken.extend(bells.keys());
         let bells = state.ring_all();
         drop(state);
-        bells.iter().for_each(|bell| bell.notify_one());
+        for bell in bells {
+            bell.notify_one();
+        }
     }
 
     /// From now on no job waits for company: the server is ending, and whoever is to come has come.
     pub fn hurry(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.book.hurry();
         let bells = state.ring_all();
         drop(state);
-        bells.iter().for_each(|bell| bell.notify_one());
+        for bell in bells {
+            bell.notify_one();
+        }
     }
 
     /// Lets no more jobs in. What there is still runs, without waiting for company; what no worker serves is answered
     /// with an error. Workers get [`Taken::Closed`] when nothing is left for them.
     pub fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.book.close(Instant::now());
         self.leave(state, None);
     }
 
     /// Closes, and answers every job that waits or runs with `error`; says how many. For the end of a drain's patience.
     pub fn abort(&self, error: &InferError) -> usize {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let count = state.book.abort(error, Instant::now());
         self.leave(state, None);
         count
@@ -213,23 +218,23 @@ impl Queue {
 
     /// Whether a GPU serves a model now; where nobody does yet, whether there is a GPU that may.
     pub fn is_on_gpu(&self, model: ModelKey) -> bool {
-        self.lock().book.is_on_gpu(model)
+        self.state.lock().book.is_on_gpu(model)
     }
 
     /// What waits and runs.
     pub fn load(&self) -> Load {
-        self.lock().book.load(Instant::now())
+        self.state.lock().book.load(Instant::now())
     }
 
     /// Answers the jobs of a model whose time was over while they waited.
     fn expire(&self, model: ModelKey) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.book.expire(model, Instant::now());
         self.leave(state, None);
     }
 
     fn cancel(&self, job: JobKey) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let reply = state.replies.remove(&job);
         state.book.cancel(job, Instant::now());
         self.leave(state, None);
@@ -239,7 +244,7 @@ impl Queue {
     /// Takes back what a worker has and does not return, because it hangs: the jobs are run elsewhere or answered, and the
     /// worker gets nothing more. What it makes of the batches later is thrown away.
     pub fn recall(&self, worker: WorkerKey, error: &str) -> Vec<Recalled> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let recalled = state.book.recall(worker, error, Instant::now());
         self.leave(state, None);
         recalled
@@ -253,7 +258,7 @@ impl Queue {
         result: RunResult,
         counted: impl FnOnce(),
     ) -> Option<Aftermath> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let now = Instant::now();
         let aftermath = state.book.finish(batch, receipt, result, now);
         let answers = Queue::release(state, None);
@@ -262,10 +267,6 @@ impl Queue {
         }
         answers.send();
         aftermath
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Releases the lock, then does what came of the calls under it. `changed` is the only model that work was added for,
@@ -292,7 +293,9 @@ impl Queue {
             None => state.ring_for_each(),
         };
         drop(state);
-        bells.iter().for_each(|bell| bell.notify_one());
+        for bell in bells {
+            bell.notify_one();
+        }
         Answers { answers, _inputs: settled.inputs }
     }
 }

@@ -25,10 +25,11 @@ use crate::{
 };
 use claims::Claims;
 use memory::name;
+use parking_lot::Mutex;
 use refused::Refused;
 use std::{
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Instant,
 };
 pub(super) use waiting::Away;
@@ -131,27 +132,19 @@ impl Book {
         Book { state: Mutex::default(), learned: Mutex::new(Learned::read(state_folder)), beside }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn learned(&self) -> MutexGuard<'_, Learned> {
-        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A model is about to be loaded onto these devices.
     pub(super) fn announce(&self, source: &Source, on: Vec<usize>) {
-        self.lock().announced.push((name(source), source.bytes, on));
+        self.state.lock().announced.push((name(source), source.bytes, on));
     }
 
     /// All that was announced is loaded, or could not be.
     pub(super) fn forget_announced(&self) {
-        self.lock().announced.clear();
+        self.state.lock().announced.clear();
     }
 
     /// Whether any of what was announced may still be loaded.
     pub(super) fn has_announced(&self) -> bool {
-        !self.lock().announced.is_empty()
+        !self.state.lock().announced.is_empty()
     }
 
     /// Adds a model; it is on no device yet, and whoever adds it tells soon whether it can be on those of `coming`: their
@@ -160,7 +153,7 @@ impl Book {
         let served = Arc::new(served);
         let (on, refused) = (Vec::new(), Refused::default());
         let entry = Entry { served: Arc::clone(&served), on, coming, refused, leaves: false };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.claims.set(&entry.served.source, &entry.served.placed.on);
         state.entries.push(entry);
         drop(state);
@@ -176,7 +169,7 @@ impl Book {
         engines: Engines,
         footprint: Option<Footprint>,
     ) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let entry = state.entries.iter_mut().find(|entry| Arc::ptr_eq(&entry.served, served));
         let Some(entry) = entry.filter(|entry| !entry.is_on(index, hold.number)) else {
             drop(state);
@@ -199,7 +192,8 @@ impl Book {
         (refusal, again): (&Refusal, Again),
     ) {
         tracing::debug!(device = &*hold.health.device, %refusal, "a model is not served here");
-        if let Some(entry) = self.lock().entries.iter_mut().find(|entry| entry.served.model.key == key) {
+        if let Some(entry) = self.state.lock().entries.iter_mut().find(|entry| entry.served.model.key == key)
+        {
             entry.coming.retain(|coming| coming.0 != index);
             entry.refused.note(index, hold.number, refusal.to_string(), again, Instant::now());
             // What an earlier hold had of it is gone.
@@ -209,7 +203,7 @@ impl Book {
 
     /// Models that a device cannot have, as long as it is held or for now, and why.
     pub(super) fn refused(&self, index: usize, hold: &Hold) -> Vec<(String, String)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let of = |entry: &Entry| {
             let why = entry.refused.why(index, hold.number)?;
             Some((entry.served.model.name.to_string(), why.to_owned()))
@@ -225,7 +219,7 @@ impl Book {
     /// Serves a model only to who has begun with it, until it is struck out; hands over what tells whether devices have anything of
     /// it.
     pub(super) fn leave(&self, key: ModelKey) -> Weak<Arc<Model>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(entry) = state.entries.iter_mut().find(|entry| entry.served.model.key == key) else {
             return Weak::new();
         };
@@ -237,13 +231,13 @@ impl Book {
 
     /// Takes a model out.
     pub(super) fn strike(&self, key: ModelKey) {
-        self.lock().entries.retain(|entry| entry.served.model.key != key);
+        self.state.lock().entries.retain(|entry| entry.served.model.key != key);
     }
 
     /// A model that is to be served on a device, and is not; what somebody loads there is not meant, nor what was refused a
     /// moment ago.
     pub(super) fn missing(&self, index: usize, hold: &Hold, sharing: &Sharing) -> Option<Arc<Served>> {
-        let (state, now) = (self.lock(), Instant::now());
+        let (state, now) = (self.state.lock(), Instant::now());
         let missing = state.entries.iter().find(|entry| {
             !entry.is_on(index, hold.number)
                 && !entry.coming.contains(&(index, hold.number))
@@ -256,12 +250,12 @@ impl Book {
 
     /// Whether a model that is about to be loaded is to be on a device.
     pub(super) fn wanted_on(&self, index: usize, placed: &Placed, sharing: &Sharing) -> bool {
-        self.lock().wanted(index, placed, None, sharing)
+        self.state.lock().wanted(index, placed, None, sharing)
     }
 
     /// Has a device begin or cease to take work for models, as others come and go. For the one that stands in.
     pub(super) fn balance(&self, index: usize, hold: &Hold, sharing: &Sharing) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let wanted: Vec<bool> = state
             .entries
             .iter()
@@ -278,7 +272,7 @@ impl Book {
 
     /// Says whether a GPU can be counted on.
     pub(super) fn set_presence(&self, index: usize, presence: Presence) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.presence.iter_mut().find(|(device, _)| *device == index) {
             Some((_, known)) => *known = presence,
             None => state.presence.push((index, presence)),
@@ -287,7 +281,7 @@ impl Book {
 
     /// Whether any model is to be on a device.
     pub(super) fn needs(&self, index: usize) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.entries.iter().any(|entry| entry.served.placed.has(index))
             || state.announced.iter().any(|(.., on)| on.contains(&index))
             || state.waiting.iter().any(|waiting| waiting.is_for(index))
@@ -295,7 +289,7 @@ impl Book {
 
     /// Whether no model is on a device.
     pub(super) fn is_empty_on(&self, index: usize) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut on = state.entries.iter().flat_map(|entry| &entry.on);
         !on.any(|on| on.index == index && !on.health.is_over())
     }
@@ -303,7 +297,7 @@ impl Book {
     /// Whether models of a device have work now, and a number that grows with each request that they were sent.
     pub(super) fn activity(&self, index: usize, queue: &Queue) -> (bool, u64) {
         let load = queue.load();
-        let state = self.lock();
+        let state = self.state.lock();
         let entries = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let mut activity = (state.waiting.iter().any(|waiting| waiting.is_for(index)), 0);
         for Entry { served, .. } in entries {
@@ -317,17 +311,17 @@ impl Book {
 
     /// A model is to have the GPUs among these devices for itself, if its manifest says so: from before it is loaded.
     pub(super) fn claim(&self, source: &Source, on: &[usize]) {
-        self.lock().claims.set(source, on);
+        self.state.lock().claims.set(source, on);
     }
 
     /// A model could not be loaded: where no version of it is served, others may have its GPUs.
     pub(super) fn disclaim(&self, name: &str) {
-        self.lock().let_go_of(name);
+        self.state.lock().let_go_of(name);
     }
 
     /// Why a model cannot be on a device that others have.
     pub(super) fn taken(&self, index: usize, device: &str, source: &Source) -> Option<String> {
-        let state = self.lock();
+        let state = self.state.lock();
         if let Some(owner) = state.claims.owner(index, &source.name) {
             return Some(format!("{device} is for the model {owner} alone (placement.exclusive)"));
         }

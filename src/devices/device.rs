@@ -26,9 +26,10 @@ use crate::{
     models::{self, Source},
     telemetry::metrics::{FailReason, Metrics},
 };
+use parking_lot::{Mutex, RwLock};
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -111,7 +112,7 @@ impl Device {
         match opened.transpose() {
             Ok(executor) => {
                 let hold = Arc::new(hold(executor));
-                *self.lock() = Some(Arc::clone(&hold));
+                *self.hold.lock() = Some(Arc::clone(&hold));
                 Ok(hold)
             }
             Err(refusal) => Err(NotTaken { refusal, left: Some(Arc::new(hold(None))) }),
@@ -126,16 +127,12 @@ impl Device {
 
     /// The hold on it, while it is ours.
     pub(super) fn hold(&self) -> Option<Arc<Hold>> {
-        self.lock().clone().filter(|hold| !hold.health.is_over())
+        self.hold.lock().clone().filter(|hold| !hold.health.is_over())
     }
 
     /// Takes the hold away, for whoever ends it.
     pub(super) fn let_go(&self) -> Option<Arc<Hold>> {
-        self.lock().take()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Hold>>> {
-        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hold.lock().take()
     }
 }
 
@@ -166,12 +163,12 @@ impl Hold {
     }
 
     pub(super) fn workers(&self) -> Vec<Arc<Worker>> {
-        self.workers.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.workers.read().clone()
     }
 
     /// Starts workers until there are so many.
     fn grow(&self, count: usize, parts: &Parts) -> Result<(), Refusal> {
-        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.growing.lock();
         for index in self.workers().len()..count {
             let worker = start(parts, &self.health, &self.thread, index)
                 .map_err(|error| format!("cannot start another thread for the device: {error}"))?;
@@ -179,7 +176,7 @@ impl Hold {
                 // Where this fails, so does what comes next.
                 let _ = worker.call_device(move || executor.bind());
             }
-            self.workers.write().unwrap_or_else(PoisonError::into_inner).push(worker);
+            self.workers.write().push(worker);
         }
         Ok(())
     }
@@ -391,7 +388,7 @@ impl Hold {
     /// Waits for the workers to end, and gives the device back.
     pub(super) fn join(self) {
         drop(self.first);
-        let workers = self.workers.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let workers = self.workers.into_inner();
         for worker in workers.into_iter().filter_map(Arc::into_inner) {
             worker.join();
         }

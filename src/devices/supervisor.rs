@@ -30,10 +30,11 @@ use crate::{
     telemetry::metrics::{Metrics, ModelState},
 };
 use load::NotLoaded;
+use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -244,7 +245,7 @@ impl Devices {
     /// # Errors
     /// The reason.
     pub fn load(&self, found: &Found) -> Result<Loading, String> {
-        let _turn = self.turn();
+        let _turn = self.turn.lock();
         self.load_now(found)
     }
 
@@ -262,10 +263,6 @@ impl Devices {
                 Err(reason)
             }
         }
-    }
-
-    fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Loads one model and publishes nothing.

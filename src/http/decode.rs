@@ -14,10 +14,11 @@ use crate::{
     models::{Form, ImageInput, Model},
 };
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
 use std::{
     cell::RefCell,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -243,11 +244,7 @@ impl Budget {
     }
 
     fn used(&self) -> u64 {
-        self.lock().used
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BudgetState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().used
     }
 
     fn take(budget: &Arc<Budget>, bytes: u64, what: &'static str) -> Result<Share, InferError> {
@@ -259,11 +256,11 @@ impl Budget {
                 option: "decode_bytes_max",
             });
         }
-        let mut state = budget.lock();
+        let mut state = budget.state.lock();
         let number = state.given;
         state.given += 1;
         let waits = |state: &mut BudgetState| state.turn != number || state.used + bytes > budget.limit;
-        let mut state = budget.freed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        budget.freed.wait_while(&mut state, waits);
         state.used += bytes;
         state.turn += 1;
         drop(state);
@@ -273,7 +270,7 @@ impl Budget {
 
     /// As [`Budget::take`] without waiting: none where it does not fit now, or others wait.
     fn try_take(budget: &Arc<Budget>, bytes: u64) -> Option<Share> {
-        let mut state = budget.lock();
+        let mut state = budget.state.lock();
         if state.turn != state.given || state.used + bytes > budget.limit {
             return None;
         }
@@ -291,7 +288,7 @@ pub struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.lock().used -= self.bytes;
+        self.budget.state.lock().used -= self.bytes;
         self.budget.freed.notify_all();
     }
 }

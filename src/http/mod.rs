@@ -76,11 +76,9 @@ use axum::{
 use body::BodyLimits;
 use decode::DecodePool;
 use guard::HeadLimits;
+use parking_lot::Mutex;
 use shared_memory::SharedMemory;
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 /// The contract, as it is served.
 pub const OPENAPI: &str = include_str!("../../openapi.yaml");

@@ -16,9 +16,10 @@ use axum::{
     extract::{MatchedPath, Request},
     http::{HeaderName, HeaderValue, Method, Response},
 };
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
@@ -159,18 +160,14 @@ pub(super) struct Ending(Arc<Mutex<Option<Uncounted>>>);
 
 impl Ending {
     fn begins(&self, uncounted: Uncounted) {
-        *self.lock() = Some(uncounted);
+        *self.0.lock() = Some(uncounted);
     }
 
     /// It has ended: as it should, or with a problem of this kind.
     pub(super) fn ended(&self, problem: Option<Kind>) {
-        let uncounted = self.lock().take();
+        let uncounted = self.0.lock().take();
         if let Some(uncounted) = uncounted {
             uncounted.ended(problem);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Uncounted>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 use prometheus::IntCounter;
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
 };
 
 /// Where metrics are asked for.
@@ -59,7 +59,7 @@ impl Front {
     /// Copies what others count into the gauges, just before a scrape reads them.
     fn gauge(&self) {
         // Two scrapes at once would each add what has been counted since the last one.
-        let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.scrape.lock();
         let metrics = &self.metrics;
         let flight = self.admission.in_flight();
         let connections = &self.connections;

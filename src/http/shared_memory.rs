@@ -32,12 +32,13 @@ use axum::{
     http::{HeaderMap, request::Parts},
     response::{IntoResponse, Response},
 };
+use parking_lot::RwLock;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     path::Path,
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -75,7 +76,7 @@ impl SharedMemory {
 
     /// Regions now.
     pub(super) fn count(&self) -> usize {
-        self.look().len()
+        self.regions.read().len()
     }
 
     /// Bytes read from regions and written to them so far.
@@ -92,7 +93,7 @@ impl SharedMemory {
     }
 
     fn register_in(&self, folder: &Path, name: &str, registration: Registration) -> Result<(), InferError> {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         if regions.contains_key(name) {
             return Err(bad(format!(
                 "shared memory region {name:?} is registered already; unregister it first"
@@ -118,7 +119,7 @@ impl SharedMemory {
 
     /// Forgets a region, or all with an empty name. One that is not there is no error: to whoever ends, it is gone.
     pub(crate) fn unregister(&self, name: &str) {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         if name.is_empty() {
             regions.clear();
         } else {
@@ -131,20 +132,12 @@ impl SharedMemory {
 
     /// One region.
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Region>> {
-        self.look().get(name).cloned()
+        self.regions.read().get(name).cloned()
     }
 
     /// All of them, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Region>> {
-        self.look().values().cloned().collect()
-    }
-
-    fn look(&self) -> RwLockReadGuard<'_, Regions> {
-        self.regions.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn change(&self) -> RwLockWriteGuard<'_, Regions> {
-        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+        self.regions.read().values().cloned().collect()
     }
 }
 

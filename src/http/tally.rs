@@ -7,8 +7,9 @@ use crate::{
     models::Model,
     telemetry::statistics::{Failure, Steps},
 };
+use parking_lot::Mutex;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -40,18 +41,14 @@ impl Tally {
         &self.model
     }
 
-    fn sum(&self) -> MutexGuard<'_, Sum> {
-        self.sum.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A job of it was queued, or refused by the queue, at this time.
     pub(super) fn queued(&self, at: Instant) {
-        self.sum().since.get_or_insert(at);
+        self.sum.lock().since.get_or_insert(at);
     }
 
     /// A job of it ran.
     pub(super) fn ran(&self, Timing { queue, stage, compute }: Timing) {
-        let steps = &mut self.sum().steps;
+        let steps = &mut self.sum.lock().steps;
         steps.queue = steps.queue.max(queue);
         steps.input = steps.input.max(stage);
         steps.infer = steps.infer.max(compute);
@@ -59,19 +56,19 @@ impl Tally {
 
     /// A part of its reply took so long to be written.
     pub(crate) fn replied(&self, took: Duration) {
-        self.sum().steps.output += took;
+        self.sum.lock().steps.output += took;
     }
 
     /// A part of it came to this.
     pub(super) fn part<T>(&self, part: &Result<T, InferError>) {
         if let Err(error) = part {
-            self.sum().failure.get_or_insert(failure(error));
+            self.sum.lock().failure.get_or_insert(failure(error));
         }
     }
 
     /// It is not over: who was refused for a full queue tries again, as another.
     pub(super) fn again(&self) {
-        *self.sum() = Sum::default();
+        *self.sum.lock() = Sum::default();
     }
 
     /// That was all of it.
@@ -87,7 +84,7 @@ impl Tally {
     }
 
     fn count(&self, otherwise: Option<Failure>) {
-        let mut sum = self.sum();
+        let mut sum = self.sum.lock();
         let Some(since) = sum.since.take() else { return };
         match sum.failure.or(otherwise) {
             Some(why) => self.model.statistics.failed(why, since.elapsed()),

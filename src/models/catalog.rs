@@ -4,10 +4,8 @@
 
 use super::Model;
 use crate::error::InferError;
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock},
-};
+use parking_lot::RwLock;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Names longer than this are not compared with others: comparing takes time in their length.
 const NAME_BYTES_MAX: usize = 256;
@@ -62,11 +60,11 @@ impl Catalog {
     }
 
     fn map(&self) -> Arc<Map> {
-        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.map.read())
     }
 
     fn change(&self, change: impl FnOnce(&mut Map)) {
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         change(Arc::make_mut(&mut map));
     }
 

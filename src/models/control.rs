@@ -8,14 +8,9 @@ use super::{
     triton::{self, Queueing},
 };
 use crate::error::InferError;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
-use std::{
-    collections::BTreeSet,
-    fmt,
-    path::PathBuf,
-    sync::{Mutex, PoisonError, mpsc},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, path::PathBuf, sync::mpsc, time::Duration};
 use tokio::sync::oneshot;
 
 /// The end of a [`Command`].
@@ -168,7 +163,7 @@ impl Control {
 
     /// Says something and does not wait.
     pub fn say(&self, command: Command) {
-        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = self.sender.lock();
         // A thread that has ended loads nothing; whoever waits for a reply is told by its absence.
         let _ = sender.send(command);
     }

@@ -1,10 +1,7 @@
 //! How busy the machine is: its processors and its memory, as Linux tells them.
 
-use std::{
-    fs,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{fs, path::Path};
 
 /// The machine at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,7 +32,7 @@ impl Host {
     pub fn look(&self) -> Option<Load> {
         let now = ticks(&fs::read_to_string("/proc/stat").ok()?)?;
         let (memory_bytes, available) = memory(&fs::read_to_string("/proc/meminfo").ok()?)?;
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let utilization = utilization(*last, now);
         *last = now;
         Some(Load { utilization, memory_bytes, memory_used_bytes: memory_bytes.saturating_sub(available) })

@@ -258,8 +258,9 @@ fn subscriber(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use parking_lot::Mutex;
     use serde_json::Value;
-    use std::{fs, sync::Mutex};
+    use std::fs;
     use tracing::{debug, info, info_span, warn};
 
     #[derive(Clone, Default)]
@@ -267,7 +268,7 @@ mod tests {
 
     impl Write for Console {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().expect("not poisoned").extend(bytes);
+            self.0.lock().extend(bytes);
             Ok(bytes.len())
         }
 
@@ -282,7 +283,7 @@ mod tests {
         let (subscriber, logging) = subscriber(format, filter, folder, None, console.clone()).expect("a log");
         tracing::subscriber::with_default(subscriber, || act(&logging));
         drop(logging);
-        let bytes = console.0.lock().expect("not poisoned").clone();
+        let bytes = console.0.lock().clone();
         String::from_utf8(bytes).expect("UTF-8")
     }
 

@@ -7,11 +7,12 @@ use super::{
     lines::{JsonFields, json_line},
     logging::Failed,
 };
+use parking_lot::{Mutex, RwLock};
 use std::{
     collections::BTreeMap,
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::Arc,
 };
 use tracing::{Event, Subscriber};
 use tracing_appender::{
@@ -48,7 +49,7 @@ impl ModelFiles {
 
     /// Opens a model's file, unless it is open already.
     pub(super) fn add(&self, model: &str) -> io::Result<()> {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.opened.lock();
         let name = file_name(model);
         let writer = match opened.get(&name) {
             Some((writer, _)) => writer.clone(),
@@ -67,7 +68,7 @@ impl ModelFiles {
                 writer
             }
         };
-        let mut writers = self.writers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut writers = self.writers.write();
         writers.insert(model.into(), writer);
         Ok(())
     }
@@ -78,17 +79,17 @@ impl ModelFiles {
 
     /// Lines that were lost because a disk was slower than the log, full or gone.
     pub(super) fn lines_lost(&self) -> usize {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = self.opened.lock();
         let lost = |(writer, _): &(NonBlocking, _)| writer.error_counter().dropped_lines();
         opened.values().map(lost).sum::<usize>() + self.failed.count()
     }
 
     /// Writes what is left and closes the files.
     pub(super) fn close(&self) {
-        let mut writers = self.writers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut writers = self.writers.write();
         writers.clear();
         drop(writers);
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.opened.lock();
         opened.clear();
     }
 }
@@ -131,7 +132,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for ToModelFiles {
             }),
         };
         let Some(model) = model else { return };
-        let writers = (self.0.writers.read()).unwrap_or_else(PoisonError::into_inner);
+        let writers = self.0.writers.read();
         let Some(mut writer) = writers.get(&model).cloned() else {
             return;
         };

@@ -5,10 +5,11 @@
 //! prediction, or one piece of a stack. Counting one is a few atomic additions; only a batch takes a lock, which nobody else holds
 //! for longer than a look.
 
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -178,7 +179,7 @@ impl Statistics {
         self.items.fetch_add(items as u64, Ordering::Relaxed);
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_ms.fetch_max(since_1970.as_millis() as u64, Ordering::Relaxed);
-        let mut batches = self.batches();
+        let mut batches = self.batches.lock();
         let batch = batches.entry(items).or_default();
         batch.count += 1;
         batch.input_ns += ns(input);
@@ -187,7 +188,7 @@ impl Statistics {
 
     /// Handing out what a batch of `items` items gave took so long.
     pub fn handed_out(&self, items: usize, took: Duration) {
-        self.batches().entry(items).or_default().output_ns += ns(took);
+        self.batches.lock().entry(items).or_default().output_ns += ns(took);
     }
 
     /// Loading the model took so long.
@@ -197,7 +198,7 @@ impl Statistics {
 
     /// It was loaded onto a GPU, or could not be, as `held` is.
     pub fn holds(&self, device: &Arc<str>, held: Option<Held>) {
-        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.held.lock();
         match held {
             Some(held) => all.insert(Arc::clone(device), held),
             None => all.remove(device),
@@ -206,16 +207,12 @@ impl Statistics {
 
     /// What it holds on GPUs, by their names; on those that were given back since, what it held.
     pub fn held(&self) -> BTreeMap<Arc<str>, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn batches(&self) -> MutexGuard<'_, BTreeMap<usize, Batches>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock().clone()
     }
 
     /// All counts now.
     pub fn snapshot(&self) -> Snapshot {
-        let batches = self.batches().clone();
+        let batches = self.batches.lock().clone();
         Snapshot {
             success: self.success.sum(),
             failures: Failure::ALL.map(|failure| self.failures[failure as usize].sum()),

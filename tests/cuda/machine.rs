@@ -9,13 +9,14 @@ use crate::{
     http::{Reply, config, root, send},
 };
 use axum::body::Body;
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::{
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -163,7 +164,7 @@ impl Machine {
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 println!("{line}");
-                said.lock().unwrap().push(line);
+                said.lock().push(line);
             }
         });
         let nowhere = "127.0.0.1:0".parse().unwrap();
@@ -277,14 +278,14 @@ impl Running {
 
     /// The first line of the log that has this in it, once there is one.
     pub(crate) async fn until_said(&self, what: &str) -> String {
-        let find = || self.log.lock().unwrap().iter().find(|line| line.contains(what)).cloned();
+        let find = || self.log.lock().iter().find(|line| line.contains(what)).cloned();
         until(what, async || find().is_some()).await;
         find().unwrap()
     }
 
     /// The lines of its log so far that have this in them.
     pub(crate) fn said(&self, what: &str) -> Vec<String> {
-        self.log.lock().unwrap().iter().filter(|line| line.contains(what)).cloned().collect()
+        self.log.lock().iter().filter(|line| line.contains(what)).cloned().collect()
     }
 
     /// What `ocelli devices` shows of its devices.

@@ -7,12 +7,13 @@ use std::{
     collections::BTreeMap,
     ffi::{CString, c_char},
     path::PathBuf,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 
 use super::{
@@ -84,7 +85,7 @@ impl FakeCuda {
         static TURN: Mutex<()> = Mutex::new(());
         // First: one that cannot be had is not dropped.
         entries();
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = TURN.lock();
         let fake = FakeCuda { _turn: turn };
         fake.tell(&format!("devices {devices}"));
         fake

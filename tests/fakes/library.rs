@@ -9,12 +9,11 @@ use std::{
     hash::{Hash, Hasher},
     path::{Path, PathBuf},
     process::{self, Command},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
+
+use parking_lot::Mutex;
 
 /// What is compiled, and what it is called by those who look for it.
 pub struct Recipe {
@@ -52,7 +51,7 @@ const KERNEL_FLAGS: [&str; 2] = ["-fsanitize=alignment", "-fno-sanitize-recover=
 pub fn compiled(recipe: &Recipe) -> PathBuf {
     // Unfinished files are named after the process: one thread of it at a time.
     static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock();
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders: Vec<PathBuf> = recipe.folders.iter().map(|name| package.join("tests").join(name)).collect();
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
@@ -132,13 +131,13 @@ fn compile(compiler: &str, flags: &[String], sources: &[Source], made: &Path) ->
                     let mut command = Command::new(compiler);
                     command.args(flags).args(source.1).arg("-c").arg(&source.0);
                     if let Err(why) = put(command, &object) {
-                        failed.lock().expect("no compiler panics").push_str(&why);
+                        failed.lock().push_str(&why);
                     }
                 }
             });
         }
     });
-    let failed = failed.into_inner().expect("no compiler panics");
+    let failed = failed.into_inner();
     assert!(failed.is_empty(), "{failed}");
     sources.iter().map(object).collect()
 }

@@ -5,10 +5,11 @@ use std::{
     ffi::{CString, c_char, c_int, c_long},
     path::PathBuf,
     slice,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use parking_lot::{Mutex, MutexGuard};
 use turbojpeg::{Decompressor, Image, PixelFormat};
 
 use super::library::{Recipe, compiled};
@@ -101,7 +102,7 @@ impl FakeNvjpeg {
     /// Waits for the test before, and begins anew.
     pub fn start() -> FakeNvjpeg {
         static TURN: Mutex<()> = Mutex::new(());
-        let fake = FakeNvjpeg { _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) };
+        let fake = FakeNvjpeg { _turn: TURN.lock() };
         fake.tell("clear");
         fake
     }

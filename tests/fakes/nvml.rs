@@ -6,10 +6,11 @@
 use std::{
     ffi::{CString, c_char},
     path::PathBuf,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     library::{Recipe, compiled},
@@ -65,7 +66,7 @@ impl FakeNvml {
     pub fn start(gpus: &str) -> FakeNvml {
         static TURN: Mutex<()> = Mutex::new(());
         entries();
-        let fake = FakeNvml { _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) };
+        let fake = FakeNvml { _turn: TURN.lock() };
         fake.tell(&format!("gpus {gpus}"));
         fake
     }

@@ -93,7 +93,7 @@ fn bytes(reply: Reply) -> Vec<u8> {
 
 /// Returns when so many workers sleep.
 fn until_parked(queue: &Queue, workers: usize) {
-    while queue.lock().parked.len() != workers {
+    while queue.state.lock().parked.len() != workers {
         thread::yield_now();
     }
 }
@@ -167,7 +167,7 @@ fn dropping_a_ticket_takes_its_job_out_and_gives_back_its_bounds() {
     let place = queue.attach(&device("cpu"));
     assert!(place.try_take(&[A]).is_none());
     assert!(queue.push(job(A, 100, 0)).is_ok());
-    assert!(queue.lock().replies.is_empty());
+    assert!(queue.state.lock().replies.is_empty());
 }
 
 #[test]
@@ -450,7 +450,7 @@ fn many_callers_and_failing_workers_end_with_every_answer_right_and_nothing_left
     }
     let load = queue.load();
     assert_eq!((load.items, load.bytes, load.waiting, load.running), (0, 0, 0, 0));
-    assert!(queue.lock().replies.is_empty());
+    assert!(queue.state.lock().replies.is_empty());
 }
 
 #[test]

@@ -8,9 +8,10 @@ use crate::{
     },
     engine::EngineError,
 };
+use parking_lot::{Condvar, MutexGuard};
 use std::{
     ops::Deref,
-    sync::{Arc, Condvar, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -45,7 +46,7 @@ impl Worker {
     /// Says that this is all that its device will serve for now: jobs that wait for it to come back with anything else are
     /// answered.
     pub fn returned(&self, serves: &[ModelKey]) {
-        let mut state = self.queue.lock();
+        let mut state = self.queue.state.lock();
         state.book.returned(self.key, serves, Instant::now());
         self.queue.leave(state, None);
     }
@@ -59,7 +60,7 @@ impl Worker {
     pub fn take_within(&self, serves: &[ModelKey], patience: Option<Duration>) -> Taken {
         let end = patience.and_then(|patience| Instant::now().checked_add(patience));
         loop {
-            let mut state = self.queue.lock();
+            let mut state = self.queue.state.lock();
             if state.woken.remove(&self.key) {
                 // Somebody else may have to do what this worker was rung for.
                 self.queue.leave(state, None);
@@ -94,7 +95,7 @@ impl Worker {
 
     /// A batch, if there is one now: for a worker that stages the next batch while one runs.
     pub fn try_take(&self, serves: &[ModelKey]) -> Option<Running> {
-        let mut state = self.queue.lock();
+        let mut state = self.queue.state.lock();
         let pick = state.book.pick(self.key, serves, Instant::now());
         self.queue.leave(state, None);
         match pick {
@@ -114,20 +115,17 @@ impl Worker {
 
     fn sleep(&self, mut state: MutexGuard<'_, State>, limit: Option<Duration>) {
         state.parked.push(self.key);
-        let mut state = match limit {
-            None => self.bell.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => {
-                let waited = self.bell.wait_timeout(state, limit);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
+        match limit {
+            None => self.bell.wait(&mut state),
+            Some(limit) => drop(self.bell.wait_for(&mut state, limit)),
+        }
         state.parked.retain(|parked| *parked != self.key);
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let mut state = self.queue.lock();
+        let mut state = self.queue.state.lock();
         state.bells.remove(&self.key);
         state.woken.remove(&self.key);
         state.book.detach(self.key, Instant::now());

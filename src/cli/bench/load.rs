@@ -14,9 +14,10 @@ use super::{
     tally::{Ended, Point, Tally, words},
 };
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -90,7 +91,7 @@ impl Load {
         let Ok(places) = sent else { unreachable!("the sending thread does not panic") };
         // All places are free again once the last has ended.
         let _all = places.acquire_many(self.in_flight_max as u32).await;
-        let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally = tally.lock();
         tally.point(rate, span.measured.as_secs_f64())
     }
 
@@ -117,7 +118,7 @@ impl Load {
             handle.spawn(async move {
                 let ended = load.once(turn, began + at).await;
                 if at >= span.warm_up {
-                    tally.lock().unwrap_or_else(PoisonError::into_inner).add(&ended);
+                    tally.lock().add(&ended);
                 }
                 drop(place);
             });
@@ -144,13 +145,13 @@ impl Load {
                         return (at, ended);
                     }
                     if at >= span.warm_up {
-                        tally.lock().unwrap_or_else(PoisonError::into_inner).add(&ended);
+                        tally.lock().add(&ended);
                     }
                 }
             });
         }
         let last = tasks.join_all().await;
-        let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tally = tally.lock();
         let measured = if tally.count() > 0 {
             last.iter().for_each(|(_, ended)| tally.add_after(ended));
             span.measured

@@ -12,7 +12,7 @@ use crate::{models::Source, status::HeldModel};
 impl Book {
     /// What models hold of a device of which so many bytes are free now, where that is known, by name and version.
     pub(in crate::devices) fn held(&self, index: usize, hold: &Hold, free: Option<u64>) -> Vec<HeldModel> {
-        let state = self.lock();
+        let state = self.state.lock();
         let of = |entry: &Entry| {
             let on = entry.on.iter().find(|on| (on.index, on.hold) == (index, hold.number))?;
             let mut footprint = on.footprint.clone()?;
@@ -27,7 +27,7 @@ impl Book {
     /// Bytes that the models of a device need there, and what is beside them. A model measured to take more than the
     /// whole device, `total`, does not count: it is not loaded.
     pub(in crate::devices) fn required(&self, index: usize, gpu: &str, total: u64) -> u64 {
-        let state = self.lock();
+        let state = self.state.lock();
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let served = served.map(|entry| (name(&entry.served.source), entry.served.source.bytes));
         let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
@@ -36,7 +36,7 @@ impl Book {
         let mut models: Vec<(String, u64)> = served.chain(announced).chain(waiting).collect();
         models.sort();
         models.dedup_by(|one, other| one.0 == other.0);
-        let learned = self.learned();
+        let learned = self.learned.lock();
         let beside = learned.measured_context(gpu);
         let fits = |name: &str| {
             let need = learned.measured(gpu, name).map(|model| Need { model, beside });
@@ -51,7 +51,7 @@ impl Book {
     pub(in crate::devices) fn learn(&self, index: usize, gpu: &str, source: &Source, footprint: &Footprint) {
         let own = name(source);
         let others = self.names_on(index).into_iter().filter(|name| *name != own);
-        let mut learned = self.learned();
+        let mut learned = self.learned.lock();
         let beside = learned.beside(gpu, others).saturating_add(footprint.headroom());
         learned.model(gpu, &own, footprint.all(), footprint.total.saturating_sub(beside));
     }
@@ -60,14 +60,14 @@ impl Book {
     pub(in crate::devices) fn need(&self, index: usize, gpu: &str, source: &Source) -> Option<Need> {
         let own = name(source);
         let others = self.names_on(index).into_iter().filter(|name| *name != own);
-        let learned = self.learned();
+        let learned = self.learned.lock();
         let model = learned.measured(gpu, &own)?;
         Some(Need { model, beside: learned.beside(gpu, others) })
     }
 
     /// The models that are on a device, each once.
     fn names_on(&self, index: usize) -> Vec<String> {
-        let state = self.lock();
+        let state = self.state.lock();
         let entries = state.entries.iter();
         let there =
             entries.filter(|entry| entry.on.iter().any(|on| on.index == index && !on.health.is_over()));
@@ -79,7 +79,7 @@ impl Book {
 
     /// The least that any of a device's models needs there with its context, by what was measured: none where one was not.
     pub(in crate::devices) fn least(&self, index: usize, gpu: &str) -> Option<u64> {
-        let (state, learned) = (self.lock(), self.learned());
+        let (state, learned) = (self.state.lock(), self.learned.lock());
         let served = state.entries.iter().filter(|entry| entry.served.placed.has(index));
         let announced = state.announced.iter().filter(|(.., on)| on.contains(&index));
         let names =
@@ -92,7 +92,7 @@ impl Book {
     /// Takes note of what we hold on a GPU in all, by the driver's count. `ours`: others are not in it.
     pub(in crate::devices) fn learn_all(&self, index: usize, gpu: &str, held: u64, ours: bool) {
         let names = self.names_on(index);
-        let mut learned = self.learned();
+        let mut learned = self.learned.lock();
         if ours {
             learned.at_most(gpu, &names, held);
         }
@@ -129,8 +129,8 @@ mod tests {
         let required = || book.required(0, "H100", 4 << 30);
         let nothing = required();
         for (name, bytes) in [("small", 1 << 30), ("large", 4 << 30)] {
-            book.lock().announced.push((name.into(), 0, vec![0]));
-            book.learned().model("H100", name, bytes, u64::MAX);
+            book.state.lock().announced.push((name.into(), 0, vec![0]));
+            book.learned.lock().model("H100", name, bytes, u64::MAX);
         }
         assert_eq!(required(), nothing + (1 << 30));
     }

@@ -66,7 +66,7 @@ impl Book {
     /// A model is served nowhere: it is loaded when a device of its own is back, or has room. Tells how often in a row a device
     /// has failed while it was loaded.
     pub(in crate::devices) fn wait_for_device(&self, found: &Found, away: Away, now: Instant) -> u32 {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let at = state.waiting.iter().position(|waiting| waiting.is(found));
         let (mut refused, before) = match at.map(|at| state.waiting.swap_remove(at)) {
             Some(waiting) => (waiting.refused, waiting.faults),
@@ -94,7 +94,7 @@ impl Book {
         sharing: &Sharing,
         now: Instant,
     ) -> Vec<Found> {
-        let state = self.lock();
+        let state = self.state.lock();
         let due = |waiting: &&Waiting| {
             state.wanted(index, &waiting.placed, None, sharing) && !waiting.refused.bars(index, hold, now)
         };
@@ -103,19 +103,19 @@ impl Book {
 
     /// Why a hold on a device has no room for a model that waits for it.
     pub(in crate::devices) fn no_room_for_waiting(&self, index: usize, hold: u64) -> Option<Refusal> {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut short = state.waiting.iter().filter_map(|waiting| waiting.refused.why_for_now(index, hold));
         short.next().map(|why| Refusal::Memory(why.to_owned()))
     }
 
     /// A model waits no more.
     pub(in crate::devices) fn stop_waiting_for(&self, found: &Found) {
-        self.lock().waiting.retain(|waiting| !waiting.is(found));
+        self.state.lock().waiting.retain(|waiting| !waiting.is(found));
     }
 
     /// Nobody wants a model any more that waits, but in these versions.
     pub(in crate::devices) fn stop_waiting(&self, name: &str, but: &dyn Fn(&str) -> bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.waiting.retain(|waiting| waiting.name() != name || but(&waiting.found.version));
         state.let_go_of(name);
     }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|index| book.activity(index, &queue).0), [false, true, false]);
         assert_eq!([0, 1, 2].map(required), [nothing, nothing + (3 << 30), nothing]);
         let measured = super::super::memory::name(found("m").source.as_ref().unwrap());
-        book.learned().model("H100", &measured, 7 << 30, u64::MAX);
+        book.learned.lock().model("H100", &measured, 7 << 30, u64::MAX);
         assert_eq!([0, 1].map(|index| book.least(index, "H100")), [None, Some(7 << 30)]);
         book.stop_waiting("m", &|_| false);
         assert!(!book.needs(1));

@@ -9,9 +9,10 @@ pub mod states;
 pub mod xid;
 
 use crate::{batch::Queue, engine::EngineError};
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -83,7 +84,7 @@ impl Health {
 
     /// Says that the device has been given something to do, until the guard is dropped.
     pub(super) fn busy(&self) -> Busy {
-        let mut flights = self.lock();
+        let mut flights = self.flights.lock();
         let key = flights.next;
         flights.next += 1;
         flights.began.insert(key, Instant::now());
@@ -92,7 +93,7 @@ impl Health {
 
     /// How long the device has been about what it has been about longest.
     pub(super) fn busy_for(&self, now: Instant) -> Option<Duration> {
-        let began = self.lock().began.values().min().copied();
+        let began = self.flights.lock().began.values().min().copied();
         began.map(|began| now.saturating_duration_since(began))
     }
 
@@ -100,10 +101,6 @@ impl Health {
     pub(super) fn stuck_for(&self, now: Instant) -> Option<Duration> {
         let limit = self.stuck_after?;
         self.busy_for(now).filter(|busy| *busy >= limit)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Flights> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -120,7 +117,7 @@ pub(super) struct Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner).began.remove(&self.key);
+        self.flights.lock().began.remove(&self.key);
     }
 }
 

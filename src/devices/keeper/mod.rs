@@ -14,11 +14,12 @@ mod senses;
 use super::{Devices, device::Hold, health::hangs};
 use crate::{config::WhileWaiting, error::panic_words, telemetry::metrics::Metrics};
 use away::{Away, Standing};
+use parking_lot::{Condvar, Mutex};
 use senses::Senses;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -99,50 +100,47 @@ impl Keepers {
                 (Some(gpu), Some(senses)) => {
                     let name = format!("ocelli-keep{}", gpu.ordinal);
                     let keeper = gpu::Keeper::new(theirs, index, gpu.clone(), Arc::clone(senses));
-                    self.lock().undecided += 1;
+                    self.state.lock().undecided += 1;
                     thread.name(name).spawn(move || keeper.run())
                 }
                 _ => thread.name("ocelli-keep-cpu".into()).spawn(move || cpu::keep(&theirs, index)),
             };
-            self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread?);
+            self.threads.lock().push(thread?);
         }
         Ok(())
     }
 
     /// It is known which models there are: GPUs that these need may be taken.
     pub(super) fn begin(&self) {
-        self.lock().begun = true;
+        self.state.lock().begun = true;
         self.changed.notify_all();
     }
 
     /// Waits for that.
     fn wait_to_begin(&self) {
-        let waited = self.changed.wait_while(self.lock(), |state| !state.begun && !state.ended);
-        drop(waited);
+        self.changed.wait_while(&mut self.state.lock(), |state| !state.begun && !state.ended);
     }
 
     /// Waits until each GPU was taken, or is known not to be free.
     pub(super) fn decided(&self) {
-        let waited = self
-            .changed
-            .wait_timeout_while(self.lock(), DECIDED, |state| state.undecided > 0 && !state.ended);
-        drop(waited);
+        let waits = |state: &mut State| state.undecided > 0 && !state.ended;
+        self.changed.wait_while_for(&mut self.state.lock(), waits, DECIDED);
     }
 
     /// Another one knows.
     fn decide(&self) {
-        self.lock().undecided -= 1;
+        self.state.lock().undecided -= 1;
         self.changed.notify_all();
     }
 
     /// Notes how a GPU stands; returns how long none has been there while some are waited for.
     fn away(&self, index: usize, standing: Standing, now: Instant) -> Option<Duration> {
-        self.lock().away.note(index, standing, now)
+        self.state.lock().away.note(index, standing, now)
     }
 
     /// Whether the server ends.
     pub(super) fn have_ended(&self) -> bool {
-        self.lock().ended
+        self.state.lock().ended
     }
 
     /// Waits a turn; false when the server ends.
@@ -151,24 +149,19 @@ impl Keepers {
     }
 
     fn pause_for(&self, time: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), time, |state| !state.ended);
-        !waited.unwrap_or_else(PoisonError::into_inner).0.ended
+        self.changed.wait_while_for(&mut self.state.lock(), |state| !state.ended, time).timed_out()
     }
 
     /// Ends them all.
     pub(super) fn join(&self) {
-        self.lock().ended = true;
+        self.state.lock().ended = true;
         self.changed.notify_all();
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("the thread that keeps a device panicked");
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,10 +11,11 @@ use super::super::{
     },
 };
 use crate::engine::cuda::Gpu;
+use parking_lot::Mutex;
 use std::{
     collections::{HashMap, VecDeque},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -149,7 +150,7 @@ impl Senses {
 
     /// What has happened to a GPU since the last call.
     pub(super) fn happened(&self, gpu: &Gpu) -> Vec<Happening> {
-        self.happenings.lock().unwrap_or_else(PoisonError::into_inner).take(&gpu.id)
+        self.happenings.lock().take(&gpu.id)
     }
 }
 
@@ -193,7 +194,7 @@ impl Tries {
 impl Opening {
     /// Whether NVML knows all GPUs that are kept: while a driver comes up, it may not.
     fn has_all(&self, probe: &NvmlProbe) -> bool {
-        let inboxes = self.happenings.lock().unwrap_or_else(PoisonError::into_inner);
+        let inboxes = self.happenings.lock();
         inboxes.0.iter().all(|inbox| probe.gpus().iter().any(|gpu| gpu.is(&inbox.uuid, &inbox.pci)))
     }
 
@@ -214,7 +215,7 @@ impl Opening {
         let (happenings, told) = (Arc::clone(&self.happenings), Mutex::new(Told::default()));
         let watch = Watch::start(library, move |gpu, happening| {
             let device = &*gpu.uuid;
-            let inboxes = || happenings.lock().unwrap_or_else(PoisonError::into_inner);
+            let inboxes = || happenings.lock();
             if !inboxes().keep(gpu) {
                 // No keeper reacts, and whoever uses that GPU may cause many: debug only.
                 tracing::debug!(
@@ -225,8 +226,7 @@ impl Opening {
                 return;
             }
             // Before its keeper hears of it, so that what follows stands behind it in the log.
-            let since =
-                told.lock().unwrap_or_else(PoisonError::into_inner).tell(device, happening, Instant::now());
+            let since = told.lock().tell(device, happening, Instant::now());
             match (happening, since) {
                 (_, None) => tracing::debug!(device, ?happening, "the same again"),
                 (Happening::Xid(number), Some(passed_over)) => {

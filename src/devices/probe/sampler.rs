@@ -2,9 +2,10 @@
 //!
 //! A call into the driver may hang for as long as half a minute. Whoever wants to know gets the last samples and their age, at once.
 
+use parking_lot::{Condvar, Mutex};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -35,11 +36,7 @@ struct Shared {
     changed: Condvar,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Shared {}
 
 /// Samples until it is dropped.
 pub struct Sampler {
@@ -58,12 +55,12 @@ impl Sampler {
         let theirs = Arc::clone(&shared);
         let thread = thread::Builder::new().name("gpu-sampler".to_owned()).spawn(move || {
             let mut panics = false;
-            let mut state = theirs.lock();
+            let mut state = theirs.state.lock();
             while !state.ended {
                 state.looking = true;
                 drop(state);
                 let samples = catch_unwind(AssertUnwindSafe(|| probe.sample()));
-                state = theirs.lock();
+                state = theirs.state.lock();
                 state.looking = false;
                 match samples {
                     Ok(samples) => {
@@ -80,8 +77,7 @@ impl Sampler {
                     }
                 }
                 let pause = period.mul_f64(0.9 + 0.2 * scattered(state.looks));
-                let ended = theirs.changed.wait_timeout_while(state, pause, |state| !state.ended);
-                state = ended.unwrap_or_else(PoisonError::into_inner).0;
+                theirs.changed.wait_while_for(&mut state, |state| !state.ended, pause);
             }
         })?;
         Ok(Sampler { shared, thread: Some(thread) })
@@ -89,15 +85,14 @@ impl Sampler {
 
     /// The last look; none before the first has come back.
     pub fn last(&self) -> Option<Look> {
-        self.shared.lock().last.clone()
+        self.shared.state.lock().last.clone()
     }
 
     /// Waits for a look that is finished after this call, `patience` at most.
     pub fn fresh(&self, patience: Duration) -> Option<Look> {
-        let state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let seen = state.looks;
-        let waited = self.shared.changed.wait_timeout_while(state, patience, |state| state.looks == seen);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.shared.changed.wait_while_for(&mut state, |state| state.looks == seen, patience);
         if state.looks > seen { state.last.clone() } else { None }
     }
 }
@@ -105,7 +100,7 @@ impl Sampler {
 impl Drop for Sampler {
     fn drop(&mut self) {
         let looking = {
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             state.ended = true;
             state.looking
         };

@@ -3,7 +3,7 @@
 
 use super::{Devices, load::NotLoaded};
 use crate::models::{Entry, Found, Model, State};
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// A model that is out of the catalog, and what devices have of it.
 pub(super) struct Leaving {
@@ -33,7 +33,7 @@ impl Devices {
         found: &[Found],
         expected: &dyn Fn(&Model) -> Result<(), String>,
     ) -> Result<(), String> {
-        let _turn = self.turn();
+        let _turn = self.turn.lock();
         let mut reasons = Vec::new();
         let mut refused = false;
         let is_some_there = found.iter().any(|found| !found.only_named);
@@ -120,7 +120,7 @@ impl Devices {
 
     /// Serves a model no more: whoever has begun with it is still answered. False if there is none of this name.
     pub fn unload(&self, name: &str) -> bool {
-        let _turn = self.turn();
+        let _turn = self.turn.lock();
         self.book.stop_waiting(name, &|_| false);
         let known = self.parts.catalog.has(name);
         self.remove(name, &|_| true);
@@ -142,7 +142,7 @@ impl Devices {
             }
         }
         self.count();
-        self.forget_counts(name, &self.leaving());
+        self.forget_counts(name, &self.leaving.lock());
     }
 
     /// Forgets what was counted for a model that is gone: it is not in the catalog, and no version of it is on its way out.
@@ -162,12 +162,12 @@ impl Devices {
 
     fn leave(&self, model: Arc<Model>) {
         let lent = self.book.leave(model.key);
-        self.leaving().push(Leaving { model, lent });
+        self.leaving.lock().push(Leaving { model, lent });
     }
 
     /// Lets go of those that no request holds any more; true while there are others. To be called now and then.
     pub fn let_go(&self) -> bool {
-        let mut leaving = self.leaving();
+        let mut leaving = self.leaving.lock();
         let mut gone = Vec::new();
         leaving.retain(|Leaving { model, lent }| {
             // Nobody can find it in the catalog, so that this can only fall. Counted first: what devices let go of in between is
@@ -185,9 +185,5 @@ impl Devices {
             self.forget_counts(&name, &leaving);
         }
         !leaving.is_empty()
-    }
-
-    fn leaving(&self) -> MutexGuard<'_, Vec<Leaving>> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -216,12 +216,12 @@ fn a_version_that_waits_for_its_turn_is_loading_and_one_that_is_left_alone_is_as
 
     let while_first = Mutex::new(Vec::new());
     let look = |_: &Model| {
-        *while_first.lock().unwrap() = ["1", "2", "3"].map(&state).into_iter().flatten().collect();
+        *while_first.lock() = ["1", "2", "3"].map(&state).into_iter().flatten().collect();
         Err("not as expected".to_owned())
     };
     let told = devices.reload_if("spots", &[of("1"), of("2"), of("3")], &look);
     assert_eq!(told, Err("not as expected".to_owned()));
-    assert_eq!(*while_first.lock().unwrap(), ["loading"; 3]);
+    assert_eq!(*while_first.lock(), ["loading"; 3]);
     let after = ["1", "2", "3"].map(&state);
     assert_eq!(after, [Some("not as expected".to_owned()), None, Some("it cannot be read".to_owned())]);
     let refused = devices.parts.catalog.get("spots", Some("2")).err();

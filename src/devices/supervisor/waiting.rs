@@ -10,10 +10,7 @@ use super::{
     Devices, NotLoaded,
 };
 use crate::models::{Found, State};
-use std::{
-    sync::{Arc, TryLockError},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 /// A model under which devices failed more often than so, in a row, is taken for what makes them fail.
 const FAULTS_MAX: u32 = 5;
@@ -38,7 +35,7 @@ impl Devices {
     /// Of these, those that wait still: one that was unloaded meanwhile, or loaded anew from other files, does not.
     pub(super) fn load_of(&self, found: &[Found], index: usize, hold: u64) {
         for Found { name, version, .. } in found {
-            let _turn = self.turn();
+            let _turn = self.turn.lock();
             let same = |found: &Found| (&found.name, &found.version) == (name, version);
             if let Some(found) = self.due(index, hold).into_iter().find(same) {
                 // The result is in the catalog and in the log.
@@ -79,7 +76,7 @@ impl Devices {
 
     /// Whether somebody loads a model just now, or is about to: what a device has then is not all that it will have.
     pub(in super::super) fn is_loading(&self) -> bool {
-        self.book.has_announced() || matches!(self.turn.try_lock(), Err(TryLockError::WouldBlock))
+        self.book.has_announced() || self.turn.is_locked()
     }
 
     /// What follows from none of these holds having taken a model. It waits where that may pass: where a GPU had too little

@@ -1,11 +1,8 @@
 //! Who has which part of a range of bytes: first fit, and neighbours that come back are one again. It knows numbers only;
 //! [`region`](super::region) has the memory.
 
-use std::{
-    collections::BTreeMap,
-    ops::Range,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Condvar, Mutex};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Parts begin at multiples of this, which suits AVX-512 loads and cache lines.
 pub const ALIGN: usize = 64;
@@ -55,11 +52,7 @@ struct Shared {
     freed: Condvar,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Shared {}
 
 impl Arena {
     /// All of `range` is free. Both ends are multiples of [`ALIGN`].
@@ -76,25 +69,25 @@ impl Arena {
 
     /// Bytes that nobody has.
     pub fn free_bytes(&self) -> usize {
-        self.0.lock().parts.values().sum()
+        self.0.free.lock().parts.values().sum()
     }
 
     /// So many bytes, rounded up to [`ALIGN`], if they are free in one piece.
     pub fn take(&self, bytes: usize) -> Option<Span> {
         let bytes = rounded(bytes)?;
-        let start = self.0.lock().take(bytes)?;
+        let start = self.0.free.lock().take(bytes)?;
         Some(Span { arena: self.clone(), range: start..start + bytes })
     }
 
     /// The same, once they are free. `None` where there are never so many.
     pub fn take_waiting(&self, bytes: usize) -> Option<Span> {
         let bytes = rounded(bytes).filter(|bytes| *bytes <= self.bytes())?;
-        let mut free = self.0.lock();
+        let mut free = self.0.free.lock();
         loop {
             if let Some(start) = free.take(bytes) {
                 return Some(Span { arena: self.clone(), range: start..start + bytes });
             }
-            free = self.0.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
+            self.0.freed.wait(&mut free);
         }
     }
 }
@@ -120,7 +113,7 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        self.arena.0.lock().put_back(self.range.start, self.range.len());
+        self.arena.0.free.lock().put_back(self.range.start, self.range.len());
         self.arena.0.freed.notify_all();
     }
 }

@@ -9,11 +9,8 @@ use super::{
     wire::{Answer, Copies, parts},
 };
 use crate::engine::{EngineError, Tensor};
-use std::{
-    collections::HashMap,
-    ops::Range,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, ops::Range};
 
 /// Longer words are cut: they are for people.
 const WORDS_MAX: usize = 2000;
@@ -41,13 +38,9 @@ impl Desk {
         &self.region
     }
 
-    fn out(&self) -> MutexGuard<'_, HashMap<u64, (Part, Vec<Tensor>)>> {
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The parent has read the answer to `id`.
     pub(super) fn taken(&self, id: u64) {
-        let read = self.out().remove(&id);
+        let read = self.out.lock().remove(&id);
         drop(read);
     }
 
@@ -93,7 +86,7 @@ impl Desk {
         let mut part = self.region.part(span);
         copies.write(&words, &mut part);
         let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
-        self.out().insert(id, (part, held));
+        self.out.lock().insert(id, (part, held));
         if let Err(error) = self.link.send(&Message { kind: Kind::Answer, id, offset, bytes }) {
             // The thread that reads sees that the parent is gone.
             tracing::debug!(%error, "the parent does not listen any more");

@@ -10,8 +10,9 @@ use crate::engine::{
     Airborne, DataType, Ends, Engine, EngineError, Flight, Setting, Signature, Tensor, TensorView,
     kernels::Camera, staging::Memory,
 };
+use parking_lot::{Condvar, Mutex};
 use std::sync::{
-    Arc, Condvar, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -208,8 +209,8 @@ impl Seats {
 
     fn take(&self) -> Seat {
         let (free, freed) = &*self.0;
-        let free = free.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free = freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+        let mut free = free.lock();
+        freed.wait_while(&mut free, |free| *free == 0);
         *free -= 1;
         Seat(self.clone())
     }
@@ -218,7 +219,7 @@ impl Seats {
 impl Drop for Seat {
     fn drop(&mut self) {
         let (free, freed) = &*self.0.0;
-        *free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *free.lock() += 1;
         freed.notify_one();
     }
 }

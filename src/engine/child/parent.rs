@@ -18,13 +18,14 @@ use crate::{
     },
     error::panic_words,
 };
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -77,10 +78,11 @@ impl Child {
             // Whoever waits for an answer is told that none comes, whatever becomes of this.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| asks.read())) {
                 let words = panic_words(&panic);
-                asks.book()
+                asks.book
+                    .lock()
                     .fault
                     .get_or_insert_with(|| format!("whoever reads its answers panicked: {words}"));
-                asks.process().kill();
+                asks.process.lock().kill();
             }
             asks.finish();
             // Nobody may be waiting for it.
@@ -118,19 +120,19 @@ impl Child {
 
     /// Why it is gone, once it is.
     pub fn ended(&self) -> Option<String> {
-        self.asks.book().ended.clone()
+        self.asks.book.lock().ended.clone()
     }
 
     /// Ends the process at once: for one that hangs. Whoever waits gets an error with this reason.
     pub fn kill(&self, reason: &str) {
-        let mut book = self.asks.book();
+        let mut book = self.asks.book.lock();
         if book.ended.is_some() {
             return;
         }
         book.fault.get_or_insert_with(|| reason.to_owned());
         book.killed = true;
         drop(book);
-        self.asks.process().kill();
+        self.asks.process.lock().kill();
     }
 
     /// What of the device's memory is free.
@@ -164,16 +166,16 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let thread = self.thread.get_mut();
         let Some((thread, end)) = thread.take() else { return };
-        self.asks.book().leaving = true;
+        self.asks.book.lock().leaving = true;
         self.asks.link.shut();
         if end.recv_timeout(GRACE).is_err() {
             tracing::warn!(
                 device = self.asks.device,
                 "the device's process takes too long to end, and is killed"
             );
-            self.asks.process().kill();
+            self.asks.process.lock().kill();
             if end.recv_timeout(GRACE).is_err() {
                 tracing::error!(device = self.asks.device, "the device's process cannot be ended");
                 return;
@@ -270,18 +272,10 @@ pub(super) struct Held {
 }
 
 impl Asks {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn process(&self) -> MutexGuard<'_, Running> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn traffic(&self) -> Result<Arc<Traffic>, String> {
-        let traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let traffic = self.traffic.lock().clone();
         traffic.ok_or_else(|| {
-            self.book().ended.clone().unwrap_or_else(|| "the device's process is gone".to_owned())
+            self.book.lock().ended.clone().unwrap_or_else(|| "the device's process is gone".to_owned())
         })
     }
 
@@ -317,7 +311,7 @@ impl Asks {
         copies.write(&words, &mut part);
         let (offset, bytes) = ((part.offset() + copies.bytes()) as u64, words.len() as u64);
         let (tell, told) = mpsc::channel();
-        let mut book = self.book();
+        let mut book = self.book.lock();
         if let Some(reason) = &book.ended {
             return Err(EngineError::Device(reason.clone()));
         }
@@ -345,8 +339,11 @@ impl Asks {
                 Ok(Some((message, _))) => tracing::error!(?message, "a child said what only parents say"),
                 Ok(None) => return,
                 Err(error) => {
-                    self.book().fault.get_or_insert_with(|| format!("its answers cannot be read: {error}"));
-                    return self.process().kill();
+                    self.book
+                        .lock()
+                        .fault
+                        .get_or_insert_with(|| format!("its answers cannot be read: {error}"));
+                    return self.process.lock().kill();
                 }
             }
         }
@@ -359,7 +356,7 @@ impl Asks {
         if let Err(error) = self.link.send(&Message { kind: Kind::Taken, ..*message }) {
             tracing::debug!(%error, "a child does not listen any more");
         }
-        let mut book = self.book();
+        let mut book = self.book.lock();
         if let Err(EngineError::Device(text)) = &reply {
             book.fault.get_or_insert_with(|| text.clone());
         }
@@ -406,7 +403,7 @@ impl Asks {
 
     /// Sees to it that the process ends, and tells all who wait why.
     fn finish(&self) {
-        let mut process = self.process();
+        let mut process = self.process.lock();
         let mut end = process.end_within(LEAVING);
         if end == End::Hangs {
             process.kill();
@@ -414,7 +411,7 @@ impl Asks {
         }
         let last_words = process.last_words();
         drop(process);
-        let mut book = self.book();
+        let mut book = self.book.lock();
         let words = match (&book.fault, book.killed) {
             (Some(why), true) if end.is_kill() => format!("was ended by the server: {why}"),
             (fault, _) => end.words(fault.as_deref(), last_words.as_deref()),
@@ -427,7 +424,7 @@ impl Asks {
         let waiting = std::mem::take(&mut book.waiting);
         drop(book);
         // Its place in the region is the next one's, when its parts are back.
-        let traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let traffic = self.traffic.lock().take();
         drop(traffic);
         for (_, Waiting { tell, _part, _held }) in waiting {
             drop((_part, _held));

@@ -11,13 +11,8 @@
 use super::{Context, CudaError, Fault, context::enter, numa::Near};
 use crate::engine::staging::{Pin, Pinner, Release};
 use cudarc::driver::{CudaContext, result, sys};
-use std::{
-    collections::BTreeMap,
-    fmt,
-    ptr::NonNull,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::{collections::BTreeMap, fmt, ptr::NonNull, sync::Arc, time::Duration};
 
 /// A call that takes longer is waited for by nobody, beyond a second for each GiB.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,7 +29,7 @@ struct Owner(Arc<Shared>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.0.lock().ended = true;
+        self.0.pins.lock().ended = true;
         self.0.changed.notify_all();
     }
 }
@@ -110,7 +105,7 @@ impl HostMemory {
     /// has not ended yet, and stays so.
     pub(super) fn open(&self, cuda: &Arc<CudaContext>, near: Option<&Near>) {
         let shared = self.shared();
-        let mut pins = shared.lock();
+        let mut pins = shared.pins.lock();
         pins.cuda = Some(Arc::clone(cuda));
         pins.near = near.cloned();
         for known in pins.memory.values_mut().filter(|known| known.state == State::Refused) {
@@ -125,7 +120,7 @@ impl HostMemory {
     /// Unregisters everything: this context goes. Where the driver hangs, it goes when the driver is back.
     pub(super) fn close(&self, cuda: &Arc<CudaContext>) {
         let shared = self.shared();
-        let mut pins = shared.lock();
+        let mut pins = shared.pins.lock();
         if pins.cuda.as_ref().is_some_and(|open| Arc::ptr_eq(open, cuda)) {
             (pins.closing, pins.closes) = (pins.cuda.take(), true);
             let pins = shared.call(pins);
@@ -139,10 +134,6 @@ impl HostMemory {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Pins> {
-        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has the thread look what there is to do.
     fn call<'a>(self: &'a Arc<Shared>, mut pins: MutexGuard<'a, Pins>) -> MutexGuard<'a, Pins> {
         if !pins.started {
@@ -167,12 +158,8 @@ impl Shared {
     ) -> MutexGuard<'a, Pins> {
         while !done(&pins) && !pins.hangs && pins.started {
             let (calls, patience) = (pins.calls, pins.patience());
-            let waited = self
-                .changed
-                .wait_timeout_while(pins, patience, |pins| !done(pins) && !pins.hangs && pins.calls == calls);
-            let (now, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            pins = now;
-            if timeout.timed_out() {
+            let goes_on = |pins: &mut Pins| !done(pins) && !pins.hangs && pins.calls == calls;
+            if self.changed.wait_while_for(&mut pins, goes_on, patience).timed_out() {
                 pins.hangs = true;
                 self.changed.notify_all();
                 tracing::warn!("the driver hangs where memory is pinned: copies will wait for each other");
@@ -183,32 +170,32 @@ impl Shared {
 
     /// Calls the driver, one thing after the other, until nobody is left who could have memory.
     fn work(&self) {
-        let mut pins = self.lock();
+        let mut pins = self.pins.lock();
         loop {
             if let Some(call) = pins.next() {
                 drop(pins);
                 let (start, register) = (call.start, call.register);
                 // Drops its hold on the context as well: whoever closes that is to have the last one.
                 let came = call.make();
-                pins = self.lock();
+                pins = self.pins.lock();
                 (pins.calls, pins.hangs) = (pins.calls + 1, false);
                 let left = pins.called(start, register, came);
                 self.changed.notify_all();
                 drop(pins);
                 drop(left);
-                pins = self.lock();
+                pins = self.pins.lock();
             } else if pins.closes {
                 let closed = pins.closing.take();
                 drop(pins);
                 // Before it is told: whoever closes it has the last hold on it, unless it has waited for too long.
                 drop(closed);
-                pins = self.lock();
+                pins = self.pins.lock();
                 pins.closes = pins.closing.is_some();
                 self.changed.notify_all();
             } else if pins.ended {
                 return;
             } else {
-                pins = self.changed.wait(pins).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut pins);
             }
         }
     }
@@ -331,7 +318,7 @@ impl Pinner for HostMemory {
     unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Option<Pin> {
         let start = start.as_ptr().expose_provenance();
         let shared = self.shared();
-        let mut pins = shared.lock();
+        let mut pins = shared.pins.lock();
         pins.memory.insert(start, Known { bytes, state: State::New, left: None });
         // What is there without a device is registered when it is.
         if pins.cuda.is_some() {
@@ -346,7 +333,7 @@ impl Pinner for HostMemory {
     }
 
     fn is_known(&self) -> bool {
-        self.shared().lock().cuda.is_some()
+        self.shared().pins.lock().cuda.is_some()
     }
 
     fn owner(&self) -> usize {
@@ -365,7 +352,7 @@ impl Release for Pinned {
     fn release(mut self: Box<Self>, memory: Box<dyn Send>) {
         let Some(start) = self.start.take() else { return };
         let shared = self.host.shared();
-        let left = shared.lock().leave(start, memory);
+        let left = shared.pins.lock().leave(start, memory);
         shared.changed.notify_all();
         drop(left);
     }
@@ -376,11 +363,11 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let Some(start) = self.start.take() else { return };
         let shared = self.host.shared();
-        let mut pins = shared.lock();
+        let mut pins = shared.pins.lock();
         let _ = pins.leave(start, Box::new(()));
         shared.changed.notify_all();
         let is_there =
             |pins: &mut Pins| pins.memory.get(&start).is_some_and(|known| known.state != State::Kept);
-        drop(shared.changed.wait_while(pins, is_there));
+        shared.changed.wait_while(&mut pins, is_there);
     }
 }

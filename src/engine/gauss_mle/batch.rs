@@ -6,10 +6,10 @@ use crate::engine::{
     kernels::{InstructionSet, fit_rows},
     tensor,
 };
+use parking_lot::Mutex;
 use std::{
     mem::{self, MaybeUninit},
     ops::Range,
-    sync::{Mutex, PoisonError},
 };
 
 /// ROIs, what is to be fitted to them, and room for what comes of it.
@@ -107,6 +107,6 @@ impl<T> Room<T> {
 
     /// All of them; whoever comes later has none.
     fn take(&self) -> Vec<T> {
-        mem::take(&mut self.values.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut self.values.lock())
     }
 }

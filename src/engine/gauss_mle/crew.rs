@@ -8,10 +8,11 @@ use crate::{
     engine::{Airborne, EngineError, Flight, Tensor},
     error::panic_words,
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 /// A batch in parts, with all that they read and write.
@@ -53,12 +54,8 @@ struct Progress {
 }
 
 impl Shared {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn next(&self) -> Option<usize> {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         let next =
             Some(progress.begun).filter(|part| *part < self.parts.count() && progress.error.is_none())?;
         progress.begun += 1;
@@ -74,7 +71,7 @@ impl Shared {
             let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
                 Err(EngineError::Device(format!("the fitter panicked: {}", panic_words(&panic))))
             });
-            let mut progress = self.progress();
+            let mut progress = self.progress.lock();
             progress.ended += 1;
             if let Err(error) = done {
                 progress.error.get_or_insert(error);
@@ -91,8 +88,9 @@ impl Shared {
 
     /// Waits for the parts that were begun.
     fn wait(&self) -> MutexGuard<'_, Progress> {
-        let wait = self.ended.wait_while(self.progress(), |progress| !self.is_over(progress));
-        wait.unwrap_or_else(PoisonError::into_inner)
+        let mut progress = self.progress.lock();
+        self.ended.wait_while(&mut progress, |progress| !self.is_over(progress));
+        progress
     }
 
     fn outcome(&self) -> Result<Vec<Tensor>, EngineError> {
@@ -164,7 +162,7 @@ impl Crew {
             }
         }
         batch.work();
-        if !along || batch.is_over(&batch.progress()) {
+        if !along || batch.is_over(&batch.progress.lock()) {
             return batch.outcome().map(Flight::Landed);
         }
         if let Some(before) = self.before.upgrade() {
@@ -196,7 +194,7 @@ mod tests {
         #[allow(unsafe_code, reason = "a part of the trait")]
         unsafe fn work(&self, part: usize) -> Result<(), EngineError> {
             (self.work)(part)?;
-            self.done.lock().unwrap().push(part);
+            self.done.lock().push(part);
             Ok(())
         }
 
@@ -217,7 +215,7 @@ mod tests {
     }
 
     fn sorted(done: &Done) -> Vec<usize> {
-        let mut done = done.lock().unwrap().clone();
+        let mut done = done.lock().clone();
         done.sort_unstable();
         done
     }
@@ -239,11 +237,11 @@ mod tests {
             let who = Arc::clone(&seen);
             let (parts, _) = doing(threads, move |_| {
                 all.wait();
-                who.lock().unwrap().insert(thread::current().id());
+                who.lock().insert(thread::current().id());
                 Ok(())
             });
             crew.begin(parts, false).unwrap().land().unwrap();
-            let seen = seen.lock().unwrap();
+            let seen = seen.lock();
             assert_eq!((seen.len(), seen.contains(&thread::current().id())), (threads, true));
         }
     }
@@ -297,7 +295,7 @@ mod tests {
         assert!(matches!(flight, Flight::Airborne(_)), "it waited for the other's part");
         let (parts, second) = doing(4, |_| Ok(()));
         assert!(matches!(crew.begin(parts, true).unwrap(), Flight::Landed(_)));
-        assert_eq!((second.lock().unwrap().len(), first.lock().unwrap().len()), (4, 1));
+        assert_eq!((second.lock().len(), first.lock().len()), (4, 1));
         go.wait();
         flight.land().unwrap();
         assert_eq!(sorted(&first).len(), 2);
@@ -319,7 +317,7 @@ mod tests {
         });
         let second_flight = crew.begin(parts, true).unwrap();
         assert!(matches!(second_flight, Flight::Airborne(_)));
-        assert_eq!((first.lock().unwrap().len(), second.lock().unwrap().len()), (2, 1));
+        assert_eq!((first.lock().len(), second.lock().len()), (2, 1));
         second_go.wait();
         first_flight.land().unwrap();
         second_flight.land().unwrap();

@@ -19,11 +19,8 @@ use crate::engine::{
     staging::{Memory, Slot, Staging},
 };
 use bytes::Bytes;
-use std::{
-    mem,
-    ops::Range,
-    sync::{Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{mem, ops::Range};
 
 /// Pixels of a batch, if not of a single frame: about 10 ms of work for a CPU that looks at them.
 pub const PIXELS_MAX: usize = 1 << 22;
@@ -172,7 +169,7 @@ impl Parts for FrameParts {
         let frames = frames_in(&self.inputs)?;
         let fitted = Fitted::search(self.set, &self.setting, &self.options, &frames, range);
         let fitted = fitted.map_err(|error| EngineError::Input(error.to_string()))?;
-        *self.found[part].lock().unwrap_or_else(PoisonError::into_inner) = fitted;
+        *self.found[part].lock() = fitted;
         Ok(())
     }
 
@@ -180,7 +177,7 @@ impl Parts for FrameParts {
     unsafe fn outputs(&self) -> Vec<Tensor> {
         let mut all = Fitted::default();
         for part in &self.found {
-            all.append(mem::take(&mut part.lock().unwrap_or_else(PoisonError::into_inner)));
+            all.append(mem::take(&mut part.lock()));
         }
         all.answer(self.count, self.options.spots_max)
     }

@@ -36,11 +36,12 @@ use super::{
 };
 use libraries::CudaProvider;
 use ort::{environment::Environment, ep::ExecutionProvider, logging::LogLevel};
+use parking_lot::Mutex;
 use session::{Session, Target};
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -68,7 +69,7 @@ impl Runtime {
     /// # Errors
     /// If the library is missing, too old, or one is already loaded. Words for an operator.
     pub fn load(path: &Path) -> Result<Runtime, String> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = LOADED.lock();
         match &*loaded {
             Some((from, runtime)) if from == path => return Ok(runtime.clone()),
             Some((from, _)) => {

@@ -6,12 +6,13 @@ use crate::engine::{
     tensor::{Tensor, TensorView},
 };
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
     fmt,
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 /// Blocks begin at multiples of this, which suits AVX-512 loads and cache lines.
@@ -194,11 +195,7 @@ struct Store {
     free: Mutex<Vec<Block>>,
 }
 
-impl Store {
-    fn lock(&self) -> MutexGuard<'_, Vec<Block>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Store {}
 
 impl Blocks {
     /// An empty store of this kind of memory.
@@ -233,7 +230,7 @@ impl Blocks {
         {
             return Lent { block: Some(block), bytes, store: Arc::clone(&self.store) };
         }
-        let mut free = self.store.lock();
+        let mut free = self.store.free.lock();
         let best = free.iter().enumerate().filter(|(_, block)| block.bytes() >= bytes);
         let best = best.min_by_key(|(_, block)| block.bytes()).map(|(index, _)| index);
         let block = best.map(|index| free.swap_remove(index));
@@ -251,7 +248,7 @@ impl Blocks {
 
     /// Gives the blocks back to the system that nobody has.
     pub fn clear(&self) {
-        let blocks = std::mem::take(&mut *self.store.lock());
+        let blocks = std::mem::take(&mut *self.store.free.lock());
         drop(blocks);
     }
 }
@@ -308,7 +305,7 @@ impl Drop for Lent {
         if block.shared && matches!(self.store.memory, Memory::Landing(..)) {
             return;
         }
-        let mut free = self.store.lock();
+        let mut free = self.store.free.lock();
         free.push(block);
         // The smallest are the easiest to get again.
         let spare = (free.len() > self.store.free_max)

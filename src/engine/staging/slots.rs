@@ -7,10 +7,11 @@
 use super::block::{Block, Memory};
 use crate::engine::tensor::Tensor;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::{
     ops::{Deref, DerefMut, Range},
     sync::{
-        Arc, Mutex, Weak,
+        Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -60,10 +61,6 @@ struct State {
 }
 
 impl Pool {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
     /// One more.
     fn block(&self) -> Block {
         let block = self.memory.block(self.slot_bytes * self.slots);
@@ -72,7 +69,7 @@ impl Pool {
     }
 
     fn put_back(&self, block: Block) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.free.len() < self.free_max {
             state.free.push(block);
         } else {
@@ -139,13 +136,13 @@ impl Staging {
         }
         let held = self.bytes() / self.slab_bytes().max(1);
         let made: Vec<Block> = (held..slabs.min(self.pool.free_max)).map(|_| self.pool.block()).collect();
-        self.pool.lock().free.extend(made);
+        self.pool.state.lock().free.extend(made);
     }
 
     /// Gives memory back to the system, unless somebody uses some of it; but for so many slabs that took long to make known to a
     /// device.
     pub fn clear(&self, pinned: usize) {
-        let mut state = self.pool.lock();
+        let mut state = self.pool.state.lock();
         // What is handed out next holds its slab as well.
         let of_current = |slab: &Weak<Slab>| {
             state
@@ -160,7 +157,7 @@ impl Staging {
         drop(state);
         // It takes the lock, and goes to the others.
         drop(current);
-        let mut state = self.pool.lock();
+        let mut state = self.pool.state.lock();
         let kept = if self.pool.memory.is_pinned() { pinned.min(state.free.len()) } else { 0 };
         let free = state.free.split_off(kept);
         drop(state);
@@ -170,7 +167,7 @@ impl Staging {
 
     /// The next slot. Its content is whatever its last user left.
     pub fn slot(&self) -> Slot {
-        let mut state = self.pool.lock();
+        let mut state = self.pool.state.lock();
         let (slab, index) = loop {
             if let Some(current) = state.current.take() {
                 break current;
@@ -184,7 +181,7 @@ impl Staging {
             // A device may take its time over it, for which nobody else is to wait.
             drop(state);
             let block = self.pool.block();
-            state = self.pool.lock();
+            state = self.pool.state.lock();
             state.free.push(block);
         };
         if index + 1 < self.pool.slots {
@@ -243,7 +240,7 @@ impl Staging {
             end += part.data.len();
         }
         // Collected first: dropping the last hold on a slab takes the lock.
-        let slabs: Vec<Arc<Slab>> = self.pool.lock().slabs.iter().filter_map(Weak::upgrade).collect();
+        let slabs: Vec<Arc<Slab>> = self.pool.state.lock().slabs.iter().filter_map(Weak::upgrade).collect();
         let slab = slabs.iter().find(|slab| {
             let start = slab.start().addr();
             start <= first && end <= start + self.pool.slot_bytes * self.pool.slots

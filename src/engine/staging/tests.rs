@@ -5,10 +5,11 @@
 use super::{block::tests::Counter, *};
 use crate::engine::{DataType, Tensor};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::{
     ptr::NonNull,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -115,7 +116,7 @@ struct Slow {
 
 impl Pinner for Slow {
     unsafe fn pin(&self, _: NonNull<u8>, _: usize) -> Option<Pin> {
-        let goes_on = self.goes_on.lock().unwrap().take();
+        let goes_on = self.goes_on.lock().take();
         if let Some(goes_on) = goes_on {
             self.began.send(()).unwrap();
             // It ends with the test as well.

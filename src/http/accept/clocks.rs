@@ -3,9 +3,9 @@
 //! hyper's own header timer also runs while a kept-alive connection is idle, so that a short one closes connections
 //! which a load balancer still means to use. Here the header clock starts with the first byte of a request.
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -110,13 +110,9 @@ impl Watch {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Bytes came in; none means that the client has ended its side.
     pub fn read(&self, bytes: &[u8], now: Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.end_seen |= bytes.is_empty();
         if bytes.is_empty() || state.http2 {
             return;
@@ -138,12 +134,12 @@ impl Watch {
 
     /// The socket takes nothing now.
     pub fn write_blocked(&self, now: Instant) {
-        self.state().blocked.get_or_insert((now, 0));
+        self.state.lock().blocked.get_or_insert((now, 0));
     }
 
     /// The socket took `count` bytes.
     pub fn wrote(&self, count: usize, now: Instant) {
-        if let Some((since, taken)) = &mut self.state().blocked {
+        if let Some((since, taken)) = &mut self.state.lock().blocked {
             *taken += count;
             if *taken >= STALL_BYTES_MIN {
                 (*since, *taken) = (now, 0);
@@ -153,7 +149,7 @@ impl Watch {
 
     /// Everything written so far has gone to the socket.
     pub fn flushed(&self, now: Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.blocked.take().is_some() {
             // The client was busy with the answer; its time to ask again begins now.
             state.phase = match state.phase {
@@ -166,7 +162,7 @@ impl Watch {
 
     /// A header is complete. The number names the request in the calls below.
     pub fn request_begins(&self) -> u64 {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.requests += 1;
         state.phase = Phase::Busy;
         let request = state.requests;
@@ -176,21 +172,21 @@ impl Watch {
 
     /// A piece of the answer waits for the client's window since `since`, or none does. Whatever waits for the socket is seen there.
     pub fn answer_waits(&self, request: u64, since: Option<Instant>) {
-        if let Some(answer) = self.state().answers.get_mut(&request) {
+        if let Some(answer) = self.state.lock().answers.get_mut(&request) {
             answer.waits = since;
         }
     }
 
     /// Some of a request's body was read: who still sends may read what comes back afterwards, and has the body's own clock.
     pub fn body_read(&self, request: u64, now: Instant) {
-        if let Some(answer) = self.state().answers.get_mut(&request) {
+        if let Some(answer) = self.state.lock().answers.get_mut(&request) {
             answer.body_read = Some(now);
         }
     }
 
     /// The answer has ended, or nobody wants it any more.
     pub fn request_ends(&self, request: u64, now: Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.answers.remove(&request);
         if state.answers.is_empty() {
             state.phase = Phase::Idle(now);
@@ -199,44 +195,44 @@ impl Watch {
 
     /// A request was answered before its body had been read.
     pub fn body_left(&self) {
-        self.state().body_left = true;
+        self.state.lock().body_left = true;
     }
 
     /// Whether the client may still be sending a body that nobody reads.
     pub fn may_still_send(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.body_left && !state.end_seen
     }
 
     /// Whether the connection speaks HTTP/2.
     pub fn is_http2(&self) -> bool {
-        self.state().http2
+        self.state.lock().http2
     }
 
     /// Requests begun so far.
     pub fn requests(&self) -> u64 {
-        self.state().requests
+        self.state.lock().requests
     }
 
     /// Requests that have not been answered completely.
     pub fn requests_open(&self) -> usize {
-        self.state().answers.len()
+        self.state.lock().answers.len()
     }
 
     /// Whether some of a request has come of which the answer has not all gone to the socket.
     pub fn has_request(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         !matches!(state.phase, Phase::Idle(_)) || state.blocked.is_some()
     }
 
     /// What the connection is doing.
     pub fn phase(&self) -> Phase {
-        self.state().phase
+        self.state.lock().phase
     }
 
     /// Whether to end the connection, or when to look again.
     pub fn verdict(&self, clocks: &Clocks, now: Instant) -> Verdict {
-        let state = self.state();
+        let state = self.state.lock();
         let answers = state.answers.values();
         // Who sent last then had no time to read before.
         let after = |since: Instant, read: Option<Instant>| read.map_or(since, |read| read.max(since));

@@ -18,7 +18,7 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -163,7 +163,7 @@ impl Shared {
             in_order
         };
         if in_order && watch.may_still_send() {
-            let left = left_at.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let left = left_at.lock().take();
             if let Some(stream) = left {
                 linger(stream).await;
             }

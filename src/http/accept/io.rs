@@ -1,10 +1,11 @@
 //! The socket as hyper sees it, reporting to the connection's [`Watch`].
 
 use super::clocks::Watch;
+use parking_lot::Mutex;
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -51,7 +52,7 @@ impl Io {
 
 impl Drop for Io {
     fn drop(&mut self) {
-        let mut left_at = self.left_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left_at = self.left_at.lock();
         *left_at = self.stream.take();
     }
 }

@@ -11,12 +11,13 @@ use axum::{
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use std::{
     convert::Infallible,
     future::Future,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -89,7 +90,7 @@ where
         Box::pin(async move {
             let mut response = answer.await?;
             if http1 {
-                let left = std::mem::replace(&mut *lock(&unread), Unread::Late);
+                let left = std::mem::replace(&mut *unread.lock(), Unread::Late);
                 let body_left = match left {
                     Unread::Left(left) => waits_for_us || !throw_away(left).await,
                     Unread::Nothing | Unread::Late => false,
@@ -166,10 +167,6 @@ enum Unread {
     Late,
 }
 
-fn lock(unread: &Mutex<Unread>) -> MutexGuard<'_, Unread> {
-    unread.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A request's body that is left behind, rather than lost, if it is dropped before its end.
 struct Upload {
     /// Present until dropped.
@@ -183,7 +180,7 @@ impl Drop for Upload {
         let Some(incoming) = self.incoming.take().filter(|incoming| !incoming.is_end_stream()) else {
             return;
         };
-        let mut unread = lock(&self.unread);
+        let mut unread = self.unread.lock();
         if matches!(*unread, Unread::Late) {
             drop(unread);
             read_beside_the_reply(incoming, &self.under_way);

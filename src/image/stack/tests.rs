@@ -13,10 +13,8 @@ use super::{
 use crate::{error::InferError, image::corpus::Random};
 use builder::{BIG_BIG, BIG_LITTLE, Builder, LITTLE};
 use bytes::Bytes;
-use std::{
-    path::Path,
-    sync::{Arc, Mutex},
-};
+use parking_lot::Mutex;
+use std::{path::Path, sync::Arc};
 
 const LIMITS: Limits = Limits {
     side_max: 4096,
@@ -588,7 +586,7 @@ fn what_somebody_else_has_no_room_for_goes_to_the_file_and_what_is_held_is_told(
         let told = Arc::new(Mutex::new((0, 0)));
         let teller = Arc::clone(&told);
         let may_hold = move |bytes: usize| {
-            let mut told = teller.lock().unwrap();
+            let mut told = teller.lock();
             *told = (bytes, told.1.max(bytes));
             bytes <= ROOM
         };
@@ -603,13 +601,13 @@ fn what_somebody_else_has_no_room_for_goes_to_the_file_and_what_is_held_is_told(
         };
         for piece in bytes.chunks(5000) {
             reader.push(Bytes::copy_from_slice(piece)).unwrap();
-            assert!(told.lock().unwrap().0 <= ROOM + (70 << 10), "it holds what it may not");
+            assert!(told.lock().0 <= ROOM + (70 << 10), "it holds what it may not");
             take(&mut reader);
         }
         reader.finish();
         take(&mut reader);
         assert!(reader.spilled_bytes() > 0 && frames == FRAMES, "{frames}");
-        let (last, most) = *told.lock().unwrap();
+        let (last, most) = *told.lock();
         assert!(most > ROOM && last < ROOM / 100, "{last} of at most {most} bytes");
     }
 }

@@ -5,6 +5,7 @@
 //! and whoever still has them counts for nobody.
 
 use super::{FailReason, register::LITERALS};
+use parking_lot::{Mutex, RwLock};
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     core::{Collector, Desc},
@@ -13,7 +14,7 @@ use prometheus::{
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicUsize},
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 /// How a request for a model ended.
@@ -232,23 +233,23 @@ impl Models {
 
     /// A model's metrics, made at zero where it is new.
     pub(super) fn add(&self, name: &str) -> Arc<ModelMetrics> {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         Arc::clone(known.entry(name.to_owned()).or_insert_with(|| Arc::new(ModelMetrics::new(name))))
     }
 
     /// A model's metrics, if there is one of this name.
     pub(super) fn get(&self, name: &str) -> Option<Arc<ModelMetrics>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.known.read().get(name).cloned()
     }
 
     /// Forgets a model.
     pub(super) fn remove(&self, name: &str) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.known.write().remove(name);
     }
 
     /// All names.
     pub(super) fn names(&self) -> Vec<Arc<str>> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.keys().map(|name| Arc::from(name.as_str())).collect()
     }
 }
@@ -260,7 +261,7 @@ impl Collector for Models {
 
     /// The registry puts together what has one name.
     fn collect(&self) -> Vec<MetricFamily> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.values().flat_map(|model| model.families.each().map(Collector::collect)).flatten().collect()
     }
 }
@@ -301,7 +302,7 @@ impl ModelMetrics {
 
     /// What is counted for this model on a device. Keep it where batches are run: looking it up takes a lock.
     pub fn device(&self, device: &str) -> Arc<DeviceMetrics> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.lock();
         if let Some(known) = devices.get(device) {
             return Arc::clone(known);
         }

@@ -1,12 +1,9 @@
 //! What is counted for a route. Routes are known when the router is built; everything else is `other`.
 
 use super::{model::DURATION_BUCKETS, register::Register};
+use parking_lot::RwLock;
 use prometheus::{Histogram, IntCounter, IntCounterVec};
-use std::{
-    collections::BTreeMap,
-    sync::{PoisonError, RwLock},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 /// Methods that are told apart; a caller may invent others.
 const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER"];
@@ -72,12 +69,12 @@ impl RouteMetrics {
             }
             found.is_some()
         };
-        let known = self.counters.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.counters.read();
         if count(&known) {
             return;
         }
         drop(known);
-        let mut known = self.counters.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.counters.write();
         if !count(&known) {
             let label = match code {
                 0 => "other".into(),

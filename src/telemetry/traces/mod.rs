@@ -28,10 +28,11 @@ use opentelemetry_sdk::{
         SpanData, SpanEvents, SpanLinks, SpanProcessor,
     },
 };
+use parking_lot::Mutex;
 use std::{
     borrow::Cow,
     collections::VecDeque,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tokio::runtime::Handle;

@@ -7,9 +7,10 @@ use opentelemetry::{
     Context, KeyValue, SpanId, TraceFlags, TraceId,
     trace::{SpanContext, Status, TraceContextExt, TraceState},
 };
+use parking_lot::Mutex;
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tracing::field::Empty;
@@ -149,7 +150,7 @@ impl RequestTrace {
     }
 
     fn note(&self, stage: Stage) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         if seen.stages.len() < STAGES_MAX {
             seen.stages.push(stage);
         }
@@ -168,7 +169,7 @@ impl RequestTrace {
 
     /// The head of the reply is known. What follows, such as a streamed body, still counts.
     pub fn replied(&self, end: End) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).end = Some(end);
+        self.seen.lock().end = Some(end);
     }
 
     /// The time of day of an instant; of one before the request, that of its beginning.
@@ -210,7 +211,7 @@ impl RequestTrace {
             TraceState::default(),
         );
         {
-            let mut known = traces.batches.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = traces.batches.lock();
             if known.contains(&span) {
                 return context;
             }
@@ -232,8 +233,7 @@ impl RequestTrace {
 
 impl Drop for RequestTrace {
     fn drop(&mut self) {
-        let Seen { stages, end } =
-            std::mem::take(self.seen.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let Seen { stages, end } = std::mem::take(self.seen.get_mut());
         let request = self.context.span();
         // What went wrong is sent, whatever the ratio.
         if !request.span_context().is_sampled() && end.as_ref().is_none_or(|end| end.status < 500) {

@@ -14,11 +14,12 @@ use crate::image::{PlainJpeg, Preprocess};
 use bytes::Bytes;
 use decoder::{Decoder, Failed, File, PIXEL_BYTES_MAX, pixel_bytes};
 use library::Library;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::VecDeque,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -108,16 +109,12 @@ impl State {
 impl Shared {
     /// Nobody decodes any more: files that wait are the CPU's, and contexts are in nobody's use.
     fn end(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         (state.ended, state.gone, state.in_use, state.running) = (true, true, None, None);
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         self.changed.notify_all();
         give_up(jobs);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,7 +140,7 @@ impl JpegOnGpu {
     /// Lets a context be used. Of several, the first is.
     pub fn offer(&self, context: &Arc<Context>) -> Offer {
         let shared = &self.0.shared;
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         state.next += 1;
         let number = state.next;
         state.offered.push((number, Arc::clone(context)));
@@ -158,7 +155,7 @@ impl JpegOnGpu {
 
     /// Files that wait or are being decoded; none where no GPU can.
     pub fn waiting(&self) -> Option<usize> {
-        let mut state = self.0.shared.lock();
+        let mut state = self.0.shared.state.lock();
         if let Some(jobs) = state.has_hung(Instant::now()) {
             drop(state);
             give_up(jobs);
@@ -169,7 +166,7 @@ impl JpegOnGpu {
 
     /// Has a file decoded.
     pub fn decode(&self, job: Job) {
-        let mut state = self.0.shared.lock();
+        let mut state = self.0.shared.state.lock();
         if state.ended {
             drop(state);
             return give_up([job]);
@@ -191,7 +188,7 @@ impl Offer {
     }
 
     fn take_back(&self) -> MutexGuard<'_, State> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.offered.retain(|(number, _)| *number != self.number);
         state.fenced.retain(|number| *number != self.number);
         self.shared.changed.notify_all();
@@ -205,11 +202,9 @@ impl Offer {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        let state = self.take_back();
+        let mut state = self.take_back();
         let changed = &self.shared.changed;
-        let waited = changed.wait_timeout_while(state, LEAVE, |state| self.is_in_use(state));
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if self.is_in_use(&state) {
+        if changed.wait_while_for(&mut state, |state| self.is_in_use(state), LEAVE).timed_out() {
             tracing::warn!("the decoder of JPEGs hangs on a GPU that is given back: not waited for");
         }
     }
@@ -234,13 +229,14 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.ended = true;
         self.shared.changed.notify_all();
-        let waited = self.shared.changed.wait_timeout_while(state, LEAVE, |state| !state.gone);
+        let waited = self.shared.changed.wait_while_for(&mut state, |state| !state.gone, LEAVE);
+        drop(state);
         // One that hangs is left to the end of the process.
-        if waited.unwrap_or_else(PoisonError::into_inner).0.gone {
-            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if !waited.timed_out() {
+            let thread = self.thread.get_mut().take();
             // It catches its panics.
             let _ = thread.map(JoinHandle::join);
         }
@@ -272,7 +268,7 @@ impl Worker {
             match self.next(rested) {
                 Next::Decode(number, context, jobs) => {
                     self.decode(number, &context, jobs);
-                    let mut state = self.shared.lock();
+                    let mut state = self.shared.state.lock();
                     (state.running, state.told) = (None, false);
                     drop(state);
                     rested = false;
@@ -294,7 +290,7 @@ impl Worker {
     }
 
     fn next(&self, rested: bool) -> Next {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         loop {
             if state.ended {
                 return Next::End;
@@ -314,12 +310,10 @@ impl Worker {
             }
             let changed = &self.shared.changed;
             if rested || self.decoder.is_none() {
-                state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                changed.wait(&mut state);
                 continue;
             }
-            let waited = changed.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
-            state = waited.0;
-            if waited.1.timed_out() {
+            if changed.wait_for(&mut state, IDLE).timed_out() {
                 return Next::Rest;
             }
         }
@@ -328,7 +322,7 @@ impl Worker {
     /// Lets go of the context in use.
     fn leave(&mut self) {
         self.decoder = None;
-        self.shared.lock().in_use = None;
+        self.shared.state.lock().in_use = None;
         self.shared.changed.notify_all();
     }
 
@@ -397,7 +391,7 @@ impl Worker {
                 tracing::warn!(gpu, reason, "JPEGs are decoded on the CPU until this GPU is taken anew");
                 // It is left when nothing here has the context any more.
                 self.decoder = None;
-                self.shared.lock().fenced.push(number);
+                self.shared.state.lock().fenced.push(number);
             }
         }
     }
@@ -469,7 +463,7 @@ mod tests {
         // As when it is in the middle of a batch there.
         let offer = Offer { number: 1, shared: Arc::clone(&owner.shared) };
         let began = Instant::now();
-        let mut state = owner.shared.lock();
+        let mut state = owner.shared.state.lock();
         (state.in_use, state.running) = (Some(1), Some((1, began)));
         state.jobs.push_back(Job {
             bytes: Bytes::from_static(&FILE),
