@@ -42,6 +42,13 @@ const RULES: &[Rule] = &[
         },
     },
     Rule {
+        between: ["stack_spill_bytes_max", "stack_spill_total_bytes_max"],
+        holds: |config| config.stack_spill_bytes_max <= config.stack_spill_total_bytes_max,
+        must: |_| {
+            "stack_spill_bytes_max must be at most stack_spill_total_bytes_max, or the largest stack could never be kept".into()
+        },
+    },
+    Rule {
         between: ["image_pixels_max", "decode_bytes_max"],
         holds: |config| decoded_bytes(config) <= config.decode_bytes_max,
         must: |config| {

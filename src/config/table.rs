@@ -349,6 +349,9 @@ options! {
         stack_spill_bytes_max: u64, Bytes { min: 0, max: 1024 * TIB }, "16GiB",
             "What may go to a temporary file where that memory is full, for each stack.",
             "0 for no such files: stacks that do not stream must then fit into stack_memory_bytes_max.";
+        stack_spill_total_bytes_max: u64, Bytes { min: 0, max: 1024 * TIB }, "64GiB",
+            "What the temporary files of all stacks may hold together: what their disk can spare.",
+            "At least stack_spill_bytes_max. A stack for which the others leave no room is answered with 429.";
         stack_spill_folder: PathBuf, Path { empty: true }, "",
             "Where such files are made; they have no name and are gone with the request.",
             "Empty means the system's folder for temporary files, which may be in memory.";

@@ -54,7 +54,7 @@ pub mod wire;
 use crate::{
     batch::Queue,
     config::{Config, RepositoryMode, Secret, TritonMetrics},
-    image::stack,
+    image::stack::{self, SpillFolder},
     models::{Catalog, Control},
     status::Status,
     telemetry::{
@@ -121,7 +121,8 @@ pub fn stack_options(config: &Config) -> stack::Options {
     };
     let spill_folder = (config.stack_spill_bytes_max > 0).then(|| {
         let folder = &config.stack_spill_folder;
-        if folder.as_os_str().is_empty() { std::env::temp_dir() } else { folder.clone() }
+        let path = if folder.as_os_str().is_empty() { std::env::temp_dir() } else { folder.clone() };
+        Arc::new(SpillFolder::new(path, config.stack_spill_total_bytes_max))
     });
     stack::Options { limits, spill_folder, file_alone: false }
 }

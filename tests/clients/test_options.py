@@ -173,11 +173,16 @@ def test_a_stack_that_finds_no_room_on_the_disk_is_told_apart_from_a_fault_of_th
     assert str(tmp_path) not in told["detail"], told
 
 
-def test_a_stack_that_is_out_of_order_spills_into_the_folder_that_is_configured(start, tmp_path):
+def test_stacks_that_are_out_of_order_spill_into_the_folder_that_is_configured_and_share_its_room(start, tmp_path):
     spilled = tmp_path / "spilled"
     spilled.mkdir()
-    server = start(stack_spill_folder=spilled, stack_memory_bytes_max="1MiB")
-    stack = backwards(np.full((8, 512, 512), 120, np.uint16))
+    server = start(
+        stack_spill_folder=spilled,
+        stack_memory_bytes_max="256KiB",
+        stack_spill_bytes_max="1280KiB",
+        stack_spill_total_bytes_max="1280KiB",
+    )
+    stack = backwards(np.full((8, 256, 256), 120, np.uint16))
     files = Path(f"/proc/{server.process.pid}/fd")
 
     def is_there():
@@ -193,8 +198,14 @@ def test_a_stack_that_is_out_of_order_spills_into_the_folder_that_is_configured(
     with socket.create_connection(("127.0.0.1", server.port), timeout=wire.TIMEOUT) as connection:
         connection.sendall(head(len(stack)).replace(b"digits", b"spots") + stack[:-10])
         until(is_there, 60, "a temporary file is in the folder")
+        beside = wire.post_image(server, "spots", stack)
+        assert beside.status_code == 429 and "stack_spill_total_bytes_max" in beside.text, beside.text
+        assert int(beside.headers["retry-after"]) > 0
         connection.sendall(stack[-10:])
         assert connection.recv(64).startswith(b"HTTP/1.1 200 ")
+        while connection.recv(1 << 16):
+            pass
+    assert wire.post_image(server, "spots", stack).status_code == 200
 
 
 def test_the_driver_is_told_where_to_keep_kernels(start, tmp_path):

@@ -2,7 +2,7 @@
 
 use super::Format;
 use crate::{error::InferError, image::error::begins};
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 /// How many of the first bytes an error shows.
 const SHOWN_BYTES: usize = 12;
@@ -89,7 +89,16 @@ pub enum StackError {
         #[source]
         cause: Arc<io::Error>,
     },
+    /// The temporary files of other stacks leave no room: not the caller's fault, and not for long.
+    #[error("the temporary files of all stacks hold {limit} bytes, which is all that they may")]
+    SpillFull {
+        /// What they may hold together.
+        limit: u64,
+    },
 }
+
+/// When a stack of others may have ended: they take seconds to minutes.
+const SPILL_RETRY_AFTER: Duration = Duration::from_secs(10);
 
 impl StackError {
     pub(super) fn unknown(bytes: &[u8]) -> StackError {
@@ -139,6 +148,11 @@ impl From<StackError> for InferError {
                 "{error}: {}; the server's option stack_spill_folder names the folder, and its log has more",
                 cause.kind()
             )),
+            StackError::SpillFull { limit } => InferError::Full {
+                what: "the space for temporary files of stacks (stack_spill_total_bytes_max)",
+                limit,
+                retry_after: SPILL_RETRY_AFTER,
+            },
             other => InferError::Decode(other.to_string()),
         }
     }

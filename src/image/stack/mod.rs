@@ -49,9 +49,10 @@ pub use error::StackError;
 pub use npy::Array;
 pub use reader::StackReader;
 pub use samples::{SampleType, Samples, Values};
+pub use spill::SpillFolder;
 
 use directory::Encoding;
-use std::path::PathBuf;
+use std::sync::Arc;
 
 /// How a stack is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +111,7 @@ pub struct Limits {
     pub frames_max: u64,
     /// Memory for bytes that wait for what says what they are, in bytes; the frame that is read comes on top.
     pub memory_bytes_max: usize,
-    /// What may go to the temporary file when memory is full, in bytes.
+    /// What may go to the temporary file of one stack when memory is full, in bytes.
     pub spill_bytes_max: u64,
 }
 
@@ -151,7 +152,7 @@ pub struct Options {
     /// What it may take.
     pub limits: Limits,
     /// Where a temporary file may be made; without one, stacks that do not stream have to fit into memory.
-    pub spill_folder: Option<PathBuf>,
+    pub spill_folder: Option<Arc<SpillFolder>>,
     /// Takes the frames of this file alone where its OME-XML says that others hold some; otherwise that is an error.
     pub file_alone: bool,
 }

@@ -7,8 +7,8 @@ mod copies;
 mod parts;
 
 use super::{
-    Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, StackError,
-    StackInfo, StackReader, directory::Encoding, tags,
+    Dimensions, Format, Limits, Options, PixelSize, PixelSizeSource, Raw, SampleType, Samples, SpillFolder,
+    StackError, StackInfo, StackReader, directory::Encoding, tags,
 };
 use crate::{error::InferError, image::corpus::Random};
 use builder::{BIG_BIG, BIG_LITTLE, Builder, LITTLE};
@@ -65,6 +65,10 @@ fn all_fixtures() -> Vec<(String, Bytes)> {
         .map(|name| name.into_string().unwrap())
         .map(|name| (name.clone(), fixture(&name)))
         .collect()
+}
+
+fn spilled_to(folder: impl Into<std::path::PathBuf>) -> Option<Arc<SpillFolder>> {
+    Some(Arc::new(SpillFolder::new(folder.into(), u64::MAX)))
 }
 
 fn options() -> Options {
@@ -531,8 +535,7 @@ fn files_that_are_not_in_order_are_kept_in_memory_and_beyond_it_in_a_file() {
     let limits = Limits { memory_bytes_max: 128 << 10, ..LIMITS };
     for (name, bytes) in [("forward", forward), ("reversed", reversed)] {
         for piece in [700, 5000, 40_000] {
-            let spilling =
-                Options { limits, spill_folder: Some(folder.path().to_owned()), file_alone: false };
+            let spilling = Options { limits, spill_folder: spilled_to(folder.path()), file_alone: false };
             let outcome = read_with(None, spilling.clone(), &bytes, 1, || piece);
             assert!(outcome.end.is_ok(), "{name}: {:?}", outcome.end);
             assert!(
@@ -577,7 +580,7 @@ fn what_somebody_else_has_no_room_for_goes_to_the_file_and_what_is_held_is_told(
     const FRAMES: u64 = 400;
     const ROOM: usize = 256 << 10;
     let folder = tempfile::tempdir().unwrap();
-    let options = || Options { spill_folder: Some(folder.path().to_owned()), ..options() };
+    let options = || Options { spill_folder: spilled_to(folder.path()), ..options() };
     for order in [true, false] {
         let forward = (0..FRAMES).map(|index| if order { index } else { FRAMES - 1 - index });
         let bytes = backward(FRAMES, 32, forward);
@@ -615,7 +618,7 @@ fn what_somebody_else_has_no_room_for_goes_to_the_file_and_what_is_held_is_told(
 #[test]
 fn a_folder_that_is_not_there_is_an_error_of_ours() {
     let limits = Limits { memory_bytes_max: 16 << 10, ..LIMITS };
-    let options = Options { limits, spill_folder: Some("/nonexistent/folder".into()), file_alone: false };
+    let options = Options { limits, spill_folder: spilled_to("/nonexistent/folder"), file_alone: false };
     let outcome = read_with(None, options, &backward(50, 32, 0..50), 1, || 1000);
     let error = outcome.end.unwrap_err();
     assert!(matches!(error, StackError::Spill { bytes: 1.., .. }), "{error:?}");

@@ -8,7 +8,7 @@ use super::super::{
     spill::Spill,
     store::{Presence, Store},
 };
-use super::{Dimensions, Random};
+use super::{Dimensions, Random, spilled_to};
 use bytes::Bytes;
 
 /// The store against a plain list of bytes, of which each is there, gone, or was gone before it came.
@@ -19,7 +19,7 @@ fn the_store_keeps_what_was_not_released_and_nothing_else() {
     for seed in 0..100 {
         println!("seed {seed}");
         let mut random = Random::new(seed);
-        let folder = (seed % 2 == 1).then(|| folder.path().to_owned());
+        let folder = if seed % 2 == 1 { spilled_to(folder.path()) } else { None };
         // With a folder, so little memory that much goes there.
         let memory = if folder.is_some() { 40_000 } else { 1 << 30 };
         let mut store = Store::new(memory, Spill::new(folder, 1 << 30));
