@@ -203,8 +203,7 @@ def test_stacks_that_are_out_of_order_spill_into_the_folder_that_is_configured_a
         assert int(beside.headers["retry-after"]) > 0
         connection.sendall(stack[-10:])
         assert connection.recv(64).startswith(b"HTTP/1.1 200 ")
-        while connection.recv(1 << 16):
-            pass
+        until(lambda: not is_there(), 60, "the temporary file has gone with its stack")
     assert wire.post_image(server, "spots", stack).status_code == 200
 
 
