@@ -3,7 +3,7 @@
 use super::{
     Answer, Fallback, Job, JobKey, Part, Timing,
     lanes::ItemShape,
-    roster::DeviceKey,
+    roster::{Avoid, DeviceKey},
     rows::{self, Mark},
     urgency::Urgency,
 };
@@ -27,7 +27,7 @@ pub struct Entry {
     pub running: usize,
     /// Nobody waits for it any more: answered or cancelled. It stays until its last running part ends.
     pub over: bool,
-    /// Came back once from a device that failed.
+    /// Came back from a device that failed.
     pub failure: Option<Failure>,
     /// Was in a batch that the engine refused: shares no batch from then on.
     pub alone: bool,
@@ -41,9 +41,11 @@ pub struct Entry {
 /// How a device failed a job.
 #[derive(Debug)]
 pub struct Failure {
-    /// Which; the job avoids it.
+    /// Which, the last time.
     pub device: DeviceKey,
-    /// Its name and what it said.
+    /// What the job avoids since.
+    pub avoid: Avoid,
+    /// Names of devices and what they said.
     pub text: Arc<str>,
     /// It was for want of memory.
     pub memory: bool,

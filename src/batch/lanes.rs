@@ -11,7 +11,7 @@ mod tests;
 
 use super::{
     JobKey,
-    roster::DeviceKey,
+    roster::Avoid,
     urgency::{LEVEL_AGAIN, Rank, Urgency},
 };
 use crate::engine::{DataType, Setting, Tensor};
@@ -53,8 +53,8 @@ impl ItemShape {
     }
 }
 
-/// Whether jobs that avoid this device (or none) may be taken by whoever asks.
-pub type Admits<'a> = &'a dyn Fn(Option<DeviceKey>) -> bool;
+/// Whether jobs that avoid these devices (or none) may be taken by whoever asks.
+pub type Admits<'a> = &'a dyn Fn(Option<Avoid>) -> bool;
 
 /// Rows of one job that wait.
 #[derive(Debug)]
@@ -66,8 +66,8 @@ struct Waiting {
     rows: Vec<Range<usize>>,
     /// Shares a batch with no other job.
     alone: bool,
-    /// The device that failed it.
-    avoid: Option<DeviceKey>,
+    /// What failed it.
+    avoid: Option<Avoid>,
     rank: Rank,
 }
 
@@ -88,8 +88,8 @@ pub struct Back {
     pub rows: Range<usize>,
     /// Shares no batch from now on.
     pub alone: bool,
-    /// The device that failed it, if one did.
-    pub avoid: Option<DeviceKey>,
+    /// What failed it, if anything did.
+    pub avoid: Option<Avoid>,
 }
 
 /// The start of a lane: what the next batch would be made of.

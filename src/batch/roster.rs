@@ -13,6 +13,25 @@ use std::{
 /// The name of the device that is the machine's own processors.
 pub const CPU: &str = "cpu";
 
+/// The devices that a job avoids, where others serve its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Avoid {
+    /// The one that failed it.
+    One(DeviceKey),
+    /// All but the machine's own processors: two have failed it, and a fault may take all that a process has.
+    Gpus,
+}
+
+impl Avoid {
+    /// Whether this device is one of them.
+    pub fn is(self, device: DeviceKey, is_cpu: bool) -> bool {
+        match self {
+            Avoid::One(avoided) => avoided == device,
+            Avoid::Gpus => !is_cpu,
+        }
+    }
+}
+
 /// One worker, from attach to detach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WorkerKey(pub(super) u64);

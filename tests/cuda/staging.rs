@@ -8,9 +8,15 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 use ocelli::engine::{
     Engine, Flight, Tensor, TensorView,
     cuda::{Context, HostMemory, gauss_mle::GaussMle, probe},
-    staging::{Assembler, Memory, Staging},
+    staging::{Assembler, Memory, Pinner, Staging},
 };
-use std::sync::Arc;
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 const SLOT: usize = 4096;
 
@@ -108,6 +114,47 @@ fn a_context_that_goes_late_leaves_the_next_ones_memory_registered() {
     drop(second);
     assert_eq!(fake.books().devices[0].registered, 0);
     drop((slot, staging));
+    fake.books().assert_empty();
+}
+
+/// Memory that says when it is freed.
+struct Told(Vec<u8>, Arc<AtomicBool>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "memory is pinned by whoever says that it stays there")]
+fn memory_that_a_broken_context_knows_is_not_freed_before_the_driver_has_forgotten_it() {
+    let fake = FakeCuda::start("");
+    let gpu = probe().unwrap().gpus.remove(0);
+    for forgets in [true, false] {
+        let host = HostMemory::default();
+        let context = Context::open_with(&gpu, host.clone()).unwrap();
+        // As libraries hold it.
+        let theirs = CudaContext::new(0).unwrap();
+        let freed = Arc::new(AtomicBool::new(false));
+        let memory = Told(vec![0; SLOT], Arc::clone(&freed));
+        let start = NonNull::from(memory.0.as_slice()).cast();
+        // SAFETY: it is there until it is released, and longer.
+        let pinned = unsafe { host.pin(start, SLOT) }.expect("the driver takes it");
+        assert_eq!(fake.books().devices[0].registered, SLOT as u64);
+        fake.tell("poison device=0 code=700");
+        if !forgets {
+            fake.tell("fault on=cuMemHostUnregister code=700 times=always");
+        }
+        pinned.release(Box::new(memory));
+        drop(context);
+        assert_eq!(freed.load(Ordering::SeqCst), forgets);
+        assert_eq!(fake.books().devices[0].registered, if forgets { 0 } else { SLOT as u64 });
+        drop(theirs);
+        fake.tell("clear");
+        drop(Context::open_with(&gpu, host).unwrap());
+        assert!(freed.load(Ordering::SeqCst), "the context that knew it has gone");
+    }
     fake.books().assert_empty();
 }
 

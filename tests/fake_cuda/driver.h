@@ -168,6 +168,8 @@ extern World& world;
 // `context`, which is then alive and healthy.
 enum class Needs { Nothing, Init, AnyContext, Context };
 int enter(const char* call, Needs needs, std::shared_ptr<Context>& context, int device = -1);
+// Whether this thread has one.
+bool has_context();
 
 #define ENTER(needs)                                                          \
     std::shared_ptr<Context> context;                                         \

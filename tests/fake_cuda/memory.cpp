@@ -302,13 +302,16 @@ EXPORT int cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
     return SUCCESS;
 }
 
+// Also without a context, which is how a process is rid of memory that a broken one knows.
 EXPORT int cuMemHostUnregister(void* pointer) {
-    ENTER(Context)
+    std::shared_ptr<Context> context;
+    const Needs needs = has_context() ? Needs::Context : Needs::Init;
+    if (const int refused = enter(__func__, needs, context)) return refused;
     const Locked locked(lock);
-    if (const int refused = refuse_in_capture(*context)) return refused;
+    if (const int refused = context ? refuse_in_capture(*context) : SUCCESS) return refused;
     const auto at = host_memory.find((u64)pointer);
     if (at == host_memory.end() || !at->second.registered) return HOST_MEMORY_NOT_REGISTERED;
-    if (!context->sticky && *at->second.uses) violation("cuMemHostUnregister: %p is used by a queued copy", pointer);
+    if (!at->second.context->sticky && *at->second.uses) violation("cuMemHostUnregister: %p is used by a queued copy", pointer);
     host_memory.erase(at);
     return SUCCESS;
 }

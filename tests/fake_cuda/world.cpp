@@ -324,6 +324,8 @@ EXPORT int cuDevicePrimaryCtxSetFlags_v2(int ordinal, unsigned) {
     return SUCCESS;
 }
 
+bool has_context() { return current; }
+
 EXPORT int cuCtxSetCurrent(Handle handle) {
     ENTER(Init)
     const Locked locked(lock);

@@ -8,6 +8,7 @@ use crate::{
         ceiling::{self, Ceiling},
         entry::Failure,
         lanes::Back,
+        roster::Avoid,
     },
     error::InferError,
 };
@@ -65,8 +66,9 @@ impl Book {
         aftermath
     }
 
-    /// The device failed: whoever has time left goes back to the head of the lane, once, and avoids it where another
-    /// device serves the model.
+    /// The device failed: whoever has time left goes back to the head of the lane and avoids it where another device serves the
+    /// model. That happens once, and a second time if a GPU fails what one has failed and there is a CPU: a fault may have taken both
+    /// GPUs together, and took neither from the CPU.
     pub(super) fn run_elsewhere(
         &mut self,
         batch: &Batch,
@@ -77,21 +79,33 @@ impl Book {
     ) -> Aftermath {
         let (device, until) = (receipt.device, self.roster.last_batch());
         let text: Arc<str> = format!("{}: {error}", self.roster.name(device)).into();
+        let is_cpu = self.roster.is_cpu(device);
+        let cpu_is_left =
+            !is_cpu && self.roster.serving(batch.model).into_iter().any(|other| self.roster.is_cpu(other));
         let mut aftermath = Aftermath::default();
         for (part, new) in each_job(batch) {
             let Some(entry) = self.jobs.get_mut(&part.job).filter(|entry| !entry.over) else {
                 continue;
             };
             // Two parts of one job in one batch are one failure, and so are batches that were on their way together.
-            let same = |before: &Failure| before.device == device && receipt.batch <= before.until;
-            let before = if new && !entry.failure.as_ref().is_some_and(same) {
-                entry.failure.replace(Failure { device, text: Arc::clone(&text), memory, until })
-            } else {
-                None
-            };
-            if let Some(before) = before {
-                let error = format!("{}, and then {text}", before.text);
-                self.end(part.job, Some(Err(InferError::Device(error))), now);
+            let same = |before: &Failure| before.avoid.is(device, is_cpu) && receipt.batch <= before.until;
+            let mut ends = None;
+            if new && !entry.failure.as_ref().is_some_and(same) {
+                let failure = match &entry.failure {
+                    None => {
+                        Failure { device, avoid: Avoid::One(device), text: Arc::clone(&text), memory, until }
+                    }
+                    Some(before) => {
+                        let text: Arc<str> = format!("{}, and then {text}", before.text).into();
+                        let goes_on = cpu_is_left && before.avoid != Avoid::Gpus;
+                        ends = (!goes_on).then(|| Arc::clone(&text));
+                        Failure { device, avoid: Avoid::Gpus, text, memory, until }
+                    }
+                };
+                entry.failure = Some(failure);
+            }
+            if let Some(text) = ends {
+                self.end(part.job, Some(Err(InferError::Device(text.to_string()))), now);
             } else if !self.ended_late(part.job, error, now) {
                 aftermath.again += usize::from(new);
                 self.put_back(part, now);
@@ -122,7 +136,7 @@ impl Book {
             urgency: entry.urgency(),
             rows: part.rows.clone(),
             alone: entry.alone,
-            avoid: entry.failure.as_ref().map(|failure| failure.device),
+            avoid: entry.failure.as_ref().map(|failure| failure.avoid),
         };
         model.lanes.put_back(&entry.shape, back, now);
         self.shares.set_waiting(key, true);

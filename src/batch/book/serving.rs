@@ -9,7 +9,7 @@ use crate::{
         JobKey, ModelKey, ceiling,
         lanes::Admits,
         policy,
-        roster::{Absence, DeviceKey, Roster, WorkerKey},
+        roster::{Absence, Avoid, DeviceKey, Roster, WorkerKey},
         urgency::Rank,
     },
     error::InferError,
@@ -26,20 +26,22 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 pub(super) struct Pool {
     /// And whether each only stands by.
     devices: Vec<(DeviceKey, bool)>,
+    cpu: Option<DeviceKey>,
 }
 
 impl Pool {
     pub(super) fn of(roster: &Roster, key: ModelKey, model: &Model) -> Pool {
         let stands_by = |device: DeviceKey| model.standby.contains(roster.name(device));
-        let serving = roster.serving(key).into_iter();
-        Pool { devices: serving.map(|device| (device, stands_by(device))).collect() }
+        let serving = roster.serving(key);
+        let cpu = serving.iter().copied().find(|device| roster.is_cpu(*device));
+        Pool { devices: serving.into_iter().map(|device| (device, stands_by(device))).collect(), cpu }
     }
 
-    /// Whether a device may run jobs that avoid this one.
-    pub(super) fn admits(&self, device: DeviceKey, avoid: Option<DeviceKey>) -> bool {
-        let others = || self.devices.iter().filter(|(other, _)| Some(*other) != avoid);
-        let nobody_else = others().next().is_none();
-        let candidates = || self.devices.iter().filter(|(other, _)| nobody_else || Some(*other) != avoid);
+    /// Whether a device may run jobs that avoid these.
+    pub(super) fn admits(&self, device: DeviceKey, avoid: Option<Avoid>) -> bool {
+        let avoided = |other| avoid.is_some_and(|avoid| avoid.is(other, Some(other) == self.cpu));
+        let nobody_else = self.devices.iter().all(|(other, _)| avoided(*other));
+        let candidates = || self.devices.iter().filter(|(other, _)| nobody_else || !avoided(*other));
         let anybody = candidates().all(|(_, standby)| *standby);
         candidates().any(|(candidate, standby)| *candidate == device && (anybody || !standby))
     }

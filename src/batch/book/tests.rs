@@ -458,6 +458,39 @@ fn a_failed_job_avoids_the_device_that_failed_it_and_its_answer_says_so() {
 }
 
 #[test]
+fn what_two_gpus_failed_is_run_by_the_cpu_that_stands_by_and_by_nobody_after_that() {
+    for cpu_fails in [false, true] {
+        let mut desk = Desk::new(false);
+        desk.book.stand_by(MODEL, &"cpu".into());
+        let gpus = ["gpu-0", "gpu-1"].map(|gpu| desk.book.attach(&gpu.into()));
+        let pick = |desk: &mut Desk, worker| desk.book.pick(worker, &[MODEL], desk.now);
+        for worker in [desk.worker, gpus[1]] {
+            assert!(matches!(pick(&mut desk, worker), Pick::Sleep));
+        }
+        let job = desk.push(1, 1);
+        for gpu in gpus {
+            let Pick::Run(batch, receipt) = pick(&mut desk, gpu) else { panic!("it has not failed it") };
+            let aftermath = desk.end(&(batch, receipt), 1, Err(EngineError::Device("it broke".into())));
+            assert_eq!(aftermath.again, 1);
+        }
+        for gpu in gpus {
+            assert!(!matches!(pick(&mut desk, gpu), Pick::Run(..)), "a fault may have taken both");
+        }
+        let taken = desk.take();
+        if cpu_fails {
+            desk.end(&taken, 1, Err(EngineError::Device("it broke, too".into())));
+            let why = "gpu-0: it broke, and then gpu-1: it broke, and then cpu: it broke, too";
+            assert_eq!(desk.answers(), [(job, Err(InferError::Device(why.into())))]);
+        } else {
+            desk.end(&taken, 1, Ok(bytes(1, 1)));
+            let answer = desk.book.settle().done.pop().unwrap().result.unwrap().join().unwrap();
+            assert_eq!((&*answer.device, answer.fallback), ("cpu", Some(Fallback::DeviceFailed)));
+        }
+        assert_eq!(desk.held(), (0, 0));
+    }
+}
+
+#[test]
 fn what_a_device_failed_wakes_another_that_may_have_it_and_runs_there_at_once() {
     let mut desk = Desk::new(false);
     desk.book.models.get_mut(&MODEL).unwrap().rules.wait_max = Duration::from_millis(200);

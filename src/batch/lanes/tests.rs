@@ -3,7 +3,7 @@
 use super::*;
 use crate::batch::{
     patience::{Patience, Then},
-    roster::{Roster, WorkerKey},
+    roster::{DeviceKey, Roster, WorkerKey},
 };
 use std::time::Duration;
 
@@ -98,8 +98,8 @@ fn whoever_may_not_have_a_job_passes_it_over() {
     }
     let taken = lanes.take(&lane, 1, ALL);
     assert_eq!(taken[0].job, JobKey(0));
-    lanes.put_back(&lane, Back { avoid: Some(devices[0]), ..back(0, 0..1, false, now) }, now);
-    let not_on = |device: DeviceKey| move |avoid: Option<DeviceKey>| avoid != Some(device);
+    lanes.put_back(&lane, Back { avoid: Some(Avoid::One(devices[0])), ..back(0, 0..1, false, now) }, now);
+    let not_on = |device: DeviceKey| move |avoid: Option<Avoid>| avoid != Some(Avoid::One(device));
     assert_eq!(lanes.take(&lane, 1, &not_on(devices[0]))[0].job, JobKey(1));
     assert!(!lanes.any(&not_on(devices[0])) && lanes.any(&not_on(devices[1])));
     assert_eq!(lanes.take(&lane, 1, &|avoid| avoid.is_some())[0].job, JobKey(0));

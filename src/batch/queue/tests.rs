@@ -238,15 +238,14 @@ fn a_worker_that_panics_loses_no_job() {
     let other = queue.attach(&device("cpu"));
     assert!(other.try_take(&[A]).is_none());
     let ticket = queue.push(job(A, 2, 7)).unwrap();
-    let dies = |name: &str| {
-        let worker = queue.attach(&device(name));
+    let dies = |worker: Worker| {
         let thread = thread::spawn(move || {
             let _running = worker.try_take(&[A]).unwrap();
             std::panic::resume_unwind(Box::new("the driver went away"));
         });
         assert!(thread.join().is_err());
     };
-    dies("gpu-3");
+    dies(queue.attach(&device("gpu-3")));
     let running = other.try_take(&[A]).unwrap();
     let result = echo(&running);
     running.finish(result);
@@ -255,11 +254,14 @@ fn a_worker_that_panics_loses_no_job() {
     assert_eq!(answer.outputs[0].data[..], [7, 8]);
 
     let ticket = queue.push(job(A, 2, 7)).unwrap();
-    dies("gpu-3");
-    dies("gpu-4");
+    dies(queue.attach(&device("gpu-3")));
+    dies(queue.attach(&device("gpu-4")));
+    // Which is for the CPU now.
+    dies(other);
     let error = wait(ticket).unwrap_err().to_string();
-    let stopped = |name| format!("{name}: the worker on {name} stopped in the middle of it");
-    assert!(error.ends_with(&format!("{}, and then {}", stopped("gpu-3"), stopped("gpu-4"))), "{error}");
+    let stopped = ["gpu-3", "gpu-4", "cpu"]
+        .map(|name| format!("{name}: the worker on {name} stopped in the middle of it"));
+    assert!(error.ends_with(&stopped.join(", and then ")), "{error}");
 }
 
 #[test]

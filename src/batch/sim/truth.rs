@@ -146,6 +146,8 @@ impl Truth {
                     device_failures: 0,
                     failures_before: vec![0; more],
                     avoid: None,
+                    for_cpu: false,
+                    lost: false,
                     pushed: now,
                 });
             }
@@ -191,8 +193,7 @@ impl Truth {
     fn may_have(&self, device: &Arc<str>, job: &TrueJob) -> bool {
         let serving = self.serving.values().filter(|(_, serves)| serves.contains(&job.model));
         let all: Vec<&Arc<str>> = serving.map(|(device, _)| device).collect();
-        let mut fit: Vec<&Arc<str>> =
-            all.iter().copied().filter(|d| Some(*d) != job.avoid.as_ref()).collect();
+        let mut fit: Vec<&Arc<str>> = all.iter().copied().filter(|device| !job.avoids(device)).collect();
         if fit.is_empty() {
             fit = all;
         }
@@ -359,18 +360,28 @@ impl Truth {
     /// The device failed under the batch.
     pub(super) fn broke(&mut self, batch: &Batch, device: &Arc<str>, now: Instant) {
         let mut before = None;
+        let on_cpu =
+            |(other, serves): &(Arc<str>, Vec<ModelKey>)| **other == *CPU && serves.contains(&batch.model);
+        let cpu_is_left = **device != *CPU && self.serving.values().any(on_cpu);
         for part in &batch.parts {
             let job = self.job_mut(part.job);
             // What was on its way together with a batch that failed fails with it.
-            let same = job.failures_before[part.rows.start] < job.device_failures
-                && job.avoid.as_ref() == Some(device);
-            job.device_failures += usize::from(before != Some(part.job) && !same);
+            let same = job.failures_before[part.rows.start] < job.device_failures && job.avoids(device);
+            if before != Some(part.job) && !same {
+                job.device_failures += 1;
+                job.lost |= match job.device_failures {
+                    1 => false,
+                    2 => !cpu_is_left,
+                    _ => true,
+                };
+                job.for_cpu = job.device_failures > 1;
+            }
             before = Some(part.job);
-            let again = job.device_failures < 2 && job.waits_again(now);
+            let again = !job.lost && job.waits_again(now);
             let row = if again { Row::Waiting } else { Row::Done };
             job.rows[part.rows.clone()].fill(row);
             job.again |= again;
-            job.avoid = Some(Arc::clone(device));
+            job.avoid.get_or_insert_with(|| Arc::clone(device));
             self.tally.again += usize::from(again);
         }
     }
@@ -405,7 +416,7 @@ impl Truth {
             Err(InferError::Device(_)) => {
                 let over = self.closed || self.retired.contains(&job.model);
                 let stranded = over && !self.is_served(job.model);
-                assert!(job.device_failures >= 2 || stranded, "{job:?}");
+                assert!(job.lost || stranded, "{job:?}");
                 self.tally.device += 1;
             }
             Err(InferError::Unserved { .. }) => {

@@ -45,16 +45,21 @@ pub struct Context {
 
 /// Looks, when all that is ours is gone, whether the GPU's context is, too.
 #[derive(Debug)]
-struct After(Gpu);
+struct After {
+    gpu: Gpu,
+    host: HostMemory,
+}
 
 impl Drop for After {
     fn drop(&mut self) {
-        if remains(&self.0) {
+        if remains(&self.gpu) {
             tracing::info!(
-                gpu = self.0.id,
+                gpu = self.gpu.id,
                 "the GPU is given back but for its context, some hundred MB: CUDA's runtime keeps that for this process, once ONNX \
                  Runtime or nvJPEG has used it there; isolation = \"process\" gives it back"
             );
+        } else {
+            self.host.forgotten();
         }
     }
 }
@@ -192,7 +197,8 @@ impl Context {
         let heap = cuda.new_stream().map_err(failed())?;
         let near = Near::find(Path::new(numa::SYSTEM), gpu.numa_node);
         host.open(&cuda, near.as_ref());
-        let (held, after, landing) = (AtomicU64::new(0), After(gpu.clone()), OnceLock::new());
+        let after = After { gpu: gpu.clone(), host: host.clone() };
+        let (held, landing) = (AtomicU64::new(0), OnceLock::new());
         let context = Context { cuda, gpu: gpu.clone(), near, heap, held, host, landing, _after: after };
         // Memory that a batch gave back is kept for the next one; `trim` gives it up.
         if let Some(pool) = context.pool().map_err(failed())? {

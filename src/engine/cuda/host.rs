@@ -10,9 +10,9 @@
 
 use super::{Context, CudaError, Fault, context::enter, numa::Near};
 use crate::engine::staging::{Pin, Pinner, Release};
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, result, sys, sys::CUresult as Code};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::{collections::BTreeMap, fmt, ptr::NonNull, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ffi::c_void, fmt, ptr::NonNull, sync::Arc, time::Duration};
 
 /// A call that takes longer is waited for by nobody, beyond a second for each GiB.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ enum State {
     Called,
     Registered,
     Refused,
-    /// It may know it for good, and so it stays where it is.
+    /// It may know it until the context has gone, and so it stays where it is.
     Kept,
 }
 
@@ -126,6 +126,13 @@ impl HostMemory {
             let pins = shared.call(pins);
             drop(shared.wait(pins, |pins| !pins.closes));
         }
+    }
+
+    /// The GPU's context is gone, and with it all that the driver could know of this memory.
+    pub(super) fn forgotten(&self) {
+        let left = self.shared().pins.lock().forgotten();
+        self.shared().changed.notify_all();
+        drop(left);
     }
 
     fn shared(&self) -> &Arc<Shared> {
@@ -244,6 +251,15 @@ impl Pins {
         if gone { self.memory.remove(&start) } else { None }
     }
 
+    /// No context knows any of what was kept. Gives what of it nobody has any more.
+    fn forgotten(&mut self) -> Vec<Known> {
+        let kept = self.memory.iter_mut().filter(|(_, known)| known.state == State::Kept);
+        let kept: Vec<usize> = kept.map(|(start, known)| (known.state = State::New, *start).1).collect();
+        let nobodys = |start: &usize| self.memory[start].left.is_some();
+        let left: Vec<usize> = kept.into_iter().filter(nobodys).collect();
+        left.iter().filter_map(|start| self.memory.remove(start)).collect()
+    }
+
     /// Nobody has this memory any more: it goes now, or when the driver does not know it.
     fn leave(&mut self, start: usize, memory: Box<dyn Send>) -> Option<Box<dyn Send>> {
         match self.memory.get_mut(&start) {
@@ -265,11 +281,28 @@ fn is_broken(cuda: &CudaContext) -> bool {
     answers.is_err_and(|error| CudaError::when("cannot read memory")(error).fault() == Fault::Sticky)
 }
 
+/// Has the driver forget memory of a broken context, in which no call does what it says.
+fn forget(start: *mut c_void) -> Came {
+    // SAFETY: no context is one, too.
+    let outside = unsafe { result::ctx::set_current(std::ptr::null_mut()) };
+    // SAFETY: as of `Call::make`: it is registered, as far as we know, and there until this has come back.
+    let asked = outside.and_then(|()| unsafe { sys::cuMemHostUnregister(start) }.result());
+    match asked {
+        Ok(()) => Came::Done,
+        Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Came::Done,
+        Err(error) => {
+            // Freed, it would be somebody else's while other GPUs take it for pinned, and copy from where it was.
+            tracing::debug!(?error, "memory is kept until the broken context that knows it has gone");
+            Came::Kept
+        }
+    }
+}
+
 /// What came of a call.
 enum Came {
     Done,
     Refused,
-    /// The driver may know memory that it should not know any more, in a context that works.
+    /// The driver may know memory that it should not know any more.
     Kept,
 }
 
@@ -298,13 +331,8 @@ impl Call {
                 tracing::warn!(%error, "copies of this memory will wait for each other");
                 Came::Refused
             }
-            // A broken context has forgotten it.
-            Err(error)
-                if error.0 == sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED || is_broken(&cuda) =>
-            {
-                tracing::debug!(?error, "host memory could not be unregistered");
-                Came::Refused
-            }
+            Err(error) if error.0 == Code::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Came::Done,
+            Err(_) if is_broken(&cuda) => forget(std::ptr::with_exposed_provenance_mut(start)),
             Err(error) => {
                 let error = CudaError::when(format!("cannot unpin {bytes} bytes"))(error);
                 tracing::error!(%error, "the driver may copy from where this memory was: what is ours of it is never used again");

@@ -1,7 +1,7 @@
 //! What is true of one job.
 
 use crate::{
-    batch::{JobKey, ModelKey, urgency::AGE_STEP},
+    batch::{JobKey, ModelKey, roster::CPU, urgency::AGE_STEP},
     engine::{DataType, Tensor},
 };
 use std::{sync::Arc, time::Instant};
@@ -39,12 +39,19 @@ pub(in crate::batch::sim) struct TrueJob {
     pub(super) device_failures: usize,
     /// How many there had been when each row was taken.
     pub(super) failures_before: Vec<usize>,
-    /// The device that failed it.
+    /// The device that failed it first, and whether it is for the CPU since: another GPU has.
     pub(super) avoid: Option<Arc<str>>,
+    pub(super) for_cpu: bool,
+    /// Devices have failed it for good.
+    pub(super) lost: bool,
     pub(super) pushed: Instant,
 }
 
 impl TrueJob {
+    pub(super) fn avoids(&self, device: &Arc<str>) -> bool {
+        if self.for_cpu { **device != *CPU } else { self.avoid.as_ref() == Some(device) }
+    }
+
     pub(super) fn waits(&self, now: Instant) -> bool {
         self.state == State::Live
             && self.rows.contains(&Row::Waiting)
