@@ -102,7 +102,8 @@ const LEAVE_SECONDS_MAX: f64 = 10.0;
 const DEADLINE_MARGIN: Duration = Duration::from_millis(10);
 
 /// When to stop waiting for company: at the end of the window, or [`DEADLINE_MARGIN`] before a job has waited for too long, or
-/// that and two batch times before the first deadline (one for the batch that may be running). A deadline is not gambled with before a batch was measured.
+/// that and two batch times before the first deadline (one for the batch that may be running). Half of the time until that is left
+/// for a batch of a size that was not measured.
 fn company_until(rules: &Rules, sizes: &[usize], front: &Front, costs: &Costs) -> Instant {
     let begun = front.patience.map(|until| until.checked_sub(DEADLINE_MARGIN).unwrap_or(until));
     let end = begun.into_iter().fold(front.oldest + rules.wait_max, Instant::min);
@@ -113,7 +114,8 @@ fn company_until(rules: &Rules, sizes: &[usize], front: &Front, costs: &Costs) -
     let start = cost
         .and_then(|seconds| Duration::try_from_secs_f64(2.0 * seconds).ok())
         .and_then(|duration| deadline.checked_sub(duration + DEADLINE_MARGIN));
-    end.min(start.unwrap_or(front.oldest))
+    let unmeasured = || front.oldest + deadline.saturating_duration_since(front.oldest) / 2;
+    end.min(start.unwrap_or_else(unmeasured))
 }
 
 /// How many of `items` to take: all of them, padded up, unless filling the next lower size and running the rest after it
@@ -220,7 +222,9 @@ mod tests {
     fn waiting_for_company_leaves_time_for_the_deadline() {
         assert_eq!(check(3, 30, deadline(36), &[(4, 0.005)]), Err(Some(16 * MS)));
         assert_eq!(check(3, 30, deadline(30), &[(4, 0.005)]), Ok((3, 4)));
-        assert_eq!(check(3, 30, deadline(30), &[]), Ok((3, 4)), "nothing measured");
+        for (by_ms, until) in [(90, Err(Some(30 * MS))), (40, Err(Some(20 * MS))), (20, Ok((3, 4)))] {
+            assert_eq!(check(3, 30, deadline(by_ms), &[]), until, "half of it, where nothing is measured");
+        }
         assert_eq!(check(3, 30, deadline(90), &[(4, 0.005)]), Err(Some(30 * MS)));
     }
 

@@ -2,6 +2,7 @@
 //! its device, which also allocates what that size needs, and tells what it holds.
 
 use super::{
+    company,
     device::Refusal,
     health::Health,
     plan::{Buffers, Footprint},
@@ -110,6 +111,19 @@ pub(super) fn prove(
         let bytes = engine.device_bytes().saturating_sub(weights);
         buffers.push(Buffers { items: size, bytes, staging: engine.staging_bytes() });
     }
+    // What its author says about batches is believed.
+    let said = model.rules.whole || model.manifest.batch.is_said();
+    let mixed = match said {
+        true => None,
+        false => {
+            let _busy = busy();
+            company::mixed(engine, model).map_err(noted)?
+        }
+    };
+    if let Some(why) = mixed {
+        engine.rest();
+        return Ok(Proof { canary: Duration::ZERO, footprint: None, counts: Err(why) });
+    }
     let held = engine.device_bytes();
     // Only GPUs are given whole frames; elsewhere spots are found before the engine runs.
     if let (Some(fit), Some(_)) = (&model.fit, gpu) {
@@ -143,7 +157,6 @@ pub(super) fn prove(
         })
     });
     // What was not seen is not believed, but where the author says how large batches may be.
-    let said = model.rules.whole || model.manifest.batch.is_said();
     let counts = match axis.first {
         None if !said => Err(
             "no forward pass worked at load, so that nobody has seen whether the first axis counts items \
@@ -262,7 +275,7 @@ fn failed(what: &str, error: EngineError) -> EngineError {
 }
 
 /// Input types and shapes for a forward pass: the pixels of an image, [`GUESS`] for extents that nobody fixed.
-fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
+pub(super) fn warm_shapes(signature: &Signature, model: &Model, size: usize) -> Vec<(DataType, Vec<usize>)> {
     signature
         .inputs
         .iter()

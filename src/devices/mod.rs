@@ -1,8 +1,8 @@
 //! Devices: what runs batches.
 //!
 //! - [`supervisor`]: loads models onto devices, proves each by a forward pass, hands the engines to workers, publishes them.
-//! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it;
-//!   [`plan`]: whether it fits.
+//! - `device`: one device and its workers; `place`: which of them a model is loaded on; `forward`: the passes that prove it,
+//!   `company`: that its rows have nothing to do with each other; [`plan`]: whether it fits.
 //! - `keeper`: who takes devices, gives them back and tries again; [`lease`]: when a shared GPU is taken; [`health`]: what
 //!   follows from what is seen of a device; `claim`: both together; `book`: what is to be served where. `sim`: claims and the real
 //!   queue on machines that are none, through many seeds.
@@ -15,6 +15,7 @@
 
 mod book;
 mod claim;
+mod company;
 mod device;
 mod forward;
 mod found;

@@ -39,7 +39,7 @@ pub use images::{Form, ImageInput};
 pub use manifest::{Engine, Manifest, ManifestError};
 pub use scan::{Found, check_name, scan, scan_with};
 pub(crate) use strict::did_you_mean;
-pub use warmup::{Fill, Warmup, WarmupInput};
+pub use warmup::{Fill, Warmup, WarmupInput, chance};
 
 use crate::{
     batch::{ModelKey, Padding, Rules},
@@ -161,9 +161,8 @@ impl Model {
         };
         let mut task = resolved(&manifest.task, &signature, &source.labels, image.as_ref())?;
         settle_activation(&mut task, source);
-        // A free first axis may be a side of the image.
-        let side = image.as_ref().is_some_and(|image| !image.batch_axis)
-            && signature.batching() == Batching::Dynamic;
+        // The first axis may be one of the image: a side, or a channel.
+        let side = image.as_ref().is_some_and(|image| !image.batch_axis);
         let declared = manifest.declared.as_ref().is_some_and(|declared| declared.items_max.is_none());
         let no_axis =
             side || declared || manifest.batch.no_axis.unwrap_or_else(|| sorts_out_boxes(source, &signature));

@@ -101,7 +101,7 @@ impl WarmupInput {
         let bytes = bytes.filter(|bytes| *bytes <= limit).ok_or_else(too_large)?;
         match &self.fill {
             Fill::Zeros => Ok(vec![0; bytes]),
-            Fill::Chance => Ok(chance(self.datatype, bytes)),
+            Fill::Chance => Ok(chance(self.datatype, bytes, 0)),
             Fill::File(name) => {
                 let told = |why| format!("file {FOLDER}/{name}: {why}");
                 let path = scan::inside(&folder.join(FOLDER), name).map_err(told)?;
@@ -129,9 +129,10 @@ impl WarmupInput {
     }
 }
 
-/// Splitmix64 from a fixed seed: good enough to be no pattern, and the same every time.
-fn chance(datatype: DataType, bytes: usize) -> Vec<u8> {
-    let mut state = 0_u64;
+/// Numbers in [0, 1), and whole ones up to 127: Splitmix64, good enough to be no pattern, and the same for the same seed.
+pub fn chance(datatype: DataType, bytes: usize, seed: u64) -> Vec<u8> {
+    // Seeds that follow each other are apart: its own steps are others.
+    let mut state = seed.wrapping_mul(0xd134_2543_de82_ef95);
     let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

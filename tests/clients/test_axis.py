@@ -26,18 +26,19 @@ def similarity():
     return g.bytes("similarity", [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["n", "m"])])
 
 
-def total():
+def total(datatype=FLOAT):
     """The sum of the rows so far: as many rows as there were."""
     g = make_models.Graph()
     g.node("CumSum", "x", g.constant(np.array(0, np.int64)), output="y")
-    return g.bytes("total", [("x", FLOAT, ["steps", 4])], [("y", FLOAT, ["steps", 4])])
+    return g.bytes("total", [("x", datatype, ["steps", 4])], [("y", datatype, ["steps", 4])])
 
 
 MODELS = {
     "detector": (detector, "", lambda x: np.argwhere(x > 0)),
     "similarity": (similarity, "", lambda x: x @ x.T),
-    # Its shapes do not tell.
-    "total": (total, '[batch]\naxis = "none"\n', lambda x: np.cumsum(x, axis=0)),
+    "total": (total, "", lambda x: np.cumsum(x, axis=0)),
+    # Whole numbers are not tried.
+    "counted": (lambda: total(INT64), '[batch]\naxis = "none"\n', lambda x: np.cumsum(x, axis=0)),
 }
 
 
@@ -52,17 +53,19 @@ def served(start_server, tmp_path_factory):
     yield f"{server.url}/v2/models"
     log = server.log_text()
     assert 'output "y" has shape [0, 2] for 1 items' in log and "[1, 1] for 1 items and [2, 2] for 2" in log
+    assert 'row 1 of 2 of output "y" changes with what is in the others' in log
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_requests_at_once_are_answered_each_as_if_it_were_alone(served, name):
     expected = MODELS[name][2]
+    datatype = "INT64" if name == "counted" else "FP32"
     assert requests.get(f"{served}/{name}/config", timeout=60).json()["max_batch_size"] == 0
 
     def ask(seed):
         # Small whole numbers, so that sums are exact; some requests have nothing above zero.
         x = np.random.default_rng(seed).integers(-3, 2, (seed % 5 + 1, 4))
-        body = {"inputs": [{"name": "x", "shape": x.shape, "datatype": "FP32", "data": x.tolist()}]}
+        body = {"inputs": [{"name": "x", "shape": x.shape, "datatype": datatype, "data": x.tolist()}]}
         reply = requests.post(f"{served}/{name}/infer", json=body, timeout=60)
         assert reply.status_code == 200, reply.text
         (got,) = reply.json()["outputs"]
