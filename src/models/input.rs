@@ -244,6 +244,13 @@ fn resize(input: &Input, task: &Task, width: u32, height: u32) -> Result<Resize,
     {
         return Err(format!("input.pad = {pad} is only read with input.resize = \"letterbox\""));
     }
+    if rule == ResizeRule::None && input.filter.is_some() {
+        return Err("input.filter is not read with input.resize = \"none\"".to_owned());
+    }
+    if rule == ResizeRule::Shorter && matches!(task, Task::Segment(_)) {
+        return Err("input.resize = \"shorter\" cuts away what is not in the centre, of which a segmenter has to give the class,                     too: set \"stretch\" or \"letterbox\""
+            .to_owned());
+    }
     Ok(match rule {
         ResizeRule::Shorter => {
             let longer = width.max(height);
@@ -448,5 +455,8 @@ mod tests {
         check("size = 7", fp32, &[-1, 3, 8, 8], "input.size is 7, less than the input of 8 x 8");
         check("resize = \"stretch\"\nsize = 9", fp32, &[-1, 3, 8, 8], "input.size = 9 is only read with");
         check("pad = 9", fp32, &[-1, 3, 8, 8], "input.pad = 9 is only read with");
+        let cut = run("task = \"segment\"\n[input]\nresize = \"shorter\"", fp32, &[-1, 3, 8, 8]).unwrap_err();
+        assert!(cut.contains("of which a segmenter has to give the class"), "{cut}");
+        check("resize = \"none\"\nfilter = \"box\"", fp32, &[-1, 3, 8, 8], "input.filter is not read with");
     }
 }

@@ -368,6 +368,12 @@ fn rules(manifest: &Manifest, batching: Batching, signature: &Signature) -> Resu
             signature.inputs.first().map_or("input", |input| &input.name)
         ));
     }
+    if batching == Batching::One && asked.wait_max > Duration::ZERO {
+        return Err(
+            "batch.wait_ms_max waits for company, and the model has its batch axis fixed at 1: leave it out"
+                .to_owned(),
+        );
+    }
     let sizes = match (&asked.sizes, batching) {
         (_, Batching::One | Batching::Whole) => vec![1],
         (Some(sizes), Batching::Dynamic) => sizes.clone(),
@@ -526,6 +532,8 @@ mod tests {
         );
         let whole = resolve("[batch]\nsizes = [1, 2]", &[-1, 4], &[10]).err().unwrap();
         assert!(whole.contains("\"logits\" begins with 10"), "{whole}");
+        let waits = resolve("[batch]\nwait_ms_max = 5", &[1, 4], &[1, 10]).err().unwrap();
+        assert!(waits.starts_with("batch.wait_ms_max waits for company"), "{waits}");
         assert_eq!(resolve("", &[1, 4], &[1, 10]).unwrap().rules.sizes, [1]);
         assert_eq!(resolve("[batch]\nsizes = [1]", &[1, 4], &[1, 10]).unwrap().rules.sizes, [1]);
     }

@@ -10,7 +10,7 @@ pub struct Mask {
     pub width: u32,
     /// Rows.
     pub height: u32,
-    /// Row-major class indices. What the model did not see (cropped away) is class 0.
+    /// Row-major class indices.
     pub classes: Vec<u16>,
     /// The classes that occur, by index.
     pub present: Vec<MaskClass>,

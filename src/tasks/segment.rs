@@ -64,6 +64,12 @@ impl Segment {
             if let Reading::First { classes, .. } | Reading::Last { classes, .. } = reading
                 && let Dim::Fixed(classes) = classes
             {
+                if classes > 1 && self.threshold != Segment::default().threshold {
+                    return Err(format!(
+                        "segment.threshold = {} is only read of one channel of scores: output {:?} has {classes}, of which the                          highest counts",
+                        self.threshold, output.name
+                    ));
+                }
                 labels.fit(&output.name, classes.max(2)).map_err(|why| match classes {
                     1 => format!("{why}: a single channel tells two, the background first"),
                     _ => why,
@@ -121,16 +127,8 @@ impl Segment {
         let [input_width, input_height] = input.unwrap_or([source_width, source_height]);
         let columns = nearest(source_width, input_width, width, |x| placement.from_source(x, 0.0).0);
         let rows = nearest(source_height, input_height, height, |y| placement.from_source(0.0, y).1);
-        let mut mapped = Vec::with_capacity(columns.len() * rows.len());
-        for row in rows {
-            match row {
-                None => mapped.resize(mapped.len() + columns.len(), 0),
-                Some(row) => {
-                    let line = &classes[row * width..(row + 1) * width];
-                    mapped.extend(columns.iter().map(|column| column.map_or(0, |x| line[x])));
-                }
-            }
-        }
+        let lines = rows.into_iter().map(|row| &classes[row * width..(row + 1) * width]);
+        let mapped = lines.flat_map(|line| columns.iter().map(|x| line[*x])).collect();
         Ok(Mask::new(source_width, source_height, mapped, labels))
     }
 
@@ -302,16 +300,11 @@ fn given(output: &Output<'_>) -> Result<Vec<u16>, String> {
         .collect()
 }
 
-/// For each pixel of the posted image along one axis, the element of the output under its centre; `None` where the
-/// model did not see it (cropped away), which becomes class 0. `to_input` leads to pixels of the model's input.
-fn nearest(source: u32, input: u32, output: usize, to_input: impl Fn(f32) -> f32) -> Vec<Option<usize>> {
+/// For each pixel of the posted image along one axis, the element of the output under its centre, all of which the model has seen.
+/// `to_input` leads to pixels of the model's input.
+fn nearest(source: u32, input: u32, output: usize, to_input: impl Fn(f32) -> f32) -> Vec<usize> {
     let ratio = output as f32 / input as f32;
-    (0..source)
-        .map(|pixel| {
-            let position = to_input(pixel as f32 + 0.5);
-            (0.0..input as f32).contains(&position).then(|| ((position * ratio) as usize).min(output - 1))
-        })
-        .collect()
+    (0..source).map(|pixel| ((to_input(pixel as f32 + 0.5) * ratio) as usize).min(output - 1)).collect()
 }
 
 #[cfg(test)]
@@ -477,17 +470,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cropped_away_is_class_zero_and_coarse_outputs_are_spread() {
-        // 8 × 4 posted, the middle 4 × 4 seen, output of 2 × 2.
-        let placement = Preprocess { resize: Resize::Shorter(4), ..Preprocess::new(4, 4) }.placement(8, 4);
+    fn coarse_outputs_are_spread() {
+        // 8 × 4 posted, 4 × 4 seen, output of 2 × 2.
+        let placement = Preprocess { resize: Resize::Stretch, ..Preprocess::new(4, 4) }.placement(8, 4);
         let tensor = integers(&[1, 2, 2], &[1, 2, 3, 4]);
         let mask = run(Segment::default(), &tensor, "", Some(&placement)).unwrap();
         #[rustfmt::skip]
         assert_eq!(mask.classes, [
-            0, 0, 1, 1, 2, 2, 0, 0,
-            0, 0, 1, 1, 2, 2, 0, 0,
-            0, 0, 3, 3, 4, 4, 0, 0,
-            0, 0, 3, 3, 4, 4, 0, 0,
+            1, 1, 1, 1, 2, 2, 2, 2,
+            1, 1, 1, 1, 2, 2, 2, 2,
+            3, 3, 3, 3, 4, 4, 4, 4,
+            3, 3, 3, 3, 4, 4, 4, 4,
         ]);
     }
 
@@ -501,6 +494,12 @@ mod tests {
         assert!(run(Segment::default(), &floats(&[1, 2, 0, 3], &[]), "a\nb", None).is_err());
         let labels = Labels::parse("a\nb").unwrap();
         let wide = signature(&[("map", &[-1, 21, 64, 64])]);
+        let task = Segment { threshold: 0.3, ..Segment::default() };
+        let error = task.resolve(&wide, &Labels::default(), None, true).unwrap_err();
+        assert!(
+            error.starts_with("segment.threshold = 0.3 is only read of one channel of scores"),
+            "{error}"
+        );
         let error = Segment::default().resolve(&wide, &labels, None, true).unwrap_err();
         assert_eq!(error, "the labels file has 2 labels, output \"map\" has 21 classes");
     }

@@ -117,11 +117,15 @@ fn raw(
     shape: Option<&str>,
 ) -> Result<Option<StackFormat>, String> {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let dtype = match (dtype, header("ocelli-dtype")) {
-        (None, Some(text)) => Some(sample_type(text)?),
-        (dtype, _) => dtype,
-    };
-    let (sample, shape) = match (dtype, shape.or(header("ocelli-shape"))) {
+    let dtype_of_header = header("ocelli-dtype").map(sample_type).transpose()?;
+    let shape_of_header = header("ocelli-shape");
+    if dtype.zip(dtype_of_header).is_some_and(|(query, header)| query != header) {
+        return Err("the query and Ocelli-Dtype give different types: leave one out".into());
+    }
+    if let Some((query, header)) = shape.zip(shape_of_header).filter(|(query, header)| query != header) {
+        return Err(format!("the query has shape {query:?} and Ocelli-Shape {header:?}: leave one out"));
+    }
+    let (sample, shape) = match (dtype.or(dtype_of_header), shape.or(shape_of_header)) {
         (None, None) => return Ok(None),
         (Some(_), None) => {
             return Err("dtype needs shape as well: frames,height,width or height,width".into());
@@ -322,6 +326,16 @@ mod tests {
         );
         assert!(raw("dtype=f32").unwrap_err().contains("shape"));
         assert!(raw("shape=7").unwrap_err().contains("frames,height,width"));
+        let said = |header: [&'static str; 2]| {
+            let headers = HeaderMap::from_iter([(
+                http::HeaderName::from_static(header[0]),
+                HeaderValue::from_static(header[1]),
+            )]);
+            super::raw(&headers, Some(SampleType::U16), Some("7,7"))
+        };
+        assert!(said(["ocelli-shape", "7,8"]).unwrap_err().contains("and Ocelli-Shape \"7,8\""));
+        assert!(said(["ocelli-dtype", "u8"]).unwrap_err().contains("Ocelli-Dtype give different types"));
+        assert_eq!(said(["ocelli-dtype", "uint16"]), raw("dtype=u16&shape=7,7"));
     }
 
     #[test]

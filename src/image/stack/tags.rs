@@ -32,6 +32,8 @@ pub(super) const TILE_OFFSETS: u16 = 324;
 pub(super) const TILE_BYTES: u16 = 325;
 pub(super) const SUB_DIRECTORIES: u16 = 330;
 pub(super) const SAMPLE_FORMAT: u16 = 339;
+/// How many planes a page has, by SGI; tiles have some of them, too.
+pub(super) const IMAGE_DEPTH: u16 = 32997;
 /// Six numbers on each plane of a stack that has but one directory, as MetaMorph writes it.
 pub(super) const META_MORPH_PLANES: u16 = 33629;
 pub(super) const MICRO_MANAGER: u16 = 51123;
@@ -106,6 +108,10 @@ pub(super) fn page(
         other => return Err(unsupported(format!("predictor {other}"))),
     };
     let tiled = directory.find(TILE_OFFSETS).is_some();
+    let planes = number(IMAGE_DEPTH, "number of planes")?.unwrap_or(1);
+    if tiled && planes > 1 {
+        return Err(unsupported(format!("tiles of {planes} planes")));
+    }
     let chunk = if tiled {
         let chunk = (side(TILE_WIDTH, "tile width")?, side(TILE_HEIGHT, "tile height")?);
         if chunk.0 == 0 || chunk.1 == 0 {

@@ -1127,3 +1127,26 @@ fn damage_never_panics_and_takes_no_more_than_its_limits() {
     println!("{good} read, {bad} refused");
     assert!(good > 0 && bad > 0);
 }
+
+#[test]
+fn tiles_that_have_several_planes_are_refused_and_not_read_as_one() {
+    let file = |planes: u64| {
+        let mut builder = Builder::new(LITTLE);
+        let samples = builder.samples(&[7; 16 * 16]);
+        let at = builder.put(&samples);
+        let fields = [
+            builder.short(tags::WIDTH, 16),
+            builder.short(tags::HEIGHT, 16),
+            builder.short(tags::BITS, 16),
+            builder.short(tags::TILE_WIDTH, 16),
+            builder.short(tags::TILE_HEIGHT, 16),
+            builder.longs(tags::TILE_OFFSETS, &[at]),
+            builder.longs(tags::TILE_BYTES, &[512]),
+            builder.short(tags::IMAGE_DEPTH, planes),
+        ];
+        builder.directory(&fields);
+        Bytes::from(builder.bytes)
+    };
+    assert_eq!(read(&file(1)).planes.len(), 1);
+    assert_says(&refusal(file(4)), &["tiles of 4 planes in frame 0"]);
+}
