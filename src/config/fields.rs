@@ -39,17 +39,6 @@ from_value! {
     f64: Value::Real(number) => number;
 }
 
-impl FromValue for RepositoryMode {
-    fn from_value(value: Value) -> Self {
-        match value {
-            Value::Text(word) if word == "none" => RepositoryMode::None,
-            Value::Text(word) if word == "explicit" => RepositoryMode::Explicit,
-            Value::Text(word) if word == "watch" => RepositoryMode::Watch,
-            other => unreachable!("the table's words are none, explicit and watch, not {other:?}"),
-        }
-    }
-}
-
 impl FromValue for Chosen {
     fn from_value(value: Value) -> Self {
         match value {
@@ -72,55 +61,37 @@ impl FromValue for bool {
     }
 }
 
-impl FromValue for Backend {
-    fn from_value(value: Value) -> Self {
-        match value {
-            Value::Text(word) if word == "auto" => Backend::Auto,
-            Value::Text(word) if word == "cpu" => Backend::Cpu,
-            Value::Text(word) if word == "gpu" => Backend::Gpu,
-            other => unreachable!("the table's words are auto, cpu and gpu, not {other:?}"),
+/// The words of a setting, and what each means.
+macro_rules! words {
+    ($( $type:ident { $( $word:literal => $meaning:ident, )* } )*) => { $(
+        impl $type {
+            /// All of them.
+            pub(super) const WORDS: &[&str] = &[$( $word ),*];
+
+            /// As it is written.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $( $type::$meaning => $word, )*
+                }
+            }
         }
-    }
+
+        impl FromValue for $type {
+            fn from_value(value: Value) -> Self {
+                match value {
+                    $( Value::Text(word) if word == $word => $type::$meaning, )*
+                    other => unreachable!("the table's words are {:?}, not {other:?}", $type::WORDS),
+                }
+            }
+        }
+    )* };
 }
 
-impl FromValue for Isolation {
-    fn from_value(value: Value) -> Self {
-        match value {
-            Value::Text(word) if word == "thread" => Isolation::Thread,
-            Value::Text(word) if word == "process" => Isolation::Process,
-            other => unreachable!("the table's words are thread and process, not {other:?}"),
-        }
-    }
-}
-
-impl FromValue for WhileWaiting {
-    fn from_value(value: Value) -> Self {
-        match value {
-            Value::Text(word) if word == "cpu" => WhileWaiting::Cpu,
-            Value::Text(word) if word == "wait" => WhileWaiting::Wait,
-            other => unreachable!("the table's words are cpu and wait, not {other:?}"),
-        }
-    }
-}
-
-impl FromValue for TritonMetrics {
-    fn from_value(value: Value) -> Self {
-        match value {
-            Value::Text(word) if word == "apart" => TritonMetrics::Apart,
-            Value::Text(word) if word == "on" => TritonMetrics::On,
-            Value::Text(word) if word == "off" => TritonMetrics::Off,
-            other => unreachable!("the table's words are apart, on and off, not {other:?}"),
-        }
-    }
-}
-
-impl FromValue for LogFormat {
-    fn from_value(value: Value) -> Self {
-        match value {
-            Value::Text(word) if word == "auto" => LogFormat::Auto,
-            Value::Text(word) if word == "human" => LogFormat::Human,
-            Value::Text(word) if word == "json" => LogFormat::Json,
-            other => unreachable!("the table's words are auto, human and json, not {other:?}"),
-        }
-    }
+words! {
+    Backend { "auto" => Auto, "cpu" => Cpu, "gpu" => Gpu, }
+    Isolation { "thread" => Thread, "process" => Process, }
+    LogFormat { "auto" => Auto, "human" => Human, "json" => Json, }
+    RepositoryMode { "none" => None, "explicit" => Explicit, "watch" => Watch, }
+    TritonMetrics { "apart" => Apart, "on" => On, "off" => Off, }
+    WhileWaiting { "cpu" => Cpu, "wait" => Wait, }
 }

@@ -120,17 +120,6 @@ impl Chosen {
     }
 }
 
-impl RepositoryMode {
-    /// As it is written.
-    pub fn name(self) -> &'static str {
-        match self {
-            RepositoryMode::None => "none",
-            RepositoryMode::Explicit => "explicit",
-            RepositoryMode::Watch => "watch",
-        }
-    }
-}
-
 /// A text that nobody is shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -231,7 +220,7 @@ options! {
             "Images to try, devices, queues and models to look at, by the same routes as any other client. Both come with the binary and need no network. On the API alone, not on admin_listen.";
     }
     section "Control" {
-        repository_mode: RepositoryMode, Choice(&["none", "explicit", "watch"]), "none",
+        repository_mode: RepositoryMode, Choice(RepositoryMode::WORDS), "none",
             "How models come and go while the server runs.",
             "none: those of the start stay. explicit: callers load and unload them by /v2/repository. watch: they follow their folder, once a change in it has come to rest.";
         startup_models: Chosen, Names, "*",
@@ -248,10 +237,10 @@ options! {
         models: PathBuf, Path { empty: false }, "models",
             "The folder that holds the models, one folder each.",
             "A relative path counts from the folder in which the server was started.";
-        backend: Backend, Choice(&["auto", "cpu", "gpu"]), "auto",
+        backend: Backend, Choice(Backend::WORDS), "auto",
             "What the models run on.",
             "auto takes a GPU where one is free and the CPU otherwise; cpu never touches a GPU; gpu refuses to run on anything else.";
-        isolation: Isolation, Choice(&["thread", "process"]), "thread",
+        isolation: Isolation, Choice(Isolation::WORDS), "thread",
             "Where a GPU's models run: in the server's process (thread), or in one process for each GPU (process).",
             "In a process of its own, a GPU whose driver or libraries crash, abort or fail for good costs no request and not the server: its batches run elsewhere, and the process is started anew. Each batch takes a little longer, for two hand-offs between processes. The CPU's models always run in the server.";
         isolation_bytes: u64, Bytes { min: MIB, max: TIB }, "256MiB",
@@ -294,7 +283,7 @@ options! {
             "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms. 0 turns off both.";
     }
     section "Shared GPUs" {
-        while_waiting: WhileWaiting, Choice(&["cpu", "wait"]), "cpu",
+        while_waiting: WhileWaiting, Choice(WhileWaiting::WORDS), "cpu",
             "What answers while a GPU is waited for, with backend auto.",
             "cpu has the CPU answer until the GPU is warm. wait lets requests wait for the GPU, until auto_timeout_ms has passed; then the CPU answers.";
         auto_timeout_ms: Duration, Millis { min: 0, max: DAY_MS }, "300000",
@@ -385,7 +374,7 @@ options! {
         metrics_listen: Option<SocketAddr>, Address { off: true }, "",
             "Where /metrics is served alone, on a thread of its own; empty for not apart.",
             "For scrapers that look for it elsewhere than on the API and on admin_listen, such as Triton's on port 8002.";
-        triton_metrics: TritonMetrics, Choice(&["apart", "on", "off"]), "apart",
+        triton_metrics: TritonMetrics, Choice(TritonMetrics::WORDS), "apart",
             "Where /metrics also has the names of Triton's metrics: at admin_listen and metrics_listen, everywhere, or nowhere.",
             "nv_inference_* for each model, nv_gpu_* and nv_cpu_*, in the form that dashboards, autoscalers and perf_analyzer read. \
              Apart from the API, as Triton has them (on port 8002, too): promtool's lint is not content with such names.";
@@ -399,7 +388,7 @@ options! {
             "Under Kubernetes, terminationGracePeriodSeconds must be more than both together.";
     }
     section "Logs" {
-        log_format: LogFormat, Choice(&["auto", "human", "json"]), "auto",
+        log_format: LogFormat, Choice(LogFormat::WORDS), "auto",
             "How log lines are written.",
             "auto writes for people on a terminal and one JSON object a line elsewhere. Logs go to the standard error.";
         log_filter: String, Filter, "info",
