@@ -110,9 +110,10 @@ impl Keeper<'_> {
         let reason = if refused.is_empty() { NO_MODEL.to_owned() } else { refused.join("; ") };
         if self.vain.as_ref() != Some(&reason) {
             let id = &devices.devices[index].id;
-            devices.parts.status.set_device(id, DeviceState::Waiting, Cause::Empty, &reason);
+            // Callers first: whoever has seen the state is answered by it.
             let absence = Absence { reason: reason.as_str().into(), back: None };
             devices.parts.queue.expect(id, absence);
+            devices.parts.status.set_device(id, DeviceState::Waiting, Cause::Empty, &reason);
             self.vain = Some(reason);
         }
     }
