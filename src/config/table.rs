@@ -364,8 +364,8 @@ options! {
             "Bytes of model input waiting for a device; more are answered with 429.",
             "At least body_bytes_max, so that one tensor request of the largest size fits.";
         timeout_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
-            "How long a request may take where neither it nor its model says.",
-            "At most timeout_ms_max. A request that is late is answered with 504 and not run.";
+            "How long a request may take, from when its body is there, where neither it nor its model says.",
+            "At most timeout_ms_max. A request that is late is answered with 504 and not run. How long the body may take is body_timeout_ms; a time that the request itself asks for (the header timeout) counts from its head, and ends the reading of the body.";
         timeout_ms_max: Duration, Millis { min: 1, max: DAY_MS }, "600000",
             "The longest time that a request or a model may ask for.",
             "More is cut to this.";
