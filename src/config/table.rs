@@ -273,7 +273,7 @@ options! {
             "A request counts from its headers until its reply has been sent. Of a gRPC stream each message counts as one; as many streams may be open beside them.";
         in_flight_bytes_max: u64, Bytes { min: KIB, max: 16 * TIB }, "1GiB",
             "Bytes of request bodies held at once, and of what replies hold until their end; more are answered with 429.",
-            "A body counts as it grows, up to twice what has come where its length is known; a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
+            "A body counts as it grows, up to twice what has come where its length is known, and while it is unpacked from zstd also what the decoder keeps of it (up to 8 MiB); a stack of camera frames with 8 MiB and with what is held of it beyond that. Of replies, pictures and rows of localizations whose number comes first count, and the frames of a streamed file that wait for the caller; so does what spots are looked for in, about 16 bytes for each pixel of a frame. Of bodies, what images in base64 are decoded to counts beside them.";
         body_bytes_max: u64, Bytes { min: KIB, max: TIB }, "256MiB",
             "The largest request body; a larger one is answered with 413.",
             "At most in_flight_bytes_max and queue_bytes_max: a larger body could never be let in.";
