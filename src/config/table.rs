@@ -292,6 +292,9 @@ options! {
         body_rate_bytes_min: u64, Bytes { min: 0, max: TIB }, "1024",
             "Bytes per second at which a body must arrive at least, on average; 0 for any rate.",
             "Acts after 5 s, so that a slow start fails nobody. A body that says how long it is must also come as fast as brings all of it within body_timeout_ms. 0 turns off both.";
+        reply_stall_ms: Duration, Millis { min: 1, max: DAY_MS }, "30000",
+            "How long a caller may take for the next 64 KiB of a reply, or for its rest if that is less; the connection is closed then.",
+            "Counts while there is something to send and the caller takes nothing more: a reply that waits for us may take as long as it does. Whoever reads answers as they come and works in between reads ahead, or has the time for it here.";
     }
     section "Shared GPUs" {
         while_waiting: WhileWaiting, Choice(&["cpu", "wait"]), "cpu",
